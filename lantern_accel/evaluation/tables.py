@@ -102,15 +102,19 @@ PARTS: dict[str, tuple[str, dict[str, tuple[str, int | None]]]] = {
 }  # fmt: skip
 
 
-def _text(value: Any, places: int | None) -> str:
-    """Return a field of a part as a table shows it; ``places`` None: as many digits as it needs."""
+def shown(value: Any, places: int | None, unit: str = "") -> str:
+    """Return a figure as a table shows it, with its interval; a dash where it was not measured.
+
+    ``places`` after the point; None: as many digits as it needs.
+    """
     if isinstance(value, Strategy):
         return in_words(value)
     if isinstance(value, Interval):
-        return reading(value, places or 0)
+        figure, low, high = (f"{x:.{places or 0}f}" for x in (value.value, value.low, value.high))
+        return f"{figure}{unit} [{low}, {high}]"
     if isinstance(value, float):
-        return f"{value:g}" if places is None else f"{value:.{places}f}"
-    return DASH if value is None else str(value)
+        return (f"{value:g}" if places is None else f"{value:.{places}f}") + unit
+    return DASH if value is None or str(value).startswith(NOT_MEASURED) else str(value)
 
 
 def first_experiments(report: Evaluation) -> Iterator[Table]:
@@ -118,7 +122,7 @@ def first_experiments(report: Evaluation) -> Iterator[Table]:
     for part, (title, columns) in PARTS.items():
         if found := getattr(report, part):
             fields = columns.values()
-            rows = [[_text(getattr(row, name), places) for name, places in fields] for row in found]
+            rows = [[shown(getattr(row, name), places) for name, places in fields] for row in found]
             yield Table(title, list(columns), rows)
     if report.memorisation:
         m = report.memorisation
@@ -147,24 +151,26 @@ def in_words(strategy: Strategy) -> str:
 
 def tables(suite: Suite) -> list[Table]:
     """Return the measured table, how it was measured, and the published rows."""
-    shown = [
+    measured = [
         column
         for column in suite.columns
         if any(isinstance(row.metrics.get(column.key), Interval) for row in suite.rows)
     ]
     heads = ["strategy", "s per image", "speed-up", "tokens per step", "TV per token"]
-    heads += [f"{column.title} {'↓' if column.better == 'lower' else '↑'}" for column in shown]
+    heads += [f"{column.title} {'↓' if column.better == 'lower' else '↑'}" for column in measured]
     rows = []
     for row in suite.rows:
         s = row.speed
         cells = [
             row.label,
-            reading(s.seconds_per_image, 3),
-            reading(s.speedup, 2, "x"),
-            reading(s.tokens_per_step, 2),
-            reading(s.total_variation, 4),
+            shown(s.seconds_per_image, 3),
+            shown(s.speedup, 2, "x"),
+            shown(s.tokens_per_step, 2),
+            shown(s.total_variation, 4),
         ]
-        rows.append([*cells, *(reading(row.metrics.get(c.key), digits(c.key)) for c in shown)])
+        rows.append(
+            [*cells, *(shown(row.metrics.get(c.key), _DIGITS.get(c.key, 2)) for c in measured)]
+        )
     found = [Table(_title(suite), heads, rows, _notes(suite))]
     columns = [[c.title, c.network, c.preprocessing or DASH, c.note or DASH] for c in suite.columns]
     found.append(Table("How it is measured", ["figure", "network", "pictures", "note"], columns))
@@ -243,9 +249,9 @@ def _published(suite: Suite) -> Table:
             row.model + (f", {row.hardware}" if row.hardware else ""),
             "yes" if row.exact else "no",
             "yes" if row.drafter else "no",
-            _plain(row.speedup, 2, "x"),
-            _plain(row.tokens_per_step, 2),
-            *(_plain(row.metrics.get(key), 2) for key in keys),
+            shown(row.speedup, 2, "x"),
+            shown(row.tokens_per_step, 2),
+            *(shown(row.metrics.get(key), 2) for key in keys),
             "; ".join(part for part in (row.source, row.note) if part),
         ]
         for row in suite.published
@@ -259,22 +265,6 @@ def _published(suite: Suite) -> Table:
             "the table above."
         ],
     )
-
-
-def digits(key: str) -> int:
-    """Return the digits after the point that a column shows."""
-    return _DIGITS.get(key, 2)
-
-
-def reading(figure: Reading | None, places: int, unit: str = "") -> str:
-    """Return a figure with its interval, or a dash."""
-    if not isinstance(figure, Interval):
-        return DASH
-    return f"{figure.value:.{places}f}{unit} [{figure.low:.{places}f}, {figure.high:.{places}f}]"
-
-
-def _plain(value: float | None, places: int, unit: str = "") -> str:
-    return DASH if value is None else f"{value:.{places}f}{unit}"
 
 
 # --- the three forms ---------------------------------------------------------------------------

@@ -275,14 +275,11 @@ def drawn_pictures(label: str, folder: Path, count: int) -> list[Path]:
             "draw those that --write-prompts lists"
         )
 
-    def place(path: Path) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdigit() else (-1, part) for part in _split(path.name)]
-
-    return sorted(files, key=place)
-
-
-def _split(name: str) -> list[str]:
-    return [part for part in re.split(r"([0-9]+)", name) if part]
+    # Text and numbers take turns in a split name.
+    parts = {path: re.split("([0-9]+)", path.name) for path in files}
+    return sorted(
+        files, key=lambda path: [int(one) if i % 2 else one for i, one in enumerate(parts[path])]
+    )
 
 
 def _save(image: Image, path: Path) -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.measure.record import Environment
-from lantern_accel.measure.rounds import interleave
+from lantern_accel.measure.samples import interleave
 from lantern_accel.quality.interval import relative_spread
 from lantern_accel.store import Keeper
 

@@ -37,7 +37,7 @@ from lantern_accel.measure.record import (
     is_measured,
     not_measured,
 )
-from lantern_accel.measure.rounds import (
+from lantern_accel.measure.samples import (
     MOST_SAMPLES,
     about,
     interleave,

@@ -21,8 +21,7 @@ from lantern_accel.decoding.length_policy import FixedLength, costs_of, usual_to
 from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.generation.auto import Timed, prune_lengths
 from lantern_accel.measure.record import Cell
-from lantern_accel.measure.rounds import about
-from lantern_accel.measure.samples import batch_prompts, new_cell
+from lantern_accel.measure.samples import about, batch_prompts, new_cell
 from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.values import (

@@ -13,8 +13,7 @@ from lantern_accel.device.backend import check_clock
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.prompts import built_in_prompts
 from lantern_accel.measure.record import Cell
-from lantern_accel.measure.rounds import about, interleave
-from lantern_accel.measure.samples import request, take_sample
+from lantern_accel.measure.samples import about, interleave, request, take_sample
 from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice, Measured, choice_path, write_choice
 from lantern_accel.strategy.values import Strategy

@@ -24,8 +24,7 @@ from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.record import Cell
-from lantern_accel.measure.rounds import about
-from lantern_accel.measure.samples import new_cell, ready_of
+from lantern_accel.measure.samples import about, new_cell, ready_of
 from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.sources import Path as TreePath

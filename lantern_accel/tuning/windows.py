@@ -14,8 +14,7 @@ from pydantic import Field
 from lantern_accel.errors import DoesNotFitError, RequestError, StrategyError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.measure.record import Cell
-from lantern_accel.measure.rounds import about
-from lantern_accel.measure.samples import new_cell
+from lantern_accel.measure.samples import about, new_cell
 from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.values import Strategy, Window
 from lantern_accel.tuning.search import PLAIN, Evidence, Search

@@ -6,7 +6,7 @@ import pytest
 from support.runs import invented_cell, strategies
 
 from lantern_accel.measure.record import Cell, Plan, Warmup
-from lantern_accel.measure.rounds import COLD, WARM, request_seconds, seconds_left
+from lantern_accel.measure.samples import COLD, WARM, request_seconds, seconds_left
 
 PLAN = Plan(quick=True, samples=10, seconds=0, quality_images=0)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from lantern_accel.errors import DataError
 from lantern_accel.files import (
-    UnreadableFile,
     read_bytes_file,
     read_json_file,
     read_lines,
@@ -46,12 +45,8 @@ class Captioned:
                 f"--count asks for {count} prompts, and there are {there} that can be used"
                 f"{gone if self.left_out else ''}; lower it"
             )
-        return Captioned(
-            self.prompts[:count],
-            None if self.images is None else self.images[:count],
-            self.left_out,
-            None if self.metadata is None else self.metadata[:count],
-        )
+        kept = {name: getattr(self, name) for name in ("prompts", "images", "metadata")}
+        return replace(self, **{name: one and one[:count] for name, one in kept.items()})
 
 
 def digest(prompts: Sequence[str | int]) -> str:
@@ -133,8 +128,6 @@ def _coco(path: Path) -> list[tuple[str, str]]:
             for one in value["annotations"]
             if str(one["caption"]).strip()
         ]
-    except UnreadableFile as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from None
     except OSError as error:
         raise DataError(
             f"{path} cannot be read ({error.strerror}); name COCO's captions_val2017.json"

@@ -60,7 +60,7 @@ def generate(
         None,
         "--prompts",
         metavar="FILE",
-        help="Prompts from a file, one per line; with --on also .jsonl, .parquet, or COCO's .json.",
+        help="Prompts from a file: one per line, .jsonl, .tsv, .parquet, or COCO's .json.",
     ),
     on: str | None = typer.Option(
         None,
@@ -334,8 +334,7 @@ def remark(stats: GenerationStats) -> str | None:
         return None
     name = "auto" if stats.auto is not None else stats.strategy.name
     path = _path(stats)
-    found = read_record(path) or {}
-    kept = {n: float(found[n]) for n in BASES if isinstance(found.get(n), int | float)}
+    kept: dict[str, float] = read_record(path) or {}
     if name in BASES:
         if rate > kept.get(name, 0.0):
             write_record(path, {**kept, name: rate})

@@ -72,12 +72,11 @@ def listing(
                 "bundled" if row["source"] == "bundled" else "yes" if row["at_hand"] else "no",
                 _download(row),
                 row["licence"],
+                *(_memory_cells(row) if memory else ()),
             ]
             for row in rows
         ]
-        if memory:
-            head += ["memory", "fits"]
-            found = [[*one, *_memory_cells(row)] for one, row in zip(found, rows, strict=True)]
+        head += ["memory", "fits"] if memory else []
         show_table(head, found, ["model", "here", "download", *head[5:]])
 
 

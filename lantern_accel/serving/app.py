@@ -94,15 +94,9 @@ def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> Fast
         redoc_url=None,
     )  # fmt: skip
     app.state.studio = studio
-    app.add_middleware(
-        Gate,
-        metrics=metrics,
-        keys=chosen.keys,
-        most_body=chosen.most_body,
-        write_seconds=chosen.write_seconds,
-    )
+    app.add_middleware(Gate, metrics=metrics, limits=chosen)
     _add_errors(app)
-    _add_routes(app, pipeline, studio, chosen, metrics)
+    _add_routes(app, studio)
     return app
 
 
@@ -143,9 +137,8 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _add_routes(
-    app: FastAPI, pipeline: Pipeline, studio: Studio, settings: ServerSettings, metrics: Metrics
-) -> None:
+def _add_routes(app: FastAPI, studio: Studio) -> None:
+    pipeline, settings, metrics = studio.pipeline, studio.limits, studio.metrics
     manifest = pipeline.manifest
     model, created = str(manifest.name), int(time.time())
 

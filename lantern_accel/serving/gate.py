@@ -11,6 +11,7 @@ from typing import Any
 
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.refusals import Refusal, refusal_of
+from lantern_accel.serving.studio import ServerSettings
 
 log = logging.getLogger("lantern_accel.serving")
 
@@ -56,21 +57,11 @@ def too_long(most_body: int) -> Refusal:
 class Gate:
     """ASGI middleware around the whole application.
 
-    ``keys``: of which a request must bring one (``Authorization: Bearer KEY``); none: everybody may.
-    ``most_body``: bytes; ``write_seconds``: a client that reads nothing for so long is let go.
+    Of the ``keys`` a request must bring one (``Authorization: Bearer KEY``); without any everybody may.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        metrics: Metrics,
-        keys: Collection[str] = (),
-        most_body: int = 1 << 20,
-        write_seconds: float = 60.0,
-    ) -> None:
-        self.app, self.metrics = app, metrics
-        self.keys = tuple(keys)
-        self.most_body, self.write_seconds = most_body, write_seconds
+    def __init__(self, app: Any, metrics: Metrics, limits: ServerSettings) -> None:
+        self.app, self.metrics, self.limits = app, metrics, limits
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it."""
@@ -89,7 +80,7 @@ class Gate:
                 # The path of the route, so that there are as many labels as routes.
                 path = getattr(scope.get("route"), "path", "other")
                 self.metrics.requests.labels(path, str(message["status"])).inc()
-            await asyncio.wait_for(send(message), self.write_seconds)
+            await asyncio.wait_for(send(message), self.limits.write_seconds)
 
         read = 0
 
@@ -97,11 +88,11 @@ class Gate:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > self.most_body:
+            if read > self.limits.most_body:
                 raise TooLong
             return message
 
-        refusal = refused(scope, self.keys, self.most_body)
+        refusal = refused(scope, self.limits.keys, self.limits.most_body)
         try:
             if refusal is not None:
                 await refusal.response()(scope, receive, told)
@@ -109,7 +100,7 @@ class Gate:
             await self.app(scope, counted, told)
         except TooLong:
             if not begun:
-                await too_long(self.most_body).response()(scope, receive, told)
+                await too_long(self.limits.most_body).response()(scope, receive, told)
         except asyncio.TimeoutError:
             log.info("%s: the client did not read its answer and was let go", number)
         except Exception as error:

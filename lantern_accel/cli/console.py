@@ -84,18 +84,15 @@ def show_table(
     shown = [at for at, name in enumerate(head) if not cut or name in narrow]
     table = Table()
     for at in shown:
-        table.add_column(head[at], justify="right" if _numeric(rows, at) else "left")
+        cells = [row[at] for row in rows if row[at]]
+        numeric = bool(cells) and all(cell[:1].isdigit() for cell in cells)
+        table.add_column(head[at], justify="right" if numeric else "left")
     for row in rows:
         table.add_row(*(row[at] for at in shown))
     console.print(table)
     if len(shown) < len(head):
         left_out = ", ".join(name for name in head if name not in narrow)
         console.print(f"in a wider terminal, or in a pipe: {left_out}", style="dim")
-
-
-def _plain(line: str) -> str:
-    """Return a line of Markdown without the marks of headings, emphasis and code."""
-    return line.lstrip("#").strip().replace("**", "").replace("`", "") if line else line
 
 
 def show_markdown(text: str, narrow: Sequence[str] = ()) -> None:
@@ -114,8 +111,9 @@ def show_markdown(text: str, narrow: Sequence[str] = ()) -> None:
         elif block:
             print("\n".join(block))
         block = []
-        if line:
-            print(("\n" if line.startswith("#") else "") + _plain(line))
+        if line:  # without the marks of headings, emphasis and code
+            plain = line.lstrip("#").strip().replace("**", "").replace("`", "")
+            print(("\n" if line.startswith("#") else "") + plain)
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -123,8 +121,3 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     return "\n".join(lines)
-
-
-def _numeric(rows: Sequence[Sequence[str]], at: int) -> bool:
-    cells = [row[at] for row in rows if row[at]]
-    return bool(cells) and all(cell[:1].isdigit() for cell in cells)

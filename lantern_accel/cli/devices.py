@@ -32,7 +32,8 @@ def devices(
         if as_json:
             return print_json(facts)
         for name, value in facts.items():
-            say(_shown(value), label=name, style="bold")
+            said = "; ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+            say("unknown" if value is None else said, label=name, style="bold")
         return
     report = devices_report()
     if as_json:
@@ -49,14 +50,6 @@ def describe(status: DeviceStatus) -> str:
         return f"ready ({'; '.join(names)})"
     text = f"{status.state}: {status.reason}"
     return f"{text}; {status.install}" if status.install else text
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "unknown"
-    if isinstance(value, list):
-        return "; ".join(map(str, value)) or "none"
-    return str(value)
 
 
 def hardware(

@@ -364,14 +364,9 @@ def _figure_gaps(
         known = {"conformance"} if (device.backend, device.name) in checked else set()
         parts: list[Any] = [run.model_dump(exclude={"contact_sheet", "cells"} | known)]
         parts += [cell.model_dump(exclude={"warmup", "samples"}) for cell in run.cells]
-        parts += [
-            row.model_dump(
-                exclude={"verdict", "price", "conversion", "exact_verdict", "speedup_over_prompts"}
-            )
-            for section in sections
-            for row in section.rows
-            if row.run == run.name
-        ]
+        follow = {"verdict", "price", "conversion", "exact_verdict", "speedup_over_prompts"}
+        rows = (row for section in sections for row in section.rows if row.run == run.name)
+        parts += [row.model_dump(exclude=follow) for row in rows]
         for part in parts:
             for field, reason in _missing(part, ""):
                 found.setdefault(reason, set()).add(field)

@@ -130,13 +130,11 @@ def offers(runs: Sequence[Run], rows: Sequence[Row], terms: Terms) -> list[Offer
         why = "whole requests were not timed" if good else "nothing that was measured is so exact"
         why = f"no request took {terms.latency_s:g} s or less" if made else why
         refused.append(Refusal(run=run.name, reason=why))
-    priced = all(one.cost_of_1000 is not None for one in found)
-
-    def place(one: Offer) -> float:
-        cost = one.cost_of_1000
-        return cost.value if priced and cost is not None else -one.images_per_second.value
-
-    return [*sorted(found, key=place), *refused]
+    found.sort(key=lambda one: -one.images_per_second.value)
+    costs = {one.run: one.cost_of_1000.value for one in found if one.cost_of_1000 is not None}
+    if len(costs) == len(found):
+        found.sort(key=lambda one: costs[one.run])
+    return [*found, *refused]
 
 
 def _offer(run: Run, row: Row, terms: Terms) -> Offer | None:

@@ -45,7 +45,7 @@ def words(tiny_model: Path, tmp_path: Path) -> list[str]:
         (["-s", "eagle", "--tree", "chain:²"], "cannot be read; write chain:LENGTH"),
         (["-s", "eagle", "--tree", LONG], "5000 ranks deep, and 64 are the most"),
         (["-s", "eagle", "--tree", f"chain:{LONG}"], "cannot be read"),
-        (["-s", "scd", "--tree", "window:²"], "the window '²' cannot be read"),
+        (["-s", "scd", "--tree", "window:²"], "window:² cannot be read at '²'"),
         (["--size", "²x²"], "the size '²x²' cannot be read"),
         (["--size", f"{LONG}x{LONG}"], "cannot be read"),
         (["--option", "threads=²"], "got threads='²'; give a number"),

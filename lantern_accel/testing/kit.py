@@ -67,8 +67,8 @@ CHECKS: dict[str, Check] = {
     "draw.filter": numeric.filters,
     "draw.guidance": numeric.guidance,
     "draw.codes": numeric.draws,
-    "decode.greedy": numeric.greedy,
-    "decode.seeds": numeric.seeds,
+    "decode.greedy": numeric.like_vanilla("give", batch=2, temperature=0.0),
+    "decode.seeds": numeric.like_vanilla("draw", batch=3, temperature=1.0),  # in a batch too
     "decode.allowed": numeric.allowed,
     "decode.distribution": numeric.distribution,
     "decode.interrupted": numeric.interrupted,

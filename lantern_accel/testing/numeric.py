@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -95,33 +96,25 @@ def decisions(backend: Backend) -> Measured:
     return Measured(f"{compared} walks decided alike")
 
 
-def greedy(backend: Backend) -> Measured:
-    """Decode greedily in float32: every exact strategy gives vanilla's tokens."""
-    count = _like_vanilla(backend, "is not vanilla token for token", batch=2, temperature=0.0)
-    return Measured(f"{count} exact strategies give vanilla's tokens")
+def like_vanilla(gives: str, *, batch: int, temperature: float) -> Callable[[Backend], Measured]:
+    """Return the check that every exact strategy ``gives`` vanilla's tokens of its family in float32."""
 
+    def check(backend: Backend) -> Measured:
+        compared = 0
+        for family, strategy in tiny.cases(("vanilla", *EXACT)):
+            doing(f"{family}, {strategy}")
+            engine = tiny.tiny_engine(
+                backend, strategy, batch=batch, temperature=temperature, family=family
+            )
+            got = tiny.decoded(engine, 4)
+            if strategy == "vanilla":
+                want = got
+            elif not torch.equal(got, want):
+                raise Failed(f"{family}: {strategy} does not {gives} vanilla's tokens in float32")
+            compared += strategy != "vanilla"
+        return Measured(f"{compared} exact strategies {gives} vanilla's tokens")
 
-def seeds(backend: Backend) -> Measured:
-    """Sample in float32: a seed gives the same tokens under every exact strategy, and in a batch."""
-    count = _like_vanilla(backend, "does not draw vanilla's tokens", batch=3, temperature=1.0)
-    return Measured(f"{count} exact strategies draw vanilla's tokens")
-
-
-def _like_vanilla(backend: Backend, wrong: str, *, batch: int, temperature: float) -> int:
-    """Return how many exact strategies were compared with vanilla decoding of their family."""
-    compared = 0
-    for family, strategy in tiny.cases(("vanilla", *EXACT)):
-        doing(f"{family}, {strategy}")
-        engine = tiny.tiny_engine(
-            backend, strategy, batch=batch, temperature=temperature, family=family
-        )
-        got = tiny.decoded(engine, 4)
-        if strategy == "vanilla":
-            want = got
-        elif not torch.equal(got, want):
-            raise Failed(f"{family}: {strategy} {wrong} in float32")
-        compared += strategy != "vanilla"
-    return compared
+    return check
 
 
 def allowed(backend: Backend) -> Measured:

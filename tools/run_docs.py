@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from lantern_accel.files import cache_dir
@@ -157,8 +158,18 @@ def furnish(folder: Path) -> None:
 
 
 def sampled(found: Sequence[Command], count: int, seed: int) -> list[Command]:
-    """Return about ``count`` of the commands that are run, over all pages; others by seed."""
-    able = [one for one in found if not one.left_out]
+    """Return about ``count`` of the commands that are run, over all pages; others by seed.
+
+    None goes on with what an earlier command of its page has written.
+    """
+    able, written = [], set[tuple[str, str]]()
+    for one in found:
+        words = shlex.split(one.text)
+        made = {word for before, word in pairwise(words) if before == "-o"}
+        goes_on = any((one.page, word) in written for word in words if word not in made)
+        if not one.left_out and not goes_on:
+            able.append(one)
+        written |= {(one.page, word) for word in made}
     every = max(1, len(able) // max(count, 1))
     return able[seed % every :: every]
 

@@ -310,7 +310,7 @@ def _stepcost() -> Iterator[Figure]:
 
 
 def _sized() -> Iterator[Figure]:
-    for size, pixels, prompts in (("B", 256, 6), ("XL", 384, 3)):
+    for size, pixels, prompts in (("B", 256, 8), ("XL", 384, 3)):
         name = f"llamagen-{size.lower()}-{pixels}"
         data = f"profiles/auto/epyc-{name}.json"
         found = _read(data)["batches"]["1"]["summary"]["auto"]

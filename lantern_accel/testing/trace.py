@@ -61,7 +61,7 @@ class Violation:
 def _apart(filename: str) -> bool:
     """Return whether a file is torch's, Python's or the kit's own, and no step's."""
     path = Path(filename)
-    return "torch" in path.parts or path.parent == _HERE.parent or filename.startswith("<")
+    return "torch" in path.parts or path.parent == _HERE.parent or filename.startswith("<frozen")
 
 
 def _calling() -> tuple[str, int]:

@@ -13,9 +13,9 @@ from functools import partial
 import torch
 
 from lantern_accel.device.backend import Backend
+from lantern_accel.device.clock import Work, both_clocks, lasting, products
 from lantern_accel.errors import BackendError
 from lantern_accel.measure.record import Ceilings, ClockCheck, Reading, not_measured
-from lantern_accel.testing.device import Work, both_clocks, lasting, products
 
 #: Seconds that one reading should take, so that the stopwatch's own cost does not count.
 READING = 0.01

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.selfdraft import SelfEngine
 from lantern_accel.device.backend import Backend
+from lantern_accel.device.launches import computes
 from lantern_accel.families.random_weights import random_model
 from lantern_accel.files import write_whole
 from lantern_accel.generation.pipeline import Pipeline, Prompt
@@ -31,7 +32,6 @@ from lantern_accel.measure.record import STEP_PHASES, Ceilings, Reading, Work, n
 from lantern_accel.memory.footprint import Shapes
 from lantern_accel.nn.transformer import projections
 from lantern_accel.strategy.values import Sampling, Strategy
-from lantern_accel.testing.trace import computes
 
 #: Steps that pass before a trace begins, so that kernels are there, and steps that are traced.
 PASSED, TRACED = 2, 8
@@ -52,12 +52,11 @@ def timed_phases(backend: Backend) -> Iterator[dict[str, float]]:
         yield sums
 
 
-# torch leaves the base class untyped.
-class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is untyped
     """Counts operators by phase; views and allocations, which launch nothing, are left out."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # as is its __init__
         self.phase = "other"
         self.counts: dict[str, int] = {}
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lantern_accel.device.launches import computes
+
 if TYPE_CHECKING:
     from lantern_accel.device.backend import OperatorRule
 
@@ -35,10 +37,6 @@ RANDOM = _aten("multinomial bernoulli rand randn randint uniform_ normal_ expone
 COMPARES = _aten("eq ne lt le gt ge masked_fill masked_fill_ searchsorted bucketize isclose")
 #: Numbers that are twice as wide as acceptance needs.
 WIDE = frozenset({torch.float64, torch.complex128})
-#: Operators that reserve memory, and a view that says nothing of it.
-IDLE = frozenset(
-    {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view"}
-)
 _HERE = Path(__file__).resolve()
 _OURS = _HERE.parents[1].name
 
@@ -115,15 +113,6 @@ def _kind(tensor: Tensor) -> str:
     """Return the type of a tensor's device; a fake one is asked without another trip through torch."""
     device: torch.device = getattr(tensor, "fake_device", None) or tensor.device
     return device.type
-
-
-def computes(func: Any) -> bool:
-    """Return whether an operator computes something: no view, no tensor without content, no mark."""
-    room, _, name = func._schema.name.partition("::")
-    if room in ("prim", "profiler") or name in IDLE:
-        return False
-    infos = [one.alias_info for one in func._schema.returns]
-    return not infos or not all(info is not None and not info.is_write for info in infos)
 
 
 #: Positional and named arguments of an operator.

@@ -292,8 +292,9 @@ def read_tensors(
             return None
         with safe_open(str(path), framework="pt", device="cpu") as file:
             said = (file.metadata() or {}).get(CHECKSUM)
-            # Copied: a mapped entry would change with its file. The file has keys, but no iterator.
-            found = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            names = file.keys()  # the file is no dictionary: it has no iterator
+            # Copied: a mapped entry would change with its file.
+            found = {name: file.get_tensor(name).clone() for name in names}
         return found if said == checksum(found) and fits(found) else None
     except Exception:  # whatever a damaged file makes its reader raise
         return None

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "lantern_accel"
 #: Imported by everybody.
-GROUND = {"bounds", "cached", "errors", "files", "prompts", "records", "store", "_version"}
+GROUND = {"bounds", "errors", "files", "prompts", "records", "store", "_version"}
 #: The storeys from the ground up: a room imports from those below its own, and from itself.
 STOREYS = (
     ("device",),

@@ -86,11 +86,16 @@ def _llamagen() -> Any:
     return tiny_model(ops, torch.device("cpu"), torch.float32, family("llamagen").name)
 
 
+def _draw_as(module: Any, engine: Any) -> None:
+    """Let an engine's state draw by the planted module's code."""
+    engine.state.drawn = types.MethodType(module.State.drawn, engine.state)
+
+
 def every_step_has_numbers_of_its_own(module: Any) -> None:
     model = _llamagen()
     strategy = Strategy(tree=NoTree(), coupling="maximal")
     engine = Engine(model.target, None, TensorOps(), strategy, Sampling())
-    engine.state.drawn = types.MethodType(module.State.drawn, engine.state)  # type: ignore[method-assign]
+    _draw_as(module, engine)
     read = _rows_used(engine)
     assert len(set(read)) == len(read) == 20
 
@@ -99,7 +104,7 @@ def every_window_has_numbers_of_its_own(module: Any) -> None:
     model = _llamagen()
     strategy = Strategy(tree=Window(length=2, fresh="uniform", tail="anew"), coupling="maximal")
     engine = JacobiEngine(model.target, None, TensorOps(), strategy, Sampling())
-    engine.state.drawn = types.MethodType(module.State.drawn, engine.state)  # type: ignore[method-assign]
+    _draw_as(module, engine)
     assert len(set(_rows_used(engine))) >= 20  # a step reads its own for tests, then for drafts
 
 

@@ -96,7 +96,7 @@ void advance(const Advance& g, const float* logits) {
     }
     const float *tests = job.uniforms(0), *draws = tests + g.columns - span;
     int64_t stride = g.image * g.columns;
-    bool small = all * n < (1 << 14);
+    bool small = all * n < FEW_LOGITS;
     if (drafts) {
         Couple test{own, job.p, nullptr, tests, draws, q, tokens, count, nullptr, g.images, span, n, stride, stride, g.anew};
         couple(test);

@@ -26,7 +26,7 @@ struct RaceJob {
         else
             RACE(perturb)(from, job.n, key, job.positions[row], job.scores + row * job.n);
     }
-    void run() { pool_run(Job{this, work, nullptr, chunks, 1}, images * count * n < (1 << 14)); }
+    void run() { pool_run(Job{this, work, nullptr, chunks, 1}, images * count * n < FEW_LOGITS); }
 };
 
 void race(const float* weights, const int32_t* keys, const int64_t* positions, int64_t images, int64_t count, int64_t n,
@@ -178,7 +178,7 @@ void advance_chosen(const AdvanceChosen& g, const float* logits) {
     int64_t* chosen = (int64_t*)scratch(19, numbers * sizeof(int64_t) + size_t(all) * sizeof(float));
     int64_t *x = chosen + all, *gave = x + span;
     ChosenJob job{g, logits, chosen, (float*)(gave + span)};
-    bool small = all * n < (1 << 14);
+    bool small = all * n < FEW_LOGITS;
     pool_run(Job{&job, ChosenJob::work, nullptr, ChosenJob::chunks, 1}, small);
     for (int64_t b = 0; b < g.images; ++b) {
         int64_t length = g.length[b], open = length < g.image - 1, count = 0, *tokens = chosen + b * span;

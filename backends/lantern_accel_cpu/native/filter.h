@@ -240,7 +240,7 @@ struct FilterJob {
 
 void filter(const Filter& f, const float* logits, int64_t rows, int64_t n, float* out) {
     FilterJob job{&f, logits, rows, n, (rows + 4 * pool_threads() - 1) / (4 * pool_threads()), out};
-    pool_run(Job{&job, FilterJob::work, nullptr, FilterJob::chunks, 1}, rows * n < (1 << 14));
+    pool_run(Job{&job, FilterJob::work, nullptr, FilterJob::chunks, 1}, rows * n < FEW_LOGITS);
 }
 
 // Codes [rows][count] from weights [rows][n] and uniforms [rows][count], without replacement.

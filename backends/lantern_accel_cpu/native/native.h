@@ -310,6 +310,25 @@ struct Job {
     int stages;
 };
 
+// Fewer numbers of logits than this are done before another thread has begun.
+constexpr int64_t FEW_LOGITS = 1 << 12;
+
+// Ask for lines that another core has, to read them or to write to them.
+static inline void expect(const void* first, size_t bytes, bool write) {
+    for (size_t i = 0; i < bytes; i += 64) {
+        const char* line = (const char*)first + i;
+#if defined(__x86_64__)
+        // By its name: compilers leave it out for processors that they are not told of. Those without it skip it.
+        if (write)
+            asm volatile("prefetchw %0" ::"m"(*line));
+        else
+            __builtin_prefetch(line, 0, 3);
+#else
+        write ? __builtin_prefetch(line, 1, 3) : __builtin_prefetch(line, 0, 3);
+#endif
+    }
+}
+
 void pool_resize(int threads);
 int pool_threads();
 // Lanes that a stage's chunks lie in, and where one begins: a thread stays in its own while it has chunks.

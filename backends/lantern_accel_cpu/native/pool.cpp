@@ -83,13 +83,14 @@ public:
         uint64_t number = number_ + 1;
         job_ = &job;
         int lanes = lanes_of(threads());
+        for (int s = 0; s < job.stages; ++s) expect_counters(s, 0, lanes);
         for (int s = 0; s < job.stages; ++s) {
             int total = job.chunks(job.self, s);
             for (int l = 0; l < lanes; ++l)
                 stages_[s].lanes[l].next.store(number << 32 | uint32_t(lane_start(total, l, lanes)),
                                                std::memory_order_release);
             stages_[s].done.store(number << 32, std::memory_order_release);
-            stages_[s].total.store(uint32_t(total));
+            stages_[s].total.store(uint32_t(total), std::memory_order_release);
         }
         count_.store(job.stages);
         number_.store(number);
@@ -116,11 +117,18 @@ private:
     void follow(uint64_t number, int thread) {
         int stages = count_.load(), lanes = lanes_of(threads());
         for (int s = 0; s < stages; ++s) {
-            for (int i = 0; i < lanes; ++i)
-                if (!drain(number, s, (thread + i) % lanes, lanes)) return;
             uint64_t wanted = (number << 32) | uint32_t(s + 1);
+            if (s + 1 < stages) expect_counters(s + 1, thread % lanes, thread % lanes + 1);
+            for (int i = 0; i < lanes && (i == 0 || progress_.load() < wanted); ++i)
+                if (!drain(number, s, (thread + i) % lanes, lanes)) return;
             await([&] { return progress_.load() >= wanted; });
         }
+    }
+
+    // Ask for the counters of a stage, which another core has written last.
+    void expect_counters(int s, int from, int to) {
+        for (int l = from; l < to; ++l) expect(&stages_[s].lanes[l], sizeof(Lane), true);
+        expect(&stages_[s].done, 1, true);
     }
 
     // Take a lane's chunks; false when the job is over.

@@ -5,10 +5,15 @@
 #include "attention.h"
 #include "product.h"
 
+#include <atomic>
+
 namespace {
 
 enum Step { QKV, ATTEND, OUT, GATE, DOWN, STEPS };
 
+// To move a line from core to core takes 50 ns, or 200 between clusters of cores: lines are asked for before they are
+// needed. Of more bytes than this the first ones would be gone again.
+constexpr int64_t EARLY = 32 << 10;
 constexpr int64_t FAR_KEYS = 16 << 20;  // bytes of keys and values that a pass finds in no cache
 
 template <class T> struct TrunkJob {
@@ -19,8 +24,9 @@ template <class T> struct TrunkJob {
     float* state;   // [m][dim], the residual stream
     float* q;       // [m][wide], rotated and scaled
     float* both;    // [m][2 hidden], where a panel holds both gates and ups
-    A *normed, *mixed, *gated;
-    ByteRows normed_bytes, mixed_bytes, gated_bytes;  // the same, where a copy drafts
+    A *mixed, *gated;
+    ByteRows mixed_bytes, gated_bytes;  // the same, where a copy drafts
+    uint64_t number;                    // of this job
     Turns turn;
     int64_t* places;  // [m]: where a query's keys and values lie in a head
     int64_t* given_as;  // [m]: which of the given queries each is; those of rows that see nothing are left out
@@ -30,24 +36,59 @@ template <class T> struct TrunkJob {
     int32_t done_taps;
     bool whole_gates;  // panels of gates and of ups are apart
     bool whole_heads;  // vectors lie in one head
+    bool shared;       // several threads do the chunks
     bool far;          // the keys and values of all layers are more than caches keep from pass to pass
 
-    void norm(const void* given_weight, float eps, const void* before) {
-        const T* weight = (const T*)given_weight;
+    // Ask for m pieces of n numbers, which other cores have written or, before they are written to, read.
+    template <class X> void expect_rows(const X* x, int64_t n, int64_t ldx, bool write = false) const {
+        if (shared && m * n * int64_t(sizeof(X)) <= EARLY)
+            for (int64_t r = 0; r < m; ++r) expect(x + r * ldx, n * sizeof(X), write);
+    }
+
+    // The state's rows behind a norm.
+    struct Normed {
+        A* x;  // [m][ld_dim]
+        ByteRows bytes;
+    };
+
+    // Every thread makes them for itself before its first chunk of a stage: what one has written takes longer to reach
+    // another than to make.
+    const Normed& normed(int layer, int step) {
+        static thread_local uint64_t made = 0;
+        static thread_local Normed mine;
+        uint64_t wanted = number + layer * STEPS + step;
+        if (made == wanted) return mine;
+        const Block& b = given->blocks[layer];
+        const T* weight = (const T*)(step == QKV ? b.attention_norm : b.ffn_norm);
+        float eps = step == QKV ? b.attention_eps : b.ffn_eps;
+        Weights before(step == QKV ? b.wqkv : b.w13);
+        mine.x = (A*)scratch(1, m * ld_dim * sizeof(A));
+        expect_rows(state, dim, dim);
         for (int64_t r = 0; r < m; ++r) {
+            A* y = mine.x + r * ld_dim;
             if (weight)
-                norm_row(state + r * dim, weight, eps, dim, normed + r * ld_dim);
+                norm_row(state + r * dim, weight, eps, dim, y);
             else
-                copy(state + r * dim, dim, normed + r * ld_dim);
-            if (dim % 2) put1(normed + r * ld_dim + dim, 0.0f);
+                copy(state + r * dim, dim, y);
+            if (dim % 2) put1(y + dim, 0.0f);
         }
-        to_bytes(normed, ld_dim, m, dim, Weights(before).kept, normed_bytes);
+        mine.bytes = byte_room(34, m, dim, before);
+        to_bytes(mine.x, ld_dim, m, dim, before.kept, mine.bytes);
+        made = wanted;
+        return mine;
+    }
+
+    // Ask for the rows of a product before this thread's first chunk of it.
+    void fetch(int layer, int step, const A* x, int64_t k, int64_t ldx) {
+        static thread_local uint64_t fetched = 0;
+        uint64_t wanted = number + layer * STEPS + step;
+        if (fetched != wanted) expect_rows(x, k, ldx);
+        fetched = wanted;
     }
 
     void begin() {
         const Trunk& g = *given;
         for (int64_t r = 0; r < m; ++r) copy((const T*)g.x + given_as[r] * dim, dim, state + r * dim);
-        norm(g.blocks[0].attention_norm, g.blocks[0].attention_eps, g.blocks[0].wqkv);
         done_taps = 0;
     }
 
@@ -102,10 +143,21 @@ template <class T> struct TrunkJob {
         }
     }
 
-    void qkv(const Block& b, int chunk, const char* next) {
+    // Ask for what a panel of q, k and v is written to, from a column on that lies in one head with what follows.
+    void expect_placed(const Block& b, int64_t column) const {
+        const Cache& cache = given->cache;
+        int64_t part = column / wide, inside = column % wide, within = inside / cache.width * cache.head + inside % cache.width;
+        if (cache.width % PANEL) return;
+        if (part == 0) return expect_rows(q + inside, PANEL, wide, true);
+        const T* y = (const T*)(part == 1 ? b.k : b.v) + within;
+        for (int64_t r = 0; shared && r < m; ++r) expect(y + places[r], PANEL * sizeof(T), true);
+    }
+
+    void qkv(const Block& b, const Normed& x, int chunk, const char* next) {
         int64_t from, to, n = 3 * wide, piece = whole_heads ? W : 2;
         range(panels(n), chunk, from, to);
-        product<T>(normed, ld_dim, m, Weights(b.wqkv), dim, from, to, next, normed_bytes,
+        for (int64_t p = from; p < to; ++p) expect_placed(b, p * PANEL);
+        product<T>(x.x, ld_dim, m, Weights(b.wqkv), dim, from, to, next, x.bytes,
                 [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                     int64_t columns = n - p * PANEL < PANEL ? n - p * PANEL : PANEL;
                     for (int64_t c = 0; c < columns; c += piece)
@@ -119,6 +171,7 @@ template <class T> struct TrunkJob {
     void add(const A* x, int64_t ldx, const ByteRows& bytes, const void* weight, int64_t k, int chunk, const char* next) {
         int64_t from, to;
         range(panels(dim), chunk, from, to);
+        expect_rows(state + from * PANEL, (to - from) * PANEL, dim, true);
         product<T>(x, ldx, m, Weights(weight), k, from, to, next, bytes,
                 [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                     int64_t columns = dim - p * PANEL < PANEL ? dim - p * PANEL : PANEL;
@@ -132,11 +185,11 @@ template <class T> struct TrunkJob {
                 });
     }
 
-    void gate(const Block& b, int chunk, const char* next) {
+    void gate(const Block& b, const Normed& x, int chunk, const char* next) {
         int64_t from, to;
         if (!whole_gates) {
             range(panels(2 * hidden), chunk, from, to);
-            product<T>(normed, ld_dim, m, Weights(b.w13), dim, from, to, next, normed_bytes,
+            product<T>(x.x, ld_dim, m, Weights(b.w13), dim, from, to, next, x.bytes,
                     [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                         int64_t left = 2 * hidden - p * PANEL, columns = left < PANEL ? left : PANEL;
                         for (int64_t r = 0; r < count; ++r)
@@ -145,15 +198,16 @@ template <class T> struct TrunkJob {
             return;
         }
         range(panels(hidden), chunk, from, to);
+        expect_rows(gated + from * PANEL, (to - from) * PANEL, ld_hidden, true);
         int64_t ups = hidden / PANEL;
         float* kept = (float*)scratch(10, m * PANEL * sizeof(float));
         for (int64_t one = from; one < to; ++one) {
             const char* going = one + 1 < to ? nullptr : next;
-            product<T>(normed, ld_dim, m, Weights(b.w13), dim, one, one + 1, going, normed_bytes,
+            product<T>(x.x, ld_dim, m, Weights(b.w13), dim, one, one + 1, going, x.bytes,
                     [&](int64_t, int64_t first, int64_t count, const float* tile) {
                         memcpy(kept + first * PANEL, tile, count * PANEL * sizeof(float));
                     });
-            product<T>(normed, ld_dim, m, Weights(b.w13), dim, one + ups, one + ups + 1, going, normed_bytes,
+            product<T>(x.x, ld_dim, m, Weights(b.w13), dim, one + ups, one + ups + 1, going, x.bytes,
                     [&](int64_t, int64_t first, int64_t count, const float* tile) {
                         for (int64_t r = 0; r < count; ++r)
                             swiglu_row(kept + (first + r) * PANEL, tile + r * PANEL, PANEL,
@@ -169,10 +223,14 @@ template <class T> struct TrunkJob {
                                 ld_wide, far);
         const char* next = after(layer, step, chunk);
         switch (step) {
-            case QKV: return qkv(b, chunk, next);
-            case OUT: return add(mixed, ld_wide, mixed_bytes, b.wo, wide, chunk, next);
-            case GATE: return gate(b, chunk, next);
-            default: return add(gated, ld_hidden, gated_bytes, b.w2, hidden, chunk, next);
+            case QKV: return qkv(b, normed(layer, step), chunk, next);
+            case OUT:
+                fetch(layer, step, mixed, wide, ld_wide);
+                return add(mixed, ld_wide, mixed_bytes, b.wo, wide, chunk, next);
+            case GATE: return gate(b, normed(layer, step), chunk, next);
+            default:
+                fetch(layer, step, gated, hidden, ld_hidden);
+                return add(gated, ld_hidden, gated_bytes, b.w2, hidden, chunk, next);
         }
     }
 
@@ -180,7 +238,6 @@ template <class T> struct TrunkJob {
         const Trunk& g = *given;
         const Block& b = g.blocks[layer];
         if (step == ATTEND) to_bytes(mixed, ld_wide, m, wide, Weights(b.wo).kept, mixed_bytes);
-        if (step == OUT) norm(b.ffn_norm, b.ffn_eps, b.w13);
         if (step == GATE && !whole_gates)
             for (int64_t r = 0; r < m; ++r) {
                 const float* x = both + r * 2 * hidden;
@@ -195,11 +252,7 @@ template <class T> struct TrunkJob {
                 copy(state + r * dim, dim, out + given_as[r] * g.out_stride + done_taps * dim);
             ++done_taps;
         }
-        if (layer + 1 < g.layers) {
-            const Block& following = g.blocks[layer + 1];
-            norm(following.attention_norm, following.attention_eps, following.wqkv);
-            return;
-        }
+        if (layer + 1 < g.layers) return;
         for (int64_t r = 0; r < m; ++r) {
             T* y = out + given_as[r] * g.out_stride + g.tap_count * dim;
             if (g.norm)
@@ -239,16 +292,15 @@ template <class T> void trunk_of(const Trunk& g, const Seen& s, int32_t seeing) 
     int64_t seen_slots = 0;
     for (int32_t r = 0; r < seeing; ++r) seen_slots += s.found[r];
     job.far = seen_slots * g.layers * job.wide * 2 * int64_t(sizeof(T)) > FAR_KEYS;
+    job.shared = pool_threads() > 1;
     job.q_scale = 1.0f / sqrtf(float(g.cache.width));
     float* f = (float*)scratch(0, job.m * (job.dim + job.wide + 2 * job.hidden) * sizeof(float));
     job.state = f;
     job.q = f + job.m * job.dim;
     job.both = job.q + job.m * job.wide;
-    job.normed = (A*)scratch(1, job.m * job.ld_dim * sizeof(A));
     job.mixed = (A*)scratch(2, job.m * job.ld_wide * sizeof(A));
     job.gated = (A*)scratch(3, job.m * job.ld_hidden * sizeof(A));
     const Block& first = g.blocks[0];
-    job.normed_bytes = byte_room(34, job.m, job.dim, Weights(first.wqkv));
     job.mixed_bytes = byte_room(35, job.m, job.wide, Weights(first.wo));
     job.gated_bytes = byte_room(36, job.m, job.hidden, Weights(first.w2));
     job.turn = turns(g.rotary, queries, g.mask.count, g.cache.width);
@@ -262,6 +314,8 @@ template <class T> void trunk_of(const Trunk& g, const Seen& s, int32_t seeing) 
         memcpy(job.turn.turn + r * g.cache.width, job.turn.turn + from * g.cache.width, g.cache.width * sizeof(float));
         memcpy(job.turn.cross + r * g.cache.width, job.turn.cross + from * g.cache.width, g.cache.width * sizeof(float));
     }
+    static std::atomic<uint64_t> jobs{0};
+    job.number = ++jobs << 32;
     job.begin();
     int64_t weights = job.dim * (4 * job.wide + 3 * job.hidden) * g.layers;
     pool_run(Job{&job, TrunkJob<T>::run, TrunkJob<T>::end, TrunkJob<T>::chunks, g.layers * STEPS},

@@ -71,7 +71,7 @@ void couple(const Couple& g) {
         g.count[b] = count + 1;
     }
     pool_run(Job{&job, CoupleJob::work, nullptr, CoupleJob::chunks, 1},
-             g.images * g.length * g.vocab < (1 << 14));
+             g.images * g.length * g.vocab < FEW_LOGITS);
 }
 
 struct RecallJob {
@@ -130,7 +130,7 @@ void recall(const Recall& g) {
     memcpy(g.out, g.tokens, size_t(g.images * g.length) * sizeof(int64_t));
     RecallJob job{&g};
     pool_run(Job{&job, RecallJob::work, nullptr, RecallJob::chunks, 1},
-             g.images * g.slots * g.vocab < (1 << 14));
+             g.images * g.slots * g.vocab < FEW_LOGITS);
 }
 
 }  // namespace

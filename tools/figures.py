@@ -27,6 +27,7 @@ Figure = dict[str, Any]
 #: Files of races against plain decoding, and whether the pages say how many tokens a step brought.
 AUTO = (
     "composed-batch1",
+    "composed-two-clusters-batch1",
     "batch1",
     "float32-batch1",
     "batch4",
@@ -310,7 +311,7 @@ def _stepcost() -> Iterator[Figure]:
 
 
 def _sized() -> Iterator[Figure]:
-    for size, pixels, prompts in (("B", 256, 8), ("XL", 384, 3)):
+    for size, pixels, prompts in (("B", 256, 8), ("XL", 384, 8)):
         name = f"llamagen-{size.lower()}-{pixels}"
         data = f"profiles/auto/epyc-{name}.json"
         found = _read(data)["batches"]["1"]["summary"]["auto"]

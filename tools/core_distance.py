@@ -58,7 +58,9 @@ def distances(times: int) -> list[float]:
         source, program = Path(folder, "distance.cpp"), Path(folder, "distance")
         source.write_text(SOURCE, encoding="utf-8")
         flags = ["-O2", "-std=c++17", "-pthread"]
-        subprocess.run([cxx, *flags, str(source), "-o", str(program)], check=True)
+        made = subprocess.run([cxx, *flags, str(source), "-o", str(program)])
+        if made.returncode:
+            raise LanternError(f"{cxx} could not compile it; name another compiler with CXX")
         return [
             float(subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout)
             for _ in range(times)
@@ -72,7 +74,10 @@ def main(words: list[str] | None = None) -> int:
     given = parser.parse_args(words)
     if given.times < 1:
         parser.error("--times takes a number from 1 up")
-    found = distances(given.times)
+    try:
+        found = distances(given.times)
+    except LanternError as error:
+        parser.exit(error.exit_code, f"{error}\n")
     if given.json:
         print(json.dumps({"nanoseconds": found}))
     else:

@@ -14,8 +14,11 @@ import core_distance
 
 from lantern_accel.errors import LanternError
 
+#: Those that this process may use.
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core hands nothing on")
+
+@pytest.mark.skipif(CORES < 2, reason="one core hands nothing on")
 def test_a_line_takes_some_time_each_way(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -32,3 +35,6 @@ def test_without_a_compiler_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(core_distance, "compiler", lambda: None)
     with pytest.raises(LanternError, match="CXX"):
         core_distance.distances(1)
+    with pytest.raises(SystemExit) as left:
+        core_distance.main([])
+    assert left.value.code not in (None, 0)

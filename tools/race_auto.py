@@ -14,7 +14,8 @@ A strategy's name may have a coupling behind it, to compare the two (docs/strate
     python tools/race_auto.py --file tools/lantern-emoji/composed.txt --strategy scd@maximal
 
 With a size, random weights of that size are raced, and drafts are accepted as the model's own were on the
-same prompts and seeds, which are recorded first: its steps are the size's, its counts are replayed.
+same prompts and seeds, which are recorded first: its steps are the size's, its counts are replayed. A
+draft head is made at that size too, so that its guesses cost what they would.
 
     python tools/race_auto.py --size llamagen-b-256 --file tools/lantern-emoji/prompts.txt --draw 2511
 """
@@ -182,6 +183,7 @@ def _sized(pipeline: Any, prompts: list[Any], batch: int, given: Any) -> tuple[A
     from lantern_accel.families.base import Conditions
     from lantern_accel.families.random_weights import random_model, sized
     from lantern_accel.generation.pipeline import Pipeline
+    from lantern_accel.nn.draft_head import DraftHead
 
     def say(text: str) -> None:
         print(text, file=sys.stderr)
@@ -192,6 +194,12 @@ def _sized(pipeline: Any, prompts: list[Any], batch: int, given: Any) -> tuple[A
     say(f"making random weights of {given.size}")
     with backend.inference():
         model = random_model(sized(given.size), backend, pipeline.dtype)
+        if (head := getattr(pipeline.model.target, "draft_head", None)) is not None:
+            target = (
+                model.manifest.target
+            )  # its guesses are as costly as at this size, and replayed
+            own = {"dim": target.dim, "vocab_size": target.vocab_size, "grid": target.grid}
+            model.target.draft_head = DraftHead(head.config.model_copy(update=own))
     large = Pipeline(model, backend, pipeline.dtype)
 
     def conditions(asked: Any, size: Any = None) -> Conditions:

@@ -319,6 +319,10 @@ class DeviceBackend(Backend):
         """Do a plan's step in a native call for each phase, where all that it has is native."""
         return None if self.kernels is None else steps.fused_step(self.kernels, self, plan)
 
+    def fused_guesses(self, plan: StepPlan) -> FusedStep | None:
+        """Guess a window's drafts that no pass has seen in one native call."""
+        return None if self.kernels is None else races.fresh_guesses(self.kernels, plan)
+
     def swiglu(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
         if self._native(x):

@@ -72,6 +72,7 @@ class FusedSteps:
     def __init__(self, ops: TensorOps, plan: StepPlan | None) -> None:
         self.whole: FusedStep | None = None
         self.after: FusedStep | None = None
+        self.guesses: FusedStep | None = None
         if plan is None:
             return
         trees = isinstance(plan.source, StaticTree | DynamicTree)
@@ -79,10 +80,16 @@ class FusedSteps:
         self.whole = ops.fused_step(plan) if complete else None
         if not trees:
             self.after = ops.fused_step(replace(plan, target=None))
+        if getattr(plan.source, "head", None) is not None:
+            self.guesses = ops.fused_guesses(plan)
 
     def step(self) -> bool:
         """Do a step; return whether that was possible, else only caches may have changed."""
         return self.whole is not None and self.whole()
+
+    def guess(self) -> bool:
+        """Guess the drafts that no pass has seen; return whether that was possible."""
+        return self.guesses is not None and self.guesses()
 
     def follow(self, logits: Tensor) -> bool:
         """Do what follows a pass with guided ``logits [B, T, V]``; return whether that was possible."""

@@ -42,7 +42,7 @@ class DraftInitializer:
     ) -> None:
         self.kind, self.tokens, self.width = kind, tokens, width
         #: Whether a draft depends on another position, and whether it is that position's token.
-        self.reads, self.copies = kind not in ("uniform", "code"), kind in CERTAIN[1:]
+        self.reads, self.copies = kind not in ("uniform", "code", "head"), kind in CERTAIN[1:]
         #: Whether a draft, once it is chosen, counts as drawn with probability 1 (SJD's way).
         self.certain = kind in CERTAIN
         self.narrowest = width

@@ -28,7 +28,8 @@ class Geometry:
 
     ``in_place``: the drafts of a window, each in the slot of its position in the image. Of these
     ``siblings`` drafts have no slot of their own in the image, at most ``widest`` of one draft; ``kept``
-    distributions are kept per image; ``passes`` are recalled.
+    distributions are kept per image; ``passes`` are recalled. ``guesses``: a draft head guesses, from
+    the last exact state.
     """
 
     batch: int
@@ -52,6 +53,7 @@ class Geometry:
     widest: int = 0
     kept: int = 0
     passes: int = 0
+    guesses: bool = False
 
     @property
     def columns(self) -> int:

@@ -22,6 +22,7 @@ from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.maximal_coupling import Coupled
 from lantern_accel.decoding.siblings import Siblings
 from lantern_accel.decoding.sources.base import register
+from lantern_accel.decoding.sources.head_window import HeadWindow
 from lantern_accel.decoding.sources.window import InvariantWindow, MaximalWindow, Ring, WindowDrafts
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.step_engine import StepEngine
@@ -29,6 +30,7 @@ from lantern_accel.decoding.target import Drafter, Target, above_of, place_of, r
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import flags
 from lantern_accel.device.plan import Window as PlannedWindow
+from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.sources import DraftSource
 from lantern_accel.strategy.values import Window
 
@@ -135,6 +137,9 @@ class JacobiEngine(StepEngine):
             above_of(config),
         )
         greedy = self.sampling.greedy
+        guesses = window.fresh == "head"
+        if guesses:
+            self._check_head(g, target)
         # Greedily a draft is compared with the highest logit: no distribution, and no sibling.
         self.siblings = siblings = Siblings(() if greedy else window.siblings, ops.index, device)
         #: Uniforms: tests, fresh drafts, siblings drawn, siblings tested, draws.
@@ -152,7 +157,22 @@ class JacobiEngine(StepEngine):
             widest=siblings.widest,
             kept=self._kept(g.keyed) if longest is None else longest.geometry.kept,
             passes=window.passes if recalls else 0,
+            guesses=guesses,
         )
+
+    def _check_head(self, g: Geometry, target: Target) -> None:
+        """Raise StrategyError where drafts cannot be a draft head's."""
+        if getattr(target, "draft_head", None) is None:
+            raise StrategyError(
+                "this model has no draft head to guess a window's drafts; take another kind of fresh "
+                "draft, such as window:16,above"
+            )
+        if not g.keyed or self.window.siblings or self.strategy.acceptance.relaxed:
+            raise StrategyError(
+                "a draft head's guesses have no distribution to be tested against; take them with "
+                "exact acceptance, the coupling invariant and no siblings, or take another kind of fresh "
+                "draft, such as window:16,above"
+            )
 
     def _kept(self, keyed: bool) -> int:
         """Return how many positions' distributions are kept."""
@@ -176,7 +196,8 @@ class JacobiEngine(StepEngine):
     def _draft_with(self, drafter: Drafter | None) -> None:
         g = self.geometry
         self.forward = WindowPass(self.verifying, g, self.siblings.counts)
-        self.drafts = (InvariantWindow if g.keyed else MaximalWindow)(
+        kind = HeadWindow if g.guesses else InvariantWindow if g.keyed else MaximalWindow
+        self.drafts = kind(
             self, self.window, self.ring, self.fresh, self.siblings, self.forward.depths
         )
 
@@ -204,6 +225,8 @@ class JacobiEngine(StepEngine):
             above=fresh.up,
             code_kind=fresh.kinds,
             open_codes=fresh.open,
+            head=self.drafts.head.given() if isinstance(self.drafts, HeadWindow) else None,
+            feature=state.feature if g.guesses else None,
         )
 
     def moves(self) -> dict[str, Callable[[], None]]:
@@ -226,6 +249,8 @@ class JacobiEngine(StepEngine):
             self.ring.write(self.state.q, place, weights.unsqueeze(1))
 
     def _first_drafts(self, features: Tensor) -> None:
+        if isinstance(self.drafts, HeadWindow):
+            self.drafts.begin(features)
         if self.geometry.depth:
             self.drafts.draft(self.state.length, back=1)
 
@@ -253,7 +278,9 @@ class JacobiEngine(StepEngine):
         # A longer window may have seen more before this one.
         newest = torch.maximum(state.newest, positions[:, -1])
         state.newest.copy_(newest)
-        if g.depth:
+        if isinstance(self.drafts, HeadWindow):
+            self.drafts.guess(drafted.window, features, coupled, state.length)
+        elif g.depth:
             self.drafts.draft(newest)
         open_ = state.length < g.tokens - 1
         length = (state.length + coupled.count).clamp(max=g.tokens - 1)

@@ -90,6 +90,7 @@ class State(StaticBuffers):
             self.row_probs = zeros(*rows, g.vocab, dtype=torch.bfloat16)
             self.row_keys, self.row_previous = ints(*held), ints(*held)
             self.row_tokens = ints(*held) if g.keyed else ints(0, 0, 0)
+            self.feature = zeros(g.batch, g.dim) if g.guesses else zeros(0)
             return
         self.root = ints(g.batch)
         self.pending_tokens = ints(g.batch, g.depth + 1)

@@ -313,6 +313,13 @@ class TensorOps(SamplingOps):
         """
         return None
 
+    def fused_guesses(self, plan: StepPlan) -> FusedStep | None:
+        """Return a function that guesses a window's drafts which no pass has seen; None: operators do.
+
+        For plans whose window has a draft head; what a step guesses itself is :meth:`fused_step`'s.
+        """
+        return None
+
     def swiglu(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
         gate, up = x.chunk(2, dim=-1)

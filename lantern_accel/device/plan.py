@@ -26,7 +26,7 @@ from lantern_accel.errors import BackendError
 
 #: The version of this module's values. It rises when a field is added, removed, or means something else:
 #: a backend returns None for a plan of a version that it was not written for.
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 #: ``index``: the dtype of token ids, positions and slots on the device. ``weights``: the models'.
 Kind = Literal["index", "float32", "bfloat16", "int32", "bool", "weights"]
@@ -306,6 +306,26 @@ class DynamicTree:
 
 
 @dataclass(frozen=True)
+class GuessHead:
+    """A draft head's parameters, float32, as :class:`~lantern_accel.nn.draft_head.DraftHead` has them.
+
+    ``grid``: tokens from a position to the one below; ``least``: the share of the likeliest code's weight
+    below which a code is not guessed.
+    """
+
+    codes: Tensor
+    place: Tensor
+    start: Tensor
+    state: Tensor
+    seen: Tensor
+    mid: Tensor
+    head: Tensor
+    bias: Tensor
+    grid: int
+    least: float
+
+
+@dataclass(frozen=True)
 class Window:
     """Drafts of the target's own earlier passes, which stay at their positions of the image.
 
@@ -322,6 +342,9 @@ class Window:
     positions. Of the last passes ``row_keys``: position times V plus the token before it,
     ``row_previous``: the token before that, and ``row_tokens``: the token chosen, or ``row_probs``: the
     row that it was drawn from.
+
+    ``head``: what guesses drafts that no row of a pass knows better, where ``fresh`` is ``head``;
+    ``feature``: the last exact state, after guidance, that it guesses from.
     """
 
     fresh: str
@@ -342,6 +365,8 @@ class Window:
     above: Annotated[Tensor | None, Of("index", "N")] = None
     code_kind: Annotated[Tensor | None, Of("index", "N")] = None
     open_codes: Annotated[Tensor | None, Of("float32", "G V")] = None
+    head: GuessHead | None = None
+    feature: Annotated[Tensor | None, Of("float32", "B D")] = None
     kind: Literal["window"] = "window"
 
 

@@ -200,8 +200,13 @@ class Auto:
             budget=strategy.tv_budget,
             invariant=strategy.invariant,
             lengths=[list(AUTO_LENGTHS), list(AUTO_CHAINS), [*DRAFTS, *USUAL_RATES]],
+            draft_head=self.guesses(strategy),
             tree=self.manifest.defaults.static_tree.name if self.model.drafter else None,
         )
+
+    def guesses(self, strategy: Strategy) -> bool:
+        """Return whether a draft head drafts in auto's windows: it does where noise decides."""
+        return strategy.invariant and getattr(self.model.target, "draft_head", None) is not None
 
     def tree_key(self, strategy: Strategy, temperature: float) -> dict[str, Any]:
         """Return everything that a tuned tree depends on."""
@@ -246,12 +251,15 @@ class Auto:
                 return found.strategy
             return _plainly(found.strategy)
         assert isinstance(strategy.tree, Window)
-        window = strategy.tree
+        window, head = strategy.tree, self.guesses(strategy)
         relaxed = strategy.acceptance.relaxed
         worth = known_tokens_per_step(self.model.weights_hash, sampling.temperature, relaxed)
-        known = {} if worth is None else worth.tokens_per_step
+        known = {} if worth is None else worth.by_head if head else worth.tokens_per_step
         window = window.model_copy(
-            update={"draft_lengths": with_tokens_per_step(window.draft_lengths, known)}
+            update={
+                "draft_lengths": with_tokens_per_step(window.draft_lengths, known),
+                "fresh": "head" if head else window.fresh,
+            }
         )
         if self.backend.simulated:  # its times are no device's: steps are taken to cost alike
             even = tuple(one.model_copy(update={"cost": 1.0}) for one in window.draft_lengths)
@@ -460,6 +468,8 @@ def describe_auto(strategy: Strategy, images: int = 1) -> str:
     timed = [one for one in tree.draft_lengths if one.cost is not None]
     longest = (timed or list(tree.draft_lengths))[-1].length
     what, own = f"windows of up to {longest} tokens", 0
+    if isinstance(tree, Window) and tree.fresh == "head":
+        what += " by its draft head"
     if isinstance(tree, ChainTree):
         what, own = f"chains of up to {longest - 1} drafts", 1
     elif isinstance(tree, StaticTree):

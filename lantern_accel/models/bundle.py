@@ -21,9 +21,11 @@ from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import PARTS, Found, Model, Parts
+from lantern_accel.families.keys import load_float
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import family
 from lantern_accel.files import digest_of, read_json_file
+from lantern_accel.nn.draft_head import DraftHead
 from lantern_accel.nn.transformer import pack
 from lantern_accel.records import first_wrong
 
@@ -59,6 +61,8 @@ def folder_parts(folder: Path, parts: Parts) -> Found:
     files = {part: folder / f"{part}.safetensors" for part in ("target", "vq")}
     if manifest.drafter is not None and not parts.no_drafter:
         files["drafter"] = folder / "drafter.safetensors"
+    if getattr(manifest, "draft_head", None) is not None:
+        files["draft_head"] = folder / "draft_head.safetensors"
     if getattr(manifest, "text", None) is not None:
         files["text"] = folder / "text.safetensors"
         files["text_tokenizer"] = folder / "text_tokenizer.json"
@@ -84,6 +88,15 @@ def open_part(
     with without_data():
         module = kind.build(found.manifest, part, ops)
     return module, checkpoint, kind.recipes(part, checkpoint, found.manifest)
+
+
+def _draft_head(found: Found, device: torch.device) -> DraftHead:
+    """Load the draft head, which is small, in float32."""
+    manifest: Any = found.manifest
+    with without_data():
+        head = DraftHead(manifest.draft_head)
+    load_float(head, found.files["draft_head"])
+    return head.to(device).eval().requires_grad_(False)
 
 
 def load_model(
@@ -129,6 +142,8 @@ def load_model(
         if pack_target or part != "target":
             pack(module, ops)
         loaded[part] = module
+    if "draft_head" in found.files:
+        loaded["target"].draft_head = _draft_head(found, device)
     text = kind.text(found, device, text_dtype or dtype)
     if (found.files["target"].parent / "model.json").is_file():
         names = ("target", "drafter", "vq", "text")

@@ -79,7 +79,8 @@ class Choice(Record):
 class Worth(Record):
     """Tokens per step of a model, at one temperature: the device has no part in it.
 
-    ``tokens_per_step``: of windows, by length; ``chains``: of its drafter's chains, by drafts and one.
+    ``tokens_per_step``: of windows, by length; ``by_head``: of windows whose drafts its draft head
+    guesses; ``chains``: of its drafter's chains, by drafts and one.
     """
 
     kind: Literal["lantern_accel.worth"] = "lantern_accel.worth"
@@ -90,6 +91,7 @@ class Worth(Record):
     relaxed: bool
     prompts: str = Field(description="where the prompts come from")
     tokens_per_step: dict[int, float]
+    by_head: dict[int, float] = Field(default_factory=dict)
     chains: dict[int, float] = Field(default_factory=dict)
 
 

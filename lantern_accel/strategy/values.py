@@ -38,7 +38,9 @@ Coupling = Literal["invariant", "maximal"]
 #: codebook's rows as they are stored, as the official tables are.
 NeighbourSpace = Literal["decoder", "raw"]
 #: What a window's newest drafts are drawn from.
-Fresh = Literal["uniform", "left", "above", "mean", "product", "code", "left-code", "above-code"]
+Fresh = Literal[
+    "uniform", "left", "above", "mean", "product", "code", "left-code", "above-code", "head"
+]
 
 
 class NoTree(DraftSource):
@@ -144,7 +146,8 @@ class Window(AdaptiveSource):
     distribution of the newest position that a pass has seen (``left``), or that of the position one row
     above (``above``; this project's, as is ``left``), or their ``mean`` or ``product``. SJD's own drafts
     are certain, with a one-hot distribution: any ``code``, or the one on the left or above
-    (``left-code``, ``above-code``).
+    (``left-code``, ``above-code``). With ``head`` the model's draft head guesses, in every step, all
+    drafts that no row of a pass knows better; it needs exact acceptance and the coupling invariant.
 
     ``tail`` says what becomes of the drafts behind the first one that is refused. ``coupled``: they are
     tested and replaced one by one (SCD's maximal coupling, arXiv 2510.24211). ``anew``: they are drawn
@@ -406,11 +409,10 @@ _WINDOWS = ", ".join(map(repr, WINDOW_STRATEGIES))
 NO_DRAFTER = f"'vanilla', {_WINDOWS}, {SELF!r}"
 
 
-def adaptive_window(lengths: Sequence[int]) -> Window:
+def adaptive_window(lengths: Sequence[int], fresh: Fresh = "above") -> Window:
     """Return a window of the longest of ``lengths``, which the host may cut to the others."""
-    return Window(
-        length=max(lengths), draft_lengths=tuple(DraftLength(length=one) for one in sorted(lengths))
-    )
+    draft_lengths = tuple(DraftLength(length=one) for one in sorted(lengths))
+    return Window(length=max(lengths), fresh=fresh, draft_lengths=draft_lengths)
 
 
 def adaptive_chain(lengths: Sequence[int]) -> ChainTree:

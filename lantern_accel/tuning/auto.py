@@ -10,8 +10,8 @@ drafter, its chains and, where it could pay, a tree.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from pydantic import Field
@@ -24,10 +24,12 @@ from lantern_accel.measure.record import Cell
 from lantern_accel.measure.samples import about, batch_prompts, new_cell
 from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice
+from lantern_accel.strategy.sources import DraftSource
 from lantern_accel.strategy.values import (
     AUTO,
     AUTO_CHAINS,
     AUTO_LENGTHS,
+    Fresh,
     SelfDrafts,
     Strategy,
     adaptive_chain,
@@ -103,7 +105,11 @@ class AutoTuner(Search[AutoEvidence]):
     @cached_property
     def sources(self) -> dict[str, Strategy]:
         """Windows and chains with every length on one state, without costs."""
-        made = {"windows": adaptive_window, "chains": adaptive_chain}
+        fresh: Fresh = "head" if self.pipeline.auto.guesses(self.strategy) else "above"
+        made: dict[str, Callable[[Sequence[int]], DraftSource]] = {
+            "windows": partial(adaptive_window, fresh=fresh),
+            "chains": adaptive_chain,
+        }
         return {
             name: self.strategy.model_copy(update={"name": name, "tree": made[name](lengths)})
             for name, lengths in self.lengths.items()
@@ -218,7 +224,7 @@ class AutoTuner(Search[AutoEvidence]):
         windows = self.sources["windows"]
         timed: Any = self._with_costs(batch, windows, e.times, e.tokens_per_step()).tree
         lengths = tuple(one for one in timed.draft_lengths if one.cost is not None)
-        window = windows.model_copy(update={"tree": prune_lengths(self.strategy, lengths)})
+        window = windows.model_copy(update={"tree": prune_lengths(windows, lengths)})
         found = {PLAIN: self.pipeline.strategy(PLAIN), AUTO: window}
         if chains := self.sources.get("chains"):
             worth = e.tokens_per_step(chains=True)

@@ -93,7 +93,7 @@ std::atomic<uint64_t> sink{0};
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // Changes with every change of what follows.
-EXPORT int lantern_version() { return 7; }
+EXPORT int lantern_version() { return 8; }
 // What it was built from.
 EXPORT const char* lantern_sources() { return SOURCES; }
 
@@ -170,6 +170,8 @@ EXPORT void lantern_perturb(const float* weights, const int32_t* keys, const int
     unit->perturb(weights, keys, positions, images, count, n, out);
 }
 EXPORT void lantern_choose(const Choose* given) { unit->choose(*given); }
+EXPORT void lantern_fresh_guesses(const AdvanceChosen* given) { unit->fresh_guesses(*given); }
+
 EXPORT void lantern_advance_chosen(const AdvanceChosen* given, const float* logits) {
     unit->advance_chosen(*given, logits);
 }

@@ -2,8 +2,7 @@
 // The arithmetic is that of decoding/invariant.py and decoding/window_invariant.py, step by step.
 #pragma once
 
-#include "filter.h"
-#include "race.h"
+#include "guess.h"
 
 namespace {
 
@@ -192,17 +191,21 @@ void advance_chosen(const AdvanceChosen& g, const float* logits) {
         g.finite[b] += g.holds[b];
         while (count + 1 < span && x[count + 1] == tokens[count]) ++count;
         ++count;
+        if (g.head && open) {  // earlier passes are looked up before this one is noted
+            for (int64_t i = 0; i < span; ++i) known[std::min(length + 1 + i, g.image)] = tokens[i];
+            guess_drafts(g, b, std::min(length + count, g.image - 1), x, tokens, std::min(count, g.image - 1 - length));
+        }
         if (g.passes && span > 1) {
             int64_t at = (b * g.passes + *g.step % g.passes) * g.wide;
             memcpy(gave, tokens, size_t(span) * sizeof(int64_t));
-            job.recall(b, x, count, gave, tokens);
+            if (!g.head) job.recall(b, x, count, gave, tokens);
             for (int64_t i = 0; i < span; ++i) {
                 g.row_keys[at + i] = (length + 1 + i) * n + x[i];
                 g.row_previous[at + i] = x[std::max<int64_t>(i - 1, 0)];
                 g.row_tokens[at + i] = gave[i];
             }
         }
-        for (int64_t i = 0; i < span; ++i) known[std::min(length + 1 + i, g.image)] = tokens[i];
+        for (int64_t i = 0; i < span && !(g.head && open); ++i) known[std::min(length + 1 + i, g.image)] = tokens[i];
         int64_t now = std::min(length + count, g.image - 1);
         if (g.newest) g.newest[b] = std::max(g.newest[b], span > 1 ? length + span : now);
         if (g.root && open) g.root[b] = tokens[0];
@@ -213,7 +216,7 @@ void advance_chosen(const AdvanceChosen& g, const float* logits) {
         g.report[b] = now;
         g.report[g.images + b] = g.finite[b];
     }
-    if (span > 1) pool_run(Job{&job, ChosenJob::fresh, nullptr, ChosenJob::fresh_chunks, 1}, small);
+    if (span > 1 && !g.head) pool_run(Job{&job, ChosenJob::fresh, nullptr, ChosenJob::fresh_chunks, 1}, small);
     ++*g.step;
 }
 

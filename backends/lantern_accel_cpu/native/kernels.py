@@ -102,6 +102,8 @@ class Kernels:
         self.library = library
         self._threads = 0
         self._alone = False
+        #: Draft heads in panels, by address and dtype (guesses.py).
+        self.heads: dict[tuple[int, torch.dtype], tuple[tuple[Panels, ...], Tensor, object]] = {}
 
     @contextmanager
     def alone(self) -> Iterator[None]:

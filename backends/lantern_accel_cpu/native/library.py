@@ -25,7 +25,7 @@ from typing import Any
 from lantern_accel.errors import BackendError
 from lantern_accel_cpu.native import build
 
-VERSION = 7
+VERSION = 8
 PANEL = 32
 
 
@@ -90,7 +90,8 @@ class WindowPass(Structure):
         ("trunk", Trunk), ("embedding", c_void_p), ("head", c_void_p), ("cos", c_void_p),
         ("sin", c_void_p), ("prompt", c_void_p), ("tokens", c_void_p), ("length", c_void_p),
         ("scale", c_void_p), ("images", c_int64), ("span", c_int64), ("image", c_int64),
-        ("vocab", c_int64), ("prefix", c_int64), ("slots", c_int64), ("branches", c_int32),
+        ("vocab", c_int64), ("prefix", c_int64), ("slots", c_int64), ("features", c_void_p),
+        ("branches", c_int32),
         ("blind", c_int32),
     ]  # fmt: skip
 
@@ -201,6 +202,15 @@ class Choose(Structure):
     ]  # fmt: skip
 
 
+class GuessHead(Structure):
+    _fields_ = [
+        ("codes", c_void_p), ("place", c_void_p), ("start", c_void_p), ("state", c_void_p),
+        ("seen", c_void_p), ("mid", c_void_p), ("head", c_void_p), ("bias", c_void_p),
+        ("feature", c_void_p), ("features", c_void_p), ("dim", c_int64), ("hidden", c_int64),
+        ("rank", c_int64), ("depths", c_int64), ("grid", c_int64), ("dtype", c_int32),
+    ]  # fmt: skip
+
+
 class AdvanceChosen(Structure):
     _fields_ = [
         ("filter", Filter), ("keys", c_void_p), ("place", c_void_p), ("tokens", c_void_p),
@@ -210,7 +220,7 @@ class AdvanceChosen(Structure):
         ("finite", c_void_p), ("report", c_void_p), ("images", c_int64), ("span", c_int64),
         ("vocab", c_int64), ("image", c_int64), ("kept", c_int64), ("passes", c_int64),
         ("wide", c_int64), ("histogram_stride", c_int64), ("width", c_int64),
-        ("fresh", c_int32),
+        ("head", POINTER(GuessHead)), ("fresh", c_int32),
     ]  # fmt: skip
 
 
@@ -240,6 +250,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "race": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "perturb": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "choose": (None, [POINTER(Choose)]),
+    "fresh_guesses": (None, [POINTER(AdvanceChosen)]),
     "advance_chosen": (None, [POINTER(AdvanceChosen), c_void_p]),
     "likeliest": (
         None,

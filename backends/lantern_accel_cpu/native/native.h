@@ -104,6 +104,7 @@ struct WindowPass {
     const int64_t *tokens, *length;    // [B][N + 1], [B]
     const float* scale;                // [N]: the guidance of each token; null with one branch
     int64_t images, span, image, vocab, prefix, slots;
+    float* features;                   // [B][T][D]: where guided states go; null: nowhere
     int32_t branches, blind;           // blind: complete images are left out
 };
 
@@ -249,6 +250,16 @@ struct Advance {
 // What follows a pass over B windows of L positions where noise decides (decoding/window_invariant.py): the tokens that
 // it chooses, which drafts are those, and further drafts. K: rows of the ring, then a trash row; M: `passes`.
 // Plain decoding has a root and none of the buffers of drafts.
+// A draft head: tables [6][V + 1][hidden], [N][hidden], [J][hidden]; panels [J hidden][D], [hidden + rank][D],
+// [rank][hidden], [V][rank] and a bias T [V]. feature: the last exact state, [B][D]; features: of a pass, [B][T][D].
+struct GuessHead {
+    const float *codes, *place, *start;
+    const void *state, *seen, *mid, *head, *bias;
+    float *feature, *features;
+    int64_t dim, hidden, rank, depths, grid;
+    int32_t dtype;
+};
+
 struct AdvanceChosen {
     Filter filter;
     const int32_t* keys;                             // [B][3]
@@ -260,9 +271,10 @@ struct AdvanceChosen {
     uint8_t* holds;                                  // [B], and what the host reads: [B], [2][B]
     int64_t *finite, *report;
     int64_t images, span, vocab, image, kept, passes, wide, histogram_stride, width;
+    const GuessHead* head;                           // null without one
     int32_t fresh;                                   // Fresh
 };
-enum Fresh : int32_t { UNIFORM = 0, LEFT = 1, ABOVE = 2, LEFT_CODE = 3 };
+enum Fresh : int32_t { UNIFORM = 0, LEFT = 1, ABOVE = 2, LEFT_CODE = 3, HEAD = 4 };
 }
 
 struct Seen;  // a Mask as lists of slots
@@ -290,6 +302,7 @@ struct Unit {
                     int64_t n, float* out);
     void (*choose)(const Choose&);
     void (*advance_chosen)(const AdvanceChosen&, const float* logits);
+    void (*fresh_guesses)(const AdvanceChosen&);
     void (*likeliest)(const float* weights, const float* luck, int64_t rows, int64_t each, int64_t n, int64_t count,
                       int64_t* codes, float* scores);
     void (*tree_step)(const TreeStep&, int32_t part);

@@ -106,6 +106,18 @@ INLINE int32_t seen_prompt(const uint8_t* prompt, int64_t count, int32_t* list) 
     return found;
 }
 
+// The states whose logits are the guided ones.
+template <class T> void guided_states(const WindowPass& g, const T* states) {
+    int64_t dim = g.trunk.dim;
+    for (int64_t i = 0; i < g.images * g.span; ++i) {
+        int64_t following = std::min(g.length[i / g.span] + i % g.span + 1, g.image - 1);
+        const T *cond = states + i * dim, *free = states + (g.images * g.span + i) * dim;
+        float *out = g.features + i * dim, scale = g.scale ? g.scale[following] : 1.0f;
+        for (int64_t c = 0; c < dim; ++c)
+            out[c] = scale > 1 ? value(free[c]) + scale * (value(cond[c]) - value(free[c])) : value(cond[c]);
+    }
+}
+
 template <class T> void window_pass_of(const WindowPass& g, float* out) {
     int64_t rows = g.images * g.branches, queries = rows * g.span, dim = g.trunk.dim;
     int64_t room = g.slots - g.prefix - 1;  // behind the image's slots comes one for what is past its end
@@ -137,6 +149,7 @@ template <class T> void window_pass_of(const WindowPass& g, float* out) {
     at.run();
     float* logits = (float*)scratch(23, size_t(queries * g.vocab) * sizeof(float));
     logits_of(states, dim, dim, at.heads, at.open * g.span, queries, g.head, g.vocab, logits);
+    if (g.features) guided_states(g, states);
     guide(Guide{logits, g.scale, nullptr, nullptr, at.following, nullptr, out, g.images, g.span, g.vocab, g.branches, 0});
 }
 

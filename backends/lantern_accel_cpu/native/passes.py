@@ -8,13 +8,18 @@ import torch
 from torch import Tensor
 
 from lantern_accel.device.plan import StepPlan
+from lantern_accel_cpu.native.guesses import Guessing
 from lantern_accel_cpu.native.kernels import Kernels, lies, takes
 from lantern_accel_cpu.native.library import WindowPass, byref
 from lantern_accel_cpu.native.trunk import address_of, trunk_of
 
 
-def window_pass(kernels: Kernels, plan: StepPlan) -> Callable[[], Tensor] | None:
+def window_pass(
+    kernels: Kernels, plan: StepPlan, head: Guessing | None = None
+) -> Callable[[], Tensor] | None:
     """Return the pass of a plan whose nodes are a chain; None where the target has no kernel.
+
+    ``head``: a draft head, for which the pass keeps its states.
 
     The function returns guided logits float32 ``[B, T, V]``, in memory that its next call overwrites.
     """
@@ -24,8 +29,8 @@ def window_pass(kernels: Kernels, plan: StepPlan) -> Callable[[], Tensor] | None
     if target.image_scale is not None or target.penalties is not None:
         return None
     stack, kv, scale = target.stack, target.cache, target.scale
-    head, dtype = stack.head, target.cache.layout.dtype
-    if (scale is None) != (at.branches == 1) or not takes(head.packed, dtype):
+    dtype = target.cache.layout.dtype
+    if (scale is None) != (at.branches == 1) or not takes(stack.head.packed, dtype):
         return None
     floats = (target.cos, target.sin, *(() if scale is None else (scale,)))
     whole = (
@@ -34,19 +39,20 @@ def window_pass(kernels: Kernels, plan: StepPlan) -> Callable[[], Tensor] | None
         and lies(torch.int64, buffers.tokens, buffers.length)
         and lies(torch.bool, buffers.prefix_mask)
     )
-    trunk = trunk_of(stack.blocks, kv, stack.norm) if whole and head.bias is None else None
+    trunk = trunk_of(stack.blocks, kv, stack.norm) if whole and stack.head.bias is None else None
     if trunk is None:
         return None
     cos, sin = (table[at.prefix :] for table in (target.cos, target.sin))
     given = WindowPass(
-        trunk.given, stack.embedding.data_ptr(), address_of(head), cos.data_ptr(), sin.data_ptr(),
+        trunk.given, stack.embedding.data_ptr(), address_of(stack.head), cos.data_ptr(), sin.data_ptr(),
         buffers.prefix_mask.data_ptr(), buffers.tokens.data_ptr(), buffers.length.data_ptr(),
         None if scale is None else scale.data_ptr(), images=at.images, span=at.nodes,
         image=at.tokens, vocab=at.vocab, prefix=at.prefix, slots=at.slots,
         branches=at.branches, blind=at.images > 1,
+        features=None if head is None else head.features.data_ptr(),
     )  # fmt: skip
     out = torch.empty(at.images, at.nodes, at.vocab)
-    library, keep = kernels.library, (plan, trunk, cos, sin)
+    library, keep = kernels.library, (plan, trunk, cos, sin, head)
 
     def run() -> Tensor:
         assert keep

@@ -10,13 +10,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lantern_accel.device.plan import DraftedTree, Filter, NoDrafts, StepPlan, Window
+from lantern_accel.device.plan import DraftedTree, Filter, FusedStep, NoDrafts, StepPlan, Window
+from lantern_accel_cpu.native.guesses import Guessing, guessing
 from lantern_accel_cpu.native.kernels import Kernels, lies
 from lantern_accel_cpu.native.library import AdvanceChosen, Choose, Library, byref
 from lantern_accel_cpu.native.sampling import filter_of
 from lantern_accel_cpu.native.windows import drafts_of
 
-FRESH = {"uniform": 0, "code": 0, "left": 1, "above": 2, "left-code": 3}
+FRESH = {"uniform": 0, "code": 0, "left": 1, "above": 2, "left-code": 3, "head": 4}
 
 
 def _rows(weights: Tensor, keys: Tensor, positions: Tensor) -> tuple[Tensor, ...] | None:
@@ -78,17 +79,17 @@ def accept(
     return path, kept, bonus, weights, torch.zeros(images, depth)
 
 
-def advance(
-    kernels: Kernels, plan: StepPlan, source: NoDrafts | Window
-) -> Callable[[Tensor], bool] | None:
-    """Return what follows a pass where noise decides in one call, on buffers that stay."""
+def described(
+    plan: StepPlan, source: NoDrafts | Window, head: Guessing | None
+) -> tuple[AdvanceChosen, list[Tensor]] | None:
+    """Describe what follows a pass where noise decides, and return what must outlive the description."""
     at, state = plan.sizes, plan.buffers
     held: list[Tensor] = []
-    described = filter_of(plan.filter, held)
+    filtered = filter_of(plan.filter, held)
     drafts = drafts_of(
         source, FRESH, ("place", "newest"), ("row_keys", "row_previous", "row_tokens")
     )
-    if described is None or drafts is None or state.keys is None:
+    if filtered is None or drafts is None or state.keys is None:
         return None
     buffers: dict[str, Tensor] = {
         "tokens": state.tokens, "length": state.length, "step": state.step, "steps": state.steps,
@@ -99,7 +100,7 @@ def advance(
     if not lies(torch.int64, *buffers.values()) or not lies(torch.int32, state.keys):
         return None
     given = AdvanceChosen(
-        described, keys=state.keys.data_ptr(), holds=state.holds.data_ptr(),
+        filtered, keys=state.keys.data_ptr(), holds=state.holds.data_ptr(),
         rows=None if rows is None else rows.data_ptr(), images=at.images, span=at.nodes,
         vocab=at.vocab, image=at.tokens, histogram_stride=state.histogram.stride(0),
         **{name: tensor.data_ptr() for name, tensor in buffers.items()},
@@ -108,7 +109,22 @@ def advance(
         given.kept, given.passes = source.kept, source.passes
         given.wide = 0 if source.row_tokens is None else source.row_tokens.shape[2]
         given.width, given.fresh = source.width, FRESH[source.fresh]
-    library, keep = kernels.library, (plan, held)
+        if source.head is not None:
+            if head is None:  # its states are the pass's
+                return None
+            given.head = head.address
+    return given, held
+
+
+def advance(
+    kernels: Kernels, plan: StepPlan, source: NoDrafts | Window, head: Guessing | None = None
+) -> Callable[[Tensor], bool] | None:
+    """Return what follows a pass where noise decides in one call, on buffers that stay."""
+    found = described(plan, source, head)
+    if found is None:
+        return None
+    given = found[0]
+    library, keep = kernels.library, (plan, found, head)
 
     def run(logits: Tensor) -> bool:
         if not lies(torch.float32, logits := logits.contiguous()):
@@ -116,6 +132,26 @@ def advance(
         assert keep
         kernels.threads()
         library.advance_chosen(byref(given), logits.data_ptr())
+        return True
+
+    return run
+
+
+def fresh_guesses(kernels: Kernels, plan: StepPlan) -> FusedStep | None:
+    """Return what guesses drafts that no pass has seen (:meth:`.TensorOps.fused_guesses`)."""
+    head = guessing(kernels, plan)
+    if head is None or plan.greedy or not isinstance(plan.source, Window):
+        return None
+    found = described(plan, plan.source, head)
+    if found is None:
+        return None
+    given = found[0]
+    library, keep = kernels.library, (plan, found, head)
+
+    def run(logits: Tensor | None = None) -> bool:
+        assert keep
+        kernels.threads()
+        library.fresh_guesses(byref(given))
         return True
 
     return run

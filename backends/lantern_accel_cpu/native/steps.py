@@ -9,11 +9,12 @@ from torch import Tensor
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import DynamicTree, FusedStep, NoDrafts, StaticTree, StepPlan, Window
 from lantern_accel_cpu.native import races, trees, windows
+from lantern_accel_cpu.native.guesses import Guessing, guessing
 from lantern_accel_cpu.native.kernels import Kernels
 from lantern_accel_cpu.native.passes import window_pass
 
 #: The version of plans that these steps were written for.
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 def fused_step(kernels: Kernels, ops: TensorOps, plan: StepPlan) -> FusedStep | None:
@@ -22,10 +23,11 @@ def fused_step(kernels: Kernels, ops: TensorOps, plan: StepPlan) -> FusedStep | 
         return None
     if isinstance(plan.source, StaticTree | DynamicTree):
         return trees.tree_step(kernels, ops, plan, plan.source)
-    after = advance(kernels, plan, plan.source)
+    head = guessing(kernels, plan)
+    after = advance(kernels, plan, plan.source, head)
     if after is None or plan.target is None:
         return after
-    whole_pass = window_pass(kernels, plan)
+    whole_pass = window_pass(kernels, plan, head)
     if whole_pass is None:
         return None
 
@@ -38,11 +40,15 @@ def fused_step(kernels: Kernels, ops: TensorOps, plan: StepPlan) -> FusedStep | 
     return run
 
 
-def advance(kernels: Kernels, plan: StepPlan, source: NoDrafts | Window) -> FusedStep | None:
+def advance(
+    kernels: Kernels, plan: StepPlan, source: NoDrafts | Window, head: Guessing | None
+) -> FusedStep | None:
     """Return what follows a pass in one call, on buffers that stay; None where the test has no kernel."""
-    keyed = plan.buffers.keys is not None
     run: Callable[[Tensor], bool] | None
-    run = (races if keyed else windows).advance(kernels, plan, source)
+    if plan.buffers.keys is None:
+        run = windows.advance(kernels, plan, source)
+    else:
+        run = races.advance(kernels, plan, source, head)
     if run is None:
         return None
     follow = run

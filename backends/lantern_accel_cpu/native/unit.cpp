@@ -47,5 +47,5 @@ double multiply(int64_t rounds) {
 extern const Unit NAMED(UNIT);
 const Unit NAMED(UNIT) = {
     TEXT(UNIT), linear, attend, rotate_write, rms_norm, swiglu, trunk, window_pass, guide, filter, draw,
-    accept, couple, recall, advance, race, perturb, choose, advance_chosen, likeliest, tree_step, read, multiply, CHAINS * W,
+    accept, couple, recall, advance, race, perturb, choose, advance_chosen, fresh_guesses, likeliest, tree_step, read, multiply, CHAINS * W,
 };

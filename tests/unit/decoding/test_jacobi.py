@@ -67,7 +67,7 @@ def test_greedy_windows_give_vanillas_tokens(name: str, length: int) -> None:
     assert accepted or name == "sjd", "drafts were accepted"
 
 
-@pytest.mark.parametrize("fresh", get_args(Fresh))
+@pytest.mark.parametrize("fresh", [one for one in get_args(Fresh) if one != "head"])
 def test_every_source_of_fresh_drafts_is_exact_when_greedy_and_draws_otherwise(
     fresh: Fresh,
 ) -> None:

@@ -1,0 +1,67 @@
+"""A draft head's guesses in native calls, against the same guesses by operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support import native
+from support.engines import SAMPLED
+from support.tiny import tiny_models
+from unit.backends.cpu import test_native_steps as steps
+
+from lantern_accel.device.plan import StepPlan
+from lantern_accel.device.plugins import open_backend
+from lantern_accel.nn.draft_head import DraftHead, DraftHeadConfig
+from lantern_accel.strategy.sources import DraftLength
+from lantern_accel.strategy.values import Sampling, Strategy, Window
+from lantern_accel_cpu.backend import DeviceBackend
+
+pytestmark = native.needs_native
+
+
+def headed(seed: int = 0, **changes: Any) -> Any:
+    """Return tiny models whose target has a random draft head."""
+    target, drafter = tiny_models(seed, **changes)
+    torch.manual_seed(2)
+    config = DraftHeadConfig(dim=32, hidden=9, rank=7, vocab_size=64, grid=6)
+    target.draft_head = DraftHead(config).requires_grad_(False)
+    return target, drafter
+
+
+class Operators(steps.Pieces):
+    """The same kernels, without whole steps and without guesses."""
+
+    def fused_guesses(self, plan: StepPlan) -> None:
+        return None
+
+
+@pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (steps.UNGUIDED, 2)])
+def test_guesses_and_tokens_are_those_of_the_operators(
+    given: Sampling, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "tiny_models", headed)
+    monkeypatch.setattr(steps, "Pieces", Operators)
+    draft_lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 5))
+    moving = Window(length=5, fresh="head", draft_lengths=draft_lengths)
+    for tree in (Window(length=4, fresh="head"), Window(length=8, fresh="head", passes=0), moving):
+        steps.compare(Strategy(name="scd", tree=tree), given, batch)
+
+
+def test_a_step_with_a_head_is_one_native_call_in_bfloat16_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steps, "tiny_models", headed)
+    with open_backend("cpu", {"native": "on", "threads": 2}) as ops, torch.inference_mode():
+        assert isinstance(ops, DeviceBackend)
+        strategy = Strategy(name="scd", tree=Window(length=4, fresh="head"))
+        engine = steps.made(ops, strategy, SAMPLED, 2, torch.bfloat16)
+        assert engine.fused.guesses is not None
+        plain = steps.made(ops, Strategy(), SAMPLED, 2, torch.bfloat16)
+        for _ in range(engine.geometry.tokens):
+            engine.step()
+            plain.step()
+        assert int(engine.state.length.min()) == engine.geometry.tokens - 1
+        assert int(plain.state.length.min()) == engine.geometry.tokens - 1
+        assert int(engine.state.steps.max()) <= engine.geometry.tokens - 1

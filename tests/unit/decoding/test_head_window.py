@@ -1,0 +1,129 @@
+"""Windows whose drafts a draft head guesses: any guess gives the tokens of plain decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.engines import GREEDY, SAMPLED, engine_of, finish
+from support.tiny import neighbours, tiny_models
+from torch import Tensor
+
+from lantern_accel.decoding.adaptive import AdaptiveEngine
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.length_policy import Block
+from lantern_accel.decoding.sources.head_window import HeadWindow
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import StrategyError
+from lantern_accel.nn.draft_head import DraftHead, DraftHeadConfig
+from lantern_accel.strategy.rules import Lantern
+from lantern_accel.strategy.sources import DraftLength
+from lantern_accel.strategy.values import Sampling, Strategy, Window
+
+UNGUIDED = Sampling(temperature=0.8, top_k=0, top_p=0.9, cfg_scale=1.0)
+
+
+def models(head: bool = True) -> Any:
+    """Return tiny models whose target has a random draft head."""
+    target, drafter = tiny_models(0)
+    if head:
+        torch.manual_seed(1)
+        config = DraftHeadConfig(dim=32, hidden=8, rank=6, vocab_size=64, grid=6)
+        target.draft_head = DraftHead(config).requires_grad_(False)
+    return target, drafter
+
+
+def engine(small: Any, strategy: Strategy, sampling: Sampling, batch: int) -> Any:
+    table = neighbours(64, 10)
+    return engine_for(
+        small[0], None, TensorOps(), strategy, sampling, batch=batch, neighbours=table
+    )
+
+
+def plain(small: Any, sampling: Sampling, batch: int) -> Any:
+    return finish(engine_of(small, Strategy(), sampling, batch=batch))
+
+
+@pytest.mark.parametrize("passes", [0, 4])
+@pytest.mark.parametrize("length", [2, 4, 9])
+@pytest.mark.parametrize(("sampling", "batch"), [(SAMPLED, 3), (GREEDY, 1), (UNGUIDED, 1)])
+def test_guesses_change_no_token(sampling: Sampling, batch: int, length: int, passes: int) -> None:
+    small = models()
+    window = Strategy(tree=Window(length=length, fresh="head", passes=passes))
+    found = finish(engine(small, window, sampling, batch))
+    assert torch.equal(found.tokens, plain(small, sampling, batch).tokens)
+
+
+class Forced:
+    """A policy that goes through all lengths in turn."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths, self.at = lengths, 0
+
+    def begin(self) -> int:
+        return self.lengths[0]
+
+    def observe(self, block: Block) -> int:
+        self.at += 1
+        return self.lengths[self.at % len(self.lengths)]
+
+
+@pytest.mark.parametrize("lengths", [(1, 2, 4, 8), (8, 1, 2), (4, 8, 1, 8, 2)])
+def test_lengths_may_change_at_any_step(lengths: tuple[int, ...]) -> None:
+    small = models()
+    draft_lengths = tuple(DraftLength(length=n) for n in (1, 2, 4, 8))
+    window = Window(length=8, fresh="head", draft_lengths=draft_lengths)
+    moving = engine(small, Strategy(tree=window), SAMPLED, 2)
+    assert isinstance(moving, AdaptiveEngine)
+    moving.chosen = Forced(list(lengths))
+    assert torch.equal(finish(moving).tokens, plain(small, SAMPLED, 2).tokens)  # type: ignore[arg-type]
+
+
+def test_a_head_that_is_always_right_fills_every_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = models()
+    want = plain(small, SAMPLED, 2).tokens
+
+    def right(
+        self: HeadWindow, ahead: int, known: Tensor, seen: Tensor, place: Tensor, saw: Tensor
+    ) -> Tensor:
+        at = place.clamp(max=want.shape[1] - 1).unsqueeze(1)
+        return want.gather(1, at).squeeze(1)
+
+    monkeypatch.setattr(HeadWindow, "_guess", right)
+    found = finish(engine(small, Strategy(tree=Window(length=4, fresh="head")), SAMPLED, 2))
+    assert torch.equal(found.tokens, want)
+    assert found.steps.tolist() == [9, 9], "35 tokens, four a step"
+
+
+def test_tokens_differ_where_guesses_were_kept_untested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison above can fail: a window that keeps whatever was guessed is found out."""
+    small = models()
+
+    def kept(same: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.full((len(same),), same.shape[1], dtype=dtype)
+
+    monkeypatch.setattr("lantern_accel.decoding.sources.window.leading", kept)
+
+    def known(self: Any, window: Tensor, *rest: Any) -> Any:
+        made = decide(self, window, *rest)
+        tokens = torch.cat((window[:, 1:], made.tokens[:, -1:]), dim=1)
+        return type(made)(tokens, made.count, made.price)
+
+    decide = HeadWindow.decide
+    monkeypatch.setattr(HeadWindow, "decide", known)
+    found = finish(engine(small, Strategy(tree=Window(length=4, fresh="head")), SAMPLED, 2))
+    assert not torch.equal(found.tokens, plain(small, SAMPLED, 2).tokens)
+
+
+def test_what_a_head_cannot_draft_for_is_refused() -> None:
+    window = Window(length=4, fresh="head")
+    with pytest.raises(StrategyError, match=r"has no draft head.*window:16,above"):
+        engine(models(head=False), Strategy(tree=window), SAMPLED, 1)
+    for asked in (
+        Strategy(tree=window, coupling="maximal"),
+        Strategy(tree=window, acceptance=Lantern(k=4), residual="official"),
+        Strategy(tree=Window(length=4, fresh="head", siblings=(2,))),
+    ):
+        with pytest.raises(StrategyError, match="no distribution to be tested"):
+            engine(models(), asked, SAMPLED, 1)

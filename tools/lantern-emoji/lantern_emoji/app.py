@@ -98,4 +98,21 @@ def drafter(given: Training) -> None:
     _stage("drafter", given)
 
 
+@app.command("head")
+def head(
+    model: Path = typer.Option(..., help="The model's folder, into which the head is written."),
+    images: int = typer.Option(8400, min=1, help="Pictures to draw and learn from."),
+    steps: int = typer.Option(5500, min=1, help="Steps of training."),
+    seed: int = typer.Option(0, min=0, help="Of the prompts, the pictures and the training."),
+) -> None:
+    """Train the draft head, which guesses the drafts of windows, from what the model draws."""
+    from lantern_accel.quality.progress import console_progress
+    from lantern_emoji.draft_head import train_draft_head
+
+    lists = Path(__file__).resolve().parents[1]
+    found = train_draft_head(model, lists, images, steps, seed, console_progress())
+    for ahead, share in found.items():
+        say(f"{share:.3f} of the target's distribution, {ahead} ahead", label="overlap")
+
+
 tidy(app)

@@ -171,7 +171,8 @@ class AdaptiveEngine(EngineBase):
             return self.chosen
         known = with_tokens_per_step(self.draft_lengths, {n: self.usual(n) for n in self.lengths})
         timed = tuple(one for one in known if one.cost is not None)
-        gain = GAIN if self.settles else CHAIN_GAIN
+        # A draft head guesses all drafts anew: nothing has to settle after a move.
+        gain = GAIN if self.settles and not self.geometry.guesses else CHAIN_GAIN
         return AcceptancePolicy(timed or known, gain, self.geometry.batch)
 
     def schedule(self, watched: bool, check_every: int) -> LookSchedule:

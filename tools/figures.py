@@ -27,7 +27,6 @@ Figure = dict[str, Any]
 #: Files of races against plain decoding, and whether the pages say how many tokens a step brought.
 AUTO = (
     "composed-batch1",
-    "composed-moved-batch1",
     "batch1",
     "float32-batch1",
     "batch4",

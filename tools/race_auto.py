@@ -181,9 +181,8 @@ def _sized(pipeline: Any, prompts: list[Any], batch: int, given: Any) -> tuple[A
 
     from lantern_accel.device.plugins import open_backend
     from lantern_accel.families.base import Conditions
-    from lantern_accel.families.random_weights import random_model, sized
+    from lantern_accel.families.random_weights import random_model, sized, with_head
     from lantern_accel.generation.pipeline import Pipeline
-    from lantern_accel.nn.draft_head import DraftHead
 
     def say(text: str) -> None:
         print(text, file=sys.stderr)
@@ -193,13 +192,10 @@ def _sized(pipeline: Any, prompts: list[Any], batch: int, given: Any) -> tuple[A
     backend = open_backend(pipeline.backend.name, options)
     say(f"making random weights of {given.size}")
     with backend.inference():
-        model = random_model(sized(given.size), backend, pipeline.dtype)
-        if (head := getattr(pipeline.model.target, "draft_head", None)) is not None:
-            target = (
-                model.manifest.target
-            )  # its guesses are as costly as at this size, and replayed
-            own = {"dim": target.dim, "vocab_size": target.vocab_size, "grid": target.grid}
-            model.target.draft_head = DraftHead(head.config.model_copy(update=own))
+        manifest = sized(given.size)
+        if getattr(pipeline.model.target, "draft_head", None) is not None:
+            manifest = with_head(manifest)  # its guesses are replayed
+        model = random_model(manifest, backend, pipeline.dtype)
     large = Pipeline(model, backend, pipeline.dtype)
 
     def conditions(asked: Any, size: Any = None) -> Conditions:

@@ -23,6 +23,7 @@ from lantern_accel.errors import ModelError, did_you_mean
 from lantern_accel.families.base import Model
 from lantern_accel.families.registry import entry, families, family, is_published, published
 from lantern_accel.files import read_json_file
+from lantern_accel.nn.draft_head import empty_head, usual_head
 from lantern_accel.nn.rounding import Rounding
 from lantern_accel.nn.transformer import pack
 from lantern_accel.records import first_wrong
@@ -96,6 +97,13 @@ def sized(name: str) -> Any:
     return made
 
 
+def with_head(manifest: Any) -> Any:
+    """Return a manifest with a draft head that fits, where models of its family may have one."""
+    if getattr(manifest, "draft_head", manifest) is not None:
+        return manifest
+    return manifest.model_copy(update={"draft_head": usual_head(manifest.target)})
+
+
 def fill_random(
     manifest: Any,
     ops: TensorOps,
@@ -103,9 +111,9 @@ def fill_random(
     draw: Draw,
     how: Rounding | None = None,
 ) -> RandomModel:
-    """Build target and drafter, and give every parameter what ``draw`` makes for it.
+    """Build target, drafter and draft head, and give every parameter what ``draw`` makes for it.
 
-    ``how``: the target's weights are rounded.
+    A draft head's parameters are float32, as a loaded one's. ``how``: the target's weights are rounded.
     """
     kind = family(manifest.family)
     names = ("target", "drafter") if manifest.drafter is not None else ("target",)
@@ -120,7 +128,15 @@ def fill_random(
                 setattr(module, key, nn.Parameter(made, requires_grad=False))
         kind.place_tables(part, device)
         pack(part.eval(), ops, how if name == "target" else None)
-    return RandomModel(manifest, parts["target"], parts.get("drafter"), None, None, "random", kind)
+    target: Any = parts["target"]
+    with torch.inference_mode(False):
+        head = empty_head(manifest)
+    if head is not None:
+        for key, weight in list(head.named_parameters()):
+            made = draw(f"draft_head.{key}", weight.shape).float()
+            setattr(head, key, nn.Parameter(made, requires_grad=False))
+        target.draft_head = head.eval()
+    return RandomModel(manifest, target, parts.get("drafter"), None, None, "random", kind)
 
 
 def random_model(

@@ -26,7 +26,7 @@ from lantern_accel.device.backend import Backend, check_clock, recorded
 from lantern_accel.device.capture import Replay
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Found
-from lantern_accel.families.random_weights import RandomModel, random_model
+from lantern_accel.families.random_weights import RandomModel, random_model, with_head
 from lantern_accel.measure import work
 from lantern_accel.measure.ceilings import measure_ceilings
 from lantern_accel.measure.environment import describe
@@ -43,7 +43,13 @@ from lantern_accel.strategy.trees import (
     parse_tree,
     tree_paths,
 )
-from lantern_accel.strategy.values import Sampling, StaticTree, Strategy, named_strategy
+from lantern_accel.strategy.values import (
+    Sampling,
+    StaticTree,
+    Strategy,
+    Window,
+    named_strategy,
+)
 
 COMMAND = "lantern-accel stepcost"
 #: Columns of the table: the field of a row, and how it is written.
@@ -363,6 +369,13 @@ def measure(
     if tree is not None:
         chosen = chosen.override(tree=parse_tree(tree))
     sampling = sampling_of(manifest, cfg_scale, top_k)
+    if isinstance(chosen.tree, Window) and chosen.tree.fresh == "head":
+        manifest = with_head(manifest)
+        if getattr(manifest, "draft_head", None) is None:
+            raise RequestError(
+                f"models as {manifest.name!r} have no draft head; take another kind of fresh draft, "
+                "such as window:16,above"
+            )
     check_settings(chosen, sampling, manifest.target.vocab_size)
     say(f"random weights of {manifest.name}")
     model = make_model(backend, manifest, dtype, max(chosen.neighbours, 1), weights)

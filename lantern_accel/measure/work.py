@@ -30,6 +30,7 @@ from lantern_accel.files import write_whole
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.record import STEP_PHASES, Ceilings, Reading, Work, not_measured
 from lantern_accel.memory.footprint import Shapes
+from lantern_accel.nn.draft_head import DraftHead
 from lantern_accel.nn.transformer import projections
 from lantern_accel.strategy.values import Sampling, Strategy
 
@@ -170,10 +171,12 @@ def visible_slots(engine: EngineBase, length: int | None = None) -> int:
 def step_needs(engine: EngineBase, seen: int | None = None) -> dict[str, Need]:
     """Return operations and bytes of draft, verify, accept and commit at ``seen`` visible slots.
 
-    Acceptance and commit need nothing by this count: what they read may still be in a cache.
+    Acceptance and commit need nothing by this count: what they read may still be in a cache. But a
+    window's commit guesses the next drafts where a draft head does.
     """
     seen = visible_slots(engine) if seen is None else seen
-    target, g = engine.verifying.target, engine.geometry
+    target: Any = engine.verifying.target
+    g = engine.geometry
     needs = dict.fromkeys(STEP_PHASES, (0.0, 0.0))
     head = target.weight
     needs["verify"] = _pass(target, head, g.rows, g.nodes, g.nodes, seen + g.nodes)
@@ -182,6 +185,8 @@ def step_needs(engine: EngineBase, seen: int | None = None) -> dict[str, Need]:
         copy, own = engine.copy.verifying.target, engine.copy.geometry.nodes
         ops, size = _pass(copy, copy.weight, g.rows, own, own, seen + own)
         needs["draft"] = engine.guesses * ops, engine.guesses * size
+    elif g.guesses:
+        needs["commit"] = _guessing(target.draft_head, g.batch, g.nodes - 1)
     elif drafting is not None:
         drafter = drafting.drafter
         fuse = getattr(drafter, "fuse", None)
@@ -195,6 +200,14 @@ def step_needs(engine: EngineBase, seen: int | None = None) -> dict[str, Need]:
             sum(size for _, size in parts) + float(extra * width),
         )
     return needs
+
+
+def _guessing(head: DraftHead, images: int, guesses: int) -> Need:
+    """Return the needs of a window's guesses: states are projected at once, logits made one by one."""
+    state, seen = head.state.numel(), head.seen.numel()
+    each = guesses * (head.mid.numel() + head.head.numel())
+    operations = 2.0 * images * (state + (guesses + 1) * seen + each)
+    return operations, float(head.head.element_size() * (state + seen + each))
 
 
 def _spared(part: Any, head: Tensor) -> float:

@@ -24,7 +24,7 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.base import PARTS, Family, Model
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import family
-from lantern_accel.nn.draft_head import DraftHead
+from lantern_accel.nn.draft_head import empty_head
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import projections
 from lantern_accel.records import Frozen
@@ -129,9 +129,8 @@ def weight_bytes(manifest: Any, dtype: torch.dtype) -> dict[str, int]:
         if getattr(manifest, part) is not None:
             to = torch.float32 if part == "vq" else dtype
             out[part] = module_bytes(_build(kind, manifest, part, to), to)
-    if (head := getattr(manifest, "draft_head", None)) is not None:
-        with without_data():
-            out["draft_head"] = module_bytes(DraftHead(head), torch.float32)
+    if (head := empty_head(manifest)) is not None:
+        out["draft_head"] = module_bytes(head, torch.float32)
     return out
 
 
@@ -166,7 +165,8 @@ def measure(
         parts["drafter"] = manifest.drafter.model_copy(update=update)
     small = manifest.model_copy(update=parts)
     drafts = strategy.needs_drafter
-    target = _build(kind, small, "target", dtype)
+    target: Any = _build(kind, small, "target", dtype)
+    target.draft_head = empty_head(small)
     drafter = _build(kind, small, "drafter", dtype) if drafts else None
     vq = _build(kind, small, "vq", torch.float32)
     model = Model(small, target, drafter, vq, None, "", kind)

@@ -25,7 +25,7 @@ from lantern_accel.families.keys import load_float
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import family
 from lantern_accel.files import digest_of, read_json_file
-from lantern_accel.nn.draft_head import DraftHead
+from lantern_accel.nn.draft_head import DraftHead, empty_head
 from lantern_accel.nn.transformer import pack
 from lantern_accel.records import first_wrong
 
@@ -92,9 +92,8 @@ def open_part(
 
 def _draft_head(found: Found, device: torch.device) -> DraftHead:
     """Load the draft head, which is small, in float32."""
-    manifest: Any = found.manifest
-    with without_data():
-        head = DraftHead(manifest.draft_head)
+    head = empty_head(found.manifest)
+    assert head is not None  # its file is looked for only where the manifest has its sizes
     load_float(head, found.files["draft_head"])
     return head.to(device).eval().requires_grad_(False)
 

@@ -8,7 +8,7 @@ above, and mend what a pass made of a wrong past, is this project's.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -41,6 +41,13 @@ class DraftHeadConfig(Sizes):
     vocab_size: Width
     grid: Annotated[int, Field(ge=1, le=4096)]
     depths: Annotated[int, Field(ge=1, le=16)] = 3
+
+
+def usual_head(target: Any) -> DraftHeadConfig:
+    """Return the sizes of a head for a target of this configuration, as the bundled model's."""
+    return DraftHeadConfig(
+        dim=target.dim, hidden=128, rank=64, vocab_size=target.vocab_size, grid=target.grid
+    )
 
 
 class DraftHead(nn.Module):
@@ -131,8 +138,20 @@ class DraftHead(nn.Module):
         return F.linear(out, self.head.float(), self.bias.float())
 
 
+def empty_head(manifest: Any) -> DraftHead | None:
+    """Return the draft head of a model with this manifest, without data, or None where it has none."""
+    config: DraftHeadConfig | None = getattr(manifest, "draft_head", None)
+    if config is None:
+        return None
+    with torch.device("meta"):
+        return DraftHead(config)
+
+
 def weights_of(logits: Tensor) -> Tensor:
     """Return the weights with which a guess races, of any sum: codes far from the likeliest have none."""
     most = logits.amax(dim=-1, keepdim=True)
     weights = (logits - most).exp()
-    return torch.where(weights >= LEAST, weights, 0.0)
+    least = torch.full_like(
+        weights[..., :1], LEAST
+    )  # some compilers compare with a number in double
+    return torch.where(weights >= least, weights, 0.0)

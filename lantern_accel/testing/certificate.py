@@ -139,7 +139,10 @@ def count_kernels(backend: Backend) -> list[Kernels]:
     kind = str(dtype).removeprefix("torch.")
     found = []
     with without_data(backend):
-        for model, strategy in [*tiny.cases(STRATEGIES), *((large, one) for one in STRATEGIES)]:
+        for model, strategy in [
+            *tiny.cases((*STRATEGIES, tiny.BY_HEAD)),
+            *((large, one) for one in STRATEGIES),
+        ]:
             if model == large:
                 manifest = sized(large)
                 chosen = choose_strategy(manifest.defaults, strategy)

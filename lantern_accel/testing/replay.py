@@ -8,9 +8,9 @@ from typing import Any
 
 from lantern_accel.device.backend import Backend, recorded
 from lantern_accel.device.capture import KINDS, Replay
-from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing
+from lantern_accel.testing.tiny import CHECKED
 
 #: Replays after warm-up, each of another content, that may compile nothing.
 STEPS = 200
@@ -22,7 +22,7 @@ DEEP = 1e6
 
 def eager(backend: Backend) -> Measured:
     """Compare the captured step with the eager one, for two prompts: a stale replay shows."""
-    for family, strategy in tiny.cases(STRATEGIES):
+    for family, strategy in tiny.cases(CHECKED):
         doing(f"{family}, {strategy}: capture")
         engine = tiny.tiny_engine(backend, strategy, family=family)
         with tiny.captured(backend, engine) as replays:

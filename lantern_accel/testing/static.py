@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.capture import Arguments, buffers_of
-from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing
+from lantern_accel.testing.tiny import CHECKED
 from lantern_accel.testing.trace import (
     Recorder,
     Signature,
@@ -135,7 +135,7 @@ def traces(backend: Backend) -> Iterator[tuple[str, Recorder]]:
     images in float32.
     """
     best = backend.dtypes().compute
-    for family, strategy in tiny.cases(STRATEGIES):
+    for family, strategy in tiny.cases(CHECKED):
         for batch, temperature, dtype in ((1, 1.0, best), (BATCH, 0.0, torch.float32)):
             yield trace_once(backend, strategy, batch, temperature, dtype, family)
 
@@ -184,7 +184,7 @@ def one_graph(backend: Backend) -> Measured:
     """Show that steps of different content, and of different prompts, are one graph."""
     seen = 0
     first_family = ""
-    for family, strategy in tiny.cases(STRATEGIES):
+    for family, strategy in tiny.cases(CHECKED):
         first_family = first_family or family
         for temperature in TEMPERATURES if family == first_family else (1.0,):
             where = f"{family}, {strategy}, temperature {temperature:g}"
@@ -248,7 +248,7 @@ def views(backend: Backend) -> Measured:
     the next.
     """
     looked = 0
-    for family, strategy in tiny.cases(STRATEGIES):
+    for family, strategy in tiny.cases(CHECKED):
         doing(f"{family}, {strategy}")
         # Outside of any inference mode, in which torch does not note what a view is of.
         with torch.inference_mode(False), torch.no_grad():
@@ -273,7 +273,7 @@ def buffers(backend: Backend) -> Measured:
     if backend.device.type == "meta":
         raise NotApplicable("the backend has shapes and no data")
     writes = 0
-    for family, strategy in tiny.cases(STRATEGIES):
+    for family, strategy in tiny.cases(CHECKED):
         doing(f"{family}, {strategy}")
         engine = tiny.tiny_engine(backend, strategy, family=family)
         caches = {id(buffer) for cache in engine.caches for buffer in cache.buffers}

@@ -25,6 +25,7 @@ from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.strategy.values import (
     SELF,
+    STRATEGIES,
     WINDOW_STRATEGIES,
     Coupling,
     DynamicTree,
@@ -39,8 +40,12 @@ from lantern_accel.strategy.values import (
 TinyModel = RandomModel
 #: Neighbours in a tiny model's table, and how many of them relaxed acceptance reads.
 TABLE, K = 12, 8
+#: A window whose drafts a draft head guesses; checked where a family's tiny model has one.
+BY_HEAD = "a draft head"
+#: Every strategy, and windows by a draft head.
+CHECKED = (*STRATEGIES, BY_HEAD)
 #: Strategies that need no drafter.
-WITHOUT = ("vanilla", *WINDOW_STRATEGIES, SELF)
+WITHOUT = ("vanilla", *WINDOW_STRATEGIES, SELF, BY_HEAD)
 #: What every family but the first is checked with: no drafts, a tree of its own making, a relaxed rule,
 #: a window, and a copy of its own weights in fewer bits.
 FEWER = ("vanilla", "eagle2", "lantern++", "scd", SELF)
@@ -78,7 +83,8 @@ def normal(seed: int, *shape: int) -> Tensor:
 def cases(strategies: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return the families and strategies to check: all with the first family, some with the others.
 
-    A tiny model without a drafter is checked with what needs none. Raises :class:`ModelError` where no
+    A tiny model without a drafter is checked with what needs none, and windows by a draft head with one
+    that has a head. Raises :class:`ModelError` where no
     family is installed: checks that run nothing would all pass.
     """
     out: list[tuple[str, str]] = []
@@ -86,9 +92,13 @@ def cases(strategies: tuple[str, ...]) -> list[tuple[str, str]]:
     if not kinds:
         raise ModelError("no family of models is installed; reinstall lantern-accel")
     for number, kind in enumerate(kinds):
-        drafts = kind.tiny().drafter is not None
+        manifest = kind.tiny()
+        drafts = manifest.drafter is not None
+        guesses = getattr(manifest, "draft_head", None) is not None
         for strategy in strategies:
-            if (number == 0 or strategy in FEWER) and (drafts or strategy in WITHOUT):
+            if strategy == BY_HEAD and not guesses:
+                continue
+            if (number == 0 or strategy in (*FEWER, BY_HEAD)) and (drafts or strategy in WITHOUT):
                 out.append((kind.name, strategy))
     return out
 
@@ -96,8 +106,10 @@ def cases(strategies: tuple[str, ...]) -> list[tuple[str, str]]:
 def tiny_strategy(name: str, vocab: int = 48, tokens: int = 36) -> Strategy:
     """Return a strategy by name over trees that suit a tiny model of ``vocab`` codes.
 
-    Images have ``tokens`` tokens; a window is at most half as long.
+    Images have ``tokens`` tokens; a window is at most half as long. ``name`` may be :data:`BY_HEAD`.
     """
+    if name == BY_HEAD:
+        return tiny_strategy("scd-gumbel", vocab, tokens).override(tree=parse_tree("window:4,head"))
     static = parse_tree("0,1,2,00,01,10,000")
     assert isinstance(static, StaticTree)
     chosen = named_strategy(name, static=static, dynamic=DynamicTree(top_k=3, depth=2, total=9))

@@ -42,6 +42,15 @@ def test_the_table_has_a_ratio_to_vanilla(command, tiny_model, tmp_path):
     assert str(tmp_path) not in out.read_text()
 
 
+def test_the_bundled_model_is_measured_by_default_with_what_auto_takes(command, tmp_path):
+    out = tmp_path / "bench.json"
+    done = command("bench", "--strategy", "auto", "--repeats", 1, *ASKED, "-o", out)
+    assert done.returncode == 0, done.stderr
+    vanilla, auto = plain_rows(read_run(out))
+    assert (vanilla["strategy"], auto["strategy"]) == ("vanilla", "auto")
+    assert auto["step_compression"] >= 1
+
+
 def test_an_interrupted_run_goes_on_with_what_was_measured(
     command, tiny_model, tmp_path, monkeypatch
 ):

@@ -35,6 +35,7 @@ from lantern_accel.families.llamagen.t5 import T5Text, encoder_hash, encoder_par
 from lantern_accel.families.llamagen.text import TextEncoder, WordText
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.tokenizer import check_texts, check_vocabulary, read_tokenizer
+from lantern_accel.nn.draft_head import DraftHeadConfig
 from lantern_accel.nn.vq import VQConfig, VQModel, pixels_to_uint8
 from lantern_accel.strategy.values import Sampling
 
@@ -96,7 +97,7 @@ class LlamaGenFamily(VQFamily):
         return CAPTIONS
 
     def tiny(self) -> LlamaGenManifest:
-        """Return a captioned model whose drafter has all that one can have: it reads a lower block."""
+        """Return a captioned model with a draft head, and a drafter that reads a lower block."""
         target = LlamaGenConfig(
             dim=32, n_layer=2, n_head=4, ffn_dim=48, vocab_size=48, grid=5, prefix_length=4,
             caption_dim=16,
@@ -107,6 +108,7 @@ class LlamaGenFamily(VQFamily):
             name="tiny-llamagen",
             target=target,
             drafter=drafter,
+            draft_head=DraftHeadConfig(dim=32, hidden=8, rank=6, vocab_size=48, grid=5),
             vq=vq,
             defaults=official.defaults_of(target),
         )

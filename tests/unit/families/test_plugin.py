@@ -97,7 +97,7 @@ def test_it_draws_rows_that_end_where_they_must(beach: Path, strategy: str) -> N
 
 
 def test_the_kit_traces_it(beach: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static, "STRATEGIES", ("lantern++",))
+    monkeypatch.setattr(static, "CHECKED", ("lantern++",))
     monkeypatch.setattr(
         tiny, "families", lambda: [one for one in families() if one.name == "pebbles"]
     )
@@ -121,7 +121,7 @@ def test_a_fault_in_it_fails_its_check_by_name(
 ) -> None:
     pebbles = type(family("pebbles"))
     monkeypatch.setattr(pebbles, "build", lambda *rest: 1 / 0)
-    monkeypatch.setattr(static, "STRATEGIES", ("vanilla",))
+    monkeypatch.setattr(static, "CHECKED", ("vanilla",))
     with open_backend("cpu") as backend:
         found = kit.run_check(backend, "static.host_read", CHECKS["static.host_read"])
     assert (found.state, "pebbles, vanilla" in found.detail) == ("failed", True)

@@ -63,6 +63,35 @@ def test_operations_are_those_that_torch_counts(backend, strategy, batch):
     assert matrices == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_operations_of_a_draft_head_are_those_that_torch_counts(backend, monkeypatch, batch):
+    engine = tiny.tiny_engine(backend, tiny.BY_HEAD, batch=batch, temperature=1.0)
+    tiny.load(engine, 0)
+    guess, counter = engine.drafts.guess, FlopCounterMode(display=False)
+
+    def counted(*given):
+        with counter:
+            guess(*given)
+
+    monkeypatch.setattr(engine.drafts, "guess", counted)
+    with torch.inference_mode():
+        engine.prefill()
+        engine.step()
+    operations, size = work.step_needs(engine)["commit"]
+    head = engine.verifying.target.draft_head
+    assert operations == counter.get_total_flops()
+    assert size > 4 * head.head.numel()
+
+
+def test_a_cell_of_a_draft_head_holds_its_operators(backend):
+    engine = tiny.tiny_engine(backend, tiny.BY_HEAD, batch=1, temperature=1.0)
+    tiny.load(engine, 0)
+    with torch.inference_mode():
+        found = work.measure_work(engine, engine.model.manifest)
+    assert found["commit"].operators > 100
+    assert found["commit"].launches == pytest.approx(found["commit"].operators, rel=0.15)
+
+
 def test_bytes_hold_every_weight_once_a_pass(backend):
     engine = tiny.tiny_engine(backend, "vanilla", batch=1, temperature=1.0)
     target = engine.verifying.target

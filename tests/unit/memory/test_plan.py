@@ -22,7 +22,9 @@ from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.registry import entry, family
 from lantern_accel.memory.footprint import LiveBytes, measure
 from lantern_accel.memory.plan import Planner, parse_size, planner_for
+from lantern_accel.models.bundle import bundled_models, read_manifest
 from lantern_accel.nn.vq import VQConfig, VQModel
+from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.strategy.values import Sampling, Strategy
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -220,6 +222,17 @@ def test_auto_is_planned_with_the_drafter_that_it_may_draft_with() -> None:
     windows = planner.strategy("scd")
     assert planner.plan().strategy == "auto"
     assert planner.plan().buffers > planner.plan(windows).buffers, "a chain has the drafter's cache"
+
+
+def test_a_window_by_a_draft_head_is_planned_with_it() -> None:
+    manifest = read_manifest(bundled_models()["lantern-emoji"])
+    tree = parse_tree("window:4,head")
+    by_head = Strategy(name="scd-gumbel", tree=tree, coupling="invariant")
+    found = measure(
+        family(manifest.family), manifest, by_head, Sampling(), batch=2, dtype=torch.bfloat16
+    )
+    config = manifest.draft_head
+    assert found.weights["draft_head"] > 4 * config.rank * config.vocab_size
 
 
 def test_the_largest_models_and_a_tree_of_60_nodes_fit_a_card_of_24_gb() -> None:

@@ -47,7 +47,7 @@ def test_it_is_found_draws_and_passes_at_once(
 ) -> None:
     assert main(["devices"]) == 0
     assert "slide_rule: ready (Slide Rule, torch's CPU in its place)" in capsys.readouterr().out
-    monkeypatch.setattr(static, "STRATEGIES", ("vanilla",))
+    monkeypatch.setattr(static, "CHECKED", ("vanilla",))
     assert (
         main(["conform", "slide_rule", "--only", "static.host_read", "--only", "kv.round_trip"])
         == 0

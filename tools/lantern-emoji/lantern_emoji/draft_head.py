@@ -25,7 +25,7 @@ from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.measure.prompts import REPORTING, TUNING
-from lantern_accel.nn.draft_head import DraftHead, DraftHeadConfig
+from lantern_accel.nn.draft_head import DraftHead, DraftHeadConfig, usual_head
 from lantern_accel.quality.progress import Progress
 from lantern_accel.strategy.values import Window
 from lantern_accel.training.drafter import head_matrix
@@ -242,9 +242,7 @@ def train_draft_head(
     with lantern_accel.load(str(folder)) as pipeline, torch.inference_mode():
         model = pipeline.model
         target: Any = model.manifest.target
-        config = DraftHeadConfig(
-            dim=target.dim, hidden=128, rank=64, vocab_size=target.vocab_size, grid=target.grid
-        )
+        config = usual_head(target)
         weight, top_p = head_matrix(model.target).float(), pipeline.sampling().top_p
         learned = record(pipeline, named, seed + 10_000, config.depths, progress)
         tested = record(pipeline, held, seed + 900, config.depths, progress)

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from lantern_accel.checkpoints.layouts import OWN_CONFIG
 from lantern_accel.checkpoints.loading import Recipe
-from lantern_accel.checkpoints.weights import Checkpoint
+from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.errors import ModelError, RequestError
+from lantern_accel.errors import CheckpointError, ModelError, RequestError
 from lantern_accel.families.keys import Change, Rule, recipes_of, renamed
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.nn.drafter import Drafter
@@ -378,7 +378,14 @@ class Family(ABC):
 
     def wrong_with(self, part: str, path: Path) -> str | None:
         """Say what is wrong with a part that is not a module of ours; None: nothing is."""
-        return None if path.is_file() else f"there is no {path}"
+        if not path.is_file():
+            return f"there is no {path}"
+        try:
+            if path.suffix == ".safetensors":
+                open_checkpoint(path)
+        except CheckpointError as error:
+            return str(error)
+        return None
 
     def text_bytes(self, found: Found) -> int:
         """Return the bytes of a large text encoder in float32; 0 where there is none."""

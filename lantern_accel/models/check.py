@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from lantern_accel.checkpoints.loading import checked
+from torch import nn
+
+from lantern_accel.checkpoints.loading import Recipe, checked
+from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import LanternError, ModelError
 from lantern_accel.families.base import PARTS, Found, Parts
+from lantern_accel.families.keys import recipes_of, renamed
 from lantern_accel.families.registry import family
 from lantern_accel.models.bundle import open_part
 from lantern_accel.models.locate import find_model
+from lantern_accel.nn.draft_head import empty_head
 from lantern_accel.records import Frozen
 
+#: A small part beside :data:`PARTS`, which is read in float32.
+HEAD = "draft_head"
 NAMES = {
     "target": "model",
     "vq": "image tokenizer",
     "drafter": "drafter",
+    HEAD: "draft head",
     "t5": "text encoder",
     "text": "text encoder",
     "text_tokenizer": "word tokenizer",
@@ -65,9 +74,10 @@ def check(path: Path, parts: Parts | None = None) -> Checked:
     except LanternError as error:
         wrong = Part(part="target", state="unusable", path=str(path), detail=str(error))
         return Checked(path=str(path), parts=(wrong,))
-    rows = [_part(found, part) for part in PARTS if part in found.files]
+    ours = (*PARTS, HEAD)
+    rows = [_part(found, part) for part in ours if part in found.files]
     for part, file in found.files.items():
-        if part not in PARTS:
+        if part not in ours:
             rows.append(_other(found.manifest.family, part, file))
     rows += [Part(part=p, state="missing", detail=text) for p, text in found.missing.items()]
     manifest = found.manifest
@@ -85,7 +95,7 @@ def _part(found: Found, part: str) -> Part:
     path = found.files[part]
     kind = family(found.manifest.family)
     try:
-        module, checkpoint, recipes = open_part(found, part, TensorOps())
+        module, checkpoint, recipes = _opened(found, part)
         own = checked(module, checkpoint, recipes, path.name, kind.unneeded(part))
     except LanternError as error:
         return Part(part=part, state="unusable", path=str(path), detail=str(error))
@@ -101,11 +111,20 @@ def _part(found: Found, part: str) -> Part:
     )
 
 
+def _opened(found: Found, part: str) -> tuple[nn.Module, Checkpoint, Mapping[str, Recipe]]:
+    """Return a part without its data, its file, and where each of its tensors lies there."""
+    if part != HEAD:
+        return open_part(found, part, TensorOps())
+    head, checkpoint = empty_head(found.manifest), open_checkpoint(found.files[part])
+    assert head is not None  # its file is looked for only where the manifest has its sizes
+    return head, checkpoint, recipes_of(renamed(checkpoint, ()))
+
+
 def _sizes(config: Any) -> str:
     """Return a part's configuration as text, the parts that tell models apart."""
     names = (
         "conditioning", "dim", "n_layer", "n_head", "vocab_size", "grid", "prefix_length",
-        "codebook_size", "codebook_dim", "downsample",
+        "codebook_size", "codebook_dim", "downsample", "hidden", "rank", "depths",
     )  # fmt: skip
     sizes = [f"{name} {getattr(config, name)}" for name in names if hasattr(config, name)]
     return ", ".join(sizes)

@@ -250,6 +250,20 @@ def test_check_knows_the_bundled_model(command):
     done = command("models", "check", bundled_models()["lantern-emoji"])
     assert done.returncode == 0
     assert "text encoder: found" in done.stdout
+    assert "draft head: found" in done.stdout and "hidden 128, rank 64" in done.stdout
+
+
+@pytest.mark.parametrize("part", ["draft_head", "text"])
+def test_check_finds_a_part_that_is_cut_short(command, tmp_path, part):
+    from lantern_accel.models.bundle import bundled_models
+
+    for file in bundled_models()["lantern-emoji"].iterdir():
+        data = file.read_bytes()
+        (tmp_path / file.name).write_bytes(data[: len(data) // 2] if file.stem == part else data)
+    done = command("models", "check", tmp_path)
+    assert done.returncode == 1
+    assert f"{part}.safetensors cannot be read as a checkpoint" in done.stdout
+    assert done.stdout.count("unusable") == 1
 
 
 def test_a_plan_for_a_device_that_is_not_here(command):

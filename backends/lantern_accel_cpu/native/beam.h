@@ -104,7 +104,7 @@ template <class T> struct Beam {
         const TreeStep& g = beam.g;
         int64_t count = beam.level ? beam.k : 1, b = chunk / count, i = chunk % count, k = beam.k, n = g.vocab;
         float* row = (float*)scratch(14, size_t(whole(n)) * sizeof(float));
-        filter_row(g.filter, beam.logits + chunk * n, n, row);
+        filter_row(beam.job.greedy() ? Filter{} : g.filter, beam.logits + chunk * n, n, row);
         int64_t first = b * beam.pool + (beam.level ? k + ((beam.level - 1) * k + i) * k : 0);
         const float* luck = beam.luck ? beam.luck + (b * (beam.levels + 1) + beam.level) * n : nullptr;
         likeliest_row(row, luck, n, k, beam.codes + first, beam.scores + first);

@@ -72,8 +72,10 @@ void choose_path(const Choose& g, int64_t image) {
     int64_t* path = g.path + image * (g.depth + 1);
     for (int32_t depth = 0; depth <= g.depth; ++depth) path[depth] = 0;
     for (int32_t depth = 0;; ++depth) {
-        filter_row(g.filter, logits + node * n, n, p);
-        int64_t code = RACE(race)(p, n, g.keys + image * 3, g.root_at[image] + 1 + depth);
+        float most;
+        if (g.keys) filter_row(g.filter, logits + node * n, n, p);
+        int64_t code = g.keys ? RACE(race)(p, n, g.keys + image * 3, g.root_at[image] + 1 + depth)
+                              : likeliest_code(logits + node * n, n, most);
         g.bonus[image] = code;
         int64_t child = g.first_child[base + node], end = child + g.num_children[base + node];
         while (child < end && g.tokens[base + child] != code) ++child;
@@ -101,7 +103,8 @@ struct ChosenJob {
     const AdvanceChosen& g;
     const float* logits;
     int64_t* chosen;  // [B][L]
-    float* firsts;    // [B][L]: of each row its first probability, which is no number where the row is not finite
+    // [B][L]: of each row its first probability, or greedily its largest logit; no number where the row is not finite
+    float* firsts;
 
     float* row(int64_t b, int64_t position) const {
         return g.rows + (b * (g.kept + 1) + g.place[position]) * g.vocab;
@@ -114,6 +117,10 @@ struct ChosenJob {
         const AdvanceChosen& g = job.g;
         int64_t b = chunk / g.span, n = g.vocab, position = g.length[b] + 1 + chunk % g.span;
         bool inside = position < g.image, keeps = g.rows && inside;
+        if (!g.keys) {
+            job.chosen[chunk] = likeliest_code(job.logits + chunk * n, n, job.firsts[chunk]);
+            return;
+        }
         float* p = keeps && n % W == 0 ? job.row(b, position) : (float*)scratch(14, size_t(whole(n)) * sizeof(float));
         filter_row(g.filter, job.logits + chunk * n, n, p);
         job.firsts[chunk] = p[0];
@@ -131,7 +138,8 @@ struct ChosenJob {
         int64_t count = g.span - 1, b = chunk / count, newest = g.newest[b], position = newest + 1 + chunk % count;
         if (position >= std::min(g.length[b] + g.span, g.image)) return;
         int64_t last = std::min(newest, g.image - 1), near = last, n = g.vocab;
-        if (g.fresh == LEFT_CODE) {
+        if (!g.keys && g.fresh == UNIFORM) return;
+        if (g.fresh == LEFT_CODE || (!g.keys && g.fresh == LEFT)) {
             g.tokens[b * (g.image + 1) + position] = g.tokens[b * (g.image + 1) + last];
             return;
         }
@@ -146,6 +154,10 @@ struct ChosenJob {
                 for (int64_t k = 0; k < count / g.width; ++k)
                     if (near > last) near -= g.width;
                 if (near < 0) near = last;
+            }
+            if (!g.keys) {
+                g.tokens[b * (g.image + 1) + position] = g.tokens[b * (g.image + 1) + near];
+                return;
             }
             from = job.row(b, near);
         }

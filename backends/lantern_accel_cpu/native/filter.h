@@ -212,6 +212,31 @@ INLINE int64_t draw_row(const float* w, int64_t n, float u) {
     return low < n ? low : n - 1;
 }
 
+// The largest of n logits, the lower code of equal ones; `most` is its own, and no number where one of them is none.
+INLINE int64_t likeliest_code(const float* x, int64_t n, float& most) {
+    F top = splat(-INFINITY);
+    U none{};
+    int64_t i = 0, code = 0;
+    bool broken = false;
+    for (; i + W <= n; i += W) {
+        F v = load<F>(x + i);
+        none |= (U)(v != v);
+        top = larger(top, v);
+    }
+    most = -INFINITY;
+    for (; i < n; ++i) {
+        broken |= x[i] != x[i];
+        most = most > x[i] ? most : x[i];
+    }
+    for (int j = 0; j < W; ++j) {
+        broken |= none[j] != 0;
+        most = most > top[j] ? most : top[j];
+    }
+    while (x[code] != most && code + 1 < n) ++code;
+    if (broken) most = NAN;
+    return code;
+}
+
 // --- whole tensors ---------------------------------------------------------------------------------
 
 struct FilterJob {

@@ -74,6 +74,11 @@ template <class T> struct Guessing {
         multiply(mixed, h.head, h.bias, 1, h.rank, g.vocab, logits);
         float most = value(logits[0]);
         for (int64_t i = 1; i < g.vocab; ++i) most = std::max(most, value(logits[i]));
+        if (!g.keys) {
+            int64_t code = 0;
+            while (value(logits[code]) != most && code + 1 < g.vocab) ++code;
+            return code;
+        }
         float least = most + logf(LEAST);
         for (int64_t i = 0; i < g.vocab; ++i) {
             float one = value(logits[i]);

@@ -155,7 +155,7 @@ struct Choose {
     Filter filter;
     const float* logits;                                    // [B][T][V]
     const int64_t *tokens, *first_child, *num_children;     // [B][T]
-    const int32_t* keys;                                    // [B][3]
+    const int32_t* keys;                                    // [B][3]; null: the likeliest codes are chosen
     const int64_t* root_at;                                 // [B]: the root's position
     int64_t *path, *length, *bonus;                         // [B][depth + 1], [B], [B]
     float* weights;                                         // [B][V], or null
@@ -209,7 +209,7 @@ struct TreeStep {
     int64_t *length, *root, *known, *pending_tokens, *pending_count;  // [B] twice, [B][N + 1], [B][P], [B]
     void* pending_features;                     // T [rows][P][F dim]
     const float* uniforms;                      // [B][N][columns], or null
-    const int32_t* keys;                        // [B][3] in place of uniforms
+    const int32_t* keys;                        // [B][3] in place of uniforms; neither: as in Choose
     int64_t *step, *steps, *histogram;          // [1], [B], [B][P]
     float* price;                               // [B]
     int64_t *last_path, *last_length, *slot_of, *place_of;  // [B][P], [B], [B][image_slots] twice
@@ -262,7 +262,7 @@ struct GuessHead {
 
 struct AdvanceChosen {
     Filter filter;
-    const int32_t* keys;                             // [B][3]
+    const int32_t* keys;                             // [B][3], or null as in Choose
     const int64_t* place;                            // where a position's row lies in the ring; null without one
     int64_t *tokens, *length, *newest, *step, *steps, *last_length;  // [B][N + 1], [B] ..., step [1]
     int64_t* histogram;                              // [B][histogram_stride]

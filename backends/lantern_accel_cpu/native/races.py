@@ -82,14 +82,19 @@ def accept(
 def described(
     plan: StepPlan, source: NoDrafts | Window, head: Guessing | None
 ) -> tuple[AdvanceChosen, list[Tensor]] | None:
-    """Describe what follows a pass where noise decides, and return what must outlive the description."""
+    """Describe what follows a pass where noise decides, or greedily the likeliest codes are chosen.
+
+    Returns what must outlive the description, too.
+    """
     at, state = plan.sizes, plan.buffers
     held: list[Tensor] = []
     filtered = filter_of(plan.filter, held)
     drafts = drafts_of(
         source, FRESH, ("place", "newest"), ("row_keys", "row_previous", "row_tokens")
     )
-    if filtered is None or drafts is None or state.keys is None:
+    if filtered is None or drafts is None or (state.keys is None) != plan.greedy:
+        return None
+    if plan.greedy and plan.rule.relaxed:
         return None
     buffers: dict[str, Tensor] = {
         "tokens": state.tokens, "length": state.length, "step": state.step, "steps": state.steps,
@@ -97,10 +102,12 @@ def described(
         "report": state.report, **drafts,
     }  # fmt: skip
     rows = source.q if isinstance(source, Window) else None
-    if not lies(torch.int64, *buffers.values()) or not lies(torch.int32, state.keys):
+    keys = [] if state.keys is None else [state.keys]
+    if not lies(torch.int64, *buffers.values()) or not lies(torch.int32, *keys):
         return None
     given = AdvanceChosen(
-        filtered, keys=state.keys.data_ptr(), holds=state.holds.data_ptr(),
+        filtered, keys=None if state.keys is None else state.keys.data_ptr(),
+        holds=state.holds.data_ptr(),
         rows=None if rows is None else rows.data_ptr(), images=at.images, span=at.nodes,
         vocab=at.vocab, image=at.tokens, histogram_stride=state.histogram.stride(0),
         **{name: tensor.data_ptr() for name, tensor in buffers.items()},
@@ -140,7 +147,7 @@ def advance(
 def fresh_guesses(kernels: Kernels, plan: StepPlan) -> FusedStep | None:
     """Return what guesses drafts that no pass has seen (:meth:`.TensorOps.fused_guesses`)."""
     head = guessing(kernels, plan)
-    if head is None or plan.greedy or not isinstance(plan.source, Window):
+    if head is None or not isinstance(plan.source, Window):
         return None
     found = described(plan, plan.source, head)
     if found is None:

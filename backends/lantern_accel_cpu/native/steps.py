@@ -19,7 +19,7 @@ PLAN_VERSION = 2
 
 def fused_step(kernels: Kernels, ops: TensorOps, plan: StepPlan) -> FusedStep | None:
     """Return a plan's step in native calls (:meth:`.TensorOps.fused_step`)."""
-    if plan.version != PLAN_VERSION or plan.greedy:
+    if plan.version != PLAN_VERSION:
         return None
     if isinstance(plan.source, StaticTree | DynamicTree):
         return trees.tree_step(kernels, ops, plan, plan.source)
@@ -45,7 +45,7 @@ def advance(
 ) -> FusedStep | None:
     """Return what follows a pass in one call, on buffers that stay; None where the test has no kernel."""
     run: Callable[[Tensor], bool] | None
-    if plan.buffers.keys is None:
+    if plan.buffers.uniforms is not None:
         run = windows.advance(kernels, plan, source)
     else:
         run = races.advance(kernels, plan, source, head)

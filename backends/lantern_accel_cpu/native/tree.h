@@ -21,6 +21,7 @@ template <class T> struct TreeJob {
     const float* uniforms(int64_t b) const { return g.uniforms + (b * g.image + std::min(*g.step, g.image - 1)) * g.columns; }
     int64_t cell(int64_t b, int64_t ahead) const { return std::min(std::max<int64_t>(g.length[b] + ahead, 0), g.image - 1); }
     bool left_out(int64_t b) const { return g.blind && g.length[b] >= g.image - 1; }
+    bool greedy() const { return !g.keys && !g.uniforms; }
     const int32_t* parent(int64_t b) const { return g.parent + b * g.nodes; }
     const int32_t* depth_of(int64_t b) const { return g.depth_of + b * g.nodes; }
 
@@ -102,16 +103,25 @@ template <class T> struct TreeJob {
             int64_t n = g.vocab, count = g.inner_count[d.level], b = chunk / count, i = chunk % count;
             int64_t width = g.widths[d.level], node = g.inner[d.first + i], children = g.num_children[node];
             float* row = (float*)scratch(14, size_t(2 * whole(n)) * sizeof(float));
+            int64_t* codes = g.tokens + b * g.nodes + g.first_child[node];
+            if (d.job.greedy()) {
+                float most;
+                memcpy(row, d.logits + chunk * n, size_t(n) * sizeof(float));
+                for (int64_t c = 0; c < children; ++c) {
+                    codes[c] = likeliest_code(row, n, most);
+                    row[codes[c]] = -INFINITY;
+                }
+                return;
+            }
             filter_row(g.filter, d.logits + chunk * n, n, row);
             if (g.keys) {
-                int64_t* codes = g.tokens + b * g.nodes + g.first_child[node];
                 return ranked_codes(row, n, g.keys + b * 3, g.length[b] + 1 + d.level, children, row + whole(n), codes);
             }
             memcpy(g.q + (b * g.groups + d.first + i) * n, row, size_t(n) * sizeof(float));
             const float* u = d.job.uniforms(b) + d.used + i * width;
             for (int64_t c = 0; c < children; ++c) {
                 int64_t code = draw_row(row, n, u[c]);
-                g.tokens[b * g.nodes + g.first_child[node] + c] = code;
+                codes[c] = code;
                 row[code] = 0.0f;
             }
         }
@@ -254,7 +264,7 @@ template <class T> struct TreeJob {
             g.holds[b] = g.holds[b] && sum - sum == 0.0f;
             g.finite[b] += g.holds[b];
         }
-        if (g.keys) {
+        if (g.keys || greedy()) {
             std::fill(g.prices, g.prices + g.images * g.depth, 0.0f);
             return choose(Choose{g.filter, g.logits, g.tokens, g.first_child, g.num_children, g.keys, g.length, g.path, g.kept,
                                  g.bonus, nullptr, g.images, g.nodes, g.vocab, int32_t(g.depth)});

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support import native
-from support.engines import GREEDY, SAMPLED
+from support.engines import SAMPLED
 from support.tiny import captions, neighbours, tiny_models
 from torch import Tensor
 
@@ -202,7 +202,6 @@ def test_a_number_that_is_not_finite_is_counted() -> None:
         (window("sjd-pac", 5), SAMPLED),  # siblings
         (window("sjd", 5, "maximal"), SAMPLED),
         (window("scd", 5, fresh="mean"), SAMPLED),
-        (window("scd", 5), GREEDY),
     ],
 )
 def test_what_has_no_kernel_goes_the_engines_way(strategy: Strategy, given: Sampling) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support import native
-from support.engines import SAMPLED
+from support.engines import GREEDY, SAMPLED
 from support.tiny import tiny_models
 from unit.backends.cpu import test_native_steps as steps
 
@@ -37,7 +37,9 @@ class Operators(steps.Pieces):
         return None
 
 
-@pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (steps.UNGUIDED, 2)])
+@pytest.mark.parametrize(
+    ("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (GREEDY, 2), (steps.UNGUIDED, 2)]
+)
 def test_guesses_and_tokens_are_those_of_the_operators(
     given: Sampling, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

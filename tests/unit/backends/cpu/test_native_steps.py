@@ -152,6 +152,25 @@ def test_plain_steps_and_windows(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_greedy_steps(batch: int, dtype: torch.dtype) -> None:
+    draft_lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 5))
+    windows = Strategy(name="windows", tree=Window(length=5, draft_lengths=draft_lengths))
+    trees = [Strategy(name="eagle", tree=tree) for tree in (ChainTree(length=3), LOPSIDED)]
+    beams = [DynamicTree(top_k=k, depth=d, total=n) for k, d, n in ((1, 0, 2), (3, 2, 9))]
+    fresh = [Window(length=7, fresh=kind) for kind in ("above", "left", "left-code", "uniform")]
+    for strategy in (
+        NAMED["vanilla"],
+        windows,
+        Strategy(name="self", tree=self_drafted((1, 4, 6), "int8")),
+        *(Strategy(name="scd", tree=one) for one in (*fresh, Window(length=7, passes=3))),
+        *trees,
+        *(Strategy(name="eagle2", tree=tree) for tree in beams),
+    ):
+        compare(strategy, GREEDY, batch, dtype=dtype, dim=64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("weights", sorted(ROUNDINGS))
 @pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (UNGUIDED, 2)])
 def test_drafts_of_a_copy(given: Sampling, batch: int, weights: str, dtype: torch.dtype) -> None:
@@ -257,14 +276,15 @@ def test_it_is_these_calls_that_were_compared() -> None:
         for name in ("vanilla", "eagle", "eagle2", "lantern", "lantern++"):
             assert at_once(made(whole, NAMED[name], SAMPLED, 1)), name
             assert not at_once(made(pieces, NAMED[name], SAMPLED, 1)), name
+        for name in ("vanilla", "eagle", "eagle2"):
+            assert at_once(made(whole, NAMED[name], GREEDY, 1)), name
 
 
 @pytest.mark.parametrize(
     ("strategy", "given"),
     [
-        (NAMED["eagle"], GREEDY),
-        (NAMED["vanilla"], GREEDY),
-        (NAMED["eagle2"], GREEDY),
+        (NAMED["lantern"], GREEDY),
+        (NAMED["lantern++"], GREEDY),
         (NAMED["lantern++"].model_copy(update={"tv_budget": 0.1}), SAMPLED),
     ],
 )
@@ -276,9 +296,11 @@ def test_what_has_no_kernel_goes_the_engines_way(strategy: Strategy, given: Samp
         assert int(engine.state.step) == 2
 
 
-def test_a_tree_counts_numbers_that_are_not_finite() -> None:
+@pytest.mark.parametrize("given", [SAMPLED, GREEDY])
+@pytest.mark.parametrize("name", ["vanilla", "eagle"])
+def test_a_step_counts_numbers_that_are_not_finite(name: str, given: Sampling) -> None:
     with both() as (whole, _), torch.inference_mode():
-        engine = made(whole, NAMED["eagle"], SAMPLED, 2)
+        engine = made(whole, NAMED[name], given, 2)
         engine.step()
         engine.verifying.target.norm.weight[3] = float("nan")
         engine.step()

@@ -7,7 +7,7 @@ costs are kept: a seed gives the same image again on the same device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, cast
 
@@ -80,14 +80,18 @@ DRAFTER_STEPS = 48
 MOST_DEPTHS = 4
 #: Steps that what is known of a source's lengths beforehand counts for: those of some two images.
 PRIOR_STEPS = 200
+#: Temperatures that are no further apart have drafts of one worth; of others less is known.
+SAME_TEMPERATURE = 0.05
 
 
 class Timed(BaseModel):
     """A source of drafts whose steps were timed: its strategy with the costs and the worth of lengths.
 
-    ``counts``: tokens gained and steps, by length, over ``images``, where its drafts were counted.
-    ``prior``: tokens per step by length that were known before; none for a copy. ``plain``: milliseconds
-    of the plain step that the costs are relative to; None: not kept.
+    ``counts``: tokens gained and steps, by length, over ``images``, where its drafts were counted;
+    those of plain steps between them only where images were drawn. ``late``: how many times as long as
+    their steps cost the fastest of these images took. ``prior``: tokens per step by length that were
+    known before, which count for ``sure`` steps; none for a copy. ``plain``: milliseconds of the plain
+    step that the costs are relative to; None: not kept.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -95,7 +99,9 @@ class Timed(BaseModel):
     strategy: Strategy
     counts: dict[int, list[int]] = {}
     images: int = 0
+    late: float | None = None
     prior: dict[int, float] = {}
+    sure: float = PRIOR_STEPS
     plain: float | None = None
 
     def relative_to(self, plain: float) -> Timed:
@@ -134,7 +140,7 @@ class Timed(BaseModel):
         tree: Any = self.strategy.tree
         lengths = [one.length for one in tree.draft_lengths]
         if self.prior:
-            worth = shifted_by_counts(self.prior, self.counts, PRIOR_STEPS)
+            worth = shifted_by_counts(self.prior, self.counts, self.sure)
         else:
             rate = rate_of_counts(self.counts)
             worth = {length: tokens_of(rate, length) for length in lengths}
@@ -163,6 +169,41 @@ class Timed(BaseModel):
         return max(
             in_batch(p.tokens_per_step or 1.0, images) / (p.cost or 1.0) for p in self.draft_lengths
         )
+
+    def speed(self, images: int) -> float:
+        """Return the speed to expect of a batch: what the steps that were counted came to.
+
+        The best length's promise, which counts for some steps, knows nothing of steps that are plain
+        since its drafts were bad. Nor do costs know of what an image's steps wait for between them.
+        """
+        costs = {p.length: p.cost or 1.0 for p in self.draft_lengths}
+        counted = {n: found for n, found in self.counts.items() if n in costs}
+        if not self.images or not counted:
+            return self.promise(images)
+        best = max(
+            self.draft_lengths,
+            key=lambda p: in_batch(p.tokens_per_step or 1.0, images) / (p.cost or 1.0),
+        )
+        gained, steps = (float(sum(found[i] for found in counted.values())) for i in (0, 1))
+        spent = sum(found[1] * costs[n] for n, found in counted.items())
+        gained += DRAFTER_STEPS * (best.tokens_per_step or 1.0)
+        spent += DRAFTER_STEPS * (best.cost or 1.0)
+        steps += DRAFTER_STEPS
+        return in_batch(gained / steps, images) * steps / (spent * max(self.late or 1.0, 1.0))
+
+    def count(self, counted: Mapping[int, Sequence[int]], seconds: float | None) -> None:
+        """Count an image's steps in, or a batch's: tokens gained and steps by length.
+
+        ``seconds``: what the share of its steps that is counted took; None: nobody measured.
+        """
+        costs = {p.length: p.cost or 1.0 for p in self.draft_lengths}
+        for length, (gained, steps) in counted.items():
+            before = self.counts.get(length, [0, 0])
+            self.counts[length] = [before[0] + gained, before[1] + steps]
+        spent = sum(found[1] * costs.get(n, 1.0) for n, found in counted.items())
+        if seconds is not None and self.plain and spent:
+            late = 1e3 * seconds / (self.plain * spent)
+            self.late = min(self.late or late, late)
 
 
 def _of_device(manifest: Any, nodes: int | None) -> Any:
@@ -359,7 +400,7 @@ class Auto:
     def timed(self, engine: AdaptiveEngine, begin: Callable[[], None]) -> Timed:
         """Time an engine's steps on a request, which must be started again.
 
-        ``begin`` starts it. Drafts of a drafter or a copy are counted, too, for a few steps.
+        ``begin`` starts it. Drafts are counted, too, for a few steps, unless they take many to settle.
         """
         begin()
         times = engine.calibrate(self.backend.stopwatch)
@@ -367,10 +408,14 @@ class Auto:
         plain = min(times[1]) if times.get(1) else None
         counts: dict[int, list[int]] = {}
         prior: dict[int, float] = {}
-        if not isinstance(engine.strategy.tree, Window):
-            length = max(one.length for one in draft_lengths)
+        by_head, length = engine.geometry.guesses, max(one.length for one in draft_lengths)
+        if by_head:  # which settles at once; at the length that is most likely taken
+            usual = {p.length: p.tokens_per_step or engine.usual(p.length) for p in draft_lengths}
+            length = max(draft_lengths, key=lambda p: usual[p.length] / (p.cost or 1.0)).length
+        if length > 1 and (by_head or not isinstance(engine.strategy.tree, Window)):
             begin()
-            most = DRAFTER_STEPS if engine.strategy.needs_drafter else COUNTED_STEPS
+            drafted = by_head or engine.strategy.needs_drafter
+            most = DRAFTER_STEPS if drafted else COUNTED_STEPS
             steps = max(1, min(most, (engine.geometry.tokens - 1) // length))
             counts[length] = [*engine.count(length, steps)]
         if isinstance(engine.strategy.tree, Window | ChainTree):
@@ -387,7 +432,15 @@ class Auto:
         every = tuple(costs.get(one.length, one) for one in tree.draft_lengths)
         update = {"tree": tree.model_copy(update={"draft_lengths": every}), "name": AUTO}
         made = engine.strategy.model_copy(update=update)
-        return Timed(strategy=made, counts=counts, prior=prior, plain=plain).weighed()
+        sure = self._sureness(made, engine.sampling)
+        return Timed(strategy=made, counts=counts, prior=prior, sure=sure, plain=plain).weighed()
+
+    def _sureness(self, strategy: Strategy, sampling: Sampling) -> float:
+        """Return the steps for which what is known of drafts counts, once some are counted here."""
+        relaxed, at = strategy.acceptance.relaxed, sampling.temperature
+        worth = known_tokens_per_step(self.model.weights_hash, at, relaxed)
+        same = worth is not None and abs(worth.temperature - at) < SAME_TEMPERATURE
+        return PRIOR_STEPS if same else DRAFTER_STEPS
 
     def settle(
         self,
@@ -399,10 +452,10 @@ class Auto:
         """Keep what promises most of what was :meth:`timed`, the first of equals, or plain decoding."""
         plain = min((one.plain for one in found if one.plain is not None), default=0.0)
         found = [one.relative_to(plain) for one in found] if plain else found
-        best = max(found, key=lambda one: one.promise(batch) * one.certainty)
-        speedup, strategy = best.promise(batch), best.strategy
+        best = max(found, key=lambda one: one.speed(batch) * one.certainty)
+        speedup, strategy = best.speed(batch), best.strategy
         evidence: dict[str, Any] = {}
-        if speedup < ENOUGH:
+        if best.promise(batch) < ENOUGH:
             speedup, strategy = 1.0, _plainly(asked)
         else:  # the first images say more
             evidence = {"timed": [one.model_dump(mode="json") for one in found]}
@@ -412,18 +465,28 @@ class Auto:
             Choice(key=key, strategy=strategy, speedup=speedup, source=source, evidence=evidence)
         )
 
-    def learn(self, engine: object, asked: Strategy, batch: int, sampling: Sampling) -> None:
-        """Count the drafts of the last request in, for the first images of a kind, and choose again."""
+    def learn(
+        self,
+        engine: object,
+        asked: Strategy,
+        batch: int,
+        sampling: Sampling,
+        seconds: float | None = None,
+    ) -> None:
+        """Count the drafts of the last request in, for the first images of a kind, and choose again.
+
+        ``seconds``: what its steps took; None: nobody measured.
+        """
         found = None if asked.name != AUTO else self.choice(asked, batch, sampling)
         if found is None or "timed" not in found.evidence or not isinstance(engine, AdaptiveEngine):
             return
         every = [Timed.model_validate(one) for one in found.evidence["timed"]]
         for one in every:
             if one.drafts_as(engine.strategy) and one.images < COUNTED_IMAGES:
-                for length, (gained, steps) in engine.counted.items():
-                    if length > 1:
-                        before = one.counts.get(length, [0, 0])
-                        one.counts[length] = [before[0] + gained, before[1] + steps]
+                gained = sum(tokens for tokens, _ in engine.counted.values())
+                share = gained / (batch * max(engine.geometry.tokens - 1, 1))
+                # Steps are counted for every image of a batch, and take their time for all at once.
+                one.count(engine.counted, None if seconds is None else seconds * share * batch)
                 one.images += batch
                 self.settle([each.weighed() for each in every], asked, batch, sampling)
                 return

@@ -88,10 +88,9 @@ class Timed(BaseModel):
     """A source of drafts whose steps were timed: its strategy with the costs and the worth of lengths.
 
     ``counts``: tokens gained and steps, by length, over ``images``, where its drafts were counted;
-    those of plain steps between them only where images were drawn. ``late``: how many times as long as
-    their steps cost the fastest of these images took. ``prior``: tokens per step by length that were
-    known before, which count for ``sure`` steps; none for a copy. ``plain``: milliseconds of the plain
-    step that the costs are relative to; None: not kept.
+    those of plain steps between them only where images were drawn. ``prior``: tokens per step by length
+    that were known before, which count for ``sure`` steps; none for a copy. ``plain``: milliseconds of
+    the plain step that the costs are relative to; None: not kept.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -99,7 +98,6 @@ class Timed(BaseModel):
     strategy: Strategy
     counts: dict[int, list[int]] = {}
     images: int = 0
-    late: float | None = None
     prior: dict[int, float] = {}
     sure: float = PRIOR_STEPS
     plain: float | None = None
@@ -174,7 +172,7 @@ class Timed(BaseModel):
         """Return the speed to expect of a batch: what the steps that were counted came to.
 
         The best length's promise, which counts for some steps, knows nothing of steps that are plain
-        since its drafts were bad. Nor do costs know of what an image's steps wait for between them.
+        since its drafts were bad.
         """
         costs = {p.length: p.cost or 1.0 for p in self.draft_lengths}
         counted = {n: found for n, found in self.counts.items() if n in costs}
@@ -189,21 +187,13 @@ class Timed(BaseModel):
         gained += DRAFTER_STEPS * (best.tokens_per_step or 1.0)
         spent += DRAFTER_STEPS * (best.cost or 1.0)
         steps += DRAFTER_STEPS
-        return in_batch(gained / steps, images) * steps / (spent * max(self.late or 1.0, 1.0))
+        return in_batch(gained / steps, images) * steps / spent
 
-    def count(self, counted: Mapping[int, Sequence[int]], seconds: float | None) -> None:
-        """Count an image's steps in, or a batch's: tokens gained and steps by length.
-
-        ``seconds``: what the share of its steps that is counted took; None: nobody measured.
-        """
-        costs = {p.length: p.cost or 1.0 for p in self.draft_lengths}
+    def count(self, counted: Mapping[int, Sequence[int]]) -> None:
+        """Count an image's steps in, or a batch's: tokens gained and steps by length."""
         for length, (gained, steps) in counted.items():
             before = self.counts.get(length, [0, 0])
             self.counts[length] = [before[0] + gained, before[1] + steps]
-        spent = sum(found[1] * costs.get(n, 1.0) for n, found in counted.items())
-        if seconds is not None and self.plain and spent:
-            late = 1e3 * seconds / (self.plain * spent)
-            self.late = min(self.late or late, late)
 
 
 def _of_device(manifest: Any, nodes: int | None) -> Any:
@@ -465,28 +455,15 @@ class Auto:
             Choice(key=key, strategy=strategy, speedup=speedup, source=source, evidence=evidence)
         )
 
-    def learn(
-        self,
-        engine: object,
-        asked: Strategy,
-        batch: int,
-        sampling: Sampling,
-        seconds: float | None = None,
-    ) -> None:
-        """Count the drafts of the last request in, for the first images of a kind, and choose again.
-
-        ``seconds``: what its steps took; None: nobody measured.
-        """
+    def learn(self, engine: object, asked: Strategy, batch: int, sampling: Sampling) -> None:
+        """Count the drafts of the last request in, for the first images of a kind, and choose again."""
         found = None if asked.name != AUTO else self.choice(asked, batch, sampling)
         if found is None or "timed" not in found.evidence or not isinstance(engine, AdaptiveEngine):
             return
         every = [Timed.model_validate(one) for one in found.evidence["timed"]]
         for one in every:
             if one.drafts_as(engine.strategy) and one.images < COUNTED_IMAGES:
-                gained = sum(tokens for tokens, _ in engine.counted.values())
-                share = gained / (batch * max(engine.geometry.tokens - 1, 1))
-                # Steps are counted for every image of a batch, and take their time for all at once.
-                one.count(engine.counted, None if seconds is None else seconds * share * batch)
+                one.count(engine.counted)
                 one.images += batch
                 self.settle([each.weighed() for each in every], asked, batch, sampling)
                 return

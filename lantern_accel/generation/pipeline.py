@@ -281,7 +281,7 @@ class Pipeline(Loaded):
                 with watch() as decode, of_image(chunk):
                     done = engine.run(ready.steps, report)
                 used = used or self.auto.resolve(strategy, size, sampling)
-                self.auto.learn(engine, strategy, size, sampling, decode.seconds)
+                self.auto.learn(engine, strategy, size, sampling)
                 with watch() as drawing:
                     asked = [request.prompts[index // request.num_images] for index in chunk]
                     seeds = [request.seed + index for index in chunk]

@@ -34,25 +34,13 @@ def test_costs_stay_where_no_plain_step_was_kept() -> None:
     assert one.relative_to(4.0) is one
 
 
-def test_an_image_counts_with_its_plain_steps_and_with_the_time_it_took() -> None:
+def test_an_image_counts_with_its_plain_steps() -> None:
     one = timed(1.25, 2.5, 4.0)
     assert one.speed(1) == one.promise(1) == 2.0, "nothing was drawn"
-    one.count({4: [500, 200], 1: [100, 100]}, None)
-    one.images = 1
+    one.count({4: [300, 150], 1: [100, 100]})
+    one.count({4: [200, 50]})
+    one.images = 2
     drafted, plain = 200 + 48, 100  # 48: for how many steps the promise counts
     assert one.speed(1) == pytest.approx((drafted * 2.5 + plain) / (drafted * 1.25 + plain))
     assert one.promise(1) == 2.0, "which knows of the best length alone"
-    spent = 4e-3 * (200 * 1.25 + 100)
-    one.count({}, None)
-    one.count({4: [500, 200], 1: [100, 100]}, 1.5 * spent)
-    assert one.late == pytest.approx(1.5)
-    one.count({4: [500, 200], 1: [100, 100]}, 1.2 * spent)
-    one.count({4: [500, 200], 1: [100, 100]}, 1.3 * spent)
-    assert one.late == pytest.approx(1.2), "noise makes times long and never short"
-    many = (800 + 48, 400)
-    speed = (many[0] * 2.5 + many[1]) / (many[0] * 1.25 + many[1])
-    assert one.speed(1) == pytest.approx(speed / 1.2)
-    one.count({}, None)
-    one.late = 0.5
-    assert one.speed(1) == pytest.approx(speed), "no source is faster than its steps"
     assert one.speed(4) < one.speed(1), "a batch waits for its slowest image"

@@ -291,7 +291,7 @@ class Drafting(Drafts[DrafterTree]):
             logits = self._guided(ahead, depth, features)
             groups = logits.shape[1]
             if self.choices.greedy:
-                picks = logits.topk(width, dim=-1).indices.to(self.ops.index)
+                picks = self.ops.best(logits, width)[1]
             elif uniforms is None:
                 q = distribution(logits, self.filters)
                 places = (state.length + (depth + 1)).unsqueeze(1).expand(-1, groups)

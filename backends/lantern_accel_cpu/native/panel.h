@@ -46,15 +46,23 @@ struct Still {
     INLINE_MEMBER void fetch() {}
 };
 
-// Two places that a product fetches for later, a line of each with every turn of its loop.
+// A place that a product fetches for later, further on with every turn of its loop.
 struct Ahead {
-    const char *first, *second;
+    const char* at;
     int64_t stride;
     INLINE_MEMBER void fetch() {
-        __builtin_prefetch(first, 0, 2);
-        __builtin_prefetch(second, 0, 2);
-        first += stride;
-        second += stride;
+        __builtin_prefetch(at, 0, 2);
+        at += stride;
+    }
+};
+
+// The same, of two lines a turn.
+struct AheadTwice {
+    const char* at;
+    INLINE_MEMBER void fetch() {
+        __builtin_prefetch(at, 0, 2);
+        __builtin_prefetch(at + 64, 0, 2);
+        at += 128;
     }
 };
 
@@ -152,22 +160,24 @@ INLINE void pick(int m, const A* x, int64_t ldx, const T* w, int64_t k, float* y
 
 // One panel times m rows of x: y [m][PANEL]. Rows of x lie ldx apart and have even(k) elements. `after` is
 // where this thread goes on: it is fetched meanwhile, a whole panel ahead, since less is used up before it has come.
+// All calls fetch their share: more than memory delivers while one of them multiplies would hold up the products.
 template <class A, class T>
 void panel(const A* x, int64_t ldx, int64_t m, const T* w, int64_t k, float* y, const T* after) {
-    int64_t blocks = (m + ROWS - 1) / ROWS;
-    bool once = blocks == 1 && STEP == PANEL;
+    int64_t blocks = (m + ROWS - 1) / ROWS, calls = blocks * (PANEL / STEP);
     for (int64_t first = 0; first < k; first += DEPTH) {
         int64_t depth = k - first < DEPTH ? k - first : DEPTH, turns = sizeof(T) == 2 ? (depth + 1) / 2 : depth;
-        const char* here = (const char*)(w + first * PANEL);
         const char* next = (const char*)(first + depth < k ? w + (first + depth) * PANEL : after);
-        int64_t call = 0;  // a turn reads two lines: the first call fetches all of them, or two calls half each
+        int64_t stride = (128 + calls - 1) / calls;  // a turn reads two lines
         for (int64_t b = 0; b < blocks; ++b) {
             int64_t from = m * b / blocks, to = m * (b + 1) / blocks;
-            for (int c = 0; c < PANEL; c += STEP, ++call) {
+            for (int c = 0; c < PANEL; c += STEP, next += turns * stride) {
                 const T* at = w + first * PANEL + c * (sizeof(T) == 2 ? 2 : 1);
-                Ahead ahead{next, next + 64, 128};
-                if (!once) ahead = Ahead{call < 2 ? next + call * turns * 64 : here, here, 64};
-                pick<ROWS>(int(to - from), x + from * ldx + first, ldx, at, depth, y + from * PANEL + c, first > 0, ahead);
+                const A* rows = x + from * ldx + first;
+                float* to_y = y + from * PANEL + c;
+                if (calls == 1)
+                    pick<ROWS>(int(to - from), rows, ldx, at, depth, to_y, first > 0, AheadTwice{next});
+                else
+                    pick<ROWS>(int(to - from), rows, ldx, at, depth, to_y, first > 0, Ahead{next, stride});
             }
         }
     }

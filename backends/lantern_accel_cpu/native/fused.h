@@ -113,10 +113,117 @@ bool fused(const bf16* x, int64_t ldx, int64_t m, const char* w, int kept, int64
 }
 #endif
 
-// A panel times m rows in registers (above); false where these are too many, or there is no such form.
-template <class A>
-bool fused(const A*, int64_t, int64_t, const char*, int, int64_t, float*, const float*, int64_t) {
+
+// --- float32 activations ---------------------------------------------------------------------------
+
+// Rows whose sums of V vectors of columns, next to the weights that are being made, the registers hold: all columns of
+// a panel in one go, or the first and the other half one after the other.
+constexpr int PANEL_VECTORS = PANEL / W, HALF_VECTORS = PANEL_VECTORS / 2;
+constexpr int PANEL_ROWS = WIDTH == 16 ? 4 : WIDTH == 8 ? 2 : 0, HALF_ROWS = WIDTH > 4 ? 4 : 0;
+
+// Inputs [i, i + N), whose weights weight(i, c) makes, times M rows.
+template <int M, int V, int N, class Weight>
+INLINE void add_inputs(F (&acc)[M][V], const float* x, int64_t ldx, Weight weight) {
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) {
+        F a[M];
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) a[m] = splat(x[m * ldx + i]);
+#pragma GCC unroll 4
+        for (int c = 0; c < V; ++c) {
+            F w = weight(i, c);
+#pragma GCC unroll 4
+            for (int m = 0; m < M; ++m) acc[m][c] += a[m] * w;
+        }
+    }
+}
+
+// V vectors of columns of a panel, from `column` on; a line of `far` is fetched for every 64 bytes that are read.
+template <int M, int V>
+void fused_bytes(const float* x, int64_t ldx, const char* w, int column, int64_t k, float* y, Lines far) {
+    F acc[M][V] = {};
+    const char* from = w + PANEL * 4 + column * 4;
+    for (int64_t i = 0; i < k; i += 4, from += PANEL * 4) {
+        U lanes[V];
+#pragma GCC unroll 4
+        for (int c = 0; c < V; ++c) lanes[c] = load<U>(from + c * W * 4);
+        far.fetch();
+        if (V * W == PANEL) far.fetch();
+        auto weight = [&](int j, int c) INLINE_LAMBDA { return lifted_byte(lanes[c], j); };
+        const float* at = x + i;
+        switch (k - i) {  // what is behind a row's end is not a number perhaps
+            case 1: add_inputs<M, V, 1>(acc, at, ldx, weight); break;
+            case 2: add_inputs<M, V, 2>(acc, at, ldx, weight); break;
+            case 3: add_inputs<M, V, 3>(acc, at, ldx, weight); break;
+            default: add_inputs<M, V, 4>(acc, at, ldx, weight);
+        }
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+        for (int c = 0; c < V; ++c) put(y + m * PANEL + column + c * W, acc[m][c]);
+}
+
+// The same of whole groups, k a multiple of GROUP.
+template <int M, int V, int BITS>
+void fused_groups(const float* x, int64_t ldx, const char* w, int column, int64_t k, float* y, Lines far) {
+    constexpr int64_t ROW = PANEL * 4, LANES = BITS == 6 ? 3 : 2;  // rows of lanes of 16 inputs
+    F acc[M][V] = {};
+    for (int64_t i = 0; i < k; w += ROW * (1 + GROUP / 16 * LANES)) {
+        const char* from = w + ROW + column * 4;
+        far.fetch();
+        if (V * W == PANEL) far.fetch();
+        for (int64_t end = i + GROUP; i < end; i += 16, from += LANES * ROW) {
+#pragma GCC unroll 6
+            for (int line = 0; line < LANES * (V * W == PANEL ? 2 : 1); ++line) far.fetch();
+#pragma GCC unroll 8
+            for (int t = 0; t < 8; ++t) {
+                U pairs[V];
+#pragma GCC unroll 4
+                for (int c = 0; c < V; ++c) pairs[c] = codes<BITS>(from + c * W * 4, t) | 0x43004300u;
+                add_inputs<M, V, 2>(acc, x + i + 2 * t, ldx, [&](int j, int c) INLINE_LAMBDA {
+                    Scale scale(w, column + c * W);
+                    return (j ? upper(pairs[c]) : lower(pairs[c])) * scale.step + scale.offset;
+                });
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+        for (int c = 0; c < V; ++c) put(y + m * PANEL + column + c * W, acc[m][c]);
+}
+
+template <int M, int V> void fused_columns(const float* x, int64_t ldx, const char* w, int kept, int64_t k, float* y) {
+    for (int column = 0; column < PANEL; column += V * W) {
+        bool whole = V * W == PANEL;
+        Lines far{w + FAR + (column ? 64 : 0), whole ? 64 : 128};
+        if (kept == INT8)
+            fused_bytes<M, V>(x, ldx, w, column, k, y, far);
+        else if (kept == INT6)
+            fused_groups<M, V, 6>(x, ldx, w, column, k, y, far);
+        else
+            fused_groups<M, V, 4>(x, ldx, w, column, k, y, far);
+    }
+    if (kept == INT8) put_steps(y, M, (const float*)w, LIFTED);
+}
+
+template <int M> INLINE bool fused_rows(int64_t m, const float* x, int64_t ldx, const char* w, int kept, int64_t k, float* y) {
+    if constexpr (M > 0) {
+        if (m != M) return fused_rows<M - 1>(m, x, ldx, w, kept, k, y);
+        fused_columns<M, (M <= PANEL_ROWS ? PANEL_VECTORS : HALF_VECTORS)>(x, ldx, w, kept, k, y);
+        return true;
+    }
     return false;
 }
+
+// A panel times m rows in registers; false where these are too many, or there is no such form.
+bool fused(const float* x, int64_t ldx, int64_t m, const char* w, int kept, int64_t k, float* y, const float*, int64_t) {
+    if (kept != INT8 && k % GROUP) return false;
+    return fused_rows<HALF_ROWS>(m, x, ldx, w, kept, k, y);
+}
+#if defined(DOT_PRODUCTS) && defined(LANTERN_EMULATED)
+bool fused(const bf16*, int64_t, int64_t, const char*, int, int64_t, float*, const float*, int64_t) { return false; }
+#endif
 
 }  // namespace

@@ -41,11 +41,6 @@ template <class T> constexpr int64_t panel_size(int64_t k) {
     return (sizeof(T) == 2 ? even(k) : k) * PANEL;
 }
 
-// Fetches nothing: for weights that are in the first cache already.
-struct Still {
-    INLINE_MEMBER void fetch() {}
-};
-
 // A place that a product fetches for later, further on with every turn of its loop.
 struct Ahead {
     const char* at;

@@ -35,9 +35,24 @@ struct Weights {
     }
 };
 
-// Whole numbers below 2^23 as floats.
-INLINE F number(U x) { return (F)(x | 0x4b000000u) - 8388608.0f; }
 INLINE F signed_byte(U x, int at) { return __builtin_convertvector((I)(x << (24 - 8 * at)) >> 24, F); }
+
+// Byte `at` of each lane as a signed number times 2^24, which float32 has exactly: two operations in place of three.
+constexpr float LIFTED = 0x1p-24f;  // what takes that off again, with a step
+INLINE F lifted_byte(U x, int at) {
+#if WIDTH > 4
+    const int8_t o = -1, a = int8_t(at), b = int8_t(4 + at), c = int8_t(8 + at), d = int8_t(12 + at);
+    __m128i order = _mm_setr_epi8(o, o, o, a, o, o, o, b, o, o, o, c, o, o, o, d);
+#endif
+#if WIDTH == 16
+    x = (U)_mm512_shuffle_epi8((__m512i)x, _mm512_broadcast_i32x4(order));
+#elif WIDTH == 8
+    x = (U)_mm256_shuffle_epi8((__m256i)x, _mm256_broadcastsi128_si256(order));
+#else
+    x = x << (24 - 8 * at) & 0xff000000u;
+#endif
+    return __builtin_convertvector((I)x, F);
+}
 
 // Codes 2 t and 2 t + 1 of 16 in the lower and upper half of each lane. `from`: for int4 two rows of lanes of 8 codes,
 // for int6 two rows of lower bits and one of upper bits.
@@ -58,15 +73,24 @@ struct Lines {
     }
 };
 
-// The weights [K][PANEL] as float32.
-struct Floats {
-    typedef float type;
+constexpr int GROUP_ROWS = 6;  // whose sums of a group, and in all, the registers hold
+constexpr float ADDED = 128;  // what bits 0x4300 in the upper half add to the number in the seven below them
 
-    static void bytes(const char* from, int64_t deep, const float* step, float* to, Lines far) {
+// The steps and offsets of W columns of a group, whose codes become numbers with ADDED.
+struct Scale {
+    F step, offset;
+    explicit Scale(const char* group, int column = 0)
+        : step(get((const bf16*)group + column)), offset(get((const bf16*)group + PANEL + column) - ADDED * step) {}
+};
+
+// [K][PANEL] as float32: signed bytes lifted, without their steps, and the weights of groups.
+struct Floats {
+    static void bytes(const char* from, int64_t deep, float* to, Lines far) {
         for (int64_t i = 0; i < deep; i += 4, from += PANEL * 4, to += 4 * PANEL, far.fetch())
             for (int c = 0; c < PANEL; c += W) {
                 U x = load<U>(from + c * 4);
-                for (int j = 0; j < 4; ++j) put(to + j * PANEL + c, signed_byte(x, j) * load<F>(step + c));
+#pragma GCC unroll 4
+                for (int j = 0; j < 4; ++j) put(to + j * PANEL + c, lifted_byte(x, j));
             }
     }
 
@@ -75,13 +99,13 @@ struct Floats {
         const char* at = from + PANEL * 4;
         for (int k = 0; k < GROUP; k += 16, at += 2 * BITS * PANEL, to += 16 * PANEL)
             for (int c = 0; c < PANEL; c += W) {
-                F step = get((const bf16*)from + c), offset = get((const bf16*)from + PANEL + c);
+                Scale scale(from, c);
 #pragma GCC unroll 8
                 for (int t = 0; t < 8; ++t) {
-                    U pair = codes<BITS>(at + c * 4, t);
+                    U pair = codes<BITS>(at + c * 4, t) | 0x43004300u;
                     if (t % (W / 4) == 0) far.fetch();
-                    put(to + 2 * t * PANEL + c, number(pair & 0xffffu) * step + offset);
-                    put(to + (2 * t + 1) * PANEL + c, number(pair >> 16) * step + offset);
+                    put(to + 2 * t * PANEL + c, lower(pair) * scale.step + scale.offset);
+                    put(to + (2 * t + 1) * PANEL + c, upper(pair) * scale.step + scale.offset);
                 }
             }
     }
@@ -127,8 +151,6 @@ const bool looks_up = __builtin_cpu_supports("avx512vbmi");
 #endif
 
 #ifdef DOT_PRODUCTS
-constexpr float ADDED = 128;  // what bits 0x4300 add to the number in their lower seven
-
 // Whole numbers [K / 2][PANEL][2] as bfloat16; those of groups with ADDED.
 struct Wholes {
     static void bytes(const char* from, int64_t deep, bf16* to, Lines far) {
@@ -162,7 +184,6 @@ struct Wholes {
 };
 
 // Rows times groups of whole numbers: a group's sum, times its step, and its offset times the sum of x.
-constexpr int GROUP_ROWS = 6;
 template <int M>
 void group_rows(const bf16* x, int64_t ldx, const bf16* w, const char* from, int64_t bytes, int64_t k, const float* sums,
                 int64_t ld_sums, float* y, bool more, Lines far) {
@@ -184,17 +205,12 @@ void group_rows(const bf16* x, int64_t ldx, const bf16* w, const char* from, int
                 for (int c = 0; c < COLUMNS; ++c) part[m][c] = dot(part[m][c], pairs[c], pair);
             }
         }
-        F step[COLUMNS], offset[COLUMNS];
 #pragma GCC unroll 8
         for (int c = 0; c < COLUMNS; ++c) {
-            step[c] = get((const bf16*)from + c * W);
-            offset[c] = get((const bf16*)from + PANEL + c * W) - ADDED * step[c];
-        }
+            Scale scale(from, c * W);
 #pragma GCC unroll 16
-        for (int m = 0; m < M; ++m) {
-            F sum = splat(sums[m * ld_sums]);
-#pragma GCC unroll 8
-            for (int c = 0; c < COLUMNS; ++c) acc[m][c] += part[m][c] * step[c] + sum * offset[c];
+            for (int m = 0; m < M; ++m)
+                acc[m][c] += part[m][c] * scale.step + splat(sums[m * ld_sums]) * scale.offset;
         }
     }
     finish<M>(acc, y);
@@ -219,6 +235,12 @@ template <int MOST, class Call> INLINE void blocks_of(int64_t m, Call call) {
     }
 }
 
+// Multiply sums of whole numbers by the steps of a panel's signed bytes.
+INLINE void put_steps(float* y, int64_t m, const float* step, float lifted) {
+    for (int64_t r = 0; r < m; ++r)
+        for (int c = 0; c < PANEL; c += W) put(y + r * PANEL + c, load<F>(y + r * PANEL + c) * (load<F>(step + c) * lifted));
+}
+
 // As `panel`, of a panel in fewer bits. sums: of the groups of x's rows, ld_sums a row; for groups and bfloat16 x.
 template <class A>
 void rounded_panel(const A* x, int64_t ldx, int64_t m, const char* w, int kept, int64_t k, int64_t size, float* y,
@@ -226,19 +248,19 @@ void rounded_panel(const A* x, int64_t ldx, int64_t m, const char* w, int kept, 
     alignas(64) A tile[PIECE<A> * PANEL];
     const char* end = w + size;
     int64_t bytes = kept == INT8 ? 0 : PANEL * (4 + GROUP * (kept == INT6 ? 6 : 4) / 8);
-    const float* step = (const float*)w;
     const char* at = kept == INT8 ? w + PANEL * 4 : w;
+    bool apart = sizeof(A) == 2 && kept != INT8;  // sums of groups
+    int64_t most = apart ? GROUP_ROWS : ROWS, calls = (m + most - 1) / most * (PANEL / STEP);
     for (int64_t first = 0; first < k; first += PIECE<A>) {
         int64_t deep = k - first < PIECE<A> ? k - first : PIECE<A>, groups = (deep + GROUP - 1) / GROUP;
         int64_t taken = kept == INT8 ? (deep + 3) / 4 * 4 * PANEL : groups * bytes, turns = sizeof(A) == 2 ? (deep + 1) / 2 : deep;
         const char* there = at + FAR < end || !after ? at + FAR : after + (at + FAR - end);
         Lines far{there, 64};
         if (kept == INT8) {
-            far.stride = 128;
 #ifdef DOT_PRODUCTS
             if constexpr (sizeof(A) == 2) Wholes::bytes(at, deep, tile, far);
 #endif
-            if constexpr (sizeof(A) == 4) Floats::bytes(at, deep, step, tile, far);
+            if constexpr (sizeof(A) == 4) Floats::bytes(at, deep, tile, far);
         }
         for (int64_t g = 0; g < groups && kept != INT8; ++g) {
             const char* from = at + g * bytes;
@@ -248,14 +270,18 @@ void rounded_panel(const A* x, int64_t ldx, int64_t m, const char* w, int kept, 
 #endif
             if constexpr (sizeof(A) == 4) kept == INT6 ? Floats::group<6>(from, to, far) : Floats::group<4>(from, to, far);
         }
-        Lines rest{kept == INT8 ? there + 64 : there + taken / 2, kept == INT8 ? taken / turns / 2 * 2 : taken / 2 / turns};
+        // The other half, which all calls share (see `panel`).
+        int64_t stride = (taken / 2 + calls * turns - 1) / (calls * turns);
+        const char* rest = there + taken / 2;
         for (int c = 0; c < PANEL; c += STEP) {
 #ifdef DOT_PRODUCTS
             if constexpr (sizeof(A) == 2) {
-                if (kept != INT8) {
+                if (apart) {
                     blocks_of<GROUP_ROWS>(m, [&](int64_t r, int64_t count) {
                         pick_groups<GROUP_ROWS>(int(count), x + r * ldx + first, ldx, tile + 2 * c, at + 2 * c, bytes, deep,
-                                                sums + r * ld_sums + first / GROUP, ld_sums, y + r * PANEL + c, first > 0, rest);
+                                                sums + r * ld_sums + first / GROUP, ld_sums, y + r * PANEL + c, first > 0,
+                                                Lines{rest, stride});
+                        rest += turns * stride;
                     });
                     continue;
                 }
@@ -263,21 +289,13 @@ void rounded_panel(const A* x, int64_t ldx, int64_t m, const char* w, int kept, 
 #endif
             blocks_of<ROWS>(m, [&](int64_t r, int64_t count) {
                 const A* w = tile + (sizeof(A) == 2 ? 2 : 1) * c;
-                float* to = y + r * PANEL + c;
-                if (r == 0 && c == 0)
-                    pick<ROWS>(int(count), x + r * ldx + first, ldx, w, deep, to, first > 0, rest);
-                else
-                    pick<ROWS>(int(count), x + r * ldx + first, ldx, w, deep, to, first > 0, Still{});
+                pick<ROWS>(int(count), x + r * ldx + first, ldx, w, deep, y + r * PANEL + c, first > 0, Lines{rest, stride});
+                rest += turns * stride;
             });
         }
         at += taken;
     }
-    if (kept == INT8 && sizeof(A) == 2)
-        for (int64_t r = 0; r < m; ++r)
-            for (int c = 0; c < PANEL; c += W) {
-                float* to = y + r * PANEL + c;
-                put(to, load<F>(to) * load<F>(step + c));
-            }
+    if (kept == INT8) put_steps(y, m, (const float*)w, sizeof(A) == 4 ? LIFTED : 1.0f);
 }
 
 // Sums of groups of inputs, [m][groups].

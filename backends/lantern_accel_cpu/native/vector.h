@@ -25,6 +25,7 @@ struct bf16 {
 
 #define INLINE static inline __attribute__((always_inline))
 #define INLINE_MEMBER inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
 
 INLINE F splat(float x) { return x - F{}; }
 INLINE U splat_bits(uint32_t x) { return x + U{}; }

@@ -15,7 +15,7 @@ import torch
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.clock import Work, both_clocks, lasting, products
 from lantern_accel.errors import BackendError
-from lantern_accel.measure.record import Ceilings, ClockCheck, Reading, not_measured
+from lantern_accel.measure.record import Ceilings, ClockCheck, Reading, is_measured, not_measured
 
 #: Seconds that one reading should take, so that the stopwatch's own cost does not count.
 READING = 0.01
@@ -45,6 +45,11 @@ def measure_ceilings(
             flops[name], sizes[name] = _matmul(backend, one)
         except RuntimeError as error:
             flops[name] = not_measured(f"the product failed: {_first_line(error)}")
+    # Numbers of any dtype can be multiplied as float32, where their own products are slow.
+    name, wide = str(dtype).removeprefix("torch."), flops["float32"]
+    own = flops[name]
+    if is_measured(own) and is_measured(wide) and own < wide:
+        flops[name], sizes[name] = wide, sizes["float32"]
     say("ceilings: launches")
     eager, captured = _launch(backend)
     return Ceilings(

@@ -1,8 +1,10 @@
 // The C interface, and the choice of a unit at run time.
 #include "native.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <string.h>
 #include <thread>
 #include <vector>
@@ -63,6 +65,45 @@ template <class T> void pack(const T* w, int64_t ldw, int64_t k, int64_t n, int6
                 }
 }
 
+float value_of(uint16_t bits) {
+    uint32_t whole = uint32_t(bits) << 16;
+    float x;
+    memcpy(&x, &whole, 4);
+    return x;
+}
+
+// A row of bfloat16 in whole numbers below 2^14: the step that they count, which is no number where a weight is none.
+float word_step(const uint16_t* row, int64_t k) {
+    float most = 0;
+    for (int64_t i = 0; i < k; ++i) {
+        float size = std::fabs(value_of(row[i]));
+        if (!(size <= 3.4e38f)) return NAN;
+        most = std::max(most, size);
+    }
+    int exponent;
+    std::frexp(most, &exponent);
+    return std::ldexp(1.0f, std::max(exponent, -100) - 14);
+}
+
+// Panels of WORDS, each of which begins with its steps.
+void pack_words(const uint16_t* w, int64_t ldw, int64_t k, int64_t n, char* out) {
+    int64_t deep = (k + 1) / 2;
+    for (int64_t p = 0; p * PANEL < n; ++p, out += PANEL * 4 + deep * PANEL * 4) {
+        float* steps = (float*)out;
+        int16_t* codes = (int16_t*)(out + PANEL * 4);
+        for (int64_t c = 0; c < PANEL; ++c) {
+            int64_t row = p * PANEL + c;
+            bool there = row < n;
+            float step = steps[c] = there ? word_step(w + row * ldw, k) : 1.0f;
+            float turn = step == step ? 1.0f / step : 0.0f;
+            for (int64_t i = 0; i < 2 * deep; ++i) {
+                float x = there && i < k && turn != 0 ? value_of(w[row * ldw + i]) * turn : 0.0f;
+                codes[(i / 2 * PANEL + c) * 2 + i % 2] = int16_t(std::lrint(x));
+            }
+        }
+    }
+}
+
 double seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -93,7 +134,7 @@ std::atomic<uint64_t> sink{0};
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // Changes with every change of what follows.
-EXPORT int lantern_version() { return 9; }
+EXPORT int lantern_version() { return 10; }
 // What it was built from.
 EXPORT const char* lantern_sources() { return SOURCES; }
 
@@ -115,6 +156,11 @@ EXPORT void lantern_pack(const void* w, int64_t ldw, int64_t k, int64_t n, int32
         pack((const uint16_t*)w, ldw, k, n, 2, (uint16_t*)out);
     else
         pack((const float*)w, ldw, k, n, 1, (float*)out);
+}
+// bfloat16 weights as WORDS, where the unit takes them so.
+EXPORT int lantern_takes_words() { return unit->words; }
+EXPORT void lantern_pack_words(const void* w, int64_t ldw, int64_t k, int64_t n, void* out) {
+    pack_words((const uint16_t*)w, ldw, k, n, (char*)out);
 }
 // Store [rows][count][heads][width], elements of so many bytes, in slots of a layer's keys or values.
 EXPORT void lantern_store(const Cache* cache, void* to, const void* from, const int64_t* slots, int32_t rows,

@@ -47,7 +47,7 @@ def guessing(kernels: Kernels, plan: StepPlan) -> Guessing | None:
     features = torch.zeros(at.images, at.nodes, dim)
     given = library.GuessHead(
         *(t.data_ptr() for t in (head.codes, head.place, head.start)),
-        *(one.data_ptr() for one in packed), bias.data_ptr(),
+        *(one.address for one in packed), bias.data_ptr(),
         feature.data_ptr(), features.data_ptr(), dim, head.mid.shape[1], head.mid.shape[0],
         len(head.start), head.grid, DTYPES[dtype],
     )  # fmt: skip

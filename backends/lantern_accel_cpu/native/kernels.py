@@ -29,6 +29,8 @@ from lantern_accel_cpu.native.library import (
 from lantern_accel_cpu.native.rounded import RoundedPanels
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+#: What an address says of weights in whole numbers of 16 bits, as the kernels have it.
+WORDS = 4
 
 
 class Panels(Tensor):
@@ -55,6 +57,30 @@ class Panels(Tensor):
             (panels, deep, PANEL, group), (deep * PANEL * group, PANEL * group, group, 1)
         )
         return whole.transpose(1, 2).reshape(panels * PANEL, deep * group)[:n, :k].contiguous()
+
+
+class WordPanels(Panels):
+    """A matrix of bfloat16 as whole numbers of 16 bits, for units that multiply these (``words.h``)."""
+
+    @property
+    def address(self) -> int:
+        return self.data_ptr() + WORDS
+
+    def dense(self) -> Tensor:
+        """Return the matrix as it is multiplied: small weights are off by 2^-15 of a row's largest."""
+        n, k = self.shape
+        deep, panels = -(-k // 2), -(-n // PANEL)
+        plain, size = self.as_subclass(Tensor), word_panel(k)
+        whole = plain.as_strided((panels, size), (size, 1))
+        steps = whole[:, : 2 * PANEL].contiguous().view(torch.float32).view(panels, PANEL, 1)
+        codes = whole[:, 2 * PANEL :].contiguous().view(torch.int16).view(panels, deep, PANEL, 2)
+        weights = codes.transpose(1, 2).reshape(panels, PANEL, 2 * deep) * steps
+        return weights.view(panels * PANEL, 2 * deep)[:n, :k].to(torch.bfloat16)
+
+
+def word_panel(inputs: int) -> int:
+    """Return the numbers of 16 bits in a panel of :class:`WordPanels`: its steps, then its codes."""
+    return PANEL * (2 + 2 * -(-inputs // 2))
 
 
 def takes(weight: object, dtype: torch.dtype) -> TypeGuard[Panels | RoundedPanels]:
@@ -147,6 +173,10 @@ class Kernels:
         if weight.stride(1) != 1:
             weight = weight.contiguous()
         n, k = weight.shape
+        if weight.dtype == torch.bfloat16 and self.library.takes_words():
+            out = torch.empty(-(-n // PANEL) * word_panel(k), dtype=weight.dtype)
+            self.library.pack_words(weight.data_ptr(), weight.stride(0), k, n, out.data_ptr())
+            return out.as_strided((n, k), (k, 1)).as_subclass(WordPanels)
         group = 2 if weight.dtype == torch.bfloat16 else 1
         size = -(-n // PANEL) * PANEL * -(-k // group) * group
         out = torch.empty(size, dtype=weight.dtype)

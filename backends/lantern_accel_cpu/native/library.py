@@ -25,7 +25,7 @@ from typing import Any
 from lantern_accel.errors import BackendError
 from lantern_accel_cpu.native import build
 
-VERSION = 9
+VERSION = 10
 PANEL = 32
 
 
@@ -232,6 +232,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "runs": (c_int, [c_char_p]),
     "threads": (None, [c_int]),
     "pack": (None, [c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p]),
+    "takes_words": (c_int, []),
+    "pack_words": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "store": (None, [POINTER(Cache), c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32]),
     "linear": (None, [POINTER(Linear)]),
     "attend": (None, [POINTER(Attend)]),

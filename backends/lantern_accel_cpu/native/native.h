@@ -21,7 +21,8 @@ enum { PANEL = 32 };
 // bits. INT4: [8][PANEL] lanes of 8 inputs, the even ones in the lower half. INT6: [4][3][PANEL], of 16 inputs first
 // their lower 4 bits so, then their upper 2 bits in one lane: a byte of it has those of the same bytes of the two lanes
 // below, the first one's in its lower half. DRAFTS is added where activations may be rounded as well (integers.h).
-enum Kept : int32_t { WHOLE = 0, INT8 = 1, INT6 = 2, INT4 = 3, DRAFTS = 8 };
+// WORDS are bfloat16 in whole numbers (words.h): float32 [PANEL], the steps, then int16 [K / 2][PANEL][2].
+enum Kept : int32_t { WHOLE = 0, INT8 = 1, INT6 = 2, INT4 = 3, WORDS = 4, DRAFTS = 8 };
 
 // Where keys and values lie, counted in elements: slot s of head h in row r of a layer begins at
 // r * row + h * head + s * slot, and its d elements are neighbours.
@@ -309,6 +310,7 @@ struct Unit {
     uint64_t (*read)(const void* p, size_t bytes);  // touches every byte
     double (*multiply)(int64_t rounds);             // does rounds * lanes multiply-adds, returns a sum
     int lanes;
+    int words;  // 1 where bfloat16 weights are kept as WORDS
 };
 
 // --- pool.cpp ------------------------------------------------------------------------------------

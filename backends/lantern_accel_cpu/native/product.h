@@ -2,22 +2,22 @@
 #pragma once
 
 #include "fused.h"
-#include "integers.h"
+#include "words.h"
 
 namespace {
 
 // Panels [from, to) of a product, in blocks of rows; each [count][PANEL] goes to
-// emit(panel, first row, count, values). `after`: the panel that this thread reads when these are done. `bytes`: x in
-// 8 bits, where there is some.
+// emit(panel, first row, count, values). `after`: the panel that this thread reads when these are done. `integers`: x
+// in whole numbers, where there are some.
 constexpr int64_t BLOCK = 96;
 
 template <class T, class A, class Emit>
 void product(const A* x, int64_t ldx, int64_t m, const Weights& w, int64_t k, int64_t from, int64_t to,
-             const char* after, const ByteRows& bytes, Emit emit) {
+             const char* after, const Integers& integers, Emit emit) {
     float* tile = (float*)scratch(8, BLOCK * PANEL * sizeof(float));
     int64_t size = w.panel<T>(k), groups = (k + GROUP - 1) / GROUP;
     float* sums = nullptr;
-    if (!bytes.numbers && sizeof(A) == 2 && (w.kept == INT6 || w.kept == INT4)) {
+    if (!integers.bytes.numbers && sizeof(A) == 2 && (w.kept == INT6 || w.kept == INT4)) {
         sums = (float*)scratch(29, size_t(m * groups) * sizeof(float));
         group_sums(x, ldx, m, k, sums);
     }
@@ -26,8 +26,10 @@ void product(const A* x, int64_t ldx, int64_t m, const Weights& w, int64_t k, in
             int64_t count = m - r < BLOCK ? m - r : BLOCK;
             const char *here = w.start + p * size, *next = p + 1 < to || !after ? here + size : after;
             const A* rows = x + r * ldx;
-            if (bytes.numbers)
-                byte_panel(bytes.from(r), count, here, w.kept, k, tile);
+            if (integers.words.numbers)
+                word_panel(integers.words.from(r), count, here, k, tile, next);
+            else if (integers.bytes.numbers)
+                byte_panel(integers.bytes.from(r), count, here, w.kept, k, tile);
             else if (w.kept == WHOLE)
                 panel(rows, ldx, count, (const T*)here, k, tile, (const T*)next);
             else if (!fused(rows, ldx, count, here, w.kept, k, tile, sums + r * groups, groups))
@@ -57,7 +59,7 @@ template <class T> struct LinearJob {
     const Linear* given;
     const A* x;
     int64_t ldx, count;
-    ByteRows bytes;
+    Integers integers;
 
     static int chunks(void* self, int) { return pieces(((LinearJob*)self)->count); }
 
@@ -66,7 +68,7 @@ template <class T> struct LinearJob {
         const Linear& g = *job.given;
         int64_t each = share(job.count), from = chunk * each;
         int64_t to = from + each < job.count ? from + each : job.count;
-        product<T>(job.x, job.ldx, g.m, Weights(g.weight), g.k, from, to, nullptr, job.bytes,
+        product<T>(job.x, job.ldx, g.m, Weights(g.weight), g.k, from, to, nullptr, job.integers,
                 [&](int64_t p, int64_t first, int64_t count, float* tile) {
                     int64_t columns = g.n - p * PANEL < PANEL ? g.n - p * PANEL : PANEL;
                     const T* bias = (const T*)g.bias;
@@ -100,8 +102,8 @@ template <class T> void linear_of(const Linear& g) {
     for (int64_t r = 0; r < g.m; ++r) copy_row((const T*)g.x + r * g.x_stride, g.k, x + r * job.ldx);
     job.x = x;
     Weights w(g.weight);
-    job.bytes = byte_room(33, g.m, g.k, w);
-    to_bytes(x, job.ldx, g.m, g.k, w.kept, job.bytes);
+    job.integers = integer_room(33, g.m, g.k, w);
+    to_integers(x, job.ldx, g.m, g.k, w.kept, job.integers);
     bool small = g.k * g.n * (g.m + 3) < (1 << 18);
     pool_run(Job{&job, LinearJob<T>::work, nullptr, LinearJob<T>::chunks, 1}, small);
 }

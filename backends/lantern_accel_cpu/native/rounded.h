@@ -30,6 +30,7 @@ struct Weights {
             case INT8: return PANEL * 4 + (k + 3) / 4 * PANEL * 4;
             case INT6: return groups * PANEL * (4 + GROUP * 6 / 8);
             case INT4: return groups * PANEL * (4 + GROUP * 4 / 8);
+            case WORDS: return PANEL * 4 + even(k) * PANEL * 2;
             default: return panel_size<T>(k) * int64_t(sizeof(T));
         }
     }

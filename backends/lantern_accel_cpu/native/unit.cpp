@@ -39,6 +39,11 @@ double multiply(int64_t rounds) {
 
 }  // namespace
 
+#ifdef WORD_PRODUCTS
+#define TAKES_WORDS 1
+#else
+#define TAKES_WORDS 0
+#endif
 #define NAMED2(x) unit_##x
 #define NAMED(x) NAMED2(x)
 #define TEXT2(x) #x
@@ -47,5 +52,5 @@ double multiply(int64_t rounds) {
 extern const Unit NAMED(UNIT);
 const Unit NAMED(UNIT) = {
     TEXT(UNIT), linear, attend, rotate_write, rms_norm, swiglu, trunk, window_pass, guide, filter, draw,
-    accept, couple, recall, advance, race, perturb, choose, advance_chosen, fresh_guesses, likeliest, tree_step, read, multiply, CHAINS * W,
+    accept, couple, recall, advance, race, perturb, choose, advance_chosen, fresh_guesses, likeliest, tree_step, read, multiply, CHAINS * W, TAKES_WORDS,
 };

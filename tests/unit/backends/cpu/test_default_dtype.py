@@ -21,7 +21,7 @@ from lantern_accel_cpu.spec import Spec
     [
         (True, "avx512bf16", torch.bfloat16, None, "the processor multiplies it"),
         (True, None, torch.bfloat16, None, "the processor multiplies it"),
-        (False, "avx2", torch.bfloat16, torch.float32, "widened in registers"),
+        (False, "avx2", torch.bfloat16, torch.float32, "multiplied as whole numbers"),
         (False, "avx512", torch.bfloat16, torch.float32, "widened in registers"),
         (False, "neon", torch.float32, torch.float32, "slower here"),
         (False, None, torch.float32, torch.float32, "slower here"),
@@ -56,7 +56,7 @@ def test_the_device_is_described_with_it() -> None:
 
 
 @native.needs_native
-@pytest.mark.parametrize("unit", [one for one in native.units() if one in cpu.WIDENING])
+@pytest.mark.parametrize("unit", [one for one in native.units() if one in cpu.BFLOAT16_UNITS])
 def test_exact_strategies_draw_the_same_tokens_in_bfloat16(
     unit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

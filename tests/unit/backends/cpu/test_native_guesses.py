@@ -67,3 +67,27 @@ def test_a_step_with_a_head_is_one_native_call_in_bfloat16_too(
         assert int(engine.state.length.min()) == engine.geometry.tokens - 1
         assert int(plain.state.length.min()) == engine.geometry.tokens - 1
         assert int(engine.state.steps.max()) <= engine.geometry.tokens - 1
+
+
+def test_guesses_in_bfloat16_are_nearly_all_those_of_the_operators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steps, "tiny_models", headed)
+    monkeypatch.setattr(steps, "Pieces", Operators)
+    strategy = Strategy(name="scd", tree=Window(length=6, fresh="head", passes=0))
+    same, every = 0, 0
+    with steps.both() as (whole, pieces), torch.inference_mode():
+        got, want = (
+            steps.made(ops, strategy, SAMPLED, 3, torch.bfloat16) for ops in (whole, pieces)
+        )
+        for _ in range(got.geometry.tokens):
+            got.step()
+            want.step()
+            if not torch.equal(got.state.length, want.state.length):
+                break
+            for image, length in enumerate(got.state.length.tolist()):
+                drafts = slice(length + 1, min(length + 6, got.geometry.tokens))
+                equal = got.state.tokens[image, drafts] == want.state.tokens[image, drafts]
+                same, every = same + int(equal.sum()), every + equal.numel()
+    assert every > 100
+    assert same > 0.8 * every, (same, every)

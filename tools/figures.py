@@ -34,6 +34,11 @@ AUTO = (
     "batch16",
     "batch32",
 )
+#: Races on a processor with AVX2 alone, as the data and the page name them.
+AVX2 = {
+    "composed-batch1": "the bundled model, 24 composed prompts",
+    "llamagen-b-256": "LlamaGen-B's size, 8 prompts",
+}
 RACES = {
     "llamagen-bundled": (("float32", 1), ("float32", 2), ("bfloat16", 1), ("bfloat16", 2)),
     "llamagen-b": (("float32", 1), ("float32", 2), ("bfloat16", 1), ("bfloat16", 2)),
@@ -83,6 +88,7 @@ def figures() -> list[Figure]:
         *_stepcost(),
         *_sized(),
         *_rounded(),
+        *_avx2(),
         *_races(),
         *_evaluation(),
         *_load(),
@@ -320,10 +326,28 @@ def _sized() -> Iterator[Figure]:
         yield _figure(f"auto at the size of {name}", text, data, command, BITS)
 
 
+def _avx2() -> Iterator[Figure]:
+    """Yield the rows of the table of a processor with AVX2 alone: races, then steps."""
+    command = "python tools/race_auto.py"
+    for name, label in AVX2.items():
+        data = f"profiles/auto/zen3-{name}.json"
+        found = _read(data)["batches"]["1"]["summary"]["auto"]
+        text = (
+            f"| {label} | {found['median']:.2f}x | {found['least']:.2f}x | {found['most']:.2f}x | "
+        )
+        text += f"{found['below_0.97']} | {found['tokens_per_step']:.2f} |"
+        yield _figure(f"auto with AVX2 alone, {name}", text, data, command, BENCHMARKS)
+    yield from _rounded_steps("zen3", BENCHMARKS)
+
+
 def _rounded() -> Iterator[Figure]:
+    yield from _rounded_steps("epyc", BITS)
+
+
+def _rounded_steps(machine: str, page: str) -> Iterator[Figure]:
     plain: dict[str, list[float]] = {}
     for weights in ("full", "int8"):
-        data = f"profiles/stepcost/epyc-llamagen-b-{weights}.json"
+        data = f"profiles/stepcost/{machine}-llamagen-b-{weights}.json"
         found = _read(data)
         plain[weights], nodes = _steps(found)
         floor = 1e3 * found["costs"][0]["floor_bytes"] / found["ceilings"]["read_bytes_per_s"]
@@ -331,7 +355,7 @@ def _rounded() -> Iterator[Figure]:
         text = f"| `{weights}` | {low:.1f} to {high:.1f} ms | {100 * floor / high:.0f} to "
         text += f"{100 * floor / low:.0f} % | {nodes:.1f} ms |"
         command = f"lantern-accel stepcost --size llamagen-b-256 --weights {weights}"
-        yield _figure(f"a step in {weights}", text, data, command, BITS)
+        yield _figure(f"a step in {weights}, {machine}", text, data, command, page)
 
 
 def _steps(found: Any) -> tuple[list[float], float]:

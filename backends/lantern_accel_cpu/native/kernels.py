@@ -67,7 +67,7 @@ class WordPanels(Panels):
         return self.data_ptr() + WORDS
 
     def dense(self) -> Tensor:
-        """Return the matrix as it is multiplied: small weights are off by 2^-15 of a row's largest."""
+        """Return the matrix as it is multiplied: small weights are off by 2^-14 of a row's largest."""
         n, k = self.shape
         deep, panels = -(-k // 2), -(-n // PANEL)
         plain, size = self.as_subclass(Tensor), word_panel(k)

@@ -1,6 +1,6 @@
 // Products of bfloat16 weights in whole numbers of 16 bits, for processors that multiply pairs of these faster than
 // float32 (AVX2): a step of a weight's row is a power of two, so that weights within a 64th of the row's largest are what
-// they were, and the others off by 2^-15 of it at most. Activations are rounded to 12 bits, with a step for every GROUP
+// they were, and the others off by 2^-14 of it at most. Activations are rounded to 12 bits, with a step for every GROUP
 // inputs; where a processor multiplies bfloat16 itself, they are rounded to 8.
 //
 // A group's sum is a whole number below 2^31, and groups are added in order: a row's result depends on no other row.

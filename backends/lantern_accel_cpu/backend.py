@@ -113,7 +113,7 @@ class DeviceBackend(Backend):
         return pack(weight) if packs(weight) else weight
 
     def unpack(self, weight: Tensor | Rounded | RoundedPanels) -> Tensor:
-        """Return the matrix that a packed one was made of, or what rounding left of it."""
+        """Return the matrix that a packed one was made of, as it is multiplied."""
         if isinstance(weight, RoundedPanels | Rounded):
             return weight.dense(torch.float32)
         if isinstance(weight, Panels):

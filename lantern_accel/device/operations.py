@@ -181,7 +181,8 @@ class TensorOps(SamplingOps):
     def unpack(self, weight: Any) -> Tensor:
         """Return the matrix ``[out, in]`` that :meth:`pack` or :meth:`pack_rounded` was given.
 
-        Needed by a device whose :meth:`pack` makes another one: a copy in fewer bits is made of it.
+        It is the matrix as the device multiplies it, with whatever rounding packing brought. Needed by a
+        device whose :meth:`pack` makes another one: a copy in fewer bits is made of it.
         """
         found: Tensor = weight if isinstance(weight, Tensor) else weight.dense(torch.float32)
         return found

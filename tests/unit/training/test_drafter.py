@@ -307,7 +307,11 @@ def test_the_head_is_read_in_whatever_order_the_backend_keeps_it(
     written = load_file(folder / "target.safetensors")["output.weight"]
     with lantern_accel.load(folder, device="cpu", dtype=dtype) as pipeline:
         found = head_matrix(pipeline.model.target)
-    assert torch.equal(found, written.to(getattr(torch, dtype)).float())
+    given = written.to(getattr(torch, dtype)).float()
+    if dtype == "float32":
+        assert torch.equal(found, given)
+    # Kernels may keep bfloat16 as whole numbers, small ones to 2^-14 of their row's largest.
+    assert bool(((found - given).abs() <= 2**-14 * given.abs().amax(1, keepdim=True)).all())
 
 
 def test_captioned_images_are_learnt_from_and_damaged_ones_named(tmp_path: Path) -> None:

@@ -260,7 +260,6 @@ def test_the_python_reference_has_every_name(made):
         assert re.findall(r"^#+ .*$", written(name), re.M) == headings, name
 
 
-@pytest.mark.long
 def test_the_python_reference_is_what_the_docstrings_say(made):
     for name, text in made.items():
         assert written(name) == text, f"docs/reference/{name}: run python tools/docs_site.py"

@@ -29,7 +29,7 @@ def products(backend: Backend, count: int) -> Work:
 
 def lasting(make: Callable[[int], Work], seconds: float) -> Work:
     """Return the work of as many pieces as the device takes ``seconds`` for; kernels are chosen then."""
-    count, run = 4, make(4)
+    count, run = 1, make(1)
     _until_there(run)
     while _until_there(run) < seconds and count < 2**20:
         count *= 2

@@ -23,7 +23,13 @@ from lantern_accel.decoding.maximal_coupling import Coupled
 from lantern_accel.decoding.siblings import Siblings
 from lantern_accel.decoding.sources.base import register
 from lantern_accel.decoding.sources.head_window import HeadWindow
-from lantern_accel.decoding.sources.window import InvariantWindow, MaximalWindow, Ring, WindowDrafts
+from lantern_accel.decoding.sources.window import (
+    SIBLING_SHARES,
+    InvariantWindow,
+    MaximalWindow,
+    Ring,
+    WindowDrafts,
+)
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.step_engine import StepEngine
 from lantern_accel.decoding.target import Drafter, Target, above_of, place_of, row_of
@@ -211,6 +217,7 @@ class JacobiEngine(StepEngine):
             width=fresh.width,
             anew=self.window.tail == "anew",
             siblings=self.siblings.counts,
+            sibling_shares=SIBLING_SHARES,
             passes=g.passes,
             kept=g.kept,
             recalled=0 if maximal is None else maximal.looked_up,

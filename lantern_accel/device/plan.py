@@ -333,9 +333,10 @@ class Window:
     :class:`~lantern_accel.strategy.values.Window`), ``width`` tokens from a position to the one below;
     ``above [N]``: each token's token above, where rows differ. ``code_kind [N]``, ``open_codes [K,
     V]``: the codes that a token may be, where not every token may be any. ``anew``: behind a
-    replacement drafts are drawn anew. ``siblings`` of the first drafts; ``recalled`` drafts behind a
-    replacement are looked up in the last ``passes`` passes (maximal coupling); ``fresh_column``: the
-    first of the uniforms for fresh drafts.
+    replacement drafts are drawn anew. ``siblings`` of the first drafts, each drawn from its draft's own
+    row of ``q``, its left neighbour's and the one above it, in ``sibling_shares``; ``recalled`` drafts
+    behind a replacement are looked up in the last ``passes`` passes (maximal coupling);
+    ``fresh_column``: the first of the uniforms for fresh drafts.
 
     ``newest``: the last position that a pass has predicted. ``place``: the row of ``q`` that each
     position has, of ``kept`` rows, the last for what is past the image; ``q``: the distributions of
@@ -351,6 +352,7 @@ class Window:
     width: int
     anew: bool
     siblings: tuple[int, ...]
+    sibling_shares: tuple[float, float, float]
     passes: int
     kept: int
     recalled: int

@@ -134,7 +134,7 @@ std::atomic<uint64_t> sink{0};
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // Changes with every change of what follows.
-EXPORT int lantern_version() { return 10; }
+EXPORT int lantern_version() { return 11; }
 // What it was built from.
 EXPORT const char* lantern_sources() { return SOURCES; }
 
@@ -221,6 +221,7 @@ EXPORT void lantern_fresh_guesses(const AdvanceChosen* given) { unit->fresh_gues
 EXPORT void lantern_advance_chosen(const AdvanceChosen* given, const float* logits) {
     unit->advance_chosen(*given, logits);
 }
+EXPORT void lantern_siblings(const AdvanceChosen* given) { unit->siblings(*given); }
 EXPORT void lantern_advance(const Advance* given, const float* logits) { unit->advance(*given, logits); }
 
 // Seconds to read the memory once, each thread its share.

@@ -119,38 +119,49 @@ template <class T> void guided_states(const WindowPass& g, const T* states) {
 }
 
 template <class T> void window_pass_of(const WindowPass& g, float* out) {
-    int64_t rows = g.images * g.branches, queries = rows * g.span, dim = g.trunk.dim;
-    int64_t room = g.slots - g.prefix - 1;  // behind the image's slots comes one for what is past its end
+    int64_t others = g.siblings ? g.siblings->total : 0, count = g.span + others;
+    int64_t rows = g.images * g.branches, queries = rows * count, dim = g.trunk.dim;
+    // Behind the image's slots come those of siblings, and one for what is past its end.
+    int64_t room = g.slots - g.prefix - others - 1;
     T* states = (T*)scratch(24, size_t(queries * dim) * sizeof(T));
-    Queries<T> at(g.trunk, rows, g.span, g.slots, states, dim);
+    Queries<T> at(g.trunk, rows, count, g.slots, states, dim);
+    auto node = [&](int64_t q, int64_t place, int64_t token, int64_t slot) {
+        int64_t cell = std::min(place, g.image - 1);
+        at.slots[q] = slot;
+        at.following[q] = std::min(cell + 1, g.image - 1);
+        at.turn(q, g.cos, g.sin, cell);
+        memcpy(at.x + q * dim, (const T*)g.embedding + token * dim, size_t(dim) * sizeof(T));
+    };
     for (int64_t r = 0; r < rows; ++r) {
         int64_t b = r % g.images, length = g.length[b];
         for (int64_t i = 0; i < g.span; ++i) {
-            int64_t q = r * g.span + i, place = length + i, cell = std::min(place, g.image - 1);
-            int64_t token = g.tokens[b * (g.image + 1) + std::min(place, g.image)];
-            at.slots[q] = place < room ? g.prefix + place : g.slots - 1;
-            at.following[q] = std::min(cell + 1, g.image - 1);
-            at.turn(q, g.cos, g.sin, cell);
-            memcpy(at.x + q * dim, (const T*)g.embedding + token * dim, size_t(dim) * sizeof(T));
+            int64_t place = length + i, token = g.tokens[b * (g.image + 1) + std::min(place, g.image)];
+            node(r * count + i, place, token, place < room ? g.prefix + place : g.slots - 1);
         }
+        for (int64_t s = 0; s < others; ++s)
+            node(r * count + g.span + s, length + 1 + g.siblings->beside[s], g.siblings->codes[b * others + s], g.prefix + room + s);
         if (g.blind && length >= g.image - 1) continue;
         int32_t* list = at.list();
         int32_t prompt = seen_prompt(g.prompt + b * g.prefix, g.prefix, list);
-        int64_t image = std::min(length + g.span, room), found = prompt + image;
+        int64_t image = std::min(length + g.span, room), seen = prompt + image, found = seen + others;
         for (int64_t i = 0; i < image; ++i) list[prompt + i] = int32_t(g.prefix + i);
-        for (int64_t i = 0; i < g.span; ++i) {
+        for (int64_t s = 0; s < others; ++s) list[seen + s] = int32_t(g.prefix + room + s);
+        for (int64_t i = 0; i < count; ++i) {
+            // A sibling sees what its draft sees, but itself in the draft's place.
+            int64_t s = i - g.span, ahead = s < 0 ? i + 1 : 1 + g.siblings->beside[s];
             float* keep = at.keep(i);
-            int64_t sees = prompt + std::min(length + i + 1, room);
+            int64_t sees = prompt + std::min(length + ahead, room);
             std::fill(keep, keep + sees, 1.0f);
             std::fill(keep + sees, keep + found, 0.0f);
+            if (s >= 0) keep[seen + s] = 1.0f;
         }
         at.see(r, found);
     }
     at.run();
     float* logits = (float*)scratch(23, size_t(queries * g.vocab) * sizeof(float));
-    logits_of(states, dim, dim, at.heads, at.open * g.span, queries, g.head, g.vocab, logits);
+    logits_of(states, dim, dim, at.heads, at.open * count, queries, g.head, g.vocab, logits);
     if (g.features) guided_states(g, states);
-    guide(Guide{logits, g.scale, nullptr, nullptr, at.following, nullptr, out, g.images, g.span, g.vocab, g.branches, 0});
+    guide(Guide{logits, g.scale, nullptr, nullptr, at.following, nullptr, out, g.images, count, g.vocab, g.branches, 0});
 }
 
 void window_pass(const WindowPass& g, float* out) {

@@ -11,15 +11,20 @@ from lantern_accel.device.plan import StepPlan
 from lantern_accel_cpu.native.guesses import Guessing
 from lantern_accel_cpu.native.kernels import Kernels, lies, takes
 from lantern_accel_cpu.native.library import WindowPass, byref
+from lantern_accel_cpu.native.sibling_drafts import SiblingDrafts
 from lantern_accel_cpu.native.trunk import address_of, trunk_of
 
 
 def window_pass(
-    kernels: Kernels, plan: StepPlan, head: Guessing | None = None
+    kernels: Kernels,
+    plan: StepPlan,
+    head: Guessing | None = None,
+    others: SiblingDrafts | None = None,
 ) -> Callable[[], Tensor] | None:
-    """Return the pass of a plan whose nodes are a chain; None where the target has no kernel.
+    """Return the pass of a plan's window; None where the target has no kernel.
 
-    ``head``: a draft head, for which the pass keeps its states.
+    ``head``: a draft head, for which the pass keeps its states; ``others``: siblings of the first drafts,
+    nodes behind the window's.
 
     The function returns guided logits float32 ``[B, T, V]``, in memory that its next call overwrites.
     """
@@ -46,13 +51,14 @@ def window_pass(
     given = WindowPass(
         trunk.given, stack.embedding.data_ptr(), address_of(stack.head), cos.data_ptr(), sin.data_ptr(),
         buffers.prefix_mask.data_ptr(), buffers.tokens.data_ptr(), buffers.length.data_ptr(),
-        None if scale is None else scale.data_ptr(), images=at.images, span=at.nodes,
+        None if scale is None else scale.data_ptr(), images=at.images, span=at.depth + 1,
         image=at.tokens, vocab=at.vocab, prefix=at.prefix, slots=at.slots,
         branches=at.branches, blind=at.images > 1,
         features=None if head is None else head.features.data_ptr(),
+        siblings=None if others is None else others.address,
     )  # fmt: skip
     out = torch.empty(at.images, at.nodes, at.vocab)
-    library, keep = kernels.library, (plan, trunk, cos, sin, head)
+    library, keep = kernels.library, (plan, trunk, cos, sin, head, others)
 
     def run() -> Tensor:
         assert keep

@@ -52,5 +52,5 @@ double multiply(int64_t rounds) {
 extern const Unit NAMED(UNIT);
 const Unit NAMED(UNIT) = {
     TEXT(UNIT), linear, attend, rotate_write, rms_norm, swiglu, trunk, window_pass, guide, filter, draw,
-    accept, couple, recall, advance, race, perturb, choose, advance_chosen, fresh_guesses, likeliest, tree_step, read, multiply, CHAINS * W, TAKES_WORDS,
+    accept, couple, recall, advance, race, perturb, choose, advance_chosen, siblings, fresh_guesses, likeliest, tree_step, read, multiply, CHAINS * W, TAKES_WORDS,
 };

@@ -117,7 +117,7 @@ def advance(
     kernels: Kernels, plan: StepPlan, source: NoDrafts | Window
 ) -> Callable[[Tensor], bool] | None:
     """Return what follows a pass under uniforms in one call, on buffers that stay."""
-    if plan.rule.relaxed:
+    if plan.rule.relaxed or (isinstance(source, Window) and source.siblings):
         return None
     at, state = plan.sizes, plan.buffers
     held: list[Tensor] = []
@@ -178,7 +178,7 @@ def drafts_of(
     """
     if isinstance(source, NoDrafts):
         return {"root": source.root}
-    if source.siblings or source.code_kind is not None or source.above is not None:
+    if source.code_kind is not None or source.above is not None:
         return None
     found = {name: getattr(source, name) for name in (*drafts, *notes)}
     if source.fresh not in fresh or any(found[name] is None for name in drafts):

@@ -175,6 +175,7 @@ def test_what_follows_a_pass_needs_no_engine(cpu: DeviceBackend) -> None:
         width=3,
         anew=False,
         siblings=(),
+        sibling_shares=(1.0, 1.0, 1.0),
         passes=0,
         kept=0,
         recalled=0,

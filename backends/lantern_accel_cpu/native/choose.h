@@ -1,5 +1,5 @@
 // Decoding where noise decides every token: races of rows, the walk down a tree, and what follows a pass over windows.
-// The arithmetic is that of decoding/invariant.py and decoding/window_invariant.py, step by step.
+// The arithmetic is that of decoding/invariant.py and decoding/sources/window.py, step by step.
 #pragma once
 
 #include "guess.h"

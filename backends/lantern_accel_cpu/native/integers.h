@@ -51,6 +51,7 @@ INLINE I dot_bytes(I sum, U codes, U numbers) {  // codes below 64: no pair of p
 #define APART 0, 4, 1, 5, 2, 6, 3, 7, 8, 9, 10, 11, 12, 13, 14, 15
 #endif
 typedef int8_t Small __attribute__((vector_size(WIDTH)));
+typedef int16_t Half __attribute__((vector_size(4 * WIDTH)));
 
 // The product of four signed codes and numbers. `INT8` sums begin at signed_start(sum of the numbers).
 TARGET INLINE I dot_signed(I sum, U codes, U numbers) {
@@ -262,10 +263,153 @@ INLINE void pick_bytes(int m, const ByteRows& x, int64_t s, int64_t rows, const 
         pick_bytes<KIND, M - 1>(m, x, s, rows, from, column, y, far);
 }
 
+#if WIDTH == 8
+// --- many rows: codes of 4 and 6 bits come apart once for all of them ------------------------------------
+
+// Sums of products stay in 16 bits for so many rows of lanes: 2 x 127 x 63 x 2 and 2 x 127 x 15 x 8 are below 2^15.
+template <int KIND> constexpr int SHORT_SUMS = KIND == INT6 ? 2 : 8;
+constexpr int64_t MANY_ROWS = 6;
+constexpr int WIDE_ROWS = 4;
+constexpr int64_t LANES_EACH = GROUP / 4;  // rows of lanes of a group whose codes are apart
+
+// The codes of groups that lie at `from`, a byte each: of every four inputs a row of lanes.
+template <int KIND> void take_apart(const char* from, int64_t groups, uint32_t* out) {
+    for (const char* lanes = from; groups; --groups) {
+        lanes += PANEL * 4;
+        if (KIND == INT4) {
+            for (int i = 0; i < GROUP / 8; ++i, lanes += PANEL * 4, out += 2 * PANEL)
+#pragma GCC unroll 4
+                for (int c = 0; c < PANEL; c += W) {
+                    U both = load<U>(lanes + c * 4);
+                    put(out + c, both & 0x0f0f0f0fu);
+                    put(out + PANEL + c, both >> 4 & 0x0f0f0f0fu);
+                }
+        } else {
+            for (int i = 0; i < GROUP / 16; ++i, lanes += 3 * PANEL * 4, out += 4 * PANEL)
+#pragma GCC unroll 4
+                for (int c = 0; c < PANEL; c += W) {
+                    U a = load<U>(lanes + c * 4), b = load<U>(lanes + PANEL * 4 + c * 4);
+                    U upper = load<U>(lanes + 2 * PANEL * 4 + c * 4);
+                    put(out + c, (a & 0x0f0f0f0fu) | (upper << 4 & 0x30303030u));
+                    put(out + PANEL + c, (a >> 4 & 0x0f0f0f0fu) | (upper << 2 & 0x30303030u));
+                    put(out + 2 * PANEL + c, (b & 0x0f0f0f0fu) | (upper & 0x30303030u));
+                    put(out + 3 * PANEL + c, (b >> 4 & 0x0f0f0f0fu) | (upper >> 2 & 0x30303030u));
+                }
+        }
+    }
+}
+
+// As byte_rows, with codes that are apart; `steps`: of the first group's, `bytes` before the next one's. `lines` are
+// fetched with each group.
+template <int KIND, int M>
+void wide_rows(const ByteRows& x, int64_t s, int64_t groups, const uint32_t* codes, const char* steps, int64_t bytes,
+               int column, float* y, const char* far, int64_t lines) {
+    constexpr int V = COLUMNS, LANES = SHORT_SUMS<KIND>;
+    const __m256i ones = _mm256_set1_epi16(1);
+    int64_t ld = x.spans * SPAN, ld_sums = x.spans * AT_ONCE;
+    const int8_t* at = x.numbers + s * SPAN;
+    const int32_t* sums = x.sum + s * AT_ONCE;
+    F acc[M][V];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+        for (int c = 0; c < V; ++c) acc[m][c] = F{};
+    codes += column;
+    for (; groups; --groups, ++sums, steps += bytes) {
+        for (int64_t i = 0; i < lines; ++i, far += 64) __builtin_prefetch(far, 0, 0);
+        I part[M][V];
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+            for (int c = 0; c < V; ++c) part[m][c] = I{};
+        for (int i = 0; i < LANES_EACH; i += LANES, codes += LANES * PANEL, at += 4 * LANES) {
+            Half sum[M][V];
+#pragma GCC unroll 8
+            for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+                for (int c = 0; c < V; ++c) sum[m][c] = Half{};
+#pragma GCC unroll 1
+            for (int lane = 0; lane < LANES; ++lane) {
+                U four[V];
+#pragma GCC unroll 4
+                for (int c = 0; c < V; ++c) four[c] = load<U>(codes + lane * PANEL + c * W);
+#pragma GCC unroll 8
+                for (int m = 0; m < M; ++m) {
+                    uint32_t given;
+                    memcpy(&given, at + m * ld + 4 * lane, 4);
+                    U numbers = splat_bits(given);
+#pragma GCC unroll 4
+                    for (int c = 0; c < V; ++c)
+                        sum[m][c] += (Half)_mm256_maddubs_epi16((__m256i)four[c], (__m256i)numbers);
+                }
+            }
+#pragma GCC unroll 8
+            for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+                for (int c = 0; c < V; ++c) part[m][c] += (I)_mm256_madd_epi16((__m256i)sum[m][c], ones);
+        }
+        F step[V], offset[V];
+#pragma GCC unroll 4
+        for (int c = 0; c < V; ++c) {
+            step[c] = get((const bf16*)steps + column + c * W);
+            offset[c] = get((const bf16*)steps + PANEL + column + c * W);
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+            float sum = float(sums[m * ld_sums]);
+#pragma GCC unroll 4
+            for (int c = 0; c < V; ++c) {
+                acc[m][c] = multiply_add(offset[c], splat(sum), acc[m][c]);
+                acc[m][c] = multiply_add(__builtin_convertvector(part[m][c], F), step[c], acc[m][c]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+        float turn = x.step[m * x.spans + s];
+#pragma GCC unroll 4
+        for (int c = 0; c < V; ++c) {
+            float* to = y + m * PANEL + column + c * W;
+            put(to, multiply_add(acc[m][c], splat(turn), s ? load<F>(to) : F{}));
+        }
+    }
+}
+
+template <int KIND, int M>
+INLINE void pick_wide(int m, const ByteRows& x, int64_t s, int64_t groups, const uint32_t* codes, const char* steps,
+                      int64_t bytes, int column, float* y, const char* far, int64_t lines) {
+    if (m == M)
+        wide_rows<KIND, M>(x, s, groups, codes, steps, bytes, column, y, far, lines);
+    else if constexpr (M > 1)
+        pick_wide<KIND, M - 1>(m, x, s, groups, codes, steps, bytes, column, y, far, lines);
+}
+
+// As byte_panel, to the last bit.
+template <int KIND> void wide_panel(const ByteRows& x, int64_t m, const char* at, int64_t k, float* y) {
+    constexpr int64_t LANES = KIND == INT6 ? GROUP / 16 * 3 : GROUP / 8, BYTES = PANEL * 4 * (LANES + 1);
+    alignas(64) uint32_t codes[AT_ONCE * LANES_EACH * PANEL];
+    int64_t calls = (m + WIDE_ROWS - 1) / WIDE_ROWS * (PANEL / STEP) * AT_ONCE;
+    int64_t lines = (AT_ONCE * BYTES / 64 + calls - 1) / calls;
+    for (int64_t s = 0; s < x.spans; ++s, at += AT_ONCE * BYTES) {
+        int64_t groups = std::min((k - s * SPAN + GROUP - 1) / GROUP, AT_ONCE);
+        take_apart<KIND>(at, groups, codes);
+        const char* far = at + AT_ONCE * BYTES;
+        blocks_of<WIDE_ROWS>(m, [&](int64_t r, int64_t count) {
+            for (int column = 0; column < PANEL; column += STEP, far += lines * groups * 64)
+                pick_wide<KIND, WIDE_ROWS>(int(count), x.from(r), s, groups, codes, at, BYTES, column, y + r * PANEL, far, lines);
+        });
+    }
+}
+#endif
+
 // As `panel`, of m rows in 8 bits and a panel of codes.
 template <int KIND> void byte_panel(const ByteRows& x, int64_t m, const char* w, int64_t k, float* y) {
     constexpr int64_t LANES = KIND == INT8 ? GROUP / 4 : KIND == INT6 ? GROUP / 16 * 3 : GROUP / 8;  // rows of a group
     constexpr int64_t BYTES = PANEL * 4 * (LANES + (KIND != INT8));
+#if WIDTH == 8
+    if constexpr (KIND != INT8)
+        if (m >= MANY_ROWS) return wide_panel<KIND>(x, m, w, k, y);
+#endif
     const char* at = KIND == INT8 ? w + PANEL * 4 : w;
     int64_t calls = (m + BYTE_ROWS - 1) / BYTE_ROWS * (PANEL / STEP);
     for (int64_t s = 0; s < x.spans; ++s, at += AT_ONCE * BYTES) {

@@ -257,7 +257,7 @@ struct Advance {
     int32_t anew, above;                             // above: fresh drafts follow the row above, else the left
 };
 
-// What follows a pass over B windows of L positions where noise decides (decoding/window_invariant.py): the tokens that
+// What follows a pass over B windows of L positions where noise decides (decoding/sources/window.py): the tokens that
 // it chooses, which drafts are those, and further drafts. K: rows of the ring, then a trash row; M: `passes`.
 // Plain decoding has a root and none of the buffers of drafts.
 // A draft head: tables [6][V + 1][hidden], [N][hidden], [J][hidden]; panels [J hidden][D], [hidden + rank][D],

@@ -59,6 +59,7 @@ INLINE U rounded(F x) {
 INLINE F get(const float* p) { return load<F>(p); }
 INLINE F get(const bf16* p) { return (F)(__builtin_convertvector(load<H>(p), U) << 16); }
 INLINE void put(float* p, F x) { memcpy(p, &x, sizeof x); }
+INLINE void put(uint32_t* p, U x) { memcpy(p, &x, sizeof x); }
 INLINE void put(bf16* p, F x) {
 #if defined(DOT_PRODUCTS) && !defined(LANTERN_EMULATED)
     __m256bh h = _mm512_cvtneps_pbh((__m512)x);  // the same, but that it takes numbers below 1.2e-38 for 0

@@ -106,6 +106,19 @@ def test_a_copys_products_lose_nothing_where_8_bits_hold_the_activations(unit, n
 
 @pytest.mark.parametrize("unit", units())
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_codes_and_activations_leave_no_register(unit, name, sign):
+    weight = torch.ones(40, 512)
+    weight[:, ::64] = -1.0  # the other end of every group
+    made = rounded(weight, ROUNDINGS[name])
+    for rows in (1, 5, 9):
+        x = torch.full((rows, 512), sign)
+        found = kernels(unit).linear(x, RoundedPanels.of(made, drafts=True), None)
+        check_product(found, x, made)
+
+
+@pytest.mark.parametrize("unit", units())
+@pytest.mark.parametrize("name", FORMATS)
 def test_a_copys_products_are_off_by_half_a_step_of_each_activation_at_most(unit, name):
     ops = kernels(unit)
     for rows, inputs, outputs in SIZES:

@@ -80,6 +80,22 @@ def _filter(size: int, cut: bool) -> Case:
     return Case("filter", shape, "sampling", "_filter", constants, types, warps)
 
 
+def _rounded(name: str, bits: int, rows: int) -> Case:
+    from lantern_accel_cuda.kernels import rounded
+
+    number = "*fp32" if bits == 8 else "*bf16"
+    types = HALVES | {"codes": "*i8" if bits == 8 else "*u8", "step": number, "offset": number}
+    constants = {
+        "BITS": bits, "BIAS": False, "WHOLE": False, "BLOCK_M": rows, "BLOCK_N": rounded.OUTPUTS,
+    }  # fmt: skip
+    types |= {"bias": "*bf16", "out": "*fp32"}
+    options = {"num_stages": rounded.STAGES}
+    shape = f"{name}, up to {rows} rows"
+    return Case(
+        "rounded", shape, "rounded", "_product", constants, types, rounded.warps_of(rows), options
+    )
+
+
 def cases() -> list[Case]:
     """Return every kernel at the shapes of LlamaGen-XL and 3B, or with all that it can do."""
     walk = {"KIND": 2, "AGGREGATE": True, "DRAWN": True, "NEAR": 16}
@@ -121,6 +137,14 @@ def cases() -> list[Case]:
             for count in (1, 10)
         ),
         Case("accept", codes, "accept", "_walk", {"SIZE": CODES, "BLOCK": 2048} | walk, {}, 8),
+        *(
+            _rounded(name, bits, rows)
+            for name, bits in (("int8", 8), ("int6", 6), ("int4", 4)) for rows in (16, 64)
+        ),
+        Case(
+            "rounded, joining", "a bfloat16 result", "rounded", "_together",
+            {"BIAS": False, "BLOCK": 1024}, {"out": "*bf16", "bias": "*bf16", "parts": "*fp32"},
+        ),
     ]  # fmt: skip
 
 

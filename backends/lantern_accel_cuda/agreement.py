@@ -20,6 +20,8 @@ from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.noise import noise_keys
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Filter
+from lantern_accel.nn.rounding import ROUNDINGS
+from lantern_accel.nn.rounding import rounded as round_weights
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
 from lantern_accel.strategy.trees import SMALL_16
 from lantern_accel.testing.result import Failed, Measured, within
@@ -265,6 +267,37 @@ def walks(site: Site, size: int = 500, images: int = 4) -> Measured:
     )
 
 
+#: Outputs and inputs of the matrices that are compared: no whole blocks, and inputs that programs share.
+MATRICES = ((200, 136), (72, 1088))
+
+
+def rounded(site: Site, rows: tuple[int, ...] = (1, 33)) -> Measured:
+    """Compare products with weights in fewer bits, with and without a bias."""
+    from lantern_accel_cuda.kernels import rounded as kernels
+
+    found = Measured()
+    for dtype in site.dtypes:
+        for name, how in ROUNDINGS.items():
+            for outputs, inputs in MATRICES:
+                weight = round_weights(site.numbers(0, outputs, inputs) * inputs**-0.5, how)
+                columns = kernels.Columns.of(weight)
+                dense, bias = weight.dense(torch.float64), site.numbers(2, outputs, dtype=dtype)
+                for count in rows:
+                    x = site.numbers(count, count, inputs, dtype=dtype)
+                    for added in (None, bias):
+                        want = x.double() @ dense.t() + (0.0 if added is None else added.double())
+                        got, again = (
+                            kernels.multiply(x, columns, added, site.cores) for _ in range(2)
+                        )
+                        if not torch.equal(got, again):
+                            raise Failed(
+                                f"{name}: products of {count} rows differ from call to call"
+                            )
+                        what = f"product with {name} weights in {dtype}"
+                        found = _near(got, want, TOLERANCE[dtype], what)
+    return found
+
+
 #: The comparison that a kernel passes before it serves.
 KERNELS: Mapping[str, Callable[[Site], Measured]] = {
     "attend": attend,
@@ -276,6 +309,7 @@ KERNELS: Mapping[str, Callable[[Site], Measured]] = {
     "draw": draws,
     "race": race,
     "accept": walks,
+    "rounded": rounded,
 }
 
 

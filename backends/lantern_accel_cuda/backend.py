@@ -114,11 +114,33 @@ class DeviceBackend(Backend):
         """Order caches by head, padded."""
         return attention.layout(layers, rows, capacity, heads, head_dim, dtype)
 
+    @property
+    def reads_fewer_bits(self) -> bool:  # type: ignore[override]  # here it depends on the kernels
+        """Whether products with weights in fewer bits read only these."""
+        return self.uses("rounded")
+
+    def pack_rounded(self, weight: Any, drafts: bool = False) -> Any:
+        """Put codes in the Triton kernel's order; activations stay as they are for a copy's too."""
+        if not self.uses("rounded"):
+            return super().pack_rounded(weight, drafts)
+        from lantern_accel_cuda.kernels import rounded
+
+        return rounded.Columns.of(weight)
+
+    def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+        """Multiply by a packed weight: a tensor, or what :meth:`pack_rounded` made."""
+        if isinstance(weight, Tensor):
+            return super().linear(x, weight, bias)
+        from lantern_accel_cuda.kernels import rounded
+
+        return rounded.multiply(x, weight, bias, self._cores)
+
     def linear_add(
-        self, x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None
+        self, x: Tensor, weight: Any, residual: Tensor, bias: Tensor | None = None
     ) -> Tensor:
         """Add the product to the residual where it lies: elsewhere torch would copy it there first."""
-        if bias is not None or torch.is_grad_enabled() or not residual.is_contiguous():
+        whole = isinstance(weight, Tensor)
+        if not whole or bias is not None or torch.is_grad_enabled() or not residual.is_contiguous():
             return super().linear_add(x, weight, residual, bias)
         residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
         return residual

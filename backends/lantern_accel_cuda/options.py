@@ -25,6 +25,7 @@ NAMES = (
     "draw",
     "race",
     "accept",
+    "rounded",
 )
 MEANINGS = {
     "preset": "fast: this backend's Triton kernels, each checked on the card first; safe: torch's own",

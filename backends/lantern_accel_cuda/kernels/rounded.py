@@ -1,0 +1,263 @@
+"""Multiplies few rows by weights in fewer bits, whose codes become numbers in registers.
+
+Codes lie with the outputs side by side, so that a program reads whole lines, and the codes of a group in
+planes: a byte of 4 bits holds inputs ``i`` and ``i + 32``, and one of the upper 2 of 6 bits holds ``i``,
+``i + 16``, ``i + 32`` and ``i + 48``. So every product of a plane is a plain one, and nothing is shuffled.
+
+Codes are whole numbers below 128, which bfloat16 holds exactly: they are multiplied as they are, and
+steps and offsets are applied to the sums, an offset to the sum of the group's activations. Sums are
+float32. Where a matrix has too few outputs to fill the card, its inputs are shared among programs too;
+what these find is added in one order, so that equal rows give equal bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F
+
+from lantern_accel.nn.rounding import Rounded, Rounding, packed
+
+#: Rows above which a matrix is made dense once: then products cost more than reading does.
+MOST_ROWS = 128
+GROUP = 64
+#: Outputs of a program, and the rows that it multiplies at a time, at most.
+OUTPUTS, ROWS = 64, 64
+STAGES = 3
+#: Programs for each multiprocessor, where inputs can be shared among so many; groups of each, at least.
+PROGRAMS, LEAST_GROUPS = 2, 4
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """A matrix ``[out, in]`` in fewer bits, in the kernels' order; ``padded`` outputs, a multiple of 16.
+
+    ``codes``: int8 ``[in, padded]`` with a step a row, else uint8 ``[groups * bytes, padded]``.
+    ``step``: float32 ``[1, padded]``, or bfloat16 ``[groups, padded]`` as ``offset``.
+    """
+
+    rounding: Rounding
+    shape: tuple[int, int]
+    codes: Tensor
+    step: Tensor
+    offset: Tensor | None
+
+    @classmethod
+    def of(cls, weight: Rounded) -> Columns:
+        """Put a matrix in order, on its own device."""
+        how, spare = weight.rounding, -weight.shape[0] % 16
+        if weight.offset is None:
+            codes, step, offset = weight.codes, weight.step, None
+        else:
+            codes = _planes(weight.levels(), how.bits).flatten(1)
+            step, offset = weight.step, _turned(weight.offset, spare)
+        return cls(how, weight.shape, _turned(codes, spare), _turned(step, spare), offset)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its tensors."""
+        parts = (self.codes, self.step, *(() if self.offset is None else (self.offset,)))
+        return sum(t.numel() * t.element_size() for t in parts)
+
+    def rounded(self) -> Rounded:
+        """Return the matrix as it was before it was put in order."""
+        out, inputs = self.shape
+        codes, step = (t[:, :out].t().contiguous() for t in (self.codes, self.step))
+        if self.offset is None:
+            return Rounded(self.rounding, self.shape, codes, step, None)
+        groups = -(-inputs // GROUP)
+        levels = _levels(codes.unflatten(1, (groups, -1)), self.rounding.bits)
+        offset = self.offset[:, :out].t().contiguous()
+        return Rounded(self.rounding, self.shape, packed(levels, self.rounding.bits), step, offset)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """Return the weights that the codes stand for (:meth:`.Rounded.dense`)."""
+        return self.rounded().dense(dtype)
+
+
+def _turned(t: Tensor, spare: int) -> Tensor:
+    """Return ``[n, out + spare]`` of a tensor ``[out, n]``."""
+    return F.pad(t.t(), (0, spare)).contiguous()
+
+
+def _planes(levels: Tensor, bits: int) -> Tensor:
+    """Return levels, uint8 ``[..., 64]``, in planes of bytes ``[..., 32 or 48]``."""
+    first, second = (levels & 15).unflatten(-1, (2, 32)).unbind(-2)
+    low = first | second << 4
+    if bits == 4:
+        return low
+    a, b, c, d = (levels >> 4).unflatten(-1, (4, 16)).unbind(-2)
+    return torch.cat((low, a | b << 2 | c << 4 | d << 6), dim=-1)
+
+
+def _levels(planes: Tensor, bits: int) -> Tensor:
+    """Return the levels that :func:`_planes` was given."""
+    low = torch.cat((planes[..., :32] & 15, planes[..., :32] >> 4), dim=-1)
+    if bits == 4:
+        return low
+    upper = planes[..., 32:]
+    return low | torch.cat([upper >> at & 3 for at in (0, 2, 4, 6)], dim=-1) << 4
+
+
+@triton.jit
+def _inputs(x, m, k, rows, ld, inputs):
+    """Return activations of rows ``m`` and inputs ``k``; 0 behind the last of either."""
+    inside = (m < rows)[:, None] & (k < inputs)[None, :]
+    return tl.load(x + m[:, None].to(tl.int64) * ld + k[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _bytes(codes, first, n, ld, COUNT: tl.constexpr):
+    """Return ``COUNT`` lines of bytes from ``first`` on, of outputs ``n``."""
+    line = first + tl.arange(0, COUNT)
+    return tl.load(
+        codes + line[:, None].to(tl.int64) * ld + n[None, :], mask=(n < ld)[None, :], other=0
+    )
+
+
+@triton.jit
+def _product(
+    x, codes, step, offset, bias, out, rows, ld_x, inputs, outputs, ld, share,
+    BITS: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    piece = tl.program_id(1)
+    groups = (inputs + 63) // 64
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for group in range(piece * share, tl.minimum(piece * share + share, groups)):
+        k = group * 64
+        if BITS == 8:
+            line = k + tl.arange(0, 64)
+            inside = (line < inputs)[:, None] & (n < ld)[None, :]
+            w = tl.load(codes + line[:, None].to(tl.int64) * ld + n[None, :], mask=inside, other=0)
+            a = _inputs(x, m, line, rows, ld_x, inputs)
+            acc = tl.dot(a, w.to(a.dtype), acc, input_precision="ieee")
+        else:
+            if BITS == 4:
+                both = _bytes(codes, group * 32, n, ld, 32)
+                at = k + tl.arange(0, 32)
+                a = _inputs(x, m, at, rows, ld_x, inputs)
+                b = _inputs(x, m, at + 32, rows, ld_x, inputs)
+                part = tl.dot(a, (both & 15).to(a.dtype), input_precision="ieee")
+                part = tl.dot(b, (both >> 4).to(a.dtype), part, input_precision="ieee")
+                total = tl.sum(a.to(tl.float32), 1) + tl.sum(b.to(tl.float32), 1)
+            else:
+                first = _bytes(codes, group * 48, n, ld, 16)
+                second = _bytes(codes, group * 48 + 16, n, ld, 16)
+                upper = _bytes(codes, group * 48 + 32, n, ld, 16)
+                at = k + tl.arange(0, 16)
+                a = _inputs(x, m, at, rows, ld_x, inputs)
+                b = _inputs(x, m, at + 16, rows, ld_x, inputs)
+                c = _inputs(x, m, at + 32, rows, ld_x, inputs)
+                d = _inputs(x, m, at + 48, rows, ld_x, inputs)
+                w = (first & 15) | ((upper & 3) << 4)
+                part = tl.dot(a, w.to(a.dtype), input_precision="ieee")
+                w = (second & 15) | ((upper & 12) << 2)
+                part = tl.dot(b, w.to(a.dtype), part, input_precision="ieee")
+                w = (first >> 4) | (upper & 48)
+                part = tl.dot(c, w.to(a.dtype), part, input_precision="ieee")
+                w = (second >> 4) | ((upper & 192) >> 2)
+                part = tl.dot(d, w.to(a.dtype), part, input_precision="ieee")
+                total = tl.sum(a.to(tl.float32), 1) + tl.sum(b.to(tl.float32), 1)
+                total += tl.sum(c.to(tl.float32), 1) + tl.sum(d.to(tl.float32), 1)
+            s = tl.load(step + group * ld + n, mask=n < ld, other=0.0).to(tl.float32)
+            o = tl.load(offset + group * ld + n, mask=n < ld, other=0.0).to(tl.float32)
+            acc += part * s[None, :] + total[:, None] * o[None, :]
+    if BITS == 8:
+        acc = acc * tl.load(step + n, mask=n < ld, other=0.0)[None, :]
+    inside = (m < rows)[:, None] & (n < outputs)[None, :]
+    if WHOLE:
+        if BIAS:
+            acc += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
+        place = m[:, None].to(tl.int64) * outputs + n[None, :]
+    else:
+        place = (piece.to(tl.int64) * rows + m[:, None]) * outputs + n[None, :]
+    tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _together(parts, bias, out, count, size, outputs, BIAS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    total = tl.zeros([BLOCK], tl.float32)
+    for piece in range(count):
+        total += tl.load(parts + piece * size + at, mask=inside, other=0.0)
+    if BIAS:
+        total += tl.load(bias + at % outputs, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+
+
+def warps_of(rows: int) -> int:
+    """Return the warps of a program for a block of ``rows``: sums of 64 rows fill the registers of four."""
+    return 4 if rows < 64 else 8
+
+
+def pieces_of(inputs: int, outputs: int, cores: int) -> int:
+    """Return among how many programs the inputs of a matrix are shared, on a card of ``cores``.
+
+    A row's result depends on it, so that the number of rows does not count.
+    """
+    tiles, groups = triton.cdiv(outputs, OUTPUTS), triton.cdiv(inputs, GROUP)
+    return max(1, min(triton.cdiv(PROGRAMS * cores, tiles), groups // LEAST_GROUPS))
+
+
+def _multiplied(
+    x: Tensor, codes: Tensor, step: Tensor, offset: Tensor | None, bias: Tensor | None,
+    bits: int, outputs: int, cores: int,
+) -> Tensor:  # fmt: skip
+    inputs = x.shape[-1]
+    flat = x.reshape(-1, inputs).contiguous()
+    rows, ld = len(flat), codes.shape[1]
+    out = x.new_empty(*x.shape[:-1], outputs)
+    pieces = pieces_of(inputs, outputs, cores)
+    share = triton.cdiv(triton.cdiv(inputs, GROUP), pieces)
+    whole = pieces == 1
+    found = out if whole else x.new_empty(pieces, rows, outputs, dtype=torch.float32)
+    block = min(ROWS, max(16, triton.next_power_of_2(rows)))
+    grid = (triton.cdiv(outputs, OUTPUTS), pieces, triton.cdiv(rows, block))
+    added = out if bias is None else bias
+    with torch.cuda.device_of(x):
+        _product[grid](
+            flat, codes, step, step if offset is None else offset, added, found,
+            rows, flat.stride(0), inputs, outputs, ld, share,
+            BITS=bits, BIAS=bias is not None, WHOLE=whole, BLOCK_M=block, BLOCK_N=OUTPUTS,
+            num_warps=warps_of(block), num_stages=STAGES,
+        )  # fmt: skip
+        if not whole:
+            size = rows * outputs
+            _together[(triton.cdiv(size, 1024),)](
+                found, added, out, pieces, size, outputs,
+                BIAS=bias is not None, BLOCK=1024, num_warps=4,
+            )  # fmt: skip
+    return out
+
+
+_LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
+_LIBRARY.define(
+    "rounded_product(Tensor x, Tensor codes, Tensor step, Tensor? offset, Tensor? bias, int bits,"
+    " int outputs, int cores) -> Tensor"
+)
+_LIBRARY.impl("rounded_product", _multiplied, "CompositeExplicitAutograd")
+torch.library.register_fake("lantern_accel_cuda::rounded_product")(
+    lambda x, codes, step, offset, bias, bits, outputs, cores: x.new_empty((*x.shape[:-1], outputs))
+)
+
+
+def multiply(x: Tensor, weight: Columns, bias: Tensor | None, cores: int) -> Tensor:
+    """Multiply ``x [..., in]`` by a matrix in fewer bits: ``[..., out]``, on a card of ``cores``.
+
+    More than :data:`MOST_ROWS` rows take the matrix made dense.
+    """
+    if x.numel() // x.shape[-1] > MOST_ROWS:
+        return F.linear(x, weight.dense(x.dtype), bias)
+    out: Tensor = torch.ops.lantern_accel_cuda.rounded_product(
+        x, weight.codes, weight.step, weight.offset, bias, weight.rounding.bits, weight.shape[0],
+        cores,
+    )  # fmt: skip
+    return out

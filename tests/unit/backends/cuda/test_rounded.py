@@ -1,0 +1,229 @@
+"""Products with weights in fewer bits: by Triton's interpreter on host memory, and compiled for sm_86.
+
+The interpreter is chosen before Triton is imported, so those tests run in a process of their own, as in
+``test_kernels.py``. It cannot multiply bfloat16, so that dtype is only compiled here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.cubin import assert_nothing_spills
+from support.cuda_double import doubled_backend
+
+from lantern_accel.nn.rounding import ROUNDINGS, Rounded, rounded
+from lantern_accel.nn.transformer import Projection, pack
+from lantern_accel_cuda import agreement
+
+TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+REASON = "the package triton is not installed"
+
+interpreted = pytest.mark.skipif(
+    not (TRITON and INTERPRETED),
+    reason="runs in a process of its own with TRITON_INTERPRET=1" if TRITON else REASON,
+)
+compiles = pytest.mark.skipif(not TRITON or INTERPRETED, reason=REASON)
+#: Multiprocessors of an RTX 3090.
+CORES = 82
+
+
+@compiles
+def test_all_of_them_under_the_interpreter() -> None:
+    tests = Path(__file__).parents[3]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        cwd=tests.parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
+    assert run.stdout.count(".") >= 20  # they ran, and were not skipped
+
+
+def drawn(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@interpreted
+@pytest.mark.parametrize("name", ROUNDINGS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 64), (33, 67), (70, 130), (1, 1)])
+def test_columns_give_back_what_they_were_made_of(name: str, outputs: int, inputs: int) -> None:
+    from lantern_accel_cuda.kernels.rounded import Columns
+
+    made = rounded(drawn(0, outputs, inputs), ROUNDINGS[name])
+    columns = Columns.of(made)
+    back = columns.rounded()
+    assert torch.equal(back.codes, made.codes) and torch.equal(back.step, made.step)
+    assert made.offset is None or torch.equal(back.offset, made.offset)
+    assert torch.equal(columns.dense(torch.float32), made.dense(torch.float32))
+    if outputs % 16 == 0:
+        assert columns.nbytes == made.nbytes
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ROUNDINGS)
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"), [(1, 70, 64), (5, 33, 67), (2, 72, 1088), (70, 20, 130)]
+)
+def test_products_are_those_of_the_dense_matrix(
+    rows: int, outputs: int, inputs: int, name: str, dtype: torch.dtype
+) -> None:
+    from lantern_accel_cuda.kernels import rounded as kernels
+
+    made = rounded(drawn(1, outputs, inputs) * inputs**-0.5, ROUNDINGS[name])
+    columns = kernels.Columns.of(made)
+    x, bias = drawn(2, 2, rows, inputs).to(dtype)[:1], drawn(3, outputs).to(dtype)
+    scale = x.double().abs() @ made.dense(torch.float64).abs().t()
+    for added in (None, bias):
+        want = x.double() @ made.dense(torch.float64).t()
+        want = want if added is None else want + added.double()
+        got = kernels.multiply(x, columns, added, CORES)
+        assert got.dtype == dtype and got.shape == (1, rows, outputs)
+        # A sum of float32, and its rounding at the end.
+        bound = inputs * 2.0**-23 * scale + torch.finfo(dtype).eps * want.abs()
+        assert ((got.double() - want).abs() <= bound).all()
+
+
+@interpreted
+@pytest.mark.parametrize("name", ROUNDINGS)
+def test_a_rows_product_depends_on_no_other_row_of_its_block(name: str) -> None:
+    from lantern_accel_cuda.kernels import rounded as kernels
+
+    columns = kernels.Columns.of(rounded(drawn(4, 40, 640), ROUNDINGS[name]))
+    assert kernels.pieces_of(640, 40, CORES) > 1
+    x = drawn(5, 20, 640)
+    whole = kernels.multiply(x, columns, None, CORES)
+    for rows in (17, 19):  # blocks of 32 rows
+        assert torch.equal(kernels.multiply(x[:rows], columns, None, CORES), whole[:rows])
+
+
+@interpreted
+def test_many_rows_take_the_dense_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lantern_accel_cuda.kernels import rounded as kernels
+
+    made = rounded(drawn(6, 20, 70), ROUNDINGS["int4"])
+    x = drawn(7, kernels.MOST_ROWS + 1, 70)
+    monkeypatch.setattr(torch.ops.lantern_accel_cuda, "rounded_product", None)
+    got = kernels.multiply(x, kernels.Columns.of(made), None, CORES)
+    assert torch.equal(got, x @ made.dense(torch.float32).t())
+
+
+@interpreted
+def test_a_model_is_packed_for_the_kernel_and_multiplies_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from lantern_accel_cuda.kernels.rounded import Columns
+
+    backend, _ = doubled_backend(monkeypatch, preset="fast")
+    safe, _ = doubled_backend(monkeypatch)
+    assert backend.reads_fewer_bits and not safe.reads_fewer_bits
+    x, residual = drawn(8, 2, 3, 70), drawn(9, 2, 3, 24)
+    for name, how in ROUNDINGS.items():
+        found = []
+        for one, kind in ((backend, Columns), (safe, Rounded)):
+            part = Projection(70, 24, bias=False)
+            with torch.no_grad():
+                part.weight.copy_(drawn(10, 24, 70))
+            pack(part, one, how)
+            assert isinstance(part.packed, kind)
+            with torch.inference_mode():
+                found.append((part(x, one), part(x, one, residual.clone())))
+        for got, want in zip(*found, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4, msg=name)
+
+
+@interpreted
+def test_the_comparison_before_first_use_passes_and_finds_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from lantern_accel_cuda.kernels import rounded as kernels
+
+    site = agreement.Site(torch.device("cpu"), CORES, (torch.float32,))
+    agreement.rounded(site, rows=(2,))
+    real = kernels._levels
+    monkeypatch.setattr(
+        kernels, "_planes", lambda levels, bits: kernels.packed(levels, bits)
+    )  # not in planes
+    with pytest.raises(agreement.Failed):
+        agreement.rounded(site, rows=(2,))
+    assert real is kernels._levels
+
+
+def test_shapes_are_known_without_a_product() -> None:
+    if not TRITON:
+        pytest.skip(REASON)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from lantern_accel_cuda.kernels import rounded as kernels
+
+    columns = kernels.Columns.of(rounded(drawn(0, 20, 70), ROUNDINGS["int6"]))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(2, 3, 70, dtype=torch.bfloat16)
+        got = kernels.multiply(x, columns, None, CORES)
+    assert got.shape == (2, 3, 20) and got.dtype == torch.bfloat16
+
+
+def _compiled(bits: int, block: int, generation: int, whole: bool):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from lantern_accel_cuda.kernels import rounded as module
+
+    constants = {
+        "BITS": bits, "BIAS": True, "WHOLE": whole, "BLOCK_M": block, "BLOCK_N": module.OUTPUTS,
+    }  # fmt: skip
+    types = {
+        "x": "*bf16", "codes": "*i8" if bits == 8 else "*u8", "bias": "*bf16",
+        "step": "*fp32" if bits == 8 else "*bf16", "offset": "*fp32" if bits == 8 else "*bf16",
+        "out": "*bf16" if whole else "*fp32",
+    }  # fmt: skip
+    names = module._product.arg_names
+    aligned = (*types, "ld_x", "ld")
+    source = ASTSource(
+        fn=module._product,
+        signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+        # Tensors begin at multiples of 16 bytes, and lines of codes are multiples of 16 long.
+        attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
+    )
+    options = {"num_warps": module.warps_of(block), "num_stages": module.STAGES}
+    return triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options)
+
+
+@compiles
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("bits", [8, 6, 4])
+@pytest.mark.parametrize("block", [16, 64])
+def test_products_compile_for_sm_86_within_its_shared_memory_and_registers(
+    bits: int, block: int, tmp_path: Path
+) -> None:
+    made = _compiled(bits, block, 86, whole=block == 64)
+    assert 0 < made.metadata.shared <= 99 * 1024
+    assert_nothing_spills(made, tmp_path)
+
+
+@compiles
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("generation", [80, 90])
+def test_other_generations_compile_too(generation: int) -> None:
+    assert "cubin" in _compiled(6, 16, generation, whole=False).asm
+
+
+@compiles
+def test_inputs_are_shared_where_outputs_fill_no_card() -> None:
+    from lantern_accel_cuda.kernels.rounded import LEAST_GROUPS, pieces_of
+
+    assert pieces_of(1280, 64 * 400, CORES) == 1
+    assert pieces_of(1280, 1280, CORES) == 1280 // 64 // LEAST_GROUPS
+    assert pieces_of(64, 16, CORES) == 1

@@ -140,7 +140,7 @@ def written_once(backend: Backend) -> Measured:
     """Count the writes of prefill and step: more than one only to a cache that says it is rewritten."""
     real = backend.write
     engines = 0
-    for family, strategy in tiny.cases(("vanilla", "eagle", "eagle2", "lantern++", "scd")):
+    for family, strategy in tiny.cases(("vanilla", "eagle", "eagle2", "lantern++", "scd", "self")):
         engine = tiny.tiny_engine(backend, strategy, family=family)
         tiny.load(engine, 0)
         for name in ("prefill", "step"):

@@ -54,6 +54,7 @@ class SelfEngine(JacobiEngine):
     """A step of it is one pass: a token, or a window."""
     positions: Tensor
     settles = False
+    rewrites = True  # by every pass of the copy, and by the check
 
     def __init__(
         self,

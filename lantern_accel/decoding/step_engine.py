@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -64,6 +65,9 @@ def drafter_of(drafting: Drafting) -> DrafterModel | None:
 class StepEngine(EngineBase):
     """Decodes in steps of one form; a subclass says what a step drafts and how that is judged."""
 
+    rewrites: ClassVar[bool] = False
+    """Whether a step writes the target's cache more than once (:attr:`.KVLayout.rewritten`)."""
+
     def __init__(
         self,
         target: Target,
@@ -123,6 +127,7 @@ class StepEngine(EngineBase):
         scale = values.scale if sampling.guided else None
         guidance = Guidance(scale, image_scale, target.allowed(), ops)
         layout, drafts = cache_layouts(g, target, drafter, ops)
+        layout = replace(layout, rewritten=self.rewrites)
         self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)
         self.greedy = sampling.greedy
         self.choices = Choices(self.state.keys, self.filters, self.greedy)

@@ -16,8 +16,10 @@ from torch import Tensor
 from lantern_accel.device.kv_cache import KVCache, KVLayout
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Filter
+from lantern_accel.nn.rounding import Rounded, Rounding
 from lantern_accel_hpu.bridge import Kernels
 from lantern_accel_hpu.counting import COUNTED, kth_largest
+from lantern_accel_hpu.rounded import ByteCodes, bits_kept
 
 #: Slots of a cache are a multiple of this, so that attention's matrices fill the matrix engine
 #: (vllm-gaudi's block size; smaller ones run "very inefficiently" there).
@@ -100,6 +102,22 @@ class HPUOps(TensorOps):
                 buffer.scatter_(0, address.unsqueeze(-1).expand(flat.shape), flat)
             else:
                 buffer.index_copy_(0, address, flat)
+
+    # --- matrix products -----------------------------------------------------------------------
+
+    def linear(self, x: Tensor, weight: Tensor | ByteCodes, bias: Tensor | None = None) -> Tensor:
+        """Multiply by a weight, or by one in fewer bits that was packed."""
+        if isinstance(weight, ByteCodes):
+            return weight.product(x, bias)
+        return super().linear(x, weight, bias)
+
+    def pack_rounded(self, weight: Rounded, drafts: bool = False) -> ByteCodes:
+        """Return a matrix in fewer bits with one code a byte (:mod:`lantern_accel_hpu.rounded`)."""
+        return ByteCodes.of(weight)
+
+    def rounded_bits(self, how: Rounding) -> float:
+        """Return the bits of a weight with one code a byte."""
+        return bits_kept(how)
 
     # --- arithmetic ----------------------------------------------------------------------------
 

@@ -210,6 +210,15 @@ class TensorOps(SamplingOps):
         """
         return weight
 
+    def rounded_bits(self, how: Any) -> float:
+        """Return the bits that a weight takes as :meth:`pack_rounded` keeps it (optional).
+
+        ``how`` is a :class:`~lantern_accel.nn.rounding.Rounding`. Codes, steps and offsets by group; for
+        the memory plan of a copy that drafts. The reference keeps the format's own.
+        """
+        bits: float = how.bits_per_weight
+        return bits
+
     def linear_rounded(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         """Multiply ``x [..., in]`` by a matrix in fewer bits: ``[..., out]`` (recommended).
 

@@ -218,7 +218,8 @@ def _spared(part: Any, head: Tensor) -> float:
     for one in found:
         how = getattr(one.packed, "rounding", None)
         if how is not None:
-            spared += one.weight.numel() * (one.weight.element_size() - how.bits_per_weight / 8)
+            bits = getattr(one.packed, "bits_per_weight", how.bits_per_weight)  # as it is kept
+            spared += one.weight.numel() * (one.weight.element_size() - bits / 8)
     return spared
 
 

@@ -134,10 +134,10 @@ def weight_bytes(manifest: Any, dtype: torch.dtype) -> dict[str, int]:
     return out
 
 
-def copy_bytes(target: nn.Module, drafts: SelfDrafts) -> int:
-    """Return the bytes of a copy of a target in fewer bits, to draft with."""
+def copy_bytes(target: nn.Module, drafts: SelfDrafts, ops: TensorOps | None = None) -> int:
+    """Return the bytes of a copy of a target in fewer bits, to draft with, as ``ops`` keep them."""
     weights = sum(part.weight.numel() for part in projections(target))
-    return int(weights * rounding(drafts.weights).bits_per_weight / 8)
+    return int(weights * (ops or TensorOps()).rounded_bits(rounding(drafts.weights)) / 8)
 
 
 def measure(
@@ -200,7 +200,7 @@ def measure(
     weights = weight_bytes(manifest, dtype)
     if isinstance(strategy.tree, SelfDrafts):
         whole = _build(kind, manifest, "target", dtype)
-        weights["copy"] = copy_bytes(whole, strategy.tree)
+        weights["copy"] = copy_bytes(whole, strategy.tree, ops)
     cache = held.verifying.cache.layout.nbytes
     full = cache // traced * layers
     return Footprint(

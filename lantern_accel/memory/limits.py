@@ -101,7 +101,7 @@ class Capacity:
         tree = strategy.tree
         if not isinstance(tree, SelfDrafts) or tree.weights in self.copies:
             return 0
-        return copy_bytes(self.model.target, tree)
+        return copy_bytes(self.model.target, tree, self.backend)
 
     def needed(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None

@@ -102,17 +102,19 @@ class Rounded:
 def packed(levels: Tensor, bits: int) -> Tensor:
     """Return levels, uint8 ``[..., n]`` below ``2**bits``, one behind the other: ``[..., n bits / 8]``.
 
-    ``n`` is a multiple of 4.
+    ``n`` is a multiple of 4. Computed in int32: not every device that rounds a model shifts bytes.
     """
+    levels = levels.int()
     if bits == 4:
         low, high = torch.unflatten(levels, -1, (-1, 2)).unbind(-1)
-        return low | high << 4
+        return (low | high << 4).to(torch.uint8)
     a, b, c, d = torch.unflatten(levels, -1, (-1, 4)).unbind(-1)
-    return torch.stack((a | b << 6, b >> 2 | c << 4, c >> 4 | d << 2), dim=-1).flatten(-2)
+    made = torch.stack((a | b << 6, b >> 2 | c << 4, c >> 4 | d << 2), dim=-1).flatten(-2)
+    return (made & 255).to(torch.uint8)
 
 
 def unpacked(codes: Tensor, bits: int) -> Tensor:
-    """Return the levels that :func:`packed` was given."""
+    """Return the levels that :func:`packed` was given, in the dtype of ``codes``: uint8, or wider."""
     if bits == 4:
         return torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
     x, y, z = torch.unflatten(codes, -1, (-1, 3)).unbind(-1)

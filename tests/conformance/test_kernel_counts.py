@@ -25,7 +25,7 @@ from lantern_accel_null.backend import DeviceBackend as Null
 #: race by the reference is about 160 of them, one of a kernel of its own.
 TINY = {
     "null": {"vanilla": 324, "lantern++": 494, "eagle2": 822, "sjd-pac": 798},
-    "hpu": {"vanilla": 334, "lantern++": 507, "eagle2": 842, "sjd-pac": 822},
+    "hpu": {"vanilla": 334, "lantern++": 507, "eagle2": 842, "sjd-pac": 822, "self": 1764},
 }
 #: Of LlamaGen's sizes and one image, sampled with top-k, with a GPU's layout and Triton's kernels: the
 #: race and attention are two, a walk down a tree is one behind one that filters, the rest one each.

@@ -1,0 +1,91 @@
+"""Steps with weights in fewer bits on the software HPU: the CPU's tokens, by listed operators alone."""
+
+from __future__ import annotations
+
+import pytest
+from support.processes import Run, passes
+
+from lantern_accel.nn.rounding import ROUNDINGS
+
+ROUNDED = """
+import sys, torch, warnings
+from dataclasses import replace
+from lantern_accel.device.plugins import choose_device, open_backend
+warnings.simplefilter("error")
+mode, drafts, *weights = sys.argv[1:]
+hpu = choose_device("hpu", {"software": True, "mode": mode}).open()
+cpu = open_backend("cpu", {"native": "off"})
+from support import every_function as every
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.nn.rounding import rounding
+from lantern_accel.nn.transformer import rounded_copy
+from lantern_accel.strategy.trees import parse_tree
+from lantern_accel.strategy.values import Sampling
+from lantern_accel.testing import tiny
+from lantern_accel.testing.trace import Recorder
+from lantern_accel_hpu import operators, rounded
+from lantern_accel_hpu.software import hpu as software
+
+def engine_of(backend, strategy, how, dtype=torch.float32):
+    model = tiny.tiny_model(backend, backend.device, dtype)
+    fewer = replace(model, target=rounded_copy(model.target, backend, rounding(how)))
+    shape = model.family.usual_shape(model)
+    (target, drafter), (copy, _) = (model.family.fitted(one, shape) for one in (model, fewer))
+    chosen = tiny.tiny_strategy(strategy)
+    if strategy == "self":
+        chosen = chosen.override(tree=parse_tree(f"{drafts},{how}"))
+    else:
+        target, copy = copy, None
+    found = {type(part.packed) for part in (copy or target).modules() if hasattr(part, "packed")}
+    assert (rounded.ByteCodes in found) == (backend is hpu), found
+    made = engine_for(
+        target, drafter, backend, chosen, Sampling(cfg_scale=2.5, top_k=32), batch=2,
+        neighbours=model.neighbours, copy=copy,
+    )
+    vars(made)["model"] = model
+    return made
+
+with torch.inference_mode():
+    for word in weights:
+        strategy, how = word.split("=")
+        tokens = []
+        for backend in (hpu, cpu):
+            engine = engine_of(backend, strategy, how)
+            made = every.captured(backend, engine) if backend is hpu else None
+            tokens.append(every.tokens_of(engine, made, 3))
+        assert tokens[0] == tokens[1], (strategy, how)
+        for dtype in (torch.float32, torch.bfloat16):
+            engine = engine_of(hpu, strategy, how, dtype)
+            tiny.start(engine, 3)
+            seen = Recorder(hpu.device, hpu.operators(), hpu.operator_rules())
+            software.reset_kernels()
+            with seen:
+                engine.step()
+            assert not seen.violations, (word, dtype, seen.violations)
+            for name in software.kernels():
+                base = name.partition(".")[0]
+                listed = {base, base.rstrip("_")} & operators.names()
+                assert listed or base in operators.EXCEPTIONS, (word, dtype, name)
+print("fine")
+"""
+EVERY = tuple(f"{strategy}={how}" for strategy in ("vanilla", "self") for how in ROUNDINGS)
+
+
+@pytest.mark.parametrize(
+    ("mode", "drafts", "weights"),
+    [
+        pytest.param("compile", "self:1", ("self=int6",), id="compile"),
+        pytest.param("graph", "self:2", ("self=int8", "vanilla=int4", "vanilla=int8"), id="graph"),
+        *(
+            pytest.param(
+                mode, "self:4,window=4,passes=3", EVERY, id=f"{mode}-all", marks=pytest.mark.long
+            )
+            for mode in ("compile", "graph")
+        ),
+    ],
+)
+def test_rounded_weights_give_the_tokens_of_the_cpu(
+    on_software_hpu: Run, mode: str, drafts: str, weights: tuple[str, ...]
+) -> None:
+    """Of a target in fewer bits, and of drafts by a copy, which writes the target's cache as well."""
+    assert "fine" in passes(on_software_hpu(mode, drafts, *weights, script=ROUNDED))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,19 +11,23 @@ import torch
 from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.backend import Backend
+from lantern_accel.nn.rounding import ROUNDINGS
+from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.values import (
     AUTO,
     AUTO_CHAINS,
     AUTO_LENGTHS,
     Sampling,
+    SelfDrafts,
     Strategy,
     adaptive_chain,
     adaptive_window,
 )
 from lantern_accel.testing import tiny
 
-#: What auto moves between, and the trees that a request may ask for by name.
-KINDS = ("windows", "chains", "vanilla", "lantern++", "eagle2")
+#: What auto moves between, the trees that a request may ask for by name, drafts by a copy in fewer bits,
+#: and plain decoding of a target in fewer.
+KINDS = ("windows", "chains", "vanilla", "lantern++", "eagle2", "self", "int8", "int6")
 
 
 def strategy_of(kind: str, vocab: int) -> Strategy:
@@ -32,6 +37,8 @@ def strategy_of(kind: str, vocab: int) -> Strategy:
         return tiny.tiny_strategy("vanilla", vocab).model_copy(update={"tree": tree, "name": kind})
     if kind == "windows":
         return Strategy(name=AUTO, tree=adaptive_window(AUTO_LENGTHS))
+    if kind in ROUNDINGS:
+        return tiny.tiny_strategy("vanilla", vocab)
     return tiny.tiny_strategy(kind, vocab)
 
 
@@ -39,11 +46,25 @@ def engine_of(backend: Backend, kind: str, batch: int, guided: bool) -> Any:
     """Make an engine on a tiny model, the same on every device; its attribute ``model`` is that."""
     model = tiny.tiny_model(backend, backend.device, torch.float32)
     vocab = model.manifest.target.vocab_size
-    target, drafter = model.family.fitted(model, model.family.usual_shape(model))
+    strategy, copy = strategy_of(kind, vocab), None
+    shape = model.family.usual_shape(model)
+    target, drafter = model.family.fitted(model, shape)
+    if isinstance(strategy.tree, SelfDrafts) or kind in ROUNDINGS:
+        how = ROUNDINGS[getattr(strategy.tree, "weights", kind)]
+        fewer = replace(model, target=rounded_copy(model.target, backend, how))
+        copy, _ = model.family.fitted(fewer, shape)
+    if kind in ROUNDINGS:
+        target, copy = copy, None
     sampling = Sampling(cfg_scale=2.5 if guided else 1.0, top_k=min(32, vocab))
-    strategy = strategy_of(kind, vocab)
     made = engine_for(
-        target, drafter, backend, strategy, sampling, batch=batch, neighbours=model.neighbours
+        target,
+        drafter,
+        backend,
+        strategy,
+        sampling,
+        batch=batch,
+        neighbours=model.neighbours,
+        copy=copy,
     )
     vars(made)["model"] = model
     return made

@@ -2,7 +2,7 @@
 
 Codes lie with the outputs side by side, so that a program reads whole lines, and the codes of a group in
 planes: a byte of 4 bits holds inputs ``i`` and ``i + 32``, and one of the upper 2 of 6 bits holds ``i``,
-``i + 16``, ``i + 32`` and ``i + 48``. So every product of a plane is a plain one, and nothing is shuffled.
+``i + 16``, ``i + 32`` and ``i + 48``. So a plane's product is a plain one, and nothing is shuffled.
 
 Codes are whole numbers below 128, which bfloat16 holds exactly: they are multiplied as they are, and
 steps and offsets are applied to the sums, an offset to the sum of the group's activations. Sums are
@@ -100,7 +100,8 @@ def _levels(planes: Tensor, bits: int) -> Tensor:
     if bits == 4:
         return low
     upper = planes[..., 32:]
-    return low | torch.cat([upper >> at & 3 for at in (0, 2, 4, 6)], dim=-1) << 4
+    two = torch.cat([upper >> at & 3 for at in (0, 2, 4, 6)], dim=-1)
+    return low.bitwise_or(two << 4)
 
 
 @triton.jit
@@ -194,7 +195,7 @@ def _together(parts, bias, out, count, size, outputs, BIAS: tl.constexpr, BLOCK:
 
 
 def warps_of(rows: int) -> int:
-    """Return the warps of a program for a block of ``rows``: sums of 64 rows fill the registers of four."""
+    """Return the warps of a program for a block of ``rows``; sums of 64 fill the registers of four."""
     return 4 if rows < 64 else 8
 
 
@@ -203,8 +204,8 @@ def pieces_of(inputs: int, outputs: int, cores: int) -> int:
 
     A row's result depends on it, so that the number of rows does not count.
     """
-    tiles, groups = triton.cdiv(outputs, OUTPUTS), triton.cdiv(inputs, GROUP)
-    return max(1, min(triton.cdiv(PROGRAMS * cores, tiles), groups // LEAST_GROUPS))
+    tiles, groups = -(-outputs // OUTPUTS), -(-inputs // GROUP)
+    return max(1, min(-(-PROGRAMS * cores // tiles), groups // LEAST_GROUPS))
 
 
 def _multiplied(

@@ -87,7 +87,7 @@ def _turned(t: Tensor, spare: int) -> Tensor:
 def _planes(levels: Tensor, bits: int) -> Tensor:
     """Return levels, uint8 ``[..., 64]``, in planes of bytes ``[..., 32 or 48]``."""
     first, second = (levels & 15).unflatten(-1, (2, 32)).unbind(-2)
-    low = first | second << 4
+    low: Tensor = first | second << 4
     if bits == 4:
         return low
     a, b, c, d = (levels >> 4).unflatten(-1, (4, 16)).unbind(-2)
@@ -96,7 +96,7 @@ def _planes(levels: Tensor, bits: int) -> Tensor:
 
 def _levels(planes: Tensor, bits: int) -> Tensor:
     """Return the levels that :func:`_planes` was given."""
-    low = torch.cat((planes[..., :32] & 15, planes[..., :32] >> 4), dim=-1)
+    low: Tensor = torch.cat((planes[..., :32] & 15, planes[..., :32] >> 4), dim=-1)
     if bits == 4:
         return low
     upper = planes[..., 32:]

@@ -344,7 +344,8 @@ class Auto:
         drafted where relaxation is asked for, or by the papers' coupling.
         """
         weights = sum(part.weight.numel() for part in projections(self.model.target))
-        pays = self.backend.reads_fewer_bits and weights >= LEAST_WEIGHTS
+        # In this order: a device that checks its kernels first checks none for a small model.
+        pays = weights >= LEAST_WEIGHTS and self.backend.reads_fewer_bits
         if not pays or not asked.invariant or self.model.rounding is not None:
             return None
         tokens = self.model.manifest.target.num_tokens

@@ -220,7 +220,8 @@ def _multiplied(
     share = triton.cdiv(triton.cdiv(inputs, GROUP), pieces)
     whole = pieces == 1
     found = out if whole else x.new_empty(pieces, rows, outputs, dtype=torch.float32)
-    block = min(ROWS, max(16, triton.next_power_of_2(rows)))
+    # Float32, there for exactness and not for speed, has no registers for more.
+    block = min(ROWS if x.element_size() == 2 else 16, max(16, triton.next_power_of_2(rows)))
     grid = (triton.cdiv(outputs, OUTPUTS), pieces, triton.cdiv(rows, block))
     added = out if bias is None else bias
     with torch.cuda.device_of(x):

@@ -38,6 +38,7 @@ AUTO = (
 AVX2 = {
     "composed-batch1": "the bundled model, 24 composed prompts",
     "llamagen-b-256": "LlamaGen-B's size, 8 prompts",
+    "llamagen-xl-384": "LlamaGen-XL's size, 3 prompts",
 }
 RACES = {
     "llamagen-bundled": (("float32", 1), ("float32", 2), ("bfloat16", 1), ("bfloat16", 2)),

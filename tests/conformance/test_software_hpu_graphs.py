@@ -193,17 +193,30 @@ with torch.inference_mode():
                 print(kind, batch, guide, len(made))
 print("fine")
 """
-ALL = ("windows,chains,vanilla,lantern++,eagle2", "1,2,4", "guided,unguided")
+KINDS = "windows,chains,vanilla,lantern++,eagle2"
+#: All of them, in halves that two cores share; one image, and several.
+HALVES = {"exact": "windows,chains,vanilla", "trees": "lantern++,eagle2"}
 
 
 @pytest.mark.parametrize(
     ("mode", "kinds", "batches", "guided", "index"),
     [
-        pytest.param("graph", ALL[0], "2", "guided", "int32", id="graph"),
-        pytest.param("graph", *ALL, "int32", id="graph-all", marks=pytest.mark.long),
+        pytest.param("graph", KINDS, "2", "guided", "int32", id="graph"),
+        *(
+            pytest.param(
+                mode,
+                kinds,
+                "1,3",
+                "guided,unguided",
+                "int32",
+                id=f"{mode}-{half}",
+                marks=pytest.mark.long,
+            )
+            for mode in ("graph", "compile")
+            for half, kinds in HALVES.items()
+        ),
         # What torch before 2.8 takes, which lazy mode computes in 32 bits.
         pytest.param("graph", "windows,chains", "2", "guided", "int64", id="graph-int64"),
-        pytest.param("compile", *ALL, "int32", id="compile", marks=pytest.mark.long),
     ],
 )
 def test_every_function_of_auto_is_captured_and_gives_the_tokens_of_the_cpu(

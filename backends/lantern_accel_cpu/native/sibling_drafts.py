@@ -9,6 +9,7 @@ import torch
 
 from lantern_accel.device.plan import StepPlan, Window
 from lantern_accel_cpu.native import library
+from lantern_accel_cpu.native.kernels import lies
 
 
 class SiblingDrafts(NamedTuple):
@@ -23,9 +24,11 @@ class SiblingDrafts(NamedTuple):
 
 
 def sibling_drafts(plan: StepPlan) -> SiblingDrafts | None:
-    """Describe the siblings of a plan's window; None where there are none."""
+    """Describe the siblings of a plan's window; None where there are none, or tensors without data."""
     source = plan.source
     if not isinstance(source, Window) or not source.siblings:
+        return None
+    if not lies(torch.int64, plan.buffers.tokens):
         return None
     beside = [d for d, count in enumerate(source.siblings) for _ in range(count)]
     numbers = [torch.tensor(one, dtype=torch.int32) for one in (source.siblings, beside)]

@@ -114,19 +114,6 @@ class DeviceBackend(Backend):
         """Order caches by head, padded."""
         return attention.layout(layers, rows, capacity, heads, head_dim, dtype)
 
-    @property
-    def reads_fewer_bits(self) -> bool:  # type: ignore[override]  # here it depends on the kernels
-        """Whether products with weights in fewer bits read only these."""
-        return self.uses("rounded")
-
-    def pack_rounded(self, weight: Any, drafts: bool = False) -> Any:
-        """Put codes in the Triton kernel's order; activations stay as they are for a copy's too."""
-        if not self.uses("rounded"):
-            return super().pack_rounded(weight, drafts)
-        from lantern_accel_cuda.kernels import rounded
-
-        return rounded.Columns.of(weight)
-
     def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         """Multiply by a packed weight: a tensor, or what :meth:`pack_rounded` made."""
         if isinstance(weight, Tensor):
@@ -144,6 +131,14 @@ class DeviceBackend(Backend):
             return super().linear_add(x, weight, residual, bias)
         residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
         return residual
+
+    def pack_rounded(self, weight: Any, drafts: bool = False) -> Any:
+        """Put codes in the Triton kernel's order; activations stay as they are for a copy's too."""
+        if not self.uses("rounded"):
+            return super().pack_rounded(weight, drafts)
+        from lantern_accel_cuda.kernels import rounded
+
+        return rounded.Columns.of(weight)
 
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Return bytes for the Triton kernel, else what is added to scores."""
@@ -281,6 +276,11 @@ class DeviceBackend(Backend):
         from lantern_accel_cuda.kernels import accept
 
         return accept.accept(tree, logits, given, rule, uniforms, bonus_uniform)
+
+    @property
+    def reads_fewer_bits(self) -> bool:  # type: ignore[override]  # here it depends on the kernels
+        """Whether products with weights in fewer bits read only these."""
+        return self.uses("rounded")
 
     def facts(self) -> DeviceFacts:
         """Describe the GPU, its driver, torch's CUDA and the options: what stays while it is open."""

@@ -33,6 +33,8 @@ HOPELESS = 0.8
 AGAIN = 2
 #: Milliseconds that are timed at least, by as many short steps in a row, and the most steps.
 TIMED_MS, MOST_TIMED = 5.0, 8
+#: All lengths are timed in turns until that has taken so many milliseconds, or so many rounds.
+ROUNDS_MS, MOST_ROUNDS = 700.0, 10
 
 
 class AdaptiveEngine(EngineBase):
@@ -182,15 +184,18 @@ class AdaptiveEngine(EngineBase):
     def calibrate(self, watch: Callable[[], Stopwatch], rounds: int = 3) -> dict[int, list[float]]:
         """Time steps of every length in turns, milliseconds; the request must be started again.
 
-        A length that promises far less than the best is timed no further; if it is longer than that,
-        longer ones, which cost more still, neither.
+        There are more ``rounds`` where steps are short, since whatever else a machine does lasts for
+        some. A length that promises far less than the best is timed no further; if it is longer than
+        that, longer ones, which cost more still, neither.
         """
         times: dict[int, list[float]] = {}
         lengths = [one.length for one in self.draft_lengths]
         worth = {p.length: p.tokens_per_step or self.usual(p.length) for p in self.draft_lengths}
-        for number in range(rounds + 1):
+        number, spent = 0, 0.0
+        while number <= rounds or (spent < ROUNDS_MS and number <= MOST_ROUNDS):
             for length in list(lengths):
                 times.setdefault(length, []).append(self._timed(length, watch))
+                spent += times[length][-1]
                 if length == 1 or not (number or self.untimed):  # a first step may be slow
                     continue
                 for _ in range(AGAIN):  # so may any on a busy machine
@@ -204,6 +209,7 @@ class AdaptiveEngine(EngineBase):
                         break
             if not number:  # the first round warms up
                 times = {n: found for n, found in times.items() if n not in lengths}
+            number += 1
         return times
 
     def _timed(self, length: int, watch: Callable[[], Stopwatch]) -> float:

@@ -78,8 +78,12 @@ COUNTED_STEPS, COUNTED_IMAGES = 12, 8
 DRAFTER_STEPS = 48
 #: A deeper tree is not cut at every depth: each is one more step for a device to capture.
 MOST_DEPTHS = 4
-#: Steps that what is known of a source's lengths beforehand counts for: those of some two images.
-PRIOR_STEPS = 200
+#: What is known of a source's lengths beforehand counts for so many steps, and for so many images once
+#: some were drawn: prompts differ more from one another than an image's steps do.
+PRIOR_STEPS, PRIOR_IMAGES = 200, 3
+#: Images after which a source that was known to pay may be given up: each of them falls back on plain
+#: steps where drafts are bad, which costs little, and a choice is kept.
+FEWEST_IMAGES = 4
 #: Temperatures that are no further apart have drafts of one worth; of others less is known.
 SAME_TEMPERATURE = 0.05
 
@@ -89,8 +93,8 @@ class Timed(BaseModel):
 
     ``counts``: tokens gained and steps, by length, over ``images``, where its drafts were counted;
     those of plain steps between them only where images were drawn. ``prior``: tokens per step by length
-    that were known before, which count for ``sure`` steps; none for a copy. ``plain``: milliseconds of
-    the plain step that the costs are relative to; None: not kept.
+    that were known before, which count for ``sure`` steps or more; none for a copy. ``plain``:
+    milliseconds of the plain step that the costs are relative to; None: not kept.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -138,7 +142,9 @@ class Timed(BaseModel):
         tree: Any = self.strategy.tree
         lengths = [one.length for one in tree.draft_lengths]
         if self.prior:
-            worth = shifted_by_counts(self.prior, self.counts, self.sure)
+            # An image whose drafts are bad takes more steps, and counts for no more than others.
+            each = self._steps / self.images if self.images else 0.0
+            worth = shifted_by_counts(self.prior, self.counts, max(self.sure, PRIOR_IMAGES * each))
         else:
             rate = rate_of_counts(self.counts)
             worth = {length: tokens_of(rate, length) for length in lengths}
@@ -156,6 +162,16 @@ class Timed(BaseModel):
         if not isinstance(own, SelfDrafts) or not isinstance(other, SelfDrafts):
             return type(own) is type(other)
         return (own.weights, own.window) == (other.weights, other.window)
+
+    @property
+    def _steps(self) -> int:
+        """Steps with drafts that were counted."""
+        return sum(steps for length, (_, steps) in self.counts.items() if length > 1)
+
+    @property
+    def young(self) -> bool:
+        """Whether it was known to pay, and too few images were drawn to say that it does not."""
+        return bool(self.prior) and 0 < self.images < FEWEST_IMAGES
 
     @property
     def certainty(self) -> float:
@@ -184,9 +200,10 @@ class Timed(BaseModel):
         )
         gained, steps = (float(sum(found[i] for found in counted.values())) for i in (0, 1))
         spent = sum(found[1] * costs[n] for n, found in counted.items())
-        gained += DRAFTER_STEPS * (best.tokens_per_step or 1.0)
-        spent += DRAFTER_STEPS * (best.cost or 1.0)
-        steps += DRAFTER_STEPS
+        promised = max(DRAFTER_STEPS, self._steps / self.images)  # as much as an image's
+        gained += promised * (best.tokens_per_step or 1.0)
+        spent += promised * (best.cost or 1.0)
+        steps += promised
         return in_batch(gained / steps, images) * steps / spent
 
     def count(self, counted: Mapping[int, Sequence[int]]) -> None:
@@ -446,7 +463,7 @@ class Auto:
         best = max(found, key=lambda one: one.speed(batch) * one.certainty)
         speedup, strategy = best.speed(batch), best.strategy
         evidence: dict[str, Any] = {}
-        if best.promise(batch) < ENOUGH:
+        if best.promise(batch) < ENOUGH and not any(one.young for one in found):
             speedup, strategy = 1.0, _plainly(asked)
         else:  # the first images say more
             evidence = {"timed": [one.model_dump(mode="json") for one in found]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lantern_accel.generation.auto import Timed
+from lantern_accel.generation.auto import FEWEST_IMAGES, PRIOR_IMAGES, Timed
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Strategy, Window
 
@@ -40,7 +40,30 @@ def test_an_image_counts_with_its_plain_steps() -> None:
     one.count({4: [300, 150], 1: [100, 100]})
     one.count({4: [200, 50]})
     one.images = 2
-    drafted, plain = 200 + 48, 100  # 48: for how many steps the promise counts
+    drafted, plain = 200 + 100, 100  # the promise counts for as many steps as an image
     assert one.speed(1) == pytest.approx((drafted * 2.5 + plain) / (drafted * 1.25 + plain))
     assert one.promise(1) == 2.0, "which knows of the best length alone"
     assert one.speed(4) < one.speed(1), "a batch waits for its slowest image"
+
+
+def test_one_image_counts_no_more_than_another() -> None:
+    hard, easy = timed(1.2, 2.0, 4.0), timed(1.2, 2.0, 4.0)
+    for one, counts in ((hard, [220, 200]), (easy, [110, 100])):
+        one.prior = {1: 1.0, 4: 2.0}
+        one.count({4: counts})
+        one.images = 1
+    worth = [one.weighed().draft_lengths[1].tokens_per_step for one in (hard, easy)]
+    assert worth[0] == pytest.approx(worth[1], abs=0.03)
+    share = PRIOR_IMAGES / (1 + PRIOR_IMAGES)
+    assert worth[0] == pytest.approx(1.1 + share * 0.9, abs=1e-3)
+
+
+def test_a_source_that_was_known_to_pay_is_given_up_by_some_images_alone() -> None:
+    one = timed(1.2, 2.0, 4.0)
+    assert not one.young, "nothing was known beforehand"
+    one.prior = {1: 1.0, 4: 2.0}
+    assert not one.young, "what it costs is enough to leave it before an image was drawn"
+    one.images = 1
+    assert one.young
+    one.images = FEWEST_IMAGES
+    assert not one.young

@@ -193,6 +193,7 @@ with open_backend("hpu", {"software": "on"}) as backend:
 """
 
 
+@pytest.mark.long
 def test_a_tiny_step_launches_no_more_on_gaudi_than_it_did(on_software_hpu: Run) -> None:
     shown = passes(on_software_hpu(*TINY["hpu"], script=ON_HPU))
     counts = dict(line.split() for line in shown.splitlines())

@@ -207,6 +207,7 @@ assert done.returncode == 0
 """
 
 
+@pytest.mark.long
 def test_a_card_serves_one_process(on_software_hpu: Run, tmp_path: Path) -> None:
     locks = str(tmp_path / "locks")
     changed = {"LANTERN_HPU_SOFTWARE_LOCKS": locks, "LANTERN_HPU_SOFTWARE_MODULES": "1"}

@@ -56,8 +56,13 @@ print("fine")
 """
 
 
-@pytest.mark.parametrize("steps", ["30", pytest.param("200", marks=pytest.mark.long)])
-@pytest.mark.parametrize("mode", ["compile", "graph"])
+@pytest.mark.parametrize(
+    ("mode", "steps"),
+    [
+        ("graph", "30"),
+        *(pytest.param(mode, "200", marks=pytest.mark.long) for mode in ("graph", "compile")),
+    ],
+)
 def test_all_steps_of_a_bucket_are_one_graph(on_software_hpu: Run, mode: str, steps: str) -> None:
     assert "fine" in passes(on_software_hpu(mode, steps, script=BUCKETS))
 
@@ -165,6 +170,7 @@ print("fine")
 """
 
 
+@pytest.mark.long
 def test_the_bridges_passes_show_in_the_numbers(on_software_hpu: Run) -> None:
     assert "fine" in passes(on_software_hpu(script=LOWERED))
 
@@ -173,60 +179,54 @@ EVERY = """
 import sys, torch, warnings
 from lantern_accel.device.plugins import choose_device, open_backend
 warnings.simplefilter("error")
-mode, kinds, batches, guided, index = sys.argv[1:]
+mode, kinds, sizes, index = sys.argv[1:]
 hpu = choose_device("hpu", {"software": True, "mode": mode}).open()
 hpu.index = getattr(torch, index)
 cpu = open_backend("cpu")
 from support import every_function as every
 with torch.inference_mode():
     for kind in kinds.split(","):
-        for batch in map(int, batches.split(",")):
-            for guide in (one == "guided" for one in guided.split(",")):
-                one, other = (every.engine_of(b, kind, batch, guide) for b in (hpu, cpu))
-                made = every.captured(hpu, one)
-                assert all(m.captured for name, m in made.items() if (name, mode) != ("prefill", "graph"))
-                got = every.tokens_of(one, made, 1)
-                assert got == every.tokens_of(other, None, 1), (kind, batch, guide)
-                # As a request runs it, with copies that land as late as they may.
-                assert one._progress.lag == 1
-                assert every.run_of(one, made, 2) == every.run_of(other, None, 2), (kind, batch, guide)
-                print(kind, batch, guide, len(made))
+        for size in sizes.split(","):
+            batch, guide = int(size.split()[0]), size.endswith(" guided")
+            one, other = (every.engine_of(b, kind, batch, guide) for b in (hpu, cpu))
+            made = every.captured(hpu, one)
+            assert all(m.captured for name, m in made.items() if (name, mode) != ("prefill", "graph"))
+            got = every.tokens_of(one, made, 1)
+            assert got == every.tokens_of(other, None, 1), (kind, size)
+            # As a request runs it, with copies that land as late as they may.
+            assert one._progress.lag == 1
+            assert every.run_of(one, made, 2) == every.run_of(other, None, 2), (kind, size)
+            print(kind, size, len(made))
 print("fine")
 """
-KINDS = "windows,chains,vanilla,lantern++,eagle2"
-#: All of them, in halves that two cores share; one image, and several.
+#: All of them, in halves that two cores share; one image and several, with and without guidance.
 HALVES = {"exact": "windows,chains,vanilla", "trees": "lantern++,eagle2"}
+SIZES = "1 plain,3 guided"
 
 
 @pytest.mark.parametrize(
-    ("mode", "kinds", "batches", "guided", "index"),
+    ("mode", "kinds", "sizes", "index"),
     [
-        pytest.param("graph", KINDS, "2", "guided", "int32", id="graph"),
+        pytest.param("graph", "windows,lantern++", "2 guided", "int32", id="graph"),
         *(
-            pytest.param(
-                mode,
-                kinds,
-                "1,3",
-                "guided,unguided",
-                "int32",
-                id=f"{mode}-{half}",
-                marks=pytest.mark.long,
-            )
+            pytest.param(mode, kinds, SIZES, "int32", id=f"{mode}-{half}", marks=pytest.mark.long)
             for mode in ("graph", "compile")
             for half, kinds in HALVES.items()
         ),
         # What torch before 2.8 takes, which lazy mode computes in 32 bits.
-        pytest.param("graph", "windows,chains", "2", "guided", "int64", id="graph-int64"),
+        pytest.param(
+            "graph", "windows,chains", "2 guided", "int64", id="int64", marks=pytest.mark.long
+        ),
     ],
 )
 def test_every_function_of_auto_is_captured_and_gives_the_tokens_of_the_cpu(
-    on_software_hpu: Run, mode: str, kinds: str, batches: str, guided: str, index: str
+    on_software_hpu: Run, mode: str, kinds: str, sizes: str, index: str
 ) -> None:
-    """With memory that is pinned for late copies; ``graph-int64`` without, as some bridges have none."""
+    """With memory that is pinned for late copies; ``int64`` without, as some bridges have none."""
     if index == "int32" and index_dtype() != torch.int32:
         pytest.skip("this torch takes no int32 index")
     pinned = str(int(index == "int32"))
-    words = (mode, kinds, batches, guided, index)
+    words = (mode, kinds, sizes, index)
     shown = passes(on_software_hpu(*words, script=EVERY, LANTERN_HPU_SOFTWARE_PINNED=pinned))
     assert "fine" in shown
 
@@ -269,6 +269,8 @@ assert ends("graphs.fallback") == "failed"
 """
 
 
-@pytest.mark.parametrize("planted", ["in our code", "another card"])
+@pytest.mark.parametrize(
+    "planted", ["in our code", pytest.param("another card", marks=pytest.mark.long)]
+)
 def test_the_faults_of_first_contact_are_caught_by_name(on_software_hpu: Run, planted: str) -> None:
     passes(on_software_hpu(planted, script=FIRST_CONTACT))

@@ -74,7 +74,6 @@ EVERY = tuple(f"{strategy}={how}" for strategy in ("vanilla", "self") for how in
 @pytest.mark.parametrize(
     ("mode", "drafts", "weights"),
     [
-        pytest.param("compile", "self:1", ("self=int6",), id="compile"),
         pytest.param("graph", "self:2", ("self=int8", "vanilla=int4", "vanilla=int8"), id="graph"),
         *(
             pytest.param(

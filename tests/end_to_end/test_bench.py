@@ -42,6 +42,7 @@ def test_the_table_has_a_ratio_to_vanilla(command, tiny_model, tmp_path):
     assert str(tmp_path) not in out.read_text()
 
 
+@pytest.mark.long
 def test_the_bundled_model_is_measured_by_default_with_what_auto_takes(command, tmp_path):
     out = tmp_path / "bench.json"
     done = command("bench", "--strategy", "auto", "--repeats", 1, *ASKED, "-o", out)

@@ -28,6 +28,7 @@ def folder(tmp_path: Path) -> Path:
     return out
 
 
+@pytest.mark.long
 def test_every_part_is_measured_drawn_and_the_same_twice(command, tiny_model, folder, tmp_path):
     reports = []
     for name in ("a", "b"):

@@ -44,8 +44,8 @@ print("fine")
 """
 
 
-@pytest.mark.parametrize("requests", ["4", pytest.param("20", marks=pytest.mark.long)])
+@pytest.mark.long
 def test_requests_of_three_images_compile_one_bucket(
-    on_software_hpu: Run, tiny_model: Path, requests: str
+    on_software_hpu: Run, tiny_model: Path
 ) -> None:
-    assert "fine" in passes(on_software_hpu(str(tiny_model), requests, script=SCRIPT))
+    assert "fine" in passes(on_software_hpu(str(tiny_model), "20", script=SCRIPT))

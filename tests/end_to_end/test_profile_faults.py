@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("small_ceilings")
 # --- interruptions ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_killed_run_is_completed(tiny_model, prompt_file, tmp_path):
     """Kill the process itself, in the middle of its samples."""
     out = tmp_path / "run.json"

@@ -78,6 +78,7 @@ def test_witten_bell_weights_are_the_published_ones() -> None:
     assert model.distribution([])[3] == pytest.approx((3 / 4) / 7)
 
 
+@pytest.mark.long
 def test_text_is_less_ambiguous_than_chance_and_the_same_twice() -> None:
     row = text_ambiguity(400, 60, seed=0)
     assert row == text_ambiguity(400, 60, seed=0)

@@ -69,8 +69,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kept")
 
 
-#: With the neighbour table that is there.
-AGAIN = ("lantern-emoji", "red heart", "lantern++", 4, "bfloat16")
+#: With a neighbour table that is made, and with one that is there.
+MADE = AGAIN = ("lantern-emoji", "red heart", "lantern++", 4, "bfloat16")
 
 
 @linux
@@ -78,7 +78,7 @@ AGAIN = ("lantern-emoji", "red heart", "lantern++", 4, "bfloat16")
     ("model", "prompt", "strategy", "batch", "dtype"),
     [
         # The first makes the neighbour table.
-        ("lantern-emoji", "red heart", "lantern++", 4, "bfloat16"),
+        pytest.param(*MADE, marks=pytest.mark.long),
         pytest.param(*AGAIN, marks=pytest.mark.long),
         # Nearly all that it takes is weights and what the process holds.
         pytest.param(
@@ -103,6 +103,7 @@ def test_images_of_any_number_are_made_with_the_activations_of_a_few(medium: Pat
     assert many - one <= 2 * 64 * 128 * 128 * 3, "finished images, once apart and once together"
 
 
+@pytest.mark.long
 @linux
 def test_loading_holds_little_more_than_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -56,6 +56,7 @@ def test_it_is_found_draws_and_passes_at_once(
     assert main(["devices", "slide_rule"]) == 0
 
 
+@pytest.mark.long
 def test_its_own_tests_pass(made: Path) -> None:
     paths = [str(made), str(scaffold.Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
     call = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-W", "error"]

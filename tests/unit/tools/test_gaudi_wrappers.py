@@ -73,6 +73,7 @@ def run(*words: object, before: str = "pass") -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.long
 def test_the_wrappers_are_called_as_they_want_to_be(clone: Path) -> None:
     done = run(clone)
     assert done.returncode == 0, done.stdout + done.stderr

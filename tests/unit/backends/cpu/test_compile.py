@@ -115,15 +115,10 @@ def _packs_here(backend: Backend, packed: torch.Tensor, weight: torch.Tensor) ->
     assert packed.shape == weight.shape
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_the_generated_code_updates_caches_in_place(
-    monkeypatch: pytest.MonkeyPatch, whole: bool
-) -> None:
+@pytest.mark.long
+def test_the_generated_code_updates_caches_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_backend("cpu", {"threads": 1, "native": "off"}) as backend, torch.inference_mode():
-        if whole:
-            engine = tiny_engine(backend, "lantern++")
-            start(engine, 1)
-        else:
-            engine = plain_engine(backend, monkeypatch)
+        engine = tiny_engine(backend, "lantern++")
+        start(engine, 1)
         code = generated(engine.step, monkeypatch)
     assert not whole_caches(code, {cache.layout.shape for cache in engine.caches})

@@ -167,6 +167,7 @@ def test_float32_decodes_the_same_tokens(strategy: str) -> None:
     assert torch.equal(*tokens)
 
 
+@pytest.mark.long
 def test_the_bundled_model_decodes_the_same_tokens() -> None:
     from lantern_accel import generate
 

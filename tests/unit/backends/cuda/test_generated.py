@@ -31,10 +31,10 @@ def copied(backend: Any, monkeypatch: pytest.MonkeyPatch, step: str = "eagle") -
     return whole_caches(code, [*(one.shape for one in layouts), *stacked])
 
 
-@pytest.mark.parametrize("step", ["eagle", pytest.param("whole", marks=pytest.mark.long)])
-def test_a_compiled_step_copies_no_cache(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.long
+def test_a_compiled_step_copies_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, _ = doubled_backend(monkeypatch)
-    assert not copied(backend, monkeypatch, step)
+    assert not copied(backend, monkeypatch, "whole")
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def test_closing_releases_every_recording(opened: Opened) -> None:
         replays[0]()
 
 
-@pytest.mark.parametrize("graph", ["step", "phases", "off"])
+@pytest.mark.parametrize("graph", ["step", pytest.param("phases", marks=pytest.mark.long), "off"])
 def test_a_replayed_engine_decodes_what_the_eager_one_does(
     monkeypatch: pytest.MonkeyPatch, graph: str
 ) -> None:
@@ -324,6 +324,7 @@ def test_a_lost_card_says_what_is_lost_and_what_is_kept(opened: Opened) -> None:
     backend.close()
 
 
+@pytest.mark.long
 def test_dynamo_makes_one_graph_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, _ = doubled_backend(monkeypatch)
     small_tree(monkeypatch)

@@ -125,6 +125,7 @@ def test_what_is_kept_of_measurements_serves_whatever_the_card_reads_now(
     assert keys[0] == keys[1]
 
 
+@pytest.mark.long
 def test_a_second_process_finds_what_the_first_one_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

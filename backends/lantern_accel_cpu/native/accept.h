@@ -184,6 +184,84 @@ void walk(const Accept& g, int64_t image) {
     memcpy(g.weights + image * n, p, size_t(n) * sizeof(float));
 }
 
+// --- without temperature ----------------------------------------------------------------------------------
+
+// Of each node the lowest leaf below it: paths of equal length are in this order where their shape followed from the drafts.
+INLINE void lowest_leaves(const int64_t* first_child, const int64_t* num_children, int64_t nodes, int64_t* out) {
+    for (int64_t i = nodes; i-- > 0;) {
+        out[i] = num_children[i] ? nodes : i;
+        for (int64_t c = first_child[i]; c < first_child[i] + num_children[i]; ++c) out[i] = std::min(out[i], out[c]);
+    }
+}
+
+// The longest path on which every draft x is the likeliest code, or counts for more than it: accept_greedy of
+// decoding/accept.py. `shaped`: the tree's shape followed from its drafts.
+void walk_greedily(const Accept& g, bool shaped, int64_t image) {
+    int64_t n = g.vocab, all = whole(n), base = image * g.nodes, last = 0;
+    Rule rule = g.rule;
+    rule.budget = nullptr;  // there is no draw to spend one on
+    Judge judge(rule, n);
+    int64_t* work = (int64_t*)scratch(16, size_t(5 * g.nodes) * sizeof(int64_t));
+    int64_t *depth = work, *parent = work + g.nodes, *best = work + 2 * g.nodes, *rank = work + 3 * g.nodes;
+    int64_t* borrowed = work + 4 * g.nodes;  // whether a draft is not the likeliest code
+    float* p = (float*)scratch(15, size_t(all) * sizeof(float));
+    const int64_t *tokens = g.tokens + base, *first_child = g.first_child + base, *num_children = g.num_children + base;
+    if (shaped)
+        lowest_leaves(first_child, num_children, g.nodes, rank);
+    else
+        for (int64_t i = 0; i < g.nodes; ++i) rank[i] = i;
+    std::fill(depth, depth + g.nodes, int64_t(-1));  // refused
+    depth[0] = parent[0] = borrowed[0] = 0;
+    for (int64_t i = 0; i < g.nodes; ++i) {
+        if (depth[i] < 0) continue;
+        const float* row = g.logits + (base + i) * n;
+        float most;
+        best[i] = likeliest_code(row, n, most);
+        if (depth[i] > depth[last] || (depth[i] == depth[last] && rank[i] < rank[last])) last = i;
+        if (!num_children[i]) continue;
+        take_row(row, n, p);
+        std::fill(p + n, p + all, -INFINITY);
+        double sum = 0;
+        for (int64_t v = 0; v < all; v += W) {
+            F one = exponential(larger(load<F>(p + v) - most, splat(-87.0f)));
+            put(p + v, one);
+            sum += double(total(one));
+        }
+        for (int64_t v = 0; v < all; v += W) put(p + v, load<F>(p + v) / float(sum));
+        for (int64_t c = first_child[i]; c < first_child[i] + num_children[i]; ++c) {
+            int64_t x = tokens[c];
+            float mass = judge.examine(p, nullptr, x, 0).mass, top = p[best[i]];
+            borrowed[c] = x != best[i];
+            if (!borrowed[c] || mass > top || (mass == top && x < best[i])) depth[c] = depth[i] + 1, parent[c] = i;
+        }
+    }
+    int64_t *path = g.path + image * (g.depth + 1), length = depth[last];
+    float* price = g.price + image * g.depth;
+    std::fill(path, path + g.depth + 1, int64_t(0));
+    std::fill(price, price + g.depth, 0.0f);
+    g.length[image] = length;
+    g.bonus[image] = best[last];
+    for (int64_t node = last; node; node = parent[node]) {
+        path[depth[node]] = node;
+        price[depth[node] - 1] = float(borrowed[node]);
+    }
+}
+
+struct GreedyJob {
+    const Accept* given;
+    bool shaped;
+    static int chunks(void* self, int) { return int(((GreedyJob*)self)->given->images); }
+    static void work(void* self, int, int chunk) {
+        GreedyJob& job = *(GreedyJob*)self;
+        walk_greedily(*job.given, job.shaped, chunk);
+    }
+};
+
+void accept_greedily(const Accept& g, bool shaped) {
+    GreedyJob job{&g, shaped};
+    pool_run(Job{&job, GreedyJob::work, nullptr, GreedyJob::chunks, 1}, g.images * g.vocab < (1 << 14));
+}
+
 struct AcceptJob {
     const Accept* given;
     static int chunks(void* self, int) { return int(((AcceptJob*)self)->given->images); }

@@ -264,6 +264,12 @@ template <class T> struct TreeJob {
             g.holds[b] = g.holds[b] && sum - sum == 0.0f;
             g.finite[b] += g.holds[b];
         }
+        if (greedy() && Judge(g.rule, g.vocab).relaxed()) {
+            Accept given{g.filter, g.rule, g.logits, g.tokens, g.first_child, g.num_children, nullptr, nullptr, nullptr,
+                         nullptr, nullptr, g.path, g.kept, g.bonus, nullptr, g.prices, g.images, g.nodes, g.vocab, 0, 0, 0,
+                         int32_t(g.depth), 0};
+            return accept_greedily(given, g.top_k > 0);
+        }
         if (g.keys || greedy()) {
             std::fill(g.prices, g.prices + g.images * g.depth, 0.0f);
             return choose(Choose{g.filter, g.logits, g.tokens, g.first_child, g.num_children, g.keys, g.length, g.path, g.kept,

@@ -57,8 +57,6 @@ def tree_step(
     at, state, target, drafter = plan.sizes, plan.buffers, plan.target, plan.drafter
     if target is None or drafter is None or at.own_prompts:
         return None
-    if plan.greedy and plan.rule.relaxed:
-        return None
     if target.image_scale is not None or target.penalties is not None:
         return None
     stack, own, scale, dtype = target.stack, drafter.stack, target.scale, target.cache.layout.dtype

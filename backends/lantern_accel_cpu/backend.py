@@ -31,7 +31,7 @@ from lantern_accel.device.plan import (
     Lookup,
     StepPlan,
 )
-from lantern_accel.nn.rounding import Rounded
+from lantern_accel.nn.rounding import Rounded, Rounding
 from lantern_accel_cpu import cache, heap
 from lantern_accel_cpu.compile import CompiledReplay
 from lantern_accel_cpu.linear import linear, pack, packs
@@ -133,6 +133,19 @@ class DeviceBackend(Backend):
         """Return a matrix in fewer bits in the native kernels' order, where there are any."""
         fits = self.kernels is not None and type(weight.codes) is Tensor
         return RoundedPanels.of(weight, drafts) if fits else weight
+
+    def pack_fewer(self, weight: Any, how: Rounding, drafts: bool = False) -> RoundedPanels | None:
+        """Round a matrix and put it in order at once, where there are native kernels.
+
+        They cut no range: what a target's groups gain by that is left to the reference.
+        """
+        if self.kernels is None or (how.group and not drafts):
+            return None
+        if not isinstance(weight, Panels):
+            if not self.kernels.packs(weight):
+                return None
+            weight = self.kernels.panels(weight.detach())
+        return self.kernels.in_fewer_bits(weight, how, drafts)
 
     def scan(self, weights: Tensor) -> Tensor:
         """Add one weight after the other: torch does so here in double, in one thread a row."""

@@ -210,6 +210,16 @@ class TensorOps(SamplingOps):
         """
         return weight
 
+    def pack_fewer(self, weight: Any, how: Any, drafts: bool = False) -> Any:
+        """Round a matrix and put it in the order of :meth:`pack_rounded` at once (optional).
+
+        ``weight``: a matrix ``[out, in]``, or what :meth:`pack` returned for one; ``how``: a
+        :class:`~lantern_accel.nn.rounding.Rounding`; ``drafts``: of a copy that drafts, of whose groups
+        no range is cut. It gives what :func:`~lantern_accel.nn.rounding.rounded` and
+        :meth:`pack_rounded` would; None where the device has nothing faster than these two.
+        """
+        return None
+
     def rounded_bits(self, how: Any) -> float:
         """Return the bits that a weight takes as :meth:`pack_rounded` keeps it (optional).
 

@@ -92,9 +92,20 @@ def pack(module: nn.Module, ops: TensorOps, how: Rounding | None = None) -> None
     for part in module.modules():
         if isinstance(part, Projection) and part.packed is None:
             weight = part.weight
-            packed = ops.pack(weight) if how is None else ops.pack_rounded(rounded(weight, how))
+            packed = ops.pack(weight) if how is None else _in_fewer_bits(part, ops, how)
             if packed is not weight:
                 part.keep(packed)
+
+
+def _in_fewer_bits(part: Projection, ops: TensorOps, how: Rounding, drafts: bool = False) -> Any:
+    """Return a projection's weight in fewer bits, as the device packs it."""
+    packed = part.weight if part.packed is None else part.packed
+    made = ops.pack_fewer(packed, how, drafts)
+    if made is not None:
+        return made
+    whole = part.weight if part.packed is None else ops.unpack(packed)
+    codes = rounded(whole, how, tries=1) if drafts else rounded(whole, how)
+    return ops.pack_rounded(codes, drafts)
 
 
 def projections(module: nn.Module) -> list[Projection]:
@@ -114,9 +125,7 @@ def rounded_copy(
     shared: list[Any] = [*module.parameters(), *module.buffers(), *held, ops]
     made = copy.deepcopy(module, {id(one): one for one in shared})
     for part in projections(made):
-        whole = part.weight if part.packed is None else ops.unpack(part.packed)
-        codes = rounded(whole, how, tries=1) if drafts else rounded(whole, how)
-        part.keep(ops.pack_rounded(codes, drafts))
+        part.keep(_in_fewer_bits(part, ops, how, drafts))
     return made
 
 

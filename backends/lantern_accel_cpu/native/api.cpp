@@ -174,6 +174,7 @@ EXPORT void lantern_store(const Cache* cache, void* to, const void* from, const 
         }
 }
 EXPORT void lantern_linear(const Linear* given) { unit->linear(*given); }
+EXPORT void lantern_copy(const Copy* given) { unit->copy(*given); }
 EXPORT void lantern_attend(const Attend* given) { unit->attend(*given); }
 EXPORT void lantern_rotate_write(const RotateWrite* given) { unit->rotate_write(*given); }
 EXPORT void lantern_rms_norm(const void* x, const void* weight, float eps, int64_t m, int64_t n, void* y,

@@ -15,10 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.device.kv_cache import KVCache
+from lantern_accel.nn.rounding import Rounding
 from lantern_accel_cpu.native.library import (
     PANEL,
     Attend,
     Cache,
+    Copy,
     Library,
     Linear,
     Mask,
@@ -26,7 +28,7 @@ from lantern_accel_cpu.native.library import (
     RotateWrite,
     byref,
 )
-from lantern_accel_cpu.native.rounded import RoundedPanels
+from lantern_accel_cpu.native.rounded import KEPT, RoundedPanels
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 #: What an address says of weights in whole numbers of 16 bits, as the kernels have it.
@@ -177,6 +179,13 @@ class Kernels:
             out = torch.empty(-(-n // PANEL) * word_panel(k), dtype=weight.dtype)
             self.library.pack_words(weight.data_ptr(), weight.stride(0), k, n, out.data_ptr())
             return out.as_strided((n, k), (k, 1)).as_subclass(WordPanels)
+        return self.panels(weight)
+
+    def panels(self, weight: Tensor) -> Panels:
+        """Return ``weight [out, in]`` in panels, its numbers as they are."""
+        if weight.stride(1) != 1:
+            weight = weight.contiguous()
+        n, k = weight.shape
         group = 2 if weight.dtype == torch.bfloat16 else 1
         size = -(-n // PANEL) * PANEL * -(-k // group) * group
         out = torch.empty(size, dtype=weight.dtype)
@@ -202,6 +211,17 @@ class Kernels:
         )  # fmt: skip
         self.library.linear(byref(given))
         return y
+
+    def in_fewer_bits(self, weight: Panels, how: Rounding, drafts: bool) -> RoundedPanels:
+        """Return a packed matrix in fewer bits, no range of whose groups is cut."""
+        self.threads()
+        n, k = weight.shape
+        made = RoundedPanels.empty(how, (n, k), drafts)
+        given = Copy(
+            weight.address, made.panels.data_ptr(), k, n, DTYPES[weight.dtype], KEPT[how.bits]
+        )
+        self.library.copy(byref(given))
+        return made
 
     # --- arithmetic ----------------------------------------------------------------------------
 

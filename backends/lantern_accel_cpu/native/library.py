@@ -175,6 +175,13 @@ _SIZES = (
 )
 
 
+class Copy(Structure):
+    _fields_ = [
+        ("weight", c_void_p), ("out", c_void_p), ("k", c_int64), ("n", c_int64),
+        ("dtype", c_int32), ("kept", c_int32),
+    ]  # fmt: skip
+
+
 class TreeStep(Structure):
     _fields_ = [
         ("target", Trunk), ("drafter", Trunk), ("filter", Filter), ("rule", Rule),
@@ -242,6 +249,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "pack_words": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "store": (None, [POINTER(Cache), c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32]),
     "linear": (None, [POINTER(Linear)]),
+    "copy": (None, [POINTER(Copy)]),
     "attend": (None, [POINTER(Attend)]),
     "rotate_write": (None, [POINTER(RotateWrite)]),
     "rms_norm": (None, [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p, c_int32]),

@@ -288,12 +288,21 @@ struct AdvanceChosen {
 enum Fresh : int32_t { UNIFORM = 0, LEFT = 1, ABOVE = 2, LEFT_CODE = 3, HEAD = 4 };
 }
 
+// A packed matrix [n][k] in fewer bits, of the kind `kept`, to `out`.
+struct Copy {
+    const void* weight;
+    void* out;
+    int64_t k, n;
+    int32_t dtype, kept;
+};
+
 struct Seen;  // a Mask as lists of slots
 
 // One instruction set's code.
 struct Unit {
     const char* name;
     void (*linear)(const Linear&);
+    void (*copy)(const Copy&);
     void (*attend)(const Attend&);
     void (*rotate_write)(const RotateWrite&);
     void (*rms_norm)(const void* x, const void* weight, float eps, int64_t m, int64_t n, void* y, int32_t dtype);

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.nn.rounding import Rounded, packed
+from lantern_accel.nn.rounding import Rounded, Rounding, packed
 from lantern_accel_cpu.native.library import PANEL
 
 #: How a weight is kept, by its bits, as the kernels have it.
@@ -24,19 +24,28 @@ _AT_ONCE = 1 << 22
 class RoundedPanels:
     """A matrix ``[out, in]`` in fewer bits, in panels of 32 rows: uint8 ``[panels, bytes]``."""
 
-    def __init__(self, kept: Rounded, panels: Tensor, drafts: bool = False) -> None:
-        """``kept``: the matrix; only what it says of itself is kept of it, none of its tensors."""
-        self.rounding, self.shape, self.panels, self.drafts = (
-            kept.rounding,
-            kept.shape,
-            panels,
-            drafts,
-        )
+    def __init__(
+        self, how: Rounding, shape: tuple[int, int], panels: Tensor, drafts: bool = False
+    ) -> None:
+        """``drafts``: of a copy whose products may round activations too."""
+        self.rounding, self.shape, self.panels, self.drafts = how, shape, panels, drafts
 
     @classmethod
     def of(cls, weight: Rounded, drafts: bool = False) -> RoundedPanels:
         """Put a matrix in order; ``drafts``: of a copy whose products may round activations too."""
-        return cls(weight, torch.cat([_ordered(part) for part in _parts(weight)]), drafts)
+        panels = torch.cat([_ordered(part) for part in _parts(weight)])
+        return cls(weight.rounding, weight.shape, panels, drafts)
+
+    @classmethod
+    def empty(cls, how: Rounding, shape: tuple[int, int], drafts: bool = False) -> RoundedPanels:
+        """Return panels for a matrix of this shape, whose bytes are still to be written."""
+        out, inputs = shape
+        if how.group:
+            size = -(-inputs // GROUP) * PANEL * (4 + GROUP * how.bits // 8)
+        else:
+            size = PANEL * (4 + -(-inputs // 4) * 4)
+        panels = torch.empty(-(-out // PANEL), size, dtype=torch.uint8)
+        return cls(how, shape, panels, drafts)
 
     @property
     def address(self) -> int:

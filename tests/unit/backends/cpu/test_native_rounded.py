@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.nn.rounding import ROUNDINGS, Rounded, rounded
+from lantern_accel_cpu.backend import DeviceBackend
 from lantern_accel_cpu.native.rounded import RoundedPanels
 from tests.support.native import draw, kernels, needs_native, threads, units
 
@@ -44,6 +45,36 @@ def test_panels_give_back_what_they_were_made_of(name, out, inputs):
     assert torch.equal(back.levels(), made.levels())
     assert torch.equal(back.step, made.step)
     assert torch.equal(back.dense(torch.float32), made.dense(torch.float32))
+
+
+@pytest.mark.parametrize("unit", units())
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+def test_a_copy_is_rounded_as_the_reference_rounds_it(unit, name, dtype, packed):
+    """In one native call, of weights as they are or of panels, in whole numbers as well."""
+    ops, how = DeviceBackend(0, kernels=kernels(unit)), ROUNDINGS[name]
+    for out, inputs in ((64, 128), (70, 100), (33, 67), (1, 1), (300, 320)):
+        weight = draw(9, out, inputs) * draw(10, out, 1).exp()
+        weight[0] = 0
+        given = weight.to(dtype)
+        source = ops.pack(given) if packed else given
+        with threads(2):
+            found = ops.pack_fewer(source, how, drafts=True)
+        whole = ops.unpack(source) if packed else given
+        made = RoundedPanels.of(rounded(whole, how, tries=1), drafts=True)
+        assert found is not None and torch.equal(found.panels, made.panels), (out, inputs)
+        assert (found.address & 15) == (made.address & 15), "how it is kept"
+
+
+def test_a_targets_groups_are_cut_by_the_reference():
+    ops = DeviceBackend(0, kernels=kernels(units()[0]))
+    weight = draw(11, 40, 128)
+    assert ops.pack_fewer(weight, ROUNDINGS["int4"]) is None
+    by_row = ops.pack_fewer(weight, ROUNDINGS["int8"])
+    assert by_row is not None and not by_row.drafts
+    assert torch.equal(by_row.panels, RoundedPanels.of(rounded(weight, ROUNDINGS["int8"])).panels)
+    assert DeviceBackend(0).pack_fewer(weight, ROUNDINGS["int8"]) is None, "without kernels"
 
 
 def test_a_matrix_of_several_pieces_is_ordered_as_a_whole(monkeypatch):

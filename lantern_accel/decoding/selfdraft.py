@@ -7,8 +7,8 @@ own distribution, and a guess is kept where it is the target's token. So no dist
 kept, any guess is a fair one, and at temperature 0 the tokens are plain decoding's too.
 
 The copy guesses one token a pass, or in windows of its own (speculative Jacobi decoding of the copy) in
-a fixed number of passes. Source of the idea, for language models: QuantSpec (arXiv 2502.10424), ML-SpecQD
-(2503.13565).
+a fixed number of passes, whose drafts are the draft head's where the model has one. Source of the idea,
+for language models: QuantSpec (arXiv 2502.10424), ML-SpecQD (2503.13565).
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ class SelfEngine(JacobiEngine):
         if longest is not None:
             self.copy, self.positions = longest.copy, longest.positions
             return
-        own = Window(length=drafts.window) if drafts.window else _checked(1)
+        own = _checked(1)
+        if drafts.window:
+            guessed = getattr(target, "draft_head", None) is not None
+            own = Window(length=drafts.window, fresh="head" if guessed else "above")
         one = strategy.model_copy(update={"tree": own})
         cache = self.verifying.cache
         assert copy is not None

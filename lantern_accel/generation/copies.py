@@ -130,8 +130,8 @@ def likely_copies(
     The second has another window of its own; none where no copy fits.
 
     ``times``: of :func:`product_times`, where one node of every image has ``rows`` rows; ``timed``: of
-    the target's windows; ``tokens``: of an image; ``step``: milliseconds of a plain step, whose products
-    alone count where it is not known.
+    the target's windows, and what they bring where that is known; ``tokens``: of an image; ``step``:
+    milliseconds of a plain step, whose products alone count where it is not known.
     """
     plain = step or times[FULL][rows]
 
@@ -141,13 +141,15 @@ def likely_copies(
         spared = (times[FULL][rows * nodes] - own) / plain
         return max(own / plain, check_cost(timed, nodes) - spared)
 
+    # The copy's windows are guessed as the target's are.
+    gains = {one.length: one.tokens_per_step for one in timed}
     found: list[Likely] = []
     for name, rate in USUAL_RATES.items():
         if not holds(SelfDrafts(weights=name)):
             continue
         for window in WINDOWS:
             drafts = [n for n in DRAFTS if max(window, 2) <= n + 1 <= tokens]
-            gain = usual_tokens_per_step(window) if window else 1.0
+            gain = gains.get(window) or usual_tokens_per_step(max(window, 1))
             cost = pass_cost(name, window or 1)
             promises: dict[tuple[int, int], float] = {}
             for n in drafts:

@@ -125,7 +125,9 @@ class AutoTuner(Search[AutoEvidence]):
             assert usual is not None
             most: Any = usual.tree
             # Drafts of a last pass that would settle only a part of them are mostly right already.
-            passes = max(1, int(most.length / usual_tokens_per_step(window))) if window else 0
+            counted = self.evidence.worth.get(window)
+            gain = counted.tokens_per_step if counted else usual_tokens_per_step(max(window, 1))
+            passes = max(1, int(most.length / gain)) if window else 0
             own = {"weights": weights, "window": window, "passes": passes}
             name = f"self, {weights}" + (f", windows of {window}" if window else "")
             found[name] = usual.model_copy(update={"tree": most.model_copy(update=own)})

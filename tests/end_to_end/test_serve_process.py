@@ -75,17 +75,19 @@ def test_a_signal_finishes_what_runs_and_leaves_nothing_behind(tiny_model, tmp_p
                 if all(one.done() for one in asked):  # too quick to be seen at work
                     asked = [pool.submit(ask) for _ in range(4)]
             running.send_signal(getattr(signal, f"SIG{how}"))
-            answers = []
+            answers, late = [], 0
             for one in asked:
                 try:
                     answers.append(one.result())
+                except httpx.ConnectError:  # on a busy machine it has not come in before the end
+                    late += 1
                 except httpx.TransportError:
                     assert how == "KILL"
         code = running.wait(60)
     if how == "TERM":
         assert code == 0
         done = [one for one in answers if one.status_code == 200]
-        assert done and len(answers) == 4, "what was under way is finished"
+        assert done and len(answers) + late == 4, "what was under way is finished"
         assert all(one.json()["data"] == first["data"] for one in done)
         refused = [one.json()["error"]["code"] for one in answers if one.status_code != 200]
         assert set(refused) <= {"shutting_down"}

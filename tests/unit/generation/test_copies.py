@@ -67,6 +67,14 @@ def test_a_copy_that_costs_what_the_target_does_promises_nothing() -> None:
     assert found is not None and found.speedup < 1
 
 
+def test_windows_that_bring_more_promise_a_copy_more() -> None:
+    known = times(int8=0.5, int6=0.41, int4=0.28)
+    usual = best(known, 2, TIMED, 256, fits)
+    better = [one.model_copy(update={"tokens_per_step": 0.6 * one.length + 0.4}) for one in TIMED]
+    more = best(known, 2, better, 256, fits)
+    assert usual is not None and more is not None and more.speedup > 1.1 * usual.speedup
+
+
 def test_the_second_guess_is_by_the_same_copy() -> None:
     first, second = copies.likely_copies(times(int8=0.5, int6=0.41, int4=0.28), 2, TIMED, 256, fits)
     assert first.tree.weights == second.tree.weights and first.tree.window != second.tree.window

@@ -11,11 +11,12 @@ from support.engines import GREEDY, SAMPLED
 from support.tiny import tiny_models
 from unit.backends.cpu import test_native_steps as steps
 
+from lantern_accel.decoding.sources.head_window import HeadWindow
 from lantern_accel.device.plan import StepPlan
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.nn.draft_head import DraftHead, DraftHeadConfig
 from lantern_accel.strategy.sources import DraftLength
-from lantern_accel.strategy.values import Sampling, Strategy, Window
+from lantern_accel.strategy.values import Sampling, Strategy, Window, self_drafted
 from lantern_accel_cpu.backend import DeviceBackend
 
 pytestmark = native.needs_native
@@ -49,6 +50,25 @@ def test_guesses_and_tokens_are_those_of_the_operators(
     moving = Window(length=5, fresh="head", draft_lengths=draft_lengths)
     for tree in (Window(length=4, fresh="head"), Window(length=8, fresh="head", passes=0), moving):
         steps.compare(Strategy(name="scd", tree=tree), given, batch)
+
+
+@pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (GREEDY, 2)])
+def test_a_copys_own_windows_are_guessed_by_the_head(
+    given: Sampling, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever way it is done, the tokens are plain decoding's, and the copy steps in one call."""
+    monkeypatch.setattr(steps, "tiny_models", headed)
+    monkeypatch.setattr(steps, "Pieces", Operators)
+    strategy = Strategy(name="self", tree=self_drafted((1, 4, 6), "int8", 4, 3))
+    with steps.both() as (whole, pieces), torch.inference_mode():
+        got, want = (steps.made(ops, strategy, given, batch) for ops in (whole, pieces))
+        plain = steps.made(whole, Strategy(), given, batch)
+        assert isinstance(got.longest.copy.drafts, HeadWindow)
+        assert steps.at_once(got.longest.copy)
+        done = [engine.run() for engine in (got, want, plain)]
+        assert torch.equal(done[0].tokens, done[2].tokens)
+        assert torch.equal(done[1].tokens, done[2].tokens)
+        assert int(done[0].steps.max()) < int(done[2].steps.min())
 
 
 def test_a_step_with_a_head_is_one_native_call_in_bfloat16_too(

@@ -4,7 +4,8 @@
 
 A step reads the copy's weights once a guessing pass and the full ones once; a plain pass reads the full
 ones. Counted in weights alone: caches and the rows that a check multiplies are left out, so this is no
-speed. In float32, on the built-in prompts of the reporting half, or on a file's, one per line:
+speed. Nothing was trained to draft, but with ``--head``. In float32, on the built-in prompts of the
+reporting half, or on a file's, one per line:
 
     python tools/self_drafts.py --file tools/lantern-emoji/composed.txt self:24,int6,window=24,passes=6
 """
@@ -32,10 +33,15 @@ def main() -> None:
     parser.add_argument(
         "--file", type=Path, help="prompts, one per line, in place of built-in ones"
     )
+    parser.add_argument(
+        "--head", action="store_true", help="the model's draft head guesses in the copy's windows"
+    )
     args = parser.parse_args()
     print("| drafts | tokens a step | plain passes' bytes a step | tokens a plain pass's bytes |")
     print("|---|---|---|---|")
     with lantern_accel.load(device="cpu", dtype="float32") as pipeline:
+        if not args.head:  # nothing that was trained to draft
+            pipeline.model.target.draft_head = None
         if args.file is None:
             prompts = built_in_prompts(pipeline, args.half)
         else:

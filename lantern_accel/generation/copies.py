@@ -1,6 +1,6 @@
 """Predicts which copy of a model's own weights would draft best for it, before one is made.
 
-Making a copy takes seconds and memory, so that a request tries one at most: the weights, the copy's own
+Making a copy takes time and memory, so that a request tries one at most: the weights, the copy's own
 window and the number of drafts that promise most by what products with a part of the weights cost at
 several numbers of rows, and by how often a copy of so many bits usually agrees. What is taken in the end
 is decided by steps of that copy, timed and counted.
@@ -34,9 +34,6 @@ WINDOWS, DRAFTS = (0, 2, 4, 8), (2, 4, 6, 8, 12, 16)
 SETTLED = 0.96
 #: Weights whose products are timed: as many as no cache holds, or all of a small model's.
 TIMED_WEIGHTS, ROUNDS = 1 << 26, 5
-#: What a copy rounded by groups must promise over one rounded by rows, which is made in half the time: a
-#: process makes its copy before the first image.
-MAKING = 1.03
 
 #: Milliseconds of products with the target's weights, by what these are kept in and by rows.
 ProductTimes = Mapping[str, Mapping[int, float]]
@@ -168,8 +165,5 @@ def likely_copies(
             tree = self_drafted(lengths, name, window, own)
             found.append(Likely(tree, promises[best, passes]))
 
-    def worth(one: Likely) -> float:
-        return one.speedup / (MAKING if ROUNDINGS[one.tree.weights].group else 1.0)
-
-    found.sort(key=worth, reverse=True)
+    found.sort(key=lambda one: one.speedup, reverse=True)
     return [one for one in found if one.tree.weights == found[0].tree.weights][:2]

@@ -81,13 +81,6 @@ def test_the_second_guess_is_by_the_same_copy() -> None:
     assert first.speedup >= second.speedup
 
 
-def test_a_copy_that_takes_longer_to_make_must_promise_more() -> None:
-    alike = best(times(int8=0.42, int6=0.40, int4=0.40), 2, TIMED, 256, fits)
-    assert alike is not None and alike.tree.weights == "int8"
-    better = best(times(int8=0.7, int6=0.40, int4=0.9), 2, TIMED, 256, fits)
-    assert better is not None and better.tree.weights == "int6"
-
-
 def test_copies_that_do_not_fit_are_left_out() -> None:
     known = times(int8=0.5, int6=0.41, int4=0.28)
     found = best(known, 2, TIMED, 256, lambda tree: tree.weights == "int4")

@@ -143,6 +143,7 @@ def test_the_cpu_passes_everything_and_writes_its_reports(tmp_path, capsys, monk
     assert f"{len(CHECKS) - len(left)} passed, 0 failed, {len(left)} not applicable\n" in shown
 
 
+@pytest.mark.long
 def test_a_backend_without_data_is_checked_for_shapes(monkeypatch, capsys):
     small_kit(monkeypatch)
     monkeypatch.setattr(static, "CHECKED", ("lantern++",))

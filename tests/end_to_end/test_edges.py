@@ -175,6 +175,7 @@ def test_what_was_given_is_shown_in_short(capsys: pytest.CaptureFixture[str]) ->
     assert len(told) < 300 and told.endswith("is known; give another\n")
 
 
+@pytest.mark.long
 def test_two_tuners_at_once_leave_one_whole_choice(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

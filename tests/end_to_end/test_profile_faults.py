@@ -174,6 +174,7 @@ def test_an_interrupted_run_is_no_other_run(profiler, tmp_path, monkeypatch):
         profiler(out, resume=True)
 
 
+@pytest.mark.long
 def test_a_complete_run_is_not_measured_again_but_may_grow(profiler, tmp_path, monkeypatch):
     out = tmp_path / "run.json"
     first = profiler(out, names=("vanilla",)).measure()

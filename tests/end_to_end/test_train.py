@@ -71,6 +71,7 @@ def test_the_whole_pipeline_makes_a_model_that_draws(command, emoji, work):
     assert (work / "plots" / "memorisation.png").is_file()
 
 
+@pytest.mark.long
 def test_a_continued_run_ends_as_an_unbroken_one(emoji, work):
     emoji("tokenizer", "--work", work, "--config", work / "tokenizer.json")
     final = work / "target" / "target.safetensors"

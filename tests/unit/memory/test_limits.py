@@ -120,6 +120,7 @@ def test_a_model_that_does_not_fit_is_told_before_it_is_loaded(
         lantern_accel.load(device="cpu")
 
 
+@pytest.mark.long
 def test_a_batch_that_does_not_fit_names_the_one_that_does(
     small: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

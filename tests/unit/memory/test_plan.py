@@ -85,7 +85,7 @@ MADE = AGAIN = ("lantern-emoji", "red heart", "lantern++", 4, "bfloat16")
             "lantern-emoji", "red heart", "vanilla", 1, "bfloat16", marks=pytest.mark.long
         ),
         # Pixels of 128 x 128 take more than decoding.
-        ("medium", "3", "vanilla", 4, "bfloat16"),
+        pytest.param("medium", "3", "vanilla", 4, "bfloat16", marks=pytest.mark.long),
         pytest.param("medium", "3", "vanilla", 4, "float32", marks=pytest.mark.long),
     ],
 )
@@ -188,6 +188,7 @@ def published(name: str, capacity: float, **options: Any) -> Planner:
     )
 
 
+@pytest.mark.long
 def test_advice_names_what_would_fit() -> None:
     planner = published("llamagen-t2i-stage1", 4e9, text_bytes=4 * 1_223_527_424)
     strategy, sampling = planner.strategy("lantern++"), planner.manifest.defaults.sampling

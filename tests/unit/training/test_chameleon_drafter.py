@@ -141,6 +141,7 @@ def test_captioned_images_take_the_shape_of_the_pictures(lumina: Path, tmp_path:
     assert report["images_seen"] == 4
 
 
+@pytest.mark.long
 def test_a_killed_run_ends_as_an_unbroken_one(
     lumina: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

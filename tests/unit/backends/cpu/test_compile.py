@@ -16,7 +16,8 @@ needs_compiler = pytest.mark.skipif(compiling.compiler() is None, reason="no C++
 
 
 @needs_compiler
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("whole", [False, True])
 def test_a_compiled_step_decides_alike_and_is_one_graph(
     monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:

@@ -25,6 +25,7 @@ def outcomes(backend: Backend, *names: str) -> dict[str, kit.Outcome]:
     return {one.name: one for one in report.outcomes}
 
 
+@pytest.mark.long
 def test_they_pass_or_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "has_triton", lambda: False)
     backend, _ = doubled_backend(monkeypatch)

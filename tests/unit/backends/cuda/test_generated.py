@@ -44,6 +44,7 @@ class Stacked(KVCache):
     whole: Any = None
 
 
+@pytest.mark.long
 def test_a_cache_that_is_one_tensor_is_copied_and_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a layer's write into one tensor of all layers becomes: a copy of all of it."""
     backend, _ = doubled_backend(monkeypatch)

@@ -144,7 +144,7 @@ class DeviceBackend(Backend):
         if not isinstance(weight, Panels):
             if not self.kernels.packs(weight):
                 return None
-            weight = self.kernels.panels(weight.detach())
+            weight = self.kernels.pack(weight, words=False)
         return self.kernels.in_fewer_bits(weight, how, drafts)
 
     def scan(self, weights: Tensor) -> Tensor:

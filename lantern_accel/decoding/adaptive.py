@@ -184,9 +184,9 @@ class AdaptiveEngine(EngineBase):
     def calibrate(self, watch: Callable[[], Stopwatch], rounds: int = 3) -> dict[int, list[float]]:
         """Time steps of every length in turns, milliseconds; the request must be started again.
 
-        There are more ``rounds`` where steps are short, since whatever else a machine does lasts for
-        some. A length that promises far less than the best is timed no further; if it is longer than
-        that, longer ones, which cost more still, neither.
+        It takes ``rounds`` turns, and more where steps are short: a busy moment of the machine outlasts a
+        few of those. A length that promises far less than the best is timed no further; if it is longer
+        than that, longer ones, which cost more still, neither.
         """
         times: dict[int, list[float]] = {}
         lengths = [one.length for one in self.draft_lengths]

@@ -78,8 +78,9 @@ COUNTED_STEPS, COUNTED_IMAGES = 12, 8
 DRAFTER_STEPS = 48
 #: A deeper tree is not cut at every depth: each is one more step for a device to capture.
 MOST_DEPTHS = 4
-#: What is known of a source's lengths beforehand counts for so many steps, and for so many images once
-#: some were drawn: prompts differ more from one another than an image's steps do.
+#: What is known of a source's lengths beforehand counts for so many steps, or for those of so many images
+#: once some were drawn: prompts differ more from one another than an image's steps do. What is known of
+#: another temperature, or of most models, counts for a quarter of that.
 PRIOR_STEPS, PRIOR_IMAGES = 200, 3
 #: Images after which a source that was known to pay may be given up: each of them falls back on plain
 #: steps where drafts are bad, which costs little, and a choice is kept.
@@ -144,7 +145,8 @@ class Timed(BaseModel):
         if self.prior:
             # An image whose drafts are bad takes more steps, and counts for no more than others.
             each = self._steps / self.images if self.images else 0.0
-            worth = shifted_by_counts(self.prior, self.counts, max(self.sure, PRIOR_IMAGES * each))
+            sure = self.sure * max(1.0, PRIOR_IMAGES * each / PRIOR_STEPS)
+            worth = shifted_by_counts(self.prior, self.counts, sure)
         else:
             rate = rate_of_counts(self.counts)
             worth = {length: tokens_of(rate, length) for length in lengths}

@@ -198,9 +198,7 @@ INLINE void lowest_leaves(const int64_t* first_child, const int64_t* num_childre
 // decoding/accept.py. `shaped`: the tree's shape followed from its drafts.
 void walk_greedily(const Accept& g, bool shaped, int64_t image) {
     int64_t n = g.vocab, all = whole(n), base = image * g.nodes, last = 0;
-    Rule rule = g.rule;
-    rule.budget = nullptr;  // there is no draw to spend one on
-    Judge judge(rule, n);
+    Judge judge(g.rule, n);
     int64_t* work = (int64_t*)scratch(16, size_t(5 * g.nodes) * sizeof(int64_t));
     int64_t *depth = work, *parent = work + g.nodes, *best = work + 2 * g.nodes, *rank = work + 3 * g.nodes;
     int64_t* borrowed = work + 4 * g.nodes;  // whether a draft is not the likeliest code

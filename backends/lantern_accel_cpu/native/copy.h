@@ -1,13 +1,11 @@
-// A packed matrix once more in fewer bits, for a copy that drafts. The arithmetic is that of nn/rounding.py where it cuts
-// no range, to the last bit, and the order is that of native.h. Lanes are rows: a panel has one after the other.
+// A packed matrix in fewer bits: a copy's that drafts, or a target's with a step a row. The arithmetic is that of
+// nn/rounding.py where it cuts no range, to the last bit, and the order is that of native.h. Lanes are rows: a panel has one after the other.
 #pragma once
 
 #include "product.h"
 
 namespace {
 
-// Round to the nearest whole number, ties to even; below 2^22.
-INLINE F nearest(F x) { return (x + 12582912.0f) - 12582912.0f; }
 INLINE F as_bfloat16(F x) { return (F)(rounded(x) << 16); }
 
 template <class T> struct CopyJob {
@@ -65,8 +63,8 @@ template <class T> struct CopyJob {
                 take(panel, row, first, 4, x);
                 U codes{};
                 for (int i = 0; i < 4; ++i) {
-                    F level = larger(smaller(nearest(x[i] / step), splat(127.0f)), splat(-127.0f));
-                    codes |= ((U)__builtin_convertvector(level, I) & 255u) << (8 * i);
+                    F level = larger(smaller(x[i] / step, splat(127.0f)), splat(-127.0f));
+                    codes |= ((U)nearest(level) & 255u) << (8 * i);
                 }
                 put((uint32_t*)(out + PANEL * 4) + first / 4 * PANEL + row, codes);
             }
@@ -89,8 +87,8 @@ template <class T> struct CopyJob {
                 put((bf16*)out + PANEL + row, offset * in);
                 U levels[GROUP];
                 for (int64_t i = 0; i < GROUP; ++i) {
-                    F level = larger(smaller(nearest((x[i] - offset) / step), splat(most)), F{});
-                    levels[i] = (U)__builtin_convertvector(level * in, I);
+                    F level = larger(smaller((x[i] - offset) / step, splat(most)), F{});
+                    levels[i] = (U)nearest(level * in);
                 }
                 uint32_t* lanes = (uint32_t*)(out + PANEL * 4) + row;
                 for (int64_t i = 0; i < GROUP; i += 16) {

@@ -115,7 +115,7 @@ template <class A> void to_bytes(const A* x, int64_t ldx, int64_t m, int64_t k, 
                 I sum{};
 #pragma GCC unroll 8
                 for (int i = g * EACH; i < (g + 1) * EACH; ++i) {
-                    I number = (I)(get(from + i * W) * turn + 12582912.0f) - 0x4b400000;  // to the nearest
+                    I number = nearest(get(from + i * W) * turn);
                     sum += number;
                     Small bytes = __builtin_convertvector(number, Small);
                     if (kept != INT8) bytes = apart(bytes);

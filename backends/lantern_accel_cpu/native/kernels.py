@@ -169,23 +169,16 @@ class Kernels:
             and weight.numel() > 0
         )
 
-    def pack(self, weight: Tensor) -> Panels:
-        """Return ``weight [out, in]`` in panels."""
+    def pack(self, weight: Tensor, words: bool = True) -> Panels:
+        """Return ``weight [out, in]`` in panels; without ``words`` its numbers stay as they are."""
         weight = weight.detach()
         if weight.stride(1) != 1:
             weight = weight.contiguous()
         n, k = weight.shape
-        if weight.dtype == torch.bfloat16 and self.library.takes_words():
+        if words and weight.dtype == torch.bfloat16 and self.library.takes_words():
             out = torch.empty(-(-n // PANEL) * word_panel(k), dtype=weight.dtype)
             self.library.pack_words(weight.data_ptr(), weight.stride(0), k, n, out.data_ptr())
             return out.as_strided((n, k), (k, 1)).as_subclass(WordPanels)
-        return self.panels(weight)
-
-    def panels(self, weight: Tensor) -> Panels:
-        """Return ``weight [out, in]`` in panels, its numbers as they are."""
-        if weight.stride(1) != 1:
-            weight = weight.contiguous()
-        n, k = weight.shape
         group = 2 if weight.dtype == torch.bfloat16 else 1
         size = -(-n // PANEL) * PANEL * -(-k // group) * group
         out = torch.empty(size, dtype=weight.dtype)

@@ -157,6 +157,9 @@ INLINE F larger(F a, F b) { return a > b ? a : b; }
 INLINE F smaller(F a, F b) { return a < b ? a : b; }
 #endif
 
+// The nearest whole number, ties to even, of numbers below 2^22.
+INLINE I nearest(F x) { return (I)(x + 12582912.0f) - 0x4b400000; }
+
 // exp to about 1e-7, after Cephes' expf; arguments are held between -87.3 and 88.3. exp(0) is 1.
 INLINE F exponential(F x) {
     x = smaller(larger(x, splat(-87.3f)), splat(88.3f));

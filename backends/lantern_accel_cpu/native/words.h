@@ -58,7 +58,7 @@ template <class A> void to_words(const A* x, int64_t ldx, int64_t m, int64_t k, 
             int16_t* out = to.numbers + (r * to.groups + g) * GROUP;
 #pragma GCC unroll 8
             for (int i = 0; i < VECTORS; ++i) {
-                I number = (I)(get(from + i * W) * turn + 12582912.0f) - 0x4b400000;  // to the nearest
+                I number = nearest(get(from + i * W) * turn);
                 Words words = __builtin_convertvector(number, Words);
                 memcpy(out + i * W, &words, sizeof words);
             }

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from lantern_accel.generation.auto import FEWEST_IMAGES, PRIOR_IMAGES, Timed
+from lantern_accel.generation.auto import (
+    DRAFTER_STEPS,
+    FEWEST_IMAGES,
+    PRIOR_IMAGES,
+    Timed,
+)
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Strategy, Window
 
@@ -56,6 +61,9 @@ def test_one_image_counts_no_more_than_another() -> None:
     assert worth[0] == pytest.approx(worth[1], abs=0.03)
     share = PRIOR_IMAGES / (1 + PRIOR_IMAGES)
     assert worth[0] == pytest.approx(1.1 + share * 0.9, abs=1e-3)
+    hard.sure = DRAFTER_STEPS  # what is known is another temperature's
+    less = hard.weighed().draft_lengths[1].tokens_per_step
+    assert less is not None and less < 1.1 + 0.5 * 0.9, "it counts for less than the image"
 
 
 def test_a_source_that_was_known_to_pay_is_given_up_by_some_images_alone() -> None:

@@ -7,21 +7,17 @@ costs are kept: a seed gives the same image again on the same device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.length_policy import (
     SURE,
     costs_of,
     in_batch,
-    rate_of_counts,
-    shifted_by_counts,
-    tokens_of,
     usual_tokens_per_step,
 )
 from lantern_accel.device.backend import Backend
@@ -34,6 +30,7 @@ from lantern_accel.generation.copies import (
     likely_copies,
     product_times,
 )
+from lantern_accel.generation.timed import DRAFTER_STEPS, PRIOR_STEPS, Timed
 from lantern_accel.nn.transformer import projections
 from lantern_accel.strategy.choices import (
     Choice,
@@ -66,153 +63,15 @@ from lantern_accel.strategy.values import (
 
 #: What drafts must promise over plain decoding by costs of a few steps: these are uncertain by a tenth.
 ENOUGH = 1.15
-#: What counts of a drafter's drafts, next to other sources: how often it is right differs from prompt to
-#: prompt three times as much as for windows, and the first images show few prompts.
-CAREFUL = 0.9
 #: Weights from which on reading them decides a step, so that a copy in fewer bits may pay as a drafter.
 LEAST_WEIGHTS = 1 << 23
 #: Steps after which the acceptance of a copy's drafts is a first figure, and the images of a kind after
 #: which no source's figures change any more.
 COUNTED_STEPS, COUNTED_IMAGES = 12, 8
-#: Steps after which what a drafter's tree or chain brings is a first figure.
-DRAFTER_STEPS = 48
 #: A deeper tree is not cut at every depth: each is one more step for a device to capture.
 MOST_DEPTHS = 4
-#: What is known of a source's lengths beforehand counts for so many steps, or for those of so many images
-#: once some were drawn: prompts differ more from one another than an image's steps do. What is known of
-#: another temperature, or of most models, counts for a quarter of that.
-PRIOR_STEPS, PRIOR_IMAGES = 200, 3
-#: Images after which a source that was known to pay may be given up: each of them falls back on plain
-#: steps where drafts are bad, which costs little, and a choice is kept.
-FEWEST_IMAGES = 4
 #: Temperatures that are no further apart have drafts of one worth; of others less is known.
 SAME_TEMPERATURE = 0.05
-
-
-class Timed(BaseModel):
-    """A source of drafts whose steps were timed: its strategy with the costs and the worth of lengths.
-
-    ``counts``: tokens gained and steps, by length, over ``images``, where its drafts were counted;
-    those of plain steps between them only where images were drawn. ``prior``: tokens per step by length
-    that were known before, which count for ``sure`` steps or more; none for a copy. ``plain``:
-    milliseconds of the plain step that the costs are relative to; None: not kept.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    strategy: Strategy
-    counts: dict[int, list[int]] = {}
-    images: int = 0
-    prior: dict[int, float] = {}
-    sure: float = PRIOR_STEPS
-    plain: float | None = None
-
-    def relative_to(self, plain: float) -> Timed:
-        """Return it with costs relative to a plain step of ``plain`` ms, the least of all sources'.
-
-        Plain steps are bound by memory, whose pace changes with what else a machine does: a source
-        that was timed beside slow ones would look cheaper than it is.
-        """
-        if self.plain is None or self.plain <= plain:
-            return self
-        scale, tree = self.plain / plain, cast("Any", self.strategy.tree)
-        costs = tuple(
-            one
-            if one.cost is None or one.length == 1
-            else one.model_copy(update={"cost": one.cost * scale})
-            for one in tree.draft_lengths
-        )
-        tree = tree.model_copy(update={"draft_lengths": costs})
-        strategy = self.strategy.model_copy(update={"tree": tree})
-        return self.model_copy(update={"strategy": strategy, "plain": plain})
-
-    @property
-    def draft_lengths(self) -> tuple[DraftLength, ...]:
-        """The lengths whose cost is known."""
-        tree: Any = self.strategy.tree
-        return tuple(one for one in tree.draft_lengths if one.cost is not None)
-
-    def weighed(self) -> Timed:
-        """Return it with the worth that was counted.
-
-        A copy's is that of chains of one rate of acceptance. What was known of other sources is shifted,
-        the odds of every length alike, so that those that were counted bring what they brought.
-        """
-        if not self.counts:
-            return self
-        tree: Any = self.strategy.tree
-        lengths = [one.length for one in tree.draft_lengths]
-        if self.prior:
-            # An image whose drafts are bad takes more steps, and counts for no more than others.
-            each = self._steps / self.images if self.images else 0.0
-            sure = self.sure * max(1.0, PRIOR_IMAGES * each / PRIOR_STEPS)
-            worth = shifted_by_counts(self.prior, self.counts, sure)
-        else:
-            rate = rate_of_counts(self.counts)
-            worth = {length: tokens_of(rate, length) for length in lengths}
-        draft_lengths = tuple(
-            one.model_copy(update={"tokens_per_step": worth.get(one.length, one.tokens_per_step)})
-            for one in tree.draft_lengths
-        )
-        tree = tree.model_copy(update={"draft_lengths": draft_lengths})
-        return self.model_copy(update={"strategy": self.strategy.model_copy(update={"tree": tree})})
-
-    def drafts_as(self, strategy: Strategy) -> bool:
-        """Return whether a strategy's drafts come from this source."""
-        own: Any = self.strategy.tree
-        other: Any = strategy.tree
-        if not isinstance(own, SelfDrafts) or not isinstance(other, SelfDrafts):
-            return type(own) is type(other)
-        return (own.weights, own.window) == (other.weights, other.window)
-
-    @property
-    def _steps(self) -> int:
-        """Steps with drafts that were counted."""
-        return sum(steps for length, (_, steps) in self.counts.items() if length > 1)
-
-    @property
-    def young(self) -> bool:
-        """Whether it was known to pay, and too few images were drawn to say that it does not."""
-        return bool(self.prior) and 0 < self.images < FEWEST_IMAGES
-
-    @property
-    def certainty(self) -> float:
-        """What its promise counts, next to those of other sources."""
-        return CAREFUL if self.strategy.needs_drafter else 1.0
-
-    def promise(self, images: int) -> float:
-        """Return the speed that the best length promises a batch, relative to plain decoding."""
-        return max(
-            in_batch(p.tokens_per_step or 1.0, images) / (p.cost or 1.0) for p in self.draft_lengths
-        )
-
-    def speed(self, images: int) -> float:
-        """Return the speed to expect of a batch: what the steps that were counted came to.
-
-        The best length's promise, which counts for some steps, knows nothing of steps that are plain
-        since its drafts were bad.
-        """
-        costs = {p.length: p.cost or 1.0 for p in self.draft_lengths}
-        counted = {n: found for n, found in self.counts.items() if n in costs}
-        if not self.images or not counted:
-            return self.promise(images)
-        best = max(
-            self.draft_lengths,
-            key=lambda p: in_batch(p.tokens_per_step or 1.0, images) / (p.cost or 1.0),
-        )
-        gained, steps = (float(sum(found[i] for found in counted.values())) for i in (0, 1))
-        spent = sum(found[1] * costs[n] for n, found in counted.items())
-        promised = max(DRAFTER_STEPS, self._steps / self.images)  # as much as an image's
-        gained += promised * (best.tokens_per_step or 1.0)
-        spent += promised * (best.cost or 1.0)
-        steps += promised
-        return in_batch(gained / steps, images) * steps / spent
-
-    def count(self, counted: Mapping[int, Sequence[int]]) -> None:
-        """Count an image's steps in, or a batch's: tokens gained and steps by length."""
-        for length, (gained, steps) in counted.items():
-            before = self.counts.get(length, [0, 0])
-            self.counts[length] = [before[0] + gained, before[1] + steps]
 
 
 def _of_device(manifest: Any, nodes: int | None) -> Any:

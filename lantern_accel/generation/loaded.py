@@ -18,7 +18,7 @@ from lantern_accel.decoding.target import above_of, row_of
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import DoesNotFitError
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
-from lantern_accel.generation.auto import Auto, Timed, describe_auto
+from lantern_accel.generation.auto import Auto, describe_auto
 from lantern_accel.generation.engines import CapturedEngine, Engines
 from lantern_accel.generation.request import DEFAULT_STRATEGY, GenerationRequest
 from lantern_accel.generation.result import (
@@ -27,6 +27,7 @@ from lantern_accel.generation.result import (
     PhaseSeconds,
     pictures,
 )
+from lantern_accel.generation.timed import Timed
 from lantern_accel.memory.limits import Capacity
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.rules import validated

@@ -19,7 +19,8 @@ from pydantic import Field
 from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.length_policy import FixedLength, costs_of, usual_tokens_per_step
 from lantern_accel.errors import DoesNotFitError, RequestError
-from lantern_accel.generation.auto import Timed, prune_lengths
+from lantern_accel.generation.auto import prune_lengths
+from lantern_accel.generation.timed import Timed
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.samples import about, batch_prompts, new_cell
 from lantern_accel.records import Record

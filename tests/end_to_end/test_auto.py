@@ -12,6 +12,7 @@ import torch
 import lantern_accel
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.generation import auto as automatic
+from lantern_accel.generation.timed import Timed
 from lantern_accel.measure import samples
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.values import NoTree, StaticTree, Strategy, Window
@@ -67,7 +68,7 @@ def test_a_tree_that_pays_is_taken_counted_and_draws_plain_tokens(tiny_model, ow
         asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
         choice = pipeline.auto.choice(asked, 1, sampling)
         (one,) = [
-            automatic.Timed.model_validate(found)
+            Timed.model_validate(found)
             for found in choice.evidence["timed"]
             if found["strategy"]["tree"]["kind"] == "static"
         ]
@@ -124,7 +125,7 @@ def promising(strategy, promise):
         for one in strategy.tree.draft_lengths
     )
     tree = strategy.tree.model_copy(update={"draft_lengths": draft_lengths})
-    return automatic.Timed(strategy=strategy.model_copy(update={"tree": tree}))
+    return Timed(strategy=strategy.model_copy(update={"tree": tree}))
 
 
 @pytest.mark.parametrize("relaxed", [False, True])

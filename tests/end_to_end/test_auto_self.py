@@ -16,6 +16,7 @@ from lantern_accel.families.random_weights import sized
 from lantern_accel.generation import auto as automatic
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.slots import Drawn, Slots
+from lantern_accel.generation.timed import Timed
 from lantern_accel.memory.plan import Planner
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import projections
@@ -70,7 +71,7 @@ def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
         assert drawn.stats.total_variation == 0
         (path,) = kept.glob("*.json")
         (one,) = [
-            automatic.Timed.model_validate(found)
+            Timed.model_validate(found)
             for found in json.loads(path.read_text())["evidence"]["timed"]
             if found["strategy"]["tree"]["kind"] == "self"
         ]
@@ -79,7 +80,7 @@ def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
             pipeline.generate("dog face", seed=number, num_images=2, batch_size=2)
         choice = choices.read_choice(json.loads(path.read_text())["key"])
         assert choice is not None and choice.source == "while drawing"
-        found = [automatic.Timed.model_validate(one) for one in choice.evidence["timed"]]
+        found = [Timed.model_validate(one) for one in choice.evidence["timed"]]
         assert [one.images for one in found if isinstance(one.strategy.tree, SelfDrafts)] == [
             automatic.COUNTED_IMAGES
         ]
@@ -107,14 +108,14 @@ def test_the_copy_that_is_tried_is_predicted_before_one_is_made(
     )
     with load(tiny_model) as pipeline:
         asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
-        windows = automatic.Timed(strategy=promised(asked, 1.0))
+        windows = Timed(strategy=promised(asked, 1.0))
         made, _ = pipeline.auto.likely_copies(asked, windows, 2, sampling)
         assert made.name == "self"
         tree: Any = made.tree
         assert tree.weights == "int6" and tree.window > 0 and tree.passes > 0
         rows = 2 * sampling.branches
         assert asked_rows == [[rows, 2 * rows, 4 * rows, 8 * rows]]
-        dear = automatic.Timed(strategy=promised(asked, 50.0))
+        dear = Timed(strategy=promised(asked, 50.0))
         assert pipeline.auto.likely_copies(asked, dear, 2, sampling) == []
         assert not pipeline.engines.capacity.copies, "nothing was made yet"
         want = pipeline.generate("red heart", seed=3, strategy="vanilla").tokens
@@ -142,7 +143,7 @@ def test_what_windows_bring_is_counted_too_and_shifts_what_was_known(
         asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
         made = promised(asked, 1.2)
         known = {1: 1.0, 2: 1.5, 4: 2.0}
-        one = automatic.Timed(strategy=made, prior=known)
+        one = Timed(strategy=made, prior=known)
         assert one.weighed() == one, "nothing was counted"
         timed = one.model_copy(update={"strategy": with_known(made, known), "counts": {}})
         pipeline.auto.settle([timed], asked, 1, sampling)
@@ -201,7 +202,7 @@ def test_images_that_accept_little_undo_the_choice(tiny_model: Path, kept: Path)
         made = made.model_copy(
             update={"tree": tree.model_copy(update={"draft_lengths": draft_lengths})}
         )
-        one = automatic.Timed(strategy=made, counts={3: [24, 12]}).weighed()
+        one = Timed(strategy=made, counts={3: [24, 12]}).weighed()
         pipeline.auto.settle([one], asked, 1, sampling)
         assert isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, SelfDrafts)
         engine = pipeline.engine(1, asked, sampling).engine

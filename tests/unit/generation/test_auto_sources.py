@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lantern_accel.generation.auto import (
+from lantern_accel.generation.timed import (
     DRAFTER_STEPS,
     FEWEST_IMAGES,
     PRIOR_IMAGES,

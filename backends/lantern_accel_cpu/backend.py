@@ -144,6 +144,13 @@ class DeviceBackend(Backend):
         if not isinstance(weight, Panels):
             if not self.kernels.packs(weight):
                 return None
+    def logits(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+        """Return the sums as the kernels have them."""
+        if isinstance(weight, Panels | RoundedPanels):
+            assert self.kernels is not None
+            return self.kernels.linear(x, weight, bias, sums=True)
+        return super().logits(x, weight, bias)
+
             weight = self.kernels.pack(weight, words=False)
         return self.kernels.in_fewer_bits(weight, how, drafts)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -139,6 +140,27 @@ class DeviceBackend(Backend):
         from lantern_accel_cuda.kernels import rounded
 
         return rounded.Columns.of(weight)
+
+    def logits(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+        """Leave the sums in float32: in Triton, and where torch's own product can."""
+        if not isinstance(weight, Tensor):
+            from lantern_accel_cuda.kernels import rounded
+
+            return rounded.multiply(x, weight, bias, self._cores, sums=True)
+        if x.dtype == torch.float32 or torch.is_grad_enabled() or not self._leaves_sums:
+            return super().logits(x, weight, bias)
+        flat = x.reshape(-1, x.shape[-1])
+        out = torch.mm(flat, weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
+        return out if bias is None else out + bias
+
+    @cached_property
+    def _leaves_sums(self) -> bool:
+        """Whether a product of torch's (2.8 and newer) gives its sums in float32 here; it tries one."""
+        one = torch.zeros(16, 16, dtype=self.compute_dtypes()[0], device=self.device)
+        try:
+            return torch.mm(one, one, out_dtype=torch.float32).dtype == torch.float32
+        except (TypeError, RuntimeError):
+            return False
 
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Return bytes for the Triton kernel, else what is added to scores."""

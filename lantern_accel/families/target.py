@@ -58,11 +58,11 @@ class Target(RotaryNetwork):
 
     def head(self, features: Tensor) -> Tensor:
         """Return float32 logits of codes ``[..., V]`` of features ``[..., D]``."""
-        first, *more = self.head_layers
-        x: Tensor = first(features, self.ops)
-        for layer in more:
-            x = layer(F.gelu(x), self.ops)
-        return x.float()
+        *before, last = self.head_layers
+        x = features
+        for layer in before:
+            x = F.gelu(layer(x, self.ops))
+        return last.logits(x, self.ops)
 
     def allowed(self) -> Allowed | None:
         """Return which codes each image token may be; None: any."""

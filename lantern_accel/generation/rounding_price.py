@@ -1,9 +1,10 @@
 """Prices weights in fewer bits: the exact total variation from the unrounded model, per token.
 
 The rounded model draws some images; along each, both models say what comes next, after guidance and
-filters, and the price is half the sum of absolute differences, averaged over tokens. It is the
-currency in which relaxed acceptance is priced: the two add up to a bound. Measured once a model, device
-and dtype at the model's own sampling, image by image, and kept in the cache.
+filters, and the price is half the sum of absolute differences, averaged over tokens. Both say it by the
+passes that draw. It is the currency in which relaxed acceptance is priced: the two add up to a bound.
+Measured once a model, device and dtype at the model's own sampling, image by image, and kept in the
+cache.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.forced import forced_logits
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.decoding.rows import Guidance
-from lantern_accel.decoding.state import RuntimeParams
+from lantern_accel.decoding.step_engine import StepEngine
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import LanternWarning, ModelError
 from lantern_accel.families.base import Model, Prompt
@@ -119,24 +121,14 @@ def next_tokens(
 ) -> Tensor:
     """Return a model's distribution of every token of images, given those before: ``[b, N, V]``.
 
-    ``tokens`` int64 ``[b, N]``: the images; one dense pass for all of their positions.
+    ``tokens`` int64 ``[b, N]``: the images. It is what plain decoding draws from there.
     """
     rows = model.family.rows(model, conditions, sampling)
     target = model.family.fitted(model, conditions.shape)[0]
-    here = tokens.to(backend.device)
-    branches = sampling.branches
-    mask = rows.mask if target.own_prompts else torch.cat([rows.mask] * branches)
-    # Masks matter only where prompts are padded; a class is one position.
-    seen = mask if mask.shape[1] > 1 else None
-    states = target.forward_dense(rows.condition, torch.cat([here] * branches)[:, :-1], seen)
-    count = here.shape[1]
-    logits = target.head(states[:, states.shape[1] - count :])
-    runtime_params = RuntimeParams(PLAIN, sampling, count, backend.device)
-    image_scale = None if sampling.cfg_scale_image is None else runtime_params.image_scale
-    scale = runtime_params.scale if sampling.guided else None
-    guidance = Guidance(scale, image_scale, target.allowed(), backend)
-    at = torch.arange(count, device=backend.device, dtype=backend.index).expand(len(here), -1)
-    return distribution(guidance(logits, at), sampling)
+    engine = engine_for(target, None, backend, PLAIN, sampling, batch=len(tokens))
+    assert isinstance(engine, StepEngine)
+    engine.load(rows.condition, rows.mask, engine.randomness(0, list(range(len(tokens)))))
+    return distribution(forced_logits(engine, tokens.to(backend.device)), sampling)
 
 
 def read_price(
@@ -161,6 +153,7 @@ def _path(model: Model, backend: Backend, dtype: torch.dtype, how: Rounding) -> 
         "sampling": model.manifest.defaults.sampling.model_dump(mode="json"),
         "prompts": prompts,
         "seed": SEED,
+        "passes": "drawing",  # older prices were of passes without a cache
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     return cache_dir() / "rounding" / f"{how.name}-{digest[:24]}.json"

@@ -73,6 +73,13 @@ class Projection(nn.Linear):
             return ops.linear(x, weight, self.bias)
         return ops.linear_add(x, weight, residual, self.bias)
 
+    def logits(self, x: Tensor, ops: TensorOps) -> Tensor:
+        """Multiply as a head does: float32 ``[..., out]`` of features ``x [..., in]``."""
+        weight = self.weight if self.packed is None else self.packed
+        if isinstance(weight, Rounded):
+            return ops.linear_rounded(x, weight, self.bias).float()
+        return ops.logits(x, weight, self.bias)
+
     def keep(self, packed: Any) -> None:
         """Let ``packed`` stand for the weight, which keeps shape, dtype and device, but no memory."""
         empty = self.weight.new_zeros(()).expand(self.weight.shape)

@@ -186,21 +186,24 @@ class Kernels:
         self.library.pack(weight.data_ptr(), weight.stride(0), k, n, kind, out.data_ptr())
         return out.as_strided((n, k), (k, 1)).as_subclass(Panels)
 
-    def linear(self, x: Tensor, weight: Panels | RoundedPanels, bias: Tensor | None) -> Tensor:
-        """Multiply ``x [..., in]`` by a packed weight."""
+    def linear(
+        self, x: Tensor, weight: Panels | RoundedPanels, bias: Tensor | None, sums: bool = False
+    ) -> Tensor:
+        """Multiply ``x [..., in]`` by a packed weight; ``sums``: return them in float32, as they are."""
         if not real(x) or not takes(weight, x.dtype) or x.shape[-1] != weight.shape[1]:
             whole = weight.dense() if isinstance(weight, Panels) else weight.dense(x.dtype)
-            return F.linear(x, whole, bias)
+            out = F.linear(x, whole, bias)
+            return out.float() if sums else out
         self.threads()
         n, k = weight.shape
         flat = x.reshape(-1, k)
         if flat.stride(-1) != 1:
             flat = flat.contiguous()
-        y = x.new_empty((*x.shape[:-1], n))
+        y = x.new_empty((*x.shape[:-1], n), dtype=torch.float32 if sums else x.dtype)
         bias = bias if bias is None else bias.contiguous()
         given = Linear(
             flat.data_ptr(), weight.address, None if bias is None else bias.data_ptr(), y.data_ptr(),
-            flat.stride(0), flat.shape[0], k, n, DTYPES[x.dtype],
+            flat.stride(0), flat.shape[0], k, n, DTYPES[x.dtype], int(sums),
         )  # fmt: skip
         self.library.linear(byref(given))
         return y

@@ -25,7 +25,7 @@ from typing import Any
 from lantern_accel.errors import BackendError
 from lantern_accel_cpu.native import build
 
-VERSION = 12
+VERSION = 13
 PANEL = 32
 
 
@@ -46,6 +46,7 @@ class Linear(Structure):
     _fields_ = [
         ("x", c_void_p), ("weight", c_void_p), ("bias", c_void_p), ("y", c_void_p),
         ("x_stride", c_int64), ("m", c_int64), ("k", c_int64), ("n", c_int64), ("dtype", c_int32),
+        ("sums", c_int32),
     ]  # fmt: skip
 
 

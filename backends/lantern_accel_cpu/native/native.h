@@ -42,7 +42,7 @@ struct Linear {
     const void* x;  // T [M][K], rows x_stride apart
     const void* weight;
     const void* bias;  // T [N], or null
-    void* y;           // T [M][N]
+    void* y;           // T [M][N], or float32
     int64_t x_stride, m, k, n;
     int32_t dtype;
 };
@@ -51,6 +51,7 @@ struct Attend {
     Cache cache;
     Mask mask;
     const void* q;  // T [rows][count][heads][width]
+    int32_t sums;  // 1: y takes the sums as they are, in float32
     const void *k, *v;
     void* out;  // T, as q
     int32_t dtype;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fused.h"
+#include "small.h"
 #include "words.h"
 
 namespace {
@@ -73,22 +74,21 @@ template <class T> struct LinearJob {
                     int64_t columns = g.n - p * PANEL < PANEL ? g.n - p * PANEL : PANEL;
                     const T* bias = (const T*)g.bias;
                     for (int64_t r = 0; r < count; ++r) {
-                        T* y = (T*)g.y + (first + r) * g.n + p * PANEL;
+                        int64_t to = (first + r) * g.n + p * PANEL;
                         float* t = tile + r * PANEL;
                         if (bias)
                             for (int64_t c = 0; c < columns; ++c) t[c] += value(bias[p * PANEL + c]);
-                        int64_t c = 0;
-                        for (; c + W <= columns; c += W) put(y + c, load<F>(t + c));
-                        for (; c < columns; ++c) put1(y + c, t[c]);
+                        if (g.sums)
+                            copy(t, columns, (float*)g.y + to);
+                        else
+                            copy(t, columns, (T*)g.y + to);
                     }
                 });
     }
 };
 
 template <class T, class A> void copy_row(const T* x, int64_t k, A* y) {
-    int64_t i = 0;
-    for (; i + W <= k; i += W) put(y + i, get(x + i));
-    for (; i < k; ++i) put1(y + i, value(x[i]));
+    copy(x, k, y);
     if (k % 2) put1(y + k, 0.0f);
 }
 

@@ -210,12 +210,12 @@ def pieces_of(inputs: int, outputs: int, cores: int) -> int:
 
 def _multiplied(
     x: Tensor, codes: Tensor, step: Tensor, offset: Tensor | None, bias: Tensor | None,
-    bits: int, outputs: int, cores: int,
+    bits: int, outputs: int, cores: int, sums: bool = False,
 ) -> Tensor:  # fmt: skip
     inputs = x.shape[-1]
     flat = x.reshape(-1, inputs).contiguous()
     rows, ld = len(flat), codes.shape[1]
-    out = x.new_empty(*x.shape[:-1], outputs)
+    out = x.new_empty(*x.shape[:-1], outputs, dtype=torch.float32 if sums else x.dtype)
     pieces = pieces_of(inputs, outputs, cores)
     share = triton.cdiv(triton.cdiv(inputs, GROUP), pieces)
     whole = pieces == 1
@@ -243,23 +243,32 @@ def _multiplied(
 _LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
 _LIBRARY.define(
     "rounded_product(Tensor x, Tensor codes, Tensor step, Tensor? offset, Tensor? bias, int bits,"
-    " int outputs, int cores) -> Tensor"
+    " int outputs, int cores, bool sums=False) -> Tensor"
 )
 _LIBRARY.impl("rounded_product", _multiplied, "CompositeExplicitAutograd")
-torch.library.register_fake("lantern_accel_cuda::rounded_product")(
-    lambda x, codes, step, offset, bias, bits, outputs, cores: x.new_empty((*x.shape[:-1], outputs))
-)
 
 
-def multiply(x: Tensor, weight: Columns, bias: Tensor | None, cores: int) -> Tensor:
+@torch.library.register_fake("lantern_accel_cuda::rounded_product")
+def _shaped(
+    x: Tensor, codes: Tensor, step: Tensor, offset: Tensor | None, bias: Tensor | None,
+    bits: int, outputs: int, cores: int, sums: bool = False,
+) -> Tensor:  # fmt: skip
+    return x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32 if sums else x.dtype)
+
+
+def multiply(
+    x: Tensor, weight: Columns, bias: Tensor | None, cores: int, sums: bool = False
+) -> Tensor:
     """Multiply ``x [..., in]`` by a matrix in fewer bits: ``[..., out]``, on a card of ``cores``.
 
-    More than :data:`MOST_ROWS` rows take the matrix made dense.
+    ``sums``: return them in float32, as they are. More than :data:`MOST_ROWS` rows take the matrix made
+    dense, whose sums are rounded.
     """
     if x.numel() // x.shape[-1] > MOST_ROWS:
-        return F.linear(x, weight.dense(x.dtype), bias)
-    out: Tensor = torch.ops.lantern_accel_cuda.rounded_product(
+        out: Tensor = F.linear(x, weight.dense(x.dtype), bias)
+        return out.float() if sums else out
+    out = torch.ops.lantern_accel_cuda.rounded_product(
         x, weight.codes, weight.step, weight.offset, bias, weight.rounding.bits, weight.shape[0],
-        cores,
+        cores, sums,
     )  # fmt: skip
     return out

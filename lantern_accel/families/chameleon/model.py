@@ -178,13 +178,12 @@ class ChameleonGPT(CodeNetwork, Target):
 
     def head(self, features: Tensor) -> Tensor:
         """Return float32 logits of codes ``[..., V]`` of features ``[..., D]``."""
-        out: Tensor = self.output(features, self.ops)
+        out = self.output.logits(features, self.ops)
         if self.config.text_head:
             out = out.index_select(-1, self.tok_embeddings.code_ids)
-        return out.float()
+        return out
 
     def token_logits(self, features: Tensor) -> Tensor:
         """Return float32 logits of all tokens ``[..., token_count]``; needs ``text_head``."""
         assert self.config.text_head, "this model was loaded without the head's rows of text tokens"
-        out: Tensor = self.output(features, self.ops)
-        return out.float()
+        return self.output.logits(features, self.ops)

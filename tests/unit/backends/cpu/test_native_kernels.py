@@ -7,6 +7,7 @@ import torch
 from support import native
 from torch.nn import functional as F
 
+from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel_cpu.native import kernels as module
 
 pytestmark = native.needs_native
@@ -42,6 +43,21 @@ def test_products_are_those_of_float64_for_any_number_of_rows(
             assert float((got.double() - want[:rows]).abs().max()) < native.TOLERANCE[dtype] * 3
             # A row's result does not depend on the rows next to it.
             assert torch.equal(got[-1:], kernels.linear(x[rows - 1 : rows], packed, bias))
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("how", ["full", "int8", "int6"])
+def test_sums_are_those_that_a_product_rounds(unit: str, how: str) -> None:
+    kernels = native.kernels(unit)
+    weight, bias = native.draw(1, 70, 130, dtype=torch.bfloat16), native.draw(2, 70)
+    packed = kernels.pack(weight, words=False)
+    packed = packed if how == "full" else kernels.in_fewer_bits(packed, ROUNDINGS[how], False)
+    x = native.draw(3, 2, 5, 130, dtype=torch.bfloat16)
+    for added in (None, bias.bfloat16()):
+        sums = kernels.linear(x, packed, added, sums=True)
+        assert sums.dtype == torch.float32 and sums.shape == (2, 5, 70)
+        assert torch.equal(sums.bfloat16(), kernels.linear(x, packed, added))
+        assert not torch.equal(sums.bfloat16().float(), sums)
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -28,6 +28,37 @@ def test_a_product_is_added_where_the_residual_lies(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("able", [True, False])
+def test_logits_keep_the_sums_where_torch_gives_them(
+    able: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor's torch gives no sums; in its place a product that does."""
+    backend, _ = doubled_backend(monkeypatch)
+    plain, asked = torch.mm, []
+
+    def mm(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+        asked.append(out_dtype)
+        return plain(a.to(out_dtype), b.to(out_dtype))
+
+    if able:
+        monkeypatch.setattr(torch, "mm", mm)
+    random = torch.Generator().manual_seed(1)
+    x, weight, bias = (
+        torch.randn(*shape, generator=random).bfloat16() for shape in ((2, 3, 8), (6, 8), (6,))
+    )
+    for added in (None, bias):
+        with torch.inference_mode():
+            got = backend.logits(x, weight, added)
+        want = TensorOps().linear(
+            x.float(), weight.float(), None if added is None else added.float()
+        )
+        assert got.dtype == torch.float32 and got.shape == (2, 3, 6)
+        torch.testing.assert_close(
+            got, want, rtol=1e-6 if able else 2e-2, atol=1e-5 if able else 2e-2
+        )
+    assert bool(asked) == able
+
+
 def test_gradients_flow_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, _ = doubled_backend(monkeypatch)
     residual = torch.zeros(2, 4, requires_grad=True)

@@ -87,11 +87,13 @@ def test_products_are_those_of_the_dense_matrix(
     for added in (None, bias):
         want = x.double() @ made.dense(torch.float64).t()
         want = want if added is None else want + added.double()
-        got = kernels.multiply(x, columns, added, CORES)
-        assert got.dtype == dtype and got.shape == (1, rows, outputs)
-        # A sum of float32, and its rounding at the end.
-        bound = inputs * 2.0**-23 * scale + torch.finfo(dtype).eps * want.abs()
-        assert ((got.double() - want).abs() <= bound).all()
+        for sums in (False, True):
+            got = kernels.multiply(x, columns, added, CORES, sums)
+            assert got.dtype == (torch.float32 if sums else dtype)
+            assert got.shape == (1, rows, outputs)
+            # A sum of float32, and its rounding at the end.
+            last = torch.finfo(got.dtype).eps * want.abs()
+            assert ((got.double() - want).abs() <= inputs * 2.0**-23 * scale + last).all()
 
 
 @interpreted

@@ -135,24 +135,21 @@ class DeviceBackend(Backend):
         return RoundedPanels.of(weight, drafts) if fits else weight
 
     def pack_fewer(self, weight: Any, how: Rounding, drafts: bool = False) -> RoundedPanels | None:
-        """Round a matrix and put it in order at once, where there are native kernels.
-
-        They cut no range: what a target's groups gain by that is left to the reference.
-        """
-        if self.kernels is None or (how.group and not drafts):
+        """Round a matrix and put it in order at once, where there are native kernels."""
+        if self.kernels is None:
             return None
         if not isinstance(weight, Panels):
             if not self.kernels.packs(weight):
                 return None
+            weight = self.kernels.pack(weight, words=False)
+        return self.kernels.in_fewer_bits(weight, how, drafts)
+
     def logits(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         """Return the sums as the kernels have them."""
         if isinstance(weight, Panels | RoundedPanels):
             assert self.kernels is not None
             return self.kernels.linear(x, weight, bias, sums=True)
         return super().logits(x, weight, bias)
-
-            weight = self.kernels.pack(weight, words=False)
-        return self.kernels.in_fewer_bits(weight, how, drafts)
 
     def scan(self, weights: Tensor) -> Tensor:
         """Add one weight after the other: torch does so here in double, in one thread a row."""

@@ -47,8 +47,8 @@ ROUNDINGS = {
         Rounding("int4", 4, 64),
     )
 }
-#: The largest part of a group's range that is given up for finer steps, in so many tries.
-_MOST_CUT, _TRIES = 0.24, 9
+#: The largest part of a group's range that is given up for finer steps, and in how many tries.
+_MOST_CUT, TRIES = 0.24, 9
 #: Weights rounded at a time: what is tried takes several times their memory.
 _AT_ONCE = 1 << 22
 
@@ -122,7 +122,7 @@ def unpacked(codes: Tensor, bits: int) -> Tensor:
     return torch.stack(parts, dim=-1).flatten(-2)
 
 
-def rounded(weight: Tensor, how: Rounding, tries: int = _TRIES) -> Rounded:
+def rounded(weight: Tensor, how: Rounding, tries: int = TRIES) -> Rounded:
     """Round a matrix ``[out, in]`` of any floating dtype; nothing is random.
 
     ``tries``: cuts of a group's range that are compared; 1: none is cut, in a third of the time.
@@ -143,6 +143,14 @@ def _by_row(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / step).round().clamp(-127, 127).to(torch.int8), step
 
 
+def _added(x: Tensor) -> Tensor:
+    """Add up ``x [..., n]``, n a power of two, by halves: in one order, so that all devices cut alike."""
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        x = x[..., :half] + x[..., half:]
+    return x.squeeze(-1)
+
+
 def _by_group(weight: Tensor, how: Rounding, tries: int) -> tuple[Tensor, Tensor, Tensor]:
     """Round rows by groups; of several cuts of a group's range the one with the least squared error."""
     groups = torch.unflatten(F.pad(weight, (0, -weight.shape[1] % how.group)), 1, (-1, how.group))
@@ -154,7 +162,7 @@ def _by_group(weight: Tensor, how: Rounding, tries: int) -> tuple[Tensor, Tensor
         low, high = groups.amin(dim=-1), groups.amax(dim=-1)
     least: Tensor | None = None
     for cut in range(tries):
-        kept = 1 - _MOST_CUT * cut / (_TRIES - 1)
+        kept = 1 - _MOST_CUT * cut / (TRIES - 1)
         middle = torch.zeros_like(low) if how.symmetric else (low + high) / 2
         bottom, top = middle + (low - middle) * kept, middle + (high - middle) * kept
         step = ((top - bottom) / most).bfloat16()
@@ -162,7 +170,7 @@ def _by_group(weight: Tensor, how: Rounding, tries: int) -> tuple[Tensor, Tensor
         offset = (-step.float() * 2 ** (how.bits - 1) if how.symmetric else bottom).bfloat16()
         s, o = step.float().unsqueeze(-1), offset.float().unsqueeze(-1)
         levels = ((groups - o) / s).round_().clamp_(0, most)
-        error = (levels * s + o - groups).square_().sum(dim=-1)
+        error = _added((levels * s + o - groups).square_())
         made = levels.to(torch.uint8)
         if least is None:
             least, best, steps, offsets = error, made, step, offset

@@ -91,7 +91,7 @@ template <class T> struct Beam {
         int64_t b = chunk / (beam.levels + 1), d = chunk % (beam.levels + 1), n = g.vocab;
         float* even = (float*)scratch(14, size_t(whole(n)) * sizeof(float));
         std::fill(even, even + n, 1.0f);
-        RACE(perturb)(even, n, g.keys + b * 3, g.length[b] + 1 + d, beam.luck + chunk * n);
+        OF_UNIT(perturb)(even, n, g.keys + b * 3, g.length[b] + 1 + d, beam.luck + chunk * n);
     }
 
     // The children of one node of the beam: the root's at level 0.

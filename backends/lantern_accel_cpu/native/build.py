@@ -63,6 +63,13 @@ UNITS: dict[str, dict[str, Unit]] = {
 }
 _FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast")
 _QUIET = ("-Wno-psabi",)
+#: What a unit is compiled from, and further flags: some have the reference's bits, so that no product and
+#: sum may be contracted there.
+_SOURCES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("unit", ()),
+    ("race", ("-ffp-contract=off",)),
+    ("copy", ("-ffp-contract=off",)),
+)
 
 _LOG = logging.getLogger("lantern_accel")
 
@@ -219,8 +226,7 @@ def compile_library(units: list[str], path: Path) -> None:
             objects, calls = [], []
             for name in units:
                 flags = (*_FLAGS, *_QUIET, "-O3", *UNITS[machine][name].flags, f"-DUNIT={name}")
-                # Noise has the reference's bits, so that nothing is contracted there.
-                for source, more in (("unit", ()), ("race", ("-ffp-contract=off",))):
+                for source, more in _SOURCES:
                     objects.append(f"{folder}/{name}-{source}.o")
                     given = (*flags, *more, "-c", str(HERE / f"{source}.cpp"))
                     calls.append([tool, *given, "-o", objects[-1]])

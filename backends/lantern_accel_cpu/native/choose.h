@@ -21,9 +21,9 @@ struct RaceJob {
         const float* from = job.weights + row * job.n;
         const int32_t* key = job.keys + row / job.count * 3;
         if (job.codes)
-            job.codes[row] = RACE(race)(from, job.n, key, job.positions[row]);
+            job.codes[row] = OF_UNIT(race)(from, job.n, key, job.positions[row]);
         else
-            RACE(perturb)(from, job.n, key, job.positions[row], job.scores + row * job.n);
+            OF_UNIT(perturb)(from, job.n, key, job.positions[row], job.scores + row * job.n);
     }
     void run() { pool_run(Job{this, work, nullptr, chunks, 1}, images * count * n < FEW_LOGITS); }
 };
@@ -55,10 +55,10 @@ int64_t take_largest(float* scores, int64_t n, float& most) {
 void ranked_codes(const float* weights, int64_t n, const int32_t* key, int64_t position, int64_t count, float* scores,
                   int64_t* out) {
     if (count == 1) {
-        *out = RACE(race)(weights, n, key, position);
+        *out = OF_UNIT(race)(weights, n, key, position);
         return;
     }
-    RACE(perturb)(weights, n, key, position, scores);
+    OF_UNIT(perturb)(weights, n, key, position, scores);
     float most;
     for (int64_t k = 0; k < count; ++k) out[k] = take_largest(scores, n, most);
 }
@@ -74,7 +74,7 @@ void choose_path(const Choose& g, int64_t image) {
     for (int32_t depth = 0;; ++depth) {
         float most;
         if (g.keys) filter_row(g.filter, logits + node * n, n, p);
-        int64_t code = g.keys ? RACE(race)(p, n, g.keys + image * 3, g.root_at[image] + 1 + depth)
+        int64_t code = g.keys ? OF_UNIT(race)(p, n, g.keys + image * 3, g.root_at[image] + 1 + depth)
                               : likeliest_code(logits + node * n, n, most);
         g.bonus[image] = code;
         int64_t child = g.first_child[base + node], end = child + g.num_children[base + node];
@@ -129,7 +129,7 @@ struct ChosenJob {
         float* p = keeps && n % W == 0 ? job.row(b, position) : (float*)scratch(14, size_t(whole(n)) * sizeof(float));
         filter_row(g.filter, logits, n, p);
         job.firsts[chunk] = p[0];
-        job.chosen[chunk] = inside ? RACE(race)(p, n, g.keys + b * 3, position) : 0;
+        job.chosen[chunk] = inside ? OF_UNIT(race)(p, n, g.keys + b * 3, position) : 0;
         if (keeps && n % W) memcpy(job.row(b, position), p, size_t(n) * sizeof(float));
     }
 
@@ -166,7 +166,7 @@ struct ChosenJob {
             }
             from = job.row(b, near);
         }
-        g.tokens[b * (g.image + 1) + position] = RACE(race)(from, n, g.keys + b * 3, position);
+        g.tokens[b * (g.image + 1) + position] = OF_UNIT(race)(from, n, g.keys + b * 3, position);
         if (g.siblings) memcpy(job.row(b, position), from, size_t(n) * sizeof(float));
     }
 
@@ -179,7 +179,7 @@ struct ChosenJob {
         if (k == s.total) return false;
         float* p = (float*)scratch(14, size_t(whole(n)) * sizeof(float));
         filter_row(g.filter, logits_of(b, g.span + k), n, p);
-        tokens[refused + 1] = position < g.image ? RACE(race)(p, n, g.keys + b * 3, position) : 0;
+        tokens[refused + 1] = position < g.image ? OF_UNIT(race)(p, n, g.keys + b * 3, position) : 0;
         return true;
     }
 

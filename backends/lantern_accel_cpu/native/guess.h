@@ -84,7 +84,7 @@ template <class T> struct Guessing {
             float one = value(logits[i]);
             p[i] = one >= least ? expf(one - most) : 0.0f;
         }
-        return RACE(race)(p, g.vocab, g.keys + b * 3, place);
+        return OF_UNIT(race)(p, g.vocab, g.keys + b * 3, place);
     }
 
     // What the newest of earlier passes chose for a place behind these tokens, or -1.

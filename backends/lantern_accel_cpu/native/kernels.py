@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.device.kv_cache import KVCache
-from lantern_accel.nn.rounding import Rounding
+from lantern_accel.nn.rounding import TRIES, Rounding
 from lantern_accel_cpu.native.library import (
     PANEL,
     Attend,
@@ -209,13 +209,14 @@ class Kernels:
         return y
 
     def in_fewer_bits(self, weight: Panels, how: Rounding, drafts: bool) -> RoundedPanels:
-        """Return a packed matrix in fewer bits, no range of whose groups is cut."""
+        """Return a packed matrix in fewer bits; no range of a group is cut where it ``drafts``."""
         self.threads()
         n, k = weight.shape
         made = RoundedPanels.empty(how, (n, k), drafts)
         given = Copy(
-            weight.address, made.panels.data_ptr(), k, n, DTYPES[weight.dtype], KEPT[how.bits]
-        )
+            weight.address, made.panels.data_ptr(), k, n, DTYPES[weight.dtype], KEPT[how.bits],
+            1 if drafts else TRIES,
+        )  # fmt: skip
         self.library.copy(byref(given))
         return made
 

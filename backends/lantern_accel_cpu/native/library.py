@@ -179,7 +179,7 @@ _SIZES = (
 class Copy(Structure):
     _fields_ = [
         ("weight", c_void_p), ("out", c_void_p), ("k", c_int64), ("n", c_int64),
-        ("dtype", c_int32), ("kept", c_int32),
+        ("dtype", c_int32), ("kept", c_int32), ("tries", c_int32),
     ]  # fmt: skip
 
 

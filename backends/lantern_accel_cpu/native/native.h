@@ -7,6 +7,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// A unit's function that is compiled by itself, as its bits must be the reference's: no product and sum may become one
+// operation there.
+#define OF_UNIT2(unit, name) unit##_##name
+#define OF_UNIT1(unit, name) OF_UNIT2(unit, name)
+#define OF_UNIT(name) OF_UNIT1(UNIT, name)
+
 extern "C" {
 
 enum DType : int32_t { FLOAT32 = 0, BFLOAT16 = 1 };
@@ -45,13 +51,13 @@ struct Linear {
     void* y;           // T [M][N], or float32
     int64_t x_stride, m, k, n;
     int32_t dtype;
+    int32_t sums;  // 1: y takes the sums as they are, in float32
 };
 
 struct Attend {
     Cache cache;
     Mask mask;
     const void* q;  // T [rows][count][heads][width]
-    int32_t sums;  // 1: y takes the sums as they are, in float32
     const void *k, *v;
     void* out;  // T, as q
     int32_t dtype;
@@ -295,6 +301,7 @@ struct Copy {
     void* out;
     int64_t k, n;
     int32_t dtype, kept;
+    int32_t tries;  // cuts of a group's range that are compared; 1: none is cut
 };
 
 struct Seen;  // a Mask as lists of slots

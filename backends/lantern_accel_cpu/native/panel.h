@@ -41,6 +41,8 @@ template <class T> constexpr int64_t panel_size(int64_t k) {
     return (sizeof(T) == 2 ? even(k) : k) * PANEL;
 }
 
+INLINE int64_t panels(int64_t n) { return (n + PANEL - 1) / PANEL; }
+
 // A place that a product fetches for later, further on with every turn of its loop.
 struct Ahead {
     const char* at;

@@ -40,8 +40,6 @@ void product(const A* x, int64_t ldx, int64_t m, const Weights& w, int64_t k, in
         }
 }
 
-INLINE int64_t panels(int64_t n) { return (n + PANEL - 1) / PANEL; }
-
 // Panels per chunk: few enough chunks to be cheap, enough that no thread waits long at the end.
 INLINE int64_t share(int64_t count) {
     int64_t pieces = pool_threads() * 12;

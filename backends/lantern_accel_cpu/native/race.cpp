@@ -22,8 +22,6 @@ INLINE bool any(U lanes) {
 #endif
 }
 
-INLINE F either(U choose, F yes, F no) { return (F)(((U)yes & choose) | ((U)no & ~choose)); }
-
 template <int BY> INLINE U rotated(U x) { return (x << BY) | (x >> (32 - BY)); }
 
 // Both words of a block of counters.
@@ -103,7 +101,7 @@ INLINE U counters() {
 
 }  // namespace
 
-int64_t RACE(race)(const float* weights, int64_t n, const int32_t* key, int64_t position) {
+int64_t OF_UNIT(race)(const float* weights, int64_t n, const int32_t* key, int64_t position) {
     Key at(key, position);
     U lanes = counters(), from[2] = {};
     F best[2] = {}, bar{};
@@ -138,7 +136,7 @@ int64_t RACE(race)(const float* weights, int64_t n, const int32_t* key, int64_t 
     return code;
 }
 
-void RACE(perturb)(const float* weights, int64_t n, const int32_t* key, int64_t position, float* out) {
+void OF_UNIT(perturb)(const float* weights, int64_t n, const int32_t* key, int64_t position, float* out) {
     Key at(key, position);
     U lanes = counters();
     for (int64_t i = 0; i < n; i += 2 * W) {

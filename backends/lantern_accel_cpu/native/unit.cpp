@@ -52,6 +52,6 @@ double multiply(int64_t rounds) {
 
 extern const Unit NAMED(UNIT);
 const Unit NAMED(UNIT) = {
-    TEXT(UNIT), linear, copy_in_fewer_bits, attend, rotate_write, rms_norm, swiglu, trunk, window_pass, guide, filter, draw,
+    TEXT(UNIT), linear, OF_UNIT(copy), attend, rotate_write, rms_norm, swiglu, trunk, window_pass, guide, filter, draw,
     accept, couple, recall, advance, race, perturb, choose, advance_chosen, siblings, fresh_guesses, likeliest, tree_step, read, multiply, CHAINS * W, TAKES_WORDS,
 };

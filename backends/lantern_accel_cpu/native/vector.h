@@ -157,6 +157,9 @@ INLINE F larger(F a, F b) { return a > b ? a : b; }
 INLINE F smaller(F a, F b) { return a < b ? a : b; }
 #endif
 
+// Lane by lane: yes where all bits of choose are set, no where none is.
+INLINE F either(U choose, F yes, F no) { return (F)(((U)yes & choose) | ((U)no & ~choose)); }
+
 // The nearest whole number, ties to even, of numbers below 2^22.
 INLINE I nearest(F x) { return (I)(x + 12582912.0f) - 0x4b400000; }
 

@@ -111,7 +111,8 @@ def test_a_first_use_says_that_it_builds_and_a_second_one_waits(
     for one in both:
         one.join()
     assert found == ["whole\n", "whole\n"]
-    assert len(calls.read_text().splitlines()) == len(units) + 2  # the draws, and the link
+    # Every source of every unit, and the link.
+    assert len(calls.read_text().splitlines()) == len(units) * len(build._SOURCES) + 1
     told = sorted(record.getMessage() for record in caplog.records)
     assert told[0] == "building native CPU kernels, once, about 20 s"
     assert told[1].startswith("waiting for another process")

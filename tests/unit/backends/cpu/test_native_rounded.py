@@ -51,7 +51,8 @@ def test_panels_give_back_what_they_were_made_of(name, out, inputs):
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
-def test_a_copy_is_rounded_as_the_reference_rounds_it(unit, name, dtype, packed):
+@pytest.mark.parametrize("drafts", [False, True], ids=["target", "copy"])
+def test_a_matrix_is_rounded_as_the_reference_rounds_it(unit, name, dtype, packed, drafts):
     """In one native call, of weights as they are or of panels, in whole numbers as well."""
     ops, how = DeviceBackend(0, kernels=kernels(unit)), ROUNDINGS[name]
     for out, inputs in ((64, 128), (70, 100), (33, 67), (1, 1), (300, 320)):
@@ -60,21 +61,16 @@ def test_a_copy_is_rounded_as_the_reference_rounds_it(unit, name, dtype, packed)
         given = weight.to(dtype)
         source = ops.pack(given) if packed else given
         with threads(2):
-            found = ops.pack_fewer(source, how, drafts=True)
+            found = ops.pack_fewer(source, how, drafts)
         whole = ops.unpack(source) if packed else given
-        made = RoundedPanels.of(rounded(whole, how, tries=1), drafts=True)
+        codes = rounded(whole, how, tries=1) if drafts else rounded(whole, how)
+        made = RoundedPanels.of(codes, drafts)
         assert found is not None and torch.equal(found.panels, made.panels), (out, inputs)
         assert (found.address & 15) == (made.address & 15), "how it is kept"
 
 
-def test_a_targets_groups_are_cut_by_the_reference():
-    ops = DeviceBackend(0, kernels=kernels(units()[0]))
-    weight = draw(11, 40, 128)
-    assert ops.pack_fewer(weight, ROUNDINGS["int4"]) is None
-    by_row = ops.pack_fewer(weight, ROUNDINGS["int8"])
-    assert by_row is not None and not by_row.drafts
-    assert torch.equal(by_row.panels, RoundedPanels.of(rounded(weight, ROUNDINGS["int8"])).panels)
-    assert DeviceBackend(0).pack_fewer(weight, ROUNDINGS["int8"]) is None, "without kernels"
+def test_without_kernels_the_reference_rounds():
+    assert DeviceBackend(0).pack_fewer(draw(11, 40, 128), ROUNDINGS["int8"]) is None
 
 
 def test_a_matrix_of_several_pieces_is_ordered_as_a_whole(monkeypatch):

@@ -102,7 +102,7 @@ void fused_rows(const bf16* x, int64_t ldx, const char* w, int kept, int64_t k, 
 
 bool fused(const bf16* x, int64_t ldx, int64_t m, const char* w, int kept, int64_t k, float* y, const float* sums,
            int64_t ld_sums) {
-    if (m > FUSED_ROWS || (kept == INT8 ? !looks_up : k % GROUP != 0)) return false;
+    if (m > FUSED_ROWS || (kept == INT8 ? !looks_up() : k % GROUP != 0)) return false;
     switch (m) {
         case 1: fused_rows<1>(x, ldx, w, kept, k, y, sums, ld_sums); break;
         case 2: fused_rows<2>(x, ldx, w, kept, k, y, sums, ld_sums); break;

@@ -33,7 +33,7 @@ struct ByteRows {
 #ifdef INTEGERS
 #if WIDTH == 16
 #define TARGET __attribute__((target("avx512vnni")))
-const bool multiplies_bytes = __builtin_cpu_supports("avx512vnni");
+INLINE bool multiplies_bytes() { return __builtin_cpu_supports("avx512vnni"); }
 constexpr int BYTE_ROWS = 8;
 TARGET INLINE I dot_bytes(I sum, U codes, U numbers) {
     return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)numbers);
@@ -42,7 +42,7 @@ TARGET INLINE I dot_bytes(I sum, U codes, U numbers) {
 #define APART 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15
 #else
 #define TARGET
-const bool multiplies_bytes = true;
+INLINE bool multiplies_bytes() { return true; }
 constexpr int BYTE_ROWS = 2;
 INLINE I dot_bytes(I sum, U codes, U numbers) {  // codes below 64: no pair of products leaves 16 bits
     __m256i pairs = _mm256_maddubs_epi16((__m256i)codes, (__m256i)numbers);
@@ -443,7 +443,7 @@ void byte_panel(const ByteRows& x, int64_t m, const char* w, int kept, int64_t k
 
 // Scratch memory for m rows of k inputs, where products with these weights take bytes.
 ByteRows byte_room(int place, int64_t m, int64_t k, const Weights& w) {
-    if (!w.drafts || !multiplies_bytes) return ByteRows{};
+    if (!w.drafts || !multiplies_bytes()) return ByteRows{};
     int64_t spans = (k + SPAN - 1) / SPAN, all = m * spans;
     char* memory = (char*)scratch(place, size_t(all) * (SPAN + 4 + 4 * AT_ONCE));
     ByteRows to{(int8_t*)memory, (float*)(memory + all * SPAN), nullptr, spans};

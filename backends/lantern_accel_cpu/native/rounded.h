@@ -115,13 +115,13 @@ struct Floats {
 #if defined(DOT_PRODUCTS) && !defined(LANTERN_EMULATED)
 // The two bytes of the bfloat16 of 0 to 127, and where two bytes of each of a lane's codes 0, 1 and 2, 3 are then.
 struct Bytes {
-    alignas(64) uint8_t low[128], high[128], first[64], second[64];
-    Bytes() {
+    alignas(64) uint8_t low[128]{}, high[128]{}, first[64]{}, second[64]{};
+    constexpr Bytes() {
         for (int i = 0; i < 128; ++i) {
-            float x = float(i);
-            uint32_t bits;
-            memcpy(&bits, &x, 4);
-            low[i] = uint8_t(bits >> 16), high[i] = uint8_t(bits >> 24);
+            int exponent = 0;
+            while (i >> (exponent + 1)) ++exponent;
+            int bits = i ? (127 + exponent) << 7 | (i << (7 - exponent) & 127) : 0;
+            low[i] = uint8_t(bits), high[i] = uint8_t(bits >> 8);
         }
         for (int i = 0; i < 64; ++i) {  // from 64 on: of the upper bytes
             first[i] = uint8_t(i / 4 * 4 + i % 4 / 2 + i % 2 * 64);
@@ -129,7 +129,7 @@ struct Bytes {
         }
     }
 };
-const Bytes byte_tables;
+constexpr Bytes byte_tables;
 
 // Signed bytes [deep / 4][PANEL][4] by look-up, where the processor has it (AVX512_VBMI).
 __attribute__((target("avx512vbmi"))) void look_up_bytes(const char* from, int64_t deep, bf16* to, Lines far) {
@@ -148,7 +148,7 @@ __attribute__((target("avx512vbmi"))) void look_up_bytes(const char* from, int64
             _mm512_storeu_si512(to + 2 * PANEL + 2 * c, _mm512_permutex2var_epi8(low, second, high));
         }
 }
-const bool looks_up = __builtin_cpu_supports("avx512vbmi");
+INLINE bool looks_up() { return __builtin_cpu_supports("avx512vbmi"); }
 #endif
 
 #ifdef DOT_PRODUCTS
@@ -156,7 +156,7 @@ const bool looks_up = __builtin_cpu_supports("avx512vbmi");
 struct Wholes {
     static void bytes(const char* from, int64_t deep, bf16* to, Lines far) {
 #ifndef LANTERN_EMULATED
-        if (looks_up) return look_up_bytes(from, deep, to, far);
+        if (looks_up()) return look_up_bytes(from, deep, to, far);
 #endif
         for (int64_t i = 0; i < deep; i += 4, from += PANEL * 4, to += 4 * PANEL, far.fetch())
             for (int c = 0; c < PANEL; c += W) {

@@ -1,5 +1,6 @@
 // One instruction set's code: compiled once for each, with its flags and
-// -DUNIT=<name> -DWIDTH=<floats of a register> [-DDOT_PRODUCTS].
+// -DUNIT=<name> -DWIDTH=<floats of a register> [-DDOT_PRODUCTS]. Nothing is computed when the library is loaded: that would
+// run one unit's instructions on a processor that needs another unit.
 #include "advance.h"
 #include "beam.h"
 #include "choose.h"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -91,6 +93,21 @@ def test_two_builders_leave_one_whole_library(
         one.join()
     assert path.read_text().splitlines()[-1] == "5000"
     assert os.listdir(path.parent) == ["x.so"]
+
+
+@native.needs_native
+@pytest.mark.long
+def test_a_library_of_all_units_runs_none_of_them_when_it_is_loaded(tmp_path: Path) -> None:
+    """A wheel's, on a processor without AVX-512 as well: no unit has anything to initialise."""
+    path = tmp_path / "all.so"
+    build.compile_library(build.wheel_units(), path)
+    load = f"import ctypes; print(ctypes.CDLL({str(path)!r}).lantern_version())"
+    done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == str(library.VERSION), done.returncode
+    symbols = subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout
+    assert "lantern_version" in symbols
+    for source in ("unit", "race", "copy"):
+        assert f"_GLOBAL__sub_I_{source}.cpp" not in symbols
 
 
 @native.needs_native

@@ -127,15 +127,19 @@ INLINE void scores(const float* q, int64_t d, const T* k, const int32_t* slots, 
     for (int t = 0; t < Q; ++t) memcpy(out + t * ldo, all + t * S, S * sizeof(float));
 }
 
+// `then`: what is read next, of the same slots.
 template <int Q, class T>
-void all_scores(const float* q, int64_t d, const T* k, const int32_t* slots, int64_t n, int64_t stride,
+void all_scores(const float* q, int64_t d, const T* k, const T* then, const int32_t* slots, int64_t n, int64_t stride,
                 float* out, int64_t ldo) {
-    for (int64_t i = 0; i < n; i += W / Q) scores<Q>(q, d, k, slots + i, stride, out + i, ldo);
+    for (int64_t i = 0; i < n; i += W / Q) {
+        soon(then, slots + i, W / Q, stride, d);
+        scores<Q>(q, d, k, slots + i, stride, out + i, ldo);
+    }
 }
 
-// Sum of values weighted by p [M][n]: C times 2 W columns.
+// Sum of values weighted by p [M][n]: C times 2 W columns. `then` as above.
 template <int M, int C, class T, class A>
-void values(const float* p, int64_t ldp, const T* v, const int32_t* slots, int64_t n, int64_t stride,
+void values(const float* p, int64_t ldp, const T* v, const T* then, const int32_t* slots, int64_t n, int64_t stride,
             const float* scale, A* out, int64_t ldo) {
     F first[M][C], second[M][C];
 #pragma GCC unroll 16
@@ -144,6 +148,7 @@ void values(const float* p, int64_t ldp, const T* v, const int32_t* slots, int64
         for (int c = 0; c < C; ++c) first[m][c] = second[m][c] = F{};
     for (int64_t i = 0; i < n; ++i) {
         F a[C], b[C];
+        soon(then, slots + i, 1, stride, C * 2 * W);
 #pragma GCC unroll 2
         for (int c = 0; c < C; ++c) two(v + slots[i] * stride + c * 2 * W, a[c], b[c]);
 #pragma GCC unroll 16
@@ -170,12 +175,12 @@ void values(const float* p, int64_t ldp, const T* v, const int32_t* slots, int64
 constexpr int TOGETHER = WIDTH == 16 ? 8 : 4;
 
 template <int M, int C, class T, class A>
-INLINE void pick_values(int m, const float* p, int64_t ldp, const T* v, const int32_t* slots, int64_t n,
+INLINE void pick_values(int m, const float* p, int64_t ldp, const T* v, const T* then, const int32_t* slots, int64_t n,
                         int64_t stride, const float* scale, A* out, int64_t ldo) {
     if (m == M)
-        values<M, C>(p, ldp, v, slots, n, stride, scale, out, ldo);
+        values<M, C>(p, ldp, v, then, slots, n, stride, scale, out, ldo);
     else if constexpr (M > 1)
-        pick_values<M - 1, C>(m, p, ldp, v, slots, n, stride, scale, out, ldo);
+        pick_values<M - 1, C>(m, p, ldp, v, then, slots, n, stride, scale, out, ldo);
 }
 
 // Queries [from, to) of one row and head. q: float32 [count][q_stride ...], scaled; out: as q. `far`: keys and
@@ -185,12 +190,13 @@ void attend_head(const float* q, int64_t q_stride, const T* k, const T* v, const
                  int32_t row, int32_t count, int32_t from, int32_t to, A* out, int64_t out_stride, bool far) {
     int64_t d = cache.width, n = s.found[row], whole = (n + W - 1) / W * W;
     const int32_t* slots = s.slots + int64_t(row) * s.capacity;
+    const T* after = k + cache.head;  // the next head's keys
     int32_t m = to - from;
 #ifdef DOT_PRODUCTS
     if constexpr (std::is_same<T, bf16>::value)
         if (d % (2 * W) == 0) {
             const float* keep = s.keep + (int64_t(row) * count + from) * s.padded;
-            attend_pairs(q + from * q_stride, q_stride, k, v, k + cache.head, d, cache.slot, slots, n, keep, s.padded, m,
+            attend_pairs(q + from * q_stride, q_stride, k, v, after, d, cache.slot, slots, n, keep, s.padded, m,
                          out + from * out_stride, out_stride, far);
             return;
         }
@@ -208,12 +214,12 @@ void attend_head(const float* q, int64_t q_stride, const T* k, const T* v, const
             }
         int32_t t = 0;
         for (; t + 4 <= m; t += 4)
-            all_scores<4>(turned + t * d, d, k, slots, whole, cache.slot, p + t * s.padded, s.padded);
+            all_scores<4>(turned + t * d, d, k, v, slots, whole, cache.slot, p + t * s.padded, s.padded);
         if (t + 2 <= m) {
-            all_scores<2>(turned + t * d, d, k, slots, whole, cache.slot, p + t * s.padded, s.padded);
+            all_scores<2>(turned + t * d, d, k, v, slots, whole, cache.slot, p + t * s.padded, s.padded);
             t += 2;
         }
-        if (t < m) all_scores<1>(turned + t * d, d, k, slots, whole, cache.slot, p + t * s.padded, s.padded);
+        if (t < m) all_scores<1>(turned + t * d, d, k, v, slots, whole, cache.slot, p + t * s.padded, s.padded);
     } else {
         for (int32_t t = 0; t < m; ++t)
             for (int64_t i = 0; i < whole; ++i) {
@@ -231,11 +237,11 @@ void attend_head(const float* q, int64_t q_stride, const T* k, const T* v, const
             int32_t t = m * b / blocks, some = m * (b + 1) / blocks - t;
             int64_t c = 0;
             for (; some <= TOGETHER / 2 && c + 4 * W <= d; c += 4 * W)
-                pick_values<TOGETHER / 2, 2>(some, p + t * s.padded, s.padded, v + c, slots, n, cache.slot, scale + t,
-                                             out + (from + t) * out_stride + c, out_stride);
+                pick_values<TOGETHER / 2, 2>(some, p + t * s.padded, s.padded, v + c, after + c, slots, n, cache.slot,
+                                             scale + t, out + (from + t) * out_stride + c, out_stride);
             for (; c < d; c += 2 * W)
-                pick_values<TOGETHER, 1>(some, p + t * s.padded, s.padded, v + c, slots, n, cache.slot, scale + t,
-                                         out + (from + t) * out_stride + c, out_stride);
+                pick_values<TOGETHER, 1>(some, p + t * s.padded, s.padded, v + c, after + c, slots, n, cache.slot,
+                                         scale + t, out + (from + t) * out_stride + c, out_stride);
         }
         return;
     }

@@ -23,12 +23,6 @@ INLINE void transpose(F (&a)[W]) {
     }
 }
 
-// Rows of memory that are read soon: caches of a batch come from main memory, one head's piece after the other.
-INLINE void soon(const bf16* rows, const int32_t* slots, int count, int64_t stride, int64_t d) {
-    for (int s = 0; s < count; ++s)
-        for (int64_t c = 0; c < d; c += 2 * W) __builtin_prefetch(rows + slots[s] * stride + c, 0, 2);
-}
-
 // Keys of W slots across: lane s of vector j is pair j of slot s.
 INLINE void keys_across(const bf16* k, const int32_t* slots, int64_t stride, int64_t pairs, uint32_t* out) {
     for (int64_t first = 0; first < pairs; first += W) {

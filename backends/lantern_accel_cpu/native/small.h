@@ -99,6 +99,12 @@ template <class X, class Y> INLINE void copy(const X* x, int64_t n, Y* y) {
     for (; i < n; ++i) put1(y + i, value(x[i]));
 }
 
+// Ask for rows of memory that are read soon: caches come from main memory, one head's piece after the other.
+template <class T> INLINE void soon(const T* rows, const int32_t* slots, int count, int64_t stride, int64_t d) {
+    for (int s = 0; s < count; ++s)
+        for (int64_t c = 0; c < d; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(rows + slots[s] * stride + c, 0, 2);
+}
+
 template <class T> void rotate_write_of(const RotateWrite& g) {
     int64_t queries = int64_t(g.rows) * g.count;
     int32_t d = g.cache.width, heads = g.cache.heads;

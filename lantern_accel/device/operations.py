@@ -237,7 +237,7 @@ class TensorOps(SamplingOps):
         return F.linear(x, weight.dense(x.dtype), bias)
 
     def logits(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
-        """Multiply ``x [..., in]`` by a head's packed weight: float32 ``[..., out]`` (recommended).
+        """Multiply ``x [..., in]`` by a head's packed weight: float32 ``[..., out]`` (optional).
 
         ``weight``: as :meth:`linear` takes it. The reference rounds the sums to the dtype of ``x`` first.
         A device that has them in float32 should leave them so: of what bfloat16 costs, most is lost here.

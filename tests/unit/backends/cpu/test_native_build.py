@@ -97,10 +97,10 @@ def test_two_builders_leave_one_whole_library(
 
 @native.needs_native
 @pytest.mark.long
-def test_a_library_of_all_units_runs_none_of_them_when_it_is_loaded(tmp_path: Path) -> None:
-    """A wheel's, on a processor without AVX-512 as well: no unit has anything to initialise."""
-    path = tmp_path / "all.so"
-    build.compile_library(build.wheel_units(), path)
+def test_a_library_runs_no_unit_when_it_is_loaded(tmp_path: Path) -> None:
+    """A wheel's has units that this processor lacks; the widest has all that others have, and more."""
+    path = tmp_path / "wide.so"
+    build.compile_library(build.wheel_units()[:1], path)
     load = f"import ctypes; print(ctypes.CDLL({str(path)!r}).lantern_version())"
     done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == str(library.VERSION), done.returncode

@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 
 import lantern_accel
-from lantern_accel.decoding.logits import distribution
-from lantern_accel.decoding.rows import Guidance
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.generation.rounding_price import PLAIN, next_tokens
 from lantern_accel.measure.prompts import built_in_prompts
 from lantern_accel.nn.rounding import Rounding, rounded
 from lantern_accel.nn.transformer import Projection
-from lantern_accel.strategy.values import Strategy
 
 AT_ONCE = 4
 
@@ -40,20 +38,9 @@ def rows(pipeline: Pipeline, prompts: list[Any], tokens: Tensor) -> Iterator[Ten
     """Yield the model's distributions along images, ``[b, N, V]``."""
     model, sampling = pipeline.model, pipeline.sampling()
     for start in range(0, len(prompts), AT_ONCE):
+        given = pipeline.conditions(prompts[start : start + AT_ONCE])
         here = tokens[start : start + AT_ONCE]
-        given = model.family.rows(
-            model, pipeline.conditions(prompts[start : start + AT_ONCE]), sampling
-        )
-        target = model.target
-        repeated = torch.cat([here] * sampling.branches)
-        mask = given.mask if target.own_prompts else torch.cat([given.mask] * sampling.branches)
-        states = target.forward_dense(given.condition, repeated[:, :-1], mask)
-        logits = target.head(states[:, states.shape[1] - here.shape[1] :])
-        count = here.shape[1]
-        scale = torch.full((count,), sampling.cfg_scale)
-        guidance = Guidance(scale, None, target.allowed(), pipeline.backend)
-        at = torch.arange(count).expand(len(here), -1)
-        yield distribution(guidance(logits, at), sampling)
+        yield next_tokens(model, pipeline.backend, given, here, sampling)
 
 
 def main() -> None:
@@ -68,12 +55,7 @@ def main() -> None:
     with lantern_accel.load(args.model, device="cpu", dtype="float32", options=options) as pipeline:
         prompts = built_in_prompts(pipeline, args.half)[: args.prompts]
         tokens = torch.cat(
-            [
-                pipeline.decode_only([p], Strategy(name="vanilla"), pipeline.sampling(), 7)[
-                    0
-                ].tokens
-                for p in prompts
-            ]
+            [pipeline.decode_only([p], PLAIN, pipeline.sampling(), 7)[0].tokens for p in prompts]
         )
         with torch.inference_mode():
             exact = list(rows(pipeline, prompts, tokens))

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.step_engine import StepEngine
-from lantern_accel.device.operations import flags
 
 #: Tokens of a pass.
 TOKENS = 64
@@ -23,13 +22,13 @@ def forced_logits(engine: StepEngine, tokens: Tensor) -> Tensor:
     count = min(TOKENS, g.tokens - 1)
     found = [v.prefill(state)[1].unsqueeze(1)]
     prompt = state.prefix_mask.unsqueeze(1).expand(-1, count, -1)
-    rest = flags(False, len(prompt), count, len(v.slots) - g.prefix, device=tokens.device)
+    slots = v.slots[: len(v.slots) - g.prefix]
     known = 0
     while known < g.tokens - 1:
         # The last pass runs over some of the one before again: all have one shape.
         first = min(known, g.tokens - 1 - count)
         cells = v.slots[first : first + count]
-        image = (v.slots[: rest.shape[-1]] <= cells.unsqueeze(-1)) | rest
+        image = (slots <= cells.unsqueeze(-1)).expand(len(prompt), -1, -1)
         visible = torch.cat((prompt, image), dim=-1)
         cells = cells.expand(g.batch, -1)
         here = tokens[:, first : first + count]

@@ -157,10 +157,12 @@ def main(words: list[str] | None = None) -> int:
             found = {name: summary(rows, name) for name in strategies[1:]}
             asked = raced.strategy("auto")
             chosen = raced.auto.resolve(asked, batch, raced.sampling())
+            choice = raced.auto.choice(asked, batch, raced.sampling())
             result["batches"][batch] = {
                 "summary": found,
                 "rows": rows,
                 "auto": chosen.model_dump(mode="json"),
+                "compared": {} if choice is None else choice.evidence,
             }
             of = f", {given.size}, acceptance replayed from {given.model}" if given.size else ""
             for name, figures in found.items():

@@ -33,7 +33,7 @@ HOPELESS = 0.8
 AGAIN = 2
 #: Milliseconds that are timed at least, by as many short steps in a row, and the most steps.
 TIMED_MS, MOST_TIMED = 5.0, 8
-#: All lengths are timed in turns until that has taken so many milliseconds, or so many rounds.
+#: All lengths are timed in turns until that has taken so many milliseconds or more, or so many rounds.
 ROUNDS_MS, MOST_ROUNDS = 700.0, 10
 
 
@@ -181,18 +181,21 @@ class AdaptiveEngine(EngineBase):
         """Return when the host looks at the lengths: as often as its policy needs them."""
         return AdaptiveSchedule(self.geometry, self._progress.lag, self.returns, watched)
 
-    def calibrate(self, watch: Callable[[], Stopwatch], rounds: int = 3) -> dict[int, list[float]]:
+    def calibrate(
+        self, watch: Callable[[], Stopwatch], rounds: int = 3, least: float = ROUNDS_MS
+    ) -> dict[int, list[float]]:
         """Time steps of every length in turns, milliseconds; the request must be started again.
 
-        It takes ``rounds`` turns, and more where steps are short: a busy moment of the machine outlasts a
-        few of those. A length that promises far less than the best is timed no further; if it is longer
-        than that, longer ones, which cost more still, neither.
+        It takes ``rounds`` turns, and more where steps are short, until that has taken ``least``
+        milliseconds: a busy moment of the machine outlasts a few of those. A length that promises far
+        less than the best is timed no further; if it is longer than that, longer ones, which cost more
+        still, neither.
         """
         times: dict[int, list[float]] = {}
         lengths = [one.length for one in self.draft_lengths]
         worth = {p.length: p.tokens_per_step or self.usual(p.length) for p in self.draft_lengths}
         number, spent = 0, 0.0
-        while number <= rounds or (spent < ROUNDS_MS and number <= MOST_ROUNDS):
+        while number <= rounds or (spent < least and number <= MOST_ROUNDS):
             for length in list(lengths):
                 times.setdefault(length, []).append(self._timed(length, watch))
                 spent += times[length][-1]

@@ -1,13 +1,14 @@
 """Chooses what a batch is decoded with: by what tuning kept for this device, or by timing a few steps.
 
-A choice that `lantern-accel tune` or an earlier request left is used as it is. Without one the first
-request of its kind times a few steps of every window length on its own prompt, before it draws, and the
-costs are kept: a seed gives the same image again on the same device.
+A choice that `lantern-accel tune` left is used as it is. Without one the first request of its kind times
+a few steps of every window length on its own prompt, before it draws. What promises most is timed again
+between the first images, whose drafts are counted; then the choice is kept. Exact drafts change no image:
+a seed gives the same one whatever was chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from lantern_accel.decoding.length_policy import (
 )
 from lantern_accel.device.backend import Backend
 from lantern_accel.families.base import Model
+from lantern_accel.generation.comparison import ENOUGH, TIMED_AFTER, Comparison
 from lantern_accel.generation.copies import (
     DRAFTS,
     USUAL_RATES,
@@ -61,13 +63,12 @@ from lantern_accel.strategy.values import (
     with_tokens_per_step,
 )
 
-#: What drafts must promise over plain decoding by costs of a few steps: these are uncertain by a tenth.
-ENOUGH = 1.15
 #: Weights from which on reading them decides a step, so that a copy in fewer bits may pay as a drafter.
 LEAST_WEIGHTS = 1 << 23
-#: Steps after which the acceptance of a copy's drafts is a first figure, and the images of a kind after
-#: which no source's figures change any more.
-COUNTED_STEPS, COUNTED_IMAGES = 12, 8
+#: Steps after which the acceptance of a copy's drafts is a first figure.
+COUNTED_STEPS = 12
+#: Rounds of steps that are timed between images, and milliseconds at least: less than before the first.
+ROUNDS_AGAIN, AGAIN_MS = 1, 250.0
 #: A deeper tree is not cut at every depth: each is one more step for a device to capture.
 MOST_DEPTHS = 4
 #: Temperatures that are no further apart have drafts of one worth; of others less is known.
@@ -109,6 +110,7 @@ class Auto:
             budget=strategy.tv_budget,
             invariant=strategy.invariant,
             lengths=[list(AUTO_LENGTHS), list(AUTO_CHAINS), [*DRAFTS, *USUAL_RATES]],
+            timed_after=list(TIMED_AFTER),
             draft_head=self.guesses(strategy),
             tree=self.manifest.defaults.static_tree.name if self.model.drafter else None,
         )
@@ -274,7 +276,6 @@ class Auto:
         begin()
         times = engine.calibrate(self.backend.stopwatch)
         draft_lengths = costs_of(engine.draft_lengths, times)
-        plain = min(times[1]) if times.get(1) else None
         counts: dict[int, list[int]] = {}
         prior: dict[int, float] = {}
         by_head, length = engine.geometry.guesses, max(one.length for one in draft_lengths)
@@ -287,22 +288,19 @@ class Auto:
             most = DRAFTER_STEPS if drafted else COUNTED_STEPS
             steps = max(1, min(most, (engine.geometry.tokens - 1) // length))
             counts[length] = [*engine.count(length, steps)]
-        if isinstance(engine.strategy.tree, Window | ChainTree):
-            draft_lengths = with_tokens_per_step(
-                draft_lengths,
-                {one.length: usual_tokens_per_step(one.length) for one in draft_lengths},
-            )
-            prior = {
-                one.length: one.tokens_per_step for one in draft_lengths if one.tokens_per_step
-            }
         costs = {one.length: one for one in draft_lengths}
         tree: Any = engine.strategy.tree
         # All lengths stay, so that the engine that was made serves on; those without a cost never run.
         every = tuple(costs.get(one.length, one) for one in tree.draft_lengths)
+        if isinstance(tree, Window | ChainTree):
+            usually = {one.length: usual_tokens_per_step(one.length) for one in every}
+            every = with_tokens_per_step(every, usually)
+            prior = {one.length: one.tokens_per_step for one in every if one.tokens_per_step}
         update = {"tree": tree.model_copy(update={"draft_lengths": every}), "name": AUTO}
         made = engine.strategy.model_copy(update=update)
         sure = self._sureness(made, engine.sampling)
-        return Timed(strategy=made, counts=counts, prior=prior, sure=sure, plain=plain).weighed()
+        one = Timed(strategy=made, counts=counts, prior=prior, sure=sure)
+        return one.timed_again(times).weighed()
 
     def _sureness(self, strategy: Strategy, sampling: Sampling) -> float:
         """Return the steps for which what is known of drafts counts, once some are counted here."""
@@ -311,41 +309,44 @@ class Auto:
         same = worth is not None and abs(worth.temperature - at) < SAME_TEMPERATURE
         return PRIOR_STEPS if same else DRAFTER_STEPS
 
-    def settle(
-        self,
-        found: Sequence[Timed],
-        asked: Strategy,
-        batch: int,
-        sampling: Sampling,
-    ) -> None:
-        """Keep what promises most of what was :meth:`timed`, the first of equals, or plain decoding."""
-        plain = min((one.plain for one in found if one.plain is not None), default=0.0)
-        found = [one.relative_to(plain) for one in found] if plain else found
-        best = max(found, key=lambda one: one.speed(batch) * one.certainty)
+    def settle(self, found: Comparison, asked: Strategy, batch: int, sampling: Sampling) -> None:
+        """Keep what promises most of what was :meth:`timed`, or plain decoding, and why."""
+        found = found.level()
+        best, evidence = found.best(batch), found.model_dump(mode="json")
         speedup, strategy = best.speed(batch), best.strategy
-        evidence: dict[str, Any] = {}
-        if best.promise(batch) < ENOUGH and not any(one.young for one in found):
+        if not found.pays(batch):
             speedup, strategy = 1.0, _plainly(asked)
-        else:  # the first images say more
-            evidence = {"timed": [one.model_dump(mode="json") for one in found]}
+            if found.ends or not found.near(batch):
+                evidence = {}
         key = self.key(asked, batch, sampling)
         source: Literal["while drawing"] = "while drawing"
         self.keep(
             Choice(key=key, strategy=strategy, speedup=speedup, source=source, evidence=evidence)
         )
 
+    def comparison(self, asked: Strategy, batch: int, sampling: Sampling) -> Comparison | None:
+        """Return what auto compares for a batch; None: nothing yet, or its choice is final."""
+        found = None if asked.name != AUTO else self.choice(asked, batch, sampling)
+        if found is None or found.source != "while drawing" or not found.evidence:
+            return None
+        return Comparison.model_validate(found.evidence)
+
+    def due(self, asked: Strategy, batch: int, sampling: Sampling) -> Comparison | None:
+        """Return what is compared for a batch where steps are to be timed again; None: they are not."""
+        found = None if self.backend.simulated else self.comparison(asked, batch, sampling)
+        return found if found is not None and found.due else None
+
     def learn(self, engine: object, asked: Strategy, batch: int, sampling: Sampling) -> None:
         """Count the drafts of the last request in, for the first images of a kind, and choose again."""
-        found = None if asked.name != AUTO else self.choice(asked, batch, sampling)
-        if found is None or "timed" not in found.evidence or not isinstance(engine, AdaptiveEngine):
+        found = self.comparison(asked, batch, sampling)
+        if found is None:
             return
-        every = [Timed.model_validate(one) for one in found.evidence["timed"]]
-        for one in every:
-            if one.drafts_as(engine.strategy) and one.images < COUNTED_IMAGES:
-                one.count(engine.counted)
-                one.images += batch
-                self.settle([each.weighed() for each in every], asked, batch, sampling)
-                return
+        if isinstance(engine, AdaptiveEngine):
+            news = found.count(engine.strategy, engine.counted, batch)
+        else:  # plain decoding: the images count alone
+            news = found.count(None, {}, batch)
+        if news:
+            self.settle(found, asked, batch, sampling)
 
     def keep(self, choice: Choice) -> None:
         """Use a choice from now on, and write it to the cache where there is one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,8 @@ from lantern_accel.decoding.target import above_of, row_of
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import DoesNotFitError
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
-from lantern_accel.generation.auto import Auto, describe_auto
+from lantern_accel.generation.auto import AGAIN_MS, ROUNDS_AGAIN, Auto, describe_auto
+from lantern_accel.generation.comparison import Comparison
 from lantern_accel.generation.engines import CapturedEngine, Engines
 from lantern_accel.generation.request import DEFAULT_STRATEGY, GenerationRequest
 from lantern_accel.generation.result import (
@@ -42,6 +43,8 @@ from lantern_accel.strategy.values import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+#: From a strategy, its engine and what starts that on a request; None: there is no room for it.
+Timing = Callable[[Strategy], tuple[AdaptiveEngine, Callable[[], None]] | None]
 #: What is shown where nothing of a picture is decided yet.
 EMPTY = 0xF0
 
@@ -241,13 +244,41 @@ class Loaded:
     ) -> CapturedEngine:
         """Return the engine that decodes ``rows``.
 
-        Where nothing is known of auto's steps, they are timed on these rows first.
+        Where nothing is known of auto's steps, they are timed on these rows first; what promises most is
+        timed again between the first images.
         """
         ready = self.engine(batch, strategy, sampling, shape)
-        if not self.auto.unsettled(ready.engine, strategy, batch, sampling):
-            return ready
-        found: list[Timed] = []
+        begun = partial(self._begun_timing, rows, batch, sampling, shape)
         held = self.engines.capacity.copies
+        if self.auto.unsettled(ready.engine, strategy, batch, sampling):
+            found = self._timed(begun, strategy, batch, sampling)
+        elif (due := self.auto.due(strategy, batch, sampling)) is not None:
+            found = self._timed_again(begun, due, batch)
+            held -= copies_of([one.strategy for one in due.timed])
+        else:
+            return ready
+        if found is not None:
+            self.auto.settle(found, strategy, batch, sampling)
+            held |= copies_of([self.auto.resolve(strategy, batch, sampling)])
+            self.engines.keep_copies(held)
+        return self.engine(batch, strategy, sampling, shape)
+
+    def _begun_timing(
+        self, rows: Rows, batch: int, sampling: Sampling, shape: Hashable, chosen: Strategy
+    ) -> tuple[AdaptiveEngine, Callable[[], None]] | None:
+        """Return a source's engine, and what starts it on ``rows``; None: there is no room for it."""
+        try:
+            one = self.engines.get(batch, chosen, sampling, shape)
+        except DoesNotFitError:  # not beside the first
+            return None
+        assert isinstance(one.engine, AdaptiveEngine)
+        return one.engine, partial(one.begin, rows, 0, range(batch))
+
+    def _timed(
+        self, begun: Timing, strategy: Strategy, batch: int, sampling: Sampling
+    ) -> Comparison | None:
+        """Time what may draft for auto; None: a device has not captured all of its steps yet."""
+        found: list[Timed] = []
 
         def sources() -> Iterator[Strategy]:
             yield strategy
@@ -257,19 +288,29 @@ class Loaded:
             yield from self.auto.likely_copies(strategy, found[0], batch, sampling)
 
         for asked in sources():
-            chosen = self.auto.resolve(asked, batch, sampling)
-            try:
-                one = self.engines.get(batch, chosen, sampling, shape)
-            except DoesNotFitError:  # not beside the first
+            one = begun(self.auto.resolve(asked, batch, sampling))
+            if one is None:
                 continue
-            assert isinstance(one.engine, AdaptiveEngine)
-            if one.engine.usable is not None:  # more lengths are to come: they are timed with these
-                return self.engine(batch, strategy, sampling, shape)
-            begin = partial(one.begin, rows, 0, range(batch))
-            found.append(self.auto.timed(one.engine, begin))
-        self.auto.settle(found, strategy, batch, sampling)
-        tree = self.auto.resolve(strategy, batch, sampling).tree
-        if isinstance(tree, SelfDrafts):
-            held |= {tree.weights}
-        self.engines.keep_copies(held)
-        return self.engine(batch, strategy, sampling, shape)
+            engine, begin = one
+            if engine.usable is not None:  # more lengths are to come: they are timed with these
+                return None
+            found.append(self.auto.timed(engine, begin))
+        return Comparison(timed=found)
+
+    def _timed_again(self, begun: Timing, found: Comparison, batch: int) -> Comparison:
+        """Time once more what may yet prove best."""
+        for at in found.near(batch):
+            one = begun(found.timed[at].strategy)
+            if one is not None:
+                engine, begin = one
+                begin()
+                times = engine.calibrate(self.backend.stopwatch, ROUNDS_AGAIN, AGAIN_MS)
+                found.timed[at] = found.timed[at].timed_again(times)
+        found.timings += 1
+        return found
+
+
+def copies_of(strategies: Sequence[Strategy]) -> frozenset[str]:
+    """Return the weights of the copies that strategies draft with."""
+    trees = [one.tree for one in strategies]
+    return frozenset(tree.weights for tree in trees if isinstance(tree, SelfDrafts))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from lantern_accel.decoding.length_policy import (
+    costs_of,
     in_batch,
     rate_of_counts,
     shifted_by_counts,
@@ -35,8 +36,8 @@ class Timed(BaseModel):
 
     ``counts``: tokens gained and steps, by length, over ``images``, where its drafts were counted;
     those of plain steps between them only where images were drawn. ``prior``: tokens per step by length
-    that were known before, which count for ``sure`` steps or more; none for a copy. ``plain``:
-    milliseconds of the plain step that the costs are relative to; None: not kept.
+    that were known before, which count for ``sure`` steps or more; none for a copy. ``times``: the least
+    milliseconds that a step took, by length; empty: not kept, and costs stay as they are.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -46,7 +47,21 @@ class Timed(BaseModel):
     images: int = 0
     prior: dict[int, float] = {}
     sure: float = PRIOR_STEPS
-    plain: float | None = None
+    times: dict[int, float] = {}
+
+    @property
+    def plain(self) -> float | None:
+        """Milliseconds of the plain step that was timed beside the others; None: not kept."""
+        return self.times.get(1)
+
+    def timed_again(self, times: Mapping[int, Sequence[float]]) -> Timed:
+        """Return it with the times of later steps counted in, milliseconds by length.
+
+        The least time counts: whatever else a machine does makes times long, and never short.
+        """
+        found = {n: min(more) for n, more in times.items() if more}
+        least = {n: min(ms, self.times.get(n, ms)) for n, ms in found.items()}
+        return self.model_copy(update={"times": self.times | least})
 
     def relative_to(self, plain: float) -> Timed:
         """Return it with costs relative to a plain step of ``plain`` ms, the least of all sources'.
@@ -54,18 +69,14 @@ class Timed(BaseModel):
         Plain steps are bound by memory, whose pace changes with what else a machine does: a source
         that was timed beside slow ones would look cheaper than it is.
         """
-        if self.plain is None or self.plain <= plain:
+        if self.plain is None:
             return self
-        scale, tree = self.plain / plain, cast("Any", self.strategy.tree)
-        costs = tuple(
-            one
-            if one.cost is None or one.length == 1
-            else one.model_copy(update={"cost": one.cost * scale})
-            for one in tree.draft_lengths
-        )
-        tree = tree.model_copy(update={"draft_lengths": costs})
-        strategy = self.strategy.model_copy(update={"tree": tree})
-        return self.model_copy(update={"strategy": strategy, "plain": plain})
+        tree: Any = self.strategy.tree
+        times = {n: [ms] for n, ms in (self.times | {1: plain}).items()}
+        costs = {one.length: one for one in costs_of(tree.draft_lengths, times)}
+        every = tuple(costs.get(one.length, one) for one in tree.draft_lengths)
+        tree = tree.model_copy(update={"draft_lengths": every})
+        return self.model_copy(update={"strategy": self.strategy.model_copy(update={"tree": tree})})
 
     @property
     def draft_lengths(self) -> tuple[DraftLength, ...]:

@@ -12,6 +12,8 @@ import torch
 import lantern_accel
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.generation import auto as automatic
+from lantern_accel.generation import comparison
+from lantern_accel.generation.comparison import Comparison
 from lantern_accel.generation.timed import Timed
 from lantern_accel.measure import samples
 from lantern_accel.strategy import choices
@@ -29,13 +31,14 @@ def load(model):
     return lantern_accel.load(model, device="cpu", dtype="float32")
 
 
-def test_steps_are_timed_once_and_a_seed_repeats(tiny_model, own, monkeypatch):
+def test_a_choice_is_kept_and_a_seed_repeats(tiny_model, own, monkeypatch):
     timed = []
     sound = automatic.AdaptiveEngine.calibrate
 
-    def calibrate(self, *rest, **more):
-        timed.append(self)
-        return sound(self, *rest, **more)
+    def calibrate(self, watch, rounds=None, least=None):
+        if rounds is None:  # before the first image, not between the first ones
+            timed.append(self)
+        return sound(self, watch)
 
     monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
     with load(tiny_model) as pipeline:
@@ -60,7 +63,7 @@ def test_a_tree_that_pays_is_taken_counted_and_draws_plain_tokens(tiny_model, ow
         return {n: [1.0 if n == 1 else cost] * 3 for n in self.lengths}
 
     monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
-    monkeypatch.setattr(automatic, "ENOUGH", 1.0)
+    monkeypatch.setattr(comparison, "ENOUGH", 1.0)
     with load(tiny_model) as pipeline:
         want = pipeline.generate("red heart", seed=3, strategy="vanilla").tokens
         drawn = pipeline.generate("red heart", seed=3)
@@ -79,6 +82,35 @@ def test_a_tree_that_pays_is_taken_counted_and_draws_plain_tokens(tiny_model, ow
         assert [each.length for each in tree.draft_lengths] == list(range(1, deepest + 2))
         if isinstance(choice.strategy.tree, StaticTree):
             assert "trees of" in drawn.stats.auto and one.images == 1
+
+
+def test_a_busy_minute_does_not_decide_for_good(tiny_model, own, monkeypatch):
+    busy, calls = [True], []
+
+    def calibrate(self, watch, rounds=3, least=None):
+        calls.append((self.strategy.tree.kind, rounds))
+        cost = {"window": 3.0 if busy[0] else 1.01, "static": 2.5}[self.strategy.tree.kind]
+        return {n: [1.0 if n == 1 else cost] * rounds for n in self.lengths}
+
+    monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
+    with load(tiny_model) as pipeline:
+        want = pipeline.generate("red heart", seed=3, strategy="vanilla").tokens
+        first = pipeline.generate("red heart", seed=3)
+        assert first.stats.auto.startswith("plain decoding")
+        assert [rounds for _, rounds in calls] == [3, 3]
+        second = pipeline.generate("red heart", seed=3)
+        assert second.stats.auto.startswith("plain decoding"), "the machine is busy still"
+        assert {rounds for _, rounds in calls[2:]} == {1}
+        busy[0] = False
+        third = pipeline.generate("red heart", seed=3)
+        assert isinstance(third.stats.strategy.tree, Window)
+        for one in (first, second, third):
+            assert torch.equal(one.tokens, want), "exact drafts change no image"
+        for _ in range(8):
+            pipeline.generate("red heart", seed=3)
+        told = len(calls)
+        pipeline.generate("red heart", seed=3)
+        assert len(calls) == told, "it is settled"
 
 
 def test_a_deep_tree_is_cut_at_few_depths(tiny_model, own, monkeypatch):
@@ -137,7 +169,7 @@ def test_drafts_that_promise_little_are_left_to_plain_decoding(
         asked = pipeline.strategy("auto", relaxed=relaxed or None)
         sampling = pipeline.sampling()
         found = [promising(asked, promise) for promise in promises]
-        pipeline.auto.settle(found, asked, 1, sampling)
+        pipeline.auto.settle(Comparison(timed=found), asked, 1, sampling)
         drawn = pipeline.generate("red heart", seed=1, strategy=asked)
     assert isinstance(drawn.stats.strategy.tree, NoTree) == plain
     assert drawn.stats.auto.startswith("plain decoding") == plain
@@ -148,7 +180,7 @@ def test_a_drafter_must_promise_more_than_windows(tiny_model, own, window, tree,
     with load(tiny_model) as pipeline:
         asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
         found = [promising(asked, window), promising(pipeline.auto.trees(asked), tree)]
-        pipeline.auto.settle(found, asked, 1, sampling)
+        pipeline.auto.settle(Comparison(timed=found), asked, 1, sampling)
         choice = pipeline.auto.choice(asked, 1, sampling)
     assert choice.strategy.tree.kind == wins
     assert choice.speedup == {"window": window, "static": tree}[wins], "as it was promised"

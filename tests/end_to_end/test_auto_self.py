@@ -14,6 +14,8 @@ from lantern_accel.decoding.length_policy import rate_of_counts, shifted_by_coun
 from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.families.random_weights import sized
 from lantern_accel.generation import auto as automatic
+from lantern_accel.generation import comparison
+from lantern_accel.generation.comparison import Comparison
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.slots import Drawn, Slots
 from lantern_accel.generation.timed import Timed
@@ -82,7 +84,7 @@ def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
         assert choice is not None and choice.source == "while drawing"
         found = [Timed.model_validate(one) for one in choice.evidence["timed"]]
         assert [one.images for one in found if isinstance(one.strategy.tree, SelfDrafts)] == [
-            automatic.COUNTED_IMAGES
+            comparison.COUNTED_IMAGES
         ]
     with load(tiny_model) as pipeline:
         again = pipeline.generate("red heart", seed=3, num_images=2, batch_size=2)
@@ -146,7 +148,7 @@ def test_what_windows_bring_is_counted_too_and_shifts_what_was_known(
         one = Timed(strategy=made, prior=known)
         assert one.weighed() == one, "nothing was counted"
         timed = one.model_copy(update={"strategy": with_known(made, known), "counts": {}})
-        pipeline.auto.settle([timed], asked, 1, sampling)
+        pipeline.auto.settle(Comparison(timed=[timed]), asked, 1, sampling)
         engine = pipeline.engine(1, asked, sampling).engine
         assert isinstance(engine, automatic.AdaptiveEngine)
         drawn = 0
@@ -154,7 +156,7 @@ def test_what_windows_bring_is_counted_too_and_shifts_what_was_known(
             engine.counted = {4: [150, 150], 1: [10, 10]}
             pipeline.auto.learn(engine, asked, 1, sampling)
             drawn += 1
-            assert drawn < automatic.COUNTED_IMAGES, "images that accept nothing are drawn plainly"
+            assert drawn < comparison.COUNTED_IMAGES, "images that accept nothing are drawn plainly"
 
 
 def with_known(strategy: Strategy, known: dict[int, float]) -> Strategy:
@@ -203,7 +205,7 @@ def test_images_that_accept_little_undo_the_choice(tiny_model: Path, kept: Path)
             update={"tree": tree.model_copy(update={"draft_lengths": draft_lengths})}
         )
         one = Timed(strategy=made, counts={3: [24, 12]}).weighed()
-        pipeline.auto.settle([one], asked, 1, sampling)
+        pipeline.auto.settle(Comparison(timed=[one]), asked, 1, sampling)
         assert isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, SelfDrafts)
         engine = pipeline.engine(1, asked, sampling).engine
         assert isinstance(engine, automatic.AdaptiveEngine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lantern_accel.generation.comparison import MOST_NEAR, TIMED_AFTER, Comparison
 from lantern_accel.generation.timed import (
     DRAFTER_STEPS,
     FEWEST_IMAGES,
@@ -20,7 +21,8 @@ def timed(cost: float, brings: float, plain: float | None) -> Timed:
         DraftLength(length=1, cost=1.0, tokens_per_step=1.0),
         DraftLength(length=4, cost=cost, tokens_per_step=brings),
     )
-    return Timed(strategy=Strategy(tree=Window(length=4, draft_lengths=lengths)), plain=plain)
+    one = Timed(strategy=Strategy(tree=Window(length=4, draft_lengths=lengths)))
+    return one if plain is None else one.timed_again({1: [plain], 4: [cost * plain]})
 
 
 def test_sources_are_compared_by_the_least_plain_step() -> None:
@@ -30,13 +32,67 @@ def test_sources_are_compared_by_the_least_plain_step() -> None:
     one = beside_slow_steps.relative_to(4.0)
     assert one.promise(1) < beside_fast_ones.promise(1)
     assert [length.cost for length in one.draft_lengths] == [1.0, 1.5]
-    assert one.plain == 4.0
     assert one.relative_to(4.0) == one, "once"
+    both = Comparison(timed=[beside_slow_steps, beside_fast_ones]).level()
+    assert both.timed == [one, beside_fast_ones] and both.best(1) == beside_fast_ones
 
 
 def test_costs_stay_where_no_plain_step_was_kept() -> None:
     one = timed(1.2, 2.4, None)
     assert one.relative_to(4.0) is one
+    assert Comparison(timed=[one]).level().timed == [one]
+
+
+def test_a_source_that_was_timed_in_a_busy_minute_gets_another_chance() -> None:
+    windows, copy = timed(2.4, 3.6, 4.0), timed(2.4, 4.2, 4.0)
+    found = Comparison(timed=[windows, copy], images=1)
+    assert found.best(1) is copy and found.due
+    assert found.near(1) == [1, 0], "it promises less, and may yet be better"
+    found.timed[0] = windows.timed_again({1: [4.1, 4.4], 4: [9.7, 7.2, 8.0]})
+    found.timed[1] = copy.timed_again({1: [4.3], 4: [9.9]})
+    found.timings += 1
+    assert not found.due, "until more images were drawn"
+    level = found.level()
+    assert level.best(1).times == {1: 4.0, 4: 7.2}
+    assert level.best(1).promise(1) == pytest.approx(3.6 * 4.0 / 7.2)
+    assert level.timed[1].promise(1) == copy.promise(1), "noise makes no time shorter"
+
+
+def test_a_length_that_looked_hopeless_may_be_timed_later() -> None:
+    lengths = (
+        DraftLength(length=1, cost=1.0, tokens_per_step=1.0),
+        DraftLength(length=2, cost=1.2, tokens_per_step=1.6),
+        DraftLength(length=4, tokens_per_step=2.4),
+    )
+    one = Timed(
+        strategy=Strategy(tree=Window(length=4, draft_lengths=lengths)), times={1: 4.0, 2: 4.8}
+    )
+    assert [p.length for p in one.relative_to(4.0).draft_lengths] == [1, 2]
+    again = one.timed_again({1: [4.0], 2: [5.0], 4: [4.9]}).relative_to(4.0)
+    costs = {p.length: p.cost for p in again.draft_lengths}
+    assert costs == pytest.approx({1: 1.0, 2: 1.2, 4: 1.225})
+    assert again.promise(1) == pytest.approx(2.4 / 1.225)
+
+
+def test_steps_are_timed_after_some_images_and_then_no_more() -> None:
+    found = Comparison(timed=[timed(1.2, 2.4, 4.0)])
+    drawn = []
+    for image in range(1, 30):
+        assert found.count(None, {}, 1) == (not found.ends)
+        if found.due:
+            drawn.append(image)
+            found.timings += 1
+    assert drawn == list(TIMED_AFTER) and found.ends and not found.due
+
+
+def test_who_is_timed_again() -> None:
+    good, near, far = timed(1.0, 2.0, 4.0), timed(1.0, 1.5, 4.0), timed(1.0, 1.2, 4.0)
+    assert Comparison(timed=[far, near, good]).near(1) == [2, 1]
+    assert Comparison(timed=[far]).near(1) == [0]
+    hopeless = timed(2.0, 1.2, 4.0)
+    assert Comparison(timed=[hopeless]).near(1) == [0], "plain steps are lengths too"
+    many = Comparison(timed=[good] * 5)
+    assert len(many.near(1)) == MOST_NEAR, "engines are kept for no more"
 
 
 def test_an_image_counts_with_its_plain_steps() -> None:

@@ -78,7 +78,7 @@ void word_rows(const int16_t* x, int64_t ldx, const float* step, int64_t ld_step
         for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
             for (int c = 0; c < COLUMNS; ++c) part[m][c] = I{};
-        for (int64_t i = 0; i < deep; i += 2, w += 2 * PANEL) {
+        auto add_pair = [&](int64_t i) INLINE_LAMBDA {
             ahead.fetch();
             U pairs[COLUMNS];
 #pragma GCC unroll 2
@@ -91,6 +91,13 @@ void word_rows(const int16_t* x, int64_t ldx, const float* step, int64_t ld_step
 #pragma GCC unroll 2
                 for (int c = 0; c < COLUMNS; ++c) part[m][c] = dot_words(part[m][c], pairs[c], numbers);
             }
+            w += 2 * PANEL;
+        };
+        if (deep == GROUP) {  // fewer instructions: on a core that is shared these are what a turn costs
+#pragma GCC unroll 4
+            for (int64_t i = 0; i < GROUP; i += 2) add_pair(i);
+        } else {
+            for (int64_t i = 0; i < deep; i += 2) add_pair(i);
         }
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m)

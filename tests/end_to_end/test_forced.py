@@ -21,8 +21,14 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("native", ["auto", "off"])
-@pytest.mark.parametrize("kind", ["llamagen", *WRITTEN])
+#: By operators these two take ten times as long as by native steps.
+SLOW = [pytest.param(kind, "off", marks=pytest.mark.long) for kind in ("lumina", "glm_image")]
+QUICK = [(kind, native) for kind in ("llamagen", "anole", "janus") for native in ("auto", "off")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "native"), [*QUICK, ("lumina", "auto"), ("glm_image", "auto"), *SLOW]
+)
 def test_noise_picks_the_tokens_that_were_drawn(kind, native, tiny_model, tmp_path, monkeypatch):
     """By every family's prompts, positions and codes that are not allowed; the last pass overlaps."""
     monkeypatch.setattr(forced, "TOKENS", 7)

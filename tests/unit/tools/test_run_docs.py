@@ -82,5 +82,5 @@ def test_the_first_pages_hold(tool: Any, page: str, capsys: pytest.CaptureFixtur
 
 @pytest.mark.long
 def test_a_sample_of_the_rest_holds(tool: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    code = tool.main(["--sample", "6"])
+    code = tool.main(["--sample", "3"])
     assert code == 0, capsys.readouterr().out

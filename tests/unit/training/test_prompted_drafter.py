@@ -38,7 +38,7 @@ CONFIG: dict[str, Any] = {
 pytestmark = pytest.mark.filterwarnings("ignore:.*there are no pictures")
 
 
-@pytest.fixture(scope="module", params=["janus", "glm_image"])
+@pytest.fixture(scope="module", params=["janus", pytest.param("glm_image", marks=pytest.mark.long)])
 def kind(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

@@ -248,7 +248,14 @@ def test_trees(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("top_k", "depth", "total"), [(1, 0, 2), (4, 0, 5), (3, 2, 9), (2, 3, 6)])
+@pytest.mark.parametrize(
+    ("top_k", "depth", "total"),
+    [
+        (1, 0, 2),
+        (3, 2, 9),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in ((4, 0, 5), (2, 3, 6))),
+    ],
+)
 @pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (UNGUIDED, 2)])
 @pytest.mark.parametrize("name", ["eagle2", "eagle2, maximal", "lantern", "lantern++"])
 def test_trees_whose_shape_follows_from_the_drafts(

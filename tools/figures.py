@@ -37,8 +37,11 @@ AUTO = (
 #: Races on a processor with AVX2 alone, as the data and the page name them.
 AVX2 = {
     "composed-batch1": "the bundled model, 24 composed prompts",
-    "llamagen-b-256": "LlamaGen-B's size, 8 prompts",
-    "llamagen-xl-384": "LlamaGen-XL's size, 3 prompts",
+    "llamagen-b-256": "LlamaGen-B's size, 8 prompts, draw 2511",
+    "llamagen-xl-384": "LlamaGen-XL's size, 3 prompts, draw 2511",
+    "prompts-draw-6173": "the bundled model, 12 prompts, draw 6173",
+    "llamagen-b-256-draw-6173": "LlamaGen-B's size, 8 prompts, draw 6173",
+    "llamagen-xl-384-draw-6173": "LlamaGen-XL's size, 3 prompts, draw 6173",
 }
 RACES = {
     "llamagen-bundled": (("float32", 1), ("float32", 2), ("bfloat16", 1), ("bfloat16", 2)),

@@ -17,9 +17,9 @@ import torch
 from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.length_policy import (
     SURE,
-    costs_of,
     in_batch,
     usual_tokens_per_step,
+    with_costs,
 )
 from lantern_accel.device.backend import Backend
 from lantern_accel.families.base import Model
@@ -275,7 +275,10 @@ class Auto:
         """
         begin()
         times = engine.calibrate(self.backend.stopwatch)
-        draft_lengths = costs_of(engine.draft_lengths, times)
+        tree: Any = engine.strategy.tree
+        # All lengths stay, so that the engine that was made serves on; those without a cost never run.
+        every = with_costs(tree.draft_lengths, times)
+        draft_lengths = [one for one in every if one.cost is not None]
         counts: dict[int, list[int]] = {}
         prior: dict[int, float] = {}
         by_head, length = engine.geometry.guesses, max(one.length for one in draft_lengths)
@@ -288,10 +291,6 @@ class Auto:
             most = DRAFTER_STEPS if drafted else COUNTED_STEPS
             steps = max(1, min(most, (engine.geometry.tokens - 1) // length))
             counts[length] = [*engine.count(length, steps)]
-        costs = {one.length: one for one in draft_lengths}
-        tree: Any = engine.strategy.tree
-        # All lengths stay, so that the engine that was made serves on; those without a cost never run.
-        every = tuple(costs.get(one.length, one) for one in tree.draft_lengths)
         if isinstance(tree, Window | ChainTree):
             usually = {one.length: usual_tokens_per_step(one.length) for one in every}
             every = with_tokens_per_step(every, usually)

@@ -40,7 +40,7 @@ class Comparison(BaseModel):
 
     @property
     def ends(self) -> bool:
-        """Whether steps are not timed again any more."""
+        """Whether steps are timed no more."""
         return self.timings > len(TIMED_AFTER)
 
     def level(self) -> Comparison:

@@ -253,13 +253,13 @@ class Loaded:
         if self.auto.unsettled(ready.engine, strategy, batch, sampling):
             found = self._timed(begun, strategy, batch, sampling)
         elif (due := self.auto.due(strategy, batch, sampling)) is not None:
+            held -= copies_of(self.auto.resolve(strategy, batch, sampling))
             found = self._timed_again(begun, due, batch)
-            held -= copies_of([one.strategy for one in due.timed])
         else:
             return ready
         if found is not None:
             self.auto.settle(found, strategy, batch, sampling)
-            held |= copies_of([self.auto.resolve(strategy, batch, sampling)])
+            held |= copies_of(self.auto.resolve(strategy, batch, sampling))
             self.engines.keep_copies(held)
         return self.engine(batch, strategy, sampling, shape)
 
@@ -310,7 +310,7 @@ class Loaded:
         return found
 
 
-def copies_of(strategies: Sequence[Strategy]) -> frozenset[str]:
-    """Return the weights of the copies that strategies draft with."""
-    trees = [one.tree for one in strategies]
-    return frozenset(tree.weights for tree in trees if isinstance(tree, SelfDrafts))
+def copies_of(strategy: Strategy) -> frozenset[str]:
+    """Return the weights of the copies that a strategy drafts with: one, or none."""
+    tree = strategy.tree
+    return frozenset({tree.weights} if isinstance(tree, SelfDrafts) else ())

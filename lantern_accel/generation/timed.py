@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from lantern_accel.decoding.length_policy import (
-    costs_of,
     in_batch,
     rate_of_counts,
     shifted_by_counts,
     tokens_of,
+    with_costs,
 )
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import SelfDrafts, Strategy
@@ -73,9 +73,7 @@ class Timed(BaseModel):
             return self
         tree: Any = self.strategy.tree
         times = {n: [ms] for n, ms in (self.times | {1: plain}).items()}
-        costs = {one.length: one for one in costs_of(tree.draft_lengths, times)}
-        every = tuple(costs.get(one.length, one) for one in tree.draft_lengths)
-        tree = tree.model_copy(update={"draft_lengths": every})
+        tree = tree.model_copy(update={"draft_lengths": with_costs(tree.draft_lengths, times)})
         return self.model_copy(update={"strategy": self.strategy.model_copy(update={"tree": tree})})
 
     @property

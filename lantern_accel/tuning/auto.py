@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.length_policy import FixedLength, costs_of, usual_tokens_per_step
+from lantern_accel.decoding.length_policy import FixedLength, usual_tokens_per_step, with_costs
 from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.generation.auto import prune_lengths
 from lantern_accel.generation.timed import Timed
@@ -214,9 +214,7 @@ class AutoTuner(Search[AutoEvidence]):
             times[batch] = self.pipeline.step_times(prompts, strategy, self.sampling, TIMED)
             self.keep()
         tree: Any = strategy.tree
-        costs = with_tokens_per_step(costs_of(tree.draft_lengths, times[batch]), worth or {})
-        known = {one.length: one for one in costs}
-        every = tuple(known.get(one.length, one) for one in tree.draft_lengths)
+        every = with_tokens_per_step(with_costs(tree.draft_lengths, times[batch]), worth or {})
         return strategy.model_copy(
             update={"tree": tree.model_copy(update={"draft_lengths": every})}
         )

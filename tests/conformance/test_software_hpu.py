@@ -131,8 +131,8 @@ FAULTS = {
 }
 
 
-#: One of each kind of check; the others take as long again.
-SOME = ("item", "boolean index", "float64", "unlisted", "fall-back", "int64")
+#: One for each check, and one whose message is read.
+SOME = ("item", "boolean index", "float64", "complex", "unlisted", "fall-back", "int64", "cpu")
 
 
 @pytest.mark.parametrize(

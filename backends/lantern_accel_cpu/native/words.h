@@ -93,7 +93,7 @@ void word_rows(const int16_t* x, int64_t ldx, const float* step, int64_t ld_step
             }
             w += 2 * PANEL;
         };
-        if (deep == GROUP) {  // fewer instructions: on a core that is shared these are what a turn costs
+        if (deep == GROUP) {  // fewer instructions that do not multiply
 #pragma GCC unroll 4
             for (int64_t i = 0; i < GROUP; i += 2) add_pair(i);
         } else {

@@ -1,4 +1,4 @@
-"""Clocks and meters: CUDA events, and what NVML tells about the card."""
+"""Clocks and meters: CUDA events, and what NVML (or AMD's amdsmi) tells about the card."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ class EventStopwatch(Stopwatch):
 
 
 class Card:
-    """One GPU as NVML sees it; without nvidia-ml-py, or on AMD's, every answer is None."""
+    """One GPU as NVML sees it, or AMD's amdsmi; without their packages every answer is None."""
 
     def __init__(self, index: int) -> None:
         self._nvml, self._handle = _open(index)
+        self._amd = index if torch.version.hip else None
 
     def _ask(self, question: str, *given: Any) -> Any:
         if self._nvml is None:
@@ -53,6 +54,8 @@ class Card:
 
     def energy_mj(self) -> int | None:
         """Millijoules since the driver was loaded."""
+        if self._amd is not None:
+            return _amd_energy_mj(self._amd)
         found = self._ask("nvmlDeviceGetTotalEnergyConsumption")
         return None if found is None else int(found)
 
@@ -71,6 +74,8 @@ class Card:
 
     def conditions(self) -> dict[str, Any]:
         """What the card's speed depends on now: MHz, W, degrees Celsius, other processes."""
+        if self._amd is not None:
+            return _amd_conditions(self._amd)
         nvml = self._nvml
         if nvml is None:
             return {}
@@ -95,11 +100,11 @@ class Card:
         notes = [f"uuid {uuid}"] if (uuid := self.uuid()) else []
         now = self.conditions()
         if now.get("clock_mhz") is not None:
-            most = now["clock_limit_mhz"]
+            most, memory = now.get("clock_limit_mhz"), now.get("memory_clock_mhz")
             notes.append(
                 f"clock {now['clock_mhz']} MHz"
                 + (f" of at most {most}" if most else "")
-                + f", memory {now['memory_clock_mhz']} MHz"
+                + (f", memory {memory} MHz" if memory else "")
             )
         if now.get("power_limit_w") is not None:
             notes.append(f"power limit {now['power_limit_w']:.0f} W")
@@ -122,6 +127,32 @@ def _open(index: int) -> tuple[Any, Any]:
         uuid = torch.cuda.get_device_properties(index).uuid
         return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     return None, None
+
+
+def _amd_energy_mj(index: int) -> int | None:
+    """Return what amdsmi's energy counter says of torch's device ``index``, which counts microjoules."""
+    with contextlib.suppress(Exception):  # no amdsmi, or a card that counts none
+        import amdsmi
+
+        found = amdsmi.amdsmi_get_energy_count(torch.cuda._get_amdsmi_handler(index))
+        # ROCm 6.0 calls the counter "power".
+        counted = found.get("energy_accumulator", found.get("power"))
+        return int(counted * found["counter_resolution"] / 1000)
+    return None
+
+
+def _amd_conditions(index: int) -> dict[str, Any]:
+    """Return what torch asks amdsmi about device ``index``: MHz, W and degrees Celsius."""
+    asked = {
+        "clock_mhz": torch.cuda.clock_rate,
+        "power_w": torch.cuda.power_draw,
+        "temperature_c": torch.cuda.temperature,
+    }
+    found: dict[str, Any] = {}
+    for name, ask in asked.items():
+        with contextlib.suppress(Exception):
+            found[name] = ask(index)
+    return found
 
 
 def _text(value: Any) -> str:

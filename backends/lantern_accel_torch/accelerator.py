@@ -46,6 +46,17 @@ class Accelerator:
         """Wait for the device."""
         torch.accelerator.synchronize(device)
 
+    def watts(self, device: torch.device) -> float | None:
+        """Return the power drawn now, in watts; None where torch does not tell it in watts.
+
+        torch 2.13 and newer read it for Intel's GPUs, with Intel's ``pyzes`` and often as root alone.
+        """
+        if self.type != "xpu":  # another kind's function may count in another unit
+            return None
+        with contextlib.suppress(Exception):
+            return float(self.module.power_draw(device))
+        return None
+
     def reading(self, device: torch.device, *names: str) -> int | None:
         """Return the first number that torch or the kind's module gives under one of these names."""
         for name in names:

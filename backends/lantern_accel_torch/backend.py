@@ -1,15 +1,17 @@
-"""A device of torch's: eager, the reference operations, and whatever else the device was asked about."""
+"""A device of torch's: the reference operations, recorded where torch has graphs for it."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
 
-from lantern_accel.device.backend import Backend, DeviceFacts, MemoryUse
+from lantern_accel.device.backend import Backend, DeviceConditions, DeviceFacts, MemoryUse, Support
+from lantern_accel.device.capture import Replay
 from lantern_accel.errors import BackendError, DeviceMemoryError
-from lantern_accel_torch import asked
+from lantern_accel_torch import asked, graphs
 from lantern_accel_torch.accelerator import Accelerator
 
 
@@ -26,6 +28,16 @@ class DeviceBackend(Backend):
         self._dtypes = asked.dtypes(self.device)
         self.index = asked.index(self.device)
         self._views = asked.views_in_inference_mode(self.device)
+        self._recorder: graphs.Recorder | None = None
+        self._eager = ""
+        self.record_steps()
+
+    def record_steps(self, *, unless: str = "") -> None:
+        """Record steps from now on where torch has graphs for the device; ``unless``: why not."""
+        make = unless or graphs.maker(self._accelerator)
+        self._recorder, self._eager = None, make if isinstance(make, str) else ""
+        if not isinstance(make, str):
+            self._recorder = graphs.Recorder(self._accelerator, self.device, make)
 
     def facts(self) -> DeviceFacts:
         """Describe the device as far as torch does."""
@@ -36,16 +48,29 @@ class DeviceBackend(Backend):
             torch=torch.__version__,
             memory_bytes=self.memory().limit,
             driver=self._accelerator.driver(self._place),
-            notes=(f"indices: {str(self.index).removeprefix('torch.')}",),
+            notes=(
+                f"indices: {str(self.index).removeprefix('torch.')}",
+                f"steps: operator by operator, {self._eager}" if self._eager else "steps: recorded",
+            ),
         )
 
     def compute_dtypes(self) -> tuple[torch.dtype, ...]:
         """Dtypes in which the device gave right products when it was asked."""
         return self._dtypes
 
+    def support(self, capability: str) -> Support:
+        """Answer for steps, which are recorded where torch has graphs for the device."""
+        if capability == "capture":
+            return Support(not self._eager, self._eager, "" if self._eager else "recorded")
+        return super().support(capability)
+
     def inference(self) -> AbstractContextManager[object]:
         """Return torch's inference mode where the device makes views in it, else without gradients."""
         return torch.inference_mode() if self._views else torch.no_grad()
+
+    def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
+        """Record ``step`` where torch has graphs for the device; raises NotCapturableError."""
+        return Replay(step) if self._recorder is None else self._recorder.capture(step, name)
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -86,7 +111,13 @@ class DeviceBackend(Backend):
         with contextlib.suppress(Exception):
             torch.accelerator.reset_peak_memory_stats(self.device)
 
+    def conditions(self) -> DeviceConditions:
+        """Read the power that the device draws, where torch tells it."""
+        return DeviceConditions(power_w=self._accelerator.watts(self.device))
+
     def close(self) -> None:
-        """Let the allocator give back what it keeps."""
+        """Release recordings, and let the allocator give back what it keeps."""
+        if self._recorder is not None:
+            self._recorder.close()
         with contextlib.suppress(Exception):  # not every kind has it
             self._accelerator.module.empty_cache()

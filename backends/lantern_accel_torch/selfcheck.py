@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from lantern_accel.files import cache_dir, write_json
 
 if TYPE_CHECKING:
-    from lantern_accel.device.backend import Backend
     from lantern_accel_torch.accelerator import Accelerator
+    from lantern_accel_torch.backend import DeviceBackend
 
 #: What is checked: every operation once, and whole images against the CPU's rules.
 CHECKS = (
@@ -29,6 +29,10 @@ CHECKS = (
     "decode.weights_from_outside",
     "decode.greedy",
 )
+#: What recorded steps are checked by, where torch has graphs for the device.
+RECORDED = ("replay.kind", "replay.eager", "replay.buckets")
+#: What a verdict says while these run: a driver that ends the process leaves it behind.
+INTERRUPTED = "the check of recorded steps ended the process"
 #: Seconds after which a check has failed.
 LIMIT = 60.0
 
@@ -42,6 +46,8 @@ class Verdict(BaseModel):
     passed: bool
     failed: str = ""
     """The first check that failed, and why: it names the operation."""
+    not_recorded: str = ""
+    """Why steps are not recorded on a device that passed, though torch has graphs for it."""
     seconds: float = 0.0
 
 
@@ -73,19 +79,46 @@ def kept(key: dict[str, str]) -> Verdict | None:
     return found if found.key == key else None
 
 
-def examine(backend: Backend, key: dict[str, str]) -> Verdict:
-    """Run the self-check on an opened device up to the first failure; keep and return its verdict."""
+def examine(backend: DeviceBackend, key: dict[str, str]) -> Verdict:
+    """Run the self-check on an opened device up to the first failure; keep and return its verdict.
+
+    A device that fails with recorded steps alone passes, and its steps are not recorded.
+    """
+    began = time.perf_counter()
+    recorded = bool(backend.support("capture"))
+    if recorded:
+        backend.record_steps(unless=INTERRUPTED)
+    failed = _first_failure(backend, CHECKS)
+    verdict = Verdict(
+        key=key,
+        passed=not failed,
+        failed=failed,
+        not_recorded=INTERRUPTED if recorded and not failed else "",
+        seconds=time.perf_counter() - began,
+    )
+    if verdict.not_recorded:
+        _keep(verdict)
+        backend.record_steps()
+        because = _first_failure(backend, RECORDED)
+        verdict = verdict.model_copy(
+            update={"not_recorded": because, "seconds": time.perf_counter() - began}
+        )
+    _keep(verdict)
+    return verdict
+
+
+def _first_failure(backend: DeviceBackend, names: tuple[str, ...]) -> str:
+    """Run checks in order; return the first failure in one line, "" without one."""
     from lantern_accel.testing import CHECKS as known
     from lantern_accel.testing import run_check
 
-    began, failed = time.perf_counter(), ""
-    for name in CHECKS:
+    for name in names:
         outcome = run_check(backend, name, known[name], limit=LIMIT)
         if outcome.state == "failed":
-            failed = f"{name}: {' '.join(outcome.detail.split())[:300]}"
-            break
-    seconds = time.perf_counter() - began
-    verdict = Verdict(key=key, passed=not failed, failed=failed, seconds=seconds)
+            return f"{name}: {' '.join(outcome.detail.split())[:300]}"
+    return ""
+
+
+def _keep(verdict: Verdict) -> None:
     with contextlib.suppress(OSError):  # then it is checked again next time
-        write_json(path_of(key), verdict.model_dump(mode="json"))
-    return verdict
+        write_json(path_of(verdict.key), verdict.model_dump(mode="json"))

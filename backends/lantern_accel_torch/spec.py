@@ -68,8 +68,8 @@ class Spec(BackendSpec):
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
         """Open device ``index`` after its self-check, which runs once per machine, torch and driver.
 
-        Raises BackendError with the check that failed. Option ``check``: see
-        :mod:`lantern_accel_torch.options`.
+        Raises BackendError with the check that failed; recorded steps that fail are not used. Options:
+        see :mod:`lantern_accel_torch.options`.
         """
         from lantern_accel.errors import BackendError
         from lantern_accel_torch import selfcheck
@@ -80,18 +80,23 @@ class Spec(BackendSpec):
         if isinstance(found, str):
             raise BackendError(f"device {self.name!r} is not available: {found}")
         backend = DeviceBackend(index, found)
-        if chosen.check == "off":
-            return backend
-        key = selfcheck.key_of(found, index)
-        verdict = selfcheck.kept(key) if chosen.check == "on" else None
-        if verdict is None:
-            verdict = selfcheck.examine(backend, key)
-        if not verdict.passed:
+        backend.capture_asked = chosen.capture_asked
+        verdict = None
+        if chosen.check != "off":
+            key = selfcheck.key_of(found, index)
+            verdict = selfcheck.kept(key) if chosen.check == "on" else None
+            verdict = verdict or selfcheck.examine(backend, key)
+        if verdict is not None and not verdict.passed:
             backend.close()
             raise BackendError(
                 f"{backend.device} failed its self-check: {verdict.failed}; use another device, or "
                 "--option check=off to use it all the same"
             )
+        if not chosen.capture:
+            backend.record_steps(unless="the option capture=off asks for it")
+        elif verdict is not None and verdict.not_recorded:
+            failed = f"recorded steps failed the self-check ({verdict.not_recorded})"
+            backend.record_steps(unless=failed)
         return backend
 
 

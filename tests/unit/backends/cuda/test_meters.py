@@ -218,3 +218,28 @@ def test_dtypes_by_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     double.capability = (7, 5)
     assert backend.dtypes().compute == torch.float16
     assert not backend.support("bfloat16")
+
+
+@pytest.mark.parametrize("counter", ["energy_accumulator", "power"])
+def test_amd_s_counter_is_read_in_its_own_unit(
+    counter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    amdsmi = ModuleType("amdsmi")
+    counted = {counter: 1_000_000, "counter_resolution": 15.3, "timestamp": 1}
+    vars(amdsmi)["amdsmi_get_energy_count"] = lambda handle: counted if handle == "card 1" else {}
+    monkeypatch.setitem(sys.modules, "amdsmi", amdsmi)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "_get_amdsmi_handler", lambda i: f"card {i}", raising=False)
+    for name, value in {"clock_rate": 1900, "power_draw": 250, "temperature": 61}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda index, value=value: value)
+    card = Card(1)
+    assert card.energy_mj() == 15_300  # 15.3 microjoules a count
+    assert card.conditions() == {"clock_mhz": 1900, "power_w": 250, "temperature_c": 61}
+    assert card.notes() == ("clock 1900 MHz", "temperature 61 C")
+
+
+def test_an_amd_gpu_without_amdsmi_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    card = Card(0)
+    assert (card.energy_mj(), card.conditions(), card.notes()) == (None, {}, ())

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lantern_accel.bounds import MOST_SECONDS
+from lantern_accel.bounds import MOST_SECONDS, MOST_THREADS
+from lantern_accel.cli import separate
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import OPTION, read_options
+from lantern_accel.errors import RequestError
 from lantern_accel.files import check_targets
 
 if TYPE_CHECKING:
@@ -20,14 +22,16 @@ STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 
 
 def conform(
-    device: str = typer.Argument(..., metavar="DEVICE", help="The backend to check."),
+    device: str | None = typer.Argument(None, metavar="DEVICE", help="The backend to check."),
     only: list[str] = typer.Option([], help=f"A group ({GROUPS}) or a check; repeat for several."),
     software: bool = typer.Option(
         False, "--software", help="Run the backend on its device in software, where it has one."
     ),
     option: list[str] = OPTION,
-    output: Path = typer.Option(None, "--output", "-o", help="Write the report here, as JSON."),
-    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+    output: Path = typer.Option(
+        None, "--output", "-o", help="Write the report here, as JSON, after every group."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     limit: float = typer.Option(
         600.0, min=1, max=MOST_SECONDS, help="Seconds that a check may take."
     ),
@@ -35,8 +39,31 @@ def conform(
     certificate: Path = typer.Option(
         None, help="Write a certificate: Markdown, with the same as JSON next to it."
     ),
+    jobs: int = typer.Option(
+        1, min=1, max=MOST_THREADS, help="Groups that run at once, each in a process of its own."
+    ),
+    resume: bool = typer.Option(
+        False, "--resume", help="Run what the report of --output does not have yet."
+    ),
+    in_process: bool = typer.Option(
+        False, "--in-process", help="Run all checks in this process, for a debugger."
+    ),
+    diff: tuple[Path, Path] | None = typer.Option(
+        None, metavar="OLD NEW", help="Compare two reports instead; exit code 1 if a check broke."
+    ),
 ) -> None:
-    """Check that a backend is correct, static and replayable; exit code 1 if a check fails."""
+    """Check that a backend is correct, static and replayable; exit code 1 if a check fails.
+
+    Every group of checks runs in a process of its own, so that a crash or a hang costs that group.
+    """
+    if diff is not None:
+        return _differ(diff, as_json)
+    if device is None:
+        raise RequestError("name the backend to check; `lantern-accel devices` lists them")
+    if in_process and (resume or jobs > 1):
+        raise RequestError("--resume and --jobs need processes; leave --in-process out")
+    if resume and output is None:
+        raise RequestError("--resume goes on with the report of --output; name it with -o")
     from lantern_accel.device.plugins import choose_device
 
     check_targets(output, junit, certificate=certificate)
@@ -47,21 +74,29 @@ def conform(
     chosen = choose_device(device, options)
     from lantern_accel.families.registry import broken_families
     from lantern_accel.testing import kit
+    from lantern_accel.testing.certificate import command_line
 
     for name, reason in broken_families().items():
         say(f"{reason}; its models are not checked", label=f"family {name}", to_stderr=True)
-    report = kit.conform(
-        chosen,
-        only=only,
-        json=output,
-        junit=junit,
-        certificate=certificate,
-        on_outcome=None if as_json else _tell,
-        limit=limit,
-        on_wait=lambda check, doing, seconds: say(
-            f"{doing or 'running'}, {seconds:.0f} s", label=check, style="dim", to_stderr=True
-        ),
-    )
+    told: dict[str, Any] = {
+        "only": only,
+        "certificate": certificate,
+        "limit": limit,
+        "on_outcome": None if as_json else _tell,
+        "on_wait": _wait,
+    }
+    if in_process:
+        report = kit.conform(chosen, json=output, junit=junit, **told)
+    else:
+        report = separate.conform(
+            device,
+            options,
+            jobs=jobs,
+            resume=output if resume else None,
+            command=command_line(),
+            on_group=lambda found: kit.write_report(found, output, junit),
+            **told,
+        )
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
     else:
@@ -70,6 +105,26 @@ def conform(
         say(str(certificate), label="certificate", style="bold", to_stderr=as_json)
     if not report.passed:
         raise typer.Exit(1)
+
+
+def _differ(reports: tuple[Path, Path], as_json: bool) -> None:
+    from lantern_accel.device.conformance import Report, difference
+    from lantern_accel.store import read_json, validated
+
+    command = "lantern-accel conform DEVICE"
+    old, new = (validated(Report, path, read_json(path, command)) for path in reports)
+    found = difference(old, new)
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+    else:
+        for line in found.lines():
+            say(line)
+    if found.broke:
+        raise typer.Exit(1)
+
+
+def _wait(check: str, doing: str, seconds: float) -> None:
+    say(f"{doing or 'running'}, {seconds:.0f} s", label=check, style="dim", to_stderr=True)
 
 
 def _tell(outcome: Outcome) -> None:

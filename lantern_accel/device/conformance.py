@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import Field
 
+from lantern_accel.errors import RequestError
 from lantern_accel.records import Record
 
 
@@ -38,6 +40,9 @@ class Report(Record):
     torch: str
     families: list[str] = Field(default_factory=list, description="whose tiny models were run")
     outcomes: list[Outcome]
+    not_run: list[str] = Field(
+        default_factory=list, description="checks that were asked for when the run was stopped"
+    )
 
     @property
     def passed(self) -> bool:
@@ -53,6 +58,7 @@ class Report(Record):
         """Return one line that counts."""
         states = [o.state for o in self.outcomes]
         waiting = f" ({self.needs_card} need a card)" if self.needs_card else ""
+        waiting += f", {len(self.not_run)} not run" if self.not_run else ""
         failed = f"{states.count('failed')} failed"
         causes = {o.cause or o.name for o in self.outcomes if o.state == "failed"}
         if len(causes) < states.count("failed"):
@@ -62,6 +68,20 @@ class Report(Record):
             f"{states.count('passed')} passed, {failed}, "
             f"{states.count('not applicable')} not applicable{waiting}"
         )
+
+    def with_outcomes(self, outcomes: Iterable[Outcome], asked: Iterable[str]) -> Report:
+        """Return the report of other outcomes; one cause is told once. ``asked``: names, in order."""
+        order = list(asked)
+        found = {one.name: one for one in outcomes}
+        first: dict[str, str] = {}
+        told = []
+        for name in (one for one in order if one in found):
+            one = found[name]
+            if one.cause and first.setdefault(one.cause, name) != name:
+                one = one.model_copy(update={"detail": f"the same as {first[one.cause]}"})
+            told.append(one)
+        left = [name for name in order if name not in found]
+        return self.model_copy(update={"outcomes": told, "not_run": left})
 
     def table(self) -> str:
         """Return one line a check, and a line that counts."""
@@ -96,3 +116,82 @@ class Report(Record):
                 ET.SubElement(case, "skipped", message=o.detail)
         whole: bytes = ET.tostring(suite, encoding="utf-8", xml_declaration=True)
         return whole
+
+
+#: A check that takes this many times as long, and at least so many seconds more, has become slower.
+SLOWER, SECONDS = 1.5, 1.0
+
+
+class Changed(Record):
+    """One check before and after an update."""
+
+    name: str
+    before: str
+    after: str
+
+
+class Difference(Record):
+    """What changed between two reports of one backend, in the order of the newer one's checks."""
+
+    kind: Literal["lantern_accel.conform_diff"] = "lantern_accel.conform_diff"
+    schema_version: Literal[1] = 1
+    versions: list[Changed] = Field(description="of backend, torch and device, where they differ")
+    broke: list[Changed] = Field(description="fails, and did not fail before")
+    mended: list[Changed] = Field(description="failed before, and passes")
+    slower: list[Changed] = Field(description="passes as before, in much more time")
+    lost: list[Changed] = Field(description="passed before, and was not run or does not apply")
+
+    def lines(self) -> list[str]:
+        """Return one line a change, and a line that counts."""
+        kinds = ("broke", "mended", "slower", "lost")
+        told = [f"{one.name}: {one.before} -> {one.after}" for one in self.versions]
+        told += [
+            f"{kind}: {one.name}: {one.before} -> {one.after}"
+            for kind in kinds
+            for one in getattr(self, kind)
+        ]
+        counts = ", ".join(f"{len(getattr(self, kind))} {kind}" for kind in kinds)
+        return [*told, counts]
+
+
+def difference(old: Report, new: Report) -> Difference:
+    """Compare two reports of one backend; raises RequestError for reports of two."""
+    if old.backend != new.backend:
+        raise RequestError(
+            f"the reports are of two backends, {old.backend} and {new.backend}; `lantern-accel "
+            "compare` shows different devices next to each other"
+        )
+    names = ("backend_version", "torch", "device_name", "simulated")
+    pairs = [(name, str(getattr(old, name)), str(getattr(new, name))) for name in names]
+    found = Difference(
+        versions=[Changed(name=n, before=a, after=b) for n, a, b in pairs if a != b],
+        broke=[],
+        mended=[],
+        slower=[],
+        lost=[],
+    )
+    before, after = ({one.name: one for one in report.outcomes} for report in (old, new))
+    for name in [*after, *(name for name in before if name not in after)]:
+        was, now = before.get(name), after.get(name)
+        told = Changed(name=name, before=_said(was), after=_said(now))
+        if now is not None and now.state == "failed":
+            if was is None or was.state != "failed":
+                found.broke.append(told)
+        elif was is None:
+            continue
+        elif was.state == "failed" and now is not None and now.state == "passed":
+            found.mended.append(told)
+        elif was.state != "passed":
+            continue
+        elif now is None or now.state != "passed":
+            found.lost.append(told)
+        elif now.seconds > max(SLOWER * was.seconds, was.seconds + SECONDS):
+            times = [f"{one.seconds:.1f} s" for one in (was, now)]
+            found.slower.append(Changed(name=name, before=times[0], after=times[1]))
+    return found
+
+
+def _said(one: Outcome | None) -> str:
+    if one is None:
+        return "not run"
+    return one.state if one.state == "passed" or not one.detail else f"{one.state}, {one.detail}"

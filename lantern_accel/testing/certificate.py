@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -209,10 +209,14 @@ def certify(
     *,
     spec: BackendSpec | None = None,
     options: Mapping[str, Any] | None = None,
-    counters_before: Mapping[str, int] | None = None,
+    counters: Sequence[Mapping[str, int]] | None = None,
     command: str = "",
 ) -> Certificate:
-    """Make the certificate of a backend that is open; ``known``: every check there is for it."""
+    """Make the certificate of a backend that is open; ``known``: every check there is for it.
+
+    ``counters``: the backend's before the checks and after; of several processes their sums.
+    """
+    before, after = counters or ({}, backend.counters())
     ran = {outcome.name for outcome in report.outcomes}
     not_run = [name for name in known if name not in ran]
     verdict, reason = _verdict(report, not_run)
@@ -221,7 +225,7 @@ def certify(
     return Certificate(
         verdict=verdict,
         why=reason,
-        command=command or _command(),
+        command=command or command_line(),
         made=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         seconds=sum(outcome.seconds for outcome in report.outcomes),
         versions=_versions(backend),
@@ -232,8 +236,8 @@ def certify(
         capabilities=_capabilities(backend),
         interface=members(backend, spec),
         kernels=kernels,
-        counters_before=dict(counters_before or {}),
-        counters_after=backend.counters(),
+        counters_before=dict(before),
+        counters_after=dict(after),
     )
 
 
@@ -265,7 +269,7 @@ def _verdict(
     return ("incomplete", "; ".join(reasons)) if reasons else ("conforms", "")
 
 
-def _command() -> str:
+def command_line() -> str:
     words = ["lantern-accel", *sys.argv[1:]] if len(sys.argv) > 1 else sys.argv
     return " ".join(f"'{word}'" if " " in word else word for word in words)
 

@@ -247,22 +247,26 @@ def run_checks(
     *,
     limit: float | None = None,
     on_wait: Wait | None = None,
+    on_report: Callable[[Report], None] | None = None,
 ) -> Report:
     """Run checks on an opened backend; a check that raises has failed, the others still run.
 
-    ``limit`` and ``on_wait``: as for :func:`run_check`.
+    ``limit`` and ``on_wait``: as for :func:`run_check`. ``on_report`` gets the report after every check.
     """
-    outcomes = list[Outcome]()
-    for name, check in (checks_of(backend) if checks is None else checks).items():
+    chosen = checks_of(backend) if checks is None else checks
+    report = report_of(backend)
+    for name, check in chosen.items():
         outcome = run_check(backend, name, check, limit=limit, on_wait=on_wait)
-        first = next(
-            (one for one in outcomes if outcome.cause and one.cause == outcome.cause), None
-        )
-        if first is not None:  # one cause is told once
-            outcome = outcome.model_copy(update={"detail": f"the same as {first.name}"})
-        outcomes.append(outcome)
+        report = report.with_outcomes([*report.outcomes, outcome], chosen)
         if on_outcome is not None:
-            on_outcome(outcome)
+            on_outcome(report.outcomes[-1])
+        if on_report is not None:
+            on_report(report)
+    return report
+
+
+def report_of(backend: Backend) -> Report:
+    """Return the report of a backend on which no check has run."""
     facts = backend.facts()
     return Report(
         backend=backend.name,
@@ -272,7 +276,7 @@ def run_checks(
         simulated=backend.simulated,
         torch=torch.__version__,
         families=[kind.name for kind in families()],
-        outcomes=outcomes,
+        outcomes=[],
     )
 
 
@@ -288,8 +292,9 @@ def conform(
     limit: float | None = None,
     on_wait: Wait | None = None,
 ) -> Report:
-    """Open a device, run the checks, write the reports that are asked for.
+    """Open a device, run the checks in this process, write the reports that are asked for.
 
+    Reports are written after every check, so that what ran is kept where the run is stopped.
     ``device``: a name with ``options`` for the backend, or what
     :func:`~lantern_accel.device.plugins.choose_device` found. ``limit`` and ``on_wait``: as for
     :func:`run_check`. ``certificate``: a Markdown file, with the same as JSON next to it
@@ -297,7 +302,7 @@ def conform(
     a file could not be written.
     """
     from lantern_accel.device.plugins import choose_device
-    from lantern_accel.files import check_targets, write_json, write_whole
+    from lantern_accel.files import check_targets
 
     check_targets(json, junit, certificate=certificate)
     chosen = choose_device(device, options) if isinstance(device, str) else device
@@ -307,7 +312,13 @@ def conform(
         known = checks_of(backend)
         chosen_checks = select(only, known)
         before = backend.counters()
-        report = run_checks(backend, chosen_checks, on_outcome, limit=limit, on_wait=on_wait)
+
+        def keep(report: Report) -> None:
+            write_report(report, json, junit)
+
+        report = run_checks(
+            backend, chosen_checks, on_outcome, limit=limit, on_wait=on_wait, on_report=keep
+        )
         if certificate is not None:
             from lantern_accel.testing.certificate import certify, write
 
@@ -317,11 +328,17 @@ def conform(
                 list(known),
                 spec=chosen.spec,
                 options=chosen.options,
-                counters_before=before,
+                counters=(before, backend.counters()),
             )
             write(card, certificate)
+    return report
+
+
+def write_report(report: Report, json: Path | None = None, junit: Path | None = None) -> None:
+    """Write a report as JSON, as JUnit XML, or as both."""
+    from lantern_accel.files import write_json, write_whole
+
     if json is not None:
         write_json(json, report.model_dump(mode="json"))
     if junit is not None:
         write_whole(junit, report.junit())
-    return report

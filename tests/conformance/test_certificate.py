@@ -40,7 +40,7 @@ def test_a_part_of_the_kit_is_no_conformance(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "card.md"
-    words = ["conform", "cpu", "--only", "kv.round_trip", "--option", "native=off"]
+    words = ["conform", "cpu", "--in-process", "--only", "kv.round_trip", "--option", "native=off"]
     assert main([*words, "--certificate", str(page)]) == 0
     assert f"certificate: {page}\n" in capsys.readouterr().out
     card = Certificate.model_validate(json.loads((tmp_path / "card.json").read_text()))
@@ -57,7 +57,12 @@ def test_a_part_of_the_kit_is_no_conformance(
 
 def test_json_alone_where_json_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "card.json"
-    assert main(["conform", "cpu", "--only", "accept.ties", "--certificate", str(path)]) == 0
+    assert (
+        main(
+            ["conform", "cpu", "--in-process", "--only", "accept.ties", "--certificate", str(path)]
+        )
+        == 0
+    )
     assert [one.name for one in tmp_path.iterdir()] == ["card.json"]
 
 
@@ -145,7 +150,12 @@ def test_counters_stand_before_and_after(monkeypatch: pytest.MonkeyPatch, tmp_pa
     numbers = iter(range(100))
     monkeypatch.setattr(DeviceBackend, "counters", lambda self: {"graphs": next(numbers)})
     page = tmp_path / "card.md"
-    assert main(["conform", "cpu", "--only", "accept.ties", "--certificate", str(page)]) == 0
+    assert (
+        main(
+            ["conform", "cpu", "--in-process", "--only", "accept.ties", "--certificate", str(page)]
+        )
+        == 0
+    )
     card = Certificate.model_validate(json.loads((tmp_path / "card.json").read_text()))
     before, after = card.counters_before["graphs"], card.counters_after["graphs"]
     assert before < after

@@ -123,7 +123,9 @@ def test_the_cpu_passes_everything_and_writes_its_reports(tmp_path, capsys, monk
     if cases == "few":
         small_kit(monkeypatch)
     files = tmp_path / "report.json", tmp_path / "junit.xml"
-    assert main(["conform", "cpu", "-o", str(files[0]), "--junit", str(files[1])]) == 0
+    assert (
+        main(["conform", "cpu", "--in-process", "-o", str(files[0]), "--junit", str(files[1])]) == 0
+    )
     report = Report.model_validate(json.loads(files[0].read_text()))
     assert report.passed
     assert {o.name for o in report.outcomes} == set(CHECKS)
@@ -147,12 +149,12 @@ def test_the_cpu_passes_everything_and_writes_its_reports(tmp_path, capsys, monk
 def test_a_backend_without_data_is_checked_for_shapes(monkeypatch, capsys):
     small_kit(monkeypatch)
     monkeypatch.setattr(static, "CHECKED", ("lantern++",))
-    assert main(["conform", "null", "--only", "static", "--only", "kv"]) == 0
+    assert main(["conform", "null", "--in-process", "--only", "static", "--only", "kv"]) == 0
     shown = capsys.readouterr().out
     assert "passed: static.dynamic_shape" in shown
     assert "not applicable: kv.slots: the backend has shapes and no data" in shown
     after_commit(lambda s: s.tokens.nonzero())(monkeypatch, None)
-    assert main(["conform", "null", "--only", "static.dynamic_shape"]) == 1
+    assert main(["conform", "null", "--in-process", "--only", "static.dynamic_shape"]) == 1
 
 
 @pytest.mark.parametrize("command", ["bench", "tune", "stepcost"])
@@ -197,7 +199,7 @@ def test_a_failure_is_exit_code_1_and_the_others_still_run(monkeypatch, capsys):
             kv.keys[layer].add_(1)
 
     monkeypatch.setattr(DeviceBackend, "write", write)
-    assert main(["conform", "cpu", "--only", "kv"]) == 1
+    assert main(["conform", "cpu", "--in-process", "--only", "kv"]) == 1
     out = capsys.readouterr().out
     assert "failed: kv.sentinels" in out
     assert "passed: kv.round_trip" in out

@@ -49,7 +49,17 @@ def test_it_is_found_draws_and_passes_at_once(
     assert "slide_rule: ready (Slide Rule, torch's CPU in its place)" in capsys.readouterr().out
     monkeypatch.setattr(static, "CHECKED", ("vanilla",))
     assert (
-        main(["conform", "slide_rule", "--only", "static.host_read", "--only", "kv.round_trip"])
+        main(
+            [
+                "conform",
+                "slide_rule",
+                "--in-process",
+                "--only",
+                "static.host_read",
+                "--only",
+                "kv.round_trip",
+            ]
+        )
         == 0
     )
     assert " 0 failed" in capsys.readouterr().out

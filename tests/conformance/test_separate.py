@@ -1,0 +1,158 @@
+"""Groups of checks in processes of their own: what a crash, a hang and Ctrl-C cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.crashing import write_crashing
+
+from lantern_accel.cli import main, separate
+from lantern_accel.device.conformance import Outcome, Report, difference
+from lantern_accel.errors import DeviceRequestError, RequestError
+
+COMMAND = "import lantern_accel.cli as c; raise SystemExit(c.main())"
+
+
+@pytest.fixture
+def glass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a backend where processes that are started from here find it."""
+    monkeypatch.syspath_prepend(str(write_crashing(tmp_path / "site")))
+    return tmp_path
+
+
+def test_a_crash_and_a_hang_cost_their_groups(glass: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(separate, "BEYOND", 1.0)
+    monkeypatch.setattr(separate, "PATIENCE", 1.0)
+    written: list[Report] = []
+    only = ["drop", "stuck", "whole"]
+    report = separate.conform("glass", {}, only=only, jobs=3, limit=2, on_group=written.append)
+    assert not report.not_run
+    found = {one.name: one for one in report.outcomes}
+    assert list(found) == [
+        "drop.first", "drop.crash", "drop.last", "stuck.hang", "whole.one", "whole.leak",
+    ]  # fmt: skip
+    states = {name: one.state for name, one in found.items()}
+    assert states["drop.first"] == states["whole.one"] == "passed"
+    crash = found["drop.crash"]
+    assert crash.state == "failed"
+    assert "the process of the group 'drop' was ended by SIGSEGV" in crash.detail
+    assert "in crash" in crash.detail  # the line of Python
+    assert found["drop.last"].detail == "the same as drop.crash"
+    assert "the group 'stuck' did not answer and was killed" in found["stuck.hang"].detail
+    assert found["whole.leak"].detail == "it leaks"
+    assert "4 failed by 3 causes" in report.summary()
+    # After every group there is a report of what ran.
+    assert len(written) >= 3 and written[0].not_run
+    assert {one.name for one in written[0].outcomes} | set(written[0].not_run) == set(found)
+
+
+def test_an_interrupted_run_leaves_what_ran_and_is_resumed(glass: Path) -> None:
+    out = glass / "report.json"
+    words = ["conform", "glass", "--only", "whole.one", "--only", "slow", "-o", str(out)]
+    path = os.pathsep.join(filter(None, sys.path))
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *words],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not out.is_file():
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    stopped = Report.model_validate_json(out.read_text())
+    assert ([one.name for one in stopped.outcomes], stopped.not_run) == (
+        ["whole.one"],
+        ["slow.wait"],
+    )
+    assert stopped.summary().endswith("1 not run")
+    seen: list[str] = []
+    again = separate.conform(
+        "glass",
+        {},
+        only=["whole"],
+        limit=60,
+        resume=out,
+        on_outcome=lambda one: seen.append(one.name),
+    )
+    assert seen == ["whole.leak"]
+    assert [one.name for one in again.outcomes] == ["whole.one", "whole.leak"]
+
+
+def test_what_opening_raises_is_raised_here() -> None:
+    with pytest.raises(DeviceRequestError, match="no backend is named 'nothing'"):
+        separate.conform("nothing", {}, limit=60)
+
+
+def test_options_that_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, says in (
+        (["conform"], "name the backend"),
+        (["conform", "cpu", "--in-process", "--jobs", "2"], "leave --in-process out"),
+        (["conform", "cpu", "--resume"], "name it with -o"),
+    ):
+        assert main(words) == 2
+        assert says in capsys.readouterr().err
+
+
+# --- what an update changed -----------------------------------------------------------------------
+
+
+def report(torch: str, **states: str) -> Report:
+    """A report whose checks have these states; "passed 9" took nine seconds."""
+    outcomes = []
+    for name, said in states.items():
+        state, _, seconds = said.partition(" ")
+        outcomes.append(
+            Outcome(name=f"kv.{name}", state=state.replace("_", " "), seconds=float(seconds or 1))
+        )
+    return Report(
+        backend="glass", backend_version="1", device="cpu", device_name="glass", torch=torch,
+        outcomes=outcomes,
+    )  # fmt: skip
+
+
+def test_a_difference_names_what_broke_mended_slowed_and_went(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = report("2.9", a="passed", b="failed", c="passed 4", d="passed", e="passed", f="failed")
+    new = report(
+        "2.10", a="failed", b="passed", c="passed 9", d="not_applicable", f="failed", g="failed"
+    )
+    found = difference(old, new)
+    named = {
+        kind: [one.name for one in getattr(found, kind)]
+        for kind in ("broke", "mended", "slower", "lost")
+    }
+    assert named == {
+        "broke": ["kv.a", "kv.g"],
+        "mended": ["kv.b"],
+        "slower": ["kv.c"],
+        "lost": ["kv.d", "kv.e"],
+    }
+    files = [tmp_path / "old.json", tmp_path / "new.json"]
+    for path, one in zip(files, (old, new), strict=True):
+        path.write_text(one.model_dump_json())
+    words = ["conform", "--diff", *map(str, files)]
+    assert main(words) == 1
+    shown = capsys.readouterr().out
+    assert "torch: 2.9 -> 2.10" in shown
+    assert "broke: kv.a: passed -> failed" in shown
+    assert shown.endswith("2 broke, 1 mended, 1 slower, 2 lost\n")
+    assert main([*words, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["slower"][0]["after"] == "9.0 s"
+    assert main(["conform", "--diff", str(files[0]), str(files[0])]) == 0
+    other = old.model_copy(update={"backend": "clay"})
+    with pytest.raises(RequestError, match="of two backends"):
+        difference(old, other)

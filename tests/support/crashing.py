@@ -1,0 +1,72 @@
+"""A backend in a folder of its own, whose checks crash, hang, or pass; only new processes find it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SOURCE = """
+import os, signal, time
+from lantern_accel.device import Backend, BackendSpec, DeviceFacts, Probe, hookimpl
+
+
+class Spec(BackendSpec):
+    name, summary, api_version, priority = "glass", "breaks", 1, -1
+
+    def probe(self):
+        return Probe.found("glass")
+
+    def open(self, index, options):
+        import torch
+        from lantern_accel.testing import Failed, Measured
+
+        def crash(backend):
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+        def hang(backend):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            time.sleep(600)
+
+        def wait(backend):
+            time.sleep(600)
+
+        def fail(backend):
+            raise Failed("it leaks")
+
+        def passes(backend):
+            return Measured("whole")
+
+        class Device(Backend):
+            name, version = "glass", "1"
+
+            def facts(self):
+                return DeviceFacts(backend="glass", device="cpu", name="glass", torch=torch.__version__)
+
+            def synchronize(self):
+                pass
+
+            def counters(self):
+                return {"opened": 1}
+
+            def checks(self):
+                return {
+                    "drop.first": passes, "drop.crash": crash, "drop.last": passes,
+                    "stuck.hang": hang, "whole.one": passes, "whole.leak": fail, "slow.wait": wait,
+                }
+
+        return Device(torch.device("cpu"))
+
+
+@hookimpl
+def lantern_accel_backends():
+    return [Spec()]
+"""
+
+
+def write_crashing(folder: Path) -> Path:
+    """Write the package ``glass``, as an installer would, for ``sys.path``."""
+    info = folder / "glass-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: glass\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[lantern_accel]\nglass = glass\n")
+    (folder / "glass.py").write_text(SOURCE)
+    return folder

@@ -89,6 +89,20 @@ def threefry(
     return x0, x1
 
 
+def _halved(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mantissa of float32 ``x`` in 1 to 2**32, in 1 to 2, and 33 less its exponent, float32.
+
+    Halved step by step, which is exact: not every device can look at a number's bits. The last step is
+    there twice for 2**32, to which the largest words round.
+    """
+    left = torch.full_like(x, 33.0)
+    for by in (16, 8, 4, 2, 1, 1):
+        more = x >= 2.0**by
+        x = torch.where(more, x * 2.0**-by, x)
+        left = torch.where(more, left - by, left)
+    return x, left
+
+
 def exponential_of(words: Tensor) -> Tensor:
     """Turn random 32-bit words into standard exponential numbers, float32, right in both tails.
 
@@ -98,14 +112,12 @@ def exponential_of(words: Tensor) -> Tensor:
     contracted into one, every device gets the same bits.
     """
     upper = words < 0
-    small = (torch.where(upper, torch.bitwise_not(words), words).float() + 0.5).contiguous()
-    bits = small.view(torch.int32)
-    exponent = (bits >> 23) - 127
-    mantissa = ((bits & 0x7FFFFF) | 0x3F800000).view(torch.float32)
+    small = torch.where(upper, torch.bitwise_not(words), words).float() + 0.5
+    mantissa, halvings = _halved(small * 2.0)
     share = small * 2.0**-32
     above = torch.where(upper, share, 1.0 - mantissa)
     below = torch.where(upper, 2.0 - share, 1.0 + mantissa)
-    halvings = torch.where(upper, 0, 32 - exponent).float()
+    halvings = torch.where(upper, 0.0, halvings)
     t = above / below
     z = t * t
     series = z * SERIES[-1] + SERIES[-2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lantern_accel.device.noise import (
+    LN2,
+    SERIES,
     exponential,
     exponential_of,
     noise_keys,
@@ -60,6 +63,40 @@ def test_exponential_agrees_with_float64_at_both_ends():
     # Six roundings of float32 in a row, each half a unit in the last place at most.
     assert ((found - expected).abs() / expected).max() < 6 * 2.0**-24
     assert found.min() > 0
+
+
+def by_bits(r: torch.Tensor) -> torch.Tensor:
+    """Return the noise of words r with mantissa and exponent cut out of the float32's bits."""
+    words = r.to(torch.int32)
+    upper = words < 0
+    small = torch.where(upper, words.bitwise_not(), words).float() + 0.5
+    bits = small.view(torch.int32)
+    mantissa = ((bits & 0x7FFFFF) | 0x3F800000).view(torch.float32)
+    halvings = torch.where(upper, 0, 32 - ((bits >> 23) - 127)).float()
+    share = small * 2.0**-32
+    above = torch.where(upper, share, 1.0 - mantissa)
+    below = torch.where(upper, 2.0 - share, 1.0 + mantissa)
+    t = above / below
+    z, series = t * t, torch.full_like(t, SERIES[-1])
+    for term in SERIES[-2::-1]:
+        series = series * z + term
+    return halvings * LN2 + (t + t) * series
+
+
+def test_halving_finds_the_mantissa_and_the_exponent_that_the_bits_hold():
+    powers = 2 ** torch.arange(33).unsqueeze(1) + torch.arange(-70, 71)
+    ends = torch.cat((torch.arange(2**17), 2**32 - 1 - torch.arange(2**17)))
+    middle = 2**31 + torch.arange(-(2**17), 2**17)
+    dense = torch.arange(0, 2**32, 2**11 - 9)
+    r = torch.cat((powers.flatten().clamp(0, 2**32 - 1), ends, middle, dense))
+    assert torch.equal(exponential_of(r.to(torch.int32)), by_bits(r))
+
+
+def test_noise_of_known_keys_is_known_to_the_bit():
+    """Written down when noise was made by bits: pictures of a seed must stay what they were."""
+    keys, positions = noise_keys([7, 2**63 + 11], [0, 3]), torch.arange(0, 2**16, 4099).repeat(2, 1)
+    found = exponential(keys, positions, 4097).view(torch.int32)
+    assert hashlib.sha256(found.numpy().tobytes()).hexdigest()[:16] == "93b0c7854d9f3a73"
 
 
 def test_gumbel_has_mean_variance_and_tails():

@@ -54,6 +54,9 @@ class DeviceBackend(HPUOps, Backend):
         self.bridge = bridge
         self.simulated = bridge.software
         self.kernels = bridge.kernels
+        limit = bridge.memory().get("Limit")
+        if limit:
+            self.noise_bytes = min(self.noise_bytes, limit // 16)
         self.mode = mode
         self.module = module
         real = bridge.hpu is not None and not bridge.software

@@ -26,6 +26,10 @@ from lantern_accel_hpu.rounded import ByteCodes, bits_kept
 SLOTS = 128
 
 
+#: Noise of up to 1 GiB is made once per image: what a step launches costs more than what it reads.
+NOISE_BYTES = 1 << 30
+
+
 #: FusedSDPA's softmax: the kernel's own. The public bridge (1.19) knows ``fast``, and takes every other
 #: word for this; ``fast`` rounds more than a comparison of distributions should.
 SOFTMAX = "None"
@@ -66,6 +70,7 @@ class HPUOps(TensorOps):
 
     kernels: Kernels = Kernels()
     index: torch.dtype = index_dtype()
+    noise_bytes: int = NOISE_BYTES
 
     # --- key-value cache -----------------------------------------------------------------------
 

@@ -133,9 +133,9 @@ class DeviceBackend(Backend):
         self._replays.add(replay)
         return replay
 
-    def perturb(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-        """As the reference's, with noise whose words are shifted as XLA does it (:func:`shifted`)."""
-        return weights / exponential(keys, positions, weights.shape[-1], shifted)
+    def noise(self, keys: Tensor, positions: Tensor, codes: int) -> Tensor:
+        """As the reference's, with words that are shifted as XLA does it (:func:`shifted`)."""
+        return exponential(keys, positions, codes, shifted)
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:

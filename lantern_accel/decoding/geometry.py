@@ -24,7 +24,7 @@ class Geometry:
     ``draft_columns, test_columns``: uniforms that drafting and testing take per image and step.
     ``spread``: nodes of a longer step on the same buffers, among whose slots tokens may lie; ``keyed``:
     no uniforms, since tokens are compared with what the seed or the likeliest code decides
-    (:mod:`~.invariant`).
+    (:mod:`~.invariant`); ``tabled``: their noise is a table of all positions.
 
     ``in_place``: the drafts of a window, each in the slot of its position in the image. Of these
     ``siblings`` drafts have no slot of their own in the image, at most ``widest`` of one draft; ``kept``
@@ -47,6 +47,7 @@ class Geometry:
     draft_columns: int = 0
     test_columns: int = 0
     keyed: bool = False
+    tabled: bool = False
     spread: int = 0
     in_place: bool = False
     siblings: int = 0

@@ -87,9 +87,8 @@ class SelfEngine(JacobiEngine):
             guessed = getattr(target, "draft_head", None) is not None
             own = Window(length=drafts.window, fresh="head" if guessed else "above")
         one = strategy.model_copy(update={"tree": own})
-        cache = self.verifying.cache
         assert copy is not None
-        self.copy = JacobiEngine(copy, None, ops, one, sampling, batch=batch, cache=cache)
+        self.copy = JacobiEngine(copy, None, ops, one, sampling, batch=batch, lender=self)
         positions = torch.arange(
             self.geometry.tokens + 1, dtype=ops.index, device=self.state.length.device
         )

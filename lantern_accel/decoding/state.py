@@ -32,7 +32,8 @@ class State(StaticBuffers):
     ``condition``: what the prompt is prefilled from, one row per image and branch. ``length [B]``: the
     position of the last image token that is committed. ``tokens [B, N + 1]``: known tokens; column N is
     trash. ``uniforms`` float32 ``[B, N, columns]`` or ``keys`` int32 ``[B, 3]``: the request's
-    randomness (:mod:`lantern_accel.device.noise`). ``histogram [B, D + 1]``: steps by accepted drafts.
+    randomness (:mod:`lantern_accel.device.noise`); ``noise`` float32 ``[B, N, V]``, of the keys, where it
+    is a table (:attr:`.SamplingOps.noise_bytes`). ``histogram [B, D + 1]``: steps by accepted drafts.
 
     Of trees, whose nodes lie in any slots: the root (known, not yet run through the target) is token
     ``length``. ``slot_of [B, S]``: the cache slot that holds each image position, a permutation;
@@ -72,6 +73,7 @@ class State(StaticBuffers):
         self.prefix_mask = zeros(masks, g.prefix, dtype=torch.bool)
         self.uniforms = zeros(g.batch, g.tokens, g.columns)
         self.keys = zeros(g.batch, 3, dtype=torch.int32)
+        self.noise = zeros(g.batch, g.tokens, g.vocab) if g.tabled else zeros(0)
         self.step = ints(1)
         self.steps = ints(g.batch)
         self.histogram = ints(g.batch, g.depth + 1)

@@ -20,7 +20,6 @@ from lantern_accel.decoding.sources.drafter import Drafting
 from lantern_accel.decoding.state import FiniteGuard, RuntimeParams, State
 from lantern_accel.decoding.target import Drafter, Target, place_of
 from lantern_accel.decoding.verify import Verifying
-from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import (
     Buffers,
@@ -79,15 +78,15 @@ class StepEngine(EngineBase):
         batch: int = 1,
         neighbours: Tensor | None = None,
         copy: Target | None = None,
-        cache: KVCache | None = None,
+        lender: StepEngine | None = None,
         longest: Any = None,
     ) -> None:
         """Make the buffers; ``batch`` images are decoded together.
 
         ``drafter``, ``neighbours`` and ``copy``, the target with weights in fewer bits, are left alone by
-        strategies that need none. ``cache``: another engine's, of as many slots, to read and write in
-        place of one of its own. ``longest``: an engine of this class with more drafts, whose buffers
-        this one steps on.
+        strategies that need none. ``lender``: another engine of the same images, whose cache this one
+        reads and writes, and whose noise it reads, in place of its own. ``longest``: an engine of this
+        class with more drafts, whose buffers this one steps on.
 
         Raises :class:`StrategyError` where the strategy needs a drafter, a neighbour table or a copy that
         is not there, and for more drafts in a row than the image has tokens.
@@ -95,9 +94,12 @@ class StepEngine(EngineBase):
         self.strategy, self.sampling, self.ops = strategy, sampling, ops
         g = geometry_of(target, drafter, strategy, sampling, batch)
         drafter = drafter if g.drafted else None
+        table = 4 * batch * g.tokens * g.vocab
+        drawn = g.keyed and not sampling.greedy and lender is None
+        g = replace(g, tabled=drawn and table <= ops.noise_bytes)
         self.geometry = self._sized(g, target, longest)
         if longest is None:
-            self._own(target, drafter, neighbours, cache)
+            self._own(target, drafter, neighbours, lender)
         else:
             self._step_on(longest)
         self._draft_with(drafter)
@@ -114,7 +116,7 @@ class StepEngine(EngineBase):
         target: Target,
         drafter: Drafter | None,
         neighbours: Tensor | None,
-        cache: KVCache | None,
+        lender: StepEngine | None,
     ) -> None:
         """Make the buffers and settings that engines of fewer drafts may share."""
         g, ops, sampling = self.geometry, self.ops, self.sampling
@@ -130,16 +132,18 @@ class StepEngine(EngineBase):
         layout = replace(layout, rewritten=self.rewrites)
         self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)
         self.greedy = sampling.greedy
-        self.choices = Choices(self.state.keys, self.filters, self.greedy)
+        noise = self.state.noise if g.tabled else None
+        if lender is not None:
+            noise = lender.choices.table
+        self.choices = Choices(self.state.keys, self.filters, self.greedy, noise)
         # What the host reads while steps run: the lengths, and whether numbers are finite.
         self.finite = FiniteGuard(self.state.length, self.greedy)
         self._progress = ops.host_copy(self.finite.report)
         self.drafter_cache = None if drafts is None else ops.allocate(drafts)
         taps = () if drafter is None else drafter.taps
         open_pads = drafter is not None and not (drafter.config.mask_padding or g.own_prompts)
-        self.verifying = Verifying(
-            target, ops, cache or ops.allocate(layout), g, guidance, taps, open_pads
-        )
+        cache = ops.allocate(layout) if lender is None else lender.verifying.cache
+        self.verifying = Verifying(target, ops, cache, g, guidance, taps, open_pads)
 
     @abstractmethod
     def _draft_with(self, drafter: Drafter | None) -> None:
@@ -154,6 +158,7 @@ class StepEngine(EngineBase):
 
     def prefill(self) -> None:
         """Run the prompt, draw the first token and get drafts ready. No value is read by the host."""
+        self.choices.prepare()
         features, logits = self.verifying.prefill(self.state)
         self.begin(logits)
         self._first_drafts(features)

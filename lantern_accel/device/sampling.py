@@ -87,6 +87,13 @@ class SamplingOps:
     index: torch.dtype = torch.int64
     """Dtype of token ids, positions and cache slots in a step; int32 where the device prefers it."""
 
+    noise_bytes: int = 0
+    """Bytes that an engine may hold of noise, made once per image where all of it fits in them.
+
+    A step then looks up a row for each token in place of computing it: a device on which what is
+    launched costs more than what is read sets it. The bits are :meth:`noise`'s either way.
+    """
+
     def held(self, buffer: Tensor) -> Tensor:
         """Return what a static buffer holds now, for a step that reads it late and writes it early.
 
@@ -211,7 +218,15 @@ class SamplingOps:
 
         Arguments as in :meth:`race`.
         """
-        return weights / exponential(keys, positions, weights.shape[-1])
+        return weights / self.noise(keys, positions, weights.shape[-1])
+
+    def noise(self, keys: Tensor, positions: Tensor, codes: int) -> Tensor:
+        """Return the noise of all codes at positions, float32 ``[B, T, codes]``.
+
+        The same bits on every device (:func:`lantern_accel.device.noise.exponential`); ``keys`` and
+        ``positions`` as in :meth:`race`.
+        """
+        return exponential(keys, positions, codes)
 
     def likeliest(
         self, weights: Tensor, count: int, luck: Tensor | None = None

@@ -183,7 +183,8 @@ class Slots(Generic[T]):
         given = {**single.state.buffers, "count": single.finite.count, "holds": single.finite.holds}
         taken = {**engine.state.buffers, "count": engine.finite.count, "holds": engine.finite.holds}
         for name, source in given.items():
-            if name not in SHARED and source.numel():
+            # Noise of one image may be a table where that of all rows is none.
+            if name not in SHARED and source.numel() and taken[name].numel():
                 taken[name].index_copy_(0, places[len(source)], source)
         prompt = single.geometry.prefix
         for mine, theirs in zip(engine.caches, single.caches, strict=True):

@@ -54,7 +54,7 @@ class Shapes(TensorOps):
 
     def __init__(self, ops: TensorOps | None = None) -> None:
         self._ops = ops or TensorOps()
-        self.index = self._ops.index
+        self.index, self.noise_bytes = self._ops.index, self._ops.noise_bytes
 
     def kv_layout(
         self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype
@@ -171,6 +171,7 @@ def measure(
     vq = _build(kind, small, "vq", torch.float32)
     model = Model(small, target, drafter, vq, None, "", kind)
     workspace: dict[str, int] = {}
+    noise_bytes = (ops or TensorOps()).noise_bytes
     with torch.inference_mode(), META:
         fitted = kind.fitted(model, kind.usual_shape(model) if shape is None else shape)
         table = None
@@ -179,7 +180,9 @@ def measure(
             table = torch.zeros(rows, strategy.neighbours, dtype=torch.int32)
 
         def engine_on(ops: TensorOps | None) -> EngineBase:
-            parts = (*fitted, Shapes(ops), strategy, sampling)
+            shapes = Shapes(ops)
+            shapes.noise_bytes = noise_bytes
+            parts = (*fitted, shapes, strategy, sampling)
             return engine_for(*parts, batch=batch, neighbours=table, copy=fitted[0])
 
         engine = engine_on(None)

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import lantern_accel
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.errors import BackendError
 from lantern_accel.generation.slots import Drawn, Slots
 
@@ -77,6 +79,29 @@ def test_who_joins_a_running_batch_gets_the_image_of_his_own(pipeline, strategy,
         steps, histogram = found[number].decoded.steps, found[number].decoded.histogram
         assert int(histogram.sum()) == int(steps) <= 15
         assert int((histogram * torch.arange(histogram.shape[1])).sum()) == 15 - int(steps)
+
+
+@pytest.mark.parametrize("images", [1, 2], ids=["of one image", "of all rows"])
+@pytest.mark.parametrize("strategy", ["vanilla", "eagle2", "scd"])
+def test_rows_that_look_noise_up_join_alike(tiny_model, strategy, images, monkeypatch):
+    """A row's table is its image's; where that of all rows would be too large, their steps make noise."""
+    from lantern_accel_cpu.backend import DeviceBackend
+
+    monkeypatch.setattr(DeviceBackend, "fused_step", TensorOps.fused_step)
+    monkeypatch.setattr(DeviceBackend, "accept_invariant", SamplingOps.accept_invariant)
+    jobs = [(prompt, 40 + n) for n, prompt in enumerate(PROMPTS[:5])]
+    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as plain:
+        alone = [plain.generate(p, seed=seed, strategy="vanilla").tokens for p, seed in jobs]
+        target = plain.model.target.config
+    size = 4 * target.num_tokens * target.vocab_size
+    monkeypatch.setattr(DeviceBackend, "noise_bytes", images * size)
+    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as tabled:
+        slots, join = opened(tabled, strategy, 2)
+        assert slots.single.engine.choices.table is not None
+        assert (slots.engine.choices.table is not None) == (images == 2)
+        found = staggered(slots, join, jobs, every=1)
+    for number, tokens in enumerate(alone):
+        assert torch.equal(found[number].decoded.tokens, tokens)
 
 
 def test_no_function_is_captured_for_an_image_that_joins(pipeline):

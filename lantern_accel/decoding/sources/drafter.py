@@ -363,7 +363,7 @@ class Drafting(Drafts[DrafterTree]):
             return [None] * levels
         places = state.length.unsqueeze(1) + self.slots[1 : levels + 1]
         even = torch.ones(g.batch, levels, g.vocab, device=places.device)
-        return list(torch.split(self.ops.perturb(even, self.choices.keys, places), 1, dim=1))
+        return list(torch.split(self.choices.scores(even, places), 1, dim=1))
 
     def _draft_dynamic(
         self, state: State, ahead: Depths, features: Tensor, tree: DynamicTree

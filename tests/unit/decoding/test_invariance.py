@@ -15,6 +15,7 @@ import torch
 from support.engines import LOPSIDED, TREES
 from support.tiny import captions, tiny_models
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.decoding import invariant
 from lantern_accel.decoding.adaptive import AdaptiveEngine
@@ -158,6 +159,92 @@ def test_seeds_of_64_bits_and_images_are_all_different() -> None:
     keys = noise.noise_keys([s for s, _ in pairs], [i for _, i in pairs])
     drawn = noise.exponential(keys, torch.zeros(len(pairs), 1, dtype=torch.int64), 64)
     assert len({tuple(one.flatten().tolist()) for one in drawn}) == len(pairs)
+
+
+# --- noise as a table ------------------------------------------------------------------------------
+
+
+class Tabled(TensorOps):
+    """Holds the noise of up to 64 MiB."""
+
+    noise_bytes = 1 << 26
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_noise_that_is_looked_up_draws_what_noise_in_a_step_draws(name: str) -> None:
+    assert torch.equal(decoded(SOURCES[name], ops=Tabled()), decoded(SOURCES["vanilla"]))
+
+
+@pytest.mark.parametrize("name", ["eagle2", "scd", "self that moves, windows of its own"])
+def test_a_table_is_made_for_every_request_and_every_image(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invariant, "PIECE", 3 * 100)  # a few positions at once
+    images = (0, 1, 2, 3)
+    want = decoded(SOURCES["vanilla"], images=images)
+    for batch in (1, 2, 4):  # requests one after another on one engine
+        assert torch.equal(decoded(SOURCES[name], images=images, batch=batch, ops=Tabled()), want)
+    assert not torch.equal(decoded(SOURCES[name], images=images, seed=6, ops=Tabled()), want)
+
+
+def engine_on(ops: TensorOps, tree: Tree, given: Sampling = SAMPLED, batch: int = 3) -> Any:
+    target, drafter = tiny_models(0)
+    copy = rounded_copy(target, ops, rounding("int8")) if isinstance(tree, SelfDrafts) else None
+    return engine_for(target, drafter, ops, Strategy(tree=tree), given, batch=batch, copy=copy)
+
+
+def test_a_table_that_is_too_large_is_not_made() -> None:
+    whole = engine_on(Tabled(), NoTree())
+    size = whole.state.noise.nbytes
+    assert size == 4 * 3 * whole.geometry.tokens * whole.geometry.vocab
+    ops = Tabled()
+    ops.noise_bytes = size
+    assert engine_on(ops, NoTree()).choices.table is not None
+    ops.noise_bytes = size - 1
+    without = engine_on(ops, NoTree())
+    assert without.choices.table is None
+    assert without.nbytes == whole.nbytes - size
+    assert torch.equal(decoded(SOURCES["scd"], ops=ops), decoded(SOURCES["vanilla"]))
+
+
+@pytest.mark.parametrize("given", [GREEDY, SAMPLED], ids=["greedy", "uniforms"])
+def test_what_has_no_noise_has_no_table(given: Sampling) -> None:
+    target, _ = tiny_models(0)
+    one = Strategy(tree=Window(length=4), coupling="invariant" if given.greedy else "maximal")
+    engine = engine_for(target, None, Tabled(), one, given)
+    assert engine.state.noise.numel() == 0
+
+
+def test_a_copy_that_drafts_reads_the_table_of_its_target() -> None:
+    engine = engine_on(Tabled(), SelfDrafts(length=4))
+    assert engine.copy.choices.table is engine.choices.table
+    assert engine.copy.state.noise.numel() == 0
+    assert [name for name in engine.changes if name.endswith("noise")] == ["state.noise"]
+
+
+class Words(TorchDispatchMode):
+    """Counts the operators that Threefry alone uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += "xor" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["vanilla", "eagle", "eagle2", "scd", "sjd-pac", "self", "auto"])
+def test_a_step_with_a_table_computes_no_noise(name: str) -> None:
+    for ops, none in ((Tabled(), True), (TensorOps(), False)):
+        engine = engine_on(ops, SOURCES[name])
+        with torch.inference_mode():
+            with Words() as words:
+                engine.prefill()
+            assert words.seen
+            with Words() as words:
+                engine.step()
+            assert (words.seen == 0) is none
 
 
 # --- what is wrong is seen -------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import torch
 from support.official import gpt_weights, write_sizes, write_trained
 
 from lantern_accel.decoding.engine import Engine
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, RequestError
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
@@ -168,6 +169,31 @@ def test_weights_and_buffers_are_exact(scale: float) -> None:
     )
     assert halved.weights["vq"] == found.weights["vq"]
     assert halved.weights["target"] < found.weights["target"]
+
+
+def test_a_table_of_noise_is_counted_where_it_is_made() -> None:
+    manifest, sampling, batch = tiny(), Sampling(cfg_scale=4.0), 3
+    table = 4 * batch * manifest.target.num_tokens * manifest.target.vocab_size
+    found = []
+    for most in (table - 1, table):
+        ops = TensorOps()
+        ops.noise_bytes = most
+        one = measure(
+            family("llamagen"),
+            manifest,
+            Strategy(),
+            sampling,
+            batch=batch,
+            dtype=torch.float32,
+            ops=ops,
+        )
+        target = LlamaGenGPT(manifest.target)
+        assert one.buffers == Engine(target, None, ops, Strategy(), sampling, batch=batch).nbytes
+        found.append(one)
+    assert found[1].buffers - found[0].buffers == table
+    # What a piece of it takes on the way is the prefill's.
+    assert found[1].workspace["prefill"] >= found[0].workspace["prefill"]
+    assert found[1].workspace["prefill"] >= 2 * table
 
 
 def test_the_largest_batch_is_the_largest() -> None:

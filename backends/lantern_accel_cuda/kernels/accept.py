@@ -21,7 +21,7 @@ BLOCK = 2048
 #: Neighbours that a program holds at once.
 MOST_NEAR = 4096
 #: Smaller sums of weights than this are taken for nothing.
-TINY = tl.constexpr(1e-38)
+TINY = tl.constexpr(2.0**-126)
 
 
 @triton.jit

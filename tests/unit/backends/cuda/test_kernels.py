@@ -1,52 +1,21 @@
 """The Triton kernels: run by Triton's interpreter on host memory, and compiled for sm_86 without a GPU.
 
-The interpreter must be chosen before Triton is imported, so those tests run in a process of their own:
-this file again, with ``TRITON_INTERPRET=1``. It cannot multiply bfloat16 (it takes the raw bits), so
-that dtype is only compiled here.
+Interpreted tests run in a process of their own (:mod:`support.interpreter`).
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from support.cubin import assert_nothing_spills
 from support.cuda_double import doubled_backend
+from support.interpreter import compiles, interpreted
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.testing import kit, tiny
 from lantern_accel_cuda import attention
-
-TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-REASON = "the package triton is not installed"
-
-interpreted = pytest.mark.skipif(
-    not (TRITON and INTERPRETED),
-    reason="runs in a process of its own with TRITON_INTERPRET=1" if TRITON else REASON,
-)
-compiles = pytest.mark.skipif(not TRITON or INTERPRETED, reason=REASON)
-
-
-@pytest.mark.skipif(not TRITON or INTERPRETED, reason=REASON)
-def test_all_of_them_under_the_interpreter() -> None:
-    tests = Path(__file__).parents[3]
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=tests.parent,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
-    assert run.stdout.count(".") >= 15  # they ran, and were not skipped
-
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
 
@@ -57,7 +26,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
     ("rows", "nodes", "heads", "width", "stored", "capacity"),
     [
         (2, 1, 3, 64, 64, 72),
-        (1, 60, 2, 64, 64, 200),
+        pytest.param(1, 60, 2, 64, 64, 200, marks=pytest.mark.long),
         (2, 5, 2, 100, 104, 136),
         (4, 17, 1, 16, 16, 32),
     ],
@@ -142,7 +111,7 @@ def test_rotation_and_cache_write_are_the_references_bit_for_bit(shared: bool) -
 @interpreted
 @pytest.mark.parametrize(
     "strategy",
-    ["vanilla", "lantern++", *(pytest.param(n, marks=pytest.mark.long) for n in ("scd", "eagle"))],
+    ["vanilla", *(pytest.param(n, marks=pytest.mark.long) for n in ("lantern++", "scd", "eagle"))],
 )
 def test_a_step_with_all_kernels_decides_as_the_reference(
     strategy: str, monkeypatch: pytest.MonkeyPatch
@@ -168,6 +137,7 @@ def test_a_step_with_all_kernels_decides_as_the_reference(
 
 
 @interpreted
+@pytest.mark.long
 def test_the_kit_accepts_the_attention_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, _ = doubled_backend(monkeypatch, preset="fast")
     monkeypatch.setattr(backend, "compute_dtypes", lambda: (torch.float32, torch.float16))

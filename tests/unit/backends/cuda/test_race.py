@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.cuda_double import doubled_backend
+from support.interpreter import interpreted
 
 from lantern_accel.device.noise import exponential, noise_keys
 from lantern_accel.nn.transformer import REFERENCE
 
-TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-REASON = "the package triton is not installed"
-interpreted = pytest.mark.skipif(
-    not (TRITON and INTERPRETED),
-    reason="runs in a process of its own with TRITON_INTERPRET=1" if TRITON else REASON,
-)
-
+LONG = pytest.mark.long
 KEYS = noise_keys([5, -(2**40) - 7], [0, 2**32 - 1])
 POSITIONS = torch.tensor([[0, 1, 65535], [7, 8, 576]])
-
-
-@pytest.mark.skipif(not TRITON or INTERPRETED, reason=REASON)
-def test_all_of_them_under_the_interpreter() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[4],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
-    assert run.stdout.count(".") >= 6  # they ran, and were not skipped
 
 
 def weights(size: int) -> torch.Tensor:
@@ -53,7 +29,9 @@ def weights(size: int) -> torch.Tensor:
 
 
 @interpreted
-@pytest.mark.parametrize("size", [1, 2, 33, 200, 1024, 2500])
+@pytest.mark.parametrize(
+    "size", [1, 33, *(pytest.param(n, marks=LONG) for n in (2, 200, 1024, 2500))]
+)
 def test_codes_are_the_reference_s(size: int) -> None:
     from lantern_accel_cuda.kernels import race
 
@@ -96,7 +74,9 @@ def test_a_row_that_is_no_number_gives_a_code_all_the_same() -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("fault", ["rotation", "parity", "logarithm"])
+@pytest.mark.parametrize(
+    "fault", ["rotation", *(pytest.param(n, marks=LONG) for n in ("parity", "logarithm"))]
+)
 def test_a_wrong_generator_is_found_by_the_check_of_first_use(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,52 +1,25 @@
 """Products with weights in fewer bits: by Triton's interpreter on host memory, and compiled for sm_86.
 
-The interpreter is chosen before Triton is imported, so those tests run in a process of their own, as in
-``test_kernels.py``. It cannot multiply bfloat16, so that dtype is only compiled here.
+Interpreted tests run in a process of their own (:mod:`support.interpreter`).
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from support.cubin import assert_nothing_spills
 from support.cuda_double import doubled_backend
+from support.interpreter import compiles, interpreted
 
 from lantern_accel.nn.rounding import ROUNDINGS, Rounded, rounded
 from lantern_accel.nn.transformer import Projection, pack
 from lantern_accel_cuda import agreement
 
-TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-REASON = "the package triton is not installed"
-
-interpreted = pytest.mark.skipif(
-    not (TRITON and INTERPRETED),
-    reason="runs in a process of its own with TRITON_INTERPRET=1" if TRITON else REASON,
-)
-compiles = pytest.mark.skipif(not TRITON or INTERPRETED, reason=REASON)
+LONG = pytest.mark.long
 #: Multiprocessors of an RTX 3090.
 CORES = 82
-
-
-@compiles
-def test_all_of_them_under_the_interpreter() -> None:
-    tests = Path(__file__).parents[3]
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=tests.parent,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
-    assert run.stdout.count(".") >= 20  # they ran, and were not skipped
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:
@@ -73,7 +46,12 @@ def test_columns_give_back_what_they_were_made_of(name: str, outputs: int, input
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ROUNDINGS)
 @pytest.mark.parametrize(
-    ("rows", "outputs", "inputs"), [(1, 70, 64), (5, 33, 67), (2, 72, 1088), (70, 20, 130)]
+    ("rows", "outputs", "inputs"),
+    [
+        (5, 33, 67),
+        (2, 20, 576),
+        *(pytest.param(*case, marks=LONG) for case in ((1, 70, 64), (70, 20, 130), (2, 72, 1088))),
+    ],
 )
 def test_products_are_those_of_the_dense_matrix(
     rows: int, outputs: int, inputs: int, name: str, dtype: torch.dtype
@@ -161,9 +139,8 @@ def test_the_comparison_before_first_use_passes_and_finds_a_fault(
     assert real is kernels._levels
 
 
+@compiles
 def test_shapes_are_known_without_a_product() -> None:
-    if not TRITON:
-        pytest.skip(REASON)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from lantern_accel_cuda.kernels import rounded as kernels

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.cubin import assert_nothing_spills
-
-compiles = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
-    reason="the package triton is not installed",
-)
+from support.interpreter import compiles
 
 
 def compiled(kernel: Any, constants: dict[str, Any], types: dict[str, str], warps: int) -> Any:
@@ -33,6 +27,9 @@ def compiled(kernel: Any, constants: dict[str, Any], types: dict[str, str], warp
 
 
 ROWS = {"SIZE": 16384, "BLOCK": 4096}
+#: What a filter of such rows with top-p runs with (``rows.filter_shape``).
+FILTER = {"SIZE": 16384, "BLOCK": 8192}
+WARPS = {"draw": 4, "filter": 16}
 FLOATS = "logits scale image_scale penalty out temperature top_p weights uniforms probs q_rows rule_param"
 INTEGERS = "token kind tokens first_child num_children tests group"
 TYPES = {
@@ -67,6 +64,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
 def test_they_compile_for_sm_86_without_spilling(name: str, tmp_path: Path) -> None:
     module, constants, types = KERNELS[name]
     kernel = getattr(importlib.import_module(f"lantern_accel_cuda.kernels.{module}"), f"_{name}")
-    made = compiled(kernel, ROWS | constants, TYPES | types, 4 if name == "draw" else 8)
+    rows = FILTER if name == "filter" else ROWS
+    made = compiled(kernel, rows | constants, TYPES | types, WARPS.get(name, 8))
     assert made.metadata.shared <= 48 * 1024
     assert_nothing_spills(made, tmp_path)

@@ -1,23 +1,18 @@
 """The Triton kernels of filters, draws and the walk down a tree, under Triton's interpreter.
 
-The interpreter is chosen before Triton is imported, so those tests run in a process of their own, as in
-``test_kernels.py``.
+They run in a process of their own (:mod:`support.interpreter`).
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.cuda_double import doubled_backend
+from support.interpreter import interpreted
 from support.tree_tensors import draft_tree, random_parents
 from torch import Tensor
 
@@ -27,31 +22,6 @@ from lantern_accel.decoding.rule import Rule
 from lantern_accel.device.plan import Filter
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, NearestCodes
-
-TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-REASON = "the package triton is not installed"
-
-interpreted = pytest.mark.skipif(
-    not (TRITON and INTERPRETED),
-    reason="runs in a process of its own with TRITON_INTERPRET=1" if TRITON else REASON,
-)
-compiles = pytest.mark.skipif(not TRITON or INTERPRETED, reason=REASON)
-
-
-@compiles
-def test_all_of_them_under_the_interpreter() -> None:
-    tests = Path(__file__).parents[3]
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=tests.parent,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
-    assert run.stdout.count(".") >= 20  # they ran, and were not skipped
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -72,7 +42,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "FILTER_BLOCK", 32)
 
 
-SIZES = [1, 33, 200]
+SIZES = [1, 70]
 FILTERS = [
     Filter(),
     Filter(0.7, top_k=5),
@@ -244,9 +214,20 @@ def walked(kind: str, residual: Any, drawn: bool, seeds: int) -> tuple[int, int]
 
 @interpreted
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("drawn", [False, True], ids=["q=1", "drawn"])
-@pytest.mark.parametrize("residual", ["aggregate", "optimal"])
-@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize(
+    ("kind", "residual", "drawn"),
+    [
+        ("exact", "optimal", False),
+        ("lantern++", "aggregate", True),
+        *(
+            pytest.param(kind, residual, drawn, marks=pytest.mark.long)
+            for kind in RULES
+            for residual in ("aggregate", "optimal")
+            for drawn in (False, True)
+            if (kind, drawn) not in (("exact", False), ("lantern++", True))
+        ),
+    ],
+)
 def test_a_tree_is_walked_as_the_reference_walks(kind: str, residual: str, drawn: bool) -> None:
     accepted, refused = walked(kind, residual, drawn, 3)
     assert accepted > 0
@@ -254,7 +235,7 @@ def test_a_tree_is_walked_as_the_reference_walks(kind: str, residual: str, drawn
 
 
 @interpreted
-@pytest.mark.parametrize("fault", ["residual", "sibling"])
+@pytest.mark.parametrize("fault", ["residual", pytest.param("sibling", marks=pytest.mark.long)])
 def test_a_walk_that_forgets_to_renormalise_is_refused(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +303,7 @@ def test_the_backend_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @interpreted
+@pytest.mark.long
 def test_the_checks_of_first_use_pass_and_catch_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     from lantern_accel.testing.result import Failed
     from lantern_accel_cuda import agreement

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.cuda_double import doubled_backend
+from support.interpreter import compiles
 
 from lantern_accel.errors import LanternWarning
 from lantern_accel.testing.result import Failed
@@ -167,13 +168,11 @@ def test_the_source_of_kernels_and_checks_is_part_of_what_is_kept() -> None:
     assert len(source_digest()) == 16
 
 
+@compiles
 def test_triton_that_cannot_run_here_leaves_torch_s_operators(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: list[str]
 ) -> None:
     """Host memory has no Triton outside its interpreter: every kernel fails its check, by name."""
-    pytest.importorskip("triton")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("there it runs")
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
     backend, _ = doubled_backend(monkeypatch, trusted=False, preset="fast")
     x, weight = torch.ones(2, 8), torch.ones(8)

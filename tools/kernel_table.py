@@ -61,7 +61,7 @@ def _attention(nodes: int, width: int) -> Case:
     plan = tree_attention.plan(nodes, 704, width, 40, 2, 82)
     constants = {
         "WIDTH": width, "STORED": -(-width // 8) * 8, "BLOCK_T": plan.block_t,
-        "BLOCK_L": plan.block_l, "BLOCK_D": plan.block_d, "BLOCKS": plan.blocks,
+        "BLOCK_L": plan.block_l, "BLOCK_D": plan.block_d,
     }  # fmt: skip
     types = {**HALVES, "scale": "fp32"}
     shape = f"{nodes} queries, heads of {width}"

@@ -26,6 +26,7 @@ from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
 from lantern_accel.strategy.trees import SMALL_16
 from lantern_accel.testing.result import Failed, Measured, within
 from lantern_accel_cuda import attention as caches
+from lantern_accel_cuda.options import BY_DTYPE, check_name
 
 #: Largest difference of a kernel from torch's operators, for values of about 1.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
@@ -271,30 +272,31 @@ def walks(site: Site, size: int = 500, images: int = 4) -> Measured:
 MATRICES = ((200, 136), (72, 1088))
 
 
-def rounded(site: Site, rows: tuple[int, ...] = (1, 33)) -> Measured:
-    """Compare products with weights in fewer bits, with and without a bias."""
+def rounded(site: Site, rows: tuple[int, int] = (1, 33)) -> Measured:
+    """Compare products with weights in fewer bits: each matrix with each number of rows or a bias.
+
+    Not every combination: each of them is compiled, and a picture waits for that.
+    """
     from lantern_accel_cuda.kernels import rounded as kernels
 
-    found = Measured()
+    found, (few, many) = Measured(), rows
     for dtype in site.dtypes:
         for name, how in ROUNDINGS.items():
-            for outputs, inputs in MATRICES:
+            cases = [(MATRICES[0], few, True), (MATRICES[1], many, False)]
+            if how.bits == 8:
+                cases += [(MATRICES[0], many, False), (MATRICES[1], few, True)]
+            for (outputs, inputs), count, biased in cases:
                 weight = round_weights(site.numbers(0, outputs, inputs) * inputs**-0.5, how)
                 columns = kernels.Columns.of(weight)
-                dense, bias = weight.dense(torch.float64), site.numbers(2, outputs, dtype=dtype)
-                for count in rows:
-                    x = site.numbers(count, count, inputs, dtype=dtype)
-                    for added in (None, bias):
-                        want = x.double() @ dense.t() + (0.0 if added is None else added.double())
-                        got, again = (
-                            kernels.multiply(x, columns, added, site.cores) for _ in range(2)
-                        )
-                        if not torch.equal(got, again):
-                            raise Failed(
-                                f"{name}: products of {count} rows differ from call to call"
-                            )
-                        what = f"product with {name} weights in {dtype}"
-                        found = _near(got, want, TOLERANCE[dtype], what)
+                x = site.numbers(count, count, inputs, dtype=dtype)
+                bias = site.numbers(2, outputs, dtype=dtype) if biased else None
+                want = x.double() @ weight.dense(torch.float64).t()
+                want = want if bias is None else want + bias.double()
+                got, again = (kernels.multiply(x, columns, bias, site.cores) for _ in range(2))
+                if not torch.equal(got, again):
+                    raise Failed(f"{name}: products of {count} rows differ from call to call")
+                what = f"product with {name} weights in {dtype}"
+                found = _near(got, want, TOLERANCE[dtype], what)
     return found
 
 
@@ -314,13 +316,20 @@ KERNELS: Mapping[str, Callable[[Site], Measured]] = {
 
 
 def checks_of(site: Site) -> dict[str, Callable[[], object]]:
-    """Return every kernel's comparison, to be run outside whatever traces or records."""
+    """Return every kernel's comparison, to be run outside whatever traces or records.
 
-    def of(check: Callable[[Site], Measured]) -> Callable[[], object]:
+    Those of :data:`~.options.BY_DTYPE` are there once for each dtype.
+    """
+
+    def of(check: Callable[[Site], Measured], here: Site) -> Callable[[], object]:
         def run() -> object:
             with _disable_current_modes(), torch.inference_mode():
-                return check(site)
+                return check(here)
 
         return run
 
-    return {name: of(check) for name, check in KERNELS.items()}
+    found = {name: of(check, site) for name, check in KERNELS.items() if name not in BY_DTYPE}
+    for dtype in site.dtypes:
+        alone = replace(site, dtypes=(dtype,))
+        found |= {check_name(name, dtype): of(KERNELS[name], alone) for name in sorted(BY_DTYPE)}
+    return found

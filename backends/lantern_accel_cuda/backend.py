@@ -30,7 +30,7 @@ from lantern_accel_cuda.copies import PinnedCopy
 from lantern_accel_cuda.graphs import Recorder
 from lantern_accel_cuda.handles import stream
 from lantern_accel_cuda.meters import Card, EventStopwatch
-from lantern_accel_cuda.options import CHOICES, Options
+from lantern_accel_cuda.options import CHOICES, Options, check_name
 from lantern_accel_cuda.settings import Pinned
 from lantern_accel_cuda.trust import Trust, source_digest
 
@@ -63,13 +63,16 @@ class DeviceBackend(Backend):
 
         return Site(self.device, self._cores, self.compute_dtypes(), self.index)
 
-    def uses(self, kernel: str) -> bool:
-        """Return whether a Triton kernel serves: wanted, there, and agreeing with the reference here."""
+    def uses(self, kernel: str, dtype: torch.dtype | None = None) -> bool:
+        """Return whether a Triton kernel serves: wanted, there, and agreeing with the reference here.
+
+        ``dtype``: of the numbers that it is for; None: the one that models have here.
+        """
         if not self.options.fused:
             return False
         if self._trust is None:
             self._trust = self._trusting()
-        return self._trust(kernel)
+        return self._trust(check_name(kernel, dtype or self.compute_dtypes()[0]))
 
     def _trusting(self) -> Trust:
         import triton
@@ -164,14 +167,14 @@ class DeviceBackend(Backend):
 
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Return bytes for the Triton kernel, else what is added to scores."""
-        if self.uses("attend"):
+        if self.uses("attend", dtype):
             return visible.to(torch.int8)
         return super().mask(visible, dtype)
 
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
         """Attention of ``q [R, T, H, d]`` over a layer's first L slots under ``mask [R, 1, T, L]``."""
         k, v = self.by_head(kv, layer, mask.shape[-1])
-        if self.uses("attend"):
+        if mask.dtype == torch.int8:
             from lantern_accel_cuda.kernels import tree_attention
 
             return tree_attention.attend(q, k, v, mask, self._cores)
@@ -185,7 +188,7 @@ class DeviceBackend(Backend):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Normalise in float32, return to the dtype of ``x``, then scale."""
-        if self.uses("rms_norm"):
+        if self.uses("rms_norm", x.dtype):
             from lantern_accel_cuda.kernels import fused
 
             return fused.rms_norm(x, weight, eps)
@@ -199,7 +202,7 @@ class DeviceBackend(Backend):
         self, qkv: Tensor, rotary: Any, kv: KVCache, layer: int, address: Tensor
     ) -> Tensor:
         """Rotate q and k, store k and v of a layer, return q."""
-        if self.uses("rotate_write"):
+        if isinstance(rotary, tuple) and self.uses("rotate_write", qkv.dtype):
             from lantern_accel_cuda.kernels import fused
 
             return fused.rotate_write(qkv, rotary, kv, layer, address)
@@ -207,7 +210,7 @@ class DeviceBackend(Backend):
 
     def swiglu(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
-        if self.uses("swiglu"):
+        if self.uses("swiglu", x.dtype):
             from lantern_accel_cuda.kernels import fused
 
             return fused.swiglu(x)

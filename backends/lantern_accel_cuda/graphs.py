@@ -173,11 +173,10 @@ class Recorder:
 
     def _record(self, run: Callable[[], None], name: str, stream: torch.cuda.Stream) -> GraphReplay:
         torch.cuda.synchronize(self.device)
-        if (
-            name == "prefill" or not self.live
-        ):  # once an engine: an engine's first function is prefill
+        if name == "prefill" or not self.live:
+            # Once an engine, whose first function is prefill: it takes milliseconds.
             gc.collect()  # a cycle that holds GPU memory must not be freed during the capture
-        torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
         if self._pool is None or not self.live:
             self._pool = torch.cuda.graph_pool_handle()
         reserved = torch.cuda.memory_reserved(self.device)

@@ -27,6 +27,8 @@ NAMES = (
     "accept",
     "rounded",
 )
+#: Of these, the ones that are checked in one dtype at a time, when they are to serve in it.
+BY_DTYPE = frozenset({"attend", "rms_norm", "swiglu", "rotate_write", "rounded"})
 MEANINGS = {
     "preset": "fast: this backend's Triton kernels, each checked on the card first; safe: torch's own",
     "graph": "what one CUDA graph holds: the whole step, one of its phases (for profiling), nothing",
@@ -82,3 +84,8 @@ class Options:
 def has_triton() -> bool:
     """Return whether the package triton is installed."""
     return importlib.util.find_spec("triton") is not None
+
+
+def check_name(kernel: str, dtype: Any) -> str:
+    """Return the name of a kernel's check; ``dtype``: a torch dtype that it is to serve in."""
+    return f"{kernel} in {str(dtype).removeprefix('torch.')}" if kernel in BY_DTYPE else kernel

@@ -29,8 +29,8 @@ class Spec(BackendSpec):
 
     @property
     def seconds_to_probe(self) -> float:  # type: ignore[override]  # here it depends on the cards
-        """Ten, and more for each card: without persistence mode a driver starts one after the other."""
-        return 10.0 + 4.0 * _cards_of_driver()
+        """Thirty, and more for each card: without persistence mode a driver starts one by one."""
+        return 30.0 + 4.0 * _cards_of_driver()
 
     def configured(self, options: Mapping[str, Any]) -> BackendSpec:
         """Refuse an option that there is not before torch is imported."""

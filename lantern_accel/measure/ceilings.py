@@ -23,6 +23,8 @@ REPEATS = 7
 #: Tiny operators in one launch reading.
 CHAIN = 200
 LARGEST_BUFFER = 2**28
+#: Of a device with so much memory, whose caches are large: a buffer of four times that.
+LARGE_MEMORY = 32 * 10**9
 LARGEST_MATRIX = 8192
 
 
@@ -78,7 +80,8 @@ def _buffer_bytes(backend: Backend) -> int:
     """Return a buffer size far beyond caches and far below the free memory."""
     use = backend.memory()
     limit = use.free or use.limit or backend.facts().memory_bytes or 16 * LARGEST_BUFFER
-    return max(min(LARGEST_BUFFER, limit // 16), 2**16)
+    most = LARGEST_BUFFER * (4 if (backend.facts().memory_bytes or 0) > LARGE_MEMORY else 1)
+    return max(min(most, limit // 16), 2**16)
 
 
 def _best_seconds(backend: Backend, run: Callable[[], object]) -> float:

@@ -58,7 +58,7 @@ def _normalise(p, q, total, SIZE: tl.constexpr, DRAWN: tl.constexpr, BLOCK: tl.c
     tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes", "groups", "depth", "k", "uniform_stride", "bonus_stride"])
 def _walk(
     probs, q_rows, tokens, first_child, num_children, tests, group, neighbours, rule_param,
     uniforms, bonus_uniform, path, length, bonus, weights, spare, price,

@@ -39,7 +39,7 @@ def _swiglu(x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + row * WIDTH + d, (gate * up).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes", "c_row"])
 def _rotate_write(
     qkv, cos, sin, address, cache_k, cache_v, q_out,
     nodes, capacity, x_row, x_node, x_part, x_head, c_row, c_node,

@@ -89,7 +89,7 @@ def _scores(weights, at, noise, SIZE: tl.constexpr):
     return tl.where(at < SIZE, score, _NONE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "pieces"])
 def _race_pieces(
     weights, keys, positions, best, codes, count, pieces,
     SIZE: tl.constexpr, COUNT: tl.constexpr, HALF: tl.constexpr,
@@ -119,7 +119,7 @@ def _race_pieces(
         second = tl.where(2 * half + 1 == code, _NONE, second)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["found"])
 def _race_join(
     best, codes, out, found, SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip

@@ -120,7 +120,7 @@ def _bytes(codes, first, n, ld, COUNT: tl.constexpr):
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "share"])
 def _product(
     x, codes, step, offset, bias, out, rows, ld_x, inputs, outputs, ld, share,
     BITS: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr,
@@ -182,7 +182,7 @@ def _product(
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _together(parts, bias, out, count, size, outputs, BIAS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size

@@ -29,7 +29,7 @@ MOST_DRAWS = 64
 DRAW_BLOCK = 512
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _guide(
     logits, token, scale, image_scale, kind, penalty, out,
     count, branch,
@@ -58,7 +58,7 @@ def _guide(
     tl.store(out + row * SIZE + at, y, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _filter(
     logits, temperature, top_p, out, k,
     SIZE: tl.constexpr, TOP_K: tl.constexpr, TOP_P: tl.constexpr, P_FIRST: tl.constexpr,
@@ -119,7 +119,7 @@ def _filter(
         tl.store(out + at, y, mask=at < SIZE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "groups", "image_stride", "group_stride", "stride"])
 def _draw(
     weights, uniforms, out, count, groups, image_stride, group_stride, stride,
     SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,

@@ -54,13 +54,17 @@ def plan(nodes: int, capacity: int, width: int, groups: int, itemsize: int, core
     return Plan(block_t, block_l, block_d, warps, triton.cdiv(whole, blocks), blocks)
 
 
-@triton.jit
+#: Counts and strides of masks: no variant of their own for 1 or for multiples of 16.
+_COUNTS = ["nodes", "heads", "splits", "blocks", "mask_row", "mask_node"]
+
+
+@triton.jit(do_not_specialize=_COUNTS)
 def _pieces(
     q, cache_k, cache_v, mask, part, peak, total,
     scale, nodes, capacity, reach, heads,
-    q_row, q_node, q_head, mask_row, mask_node, splits,
+    q_row, q_node, q_head, mask_row, mask_node, splits, blocks,
     WIDTH: tl.constexpr, STORED: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr, BLOCKS: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(0)
     split = tl.program_id(1)
@@ -75,8 +79,8 @@ def _pieces(
     mass = tl.zeros([BLOCK_T], tl.float32)
     acc = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
     first = group.to(tl.int64) * reach * STORED
-    for block in range(BLOCKS):
-        slot = (split * BLOCKS + block) * BLOCK_L + tl.arange(0, BLOCK_L)
+    for block in range(blocks):
+        slot = (split * blocks + block) * BLOCK_L + tl.arange(0, BLOCK_L)
         held = (slot < capacity)[:, None] & (d < WIDTH)[None, :]
         sees = tl.load(
             mask + row * mask_row + t[:, None] * mask_node + slot[None, :],
@@ -102,7 +106,7 @@ def _pieces(
     tl.store(total + line, mass, mask=t < nodes)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes", "heads", "splits"])
 def _join(
     part, peak, total, out, nodes, heads, splits,
     WIDTH: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -141,9 +145,10 @@ def _tree_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cores: int) -
             q, k, v, mask, part, peak, total,
             width**-0.5, nodes, capacity, k.stride(1) // stored, heads,
             q.stride(0), q.stride(1), q.stride(2), mask.stride(0), mask.stride(2), chosen.splits,
+            chosen.blocks,
             WIDTH=width, STORED=stored,
             BLOCK_T=chosen.block_t, BLOCK_L=chosen.block_l, BLOCK_D=chosen.block_d,
-            BLOCKS=chosen.blocks, num_warps=chosen.warps, num_stages=1,
+            num_warps=chosen.warps, num_stages=1,
         )  # fmt: skip
         _join[(rows * heads, nodes)](
             part, peak, total, out, nodes, heads, chosen.splits,

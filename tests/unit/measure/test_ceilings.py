@@ -17,6 +17,7 @@ def backend(monkeypatch):
     monkeypatch.setattr(ceilings, "REPEATS", 2)
     monkeypatch.setattr(ceilings, "LARGEST_BUFFER", 2**20)
     monkeypatch.setattr(ceilings, "LARGEST_MATRIX", 512)
+    monkeypatch.setattr(ceilings, "LARGE_MEMORY", 2**60)
     with open_backend("cpu") as opened:
         yield opened
 
@@ -35,6 +36,12 @@ def test_every_ceiling_is_read(backend, monkeypatch):
         assert is_measured(value)
         assert value > 0
     assert found.launch_seconds < 1e-3
+
+
+def test_a_large_device_reads_more_than_its_caches_hold(backend, monkeypatch):
+    assert ceilings._buffer_bytes(backend) == 2**20
+    monkeypatch.setattr(ceilings, "LARGE_MEMORY", 2**20)
+    assert ceilings._buffer_bytes(backend) == 2**22
 
 
 def test_what_a_device_cannot_do_is_told(backend, monkeypatch):

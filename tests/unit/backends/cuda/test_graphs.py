@@ -352,22 +352,39 @@ def test_opening_again_takes_no_new_stream(opened: Opened) -> None:
     again.close()
 
 
+def test_memory_is_asked_back_once_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, double = doubled_backend(monkeypatch)
+    count = torch.zeros(1)
+    for name in ("prefill", "step", "step"):
+        backend.capture(lambda: count.add_(1), name)
+    assert double.done.count("empty_cache") == 1
+
+
 @pytest.mark.filterwarnings("ignore:Please use the new API")
 def test_what_float32_means_is_pinned_while_a_gpu_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    def now() -> tuple[bool, bool]:
-        return torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.allow_tf32
+    products = torch.backends.cuda.matmul
+
+    def now() -> tuple[bool, ...]:
+        return (
+            torch.backends.cuda.cudnn_sdp_enabled(),
+            torch.backends.cudnn.allow_tf32,
+            products.allow_bf16_reduced_precision_reduction,
+            products.allow_fp16_reduced_precision_reduction,
+        )
 
     monkeypatch.setattr("lantern_accel_cuda.settings._depth", [])
     torch.backends.cuda.enable_cudnn_sdp(True)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    products.allow_bf16_reduced_precision_reduction = True
+    products.allow_fp16_reduced_precision_reduction = True
     before = now()
-    assert before == (True, True)
+    assert before == (True,) * 4
     backend, _ = doubled_backend(monkeypatch)
     other, _ = doubled_backend(monkeypatch)
-    assert now() == (False, False)
+    assert now() == (False,) * 4
     backend.close()
     backend.close()
-    assert now() == (False, False)
+    assert now() == (False,) * 4
     other.close()
     assert now() == before
 

@@ -156,7 +156,7 @@ def _compiled(nodes: int, width: int, dtype: str, generation: int):
     chosen = module.plan(nodes, 704, width, 40, itemsize, 82)
     constants = {
         "WIDTH": width, "STORED": -(-width // 8) * 8, "BLOCK_T": chosen.block_t,
-        "BLOCK_L": chosen.block_l, "BLOCK_D": chosen.block_d, "BLOCKS": chosen.blocks,
+        "BLOCK_L": chosen.block_l, "BLOCK_D": chosen.block_d,
     }  # fmt: skip
     types = dict.fromkeys(("q", "cache_k", "cache_v"), f"*{dtype}")
     types |= dict.fromkeys(("part", "peak", "total"), "*fp32") | {"mask": "*i8", "scale": "fp32"}

@@ -129,13 +129,13 @@ def test_the_comparison_before_first_use_passes_and_finds_a_fault(
     from lantern_accel_cuda.kernels import rounded as kernels
 
     site = agreement.Site(torch.device("cpu"), CORES, (torch.float32,))
-    agreement.rounded(site, rows=(2,))
+    agreement.rounded(site, rows=(2, 17))
     real = kernels._levels
     monkeypatch.setattr(
         kernels, "_planes", lambda levels, bits: kernels.packed(levels, bits)
     )  # not in planes
     with pytest.raises(agreement.Failed):
-        agreement.rounded(site, rows=(2,))
+        agreement.rounded(site, rows=(2, 17))
     assert real is kernels._levels
 
 

@@ -264,7 +264,7 @@ def test_a_node_of_many_cards_has_the_time_that_its_driver_takes(
         (tmp_path / f"0000:{number:02x}:00.0").mkdir()
     assert module._cards_of_driver(tmp_path) == 8
     monkeypatch.setattr(module, "_cards_of_driver", lambda: 8)
-    assert Spec().seconds_to_probe == 42
+    assert Spec().seconds_to_probe == 62
 
     class Slow(Spec):
         seconds_to_probe = 0.5

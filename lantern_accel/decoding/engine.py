@@ -107,7 +107,7 @@ class Engine(StepEngine):
             return accept_greedy(tree, logits, self.rule)
         if uniforms is None:
             return accept_invariant(tree, logits, self.choices, self.state.length)
-        first, masked = self.geometry.draft_columns, self.verifying.guidance.allowed is not None
+        first, masked = self.geometry.draft_columns, self.verifying.guidance.masked
         tests, bonus = uniforms[:, first : first + self.geometry.test_columns], uniforms[:, -1]
         accepted = accept(tree, logits, self.filters, self.rule, tests, bonus, masked=masked)
         if self.accounting == "exact" and self.rule.relaxed:

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from lantern_accel.device.plan import Filter
 from lantern_accel.device.sampling import SamplingOps, guide
 from lantern_accel.nn.transformer import REFERENCE
 
@@ -112,16 +113,46 @@ class Allowed:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """Filters a head's whole rows, and leaves its first ``codes``: ids behind them are never drawn.
+
+    What a filter keeps depends on those ids, so that they are taken out after it. ``given``: temperature,
+    top-k and top-p; None filters nothing. Where it keeps no code, the likeliest one stays.
+    """
+
+    codes: int
+    given: Filter | None
+    ops: SamplingOps = REFERENCE
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return logits ``[..., codes]`` from ``[..., H]``, -inf where a code was filtered."""
+        found = logits[..., : self.codes].contiguous()
+        if self.given is None:
+            return found
+        p = self.ops.filter(logits, self.given)[..., : self.codes]
+        lost = p.amax(dim=-1, keepdim=True) == 0
+        kept = torch.where(lost, found == found.amax(dim=-1, keepdim=True), p > 0)
+        return torch.where(kept, found, p.log())  # -inf, or NaN in a row that has one
+
+
+@dataclass(frozen=True)
 class Guidance:
     """From rows of logits to one distribution an image: guidance, then the codes that are allowed.
 
     ``scale`` float32 ``[N]``: the guidance with which token n is predicted; None without guidance.
+    ``cut``: of a target whose head has more ids than codes.
     """
 
     scale: Tensor | None
     image_scale: Tensor | float | None
     allowed: Allowed | None
     ops: SamplingOps = REFERENCE
+    cut: Cut | None = None
+
+    @property
+    def masked(self) -> bool:
+        """Whether logits of -inf are codes that may not be."""
+        return self.allowed is not None or self.cut is not None
 
     def __call__(self, logits: Tensor, token: Tensor) -> Tensor:
         """Return logits ``[B, T, V]`` from rows ``[R, T, V]``.
@@ -131,7 +162,8 @@ class Guidance:
         penalties = None
         if self.allowed is not None:
             penalties = (self.allowed.kind, self.allowed.penalty)
-        return self.ops.guide(logits, token, self.scale, self.image_scale, penalties)
+        guided = self.ops.guide(logits, token, self.scale, self.image_scale, penalties)
+        return guided if self.cut is None else self.cut(guided)
 
     def columns(self, token: Tensor) -> list[Callable[[Tensor], Tensor]]:
         """Return what guides logits ``[R, n, V]`` of one token an image, for each of ``token [B, T]``.
@@ -139,7 +171,7 @@ class Guidance:
         Where the device guides as the reference does, the scales of all are looked up at once.
         """
         own = type(self.ops).guide is not SamplingOps.guide
-        if own or self.scale is None or self.allowed is not None:
+        if own or self.scale is None or self.masked:
             return [partial(self, token=one) for one in token.unbind(1)]
         scale = self.scale.index_select(0, token.flatten()).view(token.shape)
         above = scale > 1

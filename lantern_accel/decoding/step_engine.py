@@ -14,11 +14,11 @@ from lantern_accel.decoding.buckets import usual
 from lantern_accel.decoding.geometry import Geometry, cache_layouts, geometry_of
 from lantern_accel.decoding.invariant import Choices
 from lantern_accel.decoding.logits import Filters, distribution
-from lantern_accel.decoding.rows import Guidance
+from lantern_accel.decoding.rows import Cut, Guidance
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.sources.drafter import Drafting
 from lantern_accel.decoding.state import FiniteGuard, RuntimeParams, State
-from lantern_accel.decoding.target import Drafter, Target, place_of
+from lantern_accel.decoding.target import Drafter, Target, place_of, undrawn_of
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import (
@@ -123,11 +123,17 @@ class StepEngine(EngineBase):
         dtype, device = place_of(target)
         self.runtime_params = values = RuntimeParams(self.strategy, sampling, g.tokens, device)
         sums = ops.running_sums(g.vocab, device)
+        undrawn, cut = undrawn_of(target), None
+        if undrawn:  # then the filters come before the last that is masked, not after
+            early = Filters(sampling, values.temperature, values.top_p, ops).given
+            filters_none = sampling.greedy or (early.top_k == 0 and early.top_p is None)
+            cut = Cut(g.vocab, None if filters_none else early, ops)
+            sampling = sampling.model_copy(update={"top_k": 0, "top_p": 1.0})
         self.filters = Filters(sampling, values.temperature, values.top_p, ops, sums=sums)
         self.rule = self._rule(neighbours, device)
         image_scale = None if sampling.cfg_scale_image is None else values.image_scale
         scale = values.scale if sampling.guided else None
-        guidance = Guidance(scale, image_scale, target.allowed(), ops)
+        guidance = Guidance(scale, image_scale, target.allowed(), ops, cut)
         layout, drafts = cache_layouts(g, target, drafter, ops)
         layout = replace(layout, rewritten=self.rewrites)
         self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -112,6 +112,22 @@ class Drafter(HasRotary, Protocol):
 def place_of(target: Target) -> tuple[torch.dtype, torch.device]:
     """Return the dtype and the device of a target's weights."""
     return target.weight.dtype, target.weight.device
+
+
+def undrawn_of(target: Target) -> int:
+    """Return how many ids a target's ``all_logits`` has behind the codes, as its ``undrawn`` says.
+
+    Filters count these ids, and nothing draws them. Most targets have none, and neither attribute.
+    """
+    return int(getattr(target, "undrawn", 0))
+
+
+def logits_of(target: Target, features: Tensor) -> Tensor:
+    """Return float32 logits ``[..., V + undrawn]`` of features ``[..., D]``, codes first."""
+    if not undrawn_of(target):
+        return target.head(features)
+    found: Tensor = cast(Any, target).all_logits(features)
+    return found
 
 
 def row_of(config: TargetSizes) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.rows import Branches, Guidance
 from lantern_accel.decoding.state import State
-from lantern_accel.decoding.target import Target
+from lantern_accel.decoding.target import Target, logits_of
 from lantern_accel.decoding.trees import DraftTree, Written
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.operations import TensorOps, flags
@@ -74,7 +74,7 @@ class Verifying:
         mask = self.branches.spread(mask)
         at = Pass(cos, sin, mask, self.cache, self.ops.address(self.cache, place))
         states, features = self._states(x, at)
-        logits = self.guidance(self.target.head(features[:, -1:]), self.first)
+        logits = self.guidance(logits_of(self.target, features[:, -1:]), self.first)
         return states, logits[:, 0]
 
     def window(self, state: State) -> Written:
@@ -137,4 +137,4 @@ class Verifying:
         address = self.ops.address(self.cache, self._rows(slots))
         at = Pass(cos, sin, self.branches.spread(mask), self.cache, address)
         states, features = self._states(self.target.embed_tokens(self._rows(tokens)), at)
-        return states, self.guidance(self.target.head(features), following)
+        return states, self.guidance(logits_of(self.target, features), following)

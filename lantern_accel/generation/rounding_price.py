@@ -128,7 +128,7 @@ def next_tokens(
     engine = engine_for(target, None, backend, PLAIN, sampling, batch=len(tokens))
     assert isinstance(engine, StepEngine)
     engine.load(rows.condition, rows.mask, engine.randomness(0, list(range(len(tokens)))))
-    return distribution(forced_logits(engine, tokens.to(backend.device)), sampling)
+    return distribution(forced_logits(engine, tokens.to(backend.device)), engine.filters)
 
 
 def read_price(

@@ -128,7 +128,7 @@ def answer(
 ) -> dict[str, Any]:
     """Return the ids of one prompt, and of what distribution they are.
 
-    ``codes``: ids below this are drawn, all others are masked before the softmax.
+    ``codes``: ids below this are drawn; filters count the others too, before they are taken out.
     """
     tokens = done[0].drawn.decoded.tokens[0].tolist()
     prompt = len(request.ids or ())

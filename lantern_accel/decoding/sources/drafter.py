@@ -17,6 +17,7 @@ from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.rows import Branches
 from lantern_accel.decoding.sources.base import Drafts, Kept, Setting, register
 from lantern_accel.decoding.state import State, put_first
+from lantern_accel.decoding.target import logits_of
 from lantern_accel.decoding.trees import DraftTree, TreeTables, Written
 from lantern_accel.device import plan
 from lantern_accel.device.kv_cache import KVCache
@@ -256,7 +257,7 @@ class Drafting(Drafts[DrafterTree]):
 
     def _guided(self, ahead: Depths, depth: int, features: Tensor) -> Tensor:
         """Return the drafter's guided logits of the tokens after ``depth``, [B, n, V]."""
-        return ahead.guides[depth](self.target.head(features))
+        return ahead.guides[depth](logits_of(self.target, features))
 
     # --- trees ---------------------------------------------------------------------------------
 

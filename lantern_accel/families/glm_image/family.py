@@ -54,10 +54,9 @@ class GlmImageFamily(PromptedFamily):
     rules = official.RULES
 
     def changes(self, part: str, manifest: GlmImageManifest) -> Sequence[Change]:
-        """Reorder the rows of heads that turn, and keep the head's rows of codes."""
+        """Reorder the rows of heads that turn."""
         target = manifest.target
-        codes = (r"^output\.", lambda rows: rows[: target.vocab_size])
-        return (to_adjacent(target.head_dim, target.rotated), codes) if part == "target" else ()
+        return (to_adjacent(target.head_dim, target.rotated),) if part == "target" else ()
 
     def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:
         """Return one row an image: this prior has no guidance."""
@@ -80,7 +79,7 @@ class GlmImageFamily(PromptedFamily):
         """Return a small prior: grouped queries, three axes over half a head, rows of two widths."""
         target = GlmImageConfig(
             dim=32, n_layer=2, n_head=4, n_kv_head=2, ffn_dim=48, token_count=96, vocab_size=48,
-            rotated=6, sections=(1, 1, 1), height=2, width=4, small_tokens=9,
+            head_rows=52, rotated=6, sections=(1, 1, 1), height=2, width=4, small_tokens=9,
             prefix_length=8, max_positions=1024,
         )  # fmt: skip
         return GlmImageManifest(

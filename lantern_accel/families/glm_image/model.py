@@ -1,9 +1,9 @@
 """GLM-Image's prior, a GLM-4 that writes a small and a large grid of visual tokens, and its manifest.
 
 Source: transformers 5.23, ``models/glm_image/modeling_glm_image.py``. Codes are the vocabulary's first
-ids; the head here has their rows alone, so that an end marker or an unused id inside a grid is never
-drawn. Half of each head turns, by three positions in sections. With left padding all positions count the
-pads: what attention sees is how far positions are apart.
+ids. The head has rows of further ids, an end marker among them: filters count these, as transformers
+does, and nothing draws them. Half of each head turns, by three positions in sections. With left padding
+all positions count the pads: what attention sees is how far positions are apart.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class GlmImageConfig(LlamaSizes):
     ffn_dim: int = Field(13696, ge=1)
     token_count: int = Field(168064, ge=2, description="the vocabulary of codes and text")
     vocab_size: int = Field(16384, ge=2, description="codes, the first ids of the vocabulary")
+    head_rows: int = Field(16512, ge=2, description="ids that the head has logits of, codes first")
     rotated: int = Field(64, ge=2, description="numbers of a head that turn, the first ones")
     sections: tuple[int, ...] = Field((8, 12, 12), description="pairs of each axis, in turns")
     bias: bool = Field(True, description="queries, keys and values have one")
@@ -62,8 +63,11 @@ class GlmImageConfig(LlamaSizes):
             raise ValueError(
                 f"sections {list(self.sections)} are not the {self.rotated // 2} pairs that turn"
             )
-        if self.vocab_size > self.token_count:
-            raise ValueError(f"{self.vocab_size} codes are more than {self.token_count} tokens")
+        if not self.vocab_size <= self.head_rows <= self.token_count:
+            raise ValueError(
+                f"{self.vocab_size} codes, {self.head_rows} rows of the head and {self.token_count} "
+                "tokens do not lie in each other"
+            )
         if min(self.grids[0]) < 1:
             raise ValueError(f"a picture of {self.height} x {self.width} tokens is too narrow")
         return self
@@ -103,8 +107,21 @@ class GlmImageGPT(Target):
         super().__init__(config, ops)
         self.tok_embeddings = nn.Embedding(config.token_count, config.dim)
         self.make_layers()
-        self.output = Projection(config.dim, config.vocab_size, bias=False)
+        self.output = Projection(config.dim, config.head_rows, bias=False)
         self.place_tables(torch.get_default_device())
+
+    @property
+    def undrawn(self) -> int:
+        """Ids behind the codes that filters count and nothing draws."""
+        return self.config.head_rows - self.config.vocab_size
+
+    def all_logits(self, features: Tensor) -> Tensor:
+        """Return float32 logits ``[..., V + undrawn]`` of features ``[..., D]``, codes first."""
+        return super().head(features)
+
+    def head(self, features: Tensor) -> Tensor:
+        """Return float32 logits of codes ``[..., V]`` of features ``[..., D]``."""
+        return self.all_logits(features)[..., : self.config.vocab_size]
 
     def rotary_rows(self, prefix: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return rotary rows of ``prefix`` prompt positions and ``count`` image tokens behind them."""

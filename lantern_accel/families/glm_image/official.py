@@ -164,6 +164,7 @@ def _target(checkpoint: Checkpoint, said: dict[str, Any]) -> GlmImageConfig:
     return GlmImageConfig(
         **sizes,
         vocab_size=codes,
+        head_rows=rows,
         rotated=int(width * rope.get("partial_rotary_factor", 1.0)),
         sections=tuple(rope.get("mrope_section", (8, 12, 12))),
     )
@@ -179,7 +180,7 @@ def defaults_of(said: dict[str, Any], manifest: GlmImageManifest) -> ModelDefaul
         sampling = Sampling(
             temperature=said.get("temperature", 1.0) or 1.0,
             top_p=said.get("top_p", 1.0) or 1.0,
-            top_k=0 if top_k >= manifest.target.vocab_size else top_k,
+            top_k=0 if top_k >= manifest.target.head_rows else top_k,
         )
     except ValidationError:
         sampling = own

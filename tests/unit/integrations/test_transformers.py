@@ -236,9 +236,13 @@ def test_glm_image_draws_the_same_greedily(
     assert torch.equal(short, want[:, : short.shape[1]])
 
 
-def test_glm_image_draws_by_the_law_that_transformers_built() -> None:
+@pytest.mark.parametrize("strategy", ["vanilla", "scd", "sjd"])
+def test_glm_image_draws_by_the_law_that_transformers_built(strategy: str) -> None:
+    """Of ids that are no codes filters are told, and only then are they taken out."""
     model, processor = glm(4, codes=40), glm_processor()
-    accelerated(model, "scd")
+    with torch.no_grad():
+        model.lm_head.weight[40:] *= 10.0
+    accelerated(model, strategy)
     given = glm_inputs(processor, ["a red cube"] * 6, 32, 32)
     torch.manual_seed(1)
     made = model.generate(
@@ -247,15 +251,17 @@ def test_glm_image_draws_by_the_law_that_transformers_built() -> None:
     )  # fmt: skip
     length = given["input_ids"].shape[1]
     with torch.no_grad():
-        target = accelerated(model, "scd").pipeline.model.target
+        target = accelerated(model, strategy).pipeline.model.target
         target = target.fitted(prefix_length=length, height=1, width=1)
         states = target.forward_dense(made[:, :length], made[:, length:-1])
-        logits = target.head(states[:, length - 1 :]).flatten(0, 1)
+        logits = model.lm_head(states[:, length - 1 :]).flatten(0, 1)
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     for warp in (TemperatureLogitsWarper(1.1), TopKLogitsWarper(20), TopPLogitsWarper(0.95)):
         logits = warp(None, logits)
-    drawn_fairly(logits.softmax(-1), made[:, length:].flatten())
+    law = logits.softmax(-1)
+    assert law[:, 40:].sum(-1).mean() > 0.1
+    drawn_fairly(law[:, :40] / law[:, :40].sum(-1, keepdim=True), made[:, length:].flatten())
 
 
 def test_glm_image_refuses_what_is_not_its_prompt() -> None:

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,7 +66,8 @@ def _told(
 class Pipeline(Loaded):
     """Generates images; reuses its buffers from call to call. Close it, or use it with ``with``.
 
-    Threads may share a pipeline: its calls run one after another. What it returns is theirs alone.
+    Threads may share a pipeline: its calls run one after another, and a stream's next event is one call.
+    What it returns is theirs alone.
     """
 
     def __init__(
@@ -87,8 +89,17 @@ class Pipeline(Loaded):
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except Exception:
+            if error is None:  # else the reason for leaving is what the user must see
+                raise
 
     def close(self) -> None:
         """Release captured steps, buffers and the device; a closed pipeline draws no more.
@@ -212,6 +223,9 @@ class Pipeline(Loaded):
         ``for progress in pipeline.stream("red heart", seed=7)`` gives :class:`~.stream.Progress` after
         every few steps: tokens so far and, ``partials`` times for each image, a picture of the finished
         rows. The images are those of :meth:`generate`; ``.result`` of the stream has them at the end.
+
+        The loop may be left at any event. Between two of them the pipeline is free for other calls and
+        further streams, from any thread; they change no image of this one (:class:`~.stream.Stream`).
         """
         if type(partials) is not int or partials < 0:
             raise RequestError(f"partials cannot be {shown(partials)}; give 0 or more pictures")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import Field
 
@@ -93,6 +94,13 @@ def wanted_images(request: GenerationRequest, only: Sequence[int] | None) -> lis
     return wanted
 
 
+class Suspended(Protocol):
+    """What has begun on a pipeline and goes on later, such as a stream between two of its events."""
+
+    def set_aside(self) -> None:
+        """Keep what it needs out of the engines, which another call is about to use; never raises."""
+
+
 class RequestLock:
     """Lets one call of a pipeline run at a time, from whatever thread, until :attr:`closed` is set."""
 
@@ -100,12 +108,15 @@ class RequestLock:
         self.closed = False
         self._lock = threading.Lock()
         self._inside: int | None = None
+        #: Whose rows lie in the engines. A weak reference: nobody waits for what is not wanted any more.
+        self._begun: weakref.ref[Suspended] | None = None
 
     @contextmanager
-    def hold(self, last: bool = False) -> Iterator[None]:
+    def hold(self, by: Suspended | None = None, *, last: bool = False) -> Iterator[None]:
         """Hold the lock for one call; ``last``: also where the pipeline is closed already.
 
-        Raises RequestError where a call is made from within another, or too late.
+        ``by``: what goes on later; any other call has it set aside first. Raises RequestError where a
+        call is made from within another, or too late.
         """
         me = threading.get_ident()
         if self._inside == me:
@@ -114,10 +125,14 @@ class RequestLock:
                 "on_images); wait until the call returns, or load a second pipeline"
             )
         with self._lock:
-            if self.closed and not last:
-                raise RequestError("this pipeline is closed; load the model again")
-            self._inside = me
             try:
+                self._inside = me
+                if self.closed and not last:
+                    raise RequestError("this pipeline is closed; load the model again")
+                begun = None if self._begun is None else self._begun()
+                if begun is not None and begun is not by and not last:
+                    begun.set_aside()
+                self._begun = None if by is None else weakref.ref(by)
                 yield
             finally:
                 self._inside = None

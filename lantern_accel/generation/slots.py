@@ -22,7 +22,8 @@ from lantern_accel.decoding.looks import DRAFTING_BLOCK, PLAIN_BLOCK
 from lantern_accel.device.backend import inferring
 from lantern_accel.errors import BackendError, DoesNotFitError, NotFiniteError
 from lantern_accel.families.base import Conditions, Rows
-from lantern_accel.generation.engines import explained
+from lantern_accel.generation.engines import CapturedEngine, explained
+from lantern_accel.memory.plan import size as written
 from lantern_accel.strategy.values import Sampling, Strategy
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Slots(Generic[T]):
     ) -> None:
         self.pipeline, self.backend = pipeline, pipeline.backend
         self.sampling, self.size, self.shape = sampling, size, conditions.shape
+        #: The engine's buffers and the length of its next step, while others use it.
+        self._aside: tuple[dict[str, Tensor], int] | None = None
         self.strategy = self._open(strategy, conditions)
         self._rows: dict[int, _Row] = {}
         #: What each row draws, by row.
@@ -95,20 +98,75 @@ class Slots(Generic[T]):
         with explained(self.backend):
             ready = pipeline.engine_for(rows, size, strategy, sampling, shape)
         chosen = pipeline.auto.resolve(strategy, size, sampling)
-        self.single = ready
         if size > 1:
-            # Of this one only the prefill runs, so no more of its steps than one are captured.
-            pipeline.engines.patience, before = 0.0, pipeline.engines.patience
-            self.single = pipeline.engines.get(1, chosen, sampling, shape)
-            pipeline.engines.patience = before
-            ready = pipeline.engines.get(size, chosen, sampling, shape)
-            if self.single not in pipeline.engines.ready:
-                raise DoesNotFitError(
-                    f"an engine of {size} images and one of a single image do not fit the memory of "
-                    f"{self.backend.device} together; decode fewer images at once"
-                )
+            ready = self._both(chosen)
+        else:
+            self.single = ready
         self.ready = ready
         return chosen
+
+    def _both(self, chosen: Strategy) -> CapturedEngine:
+        """Return the engine of the rows, and keep that of one image, whose prefill a prompt takes."""
+        engines, more = self.pipeline.engines, (chosen, self.sampling, self.shape)
+        if self.size == 1:
+            self.single = engines.get(1, *more)
+            return self.single
+        # Of the single one only the prefill runs, so no more of its steps than one are captured.
+        engines.patience, before = 0.0, engines.patience
+        try:
+            self.single = engines.get(1, *more)
+        finally:
+            engines.patience = before
+        ready = engines.get(self.size, *more)
+        if self.single not in engines.ready:
+            raise DoesNotFitError(
+                f"an engine of {self.size} images and one of a single image do not fit the memory of "
+                f"{self.backend.device} together; decode fewer images at once"
+            )
+        return ready
+
+    # --- sharing the engine --------------------------------------------------------------------
+
+    @property
+    def _buffers(self) -> dict[str, Tensor]:
+        """Everything of the engine that a request writes."""
+        state = {f"state.{name}": one for name, one in self.engine.state.buffers.items()}
+        return state | self.engine.changes
+
+    @inferring
+    def set_aside(self) -> None:
+        """Copy the rows to host memory, so that others may use the engine until :meth:`take_up`.
+
+        Raises :class:`DoesNotFitError` where the host has no room for them.
+        """
+        if self._aside is not None:
+            return
+        need = sum(one.nbytes for one in self._buffers.values())
+        free = self.backend.memory().left if self.backend.device.type == "cpu" else None
+        if free is not None and need > free:
+            raise DoesNotFitError(f"{written(need)} of buffers do not fit the {written(free)} free")
+        with explained(self.backend):
+            copies = {name: one.to("cpu", copy=True) for name, one in self._buffers.items()}
+        self._aside = copies, self.engine.now
+
+    @inferring
+    def take_up(self) -> None:
+        """Go on where :meth:`set_aside` stopped, on another engine of the same kind if need be."""
+        if (
+            self.ready not in self.pipeline.engines.ready
+        ):  # released, its buffers still hold the rows
+            self.set_aside()
+        if self._aside is None:
+            return
+        self.ready = self._both(self.strategy)
+        (copies, length), engine = self._aside, self.engine
+        with explained(self.backend):
+            engine._progress.clear()
+            for name, buffer in self._buffers.items():
+                buffer.copy_(copies[name])
+        engine.now, self._aside = length, None
+
+    # --- rows ----------------------------------------------------------------------------------
 
     @property
     def engine(self) -> EngineBase:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,13 +12,16 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from lantern_accel.decoding.base import Decoded
-from lantern_accel.errors import NotFiniteError, RequestError
+from lantern_accel.device.entry_points import why
+from lantern_accel.errors import LanternError, NotFiniteError, RequestError
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds, png_bytes
 from lantern_accel.generation.slots import Drawn, Slots
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from lantern_accel.device.backend import Backend
+    from lantern_accel.families.base import Conditions
     from lantern_accel.generation.loaded import Loaded
     from lantern_accel.generation.request import GenerationRequest, RequestLock
 
@@ -54,8 +59,10 @@ class Progress:
 class Stream:
     """Iterates over what :meth:`~.pipeline.Pipeline.stream` draws; ``result`` is there at the end.
 
-    The device is held until the last event, or until :meth:`close`; a loop that is left early should
-    close the stream, or be within ``with``.
+    The pipeline is held while an event is computed, and free between two of them: a loop that is left
+    (``break``, an exception, an interrupt) leaves nothing behind, and other calls and further streams may
+    run in between, from any thread. They cost a copy of this stream's caches to host memory and back, and
+    change no image. :meth:`close`, or the end of ``with``, frees that copy at once.
     """
 
     def __init__(
@@ -68,15 +75,37 @@ class Stream:
         self.request = request
         self._result: GenerationResult | None = None
         self._pipeline, self._lock, self._partials = pipeline, lock, partials
-        self.backend = pipeline.backend
-        self._seconds = dict.fromkeys(("text", "prefill", "decode", "pixels"), 0.0)
-        self._events = self._run()
+        self._seconds = dict.fromkeys(("text", "prefill", "decode", "pixels", "total"), 0.0)
+        #: Lets threads that share a stream take its events one after another.
+        self._taking = threading.RLock()
+        self._events: deque[Progress] = deque()
+        self._error: LanternError | None = None
+        self._over = False
+        self._conditions: Conditions | None = None
+        self._slots: Slots[int] | None = None
+        self._wanted = list(range(request.count))
+        self._shown: dict[int, int] = {}
+        self._done: dict[int, tuple[Decoded, Image | None]] = {}
+
+    @property
+    def backend(self) -> Backend:
+        """The device that draws."""
+        return self._pipeline.backend
 
     def __iter__(self) -> Iterator[Progress]:
-        return self._events
+        return self
 
     def __next__(self) -> Progress:
-        return next(self._events)
+        with self._taking:
+            while not self._events:
+                if self._error is not None:
+                    error, self._error = self._error, None
+                    self.close()
+                    raise error
+                if self._over:
+                    raise StopIteration
+                self._advance()
+            return self._events.popleft()
 
     def __enter__(self) -> Stream:
         return self
@@ -85,68 +114,118 @@ class Stream:
         self.close()
 
     def close(self) -> None:
-        """Give up what is not drawn yet, and let the pipeline serve others."""
-        self._events.close()  # type: ignore[attr-defined]
+        """Give up what is not drawn yet, and free what is kept of it; from any thread."""
+        self._over = True
+        self._events.clear()
+        self._slots = self._conditions = None
 
     @property
     def result(self) -> GenerationResult:
         """The images and figures of the whole request; raises RequestError before its last event."""
-        if self._result is None:
+        if self._result is None or self._events:
             raise RequestError("the stream has not come to its end yet; take its events first")
         return self._result
 
-    def _run(self) -> Iterator[Progress]:
-        pipeline, request, model = self._pipeline, self.request, self._pipeline.model
-        # The lock is held between events, the device's inference mode is not: it is the thread's.
-        with self._lock.hold(), pipeline.backend.stopwatch() as total:
-            with self._timed("text"):
-                conditions = pipeline.conditions(request.prompts, request.size)
-            wanted = list(range(request.count))
-            asked = request.strategy, request.sampling
-            size = request.batch_size or pipeline.engines.usual_batch(request.count, *asked)
-            first = conditions.pick([0])
-            slots = Slots[int](pipeline, *asked, min(size, request.count), first)
-            shown: dict[int, int] = {}
-            done: dict[int, tuple[Decoded, Image | None]] = {}
-            while len(done) < request.count:
-                while wanted and slots.joinable:
-                    with self._timed("prefill"):
-                        index = wanted.pop(0)
-                        picked = conditions.pick([index // request.num_images])
-                        rows_ = model.family.rows(model, picked, request.sampling)
-                        slots.join(index, rows_, request.seed, index)
-                with self._timed("decode"):
-                    slots.advance()
-                for index, one in slots.news():
-                    if isinstance(one, NotFiniteError):
-                        raise one
-                    if isinstance(one, Drawn):
-                        drawn, tokens = one.decoded, one.decoded.tokens[0]
-                        prompt = request.prompts[index // request.num_images]
-                        with self._timed("pixels"):
-                            of = conditions.shape, [prompt], [request.seed + index]
-                            image = next(iter(pipeline.pictures(drawn.tokens, *of)), None)
-                        rows = 0 if image is None else image.height
-                        done[index] = drawn, image
-                    else:
-                        tokens, image, rows = slots.so_far(one), None, 0
-                        share = len(tokens) * (self._partials + 1) // slots.tokens
-                        if share > shown.get(index, 0):
-                            image, rows = pipeline.partial_picture(tokens, conditions.shape)
-                            shown[index] = share if image else shown.get(index, 0)
-                    yield Progress(index, tokens, slots.tokens, image, rows, index in done)
-        ordered = [done[index] for index in range(request.count)]
-        self._result = pipeline.finished(
+    def set_aside(self) -> None:
+        """Keep the rows while another call uses the engines; of a failure the next event tells."""
+        slots = self._slots
+        if slots is None:
+            return
+        try:
+            slots.set_aside()
+        except Exception as error:
+            self._slots = None
+            self._error = RequestError(
+                "another request took this stream's place, and what it had drawn could not be kept "
+                f"({why(error)}); stream it again, or take its events without other calls in between"
+            )
+
+    def _advance(self) -> None:
+        """Draw until there is an event, with the pipeline held."""
+        with self._lock.hold(self):
+            if self._error is not None:  # it was set aside while this call waited
+                return
+            try:
+                with self._timed("total"):
+                    while not (self._events or self._over or self._error):
+                        self._turn()
+                if len(self._done) == self.request.count and not self._over:
+                    self._finish()
+            except BaseException:  # an interrupt leaves rows that nobody can trust
+                self.close()
+                raise
+
+    def _begin(self) -> tuple[Slots[int], Conditions]:
+        pipeline, request = self._pipeline, self.request
+        with self._timed("text"):
+            conditions = pipeline.conditions(request.prompts, request.size)
+        asked = request.strategy, request.sampling
+        size = request.batch_size or pipeline.engines.usual_batch(request.count, *asked)
+        first = conditions.pick([0])
+        slots = Slots[int](pipeline, *asked, min(size, request.count), first)
+        self._conditions, self._slots = conditions, slots
+        return slots, conditions
+
+    def _turn(self) -> None:
+        """Let images join, run some steps, and keep what is new as events."""
+        pipeline, request = self._pipeline, self.request
+        slots, conditions = self._slots, self._conditions
+        if slots is None or conditions is None:
+            slots, conditions = self._begin()
+        slots.take_up()
+        while self._wanted and slots.joinable:
+            with self._timed("prefill"):
+                index = self._wanted.pop(0)
+                picked = conditions.pick([index // request.num_images])
+                rows = pipeline.model.family.rows(pipeline.model, picked, request.sampling)
+                slots.join(index, rows, request.seed, index)
+        with self._timed("decode"):
+            slots.advance()
+        for index, one in slots.news():
+            if isinstance(one, NotFiniteError):
+                self._error = one
+                return
+            self._events.append(self._event(slots, conditions, index, one))
+
+    def _event(
+        self, slots: Slots[int], conditions: Conditions, index: int, one: Drawn | int
+    ) -> Progress:
+        """Return what is known of an image: the complete one, or that of a row."""
+        pipeline, request = self._pipeline, self.request
+        image: Image | None = None
+        rows = 0
+        if isinstance(one, Drawn):
+            tokens = one.decoded.tokens[0]
+            prompt = request.prompts[index // request.num_images]
+            with self._timed("pixels"):
+                of = conditions.shape, [prompt], [request.seed + index]
+                image = next(iter(pipeline.pictures(one.decoded.tokens, *of)), None)
+            rows = 0 if image is None else image.height
+            self._done[index] = one.decoded, image
+        else:
+            tokens = slots.so_far(one)
+            share = len(tokens) * (self._partials + 1) // slots.tokens
+            if share > self._shown.get(index, 0):
+                image, rows = pipeline.partial_picture(tokens, conditions.shape)
+                self._shown[index] = share if image else self._shown.get(index, 0)
+        return Progress(index, tokens, slots.tokens, image, rows, index in self._done)
+
+    def _finish(self) -> None:
+        request, slots = self.request, self._slots
+        assert slots is not None
+        ordered = [self._done[index] for index in range(request.count)]
+        self._result = self._pipeline.finished(
             request,
             slots.strategy,
             [decoded for decoded, _ in ordered],
             [image for _, image in ordered if image is not None],
-            PhaseSeconds(total=total.seconds, **self._seconds),
+            PhaseSeconds(**self._seconds),
             batch=slots.size,
             slots=slots.size,
             buffers=slots.engine.nbytes,
             columns=request.num_images,
         )
+        self._over, self._slots, self._conditions = True, None, None
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import threading
 import types
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 import lantern_accel
 from lantern_accel.errors import RequestError
 from lantern_accel.generation.notebook import bar
+from lantern_accel.generation.slots import Slots
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +59,146 @@ def test_partial_pictures_hold_the_finished_rows(pipeline):
 
 
 def test_a_stream_that_is_left_gives_the_pipeline_back(pipeline):
+    whole = pipeline.generate("red heart", seed=5).tokens
     with pipeline.stream("red heart", seed=5, strategy="vanilla") as stream:
         next(stream)
         with pytest.raises(RequestError, match="not come to its end"):
             _ = stream.result
-        with pytest.raises(RequestError, match="is drawing"):
-            pipeline.generate("red heart")
+        assert torch.equal(pipeline.generate("red heart", seed=5).tokens, whole)
         assert not torch.is_inference_mode_enabled()  # which is the thread's, not the stream's
-    assert pipeline.generate("red heart", seed=5).images
+    assert list(stream) == []
+    assert torch.equal(pipeline.generate("red heart", seed=5).tokens, whole)
+
+
+def leave_by_break(pipeline):
+    for _ in pipeline.stream("red heart", seed=5, strategy="vanilla"):
+        break
+
+
+def leave_by_exception(pipeline):
+    for _ in pipeline.stream("red heart", seed=5, strategy="vanilla"):
+        raise KeyError("the user's own")
+
+
+def leave_by_interrupt_in_a_step(pipeline, monkeypatch):
+    monkeypatch.setattr(Slots, "advance", lambda self: (_ for _ in ()).throw(KeyboardInterrupt()))
+    for _ in pipeline.stream("red heart", seed=5, strategy="vanilla"):
+        pass
+
+
+def in_other_thread(call, seconds=60):
+    """Return what ``call`` returns in a thread that has never used the pipeline; fails if it waits."""
+    found: list = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert found, "the other thread waits"
+    return found[0]
+
+
+@pytest.mark.parametrize("kind", [KeyError, KeyboardInterrupt, GeneratorExit, SystemExit])
+def test_an_error_in_a_streams_loop_is_the_one_that_the_user_sees(tiny_model, kind):
+    kept = None
+    try:
+        with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as own:
+            for _ in own.stream("red heart", seed=5, strategy="vanilla"):
+                raise kind("the user's own")
+    except BaseException as error:  # which keeps the frame, and so the stream, alive
+        kept = error
+    assert type(kept) is kind and kept.args == ("the user's own",)
+    with pytest.raises(RequestError, match="closed"):
+        own.generate("red heart")
+
+
+def test_a_loop_that_is_left_locks_no_thread_out(pipeline, monkeypatch):
+    whole = pipeline.generate("red heart", seed=5).tokens
+    kept = []
+
+    def again() -> torch.Tensor:
+        return pipeline.generate("red heart", seed=5).tokens
+
+    leave_by_break(pipeline)
+    assert torch.equal(again(), whole) and torch.equal(in_other_thread(again), whole)
+    try:
+        leave_by_exception(pipeline)
+    except KeyError as error:
+        kept.append(error)
+    assert torch.equal(again(), whole) and torch.equal(in_other_thread(again), whole)
+    with monkeypatch.context() as patch:
+        try:
+            leave_by_interrupt_in_a_step(pipeline, patch)
+        except KeyboardInterrupt as error:
+            kept.append(error)
+    assert torch.equal(again(), whole) and torch.equal(in_other_thread(again), whole)
+    pipeline.stream("red heart")  # nobody takes an event of it
+    assert len(kept) == 2 and torch.equal(again(), whole)
+
+
+@pytest.mark.parametrize("strategy", ["vanilla", "eagle2", "lantern++", "sjd", "auto"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_streams_that_take_turns_draw_their_own_images(pipeline, strategy, batch):
+    asked = {"strategy": strategy, "num_images": 3, "batch_size": batch}
+    both = {"red heart": 5, "dog face": 6}
+    whole = {p: pipeline.generate(p, seed=s, **asked).tokens for p, s in both.items()}
+    open_ = {p: pipeline.stream(p, seed=s, **asked) for p, s in both.items()}
+    left = dict(open_)
+    for number in range(100):
+        for prompt, stream in list(left.items()):
+            if next(stream, None) is None:
+                del left[prompt]
+        if number == 1:  # the engines that they draw on are gone
+            pipeline.release_engines()
+    assert not left
+    for prompt, stream in open_.items():
+        assert torch.equal(stream.result.tokens, whole[prompt])
+
+
+def test_a_stream_goes_on_after_other_calls_and_after_its_loop(pipeline):
+    whole = pipeline.generate("red heart", seed=5, num_images=2, strategy="eagle").tokens
+    stream = pipeline.stream("red heart", seed=5, num_images=2, strategy="eagle")
+    for _ in stream:
+        break
+    for temperature in (0.0, 0.7):  # settings that are data of the same engine
+        pipeline.generate("dog face", strategy="eagle", temperature=temperature)
+    in_other_thread(lambda: next(stream))
+    list(stream)
+    assert torch.equal(stream.result.tokens, whole)
+
+
+def test_tasks_of_an_event_loop_stream_at_once_and_may_be_cancelled(pipeline):
+    whole = pipeline.generate("red heart", seed=5, strategy="vanilla").tokens
+
+    async def one(seconds: float) -> torch.Tensor:
+        stream = pipeline.stream("red heart", seed=5, strategy="vanilla")
+        for _ in stream:
+            await asyncio.sleep(seconds)
+        return stream.result.tokens
+
+    async def all_() -> list[torch.Tensor]:
+        dropped = asyncio.create_task(one(3600))
+        found = await asyncio.gather(one(0), one(0))
+        dropped.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await dropped
+        return found
+
+    for tokens in asyncio.run(all_()):
+        assert torch.equal(tokens, whole)
+
+
+def test_a_stream_whose_rows_cannot_be_kept_says_so_and_costs_others_nothing(pipeline, monkeypatch):
+    stream = pipeline.stream("red heart", seed=5, strategy="vanilla")
+    next(stream)
+
+    def full(self: Slots) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Slots, "set_aside", full)
+        assert pipeline.generate("dog face", seed=5).images
+    with pytest.raises(RequestError, match="could not be kept"):
+        list(stream)
+    assert list(stream) == []
 
 
 @pytest.mark.parametrize("given", [{"partials": -1}, {"partials": 1.5}, {"strategy": "eagel"}])

@@ -139,7 +139,7 @@ class TokenFamily(Family):
         if not isinstance(model.text, PromptText):
             lacks = model.missing.get("text", "a text tokenizer in its folder")
             raise RequestError(f"the model {manifest.name!r} lacks {lacks}")
-        return self.padded(model, model.text.prompts(texts, *grid), device, grid)
+        return self.padded(model, model.text.ids(texts, *grid), device, grid)
 
     def padded(
         self,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.errors import CheckpointError, RequestError
+from lantern_accel.families.controls import Controls
 from lantern_accel.files import read_json_file, read_text_file
 
 #: Prompts are padded to multiples of this, so that few lengths need buffers and a capture of their own.
@@ -104,14 +105,24 @@ class PromptText(ABC):
         self.tokenizer = read_tokenizer(path)
         check_vocabulary(self.tokenizer, manifest.target.token_count, path)
         self.manifest, self.path = manifest, path
+        self.controls = Controls(self.tokenizer, self.marks())
+
+    def marks(self) -> Sequence[str]:
+        """Return strings that prompts are built of, whether or not they are tokens of their own."""
+        return ()
 
     @abstractmethod
     def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
         """Return the ids of each prompt for a picture of ``rows x columns`` tokens."""
 
+    def ids(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
+        """Return :meth:`prompts`; raises :class:`RequestError` for a text with a control string."""
+        self.controls.check(texts)
+        return self.prompts(texts, rows, columns)
+
     def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return ids ``[n, longest]``, left-padded, and their mask, for the default picture size."""
-        ids = self.prompts(prompts, *self.manifest.grid(None))
+        ids = self.ids(prompts, *self.manifest.grid(None))
         return left_pad(ids, max(len(row) for row in ids), self.manifest.pad)
 
     def release(self) -> None:  # noqa: B027, for encoders on a device

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.base import Model
+from lantern_accel.families.controls import Controls
 from lantern_accel.families.glm_image.grids import grid_of, grids, prior_token_ids
-from lantern_accel.families.glm_image.text import check_special
 from lantern_accel.families.releases import require
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.decoding import InterruptedDecodingError, draw, fresh_seeds
@@ -60,7 +60,9 @@ class _Prior:
     ) -> Tensor:
         """Return the codes of both grids, ``[B, N]``."""
         tokenizer = getattr(self.pipe.processor, "tokenizer", None)
-        check_special(prompts, getattr(tokenizer, "added_tokens_encoder", {}))
+        reads = getattr(tokenizer, "backend_tokenizer", None)
+        if reads is not None:  # else our own prior's tokenizer is asked, below
+            Controls(reads).check(prompts)
         if self.own is not None:
             made = self.own.conditions(prompts, (width, height))
             sampling = self.own.sampling(**self.overrides)

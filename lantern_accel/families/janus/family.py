@@ -18,7 +18,7 @@ from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.janus import official
 from lantern_accel.families.janus.model import DEFAULTS, JanusConfig, JanusGPT, JanusManifest
 from lantern_accel.families.janus.published import ENTRIES
-from lantern_accel.families.janus.text import SpecialIds, prompt_ids
+from lantern_accel.families.janus.text import ROLES, SpecialIds, prompt_ids
 from lantern_accel.families.keys import Change, to_adjacent
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_drafter import fitting_config
@@ -30,6 +30,10 @@ from lantern_accel.strategy.values import Sampling
 
 class JanusText(PromptText):
     """The tokenizer of one model; its prompts name no size."""
+
+    def marks(self) -> Sequence[str]:
+        """Return the names of the roles where these are marks and not words."""
+        return [role for role in ROLES[self.manifest.variant] if role.startswith("<")]
 
     def prompts(self, texts: Sequence[str], rows: int = 0, columns: int = 0) -> list[list[int]]:
         """Return the ids of each prompt."""

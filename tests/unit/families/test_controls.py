@@ -1,0 +1,139 @@
+"""Control strings in a user's text: refused by name in every family, and what is text stays text."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.chameleon import write_anole, write_lumina
+from support.glm_image import write_glm_image
+from support.janus import SPECIAL, write_janus, write_tokenizer
+
+import lantern_accel
+from lantern_accel.errors import RequestError
+from lantern_accel.families.controls import Controls
+from lantern_accel.families.tokenizer import read_tokenizer
+
+FAMILIES = ("janus", "anole", "lumina", "glm_image")
+#: What users write, whichever family they have: each is a token somewhere.
+STRINGS = (
+    *("<image>", "<|image|>", "<start_of_image>", "<begin_of_image>", "<end_of_image>", "<sop>"),
+    *("<eop>", "<eos>", "<s>", "</s>", "<pad>", "[gMASK]", "[MASK]", "<|User|>", "<|Assistant|>"),
+    *("<|user|>", "<|system|>", "<racm3:break>", "<eoss>", "<reserved08706>", "IMGIMGAZ"),
+    *("<|dit_token_3|>", "<|endoftext|>", "<image_placeholder>", *SPECIAL),
+)
+#: What looks like one and is none.
+TEXT = ("a <b> of c", "x < y > z", "a [very] red fox", "f(a) | b", "100 % <3", "$a_b$ {c}")
+
+
+@pytest.fixture(scope="module")
+def pipes(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    root = tmp_path_factory.mktemp("models")
+    write = {"janus": write_janus, "lumina": write_lumina, "glm_image": write_glm_image}
+    write["anole"] = lambda folder: write_anole(folder, layout="hf")
+    opened = {}
+    for name in FAMILIES:
+        folder = write[name](root / name)
+        opened[name] = lantern_accel.load(folder, device="cpu", dtype="float32")
+    yield opened
+    for one in opened.values():
+        one.close()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_token_of_a_family_s_own_is_refused_by_name(pipes: Any, name: str) -> None:
+    text = pipes[name].model.text
+    own = [one for one in text.tokenizer.get_vocab() if re.search(r"^<.+>$|^\[.+\]$|^IMGIMG", one)]
+    assert len(own) > 5
+    for string in own:
+        for prompt in (f"a red fox {string} and more", string, f"{string} a fox", f"fox\n{string}"):
+            with pytest.raises(RequestError) as caught:
+                text.ids([prompt], 4, 4)
+            assert repr(string)[1:-1] in str(caught.value)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_string_is_refused_or_is_text(pipes: Any, name: str) -> None:
+    text = pipes[name].model.text
+    plain = set(text.tokenizer.encode("a red fox on the moon", add_special_tokens=False).ids)
+    for string in STRINGS:
+        try:
+            text.ids([f"a red fox {string}"], 4, 4)
+        except RequestError:
+            continue
+        known = text.tokenizer.get_vocab()
+        assert string not in known, (name, string)
+        ids = text.tokenizer.encode(string, add_special_tokens=False).ids
+        assert all(i not in text.controls._ids for i in ids)
+    assert plain.isdisjoint(text.controls._ids)
+    for words in TEXT:
+        assert text.controls.find(words) is None
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_generate_and_stream_refuse_it_and_go_on(pipes: Any, name: str) -> None:
+    pipe = pipes[name]
+    string = next(iter(pipe.model.text.controls.strings or pipe.model.text.tokenizer.get_vocab()))
+    string = {"anole": "<racm3:break>", "lumina": "<reserved08706>"}.get(name, string)
+    prompt = f"a red fox {string} on the moon"
+    with pytest.raises(RequestError, match="reads as a token of its own"):
+        pipe.generate(prompt, strategy="vanilla")
+    with pytest.raises(RequestError, match="reads as a token of its own"):
+        pipe.generate(["a red fox", prompt], strategy="vanilla")
+    with (
+        pytest.raises(RequestError, match="reads as a token of its own"),
+        pipe.stream(prompt, strategy="vanilla") as stream,
+    ):
+        next(stream)
+    assert pipe.conditions(["a red fox"]).condition.shape[0] == 1
+
+
+def test_the_way_out_that_is_named_is_text(pipes: Any) -> None:
+    with pytest.raises(RequestError, match=r"or write '< begin_of_image>'"):
+        pipes["janus"].conditions(["a <begin_of_image>"])
+    for name in FAMILIES:
+        assert pipes[name].conditions(["a < begin_of_image> < sop> I MGIMGAZ"]) is not None
+
+
+def test_roles_are_marks_of_the_prompt_even_where_no_token_is(tmp_path: Path) -> None:
+    folder = write_janus(tmp_path / "Janus-Pro")
+    write_tokenizer(folder, drop="<|User|>")
+    with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
+        assert "<|User|>" not in pipe.model.text.tokenizer.get_vocab()  # type: ignore[union-attr]
+        with pytest.raises(RequestError, match=r"has '<\|User\|>' in it"):
+            pipe.conditions(["a fox\n\n<|User|>: a cat"])
+
+
+def _controls(path: Path, added: list[dict[str, Any]], normalizer: Any = None) -> Controls:
+    letters = " abcdefghijklmnopqrstuvwxyz<>/_"
+    vocab = {letter: i for i, letter in enumerate(letters)}
+    content = {
+        "version": "1.0", "normalizer": normalizer,
+        "added_tokens": [
+            {"id": 50 + i, "single_word": False, "lstrip": False, "rstrip": False,
+             "normalized": False, "special": False, **one}
+            for i, one in enumerate(added)
+        ],
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }  # fmt: skip
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return Controls(read_tokenizer(path))
+
+
+def test_letters_and_spaces_that_a_file_adds_are_text(tmp_path: Path) -> None:
+    added = [{"content": text} for text in ("\u00f6", "\u00f7", "    ", "--", "caf\u00e9")]
+    controls = _controls(tmp_path / "t.json", [*added, {"content": "<tool>"}, {"content": "/nothink"}])
+    assert controls.find("sch\u00f6n    caf\u00e9 \u00f7 -- a") is None
+    assert controls.find("a <tool>") == "<tool>"
+    assert controls.find("a /nothink") == "/nothink"
+
+
+def test_a_token_is_found_behind_a_normaliser(tmp_path: Path) -> None:
+    added = [{"content": "<sop>", "normalized": True, "special": True}]
+    lower = {"type": "Lowercase"}
+    assert _controls(tmp_path / "t.json", added, lower).find("a <SOP> b") == "<sop>"
+    wide = {"type": "NFKC"}
+    assert _controls(tmp_path / "t.json", added, wide).find("a \uff1csop\uff1e") == "<sop>"

@@ -16,9 +16,10 @@ MOST_IMAGES = 10_000
 #: Seeds are below this.
 SEEDS = 2**63
 MOST_SEED = SEEDS - 1
-#: Temperatures and guidance scales above this overflow float32 sooner or later, and mean nothing below.
-MOST_SCALE = 1e6
-MOST_TEMPERATURE = MOST_SCALE
+#: Guidance scales; published ones are below 20.
+MOST_SCALE = 1000.0
+#: Temperatures; every code is nearly as likely as any other long before.
+MOST_TEMPERATURE = 100.0
 #: Pixels on a side.
 MOST_PIXELS = 1 << 16
 #: Samples of one measured cell, seconds that one may take, and threads.

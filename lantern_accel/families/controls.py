@@ -35,7 +35,7 @@ class Controls:
             if _is_control(str(one.content), bool(one.special))
         }
         named = {i: name for name, i in tokenizer.get_vocab().items() if _NAME.fullmatch(name)}
-        self._ids = {**named, **found}
+        self._ids: dict[int, str] = {**named, **found}
         # Words that no vocabulary has become this token: it is no sign of a control string.
         unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
         unwritten = self._ids.pop(unknown, None)
@@ -50,7 +50,7 @@ class Controls:
         for one in self.strings:
             if one in text:
                 return one
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return next((self._ids[i] for i in ids if i in self._ids), None)
 
     def check(self, texts: Iterable[str]) -> None:

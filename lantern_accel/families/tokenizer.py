@@ -50,7 +50,10 @@ def check_texts(prompts: Sequence[str | int], name: str) -> list[str]:
     """Return prompts that are all text; raises :class:`RequestError` for a class id."""
     for prompt in prompts:
         if not isinstance(prompt, str):
-            raise RequestError(f"the model {name!r} takes text, not the class {prompt!r}")
+            raise RequestError(
+                f"the model {name!r} draws from text, and the prompt {prompt!r} is a number; describe a "
+                "picture in words, such as 'red heart'"
+            )
     return [str(prompt) for prompt in prompts]
 
 

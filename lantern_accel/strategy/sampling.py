@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from lantern_accel.bounds import MOST_CODES, MOST_SCALE
+from lantern_accel.bounds import MOST_CODES, MOST_SCALE, MOST_TEMPERATURE
 from lantern_accel.records import Frozen
 
 Scale = Annotated[float, Field(ge=0, le=MOST_SCALE, allow_inf_nan=False)]
@@ -20,7 +20,7 @@ class Sampling(Frozen):
     number, at least 0.
     """
 
-    temperature: Scale = 1.0
+    temperature: float = Field(1.0, ge=0, le=MOST_TEMPERATURE, allow_inf_nan=False)
     top_k: int = Field(0, ge=0, le=MOST_CODES, description="0: all codes")
     top_p: float = Field(1.0, gt=0, le=1)
     cfg_scale: Scale = Field(1.0, description="u + s (c - u); 1 or less: no guidance")

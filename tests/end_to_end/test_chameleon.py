@@ -142,7 +142,7 @@ def test_other_sizes_and_classes_are_refused(command, anole, tiny_model, tmp_pat
         assert f"draws {own} pixels only, not 64x32" in done.stderr
     with (
         lantern_accel.load(anole, device="cpu") as pipe,
-        pytest.raises(lantern_accel.RequestError, match="takes text, not the class 3"),
+        pytest.raises(lantern_accel.RequestError, match="the prompt 3 is a number"),
     ):
         pipe.generate(3)
 

@@ -125,7 +125,9 @@ def _controls(path: Path, added: list[dict[str, Any]], normalizer: Any = None) -
 
 def test_letters_and_spaces_that_a_file_adds_are_text(tmp_path: Path) -> None:
     added = [{"content": text} for text in ("\u00f6", "\u00f7", "    ", "--", "caf\u00e9")]
-    controls = _controls(tmp_path / "t.json", [*added, {"content": "<tool>"}, {"content": "/nothink"}])
+    controls = _controls(
+        tmp_path / "t.json", [*added, {"content": "<tool>"}, {"content": "/nothink"}]
+    )
     assert controls.find("sch\u00f6n    caf\u00e9 \u00f7 -- a") is None
     assert controls.find("a <tool>") == "<tool>"
     assert controls.find("a /nothink") == "/nothink"

@@ -115,7 +115,7 @@ def test_what_a_request_cannot_have(tmp_path: Path) -> None:
             pipe.generate("a cube", size=(24, 12))
         with pytest.raises(RequestError, match="shorten the prompt to 24 tokens"):
             pipe.generate("a very long description of a cube")
-        with pytest.raises(RequestError, match="takes text, not the class 3"):
+        with pytest.raises(RequestError, match="the prompt 3 is a number"):
             pipe.generate(3)
         with pytest.raises(RequestError, match="two-way guidance"):
             pipe.generate("a cube", cfg_scale_image=1.5)

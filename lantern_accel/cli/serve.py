@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import socket
 import threading
@@ -16,7 +17,7 @@ import typer
 from lantern_accel.bounds import MOST_BATCH, MOST_PROMPT, MOST_SECONDS
 from lantern_accel.cli.console import say, warn
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
-from lantern_accel.errors import RequestError
+from lantern_accel.errors import RequestError, shown
 from lantern_accel.files import read_lines
 
 #: API keys, with commas between.
@@ -59,6 +60,14 @@ def serve(
     most_prompt: int = typer.Option(
         4000, min=1, max=MOST_PROMPT, help="Characters that a prompt may have."
     ),
+    cors: list[str] = typer.Option(
+        [],
+        metavar="ORIGIN",
+        help="An origin whose pages may ask (https://example.org; *: every one); repeat for several.",
+    ),
+    root_path: str = typer.Option(
+        "", metavar="PATH", help="The path below which a proxy serves this, such as /images."
+    ),
     strategy: list[str] = typer.Option(
         [],
         "--warm-up",
@@ -97,6 +106,8 @@ def serve(
         "keys": keys,
         "most_body": most_body,
         "most_prompt": most_prompt,
+        "origins": tuple(map(_origin, cors)),
+        "root_path": _root_path(root_path),
     }
     if on is not None:
         if on != "ray" or load.device != "auto" or strategy:
@@ -123,6 +134,25 @@ def serve(
         if not keys and host not in ("127.0.0.1", "localhost", "::1"):
             warn(f"everybody who reaches {host} may draw; --api-keys FILE asks for a key", "open")
         Server(app, grace=grace, host=host, port=port).run()
+
+
+def _origin(text: str) -> str:
+    """Return an origin as browsers send it; raises RequestError for what is none."""
+    found = text.strip().rstrip("/").lower()
+    if found != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+", found):
+        raise RequestError(
+            f"--cors takes an origin, which is a scheme and a host such as https://example.org, or *; "
+            f"not {shown(text)}"
+        )
+    return found
+
+
+def _root_path(text: str) -> str:
+    """Return a path with a slash before it and none behind; raises RequestError for what is none."""
+    found = text.strip().strip("/")
+    if re.search(r"[\s?#%]|:/", found):
+        raise RequestError(f"--root-path takes a path such as /images, not {shown(text)}")
+    return f"/{found}" if found else ""
 
 
 def _check_address(host: str, port: int) -> None:

@@ -85,16 +85,24 @@ class Artist:
 
 
 class Router:
-    """Passes every request on to a kind of device: ``replicas`` by its name, and their handles."""
+    """Passes every request on to a kind of device: ``replicas`` by its name, and their handles.
+
+    ``root_path``: the path below which a proxy serves all of it.
+    """
 
     def __init__(
-        self, keys: Sequence[str], most_body: int, replicas: Mapping[str, int], *handles: Any
+        self,
+        keys: Sequence[str],
+        most_body: int,
+        replicas: Mapping[str, int],
+        *handles: Any,
+        root_path: str = "",
     ) -> None:
         self.handles = dict(zip(replicas, handles, strict=True))
         self.replicas = replicas
         self.busy = dict.fromkeys(replicas, 0)
         self.rows: dict[str, int] = {}
-        self.most_body, self.keys = most_body, keys
+        self.most_body, self.keys, self.root_path = most_body, keys, root_path
 
     async def order(self) -> list[str]:
         """Return the kinds, the one with the fewest requests per row first."""
@@ -105,7 +113,8 @@ class Router:
 
     async def __call__(self, request: Request) -> Response:
         """Answer with what a replica answers; ask the next kind where one is full or going down."""
-        refusal = refused(request.scope, self.keys, self.most_body)
+        known = {**request.scope, "root_path": self.root_path}
+        refusal = refused(known, self.keys, self.most_body)
         if refusal is None:
             body = b""
             async for part in request.stream():
@@ -198,4 +207,7 @@ def start(
         max_ongoing_requests=ONGOING * max(1, sum(replicas.values())),
         ray_actor_options={"num_cpus": 0},
     )
-    serve.run(router.bind(keys, given["most_body"], replicas, *handles), name="lantern_accel")
+    routed = router.bind(
+        keys, given["most_body"], replicas, *handles, root_path=given.get("root_path", "")
+    )
+    serve.run(routed, name="lantern_accel")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lantern_accel.serving.body import FORMATS, ImageRequest
-from lantern_accel.serving.studio import Completed, Finished, Partial
+from lantern_accel.serving.studio import STAGES, Completed, Finished, Partial
 from lantern_accel.strategy.values import NoTree
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def figures(request: ImageRequest, model: str, done: Sequence[Finished], used: C
     drafts = speculation(done, used)
     return {
         "model": model,
-        "seed": request.seeds[0][0],
+        "seed": _seed(request, done),
         "strategy": used.strategy.name,
         "relaxed": used.strategy.acceptance.relaxed,
         "exact": not used.strategy.acceptance.relaxed and not used.rounding,
@@ -104,11 +104,19 @@ def figures(request: ImageRequest, model: str, done: Sequence[Finished], used: C
             **statistics(done, used.rounding),
             "seconds": round(used.seconds, 4),
             "seconds_waited": round(used.waited, 4),
+            "stages": {name: round(used.stages.get(name, 0.0), 4) for name in STAGES},
+            "peak_memory_bytes": used.peak,
         },
         "metrics": {"speculative_decoding": drafts} if drafts else {},
         "ignored": list(request.ignored),
         "notes": list(used.notes),
     }
+
+
+def _seed(request: ImageRequest, done: Sequence[Finished]) -> int | list[int]:
+    """Return the seed that was sent or drawn; where a list was sent, that of each image."""
+    seeds = [request.seeds[one.index][0] for one in done]
+    return seeds if isinstance(request.body.seed, list) and len(seeds) > 1 else seeds[0]
 
 
 def whole_answer(
@@ -154,6 +162,10 @@ def _event(kind: str, request: ImageRequest, image: Image, index: int) -> dict[s
         **_common(request, image),
         "image_index": index,
     }
+
+
+#: What a stream that waits sends: a line that clients pass over, and that proxies count as traffic.
+COMMENT = ": waiting\n\n"
 
 
 def sse(data: dict[str, Any]) -> str:

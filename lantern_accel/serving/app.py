@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import signal
 import socket
@@ -16,14 +17,16 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 import lantern_accel
 from lantern_accel.errors import LanternError, did_you_mean
+from lantern_accel.families.tokenizer import PromptText
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.serving import answer, encoder
-from lantern_accel.serving.body import CLIENT_SIZES, ImageRequest, read_body
-from lantern_accel.serving.gate import Gate
+from lantern_accel.serving.body import CLIENT_SIZES, ImageRequest, check_text, read_body
+from lantern_accel.serving.gate import ENDING, Ending, Gate
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.refusals import Refusal, check_model, refusal_of
 from lantern_accel.serving.studio import (
@@ -37,6 +40,8 @@ from lantern_accel.serving.studio import (
 )
 from lantern_accel.strategy.values import AUTO, STRATEGIES
 
+#: Headers of answers that a page of another origin may read.
+EXPOSED = ("x-request-id", "x-should-retry", "retry-after", "x-device-kind")
 #: Nothing is fetched from elsewhere, and pictures come as data.
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
@@ -95,6 +100,14 @@ def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> Fast
     )  # fmt: skip
     app.state.studio = studio
     app.add_middleware(Gate, metrics=metrics, limits=chosen)
+    if chosen.origins:  # outside the gate: a preflight brings no key, and errors are read too
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=chosen.origins,
+            allow_methods=("GET", "HEAD", "POST"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED,
+        )
     _add_errors(app)
     _add_routes(app, studio)
     return app
@@ -115,6 +128,7 @@ def _add_errors(app: FastAPI) -> None:
             found = Refusal(error.status_code, text, headers=dict(error.headers or {}))
         else:
             found = refusal_of(error)
+        request.scope[ENDING].outcome = found.outcome
         return found.response()
 
     for kind in (HTTPException, Refusal, LanternError):
@@ -122,8 +136,11 @@ def _add_errors(app: FastAPI) -> None:
 
 
 async def _json(request: Request) -> object:
+    """Return the body; raises :class:`Refusal` for one that is no JSON, or no text."""
     try:
-        return json.loads(await request.body())
+        found = json.loads(await request.body())
+        check_text(found)
+        return found
     except (ValueError, RecursionError) as error:
         text = "the body is no JSON"
         if isinstance(error, json.JSONDecodeError):
@@ -146,19 +163,21 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
         found: tuple[int, int] = pipeline.model.family.picture(manifest, size)
         return found
 
+    def check(text: str) -> None:
+        """Refuse what the model reads as no text, before it waits."""
+        if isinstance(pipeline.model.text, PromptText):
+            pipeline.model.text.controls.check([text])
+
     @app.post("/v1/images/generations")
     async def generations(request: Request) -> Response:
-        began = time.monotonic()
-        asked = read_body(await _json(request), manifest, picture, settings.most_prompt)
+        asked = read_body(await _json(request), manifest, picture, settings.most_prompt, check)
         inbox = Inbox(asked)
         studio.submit(inbox.job)
         if asked.body.stream:
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-            events = _events(inbox, asked, model)
+            events = _events(inbox, asked, model, settings.silence, request.scope[ENDING])
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        answered = await _unless_left(request, [inbox], _whole(inbox, asked, model))
-        metrics.seconds.observe(time.monotonic() - began)
-        return answered
+        return await _unless_left(request, [inbox], _whole(inbox, asked, model))
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:
@@ -179,6 +198,7 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
 
         return await _unless_left(request, inboxes, every())
 
+    @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [card()]}
@@ -204,6 +224,7 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
             ],
         }
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
         facts = pipeline.backend.facts()
@@ -220,12 +241,14 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
             body["error"] = studio.broken
         return JSONResponse(body, 200 if studio.state == "ok" else 503)
 
+    @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics")
     async def figures() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     page = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
 
+    @app.head("/", include_in_schema=False)
     @app.get("/")
     async def home() -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
@@ -240,6 +263,7 @@ async def _unless_left(
     try:
         await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
+            request.scope[ENDING].outcome = "cancelled"
             # Nobody reads this; 499 is what others log for a client that has left.
             return Response(status_code=499)
         return JSONResponse(work.result())
@@ -255,14 +279,27 @@ async def _whole(inbox: Inbox, asked: ImageRequest, model: str) -> dict[str, Any
     return await asyncio.to_thread(answer.whole_answer, asked, model, done, used)
 
 
-async def _events(inbox: Inbox, asked: ImageRequest, model: str) -> AsyncIterator[str]:
+async def _events(
+    inbox: Inbox, asked: ImageRequest, model: str, silence: float, ending: Ending
+) -> AsyncIterator[str]:
     """Write the events of a streamed request: it always ends in completed ones, or in an error.
 
-    A client takes a stream that breaks off for one that is complete.
+    A client takes a stream that breaks off for one that is complete. Where there is no event for
+    ``silence`` seconds, a comment is written: proxies cut connections on which nothing moves.
     """
     done: list[Finished] = []
+    ending.outcome = "cancelled"  # unless it comes to its end
+    coming: asyncio.Future[Partial | Finished | Completed] | None = None
     try:
-        while not isinstance(event := await inbox.next(), Completed):
+        while True:
+            coming = coming or asyncio.ensure_future(inbox.next())
+            await asyncio.wait({coming}, timeout=silence)
+            if not coming.done():
+                yield answer.COMMENT
+                continue
+            event, coming = coming.result(), None
+            if isinstance(event, Completed):
+                break
             if isinstance(event, Finished):
                 done.append(event)
             else:
@@ -270,10 +307,22 @@ async def _events(inbox: Inbox, asked: ImageRequest, model: str) -> AsyncIterato
         for one in done:
             made = await asyncio.to_thread(answer.completed_event, asked, model, one, event)
             yield answer.sse(made)
+        ending.outcome = "ok"
     except Exception as error:
-        yield answer.sse(refusal_of(error).body())
+        refusal = refusal_of(error)
+        ending.outcome = refusal.outcome
+        yield answer.sse(refusal.body())
     finally:
         inbox.job.cancel()
+        if coming is not None:
+            coming.cancel()
+
+
+def _logging() -> dict[str, Any]:
+    """Return uvicorn's settings of logging, with our lines among its own."""
+    found = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
+    found["loggers"]["lantern_accel.serving"] = {"handlers": ["default"], "level": "INFO"}
+    return found
 
 
 class Server(uvicorn.Server):
@@ -286,7 +335,8 @@ class Server(uvicorn.Server):
                 host=host,
                 port=port,
                 log_level="info",
-                access_log=False,
+                access_log=False,  # the gate writes a line per request
+                log_config=_logging(),
                 timeout_graceful_shutdown=max(1, round(grace)),
                 server_header=False,
             )

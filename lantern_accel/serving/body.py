@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,10 +20,11 @@ from pydantic import (
 )
 
 from lantern_accel.bounds import SEEDS
-from lantern_accel.errors import LanternError, RequestError, StrategyError, shown
+from lantern_accel.errors import LanternError, RequestError, StrategyError
 from lantern_accel.generation.request import build_request
 from lantern_accel.generation.settings import read_size
-from lantern_accel.serving.refusals import Refusal, check_model, wrong
+from lantern_accel.serving.fields import NO_STEPS, read_names
+from lantern_accel.serving.refusals import Refusal, check_model, said, wrong
 from lantern_accel.strategy.values import Sampling, Strategy
 
 #: Sizes that clients send where their user chose none: mapped to the model's own, and said so.
@@ -33,21 +33,6 @@ CLIENT_SIZES = ("512x512", "1024x1024")
 FORMATS = {"png": "PNG", "webp": "WEBP", "jpeg": "JPEG"}
 #: Seeds that OpenAI's clients and JSON of other languages carry without loss.
 DRAWN_SEEDS = 2**31
-#: Fields of other servers and clients that mean nothing here, however near to ours their names are.
-FOREIGN = frozenset(
-    (
-        # OpenAI's
-        *("style", "user", "safety_identifier", "complexity", "frame_count", "frame_duration_ms"),
-        *("svg",),
-        # diffusion servers'
-        *("num_inference_steps", "true_cfg_scale", "flow_shift", "generator_device", "lora"),
-        *("extra_params", "layers", "bot_task", "system_prompt", "return_stage_metrics", "steps"),
-        *("vae_use_slicing", "vae_use_tiling", "width", "height", "max_sequence_length"),
-        *("diffusers_kwargs", "enhance_prompt", "perf_dump_path", "guidance_scale_2"),
-    )
-)
-#: This near to one of ours a name is a slip.
-NEAR = 0.75
 
 
 class Body(BaseModel):
@@ -73,6 +58,8 @@ class Body(BaseModel):
     relaxed: StrictBool | None = None
     tv_budget: float | None = None
     temperature: float | None = None
+    top_k: StrictInt | None = None
+    top_p: float | None = None
     guidance_scale: float | None = None
     negative_prompt: StrictStr | None = None
 
@@ -87,14 +74,27 @@ class Body(BaseModel):
 TAKES = {
     "prompt": "text, or a class id for a model of classes",
     "n": "1 to 10 images",
-    "size": "'auto' or WIDTHxHEIGHT",
-    "background": "'opaque' or 'auto': pictures have no transparency",
-    "output_format": "'png', 'webp' or 'jpeg'",
+    "size": '"auto" or WIDTHxHEIGHT',
+    "background": '"opaque" or "auto": pictures have no transparency',
+    "output_format": '"png", "webp" or "jpeg"',
     "output_compression": "0 to 100",
-    "response_format": "'b64_json': this server keeps no files to give URLs of",
+    "response_format": '"b64_json": this server keeps no files to give URLs of',
     "partial_images": "0 to 3",
-    "seed": "a whole number from 0, or a list with one for each image",
+    "seed": "a whole number from 0, -1 for a random one, or a list with one for each image",
+    "negative_prompt": "text",
 }
+#: Fields that are settings of :func:`~lantern_accel.generate`, by its names for them.
+SETTINGS = {
+    "strategy": "strategy",
+    "relaxed": "relaxed",
+    "tv_budget": "tv_budget",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "cfg_scale": "guidance_scale",
+}
+#: Fields that a model reads as text.
+TEXTS = ("prompt", "negative_prompt")
 
 
 @dataclass(frozen=True)
@@ -118,40 +118,51 @@ class ImageRequest:
 
 
 def read_body(
-    given: object, manifest: Any, picture: Callable[[Any], tuple[int, int]], most_prompt: int
+    given: object,
+    manifest: Any,
+    picture: Callable[[Any], tuple[int, int]],
+    most_prompt: int,
+    check: Callable[[str], None] = lambda text: None,
 ) -> ImageRequest:
     """Check a request's JSON; raises :class:`Refusal` with the field that is wrong.
 
-    ``picture`` returns what the model draws for a size, or raises; ``most_prompt``: characters.
+    ``picture`` returns what the model draws for a size, or raises; ``most_prompt``: characters;
+    ``check`` raises for a text that the model cannot take.
     """
     if not isinstance(given, dict):
-        raise wrong(None, "the body is no JSON object; send one such as {'prompt': 'red heart'}")
-    ignored = _ignored(given)
+        raise wrong(None, 'the body is no JSON object; send one such as {"prompt": "red heart"}')
+    named, sent, ignored = read_names(given, Body.model_fields)
     try:
-        body = Body.model_validate(given)
+        body = Body.model_validate(named)
     except ValidationError as error:
-        raise _refused(error, given) from None
+        raise _refused(error, named, sent) from None
     if body.model is not None:
         check_model(body.model, manifest.name)
-    for name in ("prompt", "negative_prompt"):
+    for name in TEXTS:
         text = getattr(body, name)
         if isinstance(text, str) and len(text) > most_prompt:
             raise wrong(
                 name, f"the {name} has {len(text)} characters; at most {most_prompt} are read"
             )
     size, notes = _size(body.size, manifest, picture)
-    settings = {
-        "strategy": body.strategy,
-        "relaxed": body.relaxed,
-        "tv_budget": body.tv_budget,
-        "temperature": body.temperature,
-        "cfg_scale": body.guidance_scale,
-    }
+    notes += tuple(
+        f"{name} was passed over: this model draws token by token and has no such steps"
+        for name in NO_STEPS
+        if given.get(name) is not None
+    )
+    settings = {ours: getattr(body, name) for ours, name in SETTINGS.items()}
     settings = {name: value for name, value in settings.items() if value is not None}
     try:
         request = build_request(manifest, body.prompt, settings, lambda strategy, _: strategy)
     except LanternError as error:
-        raise wrong(_blamed(error, settings), str(error)) from None
+        raise wrong(_blamed(error, settings, sent), str(error)) from None
+    for name in TEXTS:
+        text = getattr(body, name)
+        if isinstance(text, str):
+            try:
+                check(text)
+            except LanternError as error:
+                raise wrong(name, str(error)) from None
     return ImageRequest(
         body,
         strategy=request.strategy,
@@ -163,28 +174,47 @@ def read_body(
     )
 
 
-def _ignored(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields that mean nothing here; raises where one is nearly one of ours."""
-    unknown = [name for name in given if name not in Body.model_fields]
-    for name in unknown:
-        if name in FOREIGN:
-            continue
-        near = difflib.get_close_matches(name[:80].lower(), Body.model_fields, n=1, cutoff=NEAR)
-        if near:
-            text = f"there is no field {shown(name)}; did you mean {near[0]}?"
-            raise wrong(name[:80], text, "unknown_parameter")
-    return tuple(name[:80] for name in unknown[:32])
+def check_text(found: object) -> None:
+    """Raise :class:`Refusal` where a body has half a surrogate pair, in a value or in a name.
+
+    JSON can write one, and no text can: nothing could be answered that repeats it.
+    """
+
+    def half(text: str) -> bool:
+        return any("\ud800" <= sign <= "\udfff" for sign in text)
+
+    waiting: list[tuple[str | None, object]] = [(None, found)]
+    while waiting:
+        field, one = waiting.pop()
+        if isinstance(one, dict):
+            for name, value in one.items():
+                if half(name):
+                    raise wrong(
+                        None,
+                        f"the body has a field named {said(name)}, which holds half a surrogate pair and "
+                        "so is no text; send names and text as UTF-8",
+                    )
+                waiting.append((name if field is None else field, value))
+        elif isinstance(one, list):
+            waiting += [(field, value) for value in one]
+        elif isinstance(one, str) and half(one):
+            raise wrong(
+                None if field is None else field[:80],
+                f"{field or 'the body'} cannot be {said(one)}: it holds half a surrogate pair and so is "
+                "no text; send names and text as UTF-8",
+            )
 
 
-def _refused(error: ValidationError, given: Mapping[str, Any]) -> Refusal:
+def _refused(error: ValidationError, given: Mapping[str, Any], sent: Mapping[str, str]) -> Refusal:
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else "body"
+    theirs = sent.get(name, name)
     if first["type"] == "missing":
         text = f"the field {name} is missing; it takes {TAKES.get(name, 'a value')}"
         return wrong(name, text, "missing_required_parameter")
-    said = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    text = f"{name} cannot be {shown(given.get(name))}; it takes {TAKES.get(name, said)}"
-    return wrong(name, text)
+    kind = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    text = f"{theirs} cannot be {said(given.get(name))}; it takes {TAKES.get(name, kind)}"
+    return wrong(theirs, text)
 
 
 def _size(
@@ -215,22 +245,32 @@ def _seeds(body: Body) -> tuple[tuple[int, int], ...]:
             raise wrong(
                 "seed", f"there are {len(body.seed)} seeds for {body.n} images; send one for each"
             )
-        found = tuple((seed, 0) for seed in body.seed)
+        found = tuple((_seed(seed), 0) for seed in body.seed)
     else:
-        seed = secrets.randbelow(DRAWN_SEEDS) if body.seed is None else body.seed
+        seed = _seed(body.seed)
         found = tuple((seed, index) for index in range(body.n))
-    for seed, _ in found:
-        if not 0 <= seed < SEEDS:
-            raise wrong("seed", f"seed cannot be {shown(seed)}; it takes 0 to {SEEDS - 1}")
     return found
 
 
-def _blamed(error: LanternError, settings: Mapping[str, Any]) -> str | None:
+def _seed(seed: int | None) -> int:
+    """Return a seed, drawn where none was sent, or -1 as others say it."""
+    if seed is None or seed == -1:
+        return secrets.randbelow(DRAWN_SEEDS)
+    if not 0 <= seed < SEEDS:
+        raise wrong(
+            "seed",
+            f"seed cannot be {said(seed)}; it takes 0 to {SEEDS - 1}, or -1 for a random one",
+        )
+    return seed
+
+
+def _blamed(
+    error: LanternError, settings: Mapping[str, Any], sent: Mapping[str, str]
+) -> str | None:
     """Return the field that a message speaks of, where it is one of those that were sent."""
-    names = {"cfg_scale": "guidance_scale"}
     for name in settings:
         if name in str(error) or repr(settings[name]) in str(error):
-            return names.get(name, name)
+            return sent.get(SETTINGS[name], SETTINGS[name])
     if isinstance(error, StrategyError) and "strategy" in settings:
         return "strategy"
     return "prompt" if "prompt" in str(error) else None

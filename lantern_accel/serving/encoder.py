@@ -12,11 +12,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from lantern_accel.bounds import SEEDS
-from lantern_accel.errors import LanternError, shown
+from lantern_accel.errors import LanternError
 from lantern_accel.generation.request import build_request
 from lantern_accel.records import first_wrong
 from lantern_accel.serving.body import Body, ImageRequest
-from lantern_accel.serving.refusals import wrong
+from lantern_accel.serving.refusals import said, wrong
 from lantern_accel.serving.studio import Completed, Finished
 
 #: What the head's own requests default to, where it names no seed.
@@ -90,7 +90,7 @@ def _request(ids: Any, picture: Any, params: Any, manifest: Any, most_ids: int) 
     table = int(getattr(manifest.target, "token_count", 0) or manifest.target.vocab_size)
     good = isinstance(ids, list) and all(type(one) is int and 0 <= one < table for one in ids)
     if not good or not ids:
-        raise wrong("input_ids", f"{shown(ids)} are not token ids of this model, 0 to {table - 1}")
+        raise wrong("input_ids", f"{said(ids)} are not token ids of this model, 0 to {table - 1}")
     if len(ids) > most_ids:
         raise wrong("input_ids", f"a prompt has {len(ids)} ids; at most {most_ids} are read")
     try:

@@ -6,7 +6,9 @@ import asyncio
 import hmac
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 from lantern_accel.serving.metrics import Metrics
@@ -21,6 +23,32 @@ Receive = Callable[[], Awaitable[Message]]
 
 #: Answered without a key: load balancers ask for the one, and the other is the page that asks for a key.
 OPEN = ("/", "/health")
+#: Asked again and again by watchers: these are no line in the log.
+WATCHED = ("/health", "/metrics")
+#: Where images are asked for.
+DRAWING = ("/v1/images/generations", "/generate")
+#: Where a scope keeps its :class:`Ending`.
+ENDING = "lantern_accel.ending"
+
+
+@dataclass
+class Ending:
+    """How a request ended, one of :data:`~.metrics.OUTCOMES`, said by who answers it; None: not yet."""
+
+    outcome: str | None = None
+
+
+def route_path(scope: Any) -> str:
+    """Return a request's path without the one below which the application is served."""
+    path, root = str(scope["path"]), str(scope.get("root_path") or "")
+    if root and (path == root or path.startswith(f"{root}/")):
+        return path[len(root) :] or "/"
+    return path
+
+
+def _preflight(scope: Any, headers: Collection[bytes]) -> bool:
+    """Return whether a browser asks what a page may ask; it sends no key with that."""
+    return scope.get("method") == "OPTIONS" and b"access-control-request-method" in headers
 
 
 class TooLong(Exception):
@@ -33,7 +61,7 @@ def refused(scope: Any, keys: Collection[str], most_body: int) -> Refusal | None
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length[:18]) > most_body:
         return too_long(most_body)
-    if not keys or scope["path"] in OPEN:
+    if not keys or route_path(scope) in OPEN or _preflight(scope, headers):
         return None
     scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
     fits = [hmac.compare_digest(given.strip(), key.encode()) for key in keys]
@@ -55,7 +83,7 @@ def too_long(most_body: int) -> Refusal:
 
 
 class Gate:
-    """ASGI middleware around the whole application.
+    """ASGI middleware around the whole application: one number, one count and one log line per request.
 
     Of the ``keys`` a request must bring one (``Authorization: Bearer KEY``); without any everybody may.
     """
@@ -68,18 +96,21 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        number = f"req_{secrets.token_hex(12)}"
-        begun = False
+        if self.limits.root_path and not scope.get("root_path"):
+            scope["root_path"] = self.limits.root_path
+        number, began = f"req_{secrets.token_hex(12)}", time.monotonic()
+        status = 0
+        scope[ENDING] = ending = Ending()
 
         async def told(message: Message) -> None:
-            nonlocal begun
+            nonlocal status
             if message["type"] == "http.response.start":
-                begun = True
+                status = message["status"]
                 pairs = list(message.get("headers", []))
                 message["headers"] = [*pairs, (b"x-request-id", number.encode())]
                 # The path of the route, so that there are as many labels as routes.
                 path = getattr(scope.get("route"), "path", "other")
-                self.metrics.requests.labels(path, str(message["status"])).inc()
+                self.metrics.requests.labels(path, str(status)).inc()
             await asyncio.wait_for(send(message), self.limits.write_seconds)
 
         read = 0
@@ -92,18 +123,45 @@ class Gate:
                 raise TooLong
             return message
 
+        async def answer(refusal: Refusal) -> None:
+            ending.outcome = refusal.outcome
+            await refusal.response()(scope, receive, told)
+
         refusal = refused(scope, self.limits.keys, self.limits.most_body)
         try:
             if refusal is not None:
-                await refusal.response()(scope, receive, told)
+                await answer(refusal)
                 return
             await self.app(scope, counted, told)
+            if ending.outcome is None:
+                ending.outcome = "failed" if status >= 500 else "refused" if status >= 400 else "ok"
         except TooLong:
-            if not begun:
-                await too_long(self.limits.most_body).response()(scope, receive, told)
+            ending.outcome = "refused"
+            if not status:
+                await answer(too_long(self.limits.most_body))
         except asyncio.TimeoutError:
+            ending.outcome = "cancelled"
             log.info("%s: the client did not read its answer and was let go", number)
         except Exception as error:
+            ending.outcome = "failed"
             log.error("%s failed", number, exc_info=error)
-            if not begun:
-                await refusal_of(error).response()(scope, receive, told)
+            if not status:
+                await answer(refusal_of(error))
+        finally:
+            self._over(scope, number, status, time.monotonic() - began)
+
+    def _over(self, scope: Any, number: str, status: int, seconds: float) -> None:
+        """Count a request that is over, and write its line into the log."""
+        # Cancelled from outside, it has said nothing of its end.
+        outcome = scope[ENDING].outcome or "cancelled"
+        method, path = scope.get("method", ""), route_path(scope)
+        if method == "POST" and path in DRAWING:
+            self.metrics.seconds.labels(outcome).observe(seconds)
+        quiet = path in WATCHED and method in ("GET", "HEAD") and status == 200
+        client = ":".join(map(str, scope.get("client") or ("-",)))
+        # As it came, in percent signs: a path may hold the end of a line.
+        raw = scope.get("raw_path") or path.encode()
+        words = (number, client, method, raw.decode("ascii", "replace")[:200], status, outcome)
+        log.log(
+            logging.DEBUG if quiet else logging.INFO, "%s %s %s %s: %s %s, %.3f s", *words, seconds
+        )

@@ -12,6 +12,9 @@ from lantern_accel.generation.slots import Drawn
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
+#: How a request for images ends: drawn; not taken, nothing drawn; its client left; the server's fault.
+OUTCOMES = ("ok", "refused", "cancelled", "failed")
+
 
 class Energy:
     """Reads the device's energy meter when it is asked; without one there is no such metric."""
@@ -38,8 +41,8 @@ class Metrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"lantern_{name}", text, labels, registry=registry)
 
-        def seconds(name: str, text: str) -> Histogram:
-            return Histogram(f"lantern_{name}", text, buckets=SECONDS, registry=registry)
+        def seconds(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(f"lantern_{name}", text, labels, buckets=SECONDS, registry=registry)
 
         self.requests = counter("requests", "Answers by path and status.", "path", "status")
         self.images = counter("images", "Complete images.")
@@ -52,7 +55,10 @@ class Metrics:
         self.waiting = Gauge("lantern_queue_images", "Images that wait.", registry=registry)
         self.running = Gauge("lantern_slots_busy", "Rows with an image.", registry=registry)
         Gauge("lantern_slots", "Rows of the running batch.", registry=registry).set(slots)
-        self.seconds = seconds("request_seconds", "From request to answer.")
+        text = "From request to the end of its answer, by how it ended, streamed ones too."
+        self.seconds = seconds("request_seconds", text, "outcome")
+        for outcome in OUTCOMES:  # those that are 0 too
+            self.seconds.labels(outcome)
         text = "From request to its first partial image."
         self.first_partial = seconds("first_partial_seconds", text)
         registry.register(Energy(backend))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,17 @@ from lantern_accel.errors import (
 
 #: Tells OpenAI's clients that sending the request again would compute it again.
 NO_RETRY = {"x-should-retry": "false"}
+
+SHUTTING_DOWN = "shutting_down"
+
+
+def said(value: object, most: int = 80) -> str:
+    """Return a value of a body for a message: short, and as JSON writes it."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return shown(value, most)
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 @dataclass(eq=False)
@@ -42,6 +54,11 @@ class Refusal(Exception):
             return kinds[self.status]
         return "invalid_request_error" if self.status < 500 else "server_error"
 
+    @property
+    def outcome(self) -> str:
+        """How a request ends that gets this answer, one of :data:`~.metrics.OUTCOMES`."""
+        return "refused" if self.status < 500 or self.code == SHUTTING_DOWN else "failed"
+
     def body(self) -> dict[str, Any]:
         """Return the error object; ``param`` and ``code`` may be null, but they are there."""
         told = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
@@ -60,7 +77,7 @@ def wrong(param: str | None, message: str, code: str = "invalid_value") -> Refus
 def check_model(name: str, model: str) -> None:
     """Raise the refusal of a model that is not the one that is served."""
     if name != model:
-        text = f"no model is named {shown(name)} here{did_you_mean(name, [model])}"
+        text = f"no model is named {said(name)} here{did_you_mean(name, [model])}"
         raise Refusal(404, text, "model", "model_not_found")
 
 
@@ -92,7 +109,7 @@ def closing() -> Refusal:
     return Refusal(
         503,
         "the server is shutting down and takes no more requests; try again later",
-        code="shutting_down",
+        code=SHUTTING_DOWN,
         headers={"Retry-After": "5"},
     )
 

@@ -12,7 +12,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lantern_accel.serving")
 
+#: What the seconds of a request go into: the queue, its prompt, an engine where the batch needed one, the
+#: pass over the prompt, its steps (which images of a batch share), its pictures. The rest is others'.
+STAGES = ("waiting", "text", "engine", "prefill", "decode", "pixels")
 #: Images over which the time of one is averaged, to say when to come back.
 MEMORY = 16
 
@@ -43,6 +47,8 @@ class ServerSettings:
     ``slots``: rows of the batch; ``queue``: images that may wait; ``deadline``: seconds that a request
     has; ``keys``: API keys; ``most_body``: bytes; ``most_prompt``: characters; ``write_seconds``: after
     which a client that does not read is let go; ``grace``: seconds that a stop waits for what runs.
+    ``silence``: seconds after which a stream that waits sends a comment; ``origins``: those whose pages
+    may ask (``*``: all); ``root_path``: the path below which a proxy serves it.
     """
 
     slots: int = 1
@@ -53,6 +59,9 @@ class ServerSettings:
     most_prompt: int = 4000
     write_seconds: float = 60.0
     grace: float = 300.0
+    silence: float = 15.0
+    origins: tuple[str, ...] = ()
+    root_path: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,9 @@ class Finished:
 class Completed:
     """The last event of a job that went well: what it was drawn with, and what should be said.
 
-    ``rounding``: total variation per token that the model's weights in fewer bits cost.
+    ``rounding``: total variation per token that the model's weights in fewer bits cost. ``stages``:
+    seconds by :data:`STAGES`. ``peak``: bytes, the most that the device had in use since its batch was
+    last empty; None where it reads no peak.
     """
 
     strategy: Strategy
@@ -88,6 +99,8 @@ class Completed:
     seconds: float
     waited: float
     rounding: float = 0.0
+    stages: Mapping[str, float] = field(default_factory=dict)
+    peak: int | None = None
 
 
 #: An error is the last event of a job that did not go well.
@@ -105,6 +118,13 @@ class Job:
     over: bool = False
     left: int = 0
     notes: tuple[str, ...] = ()
+    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+
+    def begin(self) -> None:
+        """Note that the first image has begun."""
+        if self.began is None:
+            self.began = time.monotonic()
+            self.spent["waiting"] = max(0.0, self.began - self.came - sum(self.spent.values()))
 
     def cancel(self) -> None:
         """Give the job up, from any thread: what of it runs is stopped, what waits is dropped."""
@@ -228,7 +248,10 @@ class Studio:
         slots = self._slots
         if slots is None or not slots.images:
             return
-        slots.advance()
+        with self._timed(
+            "decode", *{id(one.job): one.job for one in slots.images.values()}.values()
+        ):
+            slots.advance()
         self.metrics.turns.inc()
         for picture, one in slots.news():
             if isinstance(one, NotFiniteError):
@@ -261,8 +284,18 @@ class Studio:
             self.metrics.dropped.inc(len(self._queue) - len(kept))
             self._queue = kept
 
+    @contextmanager
+    def _timed(self, stage: str, *jobs: Job) -> Iterator[None]:
+        """Count the seconds of the block for a stage of these jobs."""
+        with self.backend.stopwatch() as watch:
+            yield
+        for job in jobs:
+            job.spent[stage] += watch.seconds
+
     def _admit(self) -> None:
         """Let the first images of the queue join, as long as they go with those that run."""
+        if not self.running:
+            self.backend.reset_peak_memory()
         while True:
             with self._news:
                 if not self._queue:
@@ -291,20 +324,23 @@ class Studio:
         if job.over:
             return True
         if picture.conditions is None:
-            self._read(picture)
+            with self._timed("text", job):
+                self._read(picture)
         assert picture.conditions is not None and picture.rows is not None
         request = job.request
         key = (request.strategy, request.sampling, picture.conditions.shape)
         if self._slots is None or key != self._key:
             if self.running:
                 return False
-            self._open(request, picture.conditions)
+            with self._timed("engine", job):
+                self._open(request, picture.conditions)
             self._key = key
         assert self._slots is not None
         if not self._slots.joinable:
             return False
-        self._slots.join(picture, picture.rows, picture.seed, picture.stream)
-        job.began = job.began or time.monotonic()
+        with self._timed("prefill", job):
+            self._slots.join(picture, picture.rows, picture.seed, picture.stream)
+        job.begin()
         return True
 
     def _open(self, request: ImageRequest, conditions: Conditions) -> None:
@@ -359,7 +395,7 @@ class Studio:
         shape = picture.conditions.shape
         image = None
         if job.request.ids is None:
-            with noted() as told:
+            with noted() as told, self._timed("pixels", job):
                 seed = picture.seed + picture.stream
                 made = self.pipeline.pictures(
                     drawn.decoded.tokens, shape, [job.request.body.prompt], [seed]
@@ -386,7 +422,9 @@ class Studio:
             price = self.pipeline.model.rounding
             rounding = 0.0 if price is None else price.total_variation
             waited = began - job.came
-            self._end(job, Completed(slots.strategy, notes, now - began, waited, rounding))
+            peak = self.backend.memory().peak
+            seconds = now - began, waited
+            self._end(job, Completed(slots.strategy, notes, *seconds, rounding, job.spent, peak))
 
     @inferring
     def _show(self, slots: Slots[Picture], row: int, picture: Picture) -> None:

@@ -1,0 +1,346 @@
+"""The service as programs, proxies and pages around it see it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+httpx = pytest.importorskip("httpx")
+openai = pytest.importorskip("openai")
+pytest.importorskip("fastapi")
+
+from support.janus import write_janus  # noqa: E402
+from support.server import Held, Served, serving  # noqa: E402
+
+from lantern_accel.serving.studio import STAGES, ServerSettings  # noqa: E402
+
+PATH = "/v1/images/generations"
+BODY = {"prompt": "red heart", "seed": 7, "strategy": "vanilla"}
+PAGE = "https://pages.example"
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model, tmp_path_factory) -> Iterator[Served]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path_factory.mktemp("cache")))
+    settings = ServerSettings(slots=2, keys=("key",), origins=(PAGE,), root_path="/draw")
+    with serving(tiny_model, settings) as running:
+        yield running
+    patch.undo()
+
+
+def ask(served: Served, path: str = PATH, **body: Any) -> Any:
+    key = {"Authorization": "Bearer key"}
+    return httpx.post(served.url + path, json={**BODY, **body}, headers=key, timeout=60)
+
+
+def ended(served: Served, outcome: str) -> float:
+    """Return how many requests ended so."""
+    found: Any = served.studio.metrics.registry.get_sample_value(
+        "lantern_request_seconds_count", {"outcome": outcome}
+    )
+    return float(found)
+
+
+# --- how a request ended ---------------------------------------------------------------------------
+
+
+def test_requests_are_counted_by_how_they_ended_streamed_ones_too(served):
+    before = {name: ended(served, name) for name in ("ok", "refused", "cancelled", "failed")}
+    assert ask(served).status_code == 200
+    assert "image_generation.completed" in ask(served, stream=True).text
+    assert ask(served, n=99).status_code == 400
+    assert httpx.post(served.url + PATH, json=BODY).status_code == 401
+    streamed = ask(served, stream=True, negative_prompt="a blue fish in the sea").text
+    assert "as many tokens" in streamed
+    now = {name: ended(served, name) - before[name] for name in before}
+    assert now == {"ok": 2, "refused": 3, "cancelled": 0, "failed": 0}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_cancelled_and_what_failed(tiny_model, monkeypatch, stream):
+    hold = Held(monkeypatch)
+    with serving(tiny_model, ServerSettings(slots=1, deadline=1.0, grace=30)) as served:
+        body = {**BODY, "stream": stream}
+        if stream:
+            with httpx.stream("POST", served.url + PATH, json=body):
+                assert hold.inside.wait(20)
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(served.url + PATH, json=body, timeout=0.3)
+        served.until(lambda: ended(served, "cancelled") == 1)
+        late = threading.Thread(target=lambda: httpx.post(served.url + PATH, json=body, timeout=60))
+        late.start()
+        time.sleep(1.2)
+        hold.go.set()
+        late.join(30)
+        served.until(lambda: ended(served, "failed") == 1)
+        assert ended(served, "ok") == 0
+
+
+def test_a_request_is_one_line_in_the_log_and_a_watcher_is_none(served, caplog):
+    with caplog.at_level(logging.INFO, "lantern_accel.serving"):
+        answer = ask(served)
+        ask(served, "/v1/nothing%0Ahere")
+        httpx.get(f"{served.url}/health")
+        served.until(lambda: len(caplog.messages) >= 2)
+    lines = [m for r, m in zip(caplog.records, caplog.messages, strict=True) if "serving" in r.name]
+    assert len(lines) == 2
+    assert answer.headers["x-request-id"] in lines[0] and f"POST {PATH}: 200 ok" in lines[0]
+    assert "red heart" not in lines[0] and "key" not in lines[0]
+    assert "nothing%0Ahere: 404 refused" in lines[1]
+
+
+# --- connections on which nothing moves ---------------------------------------------------------------
+
+
+@contextmanager
+def proxied(port: int, silence: float) -> Iterator[str]:
+    """A proxy on loopback that cuts a connection on which its server says nothing for ``silence``."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve(client: socket.socket) -> None:
+        with client, socket.create_connection(("127.0.0.1", port)) as server:
+            server.settimeout(silence)
+            asked = b""
+            while b"\r\n\r\n" not in asked:
+                asked += client.recv(65536)
+            head, _, body = asked.partition(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            while len(body) < length:
+                body += client.recv(65536)
+            server.sendall(head + b"\r\nconnection: close\r\n\r\n" + body)
+            try:
+                while part := server.recv(65536):
+                    client.sendall(part)
+            except OSError:  # it said nothing for too long, or the client has left
+                return
+
+    def run() -> None:
+        while True:
+            try:
+                client, _ = listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(client,), daemon=True).start()
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        listening.close()
+
+
+@pytest.mark.parametrize("silence", [0.15, 60.0])
+def test_a_stream_behind_others_outlives_a_proxy_that_cuts_silence(
+    tiny_model, monkeypatch, silence
+):
+    hold = Held(monkeypatch)
+    with serving(tiny_model, ServerSettings(slots=1, grace=30, silence=silence)) as served:
+        ahead = threading.Thread(
+            target=lambda: httpx.post(served.url + PATH, json=BODY, timeout=60), daemon=True
+        )
+        ahead.start()
+        assert hold.inside.wait(20)
+        with proxied(served.server.ports[0], 1.0) as address:
+            client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+            served.clients.append(client)
+            own = {"seed": 7, "strategy": "vanilla"}
+            given = {"prompt": "red heart", "extra_body": own, "stream": True}
+            if silence > 1:  # the comments are what saves it
+                with pytest.raises((openai.APIError, httpx.HTTPError)):
+                    list(client.images.generate(**given))
+                hold.go.set()
+                return
+            threading.Timer(2.5, hold.go.set).start()
+            began = time.monotonic()
+            events = list(client.images.generate(**given))
+            assert time.monotonic() - began > 2  # it waited longer than the proxy has patience
+        assert [one.type for one in events] == ["image_generation.completed"]
+        ahead.join(30)
+        again = httpx.post(served.url + PATH, json=BODY, timeout=60).json()
+        assert again["data"][0]["b64_json"] == events[0].b64_json
+
+
+# --- pages and proxies --------------------------------------------------------------------------------
+
+
+def preflight(url: str, origin: str) -> Any:
+    asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    asked["Access-Control-Request-Headers"] = "authorization, content-type, x-stainless-os"
+    return httpx.options(url + PATH, headers=asked)
+
+
+def test_a_page_of_a_named_origin_may_ask(served, tiny_model):
+    allowed = preflight(served.url, PAGE)
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == PAGE
+    assert "x-stainless-os" in allowed.headers["access-control-allow-headers"]
+    other = preflight(served.url, "https://other.example")
+    assert other.status_code == 400 and "access-control-allow-origin" not in other.headers
+    for key, status in (("key", 200), ("wrong", 401)):  # an error is to be read too
+        head = {"Origin": PAGE, "Authorization": f"Bearer {key}"}
+        answer = httpx.post(served.url + PATH, json=BODY, headers=head)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, PAGE)
+        assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
+    with serving(tiny_model, ServerSettings(slots=1, keys=("key",))) as closed:
+        assert (
+            preflight(closed.url, PAGE).status_code == 405
+        )  # no origin may, and no key is asked for
+        assert "access-control-allow-origin" not in httpx.get(f"{closed.url}/health").headers
+
+
+@pytest.mark.parametrize("prefix", ["", "/draw"])
+def test_a_prefix_is_taken_off_or_was_and_the_page_asks_below_it(served, prefix):
+    for path in ("/health", "/"):
+        assert httpx.get(f"{served.url}{prefix}{path}").status_code == 200  # without a key
+        head = httpx.head(f"{served.url}{prefix}{path}")
+        assert head.status_code == 200 and not head.content
+    assert httpx.get(f"{served.url}{prefix}/metrics").status_code == 401
+    before = ended(served, "ok")
+    assert ask(served, prefix + PATH).status_code == 200
+    served.until(lambda: ended(served, "ok") == before + 1)
+    page = httpx.get(f"{served.url}{prefix}/").text
+    assert 'fetch("/' not in page and "fetch(base + " in page
+    assert 'src="/' not in page and 'href="/' not in page
+
+
+# --- fields ---------------------------------------------------------------------------------------------
+
+
+def test_names_of_ours_and_of_others_are_taken(served):
+    plain = ask(served, guidance_scale=2.0, top_k=3, top_p=0.9, n=2).json()
+    named = ask(served, cfg_scale=2.0, top_k=3, top_p=0.9, num_images=2).json()
+    assert plain["data"] == named["data"] and len(named["data"]) == 2 and not named["ignored"]
+    assert ask(served).json()["data"][0] != plain["data"][0]
+    assert len(ask(served, num_images_per_prompt=2, n=2).json()["data"]) == 2
+    sized = ask(served, width=8, height=8).json()
+    assert sized["size"] == "8x8" and not sized["ignored"]
+    steps = ask(served, num_inference_steps=20, cfg=None).json()
+    assert "num_inference_steps" in steps["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "says"),
+    [
+        ({"num_images": 99}, "num_images", "num_images cannot be 99"),
+        ({"cfg_scale": 2, "guidance_scale": 3}, "cfg_scale", "leave one out"),
+        ({"num_images": 2, "num_images_per_prompt": 3}, "num_images_per_prompt", "num_images is"),
+        ({"cfg_scale": 99999}, "cfg_scale", "1000 or less"),
+        ({"top_p": 2}, "top_p", "top_p must be"),
+        ({"top_k": "all"}, "top_k", 'top_k cannot be "all"'),
+        ({"guidance": 2}, "guidance", "did you mean guidance_scale?"),
+        ({"true_cfg_scale": 2}, "true_cfg_scale", "did you mean guidance_scale?"),
+        ({"batch_size": 2}, "batch_size", "did you mean n?"),
+        ({"num_image": 2}, "num_image", "did you mean num_images"),
+        ({"cfg_interval": 2}, "cfg_interval", "a server does not take"),
+        ({"lambda": 2}, "lambda", "a server does not take"),
+        ({"tree": "chain:4"}, "tree", "a server does not take"),
+        ({"width": 8}, "height", "height is missing"),
+        ({"width": 300, "height": 200}, "size", "8x8 pixels only"),
+        ({"seed": "abc"}, "seed", 'seed cannot be "abc"'),
+        ({"seed": [-2]}, "seed", "-1 for a random one"),
+        ({"output_format": "gif"}, "output_format", '"png", "webp" or "jpeg"'),
+        ({"temperature": 99999}, "temperature", "100 or less"),
+        ({"prompt": 5}, None, "the prompt 5 is a number"),
+    ],
+)
+def test_a_field_is_refused_with_the_right_name(served, given, param, says):
+    answer = ask(served, **given)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and says in error["message"], error
+    assert param in (error["param"], None)
+
+
+def test_a_body_that_is_none_is_shown_as_json(served):
+    key = {"Authorization": "Bearer key"}
+    said = httpx.post(served.url + PATH, content=b"[]", headers=key).json()["error"]["message"]
+    assert '{"prompt": "red heart"}' in said and "'" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "param"),
+    [
+        (r'{"prompt": "red heart", "\ud800": 1}', None),
+        (r'{"prompt": "red heart", "se\udc00ed": 1}', None),
+        (r'{"prompt": "red heart", "lora": {"\ud800": [1]}}', None),
+        (r'{"prompt": "red \ud83d heart"}', "prompt"),
+        (r'{"prompt": "red heart", "model": "\udfff"}', "model"),
+        (r'{"prompt": "red heart", "user": ["\ud800"]}', "user"),
+    ],
+)
+def test_half_a_surrogate_pair_has_its_own_sentence(served, text, param):
+    key = {"Authorization": "Bearer key"}
+    answer = httpx.post(served.url + PATH, content=text.encode(), headers=key)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and "half a surrogate pair" in error["message"]
+    assert error["param"] == param
+    whole = json.dumps({**BODY, "\U0001f600": 1}).encode()  # both halves are text
+    assert httpx.post(served.url + PATH, content=whole, headers=key).status_code == 200
+
+
+def test_minus_one_draws_a_seed_and_says_which(served):
+    drawn = ask(served, seed=-1).json()
+    assert drawn["seed"] >= 0
+    again = ask(served, seed=drawn["seed"]).json()
+    assert again["data"] == drawn["data"]
+    several = ask(served, seed=[7, -1], n=2).json()
+    assert several["seed"][0] == 7 and several["seed"][1] >= 0
+    second = ask(served, seed=several["seed"][1]).json()
+    assert second["data"][0] == several["data"][1]
+    streamed = [
+        json.loads(line[6:])
+        for line in ask(served, seed=-1, stream=True).text.splitlines()
+        if line.startswith("data: ")
+    ]
+    assert (
+        ask(served, seed=streamed[-1]["seed"]).json()["data"][0]["b64_json"]
+        == (streamed[-1]["b64_json"])
+    )
+
+
+def test_stages_and_peak_memory_stand_in_the_answer(served):
+    for stream in (False, True):
+        answer = ask(served, n=2, stream=stream)
+        if stream:
+            found = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+            told = json.loads(found[-1][6:])["statistics"]
+        else:
+            told = answer.json()["statistics"]
+        assert tuple(told["stages"]) == STAGES
+        assert all(told["stages"][name] > 0 for name in ("text", "prefill", "decode", "pixels"))
+        whole = told["seconds"] + told["seconds_waited"]
+        assert sum(told["stages"].values()) <= whole + 0.01
+        assert told["peak_memory_bytes"] > 2**20
+
+
+def test_control_strings_are_refused_at_the_door(tmp_path, monkeypatch):
+    hold = Held(monkeypatch)
+    folder = write_janus(tmp_path / "Janus-Pro")
+    with serving(folder, ServerSettings(slots=1, grace=30)) as served:
+        first = threading.Thread(
+            target=lambda: httpx.post(
+                served.url + PATH, json={"prompt": "a fox", "strategy": "vanilla"}, timeout=60
+            )
+        )
+        first.start()
+        assert hold.inside.wait(20)
+        for name in ("prompt", "negative_prompt"):  # nothing waits for the image that is drawn
+            for stream in (False, True):
+                body = {"prompt": "a fox", "stream": stream, name: "a <begin_of_image> cat"}
+                answer = httpx.post(served.url + PATH, json=body, timeout=5)
+                error = answer.json()["error"]
+                assert answer.status_code == 400 and error["param"] == name
+                assert "<begin_of_image>" in error["message"]
+        hold.go.set()
+        first.join(30)
+        body = {"prompt": "a < begin_of_image> cat", "strategy": "vanilla"}
+        assert httpx.post(served.url + PATH, json=body, timeout=60).status_code == 200

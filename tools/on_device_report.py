@@ -34,6 +34,8 @@ def conform_text(found: dict[str, Any]) -> str:
     outcomes = found["outcomes"]
     states = [one["state"] for one in outcomes]
     head = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    if left := found.get("not_run"):
+        head += f"; not run yet: {', '.join(left)}"
     lines = [f"- {o['name']}: {o['detail']}" for o in outcomes if o["state"] != "passed"]
     return "\n".join([head, "", *lines])
 
@@ -55,10 +57,17 @@ def bench_text(found: dict[str, Any]) -> str:
 
 
 def tune_text(found: dict[str, Any]) -> str:
-    """Show the tree that was found."""
-    paths = ",".join("".join(map(str, path)) for path in found["tree"]["paths"])
-    ratio = found["tokens_per_second"] / found["vanilla_tokens_per_second"]
-    return f"`{paths}`: {found['tokens_per_second']:.0f} tokens/s, {ratio:.2f}x vanilla"
+    """Show what was chosen for each batch."""
+    from lantern_accel.generation.auto import describe_auto
+    from lantern_accel.strategy.choices import Choice
+
+    lines = []
+    for one in found["choices"]:
+        choice = Choice.model_validate(one)
+        speed = "" if choice.speedup is None else f"; measured {choice.speedup:.2f}x plain decoding"
+        batch = choice.key.get("batch")
+        lines.append(f"- batch {batch}: {describe_auto(choice.strategy, batch or 1)}{speed}")
+    return "\n".join(lines)
 
 
 def profile_text(found: dict[str, Any]) -> str:
@@ -117,7 +126,10 @@ def _figures(path: Path, step: str, figure: str, bound: float) -> list[tuple[flo
     """Return a figure of a measurement and what is asked of it; [] where it was not measured."""
     from lantern_accel.measure.stepcost import StepCost
 
-    rows = StepCost.model_validate_json(path.read_text(encoding="utf-8")).rows()
+    try:
+        rows = StepCost.model_validate_json(path.read_text(encoding="utf-8")).rows()
+    except ValueError:  # the stage's own part of the report says that it cannot be shown
+        return []
     here = {row["step"]: row for row in rows if row["batch"] == 1}
     if step not in here:
         return []

@@ -44,11 +44,11 @@ Message = dict[str, Any]
 
 
 def end(
-    process: subprocess.Popen[bytes], patience: float = PATIENCE, *, group: bool = False
+    process: subprocess.Popen[bytes], patience: float | None = None, *, group: bool = False
 ) -> None:
     """Interrupt a process as Ctrl-C does, and kill it where it has not ended ``patience`` seconds later.
 
-    ``group``: with all processes of the group that it leads.
+    ``patience``: 10 s unless given. ``group``: with all processes of the group that it leads.
     """
 
     def send(number: int) -> None:
@@ -62,7 +62,7 @@ def end(
             break
         try:
             send(number)
-            process.wait(patience)
+            process.wait(PATIENCE if patience is None else patience)
         except (ProcessLookupError, subprocess.TimeoutExpired):
             continue
 
@@ -197,9 +197,7 @@ class Run:
                 for one in self.children:
                     if now > one.deadline:
                         one.late, one.deadline = not one.done, float("inf")
-                        threading.Thread(
-                            target=end, args=(one.process, PATIENCE), daemon=True
-                        ).start()
+                        threading.Thread(target=end, args=(one.process,), daemon=True).start()
                 continue
             if "ended" in message:
                 self.children.remove(child)

@@ -64,8 +64,10 @@ def test_every_stage_is_a_command_with_these_options(tool, tmp_path: Path) -> No
     from lantern_accel.cli.app import app
 
     runner = typer.testing.CliRunner()
-    for stage in tool.stages("cpu", tmp_path, False) + tool.stages("cpu", tmp_path, True):
+    for stage in tool.stages("cpu", tmp_path, False, hasty=True) + tool.stages(
+        "cpu", tmp_path, True
+    ):
         text = runner.invoke(app, [stage.arguments[0], "--help"]).output
-        for argument in stage.arguments[1:]:
+        for argument in [*stage.arguments[1:], *stage.extra, *filter(None, [stage.resume])]:
             if argument.startswith("--"):
                 assert argument.partition("=")[0] in text, (stage.name, argument)

@@ -6,8 +6,11 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
+import zipfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -31,46 +34,125 @@ def tool() -> ModuleType:
     return module
 
 
-def test_the_default_options_come_first_and_with_every_batch(tool, tmp_path: Path) -> None:
+def test_what_is_worth_most_comes_first(tool, tmp_path: Path) -> None:
     clones = {"llamagen": Path("x"), "lantern": Path("y")}
-    plan = tool.stages("abacus", tmp_path, False, variants=VARIANTS, sizes=["s"], clones=clones)
-    by_name = {stage.name: stage.arguments for stage in plan}
-    last = list(by_name)[-5:]
-    assert last == [
-        "stepcost-s", "conform-attention=triton", "stepcost-s-attention=triton",
-        "race_official", "race_lantern",
+    plan = tool.stages("abacus", tmp_path, False, variants=VARIANTS, clones=clones)
+    by_name = {stage.name: stage for stage in plan}
+    xl, b, big = (f"llamagen-{size}" for size in ("xl-384", "b-256", "3b-384"))
+    assert list(by_name) == [
+        "device", "conform", f"stepcost-{xl}", f"stepcost-{b}", "generate", "bench", f"stepcost-{big}",
+        "conform-attention=triton", f"stepcost-{xl}-attention=triton",
+        f"stepcost-{big}-attention=triton", "tune", "bench-batches", f"stepcost-{xl}-batches",
+        f"stepcost-{big}-batches", "profile", "race_official", "race_lantern",
     ]  # fmt: skip
-    assert by_name["stepcost-s"].count("--batch") == 3
-    assert by_name["stepcost-s-attention=triton"].count("--batch") == 1
-    assert "--option=attention=triton" in by_name["conform-attention=triton"]
-    assert by_name["race_official"].count("--runner=gpt-fast") == 1
+    # One image first; the same file gets the other batches.
+    first, more = by_name[f"stepcost-{xl}"], by_name[f"stepcost-{xl}-batches"]
+    assert (first.arguments.count("--batch"), more.arguments.count("--batch")) == (1, 3)
+    assert first.result == more.result
+    other = by_name["conform-attention=triton"]
+    assert "--option=attention=triton" in other.arguments and "--only=replay" in other.arguments
+    assert by_name["race_official"].arguments.count("--runner=gpt-fast") == 1
     assert [stage.script for stage in plan][-2:] == ["race_official.py", "race_lantern.py"]
     quick = tool.stages("abacus", tmp_path, True, variants=VARIANTS)
-    assert [s.name for s in quick if s.name.startswith("step")] == ["stepcost-llamagen-xl-384"]
+    assert [s.name for s in quick if s.name.startswith("step")] == [f"stepcost-{xl}"]
+    given = tool.stages("abacus", tmp_path, False, sizes=["s"])
+    assert [s.name for s in given if s.name.startswith("step")] == [
+        "stepcost-s",
+        "stepcost-s-batches",
+    ]
 
 
-def test_a_stage_that_takes_too_long_is_stopped(tool, tmp_path: Path) -> None:
-    script = tmp_path / "slow.py"
-    script.write_text("import time; print('slow', flush=True); time.sleep(60)")
-    stage = tool.Stage("slow", [], tmp_path / "slow.json", str, script=str(script))
+def slow_stage(tool, folder: Path, *lines: str, **more: Any) -> Any:
+    script = folder / "slow.py"
+    script.write_text("\n".join(["import signal, sys, time", *lines]))
+    return tool.Stage("slow", [], folder / "slow.json", str, script=str(script), **more)
+
+
+def test_a_stage_that_takes_too_long_is_interrupted_then_killed(
+    tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    patient = ["try:", "    time.sleep(60)", "finally:", f"    open({str(kept)!r}, 'w').close()"]
+    stage = slow_stage(tool, tmp_path, *patient)
     works, seconds = tool.run(stage, tmp_path, os.environ, 1.5)
     assert not works and seconds < 30
-    assert "the minutes that were given are over" in (tmp_path / "slow.log").read_text()
+    assert kept.is_file(), "it could not clean up"
+    assert "its time is over" in (tmp_path / "slow.log").read_text()
+    monkeypatch.setattr("lantern_accel.cli.separate.PATIENCE", 0.5)
+    deaf = ["signal.signal(signal.SIGINT, signal.SIG_IGN)", "time.sleep(60)"]
+    works, seconds = tool.run(slow_stage(tool, tmp_path, *deaf), tmp_path, os.environ, 1.5)
+    assert not works and seconds < 30
+
+
+def test_what_was_stopped_is_resumed(tool, tmp_path: Path) -> None:
+    lines = ["print('went', *sys.argv[1:], flush=True)", "open('slow.json', 'w').write('{}')"]
+    script = [f"import os; os.chdir({str(tmp_path)!r})", *lines]
+    for said in ("went\n", "went --resume\n"):
+        stage = slow_stage(tool, tmp_path, *script, resume="--resume")
+        works, _ = tool.run(stage, tmp_path, os.environ)
+        assert works and (tmp_path / "slow.log").read_text() == said
+
+
+def test_a_result_that_cannot_be_shown_costs_no_other(tool, tmp_path: Path) -> None:
+    stage = slow_stage(tool, tmp_path)
+    stage.result.write_text('{"half": ')
+    assert "slow.json` cannot be shown: JSONDecodeError" in tool.shown(stage, tmp_path, True)
+    stage.result.write_text("{}")
+    odd = tool.Stage("slow", [], stage.result, lambda found: found["tree"])
+    assert "cannot be shown: KeyError: 'tree'" in tool.shown(odd, tmp_path, True)
+    (tmp_path / "slow.log").write_text("at check 3\n")
+    part = tool.Stage("slow", [], stage.result, lambda found: "half of it")
+    text = tool.shown(part, tmp_path, False)
+    assert text == "failed or stopped: at check 3\n\nhalf of it"
 
 
 def test_no_stage_begins_when_no_time_is_left(
     tool, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A second of each minute's sixty is kept; a tenth of a minute is over after the first stage.
     arguments = ["--device", "null", "-o", str(tmp_path), "--only", "device", "--only", "bench"]
     clock = iter([0.0, 0.0, 1000.0])
     # The tool's own clock: threads of other tests read the module's.
     watch = SimpleNamespace(monotonic=lambda: next(clock), perf_counter=time.perf_counter)
     monkeypatch.setattr(tool, "time", watch)
-    assert tool.main([*arguments, "--minutes", "1"]) == 4
+    assert tool.main([*arguments, "--minutes", "1"]) == 0
     said = capsys.readouterr()
     assert "no time is left" in said.out
-    assert "stages failed: bench" in said.err
+    assert "the same command goes on with: bench" in said.out
+    # A second run does nothing again that was done.
+    clock = iter([0.0, 1000.0])
+    assert tool.main([*arguments, "--minutes", "1"]) == 0
+    assert "has its result already" in capsys.readouterr().out
+
+
+def test_wheels_that_travel_are_unpacked_where_they_are_needed(
+    tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    wheels = {
+        "lantern_absent-1.2-py3-none-any.whl": True,
+        f"lantern_built-2.0-{here}-{here}-manylinux_2_17_x86_64.whl": True,
+        "lantern_built-2.0-cp38-cp38-manylinux_2_17_x86_64.whl": False,
+        "pytest-1.0-py3-none-any.whl": False,  # a newer one is installed
+        "pytest-999.0-py3-none-any.whl": True,
+    }
+    for name in wheels:
+        with zipfile.ZipFile(tmp_path / name, "w") as held:
+            held.writestr("lantern_absent/__init__.py", "there = True")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = [Path(path) for path in tool.wheels.unpacked(tmp_path)]
+    assert {f"{path.name}.whl" for path in found} == {name for name, used in wheels.items() if used}
+    assert all((path / "lantern_absent/__init__.py").is_file() for path in found)
+    assert [Path(path) for path in tool.wheels.unpacked(tmp_path)] == found
+
+
+def test_the_tree_is_small_enough_to_travel(tool) -> None:
+    """64 MiB go to a machine without a network: the tracked files, wheels, and what is measured there."""
+    command = ["git", "ls-files", "-z"]
+    done = subprocess.run(command, cwd=TOOLS.parent, capture_output=True)
+    if done.returncode:
+        pytest.skip("the tests do not run in a clone")
+    paths = [TOOLS.parent / os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+    assert sum(path.lstat().st_size for path in paths if path.exists()) < 58 * 2**20
 
 
 def test_a_tree_that_is_not_installed_is_found_all_the_same(
@@ -108,6 +190,7 @@ def _stored(out: Path) -> None:
 
 
 def test_targets_are_met_missed_or_not_measured(tool, tmp_path: Path) -> None:
+    (tmp_path / "stepcost-llamagen-3b-384.json").write_text("{")  # killed while it was written
     tool.write_report("abacus", tmp_path, {})
     assert "asked of a card" not in (tmp_path / "report.md").read_text()
     _stored(tmp_path)
@@ -152,6 +235,13 @@ def test_the_best_options_are_judged_against_what_the_card_can_reach(tool, tmp_p
     assert one["met"] is True
 
 
+def test_what_tune_chose_is_shown(tool) -> None:
+    vanilla = {"name": "vanilla", "tree": {"kind": "none"}}
+    choice = {"key": {"batch": 4}, "strategy": vanilla, "speedup": 1.25, "source": "tune"}
+    text = tool.stages("abacus", Path("x"), True)[-2].show({"choices": [choice]})
+    assert text.startswith("- batch 4: plain decoding") and text.endswith("1.25x plain decoding")
+
+
 def test_every_variant_is_measured_on_every_size(tool, tmp_path: Path) -> None:
     names = [one.name for one in tool.stages("abacus", tmp_path, False, variants=VARIANTS)]
     for size in ("llamagen-xl-384", "llamagen-3b-384"):
@@ -161,10 +251,14 @@ def test_every_variant_is_measured_on_every_size(tool, tmp_path: Path) -> None:
 def test_step_costs_and_races_are_shown_as_their_tables(tool, tmp_path: Path) -> None:
     _stored(tmp_path)
     stored = json.loads((tmp_path / "stepcost-llamagen-xl-384.json").read_text())
-    assert "| lantern++ | 1 | 58 | 30.000 |" in tool.stepcost_text(stored)
+    by_name = {
+        one.name: one for one in tool.stages("a", tmp_path, True, clones={"lantern": Path()})
+    }
+    shown = by_name["stepcost-llamagen-xl-384"].show(stored)
+    assert "| lantern++ | 1 | 58 | 30.000 |" in shown
     lap = {"seconds": 2.0, "cpu_seconds": 1.0, "work": {"tokens": 100}}
     runner = {"name": "official", "laps": [lap]}
     where = invented_run().environment.model_dump(mode="json")
     race = {"settings": {}, "environment": where, "runners": [runner], "checks": {"alike": 8}}
-    assert tool.race_text(race).endswith("{'alike': 8}")
-    assert "| official | tokens | 20.000 |" in tool.race_text(race)
+    assert by_name["race_lantern"].show(race).endswith("{'alike': 8}")
+    assert "| official | tokens | 20.000 |" in by_name["race_lantern"].show(race)

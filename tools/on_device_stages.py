@@ -1,0 +1,149 @@
+"""The stages of ``tools/on_device.py``: commands in the order of what they are worth on a new device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tools.on_device_report import (
+    bench_text,
+    conform_text,
+    facts_text,
+    generate_text,
+    profile_text,
+    race_text,
+    stepcost_text,
+    tune_text,
+)
+
+#: Sizes whose step costs come first, then what else is measured of them.
+FIRST = ("llamagen-xl-384", "llamagen-b-256")
+SIZES = ("llamagen-xl-384", "llamagen-3b-384")
+RACES = {"llamagen": "race_official", "lantern": "race_lantern"}
+#: Groups of the kit that a short look, and another set of options, are checked by.
+SHORT = ("kv", "attention", "accept")
+OTHERS = ("kv", "attention", "replay")
+#: Groups of the kit at once at most, where the host has the processors.
+JOBS = 8
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command: its arguments, the file that it writes, and how that is shown.
+
+    ``share``: of all minutes, the most that it may take. ``script``: one of ``tools/`` instead of
+    ``lantern-accel``. ``resume``: what completes a file that is there; without, the command does so by
+    itself, or begins again. ``extra``: arguments that change no result.
+    """
+
+    name: str
+    arguments: list[str]
+    result: Path
+    show: Callable[[dict[str, Any]], str]
+    share: float = 0.3
+    script: str = ""
+    resume: str = ""
+    extra: list[str] = field(default_factory=list)
+
+    @property
+    def command(self) -> str:
+        """What it runs, as the report names it."""
+        return " ".join([self.script or "lantern-accel", *self.arguments])
+
+
+def label(options: Mapping[str, Any]) -> str:
+    """Name a set of options in a file's name; "" for the default."""
+    return "".join(f"-{key}={value}" for key, value in options.items())
+
+
+def stages(
+    device: str,
+    folder: Path,
+    quick: bool,
+    *,
+    variants: Sequence[Mapping[str, Any]] = ({},),
+    sizes: Sequence[str] = (),
+    clones: Mapping[str, Path] | None = None,
+    race_size: str = "XL",
+    hasty: bool = False,
+) -> list[Stage]:
+    """Return all stages in order; ``quick`` leaves out what takes long.
+
+    ``variants``: sets of the backend's options, the default first. ``clones``: folders of the official
+    code, by the keys of ``RACES``. ``hasty``: minutes are counted, so that no check may take many.
+    """
+    on = ["--device", device]
+    once = ["--batch", "1"]
+    repeats = ["--repeats", "1" if quick else "5"]
+    limit = ["--limit=60"] if hasty else []
+
+    def at(name: str) -> Path:
+        return folder / f"{name}.json"
+
+    def conform(options: Mapping[str, Any], groups: Sequence[str], share: float) -> Stage:
+        name = f"conform{label(options)}"
+        only = [f"--only={group}" for group in groups]
+        given = [f"--option={key}={value}" for key, value in options.items()]
+        arguments = ["conform", device, *only, *given, f"--output={at(name)}"]
+        jobs = f"--jobs={max(min(JOBS, (os.cpu_count() or 1) // 2), 2)}"
+        return Stage(
+            name, arguments, at(name), conform_text, share, resume="--resume", extra=[jobs, *limit]
+        )
+
+    def stepcost(
+        size: str, options: Mapping[str, Any], nodes: str, images: list[str], more: str = ""
+    ) -> Stage:
+        name = f"stepcost-{Path(size).stem}{label(options)}"
+        arguments = ["stepcost", f"--size={size}", *on, *images, f"--nodes={nodes}", *repeats]
+        arguments += [f"--option={key}={value}" for key, value in options.items()]
+        return Stage(
+            name + more, [*arguments, f"--output={at(name)}"], at(name), stepcost_text, 0.25
+        )
+
+    def bench(name: str, images: list[str]) -> Stage:
+        arguments = ["bench", *on, *images, *repeats, f"--output={at(name)}"]
+        return Stage(name, arguments, at(name), bench_text)
+
+    default, *others = variants
+    picture = ["generate", "red heart", "dog face", *on, "--overwrite", "--seed=7", "--grid"]
+    picture += ["--scale=4", "--quiet", f"--output={folder / 'pictures.png'}"]
+    chosen = sizes or (SIZES[:1] if quick else SIZES)
+    ahead = [size for size in FIRST if size in chosen or not (sizes or quick)]
+    found = [
+        Stage("device", ["devices", device, "--json"], at("device"), facts_text, 0.2),
+        conform(default, SHORT if quick else (), 0.4),
+        *(stepcost(size, default, "8,60", once) for size in ahead),
+        Stage(
+            "generate",
+            [*picture, f"--stats={at('generate')}"],
+            at("generate"),
+            generate_text,
+            0.25,
+        ),
+        bench("bench-quick" if quick else "bench", once),
+        *(stepcost(size, default, "8,60", once) for size in chosen if size not in ahead),
+    ]
+    for options in () if quick else others:
+        found.append(conform(options, OTHERS, 0.3))
+        found += [stepcost(size, options, "8,60", once) for size in chosen]
+    seconds = ["--max-seconds=90"] if hasty else []
+    tune = ["tune", *on, *repeats, f"--output={at('tune')}"]
+    found.append(Stage("tune", tune, at("tune"), tune_text, extra=seconds))
+    if not quick:
+        batches = ["--batch", "1", "--batch", "4", "--batch", "8"]
+        found.append(bench("bench-batches", batches))
+        found += [stepcost(one, default, "8,16,32,60", batches, "-batches") for one in chosen]
+    whole = "profile-quick" if quick else "profile"
+    arguments = ["profile", *on, *(["--quick"] if quick else []), f"--output={at(whole)}"]
+    found.append(Stage(whole, arguments, at(whole), profile_text, 1.0, resume="--resume"))
+    for key, clone in (clones or {}).items():
+        name = RACES[key]
+        arguments = [str(clone), f"--size={race_size}", *on, *repeats, f"--output={at(name)}"]
+        if key == "llamagen":
+            runners = ("official", "official-compiled", "gpt-fast", "ours")
+            arguments += ["--warmups=3", *(f"--runner={runner}" for runner in runners)]
+        found.append(Stage(name, arguments, at(name), race_text, 1.0, script=f"{name}.py"))
+    return found

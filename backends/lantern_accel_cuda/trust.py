@@ -2,8 +2,9 @@
 
 Before its first use a kernel is compared with torch's operators on small data. What came of it is kept
 in the cache folder for this card, driver, torch, Triton and source; a kernel that failed is named in one
-line and left out, the others stay. A note lies in the cache while a check runs: where it is found and
-its process is gone, the kernel took that process with it, and is left out too.
+line and left out, the others stay. A note lies in the cache while a check runs. Where it is found and its
+process is gone, the kernel took that process with it, or somebody killed it: the check runs once more. A
+second time it is left out, and tried again a day later.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import json
 import os
 import socket
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +25,8 @@ from lantern_accel.files import kept_dir, read_record, write_record
 
 Check = Callable[[], object]
 PASSED = "agrees with the reference"
+#: Checks that may end with their process before the kernel is left out, and for how many seconds it is.
+TRIES, LEFT_OUT = 2, 86400.0
 
 
 class Trust:
@@ -86,9 +90,10 @@ class Trust:
     def _noted(self, kernel: str) -> Iterator[None]:
         note = self._note(kernel)
         if note is not None:
+            tries = self._tries(kernel) + 1
             with contextlib.suppress(OSError):
                 note.parent.mkdir(parents=True, exist_ok=True)
-                note.write_text(f"{socket.gethostname()} {os.getpid()}", encoding="utf-8")
+                note.write_text(f"{socket.gethostname()} {os.getpid()} {tries}", encoding="utf-8")
         try:
             yield
         finally:
@@ -96,22 +101,29 @@ class Trust:
                 with contextlib.suppress(OSError):
                     note.unlink(missing_ok=True)
 
-    def _unfinished(self, kernel: str) -> str:
-        """Say that an earlier check ended with its process; "" where none did, or one is under way."""
+    def _tries(self, kernel: str) -> int:
+        """Return how many checks ended with their process; 0 too while one is under way elsewhere."""
         note = self._note(kernel)
         try:
-            host, pid = ("" if note is None else note.read_text(encoding="utf-8")).split()
-            number = int(pid)
+            host, pid, tries = ("" if note is None else note.read_text(encoding="utf-8")).split()
+            number, count = int(pid), int(tries)
         except (OSError, ValueError):
+            return 0
+        elsewhere = host != socket.gethostname() or number == os.getpid() or _runs(number)
+        return 0 if elsewhere else count
+
+    def _unfinished(self, kernel: str) -> str:
+        """Say that earlier checks ended with their processes; "" where the check may run."""
+        note = self._note(kernel)
+        if note is None or self._tries(kernel) < TRIES:
             return ""
-        if host != socket.gethostname() or number == os.getpid() or _runs(number):
+        try:
+            since = time.time() - note.stat().st_mtime
+        except OSError:
             return ""
-        said = "its check ended the process that ran it"
-        self._keep(kernel, said)
-        with contextlib.suppress(OSError):
-            assert note is not None
-            note.unlink(missing_ok=True)
-        return said
+        if since > LEFT_OUT:
+            return ""
+        return f"its check ended the process that ran it {TRIES} times; it is tried again in a day"
 
 
 def _runs(pid: int) -> bool:

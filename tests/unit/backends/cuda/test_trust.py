@@ -142,14 +142,37 @@ Trust({"card": "x"}, {"attend": lambda: os._exit(9)}, Path(sys.argv[1]))("attend
 """
 
 
-def test_a_kernel_that_took_a_process_with_it_is_left_out_in_the_next(
+def die(folder: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", DIES, str(folder)], timeout=120, check=False)
+    assert run.returncode == 9
+
+
+def test_a_kernel_that_took_two_processes_with_it_is_left_out_for_a_day(
     tmp_path: Path, lines: list[str]
 ) -> None:
-    run = subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], timeout=120, check=False)
-    assert run.returncode == 9
-    trust = Trust({"card": "x"}, {"attend": lambda: pytest.fail("it ran again")}, tmp_path)
-    assert not trust("attend")
-    assert "its check ended the process that ran it" in lines[0]
+    die(tmp_path)
+    die(tmp_path)
+    unasked = Trust({"card": "x"}, {"attend": lambda: pytest.fail("it ran again")}, tmp_path)
+    assert not unasked("attend")
+    assert "its check ended the process that ran it 2 times" in lines[0]
+    (note,) = tmp_path.glob("*.running")
+    os.utime(note, (0, 0))
+    assert Trust({"card": "x"}, {"attend": lambda: None}, tmp_path)("attend")
+    assert not [*tmp_path.glob("*.running")]
+
+
+def test_a_check_that_was_killed_is_no_fault(tmp_path: Path, lines: list[str]) -> None:
+    die(tmp_path)
+    assert Trust({"card": "x"}, {"attend": lambda: None}, tmp_path)("attend")
+    assert lines == [] and not [*tmp_path.glob("*.running")]
+
+
+def test_an_interrupted_check_leaves_no_note(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Trust(KEY, {"attend": interrupted}, tmp_path)("attend")
     assert not [*tmp_path.glob("*.running")]
 
 
@@ -158,7 +181,7 @@ def test_a_check_under_way_elsewhere_is_no_fault(tmp_path: Path) -> None:
     trust = Trust(KEY, checks(), tmp_path)
     note = trust._note("right")
     assert note is not None
-    for said in (f"{os.uname().nodename} {os.getppid()}", "elsewhere 1", "nonsense", ""):
+    for said in (f"{os.uname().nodename} {os.getppid()} 2", "elsewhere 1 2", "nonsense", ""):
         note.write_text(said)
         assert Trust({**KEY, "n": said}, checks(), tmp_path)("right")
         assert Trust(KEY, checks(), tmp_path)._unfinished("right") == ""

@@ -111,7 +111,11 @@ class TensorOps(SamplingOps):
     def kv_layout(
         self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype
     ) -> KVLayout:
-        """Choose the layout of a cache with at least ``capacity`` slots a row."""
+        """Choose the layout of a cache with at least ``capacity`` slots a row.
+
+        The reference: a layer's keys, and its values, are one tensor ``[rows * capacity, heads,
+        head_dim]``; with ``head_major`` one of ``[rows * heads * capacity, head_dim]``.
+        """
         return KVLayout(layers, rows, capacity, heads, head_dim, dtype)
 
     def allocate(self, layout: KVLayout) -> KVCache:
@@ -141,7 +145,7 @@ class TensorOps(SamplingOps):
         return (first.view(at.rows, 1, at.heads) + slots.unsqueeze(-1)).reshape(-1).long()
 
     def write(self, kv: KVCache, layer: int, address: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store ``k, v [R, T, H, d]`` of one layer at ``address``."""
+        """Store ``k, v [R, T, H, d]`` of one layer at ``address``, in place; no other slot changes."""
         for side, new in ((kv.keys[layer], k), (kv.values[layer], v)):
             if new.shape[-1] < kv.layout.head_dim:
                 new = F.pad(new, (0, kv.layout.head_dim - new.shape[-1]))
@@ -188,7 +192,11 @@ class TensorOps(SamplingOps):
         return found
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiply ``x [..., in]`` by a packed weight: ``[..., out]``."""
+        """Multiply ``x [..., in]`` by a packed weight: ``[..., out]``, ``x @ weight.T + bias``.
+
+        ``weight``: what :meth:`pack` or :meth:`pack_rounded` returned, of a matrix ``[out, in]``. The
+        result has the dtype of ``x``; sums are made in float32.
+        """
         return F.linear(x, weight, bias)
 
     def linear_add(
@@ -257,12 +265,21 @@ class TensorOps(SamplingOps):
         return full.masked_fill_(visible, 0)
 
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
-        """Attention of ``q [R, T, H, d]`` over a layer's first L slots under ``mask [R, 1, T, L]``."""
+        """Attention of ``q [R, T, H, d]`` over a layer's first L slots under ``mask [R, 1, T, L]``.
+
+        ``q`` is rotated already, and so are the keys of the cache. ``mask``: what :meth:`mask` made,
+        in the dtype of ``q``, the same for all heads; by the reference it is added to the scores, 0 where
+        slot l is visible to position t. Scores are scaled by ``d ** -0.5``. Returns ``[R, T, H, d]`` in
+        the dtype of ``q``. Slots that are not visible may hold anything finite.
+        """
         k, v = self.by_head(kv, layer, mask.shape[-1])
         return self.attend_dense(q, k.transpose(1, 2), v.transpose(1, 2), mask)
 
     def attend_dense(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Softmax attention, scale ``d ** -0.5``; ``k, v [R, L, H, d]``; ``mask=None`` is causal."""
+        """Softmax attention, scale ``d ** -0.5``; ``k, v [R, L, H, d]``; ``mask=None`` is causal.
+
+        ``q [R, T, H, d]``; ``mask`` as in :meth:`attend`; returns ``[R, T, H, d]`` in the dtype of ``q``.
+        """
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -273,7 +290,10 @@ class TensorOps(SamplingOps):
         return out.transpose(1, 2)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Normalise in float32, return to the dtype of ``x``, then scale (LlamaGen's order)."""
+        """Normalise ``x [..., D]`` in float32, return to its dtype, then scale by ``weight [D]``.
+
+        ``x / sqrt(mean(x ** 2) + eps) * weight``, rounded in LlamaGen's order.
+        """
         y = x.float()
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
         return y.to(x.dtype) * weight
@@ -349,7 +369,7 @@ class TensorOps(SamplingOps):
         return None
 
     def swiglu(self, x: Tensor) -> Tensor:
-        """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
+        """``silu(gate) * up [..., F]`` of ``x = [gate; up] [..., 2F]``, in the dtype of ``x``."""
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate) * up
 

@@ -157,7 +157,12 @@ class SamplingOps:
         return logits
 
     def filter(self, logits: Tensor, given: Filter) -> Tensor:
-        """Return the float32 probabilities ``[..., V]`` that a filter makes of logits."""
+        """Return the probabilities ``[..., V]`` that a filter makes of logits ``[..., V]``, all float32.
+
+        Logits over the temperature; then top-k, which keeps values equal to the k-th, and top-p, which
+        keeps a code while the codes before it hold p or less, in the order that ``given.p_first`` says;
+        then a softmax. 0 and None leave a filter out.
+        """
         x, k, p = logits / given.temperature, given.top_k, given.top_p
         if p is None:
             x = _keep_top_k(x, k, given.never)

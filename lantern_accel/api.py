@@ -31,6 +31,7 @@ def load(
     text_device: Literal["device", "cpu"] = "device",
     embeddings: str | Path | None = None,
     weights: str = "full",
+    size: tuple[int, int] | None = None,
     tell: Callable[[str], None] | None = None,
     on_loading: Callable[[str, int, int], None] | None = None,
 ) -> Pipeline:
@@ -49,6 +50,8 @@ def load(
 
     ``weights``: ``"full"``, as the model has them, or the target's in fewer bits, ``"int8"``,
     ``"int6"`` or ``"int4"``: what that costs is measured once per model and stands in every result.
+    ``size``: width and height that requests will ask for; one that a published model cannot draw is
+    refused before the model is fetched.
     ``tell`` gets lines about licences, downloads and such measurements, ``on_loading`` a part's name,
     bytes read, bytes in all.
 
@@ -62,7 +65,7 @@ def load(
     from lantern_accel.generation.rounding_price import rounded_model
     from lantern_accel.memory.limits import check_weights
     from lantern_accel.models.bundle import load_model
-    from lantern_accel.models.locate import find_model, log, named_parts
+    from lantern_accel.models.locate import check_size, find_model, log, named_parts
     from lantern_accel.nn.rounding import FULL, rounding
 
     if dtype != "auto" and dtype not in DTYPES:
@@ -77,6 +80,7 @@ def load(
         text_device=text_device,
         embeddings=embeddings,
     )
+    check_size(model, size)
     found = find_model(model, parts, tell or log)
 
     def load_on(backend: Backend, chosen: Chosen) -> Pipeline:
@@ -145,7 +149,7 @@ def generate(
     :class:`LanternError`, before any decoding, for anything in the request that cannot be served.
     """
     check_prompts(prompt)
-    read_settings(settings)  # before anything is loaded
+    asked = read_settings(settings)  # before anything is loaded
     pipeline = load(
         model,
         device=device,
@@ -157,6 +161,7 @@ def generate(
         text_device=text_device,
         embeddings=embeddings,
         weights=weights,
+        size=asked.size,
     )
     with pipeline:
         return pipeline.generate(prompt, on_progress=on_progress, **settings)

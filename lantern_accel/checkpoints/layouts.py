@@ -16,7 +16,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lantern_accel.checkpoints.weights import SUFFIXES, Checkpoint, has_weights, open_checkpoint
+from lantern_accel.checkpoints.weights import (
+    SUFFIXES,
+    Checkpoint,
+    beside_weights,
+    has_weights,
+    open_checkpoint,
+)
 from lantern_accel.errors import CheckpointError
 from lantern_accel.files import read_json_file
 from lantern_accel.records import first_wrong
@@ -60,7 +66,7 @@ class Candidate:
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder: itself where it is one, its files, and its sub-folders."""
     if has_weights(folder):
-        return [folder]
+        return [folder, *beside_weights(folder)]
     out = []
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):

@@ -1,7 +1,8 @@
 """Checkpoint files: named tensors in one or several files, opened without reading their data.
 
 ``.safetensors``, ``.pt``, ``.pth`` and ``.bin``; shards with an ``index.json`` or numbered file names;
-a bare state dict or one under ``model``, ``module`` or ``state_dict``. Tensors are mapped, and the
+a bare state dict, or one under the name that a trainer gave it. What wrappers of modules put before and
+into keys (``module.``, ``_orig_mod.``) is taken off. Tensors are mapped, and the
 mapping is dropped every few hundred megabytes: pages that were read count as this process's memory.
 """
 
@@ -12,14 +13,14 @@ import pickle
 import pickletools
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lantern_accel.errors import CheckpointError
+from lantern_accel.errors import CheckpointError, LanternWarning
 from lantern_accel.files import read_json_file
 
 #: Most bytes that are read through one mapping before it is dropped and made anew; small checkpoints
@@ -28,6 +29,12 @@ REMAP_BYTES = 64 * 2**20
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 #: Where trainers put the state dict; the order is that of LlamaGen's own loader.
 WRAPPERS = ("model", "module", "state_dict")
+#: What they call others, the running mean of the weights among them: none of these comes before another.
+OTHERS = re.compile(r"(?:.*_)?(?:ema|model|module|state_dict|params|weights|net|generator)(?:_.*)?")
+#: What torch's wrappers of modules call the module within: these may stand anywhere in a key.
+_WITHIN = re.compile(
+    r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
 
 _DTYPES = {
     "F64": torch.float64,
@@ -43,6 +50,10 @@ _DTYPES = {
 }
 #: How torch's files begin: a zip archive, or before torch 1.6 a pickle.
 _TORCH_STARTS = (b"PK\x03\x04", b"\x80")
+#: What a folder's weights are called where they are one file; the first counts where both are there.
+SINGLE = ("model.safetensors", "pytorch_model.bin")
+#: What trainers leave beside weights.
+TRAINERS = re.compile(r"(optimizer|scheduler|scaler|rng_state|training_args|random_states)")
 _SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)$")
 
 
@@ -124,10 +135,7 @@ class _PickleFile(HeldFile):
                 content = self._torch_load(False)
             state = content
             if isinstance(content, Mapping):
-                for name in WRAPPERS:
-                    if isinstance(content.get(name), Mapping):
-                        state = content[name]
-                        break
+                state = _within(content, self.path)
                 arguments = content.get("args")
                 if isinstance(arguments, argparse.Namespace):
                     self.info = dict(vars(arguments))
@@ -152,6 +160,54 @@ class _PickleFile(HeldFile):
     def close(self) -> None:
         if self._mapped:
             self._tensors = None
+
+
+def _holds_weights(value: object) -> bool:
+    """Return whether a value is a state dict: named tensors, of which one at least is of real numbers."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        return False
+    return any(isinstance(one, Tensor) and one.is_floating_point() for one in value.values())
+
+
+def _within(content: Mapping[Any, Any], path: Path) -> object:
+    """Return the state dict of what a trainer wrote: the content itself, or one under a name of it.
+
+    Of the usual names the first is taken, and what else there is stands in a warning. Raises
+    :class:`CheckpointError` for several other names, of which none comes before another.
+    """
+    inner = [name for name, value in content.items() if _holds_weights(value)]
+    usual = [name for name in WRAPPERS if name in inner]
+    others = [name for name in inner if name not in usual]
+    named = [name for name in others if OTHERS.fullmatch(str(name))]
+    flat = any(isinstance(one, Tensor) and one.dim() for one in content.values())
+    if not usual and (flat or not inner):
+        there = (content[name] for name in WRAPPERS if isinstance(content.get(name), Mapping))
+        return next(there, content)
+    found = [*usual, *named] or others
+    if len(found) > 1:
+        held = f"{path} holds {len(found)} sets of weights, under {', '.join(map(repr, found))}"
+        how = (
+            "to take another, write it into a file of its own: torch.save(torch.load(FILE, "
+            f"weights_only=True)[{found[-1]!r}], 'weights.pt')"
+        )
+        if not usual:
+            raise CheckpointError(f"{held}, and nothing says which is the model's; {how}")
+        warnings.warn(f"{held}; {found[0]!r} is read; {how}", LanternWarning, stacklevel=2)
+    return content[found[0]]
+
+
+def bare_names(keys: Iterable[str]) -> dict[str, str]:
+    """Return keys as the module within its wrappers has them, each with the key that it comes from.
+
+    ``module.`` is taken off where all keys begin with it: otherwise it is a name of the model's own.
+    """
+    there = list(keys)
+    bare = [_WITHIN.sub("", key) for key in there]
+    while bare and all(key.startswith("module.") for key in bare):
+        bare = [_WITHIN.sub("", key.removeprefix("module.")) for key in bare]
+    names = dict(zip(bare, there, strict=True))
+    # Two keys that become one are no wrapper's doing.
+    return names if len(names) == len(there) else dict(zip(there, there, strict=True))
 
 
 def _open_file(path: Path) -> HeldFile:
@@ -232,6 +288,8 @@ class Checkpoint:
         self.path = path
         self._files = files
         self._home = {key: file for file in files for key in file.headers}
+        #: The files' own keys, where they are others.
+        self._theirs: dict[str, str] = {}
         self._read_bytes = 0
         self._remap = min(REMAP_BYTES, self.nbytes // 16)
 
@@ -240,6 +298,13 @@ class Checkpoint:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._home)
+
+    def unwrapped(self) -> Checkpoint:
+        """Return this checkpoint with keys as the module within its wrappers has them."""
+        names = bare_names(self)
+        self._home = {bare: self._home[key] for bare, key in names.items()}
+        self._theirs = {bare: key for bare, key in names.items() if bare != key}
+        return self
 
     @property
     def info(self) -> dict[str, Any]:
@@ -267,7 +332,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.path} lacks {key}: a part of the checkpoint is absent; fetch it again"
             )
-        return self._home[key].headers[key]
+        return self._home[key].headers[self._theirs.get(key, key)]
 
     def size_of(self, key: str) -> int:
         """Return a tensor's bytes without reading it."""
@@ -285,7 +350,7 @@ class Checkpoint:
             self.close()
         file = self._home[key]
         try:
-            tensor = file.read(key)
+            tensor = file.read(self._theirs.get(key, key))
         except Exception as error:
             raise _unreadable(file.path, error) from error
         self._read_bytes += self.size_of(key)
@@ -305,7 +370,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     run code are refused.
     """
     if not path.is_dir():
-        return Checkpoint(path, [_open_file(path)])
+        return Checkpoint(path, [_open_file(path)]).unwrapped()
     names, listed = shard_names(path)
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
@@ -321,7 +386,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
                 f"{path / name} lacks {key}, which the folder's index says it holds; fetch that file "
                 "again"
             )
-    return checkpoint
+    return checkpoint.unwrapped()
 
 
 def shard_names(folder: Path) -> tuple[list[str], dict[str, str]]:
@@ -333,7 +398,7 @@ def shard_names(folder: Path) -> tuple[list[str], dict[str, str]]:
     indexes = sorted(folder.glob("*.index.json"))
     # Safetensors first: they are complete by their own header, and map without unpickling.
     indexes.sort(key=lambda p: "safetensors" not in p.name)
-    for index in indexes:
+    for index in indexes[:1]:
         try:
             listed = read_json_file(index)["weight_map"]
             names = sorted(set(listed.values()))
@@ -349,18 +414,31 @@ def shard_names(folder: Path) -> tuple[list[str], dict[str, str]]:
                 if foreign
                 else f"{index} lists no shards; fetch it again"
             )
+        # In another format it is the same model once more, as repositories have it.
+        stray = [
+            n for n in SINGLE if (folder / n).is_file() and Path(n).suffix == Path(names[0]).suffix
+        ]
+        if stray and stray[0] not in names:
+            raise CheckpointError(
+                f"the folder {folder} holds {stray[0]} and {index.name}, which names {len(names)} other "
+                f"files; which is the model's? Move the other out of the folder, or name the file: "
+                f"{folder / stray[0]}"
+            )
         return names, dict(listed)
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (folder / name).is_file():
-            return [name], {}
     found = [p for p in sorted(folder.iterdir()) if p.suffix in SUFFIXES and p.is_file()]
-    shards = [match for p in found if (match := _SHARD.match(p.name))]
-    if shards:
-        first = shards[0]
-        count = int(first["count"])
-        return [
-            f"{first['stem']}-{i:05d}-of-{count:05d}{first['suffix']}" for i in range(1, count + 1)
-        ], {}
+    sets = _shard_sets(p.name for p in found)
+    single = [name for name in SINGLE if (folder / name).is_file()]
+    if len(sets) + bool(single) > 1:
+        held = [*single[:1], *(f"{names[0]} and so on" for names in sets)]
+        raise CheckpointError(
+            f"the folder {folder} holds {len(held)} sets of weights ({'; '.join(held)}) and no index "
+            "that says which is the model's; which is it? Move the other out of the folder"
+            + (f", or name the file: {folder / single[0]}" if single else "")
+        )
+    if single:
+        return single[:1], {}
+    if sets:
+        return sets[0], {}
     if len(found) == 1:
         return [found[0].name], {}
     if not found:
@@ -373,11 +451,34 @@ def shard_names(folder: Path) -> tuple[list[str], dict[str, str]]:
     )
 
 
+def _shard_sets(names: Iterable[str]) -> list[list[str]]:
+    """Return the sets of numbered files that names are of, each whole, whether or not all are there."""
+    matches = filter(None, map(_SHARD.match, names))
+    kinds = dict.fromkeys((m["stem"], int(m["count"]), m["suffix"]) for m in matches)
+    return [
+        [f"{stem}-{i:05d}-of-{count:05d}{suffix}" for i in range(1, count + 1)]
+        for stem, count, suffix in kinds
+    ]
+
+
+def beside_weights(folder: Path) -> list[Path]:
+    """Return the checkpoint files in a folder of weights that are none of the folder's own."""
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.suffix in SUFFIXES
+        and path.is_file()
+        and not path.name.startswith(".")
+        and path.name not in SINGLE
+        and not _SHARD.match(path.name)
+        and not TRAINERS.match(path.name)
+    ]
+
+
 def has_weights(folder: Path) -> bool:
     """Return whether a folder is one checkpoint by its file names: an index, or a usual single file."""
-    names = ("model.safetensors", "pytorch_model.bin")
     return (
         any(folder.glob("*.index.json"))
-        or any((folder / name).is_file() for name in names)
+        or any((folder / name).is_file() for name in SINGLE)
         or any(_SHARD.match(p.name) for p in folder.iterdir())
     )

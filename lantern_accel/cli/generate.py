@@ -124,7 +124,7 @@ def generate(
         raise RequestError(
             "--compare draws with several strategies; leave --strategy and --resume out"
         )
-    read_settings(settings, option_name)
+    asked = read_settings(settings, option_name)
     runs: list[dict[str, Any]] = [
         {**settings, "seed": seed, "strategy": name}
         for seed in (_seeds(seeds) if seeds is not None else [settings["seed"]])
@@ -135,7 +135,7 @@ def generate(
     if output is None:
         output = Path("lantern.png") if overwrite or resume else free_name(files)
     check_files(output, stats_path, files, overwrite=overwrite, resume=resume)
-    with load.opened(quiet, embeddings=embeddings) as pipeline:
+    with load.opened(quiet, embeddings=embeddings, size=asked.size) as pipeline:
         requests = [pipeline.request(words if len(words) > 1 else words[0], **one) for one in runs]
         if columns:  # one seed for all of them
             runs = [{**one, "seed": one["seed"] or requests[0].seed} for one in runs]

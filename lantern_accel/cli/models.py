@@ -206,6 +206,12 @@ def plan(
     tree: str = typer.Option(None, help="As for generate."),
     k: int = typer.Option(None, "--k", help="Neighbours of LANTERN's acceptance rule."),
     cfg_scale: float = typer.Option(None, "--cfg-scale", help="1 or less is off: half the rows."),
+    picture: str = typer.Option(
+        None,
+        "--size",
+        metavar="WxH",
+        help="Width and height in pixels, where a model draws several.",
+    ),
     text_device: TextDevice = "device",
     as_json: AsJson = False,
 ) -> None:
@@ -213,7 +219,8 @@ def plan(
 
     Exit code 1 if it does not fit.
     """
-    from lantern_accel.families.registry import entry, is_published
+    from lantern_accel.families.registry import entry, is_published, known_as
+    from lantern_accel.generation.settings import read_size
     from lantern_accel.memory.plan import parse_size, planner_for
 
     if text_device not in ("device", "cpu"):
@@ -226,6 +233,7 @@ def plan(
         memory=parse_size(memory) if memory is not None else None,
         dtype=dtype,
         text_device=text_device,  # type: ignore[arg-type]
+        picture=None if picture is None else read_size(picture),
     )
     chosen = planner.strategy(strategy, tree=tree, k=k)
     values = planner.manifest.defaults.sampling.model_dump()
@@ -239,7 +247,8 @@ def plan(
     usual: dict[str, dict[str, int]] = {}
     if largest is None and device:
         # What another library loads for a published model on the same device, in bytes by name.
-        config = entry(model).config if is_published(model) else {}
+        known = known_as(model)
+        config = entry(known).config if is_published(known) else {}
         beside = {"": 0, **config.get("beside", {})}
         usual = {
             card: {what: fitting(held - taken) for what, taken in beside.items()}
@@ -303,8 +312,10 @@ def fetch(
     name: str = typer.Argument(..., metavar="NAME", help="A published model or part."),
 ) -> None:
     """Fetch a published model with its parts into the Hugging Face cache; resumes where it stopped."""
-    from lantern_accel.families.registry import entry
+    from lantern_accel.families.registry import entry, known_as
     from lantern_accel.models import hub
 
-    for part, path in hub.resolve(entry(name), lambda text: say(text, to_stderr=True)).items():
+    for part, path in hub.resolve(
+        entry(known_as(name)), lambda text: say(text, to_stderr=True)
+    ).items():
         say(str(path), label=part, style="bold")

@@ -66,7 +66,7 @@ class Painter:
     ) -> None:
         import lantern_accel
 
-        self.pipeline = lantern_accel.load(**load)
+        self.pipeline = lantern_accel.load(**load, size=settings.get("size"))
         self.name = name
         pipeline = self.pipeline
         wanted = slots or pipeline.backend.default_batch

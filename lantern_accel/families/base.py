@@ -409,6 +409,14 @@ class Family(ABC):
         """Return the shape that a usual request's conditions have, to plan memory with."""
         return None
 
+    def shape_for(self, manifest: Any, size: Size) -> Hashable:
+        """Return the shape of a short prompt and a picture of this size, to plan memory with.
+
+        The default has one size. Raises :class:`RequestError` for one that the model cannot draw.
+        """
+        manifest.grid(size)
+        return None
+
     def paint(
         self,
         model: Model,

@@ -124,6 +124,11 @@ class TokenFamily(Family):
         sizes = tuple(getattr(model.manifest.target, name) for name in self.shape_names)
         return sizes if len(sizes) > 1 else sizes[0]
 
+    def shape_for(self, manifest: Any, size: Size) -> Hashable:
+        """Return the shape of a short prompt and a picture of this size."""
+        grid = manifest.grid(size)
+        return (manifest.target.prefix_length, *grid) if len(self.shape_names) > 1 else None
+
     def conditions(
         self,
         model: Model,

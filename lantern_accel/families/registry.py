@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -106,6 +107,49 @@ def entry(name: str) -> ModelEntry:
     if name not in known:
         raise ModelError(f"no published model is named {name!r}{did_you_mean(name, known)}")
     return known[name]
+
+
+#: How a repository of the Hub is written: with its address, or without.
+_HUB = re.compile(
+    r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|^hf:(?://)?", re.IGNORECASE
+)
+#: What follows a repository's name in an address: a folder, or a file, of a revision.
+_PLACES = ("tree", "blob", "resolve", "raw")
+
+
+def known_as(text: str) -> str:
+    """Return the name of the published model or part that a text means; the text where it means none.
+
+    Case does not count. A repository's id of the Hub counts as the model that it holds, with its
+    address, the revision ``main``, a file or a folder of it. Raises :class:`ModelError` for a repository
+    that holds several, with their names, and for another revision.
+    """
+    known = _by_name()
+    if text.lower() in known:
+        return text.lower()
+    parts = _HUB.sub("", text.strip()).partition("?")[0].strip("/").split("/")
+    if len(parts) < 2:
+        return text
+    repo, _, revision = parts[1].partition("@")
+    within, more = f"{parts[0]}/{repo}".lower(), parts[2:]
+    held = [one for one in known.values() if one.repo.lower() == within]
+    if not held:
+        return text
+    if more and more[0] in _PLACES:
+        revision, more = (more[1] if len(more) > 1 else ""), more[2:]
+    if revision not in ("", "main"):
+        raise ModelError(
+            f"{text} names the revision {revision!r}, and published models are known as they are on "
+            f"main; leave it out ({held[0].repo}), or download that revision and name its folder"
+        )
+    below = "/".join(more).lower()
+    files = [one for one in held if any(f.path.lower().startswith(below) for f in one.files)]
+    held = files or held
+    models = [one for one in held if one.kind == "model"] or held
+    if len(models) > 1:
+        names = ", ".join(one.name for one in models)
+        raise ModelError(f"{models[0].repo} holds several models; name one of them: {names}")
+    return models[0].name
 
 
 def is_published(name: str) -> bool:

@@ -173,7 +173,8 @@ def measure(
     workspace: dict[str, int] = {}
     noise_bytes = (ops or TensorOps()).noise_bytes
     with torch.inference_mode(), META:
-        fitted = kind.fitted(model, kind.usual_shape(model) if shape is None else shape)
+        asked = kind.usual_shape(model) if shape is None else shape
+        fitted = kind.fitted(model, asked)
         table = None
         if strategy.neighbours:
             rows = fitted[0].config.vocab_size
@@ -192,7 +193,7 @@ def measure(
         phases: dict[str, Callable[[], object]] = {
             "prefill": engine.prefill,
             "step": engine.step,
-            "pixels": lambda: kind.pixels(model, tokens),
+            "pixels": lambda: kind.pixels(model, tokens, asked),
         }
         for name, run in phases.items():
             with LiveBytes() as live:

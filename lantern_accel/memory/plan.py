@@ -115,7 +115,8 @@ def most_images(needed: Callable[[int], int], free: int, limit: int) -> int:
 class Planner:
     """Plans for one model on one device; traces are kept, so that trying batches is cheap.
 
-    ``ops``: an open device's, whose layout buffers have; None: the reference's.
+    ``ops``: an open device's, whose layout buffers have; None: the reference's. ``shape``: of the
+    pictures; None: the usual one.
     """
 
     manifest: Any
@@ -127,6 +128,7 @@ class Planner:
     device: str = ""
     capacity: int | None = None
     ops: TensorOps | None = None
+    shape: Hashable = None
 
     def __post_init__(self) -> None:
         self.family = family(self.manifest.family)
@@ -160,6 +162,7 @@ class Planner:
 
         ``shape``: of the picture.
         """
+        shape = self.shape if shape is None else shape
         strategy = strategy or self.strategy()
         sampling = sampling or self.manifest.defaults.sampling
         dtype = dtype or self.dtype
@@ -264,18 +267,22 @@ def planner_for(
     memory: int | None = None,
     dtype: str = "auto",
     text_device: Literal["device", "cpu"] = "device",
+    picture: tuple[int, int] | None = None,
 ) -> Planner:
     """Return a planner for a published name, a bundled name or a path, before anything is loaded.
 
     ``device``: a backend that is available here, or a device profile; ``memory``: bytes of a device that
-    is neither. Raises :class:`DeviceRequestError` for a device that is unknown.
+    is neither; ``picture``: width and height in pixels, None for the model's own. Raises
+    :class:`DeviceRequestError` for a device that is unknown, :class:`RequestError` for a size that the
+    model cannot draw.
     """
-    from lantern_accel.families.registry import entry, is_published, parts_of
+    from lantern_accel.families.registry import entry, is_published, known_as, parts_of
     from lantern_accel.models.locate import find_model
 
     text = 0
-    if is_published(str(model)):
-        one = entry(str(model))
+    name = str(model) if Path(model).exists() else known_as(str(model))
+    if is_published(name):
+        one = entry(name)
         manifest: Any = family(one.family).from_entry(one)
         if "text" in parts_of(one):
             text = 4 * parts_of(one)["text"].config["encoder_parameters"]
@@ -283,7 +290,8 @@ def planner_for(
         found = find_model(model)
         manifest = found.manifest
         text = family(manifest.family).text_bytes(found)
-    facts = _device(device, dtype)
+    shape = None if picture is None else family(manifest.family).shape_for(manifest, picture)
+    facts = {**_device(device, dtype), "shape": shape}
     if memory:
         device, facts["capacity"] = device or size(memory), memory
     return Planner(manifest, text_bytes=text, text_device=text_device, device=device, **facts)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lantern_accel.checkpoints.layouts import checkpoints_in, examine
 from lantern_accel.checkpoints.weights import SUFFIXES
@@ -19,9 +19,10 @@ from lantern_accel.families.registry import (
     families,
     family,
     is_published,
+    known_as,
     published,
 )
-from lantern_accel.models.bundle import bundled_models, folder_parts
+from lantern_accel.models.bundle import bundled_models, folder_parts, read_manifest
 from lantern_accel.models.hub import Tell, resolve
 
 NO_DRAFTER = "none"
@@ -76,6 +77,14 @@ def find_model(name: str | Path, parts: Parts | None = None, tell: Tell = log) -
         return folder_parts(path, parts)
     if path.exists():
         return find_official(path, parts)
+    alias = known_as(str(name))
+    if is_published(alias):
+        return find_published(alias, parts, tell)
+    if alias != str(name):  # a part of models
+        raise ModelError(
+            f"{name} is {alias!r}, a part that models use and no model; `lantern-accel models fetch "
+            f"{alias}` gets it"
+        )
     if path.suffix in SUFFIXES or len(path.parts) > 1:
         raise ModelError(
             f"there is no {path}; check the path, or use a name that `lantern-accel models` lists"
@@ -85,6 +94,24 @@ def find_model(name: str | Path, parts: Parts | None = None, tell: Tell = log) -
         f"unknown model {str(name)!r}{did_you_mean(str(name), names)} (a model is a name that "
         f"`lantern-accel models` lists, or a folder or file of its weights){_broken()}"
     )
+
+
+def known_manifest(name: str | Path) -> Any:
+    """Return the manifest of a bundled or published model, fetching nothing; None: of neither."""
+    known = bundled_models()
+    if str(name) in known:
+        return read_manifest(known[str(name)])
+    alias = str(name) if is_published(str(name)) or Path(name).exists() else known_as(str(name))
+    if not is_published(alias):
+        return None
+    return family(entry(alias).family).from_entry(entry(alias))
+
+
+def check_size(name: str | Path, size: tuple[int, int] | None) -> None:
+    """Raise :class:`RequestError` for a size that a known model cannot draw, before it is fetched."""
+    manifest = None if size is None else known_manifest(name)
+    if manifest is not None:
+        manifest.grid(size)
 
 
 def find_published(name: str, parts: Parts, tell: Tell) -> Found:

@@ -13,6 +13,7 @@ from support.glm_image import write_glm_image
 from support.janus import SPECIAL, write_janus, write_tokenizer
 
 import lantern_accel
+from lantern_accel.cli import main
 from lantern_accel.errors import RequestError
 from lantern_accel.families.controls import Controls
 from lantern_accel.families.tokenizer import read_tokenizer
@@ -139,3 +140,22 @@ def test_a_token_is_found_behind_a_normaliser(tmp_path: Path) -> None:
     assert _controls(tmp_path / "t.json", added, lower).find("a <SOP> b") == "<sop>"
     wide = {"type": "NFKC"}
     assert _controls(tmp_path / "t.json", added, wide).find("a \uff1csop\uff1e") == "<sop>"
+
+
+def test_the_command_and_files_of_prompts_refuse_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = write_janus(tmp_path / "Janus-Pro"), tmp_path / "x.png"
+    words = ["generate", "-m", str(folder), "-d", "cpu", "-s", "vanilla"]
+    bad = "a fox <end_of_image> and"
+    listed = tmp_path / "prompts.txt"
+    listed.write_text(f"a fox\n{bad}\n")
+    for more in ([bad], ["--prompts", str(listed)]):
+        assert main([*words, *more, "-o", str(out)]) == 2
+        told = capsys.readouterr().err
+        assert "'<end_of_image>'" in told and "leave it out" in told
+        assert not list(tmp_path.glob("*.png"))
+    main([*words, "--prompts", str(listed), "--on", "here", "-o", str(tmp_path / "drawn")])
+    told = capsys.readouterr().err
+    assert "row 2" in told and "'<end_of_image>'" in told
+    assert len(list((tmp_path / "drawn").rglob("*.png"))) == 1

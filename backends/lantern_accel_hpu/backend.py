@@ -7,12 +7,13 @@ run on the software HPU and on a recording of that API; it has not run on a Gaud
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lantern_accel.device.backend import (
     Backend,
@@ -23,14 +24,15 @@ from lantern_accel.device.backend import (
     Support,
 )
 from lantern_accel.device.capture import Replay
-from lantern_accel.device.kv_cache import KVCache, KVLayout
+from lantern_accel.device.kv_cache import KVCache, KVLayout, Pass
 from lantern_accel.device.operations import HostCopy
-from lantern_accel.errors import BackendError, NotCapturableError
+from lantern_accel.errors import BackendError, LanternWarning, NotCapturableError
 from lantern_accel_hpu import faults, operators
 from lantern_accel_hpu.bridge import Bridge
 from lantern_accel_hpu.copies import EventCopy
-from lantern_accel_hpu.graphs import Compiled, Graphed, Warmed, Watch, launches
+from lantern_accel_hpu.graphs import Compiled, Graphed, Warmed, Watch
 from lantern_accel_hpu.kernels import HPUOps
+from lantern_accel_hpu.layers import Layered, Layers, launches
 from lantern_accel_hpu.meters import EnergyMeter, EventStopwatch
 
 SOFTWARE = "software HPU: correctness only, its times are not a Gaudi's"
@@ -62,6 +64,7 @@ class DeviceBackend(HPUOps, Backend):
         real = bridge.hpu is not None and not bridge.software
         self._meter = EnergyMeter(module) if real else None
         self.watch = Watch(bridge)
+        self._layers = Layers(bridge, self)
         self._replays: list[Warmed] = []
 
     @classmethod
@@ -92,6 +95,20 @@ class DeviceBackend(HPUOps, Backend):
             if memory and faults.is_out_of_memory(error):
                 raise faults.cache_too_large(layout, memory) from error
             raise
+
+    def trunk(
+        self,
+        blocks: nn.ModuleList,
+        x: Tensor,
+        at: Pass,
+        taps: Sequence[int] = (),
+        norm: nn.Module | None = None,
+    ) -> Tensor:
+        """Run a stack of blocks: each as a graph of its own in a function that was refused whole."""
+        given: Any = blocks
+        if self._layers.on and at.cache is not None:
+            given = [self._layers.of(block) for block in blocks]
+        return super().trunk(given, x, at, taps, norm)
 
     def facts(self) -> DeviceFacts:
         """Describe the Gaudi and the bridge."""
@@ -146,6 +163,9 @@ class DeviceBackend(HPUOps, Backend):
     def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
         """Warm ``step`` up and compile or capture it as the mode says.
 
+        What is refused whole is compiled layer by layer, and runs operator by operator where that is
+        refused as well; a mode that was asked for by name is an error then.
+
         Prefill is not captured as an HPUGraph: it updates parts of buffers in place, which a graph
         cannot, and it runs once an image. Raises BackendError for an operator without a kernel, and
         where memory is short.
@@ -161,8 +181,24 @@ class DeviceBackend(HPUOps, Backend):
         except NotCapturableError as error:
             if self.capture_asked:
                 raise
-            raise faults.one_by_one(error, name, launches(step)) from error
+            layered = self._by_layer(step, name, error) if kind is Compiled else None
+            if layered is None:
+                raise faults.one_by_one(error, name, launches(step)) from error
+            replay = layered
         self._replays.append(replay)
+        return replay
+
+    def _by_layer(
+        self, step: Callable[[], None], name: str, error: NotCapturableError
+    ) -> Warmed | None:
+        """Compile the layers of a function that was refused whole; None where they are refused, too."""
+        try:
+            replay = Layered(self.watch, step, name, self._layers)
+        except NotCapturableError:
+            return None
+        if not any(isinstance(one, Layered) for one in self._replays):  # one line is enough
+            told = faults.by_layer(error, name, replay.launches())
+            warnings.warn(told, LanternWarning, stacklevel=4)
         return replay
 
     def synchronize(self) -> None:

@@ -23,6 +23,8 @@ BUSY = (20, 22, 23, 24, 26)
 ABSENT = (8, 16)
 #: After these the card, or this process's use of it, is gone.
 LOST = (7, 17, 31, 37, 42)
+#: There is no memory on the device, or none that the host could map for it.
+NO_MEMORY = (3, 4, 14)
 LOST_WORDS = ("critical error", "device reset", "device is lost", "device not operational")
 
 
@@ -82,6 +84,25 @@ def refused(error: BaseException) -> bool:
     return any("graph compile failed" in text for text in texts)
 
 
+def of_the_card(error: BaseException) -> bool:
+    """Return whether an error is the card's own (no memory, lost, held by another), not a graph's."""
+    if is_lost(error) or is_out_of_memory(error):
+        return True
+    texts = (str(one).lower() for one in chain(error))
+    held = any("device acquire failed" in text for text in texts)
+    # 26 is what anything that fails may have; with words about acquiring it means a held card.
+    return held or status(error) in set(BUSY + ABSENT) - {26}
+
+
+def not_lowered(name: str, error: BaseException) -> NotCapturableError:
+    """Return the error for a function that this SDK cannot make a graph of, in the SDK's words."""
+    said = " ".join(first_line(error).split())[:200]
+    return NotCapturableError(
+        f"this SDK makes no graph of the {name} ({type(error).__name__}: {said}); report it with the "
+        "graphs that PT_HPU_GRAPH_DUMP_MODE=all writes"
+    )
+
+
 def not_acquired(error: BaseException, root: Path = Path("/")) -> BackendError:
     """Say why the driver gave this process no card, and which process has it."""
     code = status(error)
@@ -137,6 +158,14 @@ def one_by_one(error: NotCapturableError, name: str, launches: int) -> NotCaptur
     )
 
 
+def by_layer(error: NotCapturableError, name: str, launches: int) -> str:
+    """Return what a user reads of a function that was refused whole, and compiled layer by layer."""
+    return (
+        f"SLOWER: the {name} is compiled layer by layer, and every call of it launches {launches} graphs "
+        f"and operators, where a captured {name} is a single launch; reason: {error}"
+    )
+
+
 def fallback_nodes(error: BaseException) -> tuple[str, ...]:
     """Return the operators for which ``hpu_backend`` would have left the graph, as it names them.
 
@@ -175,7 +204,8 @@ def first_line(error: BaseException) -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error is the bridge's refusal to allocate, or was raised from one."""
     texts = (str(one) for one in chain(error) if isinstance(one, RuntimeError))
-    return any(re.search(r"(?i)allocation failed|out of memory|\boom\b", text) for text in texts)
+    words = r"(?i)allocation failed|out of (device |host )?memory|\boom\b"
+    return any(re.search(words, text) for text in texts) or status(error) in NO_MEMORY
 
 
 def out_of_memory(

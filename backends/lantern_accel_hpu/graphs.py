@@ -1,5 +1,7 @@
 """Three ways to run a step again and again: compiled, as a captured HPUGraph, operator by operator.
 
+A fourth, between the first and the last, is in :mod:`lantern_accel_hpu.layers`.
+
 Each warms up when it is made: whatever can be compiled is compiled then, and what the bridge's metrics
 count after that is reported. Steps are functions of static buffers without arguments, so nothing is
 hashed or copied a call.
@@ -15,10 +17,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.device.capture import Replay
-from lantern_accel.errors import BackendError, LanternWarning, NotCapturableError
+from lantern_accel.errors import (
+    BackendError,
+    LanternError,
+    LanternWarning,
+    NotCapturableError,
+)
 from lantern_accel_hpu import faults
 from lantern_accel_hpu.bridge import Bridge
 
@@ -115,8 +121,11 @@ class Warmed(Replay):
     """A step that was warmed up on this bridge; subclasses say how it runs.
 
     ``compiled``: what warming up added to each counter. ``late``: what calls after it added, which
-    should stay empty.
+    should stay empty. ``retreats``: where it cannot be warmed up there is a simpler way to run the step,
+    so that only an error of the card itself is raised as such; any other is a NotCapturableError.
     """
+
+    retreats = False
 
     def __init__(self, watch: Watch, step: Step, name: str) -> None:
         super().__init__(step)
@@ -131,11 +140,14 @@ class Warmed(Replay):
         held = bridge.memory().get("InUse", 0)
         try:
             self._prepare()
-        except RuntimeError as error:
+        except LanternError:
+            self._step = None
+            raise
+        except Exception as error:  # what a compiler does not like, it says as it likes
             self._step = None
             known = faults.explain(error, f"running the {name}", bridge.memory())
-            if known is not None and self.captured and faults.refused(error):
-                raise NotCapturableError(str(known)) from error
+            if self.retreats and not faults.of_the_card(error):
+                raise NotCapturableError(str(known or faults.not_lowered(name, error))) from error
             if known is not None:
                 raise known from error
             raise
@@ -175,6 +187,7 @@ class Compiled(Warmed):
 
     captured = True
     kind = "compiled"
+    retreats = True
 
     def __init__(self, watch: Watch, step: Step, name: str) -> None:
         options: Any = watch.bridge.compile_options()
@@ -198,7 +211,7 @@ class Compiled(Warmed):
         except torch._dynamo.exc.TorchDynamoException as error:
             if operators := faults.fallback_nodes(error):
                 raise faults.left_the_graph(self.name, operators) from error
-            if faults.explain(error, "") is not None:
+            if faults.of_the_card(error) or faults.explain(error, "") is not None:
                 raise
             raise NotCapturableError(
                 f"torch.compile cannot make one graph of the {self.name}: "
@@ -228,6 +241,7 @@ class Graphed(Warmed):
 
     captured = True
     kind = "recorded"
+    retreats = True
 
     def __init__(self, watch: Watch, step: Step, name: str) -> None:
         self._graph: Any = watch.bridge.new_graph()
@@ -272,15 +286,15 @@ class Graphed(Warmed):
         self._graph = None
 
 
-def own_code(step: Step, name: str) -> Step:
+def own_code(step: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return a function that calls ``step`` and has a code object of its own.
 
     torch.compile keeps its graphs by code object. All engines share the code of one method, so that
     their graphs would count as recompilations of each other, and at the eighth it would give up.
     """
 
-    def run() -> None:
-        step()
+    def run(*given: Any) -> Any:
+        return step(*given)
 
     code = run.__code__.replace(co_name=f"lantern_{name}")
     own = types.FunctionType(code, run.__globals__, code.co_name, closure=run.__closure__)
@@ -296,29 +310,6 @@ def late_warning(name: str, before: dict[str, int], after: dict[str, int], new: 
         f"the {name} was warmed up, and yet this run raised {rises}{operators}: it takes longer than a "
         "step should, please report it"
     )
-
-
-# torch leaves the base class untyped.
-class _Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators of a block that give a device work: all but views."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        returns = [one.alias_info for one in func._schema.returns]
-        self.count += not any(one is not None and not one.is_write for one in returns)
-        return func(*args, **(kwargs or {}))
-
-
-def launches(step: Step) -> int:
-    """Run a step once operator by operator; return how many of these give the device work."""
-    with _Launches() as seen:
-        step()
-    return int(seen.count)
 
 
 def cannot_capture(name: str, operators: str) -> NotCapturableError:

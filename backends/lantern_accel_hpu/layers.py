@@ -1,0 +1,177 @@
+"""Layer by layer: what lies between a whole step as one graph and its operators one by one.
+
+Where the compiler refuses a whole step, the blocks of its trunk are compiled one by one, as the vendor's
+serving code does: a block's weights and its part of the cache are inputs, so that all layers of a model
+share one graph. The rest of the step runs operator by operator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lantern_accel.device.kv_cache import KVCache, Pass
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import NotCapturableError
+from lantern_accel_hpu.bridge import Bridge
+from lantern_accel_hpu.graphs import Step, Warmed, Watch, own_code
+
+Layer = Callable[..., Tensor]
+
+
+class Layers:
+    """The compiled blocks of all functions that run layer by layer.
+
+    ``on`` while one of them runs; ``calls``: blocks that have run.
+    """
+
+    def __init__(self, bridge: Bridge, ops: TensorOps) -> None:
+        self.on = False
+        self.calls = 0
+        self._bridge, self._ops = bridge, ops
+        self._made: dict[Hashable, Layer] = {}
+
+    def of(self, block: nn.Module) -> Layer:
+        """Return what stands for a block in a pass: it takes what the block takes."""
+        return functools.partial(self._run, block)
+
+    def _run(
+        self, block: nn.Module, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: Any
+    ) -> Tensor:
+        out: Tensor
+        if (count := Launches.now) is not None:
+            with count.one():
+                out = block(x, layer, at, ops, rotary)
+            return out
+        self.calls += 1
+        assert at.cache is not None and at.address is not None and at.mask is not None
+        cache, form = at.cache, type(rotary)
+        seen, cos, sin = (_lying(one) for one in (at.mask, rotary.cos, rotary.sin))
+        shapes = [one.shape for one in (x, at.mask, seen, rotary.cos, cos, rotary.sin, sin)]
+        key = (x.dtype, *shapes, cache.layout, form)
+        if key not in self._made:
+            whole = (at.mask.shape, rotary.cos.shape, rotary.sin.shape)
+            self._made[key] = self._compile(cache, whole, form)
+        buffers = cache.keys[layer], cache.values[layer]
+        return self._made[key](block, x, *buffers, at.address, seen, cos, sin)
+
+    def _compile(self, cache: KVCache, whole: tuple[torch.Size, ...], form: Any) -> Layer:
+        """Compile a block for the shapes of a pass; ``whole``: of mask, cosines and sines."""
+        layout, ops = replace(cache.layout, layers=1), self._ops
+
+        def run(
+            block: nn.Module,
+            x: Tensor,
+            keys: Tensor,
+            values: Tensor,
+            address: Tensor,
+            *narrow: Tensor,
+        ) -> Tensor:
+            mask, cos, sin = (one.expand(size) for one, size in zip(narrow, whole, strict=True))
+            one = KVCache(layout, (keys,), (values,))
+            out: Tensor = block(x, 0, Pass(cos, sin, mask, one, address), ops, form(cos, sin))
+            return out
+
+        options: Any = self._bridge.compile_options()
+        made: Layer = torch.compile(
+            own_code(run, "layer"),
+            backend="hpu_backend",
+            fullgraph=True,
+            dynamic=False,
+            options=options,
+        )
+        return made
+
+
+def _lying(tensor: Tensor) -> Tensor:
+    """Return a broadcast view without its repetitions: what a graph reads must lie in memory."""
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and not stride:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
+
+
+class Layered(Warmed):
+    """A step whose trunk runs block by block, each one compiled graph, and the rest by operators."""
+
+    retreats = True
+
+    def __init__(self, watch: Watch, step: Step, name: str, layers: Layers) -> None:
+        self._layers = layers
+        super().__init__(watch, step, name)
+
+    @property
+    def graphs(self) -> int:
+        """Graphs that torch.compile made: one for every kind of block and shape of a pass."""
+        return self.compiled.get("graphs", 0)
+
+    def _prepare(self) -> None:
+        before = self._layers.calls
+        super()._prepare()
+        if self._layers.calls == before:
+            raise NotCapturableError(f"the {self.name} has no layers")
+
+    def _run(self) -> None:
+        assert self._step is not None
+        self._layers.on = True
+        try:
+            super()._run()
+        finally:
+            self._layers.on = False
+
+    def launches(self) -> int:
+        """Run the step once; return how many operators and blocks give the device work."""
+        assert self._step is not None
+        self._layers.on = True
+        try:
+            return launches(self._step)
+        finally:
+            self._layers.on = False
+
+
+# torch leaves the base class untyped.
+class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operators of a block that give a device work: all but views."""
+
+    now: ClassVar[Launches | None] = None
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+        self._inside = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        returns = [one.alias_info for one in func._schema.returns]
+        view = any(one is not None and not one.is_write for one in returns)
+        self.count += not (view or self._inside)
+        return func(*args, **(kwargs or {}))
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Count the block as one launch, whatever runs in it."""
+        self.count += 1
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+
+def launches(step: Step) -> int:
+    """Run a step once operator by operator; return how many launches it gives the device."""
+    with Launches() as seen:
+        Launches.now = seen
+        try:
+            step()
+        finally:
+            Launches.now = None
+    return int(seen.count)

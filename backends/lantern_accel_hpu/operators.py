@@ -1,7 +1,9 @@
 """Lists the kernels that Gaudi has, with their dtypes: the rules that a traced step is held to.
 
 The data, ``gaudi_ops.json``, is read off the bridge's sources of release 1.19: a name says that
-there is a kernel, dtypes are known for about a tenth. Newer releases have more operators.
+there is a kernel, dtypes are known for about a tenth. ``gaudi_registry.json`` has the exact names that a
+graph may hold: its nodes are looked up by name and overload, where placement asks for the name alone.
+Newer releases have more operators.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ def _aten(names: str) -> frozenset[str]:
 
 
 DATA = Path(__file__).with_name("gaudi_ops.json")
+REGISTRY = Path(__file__).with_name("gaudi_registry.json")
 
 #: Operators without an entry in the data that a step may use, each with the reason. What torch composes
 #: of others needs none: the check static.kernels looks at the parts.
@@ -118,6 +121,18 @@ def listed() -> frozenset[str]:
     return frozenset(table()) | frozenset(EXCEPTIONS)
 
 
+@functools.cache
+def registered() -> frozenset[str]:
+    """Return the exact names that the bridge has a lowering for, with overloads."""
+    return frozenset(json.loads(REGISTRY.read_text(encoding="utf-8"))["registered"])
+
+
+@functools.cache
+def decomposed() -> frozenset[str]:
+    """Return the exact names that ``hpu_backend`` takes apart before; ``.*`` stands for all overloads."""
+    return frozenset(json.loads(REGISTRY.read_text(encoding="utf-8"))["decomposed"])
+
+
 def _composite(name: str) -> bool:
     """Return whether torch makes the operator of others on a device that has no kernel for it."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -151,6 +166,23 @@ def has_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> s
     if full in listed() or _composite(func.name()):
         return ""
     return UNLISTED
+
+
+def has_lowering(func: Any) -> str:
+    """Complain of an operator that no graph can hold: its exact name is in no registry.
+
+    In a graph a write in place is the function that it is made of, and a copy. What torch makes of
+    others for every device never gets there.
+    """
+    base, full = names_of(func)
+    if not base.startswith(("aten::", "hpu::")):
+        return ""
+    given = {full, full.replace(base, base.rstrip("_"), 1)}
+    if given & (registered() | decomposed()) or f"{base}.*" in decomposed():
+        return ""
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        return ""
+    return "the bridge's registry has no lowering of this overload, so that no graph can hold it"
 
 
 def has_dtype(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -194,12 +226,16 @@ def has_index(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
     return ""
 
 
+def _may_be_held(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    return has_kernel(func, args, kwargs) or has_lowering(func)
+
+
 def rules(index: torch.dtype = torch.int32) -> dict[str, OperatorRule]:
     """Return the rules by the name of the check that they belong to.
 
     Where ``index`` is int64, because this torch takes no other, there is none for indices.
     """
-    own: dict[str, OperatorRule] = {"operators": has_kernel, "dtypes": has_dtype}
+    own: dict[str, OperatorRule] = {"operators": _may_be_held, "dtypes": has_dtype}
     return own if index == torch.int64 else {**own, "indices": has_index}
 
 

@@ -52,7 +52,11 @@ def lower(
 
 
 def place(module: GraphModule) -> list[Node]:
-    """Mark each node's placement; return the operators for which the graph is left."""
+    """Mark each node's placement; return the operators for which the graph is left.
+
+    Placement asks for an operator's name, the kernel registry for its overload as well: raises
+    RuntimeError, in the registry's words, for one that stays and has no lowering.
+    """
     eager = []
     for node in module.graph.nodes:
         node.meta["placement"] = "eager"
@@ -64,6 +68,9 @@ def place(module: GraphModule) -> list[Node]:
             if why_left(node.target, args, kwargs):
                 node.meta["placement"] = "eager"
                 eager.append(node)
+            elif operators.has_lowering(node.target):
+                name = operators.names_of(node.target)[1]
+                raise RuntimeError(f"{name} isn't registered in KernelRegistry!")
     return eager
 
 

@@ -1,0 +1,69 @@
+"""What a graph may hold: exact names, over every captured function of all families and sources."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.gaudi import on_cpu
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lantern_accel.testing import tiny
+from lantern_accel_hpu import functions, operators
+from lantern_accel_hpu.backend import DeviceBackend
+
+aten = torch.ops.aten
+
+
+class Unregistered(TorchDispatchMode):
+    """Notes the operators of a block that no graph can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        if operators.has_lowering(func):
+            self.names.add(operators.names_of(func)[1])
+        return func(*args, **(kwargs or {}))
+
+
+def test_names_are_exact() -> None:
+    assert operators.has_lowering(aten.view.default) == ""
+    assert "no lowering of this overload" in operators.has_lowering(aten.view.dtype)
+    # In a graph a write in place is its function and a copy, and what torch composes is its parts.
+    for held in (aten.add_.Tensor, aten.detach.default, aten.sort.default, aten.reshape.default):
+        assert operators.has_lowering(held) == "", held
+    complaint = operators.rules()["operators"](aten.view.dtype, (torch.zeros(1), torch.int32), {})
+    assert "registry" in complaint
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", functions.KINDS)
+def test_every_captured_function_holds_registered_operators_alone(kind: str) -> None:
+    backend = on_cpu(DeviceBackend.for_tracing())
+    engine = functions.engine_of(backend, kind, 1, True)
+    tiny.start(engine, 1)
+    for name, function in functions.functions_of(engine).items():
+        with Unregistered() as found:
+            function()
+        assert found.seen > 50
+        assert found.names == set(), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", [name for name in tiny.family_names() if name != "llamagen"])
+def test_every_family_holds_registered_operators_alone(family: str) -> None:
+    backend = on_cpu(DeviceBackend.for_tracing())
+    for strategy in ("lantern++", "scd"):
+        if (family, strategy) not in set(tiny.cases(tiny.CHECKED)):
+            continue
+        engine = tiny.tiny_engine(backend, strategy, family=family)
+        tiny.load(engine, 0)
+        with Unregistered() as found:
+            engine.prefill()
+            engine.step()
+        assert found.names == set(), strategy

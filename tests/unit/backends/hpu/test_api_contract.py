@@ -19,7 +19,7 @@ import lantern_accel_hpu
 API = json.loads(Path(__file__).with_name("api.json").read_text(encoding="utf-8"))
 FOLDER = Path(lantern_accel_hpu.__file__).parent
 SOURCES = sorted(FOLDER.glob("*.py"))  # software/ stands in for the SDK and does not use it
-SDK = ("habana_frameworks", "pyhlml", "optimum")
+SDK = ("habana_frameworks", "pyhlml")
 HPU = "habana_frameworks.torch.hpu"
 KERNELS = "habana_frameworks.torch.hpex"
 #: What our names for the SDK's objects hold; ``x.hpu`` and a name ``hpu`` are the module.
@@ -151,7 +151,6 @@ def test_the_walk_sees_what_the_backend_does() -> None:
     assert f"{KERNELS}.normalization.FusedRMSNorm.apply" in touched
     assert f"{KERNELS}.kernels.RotaryPosEmbeddingMode.PAIRWISE" in touched
     assert "pyhlml.hlmlDeviceGetTotalEnergyConsumption" in touched
-    assert "optimum.habana.transformers.modeling_utils.adapt_transformers_to_gaudi" in touched
     assert "habana_frameworks.torch.core.mark_step" in touched
 
 

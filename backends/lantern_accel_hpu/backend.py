@@ -7,6 +7,7 @@ run on the software HPU and on a recording of that API; it has not run on a Gaud
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,7 +28,7 @@ from lantern_accel.device.capture import Replay
 from lantern_accel.device.kv_cache import KVCache, KVLayout, Pass
 from lantern_accel.device.operations import HostCopy
 from lantern_accel.errors import BackendError, LanternWarning, NotCapturableError
-from lantern_accel_hpu import faults, operators
+from lantern_accel_hpu import environment, faults, operators
 from lantern_accel_hpu.bridge import Bridge
 from lantern_accel_hpu.copies import EventCopy
 from lantern_accel_hpu.graphs import Compiled, Graphed, Warmed, Watch
@@ -117,6 +118,9 @@ class DeviceBackend(HPUOps, Backend):
         notes = [f"mode: {self.mode}", f"fused kernels: {kernels}"]
         if self.module is not None:
             notes.append(f"module {self.module}")
+        if hpu is not None and not self.simulated:
+            ieee = environment.ieee(os.environ)
+            notes.append(f"float32 products: {'IEEE' if ieee else 'sums of pairs, not IEEE'}")
         if self.simulated:
             notes.insert(0, SOFTWARE)
         return DeviceFacts(

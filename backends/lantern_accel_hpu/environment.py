@@ -7,10 +7,14 @@ is loaded, which with ``PT_HPU_LAZY_MODE=0`` happens while torch is imported.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
+import os
 import re
 import sys
+import tempfile
+import warnings
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +22,7 @@ from typing import Any
 
 from lantern_accel.device.compiled import keep
 from lantern_accel.device.spec import Probe, check_options
-from lantern_accel.errors import BackendError, DeviceRequestError, did_you_mean
+from lantern_accel.errors import BackendError, DeviceRequestError, LanternWarning, did_you_mean
 
 MODES = {
     "auto": "graph with Gaudi software up to 1.22 and Habana's own torch, else compile; "
@@ -35,6 +39,25 @@ OPTIONS = {
 LAZY = "PT_HPU_LAZY_MODE"
 FALLBACK = "PT_HPU_USE_EAGER_FALLBACK"
 RECIPES = "PT_HPU_RECIPE_CACHE_CONFIG"
+#: Makes Gaudi 2 multiply float32 as IEEE says, one rounding a product and sum; by default its matrix
+#: engine adds pairs of products aligned to 26 bits. Flags of this kind are read where the second is set.
+IEEE, EXPERIMENTAL = "GAUDI2_FORCE_MME_FP32_IEEE", "ENABLE_EXPERIMENTAL_FLAGS"
+#: From this release on the recipe cache has a fourth setting: whether it lies on a network file system.
+FOUR_SETTINGS = (1, 24)
+#: File systems that reach over a network, or may: their locks are none that the bridge can use.
+NETWORK = (
+    "nfs",
+    "ceph",
+    "fuse",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "cifs",
+    "smb",
+    "glusterfs",
+    "9p",
+    "afs",
+)
 #: The last release whose public inference code decodes with HPU graphs; what came after compiles.
 GRAPHS_UNTIL = (1, 22)
 #: From this torch on gather and scatter take int32; before, indices are int64.
@@ -124,13 +147,69 @@ def prepare(settings: Settings, environ: MutableMapping[str, str]) -> None:
     _set(environ, "PT_HPU_ENABLE_CACHE_METRICS", "1")
     # An operator without a kernel shall be named; silently leaving the graph can reorder state.
     _set(environ, FALLBACK, "0")
-    # A recipe takes minutes to compile: kept, not emptied at the start, up to 8 GB.
-    keep(environ, RECIPES, "recipes", "{},False,8192", also=("PT_RECIPE_CACHE_PATH",))
+    # Triangle sums are monotone, and float32 agrees with the host, only if products are IEEE.
+    _set(environ, IEEE, "1")
+    _set(environ, EXPERIMENTAL, "1")
+    # A recipe takes long to compile: kept, not emptied at the start, up to 8 GB.
+    parts = "False,8192,False" if numbers(sdk_version()) >= FOUR_SETTINGS else "False,8192"
+    keep(
+        environ,
+        RECIPES,
+        "recipes",
+        f"{{}},{parts}",
+        also=("PT_RECIPE_CACHE_PATH",),
+        local=_local if sdk_folder() is not None else None,
+    )
+
+
+@functools.cache  # said once
+def _local(folder: Path) -> Path:
+    """Return a folder for recipes on a disk of this machine: ``folder``, or one of its temporary ones."""
+    kind = file_system(folder)
+    if not kind.startswith(NETWORK):
+        return folder
+    other = Path(tempfile.gettempdir()) / f"lantern-accel-{os.getuid()}" / "recipes"
+    try:
+        other.mkdir(mode=0o700, parents=True, exist_ok=True)
+        usable = other.parent.stat().st_uid == os.getuid() and not file_system(other).startswith(
+            NETWORK
+        )
+    except OSError:
+        usable = False
+    where = f"{other} is used in its place" if usable else "its locks may fail there"
+    warnings.warn(
+        f"the cache for compiled recipes, {folder}, lies on a network file system ({kind}): {where}; name "
+        f"a folder on a local disk with LANTERN_ACCEL_CACHE, or set {RECIPES} yourself",
+        LanternWarning,
+        stacklevel=5,
+    )
+    return other if usable else folder
+
+
+def file_system(folder: Path, mounts: Path = Path("/proc/mounts")) -> str:
+    """Return the kind of file system that a folder lies on, as the kernel names it; "" where unknown."""
+    best, kind = -1, ""
+    with contextlib.suppress(OSError):
+        at = str(folder.resolve())
+        for line in mounts.read_text(errors="replace").splitlines():
+            _, point, found, *_ = [*line.split(" "), "", "", ""]
+            point = re.sub(r"\\([0-7]{3})", lambda one: chr(int(one[1], 8)), point)
+            inside = at == point or at.startswith(point.rstrip("/") + "/")
+            if (
+                point and inside and len(point) >= best
+            ):  # of two on one place, the later one is seen
+                best, kind = len(point), found
+    return kind
 
 
 def _set(environ: MutableMapping[str, str], name: str, value: str) -> None:
     if name not in environ or environ[name] == _ours.get(name):
         environ[name] = _ours[name] = value
+
+
+def ieee(environ: Mapping[str, str]) -> bool:
+    """Return whether Gaudi 2 was asked to multiply float32 as IEEE says."""
+    return environ.get(IEEE) == "1" and environ.get(EXPERIMENTAL) == "1"
 
 
 def keeps_fallback(environ: Mapping[str, str]) -> bool:

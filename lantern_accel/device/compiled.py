@@ -6,7 +6,8 @@ Compilers read their folder from the environment, so it is named before their fi
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
 
 from lantern_accel.files import kept_dir
 
@@ -20,12 +21,14 @@ def keep(
     name: str,
     form: str = "{}",
     also: tuple[str, ...] = (),
+    local: Callable[[Path], Path] | None = None,
 ) -> None:
     """Let a compiler keep its work in the folder ``compiled/name`` of the cache.
 
     ``variable`` gets the folder in ``form``. A variable that the user has set stays, and nothing is set
-    where the user has set one of ``also`` (an older name). Where no cache can be written nothing is set
-    either, and the compiler keeps what it likes where it likes. Never raises.
+    where the user has set one of ``also`` (an older name). ``local`` may name another folder for the one
+    that was found, as a compiler needs that cannot lock files everywhere. Where no cache can be written
+    nothing is set either, and the compiler keeps what it likes where it likes. Never raises.
     """
     given = environ.get(variable)
     if given is not None and given != _ours.get(variable):
@@ -33,6 +36,8 @@ def keep(
     if any(environ.get(one) for one in also):
         return
     folder = kept_dir(f"compiled/{name}")
+    if folder is not None and local is not None:
+        folder = local(folder)
     if folder is None or ("," in form and "," in str(folder)):
         if given is not None:  # ours, of a cache that is gone
             del environ[variable]

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from lantern_accel.device.plugins import choose_device
-from lantern_accel.errors import BackendError
+from lantern_accel.errors import BackendError, LanternWarning
 from lantern_accel_hpu import environment
 from lantern_accel_hpu.environment import Settings
 from lantern_accel_hpu.spec import Spec
@@ -20,6 +20,8 @@ VARIABLES = (
     "PT_HPU_LAZY_MODE",
     "PT_HPU_ENABLE_CACHE_METRICS",
     "PT_HPU_USE_EAGER_FALLBACK",
+    "GAUDI2_FORCE_MME_FP32_IEEE",
+    "ENABLE_EXPERIMENTAL_FLAGS",
     "LANTERN_HPU_MODE",
     "LANTERN_HPU_SOFTWARE",
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
@@ -86,7 +88,72 @@ def test_the_mode_sets_the_bridges_variable(mode: str, lazy: str) -> None:
         "PT_HPU_LAZY_MODE": lazy,
         "PT_HPU_ENABLE_CACHE_METRICS": "1",
         "PT_HPU_USE_EAGER_FALLBACK": "0",
+        # Products of float32 are IEEE's before the SDK reads its flags.
+        "GAUDI2_FORCE_MME_FP32_IEEE": "1",
+        "ENABLE_EXPERIMENTAL_FLAGS": "1",
     }
+
+
+MOUNTS = """overlay / overlay rw 0 0
+server:/home /home nfs4 rw 0 0
+/dev/sda1 /home/local\\040disk ext4 rw 0 0
+mons:/ /shared ceph rw 0 0
+pool /data fuse.juicefs rw 0 0
+10.0.0.1@tcp:/fs /scratch lustre rw 0 0
+tmpfs /home/own tmpfs rw 0 0
+"""
+
+
+def test_the_file_system_of_a_folder_is_its_nearest_mounts(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(MOUNTS)
+    for folder, kind in (
+        ("/var/cache", "overlay"),
+        ("/home/someone/.cache", "nfs4"),
+        ("/home/local disk/cache", "ext4"),
+        ("/home/ownother", "nfs4"),
+        ("/home/own/x", "tmpfs"),
+        ("/shared/a", "ceph"),
+        ("/data", "fuse.juicefs"),
+        ("/scratch/b", "lustre"),
+    ):
+        assert environment.file_system(Path(folder), mounts) == kind, folder
+    assert environment.file_system(tmp_path, tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "ceph", "fuse.sshfs", "lustre"])
+def test_recipes_are_kept_on_a_local_disk_where_the_cache_is_none(
+    machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    machine()
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "home"))
+    monkeypatch.setattr(environment.tempfile, "gettempdir", lambda: str(tmp_path / "disk"))
+    remote = str(tmp_path / "home")
+    monkeypatch.setattr(
+        environment, "file_system", lambda at: kind if str(at).startswith(remote) else "ext4"
+    )
+    environ: dict[str, str] = {}
+    with pytest.warns(LanternWarning, match=f"lies on a network file system .{kind}"):
+        Spec().prepare(environ)
+    folder, *rest = environ["PT_HPU_RECIPE_CACHE_CONFIG"].split(",")
+    assert folder == f"{tmp_path}/disk/lantern-accel-{os.getuid()}/recipes"
+    assert Path(folder).is_dir()
+    # Release 1.24 has a fourth setting: whether they lie on a network file system.
+    assert rest == ["False", "8192", "False"]
+    # Who names a place gets it, without a word.
+    environ = {"PT_HPU_RECIPE_CACHE_CONFIG": "/mine,False,1"}
+    Spec().prepare(environ)
+    assert environ["PT_HPU_RECIPE_CACHE_CONFIG"] == "/mine,False,1"
+
+
+@pytest.mark.parametrize(
+    ("software", "settings"), [("1.23.0.695", "False,8192"), ("1.24.0.9", "False,8192,False")]
+)
+def test_the_recipe_caches_settings_are_the_releases(machine, software: str, settings: str) -> None:
+    machine(software=software)
+    environ: dict[str, str] = {}
+    Spec().prepare(environ)
+    assert environ["PT_HPU_RECIPE_CACHE_CONFIG"].split(",", 1)[1] == settings
 
 
 def test_what_the_user_set_stays_and_what_we_set_may_change() -> None:

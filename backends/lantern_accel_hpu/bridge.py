@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import inspect
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ from lantern_accel_hpu import environment, faults
 
 #: Settings of ``hpu_backend`` that must be off for a step that writes its own state.
 UNSAFE = ("reassign_copy_", "reassign_full_copy", "use_eager_fallback")
+#: Seconds that a card may stay held after the process that had it has ended.
+PATIENCE = 30.0
 METRICS = ("graph_compilation", "cpu_fallback", "recipe_cache")
 
 
@@ -31,13 +35,15 @@ class Kernels:
     """Habana's fused kernels; None where this SDK does not have one.
 
     ``sdpa``: FusedSDPA, ``rms_norm``: FusedRMSNorm (autograd functions, run by ``apply``). ``rotary``:
-    apply_rotary_pos_emb, with ``pairwise``, its mode that turns adjacent pairs.
+    apply_rotary_pos_emb, with ``pairwise``, its mode that turns adjacent pairs. ``softmax``: FusedSDPA's
+    most precise mode for bfloat16.
     """
 
     sdpa: Any = None
     rms_norm: Any = None
     rotary: Any = None
     pairwise: Any = None
+    softmax: str = "None"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -102,8 +108,17 @@ class Bridge:
         """
         if self.hpu is None:
             return
+        until = time.monotonic() + PATIENCE
         try:
-            self.hpu.current_device()
+            # After a process has ended the driver holds its card for some seconds more.
+            while True:
+                try:
+                    self.hpu.current_device()
+                    break
+                except RuntimeError as error:
+                    if not faults.held_by_nobody(error) or time.monotonic() >= until:
+                        raise
+                    time.sleep(1.0)
             self.first_use()
             self.hpu.synchronize()
         except (RuntimeError, AssertionError) as error:
@@ -192,12 +207,13 @@ class Bridge:
 
     def new_graph(self) -> Any:
         """Return an empty HPUGraph; raises BackendError where the bridge has none (eager mode)."""
-        if getattr(self.hpu, "HPUGraph", None) is None:
+        try:
+            return self.hpu.HPUGraph()
+        except (AttributeError, RuntimeError) as error:  # 1.24 has the name in every mode
             raise BackendError(
                 "this bridge has no HPUGraph, which only lazy mode has; use the mode 'compile', or set "
                 "PT_HPU_LAZY_MODE=1 before Python starts"
-            )
-        return self.hpu.HPUGraph()
+            ) from error
 
     @contextlib.contextmanager
     def capturing(self, graph: Any) -> Iterator[None]:
@@ -259,4 +275,14 @@ def _fused() -> Kernels:
         )
 
         rotary, pairwise = apply_rotary_pos_emb, RotaryPosEmbeddingMode.PAIRWISE
-    return Kernels(sdpa, rms_norm, rotary, pairwise)
+    return Kernels(sdpa, rms_norm, rotary, pairwise, softmax_of(sdpa))
+
+
+def softmax_of(sdpa: Any) -> str:
+    """Return ``fp32`` where a wrapper of FusedSDPA is known to have that mode, else ``None``.
+
+    It came between releases 1.19, which takes any word but ``fast`` for ``None``, and 1.24, whose wrapper
+    takes a window as well: that is what tells them apart.
+    """
+    given = inspect.signature(sdpa.forward).parameters if sdpa is not None else {}
+    return "fp32" if "window_size" in given else "None"

@@ -178,8 +178,8 @@ def _local(folder: Path) -> Path:
         usable = False
     where = f"{other} is used in its place" if usable else "its locks may fail there"
     warnings.warn(
-        f"the cache for compiled recipes, {folder}, lies on a network file system ({kind}): {where}; name "
-        f"a folder on a local disk with LANTERN_ACCEL_CACHE, or set {RECIPES} yourself",
+        f"the cache for compiled recipes, {folder}, lies on a network file system ({kind}): {where}; "
+        f"name a folder on a local disk with LANTERN_ACCEL_CACHE, or set {RECIPES} yourself",
         LanternWarning,
         stacklevel=5,
     )

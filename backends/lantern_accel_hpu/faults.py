@@ -126,6 +126,12 @@ def not_acquired(error: BaseException, root: Path = Path("/")) -> BackendError:
     )
 
 
+def held_by_nobody(error: BaseException, root: Path = Path("/")) -> bool:
+    """Return whether the driver holds a card back that no process here has: it may be free soon."""
+    busy = "device acquire failed" in str(error).lower() and status(error) in BUSY
+    return busy and not holders(root)
+
+
 def holders(root: Path = Path("/")) -> list[str]:
     """Name the processes that have a Gaudi's device node open, as ``python (pid 12)``."""
     found = []

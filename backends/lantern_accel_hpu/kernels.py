@@ -30,8 +30,8 @@ SLOTS = 128
 NOISE_BYTES = 1 << 30
 
 
-#: FusedSDPA's softmax: the kernel's own. The public bridge (1.19) knows ``fast``, and takes every other
-#: word for this; ``fast`` rounds more than a comparison of distributions should.
+#: FusedSDPA's softmax where it has no mode ``fp32`` or the dtype is not bfloat16: the kernel's own.
+#: ``fast`` rounds more than a comparison of distributions should.
 SOFTMAX = "None"
 
 
@@ -49,7 +49,8 @@ def recomputes(queries: int) -> bool:
     """Return whether FusedSDPA shall take its kernel that keeps no scores.
 
     It is the bridge's default for attention without gradients. For one query the scores are a row, and
-    the vendor's own models ask for the other kernel there, as long as nothing is quantised.
+    the vendor's own models ask for the other kernel there, as long as nothing is quantised; newer
+    wrappers recompute there whatever they are asked for.
     """
     return queries > 1
 
@@ -146,8 +147,9 @@ class HPUOps(TensorOps):
             # Causal and a mask exclude each other there; a tree's mask says all there is to say.
             # The mode of recomputing is said: left out, the wrapper asks the bridge for it, in a module
             # that Dynamo does not trace, and a step would not be one graph.
+            softmax = self.kernels.softmax if q.dtype == torch.bfloat16 else SOFTMAX
             out: Tensor = self.kernels.sdpa.apply(
-                q, k, v, mask, 0.0, mask is None, scale, SOFTMAX, recomputes(q.shape[2])
+                q, k, v, mask, 0.0, mask is None, scale, softmax, recomputes(q.shape[2])
             )
             return out
         if mask is None:

@@ -30,6 +30,14 @@ class Spec(BackendSpec):
         """Ahead of other devices; never automatic where it would be the software HPU."""
         return -1 if self.settings.may_be_software(os.environ) else 30
 
+    @property
+    def variants(self) -> tuple[Mapping[str, Any], ...]:  # type: ignore[override]  # as above
+        """The default, the other of graph and compile where it can be had, and plain operators."""
+        graph = environment.usual() == "graph"
+        able = graph or environment.own_build(environment.installed_torch())
+        other = {"mode": "compile" if graph else "graph"}
+        return ({}, *([other] if able else []), {"fused": "false"})
+
     def configured(self, options: Mapping[str, Any]) -> Spec:
         """Return the specification with ``mode``, ``fused`` and ``software`` set from the options."""
         return Spec(environment.Settings.read(options)) if options else self

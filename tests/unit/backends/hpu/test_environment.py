@@ -223,6 +223,21 @@ def test_the_default_mode_is_what_that_software_decodes_in(
     assert environment.runner(Settings(), other) == "compile"
 
 
+@pytest.mark.parametrize(
+    ("software", "torch", "other"),
+    [
+        ("1.24.1.100", "2.11.0a0+git6fc067b", [{"mode": "graph"}]),
+        ("1.24.1.100", "2.11.0", []),  # stock torch has no lazy mode
+        ("1.22.1.6", "2.7.1a0+git6fc067b", [{"mode": "compile"}]),
+    ],
+)
+def test_one_run_compares_the_modes_and_the_kernels(
+    machine, software: str, torch: str, other: list[dict]
+) -> None:
+    machine(software=software, torch=torch, needs=torch)
+    assert Spec().variants == ({}, *other, {"fused": "false"})
+
+
 def test_int64_outside_lazy_mode_is_refused_by_name(
     machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

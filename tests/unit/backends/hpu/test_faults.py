@@ -10,9 +10,60 @@ import torch
 from support.gaudi import Gaudi
 
 from lantern_accel.errors import BackendError, DeviceLostError, DeviceMemoryError
-from lantern_accel_hpu import faults
+from lantern_accel_hpu import bridge, faults
 from lantern_accel_hpu.backend import DeviceBackend
 from lantern_accel_hpu.bridge import Bridge
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge, "PATIENCE", 0.0)
+
+
+def test_a_card_that_nobody_holds_any_more_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver keeps a card for some seconds after its process has ended."""
+    hpu = Gaudi()
+    hpu.busy = {0}
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            hpu.busy = set()
+
+    monkeypatch.setattr(bridge, "PATIENCE", 30.0)
+    monkeypatch.setattr(bridge.time, "sleep", sleep)
+    monkeypatch.setattr(faults, "holders", lambda root: [])
+    DeviceBackend(Bridge(hpu))
+    assert len(waited) == 3
+    # A card that a process here has, and one that is not there, are not waited for.
+    hpu = Gaudi()
+    hpu.busy = {0}
+    monkeypatch.setattr(faults, "holders", lambda root: ["python (pid 12)"])
+    with pytest.raises(BackendError, match="held now by python"):
+        DeviceBackend(Bridge(hpu))
+    with pytest.raises(BackendError, match="no free Gaudi"):
+        DeviceBackend(Bridge(Gaudi(modules=0)))
+    assert len(waited) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "of_the_card"),
+    [
+        ("aten::view.dtype isn't registered in KernelRegistry!", False),
+        ("synNodeCreateWithId failed for node: cast with synStatus 26 [Generic failure]. .", False),
+        ("synStatus 4 [Out of device memory]. workspace", True),
+        ("synStatus=22 [Busy] Device acquire failed.", True),
+        ("synLaunch failed. synStatus 22 [Busy]. ", True),
+        ("synStatus=26 [Generic failure] Device acquire failed.", True),
+        ("synStatus=17 [Device is in reset] Device synchronize failed", True),
+    ],
+)
+def test_what_is_the_cards_own_fault_is_no_reason_to_fall_back(
+    text: str, of_the_card: bool
+) -> None:
+    assert faults.of_the_card(RuntimeError(text)) == faults.of_the_card(_wrapped(text))
+    assert faults.of_the_card(RuntimeError(text)) == of_the_card
 
 
 def test_a_busy_card_is_told_when_it_is_opened_and_not_when_a_model_is_loaded() -> None:

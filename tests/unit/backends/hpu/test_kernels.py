@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Filter
 from lantern_accel.testing import tiny
-from lantern_accel_hpu.bridge import Kernels
+from lantern_accel_hpu.bridge import Kernels, softmax_of
 from lantern_accel_hpu.counting import kth_largest
 from lantern_accel_hpu.kernels import SLOTS, HPUOps
 
@@ -58,6 +58,31 @@ def test_attention_under_a_mask(ops: HPUOps, dtype: torch.dtype) -> None:
 def test_attention_without_a_mask_is_causal(ops: HPUOps) -> None:
     q, k, v = (random(n, ROWS, STEPS, HEADS, WIDTH) for n in (1, 2, 3))
     close(ops.attend_dense(q, k, v, None), REFERENCE.attend_dense(q, k, v, None))
+
+
+def test_the_softmax_is_float32_where_the_wrapper_has_that_mode() -> None:
+    """Release 1.24's wrapper takes a window, too, and a float32 softmax for bfloat16 alone."""
+    calls: list[str] = []
+
+    class Newer:
+        @staticmethod
+        def forward(ctx, q, k, v, *rest, window_size=(-1, -1), sinks=None):
+            pass
+
+        @staticmethod
+        def apply(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *rest: object) -> Tensor:
+            calls.append(str(rest[3]))
+            assert rest[3] != "fp32" or q.dtype == torch.bfloat16
+            return gaudi.FusedSDPA.apply(q, k, v, mask, *rest[:3])
+
+    assert softmax_of(gaudi.FusedSDPA) == softmax_of(None) == "None"
+    ops = HPUOps()
+    ops.kernels = Kernels(sdpa=Newer, softmax=softmax_of(Newer))
+    for dtype in (torch.float32, torch.bfloat16):
+        q = random(1, ROWS, STEPS, HEADS, WIDTH).to(dtype)
+        mask = ops.mask(torch.ones(ROWS, 1, STEPS, STEPS, dtype=torch.bool), dtype)
+        close(ops.attend_dense(q, q, q, mask), REFERENCE.attend_dense(q, q, q, mask))
+    assert calls == ["None", "fp32"]
 
 
 def test_the_kernel_is_told_the_scale_and_recomputes_for_more_than_one_query() -> None:

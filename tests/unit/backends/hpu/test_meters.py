@@ -106,13 +106,18 @@ def hlml(monkeypatch: pytest.MonkeyPatch, modules: tuple[int, ...], fails: str =
 
 
 def test_the_device_opens_through_the_documented_api(sdk, monkeypatch) -> None:
+    monkeypatch.delenv(environment.IEEE, raising=False)
     hpu = sdk()
     hlml(monkeypatch, (4,))
     backend = Spec().open(0, {})
     facts = backend.facts()
     assert (facts.name, facts.vendor, facts.memory_bytes) == ("GAUDI2", "Intel", 94 * GIB)
     assert facts.driver == "1.24.1-abc"
-    assert facts.notes == ("mode: compile", "fused kernels: FusedSDPA, FusedRMSNorm, RoPE")
+    kernels = "fused kernels: FusedSDPA, FusedRMSNorm, RoPE"
+    assert facts.notes == ("mode: compile", kernels, "float32 products: sums of pairs, not IEEE")
+    for name in (environment.IEEE, environment.EXPERIMENTAL):
+        monkeypatch.setenv(name, "1")
+    assert backend.facts().notes[-1] == "float32 products: IEEE"
     assert not backend.simulated
     assert backend.support("capture") and backend.support("energy") and backend.support("memory")
     assert backend.energy_mj() == 7000
@@ -202,6 +207,7 @@ def test_a_card_that_cannot_be_had_says_which_and_why(sdk, monkeypatch: pytest.M
     with pytest.raises(BackendError, match=r"no hpu:2: HABANA_VISIBLE_MODULES=2,5 leaves 2 Gaudis"):
         Spec().open(2, {})
     hpu.busy = {5}
+    monkeypatch.setattr(bridge, "PATIENCE", 0.0)
     with pytest.raises(BackendError, match="module number 5 cannot be opened: another process"):
         Spec().open(1, {})
     # Not another card in its place; and what failed leaves no trace, so that a free one can be opened.

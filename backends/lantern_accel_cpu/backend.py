@@ -136,7 +136,7 @@ class DeviceBackend(Backend):
 
     def pack_fewer(self, weight: Any, how: Rounding, drafts: bool = False) -> RoundedPanels | None:
         """Round a matrix and put it in order at once, where there are native kernels."""
-        if self.kernels is None:
+        if self.kernels is None or how.floating:
             return None
         if not isinstance(weight, Panels):
             if not self.kernels.packs(weight):

@@ -19,6 +19,7 @@ from lantern_accel.device.plan import Filter
 from lantern_accel.nn.rounding import Rounded, Rounding
 from lantern_accel_hpu.bridge import Kernels
 from lantern_accel_hpu.counting import COUNTED, kth_largest
+from lantern_accel_hpu.floats import Floats, multiplies_floats
 from lantern_accel_hpu.rounded import ByteCodes, bits_kept
 
 #: Slots of a cache are a multiple of this, so that attention's matrices fill the matrix engine
@@ -111,15 +112,23 @@ class HPUOps(TensorOps):
 
     # --- matrix products -----------------------------------------------------------------------
 
-    def linear(self, x: Tensor, weight: Tensor | ByteCodes, bias: Tensor | None = None) -> Tensor:
+    def linear(
+        self, x: Tensor, weight: Tensor | ByteCodes | Floats, bias: Tensor | None = None
+    ) -> Tensor:
         """Multiply by a weight, or by one in fewer bits that was packed."""
-        if isinstance(weight, ByteCodes):
+        if isinstance(weight, ByteCodes | Floats):
             return weight.product(x, bias)
         return super().linear(x, weight, bias)
 
     def pack_rounded(self, weight: Rounded, drafts: bool = False) -> ByteCodes:
         """Return a matrix in fewer bits with one code a byte (:mod:`lantern_accel_hpu.rounded`)."""
         return ByteCodes.of(weight)
+
+    def pack_fewer(self, weight: Any, how: Rounding, drafts: bool = False) -> Floats | None:
+        """Round a matrix to floating-point numbers of 8 bits, where this bridge multiplies such."""
+        if not (how.floating and drafts and multiplies_floats()):
+            return None
+        return Floats.of(how, self.unpack(weight))
 
     def rounded_bits(self, how: Rounding) -> float:
         """Return the bits of a weight with one code a byte."""

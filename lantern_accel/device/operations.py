@@ -224,7 +224,8 @@ class TensorOps(SamplingOps):
         ``weight``: a matrix ``[out, in]``, or what :meth:`pack` returned for one; ``how``: a
         :class:`~lantern_accel.nn.rounding.Rounding`; ``drafts``: of a copy that drafts, of whose groups
         no range is cut. It gives what :func:`~lantern_accel.nn.rounding.rounded` and
-        :meth:`pack_rounded` would; None where the device has nothing faster than these two.
+        :meth:`pack_rounded` would; None where the device has nothing faster than these two. A format
+        with floating-point codes is the device's own: None where it multiplies none, which refuses it.
         """
         return None
 

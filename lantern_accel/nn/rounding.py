@@ -22,13 +22,16 @@ from lantern_accel.errors import RequestError, did_you_mean
 class Rounding:
     """How weights are rounded: ``group`` inputs share a step and, unless ``symmetric``, an offset.
 
-    ``group`` 0: one step for a whole row of inputs, without an offset.
+    ``group`` 0: one step for a whole row of inputs, without an offset. ``floating``: codes are
+    floating-point numbers, which a device rounds and multiplies itself (:meth:`.TensorOps.pack_fewer`);
+    it rounds activations to such numbers, too, so that only a copy that drafts has them.
     """
 
     name: str
     bits: int
     group: int = 0
     symmetric: bool = False
+    floating: bool = False
 
     @property
     def bits_per_weight(self) -> float:
@@ -47,6 +50,8 @@ ROUNDINGS = {
         Rounding("int4", 4, 64),
     )
 }
+#: Further ones, which only some devices have.
+OF_DEVICES = {one.name: one for one in (Rounding("fp8", 8, floating=True),)}
 #: The largest part of a group's range that is given up for finer steps, and in how many tries.
 _MOST_CUT, TRIES = 0.24, 9
 #: Weights rounded at a time: what is tried takes several times their memory.
@@ -55,12 +60,13 @@ _AT_ONCE = 1 << 22
 
 def rounding(name: str) -> Rounding:
     """Return a rounding by name; raises :class:`RequestError` for an unknown one."""
-    if name not in ROUNDINGS:
+    known = ROUNDINGS | OF_DEVICES
+    if name not in known:
         raise RequestError(
-            f"weights cannot be {name[:40]!r}{did_you_mean(name, ROUNDINGS)}; give full (as the model "
+            f"weights cannot be {name[:40]!r}{did_you_mean(name, known)}; give full (as the model "
             f"has them), {', '.join(ROUNDINGS)}"
         )
-    return ROUNDINGS[name]
+    return known[name]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from lantern_accel.device import plan
 from lantern_accel.device.kv_cache import Pass as Pass
 from lantern_accel.device.operations import TensorOps, flags
+from lantern_accel.errors import RequestError
 from lantern_accel.nn.rounding import Rounded, Rounding, rounded
 
 REFERENCE = TensorOps()
@@ -105,11 +106,24 @@ def pack(module: nn.Module, ops: TensorOps, how: Rounding | None = None) -> None
 
 
 def _in_fewer_bits(part: Projection, ops: TensorOps, how: Rounding, drafts: bool = False) -> Any:
-    """Return a projection's weight in fewer bits, as the device packs it."""
+    """Return a projection's weight in fewer bits, as the device packs it.
+
+    Raises RequestError for floating-point codes where the device has none, and for a target.
+    """
     packed = part.weight if part.packed is None else part.packed
-    made = ops.pack_fewer(packed, how, drafts)
+    made = ops.pack_fewer(packed, how, drafts) if drafts or not how.floating else None
     if made is not None:
         return made
+    if how.floating:
+        way = (
+            "this is none: draft with int8"
+            if drafts
+            else "give the model itself int8, int6 or int4"
+        )
+        raise RequestError(
+            f"weights in {how.name} are for copies that draft (--tree self:4,{how.name}), on devices "
+            f"that multiply such numbers; {way}"
+        )
     whole = part.weight if part.packed is None else ops.unpack(packed)
     codes = rounded(whole, how, tries=1) if drafts else rounded(whole, how)
     return ops.pack_rounded(codes, drafts)

@@ -210,7 +210,7 @@ class SelfDrafts(AdaptiveSource):
     kind: Literal["self"] = "self"
     by_name: ClassVar[bool] = False
     length: int = Field(4, ge=1, le=128, description="drafted tokens a step")
-    weights: Literal["int8", "int6", "int4"] = Field("int8", description="the copy's")
+    weights: Literal["int8", "int6", "int4", "fp8"] = Field("int8", description="the copy's")
     window: int = Field(0, ge=0, le=128, description="tokens of the copy's own window; 0: none")
     passes: int = Field(0, ge=0, le=128, description="of the copy's window, a step; 0: by length")
 

@@ -92,3 +92,72 @@ def test_rounded_weights_give_the_tokens_of_the_cpu(
 ) -> None:
     """Of a target in fewer bits, and of drafts by a copy, which writes the target's cache as well."""
     assert "fine" in passes(on_software_hpu(mode, drafts, *weights, script=ROUNDED))
+
+
+FLOATS = """
+import sys, pytest, torch, warnings
+from lantern_accel.device.plugins import choose_device, open_backend
+warnings.simplefilter("error")
+from lantern_accel.errors import RequestError
+from lantern_accel.nn.rounding import rounding
+from lantern_accel.nn.transformer import Projection, pack, rounded_copy
+from lantern_accel.testing import tiny
+from lantern_accel.testing.trace import Recorder
+from lantern_accel.strategy.trees import parse_tree
+from lantern_accel.strategy.values import named_strategy
+from lantern_accel_hpu import floats
+from support import every_function as every
+
+hpu = choose_device("hpu", {"software": True, "mode": sys.argv[1]}).open()
+cpu, how = open_backend("cpu"), rounding("fp8")
+assert parse_tree("self:4,fp8").weights == "fp8"
+
+with torch.inference_mode():
+    # Numbers of 4 significant bits up to 240: each is off by a sixteenth, or by half a step of the least.
+    x, weight = torch.randn(5, 70), torch.randn(33, 70) * torch.logspace(-3, 3, 33).unsqueeze(1)
+    weight[3] = 0
+    for dtype, unit in ((torch.float32, 2**-24), (torch.bfloat16, 2**-8)):
+        kept = hpu.pack_fewer(weight.to(dtype).to(hpu.device), how, drafts=True)
+        assert isinstance(kept, floats.Floats) and kept.bits_per_weight == hpu.rounded_bits(how) == 8
+        assert kept.codes.float().abs().amax(1).cpu().tolist() == [240.0 * (n != 3) for n in range(33)]
+        dense, given = kept.dense(torch.float64).cpu(), weight.to(dtype).double()
+        off = given.abs() / 16 * (1 + 4 * unit) + given.abs().amax(1, keepdim=True) / 240 * 2**-10
+        assert bool(((dense - given).abs() <= off).all())
+        got = hpu.linear(x.to(dtype).to(hpu.device), kept).cpu().double()
+        rows, exact = x.to(dtype).double(), x.to(dtype).double() @ dense.t()
+        least = rows.abs().amax(1, keepdim=True) / 240 * 2**-10
+        most = (rows.abs() / 16 * (1 + 4 * unit) + least) @ dense.abs().t() + unit * exact.abs()
+        assert bool(((got - exact).abs() <= most * (1 + 2**-7)).all()), dtype
+        assert not bool(got[:, 3].any())
+
+    # A copy in fp8 drafts, and the target decides: the picture is plain decoding's.
+    real = tiny.rounding
+    tiny.rounding = lambda name: how if name == "int8" else real(name)
+    drafting = tiny.tiny_engine(hpu, "self", batch=2)
+    tiny.rounding = real
+    tiny.start(drafting, 3)
+    seen = Recorder(hpu.device, hpu.operators(), hpu.operator_rules())
+    with seen:
+        drafting.step()
+    wrong = [one for one in seen.violations if one.rule in hpu.operator_rules()]
+    assert not wrong, wrong
+    assert any("fp8_gemm_v2" in str(one) for one in seen.signature)
+    made = every.captured(hpu, drafting)
+    plain = tiny.tiny_engine(cpu, "self", batch=2)  # of a copy in int8
+    assert every.tokens_of(drafting, made, 3) == every.tokens_of(plain, None, 3)
+
+    # A target is refused, and so is a device that has no such products, by name.
+    layer = Projection(8, 8, bias=False)
+    with pytest.raises(RequestError, match="fp8 are for copies that draft .*self:4,fp8"):
+        pack(layer, hpu, how)
+    with pytest.raises(RequestError, match="fp8 .*this is none: draft with int8"):
+        rounded_copy(layer, cpu, how, drafts=True)
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("mode", ["graph", pytest.param("compile", marks=pytest.mark.long)])
+def test_a_copy_in_floats_of_8_bits_drafts_and_the_target_decides(
+    on_software_hpu: Run, mode: str
+) -> None:
+    assert "fine" in passes(on_software_hpu(mode, script=FLOATS))

@@ -25,12 +25,13 @@ def register() -> ModuleType:
     from lantern_accel_hpu.software import build
 
     torch.ops.load_library(build.library())  # type: ignore[no-untyped-call]
-    from lantern_accel_hpu.software import dynamo, hpu
+    from lantern_accel_hpu.software import dynamo, floats, hpu
 
     torch._register_device_module("hpu", hpu)  # type: ignore[no-untyped-call]
     hpu.set_memory_limit(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     _describe_to_dynamo()
     dynamo.register()
+    floats.define()
     return hpu
 
 

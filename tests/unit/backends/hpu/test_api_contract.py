@@ -32,6 +32,7 @@ OBJECTS = {
     "copied": f"{HPU}.Event",
     "metric": f"{HPU}.metrics.Metric",
     "pyhlml": "pyhlml",
+    "ops.hpu": "torch.ops.hpu",
     "kernels.sdpa": f"{KERNELS}.kernels.FusedSDPA",
     "kernels.rms_norm": f"{KERNELS}.normalization.FusedRMSNorm",
     "kernels.rotary": f"{KERNELS}.kernels.apply_rotary_pos_emb",
@@ -152,6 +153,7 @@ def test_the_walk_sees_what_the_backend_does() -> None:
     assert f"{KERNELS}.kernels.RotaryPosEmbeddingMode.PAIRWISE" in touched
     assert "pyhlml.hlmlDeviceGetTotalEnergyConsumption" in touched
     assert "habana_frameworks.torch.core.mark_step" in touched
+    assert {"torch.ops.hpu.cast_to_fp8_v2", "torch.ops.hpu.fp8_gemm_v2"} <= touched
 
 
 @pytest.mark.parametrize(

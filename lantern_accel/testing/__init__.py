@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lantern_accel.testing.host import check_tokens, next_to_cpu
 from lantern_accel.testing.kit import (
     CHECKS,
     Outcome,
@@ -21,7 +22,6 @@ from lantern_accel.testing.kit import (
     run_check,
     run_checks,
 )
-from lantern_accel.testing.numeric import check_tokens, next_to_cpu
 from lantern_accel.testing.result import Failed, Measured, NeedsCard, NotApplicable, on_card
 from lantern_accel.testing.tiny import TinyModel, tiny_engine, tiny_model
 from lantern_accel.testing.trace import Recorder, Violation

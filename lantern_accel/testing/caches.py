@@ -5,21 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.trees import TreeTables
-from lantern_accel.device.backend import DTYPES, Backend
+from lantern_accel.device.backend import Backend
 from lantern_accel.device.kv_cache import KVCache
-from lantern_accel.strategy.trees import parse_tree, tree_paths
 from lantern_accel.testing import tiny
-from lantern_accel.testing.result import Failed, Measured, compare
+from lantern_accel.testing.attention import attended, bound
+from lantern_accel.testing.result import Failed, Measured
+from lantern_accel.testing.tolerances import dtypes_of
 
-#: Largest error of attention against float64, relative to values of about 1.
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 NOT_JUDGED = "attention fails by itself, so what it sees was not judged (attention.float64)"
 LAYERS, ROWS, CAPACITY, HEADS, WIDTH = 2, 4, 29, 3, 16
-
-
-def dtypes_of(backend: Backend) -> list[torch.dtype]:
-    return [dtype for name, dtype in DTYPES.items() if backend.support(name)]
 
 
 def filled(backend: Backend, dtype: torch.dtype, sign: int = 1) -> tuple[KVCache, Tensor, Tensor]:
@@ -67,18 +61,12 @@ def _seen(backend: Backend, cache: KVCache, k: Tensor, v: Tensor) -> str:
     seen[..., :CAPACITY] = True
     mask = backend.mask(seen.to(backend.device), dtype)
     for layer in range(LAYERS):
-        want = _attended(q, k[layer], v[layer], seen)
+        given = q, k[layer], v[layer], seen
+        want, near = attended(*given), bound(*given, dtype)
         got = backend.attend(q.to(backend.device), cache, layer, mask).cpu().double()
-        if got.shape != want.shape or not (got - want).abs().max() <= TOLERANCE[dtype]:
+        if got.shape != want.shape or not bool(((got - want).abs() <= near).all()):
             return f"what attention sees of layer {layer}"
     return ""
-
-
-def _attended(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float = WIDTH**-0.5) -> Tensor:
-    """Return attention in float64: q [R, t, H, d], k and v [R, L, H, d], seen [R, 1, t, >= L]."""
-    scores = torch.einsum("rthd,rlhd->rhtl", q.double(), k.double()) * scale
-    scores = scores.masked_fill(~seen[..., : k.shape[1]], float("-inf"))
-    return torch.einsum("rhtl,rlhd->rthd", scores.softmax(-1), v.double())
 
 
 def _attends(backend: Backend, dtype: torch.dtype) -> bool:
@@ -177,43 +165,6 @@ def _slots(backend: Backend, strategy: str) -> int:
             if state.in_place and not all(new[row, count].any() for new in after):
                 raise Failed(f"{strategy}, step {steps} left the last token's slot empty")
     return steps
-
-
-def attention(backend: Backend) -> Measured:
-    """Compare tree attention with float64 on the host, in every dtype of the device."""
-    worst = Measured("tree attention against float64", 0.0, 1.0)
-    tree = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000")))
-    for dtype in dtypes_of(backend):
-        cache, k, v = filled(backend, dtype)
-        nodes = tree.nodes
-        visible = torch.zeros(ROWS, 1, nodes, cache.layout.capacity, dtype=torch.bool)
-        visible[..., :11] = True
-        visible[..., 12 : 12 + nodes] = tree.visible
-        q = tiny.normal(5, ROWS, nodes, HEADS, WIDTH).to(dtype)
-        mask = backend.mask(visible.to(backend.device), dtype)
-        got = backend.attend(q.to(backend.device), cache, 1, mask)
-        want = _attended(q, k[1], v[1], visible)
-        every = torch.ones_like(visible)
-        found = compare(
-            got,
-            want,
-            TOLERANCE[dtype],
-            f"tree attention in {str(dtype).removeprefix('torch.')}",
-            dtype=dtype,
-            causes={
-                "the mask is not used": _attended(q, k[1], v[1], every),
-                "the mask is turned round (True: may be seen)": _attended(q, k[1], v[1], ~visible),
-                "scores are not divided by the root of the head's width": _attended(
-                    q, k[1], v[1], visible, 1.0
-                ),
-                "another layer's cache is read": _attended(q, k[0], v[0], visible),
-                "keys and values are exchanged": _attended(q, v[1], k[1], visible),
-            },
-        )
-        assert found.error is not None
-        if found.error / TOLERANCE[dtype] >= (worst.error or 0.0) / (worst.tolerance or 1.0):
-            worst = Measured(worst.detail, found.error, TOLERANCE[dtype])
-    return worst
 
 
 def addresses(backend: Backend) -> Measured:

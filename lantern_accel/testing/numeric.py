@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,8 @@ EXACT = ("eagle", "eagle2", "sjd", "scd", "scd-gumbel", "sjd-pac", SELF, tiny.BY
 TESTED = tuple(name for name in EXACT if name not in (SELF, tiny.BY_HEAD))
 
 
-def _tree(device: torch.device, tokens: Tensor, vocab: int, sampled: bool) -> DraftTree:
+def drafted_tree(device: torch.device, tokens: Tensor, vocab: int, sampled: bool) -> DraftTree:
+    """Return a small tree of drafts ``tokens [B, 8]``; ``sampled``: they were drawn, from seeded laws."""
     tables = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000")))
     batch = tokens.shape[0]
     topology = tables.topology(batch, device)
@@ -56,7 +56,7 @@ def ties(backend: Backend) -> Measured:
         ([5, 3, 9, 1, 9, 3, 3, 9], 2, 3),
         ([5, 9, 1, 9, 3, 3, 3, 3], 0, 3),
     ):
-        tree = _tree(backend.device, torch.tensor([tokens]), vocab, sampled=False)
+        tree = drafted_tree(backend.device, torch.tensor([tokens]), vocab, sampled=False)
         found = accept_greedy(tree, logits.to(backend.device), Rule(LanternPP(k=1, lam=1.0)))
         if (int(found.length), int(found.bonus)) != (length, bonus):
             raise Failed(
@@ -81,7 +81,7 @@ def decisions(backend: Backend) -> Measured:
             got = []
             for ops in (backend, REFERENCE):
                 device = ops.device
-                tree = _tree(device, tokens, vocab, sampled)
+                tree = drafted_tree(device, tokens, vocab, sampled)
                 runtime_params = torch.tensor([lam], device=device)
                 rule = Rule(LanternPP(k=5, lam=lam), "aggregate", table.to(device), runtime_params)
                 u = uniforms.to(device)
@@ -293,10 +293,12 @@ def draws(backend: Backend) -> Measured:
         weights[:, ::3] = 0.0
         u = torch.rand(16, 4, generator=torch.Generator().manual_seed(vocab)).clamp(max=0.999999)
         given, at = weights.to(backend.device), u.to(backend.device)
-        picks = backend.draw_without_replacement(given, at)
+        sums = backend.running_sums(vocab, backend.device)
+        rest = () if sums is None else (sums,)
+        picks = backend.draw_without_replacement(given, at, *rest)
         if picks.dtype != backend.index:
             raise Failed(f"codes are {picks.dtype}, but the device's index is {backend.index}")
-        if not torch.equal(picks[:, 0], backend.draw(given, at[:, 0])):
+        if not torch.equal(picks[:, 0], backend.draw(given, at[:, 0], *rest)):
             raise Failed("the first of several draws is not the draw of one")
         left = weights.double()
         for r, codes in enumerate(picks.cpu().long().unbind(1)):
@@ -345,73 +347,3 @@ def scan(backend: Backend) -> Measured:
                 within(float(off), 1e-5, f"draws from {vocab} codes")
                 drawn += len(codes)
     return Measured(f"{drawn} draws from sums that never fall and repeat bit for bit")
-
-
-# --- a device next to the CPU ---------------------------------------------------------------------
-
-#: Of float32 logits, relative to the largest: hundreds of roundings of a tiny model, far below a fault.
-NEAR = 2e-4
-
-
-def next_to_cpu(backend: Backend, *, family: str = "", seed: int = 4) -> Measured:
-    """Decode a tiny model greedily in float32 and compare every step's logits and tokens with the CPU's.
-
-    ``family``: whose tiny model; "": the first. Raises :class:`Failed` with the first step whose logits
-    are off, or the first token that differs. A backend whose steps are fused shows tokens and the
-    prefill's logits alone.
-    """
-    from lantern_accel.device.plugins import open_backend
-
-    with open_backend("cpu", {"native": "off"}) as host, host.inference():
-        want, want_logits = _decoded(host, family, seed)
-    with backend.inference():
-        got, got_logits = _decoded(backend, family, seed)
-    worst = 0.0
-    for step, (found, reference) in enumerate(zip(got_logits, want_logits, strict=False)):
-        if found.shape != reference.shape:
-            break  # another way through the same step
-        scale = float(reference.abs().max())
-        error = float((found - reference).abs().max()) / scale
-        if not error <= NEAR:
-            at = int((found - reference).abs().nan_to_num(nan=float("inf")).argmax())
-            where = f"step {step}" if step else "the prefill"
-            raise Failed(
-                f"the logits of {where} are off: code {at % found.shape[-1]} has "
-                f"{found.flatten()[at]:.6g}, expected {reference.flatten()[at]:.6g}",
-                error=error,
-                tolerance=NEAR,
-            )
-        worst = max(worst, error)
-    check_tokens(got, want)
-    count = min(len(got_logits), len(want_logits))
-    return Measured(f"{want.numel()} tokens and {count} logits are the CPU's", worst, NEAR)
-
-
-def check_tokens(got: Tensor, want: Tensor) -> None:
-    """Raise :class:`Failed` with the first token of ``[images, tokens]`` that differs."""
-    if got.shape != want.shape:
-        raise Failed(f"the tokens have the shape {list(got.shape)}, expected {list(want.shape)}")
-    different = (got.cpu() != want.cpu()).nonzero()
-    if len(different):
-        image, token = (int(index) for index in different[0])
-        raise Failed(
-            f"token {token} of image {image} is {int(got[image, token])}, expected "
-            f"{int(want[image, token])}; the {token} tokens before it agree, {len(different)} of "
-            f"{want.numel()} differ in all"
-        )
-
-
-def _decoded(backend: Backend, family: str, seed: int) -> tuple[Tensor, list[Tensor]]:
-    engine = tiny.tiny_engine(backend, "vanilla", temperature=0.0, family=family)
-    seen: list[Tensor] = []
-    real: Any = engine.verifying.guidance
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        logits = real(*args, **kwargs)
-        seen.append(logits.detach().float().cpu().clone())
-        return logits
-
-    vars(engine.verifying)["guidance"] = noting
-    tiny.start(engine, seed)
-    tokens = engine.run(None).tokens.cpu()
-    return tokens, seen

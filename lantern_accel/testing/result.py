@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,19 +61,55 @@ def on_card(backend: Backend, what: str) -> None:
         raise NeedsCard(what)
 
 
+def served(backend: Backend, *names: str) -> str:
+    """Say which of some operations the backend leaves to the reference; "": none of them.
+
+    Ends a check's sentence: the reference's operators ran on this device all the same, and were compared.
+    """
+    from lantern_accel.device.operations import TensorOps
+
+    left = [
+        name
+        for name in names
+        if name not in vars(backend) and getattr(type(backend), name) is getattr(TensorOps, name)
+    ]
+    if not left:
+        return ""
+    return "; the reference serves " + ("it" if len(names) == 1 else ", ".join(left))
+
+
+class Worst:
+    """The comparison of several that came nearest to what is allowed."""
+
+    def __init__(self) -> None:
+        self.share, self.count = 0.0, 0
+
+    def add(self, found: Measured) -> None:
+        """Take one comparison, with an error and a tolerance."""
+        assert found.error is not None and found.tolerance is not None
+        self.count += 1
+        self.share = max(self.share, found.error / found.tolerance)
+
+    def measured(self, detail: str) -> Measured:
+        """Return the check's result: the largest error as a share of what was allowed there."""
+        return Measured(detail, self.share, 1.0)
+
+
 def compare(
     got: Tensor,
     want: Tensor,
-    tolerance: float,
+    tolerance: float | Tensor,
     what: str,
     *,
     dtype: torch.dtype | None = None,
-    causes: Mapping[str, Tensor] | None = None,
+    causes: Mapping[str, Tensor] | Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> Measured:
     """Pass where a tensor is the reference's within ``tolerance``; else say what differs, and where.
 
-    ``want``: float64 on the host. ``dtype``: what a backend must return. ``causes``: what it would have
-    returned had it made a mistake that is often made; one that fits is named.
+    ``want``: float64 on the host. ``tolerance``: one number, or one for each value; then the error that
+    is told is the largest share of it. ``dtype``: what a backend must return. ``causes``: what it would
+    have returned had it made a mistake that is often made, or a function that computes it where it is
+    wanted; one that fits is named.
     """
     if tuple(got.shape) != tuple(want.shape):
         raise Failed(f"{what}: the shape is {list(got.shape)}, expected {list(want.shape)}")
@@ -81,31 +117,41 @@ def compare(
         raise Failed(f"{what}: the dtype is {_short(got.dtype)}, expected {_short(dtype)}")
     found = got.detach().cpu().double()
     off = (found - want).abs()
-    error = float(off.max()) if off.numel() else 0.0
-    if error <= tolerance:
-        return Measured(what, error, tolerance)
-    worst = int(off.nan_to_num(nan=float("inf")).argmax())
+    limit = 1.0 if isinstance(tolerance, Tensor) else tolerance
+    share = off / tolerance if isinstance(tolerance, Tensor) else off
+    error = float(share.max()) if off.numel() else 0.0
+    if error <= limit:
+        return Measured(what, error, limit)
+    worst = int(share.nan_to_num(nan=float("inf")).argmax())
     at = [int(index) for index in torch.unravel_index(torch.tensor(worst), off.shape)]
     place = ", ".join(map(str, at))
     told = f"{what}: at [{place}] it is {found[tuple(at)]:.4g}, expected {want[tuple(at)]:.4g}"
     wrong = int((off > tolerance).sum() + off.isnan().sum())
     told += f" ({wrong} of {off.numel()} values are off)"
-    if cause := _cause(found, want, tolerance, causes or {}):
+    known = causes() if callable(causes) else causes or {}
+    if cause := _cause(found, want, tolerance, known):
         told += f"; likely {cause}"
-    raise Failed(told, error=error, tolerance=tolerance)
+    raise Failed(told, error=error, tolerance=limit)
 
 
 def _cause(
-    found: Tensor, want: Tensor, tolerance: float, causes: Mapping[str, Tensor]
+    found: Tensor, want: Tensor, tolerance: float | Tensor, causes: Mapping[str, Tensor]
 ) -> str | None:
     """Return the mistake that would give what was found; None: none that is known."""
     if not bool(found.isfinite().all()):
         return "a row with nothing to see, or an overflow: some values are not finite"
     for name, would in causes.items():
-        if would.shape == found.shape and bool(((found - would).abs() <= tolerance).all()):
+        if would.shape != found.shape:
+            continue
+        near = tolerance
+        if isinstance(tolerance, Tensor):  # made for values as large as those expected
+            near = tolerance * (would / want).abs().nan_to_num(nan=1.0, posinf=1e30).clamp(min=1.0)
+        if bool(((found - would).abs() <= near).all()):
             return name
     scale = float((found * want).sum() / (want * want).sum())
-    if bool(((found - scale * want).abs() <= tolerance).all()):
+    if abs(scale) > 1e-3 and bool(((found - scale * want).abs() <= tolerance).all()):
+        if abs(scale + 1) < 1e-3:
+            return "the sign: every value is the reference's with the other sign"
         return f"a factor: every value is {scale:.4g} times the reference's"
     return None
 

@@ -1,0 +1,192 @@
+"""Attention over a cache and without one, against float64 on the host, with the mistakes often made."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.trees import TreeTables
+from lantern_accel.device.backend import Backend
+from lantern_accel.strategy.trees import parse_tree, tree_paths
+from lantern_accel.testing.result import Measured, Worst, compare, doing, served
+from lantern_accel.testing.tiny import normal
+from lantern_accel.testing.tolerances import FLOAT32, MARGIN, ROUNDING, dtypes_of, short, stored
+
+#: Heads and widths: of a tiny model, LlamaGen's B and 3B, and of 7B models.
+HEADS = ((3, 16), (5, 64), (2, 100), (3, 128))
+LAYERS, ROWS, SLOTS = 2, 3, 93
+#: Roundings of an exponential and of a quotient, which devices approximate.
+EXPONENTIAL = 8
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None = None) -> Tensor:
+    """Return attention in float64: q [R, t, H, d], k and v [R, L, H, d], seen [R, 1, t, >= L]."""
+    weights = _scores(q, k, seen, scale).softmax(-1)
+    return torch.einsum("rhtl,rlhd->rthd", weights, v.double())
+
+
+def _scores(q: Tensor, k: Tensor, seen: Tensor, scale: float | None = None) -> Tensor:
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = torch.einsum("rthd,rlhd->rhtl", q.double(), k.double()) * scale
+    return scores.masked_fill(~seen[..., : k.shape[1]], float("-inf"))
+
+
+def bound(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bound attention's error, of what :func:`attended` takes: ``[R, t, H, d]``.
+
+    A score is off by its sum's roundings in float32 and by one to the dtype; a weight by what its score
+    is off, a stored weight by a rounding more; and the output, a weighted mean, by what its weights are.
+    """
+    width = q.shape[-1]
+    parts = torch.einsum("rthd,rlhd->rhtl", q.double().abs(), k.double().abs()) * width**-0.5
+    scores = _scores(q, k, seen)
+    weights = scores.softmax(-1)
+    finite = scores.masked_fill(~scores.isfinite(), 0.0).abs()
+    off = MARGIN * width**0.5 * FLOAT32 * parts + 2 * ROUNDING[dtype] * finite
+    off = off.masked_fill(weights == 0, 0.0).amax(-1, keepdim=True)
+    length = k.shape[1]
+    each = 2 * off + 2 * ROUNDING[dtype] + MARGIN * FLOAT32 * (EXPONENTIAL + length**0.5)
+    spread = torch.einsum("rhtl,rlhd->rthd", weights * each, v.double().abs())
+    return spread + stored(attended(q, k, v, seen), dtype)
+
+
+def mistakes(
+    got: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seen: Tensor,
+    other: tuple[Tensor, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Return attention as it is often got wrong; what hidden slots would weigh in ``got`` is worked out.
+
+    ``other``: keys and values of another layer.
+    """
+    every = torch.ones_like(seen)
+    found = {
+        "the mask is not used": attended(q, k, v, every),
+        "the mask is turned round (True: may be seen)": attended(q, k, v, ~seen),
+        "the mask is shifted by one slot: each slot has the next one's": attended(
+            q, k, v, seen.roll(-1, -1)
+        ),
+        "the mask is shifted by one slot: each slot has the one before's": attended(
+            q, k, v, seen.roll(1, -1)
+        ),
+        "the mask is shifted by one query": attended(q, k, v, seen.roll(1, -2)),
+        "scores are not divided by the root of the head's width": attended(q, k, v, seen, 1.0),
+        "scores are divided by the head's width, not its root": attended(
+            q, k, v, seen, 1.0 / q.shape[-1]
+        ),
+        "every head is the first one": attended(
+            q, k[:, :, :1].expand_as(k), v[:, :, :1].expand_as(v), seen
+        ),
+        "values of the slot before are read": attended(q, k, v.roll(1, 1), seen),
+        "keys and values are exchanged": attended(q, v, k, seen),
+    }
+    if other is not None:
+        found["another layer's cache is read"] = attended(q, other[0], other[1], seen)
+    share, leaked = _leaked(got, q, k, v, seen)
+    if leaked is not None:
+        found[
+            f"hidden slots are not hidden enough: one weighs {share:.2g} of what it would were it seen"
+        ] = leaked
+    return found
+
+
+def _leaked(
+    got: Tensor, q: Tensor, k: Tensor, v: Tensor, seen: Tensor
+) -> tuple[float, Tensor | None]:
+    """Return the weight of hidden slots, of what it would be were they seen, that explains ``got``."""
+    seen = seen[..., : k.shape[1]]
+    if got.shape != q.shape or not bool((~seen).any()):
+        return 0.0, None
+    scores = _scores(q, k, torch.ones_like(seen))
+    each = (scores - scores.amax(-1, keepdim=True)).exp()
+    sums, totals = [], []
+    for part in (each * seen, each * ~seen):
+        sums.append(torch.einsum("rhtl,rlhd->rthd", part, v.double()))
+        totals.append(part.sum(-1).transpose(1, 2).unsqueeze(-1))
+    found = got.detach().cpu().double()
+    # found (T + s t) = S + s x, for one share s of all: least squares.
+    left, right = found * totals[1] - sums[1], sums[0] - found * totals[0]
+    share = float((left * right).sum() / left.square().sum())
+    if not 0 < share < 1:
+        return share, None
+    return share, (sums[0] + share * sums[1]) / (totals[0] + share * totals[1])
+
+
+def cached(backend: Backend) -> Measured:
+    """Compare attention of a token, a tree and a window with float64, in every dtype of the device."""
+    worst, dtypes = Worst(), dtypes_of(backend)
+    tree = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000"))).visible
+    for dtype in dtypes:
+        for heads, width in HEADS:
+            cache = backend.allocate(backend.kv_layout(LAYERS, ROWS, SLOTS, heads, width, dtype))
+            k, v = (normal(n, LAYERS, ROWS, SLOTS, heads, width).to(dtype) for n in (1, 2))
+            address = backend.address(
+                cache, torch.arange(SLOTS, device=backend.device).expand(ROWS, -1)
+            )
+            for layer in range(LAYERS):
+                given = k[layer].to(backend.device), v[layer].to(backend.device)
+                backend.write(cache, layer, address, *given)
+            capacity = cache.layout.capacity
+            one, window = (
+                torch.ones(1, 1, dtype=torch.bool),
+                torch.ones(33, 33, dtype=torch.bool).tril(),
+            )
+            # A bucket of the first slots, and the whole cache.
+            for kind, block, length in (
+                ("a token", one, 40),
+                ("a tree", tree, capacity),
+                ("a window", window, capacity),
+            ):
+                what = f"attention of {kind}, {heads} heads of {width}, in {short(dtype)}"
+                doing(what)
+                nodes = len(block)
+                seen = torch.zeros(ROWS, 1, nodes, length, dtype=torch.bool)
+                for row in range(ROWS):  # rows of other lengths, with a hidden slot in between
+                    seen[row, ..., : 11 + row] = True
+                    seen[row, ..., 12 + row : 12 + row + nodes] = block
+                q = normal(5, ROWS, nodes, heads, width).to(dtype)
+                mask = backend.mask(seen.to(backend.device), dtype)
+                got = backend.attend(q.to(backend.device), cache, 1, mask)
+                count = min(length, SLOTS)
+                keys, values, seen = k[1][:, :count], v[1][:, :count], seen[..., :count]
+                want = attended(q, keys, values, seen)
+                other = k[0][:, :count], v[0][:, :count]
+                causes = partial(mistakes, got, q, keys, values, seen, other)
+                near = bound(q, keys, values, seen, dtype)
+                worst.add(compare(got, want, near, what, dtype=dtype, causes=causes))
+    detail = f"{worst.count} passes in {', '.join(map(short, dtypes))} against float64"
+    return worst.measured(detail + served(backend, "attend", "mask"))
+
+
+def dense(backend: Backend) -> Measured:
+    """Compare attention without a cache, causal and under a mask."""
+    worst, dtypes = Worst(), dtypes_of(backend)
+    for dtype in dtypes:
+        for heads, width in HEADS:
+            for length in (1, 33):
+                what = f"dense attention over {length}, {heads} heads of {width}, in {short(dtype)}"
+                doing(what)
+                q, k, v = (normal(n, ROWS, length, heads, width).to(dtype) for n in (1, 2, 3))
+                causal = torch.ones(length, length, dtype=torch.bool).tril()
+                holes = (normal(4, ROWS, 1, length, length) > 0.5) | torch.eye(
+                    length, dtype=torch.bool
+                )
+                to = backend.device
+                for seen in (causal.expand(ROWS, 1, -1, -1), holes & causal):
+                    mask = None
+                    if seen.data_ptr() != causal.data_ptr():
+                        mask = backend.mask(seen.to(backend.device), dtype)
+                    got = backend.attend_dense(q.to(to), k.to(to), v.to(to), mask)
+                    causes = partial(mistakes, got, q, k, v, seen)
+                    near = bound(q, k, v, seen, dtype)
+                    want = attended(q, k, v, seen)
+                    worst.add(compare(got, want, near, what, dtype=dtype, causes=causes))
+    detail = (
+        f"{worst.count} passes without a cache in {', '.join(map(short, dtypes))} against float64"
+    )
+    return worst.measured(detail + served(backend, "attend_dense"))

@@ -1,0 +1,233 @@
+"""What follows a pass, against the papers' tensor code on the host: windows, look-ups, drafts by noise.
+
+The host computes in float64; where a decision is within a rounding of its edge, one image may differ.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.invariant import Choices, accept_invariant
+from lantern_accel.decoding.logits import Draws, Filters
+from lantern_accel.decoding.maximal_coupling import couple
+from lantern_accel.decoding.row_cache import LOOKED_UP, RowCache
+from lantern_accel.decoding.rule import Rule
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.noise import noise_keys
+from lantern_accel.device.plan import Lookup
+from lantern_accel.device.sampling import FLOOR, SamplingOps
+from lantern_accel.nn.transformer import REFERENCE
+from lantern_accel.strategy.rules import Exact
+from lantern_accel.strategy.values import Sampling
+from lantern_accel.testing.numeric import drafted_tree
+from lantern_accel.testing.result import Failed, Measured, doing, served, within
+from lantern_accel.testing.tiny import normal
+from lantern_accel.testing.tolerances import FLOAT32
+
+EXACT = Rule(Exact(), "aggregate", None, None)
+#: Images of a comparison, and how many of them a rounding may turn.
+IMAGES, TURNED = 32, 1
+#: Share by which sums of probabilities in float32 may differ.
+NEAR = 64 * FLOAT32
+
+
+def _laws(seed: int, *shape: int) -> Tensor:
+    """Return distributions of which half the codes have none."""
+    weights = normal(seed, *shape)
+    weights = torch.where(weights > 0, weights**4, 0.0)
+    weights[..., -1] += 0.01
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _uniforms(seed: int, *shape: int) -> Tensor:
+    u = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+    return u.clamp(2.0**-24, 1 - 2.0**-22)
+
+
+def _alike(what: str, *pairs: tuple[str, Tensor, Tensor]) -> Tensor:
+    """Return the images of which all pairs, found and expected, are equal; most have to be."""
+    same = torch.ones(IMAGES, dtype=torch.bool)
+    for name, found, want in pairs:
+        if found.shape != want.shape:
+            raise Failed(
+                f"{what}: {name} has the shape {list(found.shape)}, expected {list(want.shape)}"
+            )
+        own = (found.cpu().long() == want.long()).view(IMAGES, -1).all(1)
+        if int((~own).sum()) > TURNED:
+            image = int((~own).nonzero()[0, 0])
+            raise Failed(
+                f"{what}: {name} of {int((~own).sum())} of {IMAGES} images differ; image {image} has "
+                f"{found[image].tolist()}, expected {want[image].tolist()}"
+            )
+        same &= own
+    return same
+
+
+def window(backend: Backend) -> Measured:
+    """Test windows of drafts exactly, and draw anew what fails: tokens, counts and what is left."""
+    by, vocab, windows = True, 33, 0
+    for length in (2, 7, 16):
+        for anew in (False, True):
+            what = f"a window of {length}{', drawn anew' * anew}"
+            doing(what)
+            p, q = _laws(1, IMAGES, length, vocab), _laws(2, IMAGES, length - 1, vocab)
+            q[::2] = 0.3 * q[::2] + 0.7 * p[::2, :-1]  # several are kept
+            q[0] = p[0, :-1]  # nothing is left
+            x = REFERENCE.draw(q, _uniforms(3, IMAGES, length - 1))
+            tests, draws = _uniforms(4, IMAGES, length - 1), _uniforms(5, IMAGES, length)
+            want = couple(x, p.double(), q.double(), EXACT, tests, draws, anew=anew)
+            to = backend.device
+            drafts, own, other = x.to(to, backend.index), p.to(to), q.to(to)
+            u, v = tests.to(to), draws.to(to)
+            by = by and backend.couple(drafts, own, other, u, v, anew, True) is None
+            drawing = Draws(backend)
+            got = couple(drafts, own, other, EXACT, u, v, anew=anew, drawing=drawing)
+            count = got.count.expand(IMAGES)
+            same = _alike(what, ("count", count, want.count), ("tokens", got.tokens, want.tokens))
+            refused = same & (want.count < length)
+            if got.left is None or want.left is None:
+                raise Failed(f"{what}: nothing says what is left behind a refusal")
+            left = _share(got.left.cpu().double()) - _share(want.left)
+            within(
+                float(left[refused].abs().max()), NEAR, f"{what}: what is left where one is refused"
+            )
+            windows += IMAGES
+    return Measured(
+        f"{windows} windows decided alike" + ("; the reference serves couple" if by else "")
+    )
+
+
+def _share(weights: Tensor) -> Tensor:
+    return weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+
+
+def recalled(backend: Backend) -> Measured:
+    """Look drafts behind a replacement up in earlier passes: the same rows, places and tokens."""
+    by, found = True, 0
+    passes, vocab, image, length, wide = 4, 6, 30, 6, 8
+    for seed in range(3):
+        doing(f"request {seed}")
+        make = torch.Generator().manual_seed(seed)
+
+        def codes(*shape: int, make: torch.Generator = make) -> Tensor:
+            return torch.randint(0, 3, shape, generator=make)
+
+        at, step = codes(IMAGES) + 4, torch.tensor([seed + 5])
+        places = at.view(-1, 1, 1) + torch.arange(1, wide + 1) + codes(IMAGES, passes, 1) - 1
+        keys = places * vocab + codes(IMAGES, passes, wide)
+        integers = {
+            "length": at, "step": step, "row_keys": keys, "row_previous": codes(IMAGES, passes, wide),
+            "x": codes(IMAGES, length), "tokens": codes(IMAGES, length),
+            "first": torch.randint(1, length + 1, (IMAGES,), generator=make),
+        }  # fmt: skip
+        probs = _laws(seed + 1, IMAGES, passes, wide, vocab).bfloat16()
+        p, q = _laws(seed + 2, IMAGES, length, vocab), _laws(seed + 3, IMAGES, length - 1, vocab)
+        tests, draws = _uniforms(seed, IMAGES, length - 1), _uniforms(seed + 9, IMAGES, length)
+        taken = None if seed % 2 else _uniforms(seed + 7, IMAGES) < 0.5
+
+        def lookup(
+            ops: SamplingOps, to: torch.device, dtype: torch.dtype,
+            integers: dict[str, Tensor] = integers,
+            rest: tuple[Tensor, ...] = (probs, p, q, tests, draws), taken: Tensor | None = taken,
+        ) -> Lookup:  # fmt: skip
+            rows, p, q, tests, draws = (one.to(to) for one in rest)
+            whole = {name: one.to(to, ops.index) for name, one in integers.items()}
+            return Lookup(
+                **whole, row_probs=rows, p=p.to(dtype), q=q.to(dtype), tests=tests, draws=draws,
+                taken=None if taken is None else taken.to(to), slots=LOOKED_UP, image=image,
+            )  # fmt: skip
+
+        host, ours = torch.device("cpu"), lookup(backend, backend.device, torch.float32)
+        sizes = passes, length, image, vocab
+        want, rows, where = RowCache(*sizes, host, Draws()).refine(
+            lookup(REFERENCE, host, torch.float32)
+        )
+        by = by and backend.recall(ours) is None
+        got, again, changed = RowCache(*sizes, backend.device, Draws(backend)).refine(ours)
+        same = _alike("a look-up", ("places", changed, where), ("tokens", got, want))
+        here = same.unsqueeze(1) & (where < image)
+        off = (again.cpu().double() - rows.double()).abs()[here]
+        within(float(off.max()), NEAR, "rows that are looked up")
+        found += int(here.sum())
+    told = "; the reference serves recall" if by else ""
+    return Measured(f"{found} drafts found in earlier passes{told}")
+
+
+def invariant(backend: Backend) -> Measured:
+    """Walk down trees whose drafts noise chose: the path, its length and the token after it."""
+    vocab, nodes, kept, by = 24, 8, 0, True
+    keys = noise_keys([5] * IMAGES, range(IMAGES))
+    length = torch.arange(IMAGES) % 7
+    logits = 2 * normal(7, IMAGES, nodes, vocab)
+    device, sampling = backend.device, Sampling(top_k=12)
+    host = Choices(keys, Filters(sampling, 0.9, 1.0), False)
+    # Drafts that are the target's own choice where the parent is on the path, and others beside them.
+    blank = drafted_tree(torch.device("cpu"), torch.zeros(IMAGES, nodes).long(), vocab, False)
+    deep = length.unsqueeze(1) + blank.ahead().chunk(2, dim=1)[1]
+    chosen = host.of(host.filters.ops.filter(logits, host.filters.given), deep)
+    tokens = (torch.arange(nodes) + chosen.gather(1, blank.parent)) % vocab
+    lucky = _uniforms(3, IMAGES, nodes) < 0.6
+    first = torch.arange(nodes) == blank.first_child.gather(1, blank.parent)
+    tokens = torch.where(first & lucky, chosen.gather(1, blank.parent), tokens)
+    tree = drafted_tree(torch.device("cpu"), tokens, vocab, False)
+    want = accept_invariant(tree, logits.double(), host, length)
+    ours = drafted_tree(device, tokens.to(backend.index), vocab, False)
+    choices = Choices(keys.to(device), Filters(sampling, 0.9, 1.0, backend), False)
+    given = logits.to(device), length.to(device, backend.index)
+    by = (
+        backend.accept_invariant(ours, given[0], choices.filters.given, choices.keys, given[1])
+        is None
+    )
+    got = accept_invariant(ours, given[0], choices, given[1])
+    _alike(
+        "drafts by noise", ("length", got.length, want.length), ("path", got.path, want.path),
+        ("bonus", got.bonus, want.bonus),
+    )  # fmt: skip
+    kept = int(want.length.sum())
+    told = "; the reference serves accept_invariant" if by else ""
+    return Measured(f"{IMAGES} walks keep {kept} drafts, as in float64{told}")
+
+
+def likeliest(backend: Backend) -> Measured:
+    """Choose the likeliest codes, with noise and without, and the best of values: as in float64."""
+    rows = 0
+    for vocab, count in ((48, 3), (1003, 10), (16384, 10)):
+        doing(f"{count} of {vocab} codes")
+        weights = (2 * normal(vocab, 2, 5, vocab)).softmax(-1)
+        weights[0, :, ::2] = 0.0
+        weights = weights / weights.sum(-1, keepdim=True)
+        luck = 1 / (_uniforms(vocab, 2, 1, vocab) + 0.01)
+        values = normal(vocab + 1, 2, 5, vocab)
+        to = backend.device
+        for name, found, scores in (
+            ("likeliest", backend.likeliest(weights.to(to), count), weights.double()),
+            ("likeliest, with noise", backend.likeliest(weights.to(to), count, luck.to(to)),
+             _share(weights.double() * luck.double())),
+            ("best", backend.best(values.to(to), count), None),
+        ):  # fmt: skip
+            want = values.double() if scores is None else scores.log().clamp(min=FLOOR)
+            _ranked(f"{name} of {vocab} codes", found, want, backend.index)
+            rows += 10
+    return Measured(f"{rows} rows give their largest codes{served(backend, 'likeliest', 'best')}")
+
+
+def _ranked(what: str, found: tuple[Tensor, Tensor], want: Tensor, index: torch.dtype) -> None:
+    """Hold the largest values and their places to all values in float64; equal ones in any order."""
+    values, places = found[0].cpu().double(), found[1].cpu()
+    count = values.shape[-1]
+    best = want.topk(count, dim=-1).values
+    if places.dtype != index or found[0].dtype != torch.float32:
+        raise Failed(f"{what}: values are {found[0].dtype} and codes {places.dtype}, not {index}")
+    # A logarithm of a share that is off by some roundings, and is rounded.
+    near = 8 * FLOAT32 * (1 + best.abs())
+    for name, got in (("values", values), ("values of the codes", want.gather(-1, places.long()))):
+        off = (got - best).abs() > near
+        if bool(off.any()):
+            at = tuple(off.nonzero()[0].tolist())
+            raise Failed(
+                f"{what}: {name} are off, first {float(got[at]):.6g} in place {at[-1]}, expected "
+                f"{float(best[at]):.6g}"
+            )
+    if bool((places.sort(-1).values.diff(dim=-1) == 0).any()):
+        raise Failed(f"{what}: a code is chosen twice")

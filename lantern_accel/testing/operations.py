@@ -1,0 +1,353 @@
+"""Products, norms and gates against float64 on the host, at sizes of published models and at odd ones."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lantern_accel.device.backend import Backend
+from lantern_accel.nn.rounding import ROUNDINGS, Rounded, rounded
+from lantern_accel.testing.result import Failed, Measured, Worst, compare, doing, served
+from lantern_accel.testing.tiny import normal
+from lantern_accel.testing.tolerances import (
+    FLOAT32,
+    MARGIN,
+    SMALLEST,
+    dtypes_of,
+    product,
+    short,
+    stored,
+)
+
+#: Inputs and outputs of matrices: of LlamaGen's B, XL and 3B, of 7B models (few outputs), and odd ones.
+MATRICES = ((768, 2304), (1280, 200), (3200, 72), (4096, 64), (257, 33), (100, 37))
+#: A head of 16,384 codes, and an odd one.
+HEADS = ((768, 16384), (100, 4097))
+#: Rows of a product: a prompt's, a window's, a tree's, with guidance and without.
+ROWS = (1, 2, 5, 16, 33, 64)
+MOST = max(ROWS)
+
+
+def _inputs(seed: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Return rows whose first and last numbers weigh most: a product that drops an end shows it."""
+    x = normal(seed, rows, width)
+    x[:, 0] += 8.0
+    x[:, -1] -= 8.0
+    return x.to(dtype)
+
+
+def _parts(x: Tensor) -> list[tuple[slice, Tensor]]:
+    """Return what a product is called with, rows of ``x [MOST, n]``: many and few, with leading axes.
+
+    Two calls of one shape have other numbers: a result that is kept from the call before shows.
+    """
+    found = []
+    for rows in (*(slice(0, n) for n in ROWS), *(slice(MOST - n, MOST) for n in ROWS[:3])):
+        part = x[rows]
+        count = len(part)
+        found.append((rows, part.view(2, count // 2, -1) if count > 4 and not count % 2 else part))
+    return found
+
+
+def _mistakes(
+    want: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...] = ()
+) -> dict[str, Tensor]:
+    """Return products that are often got wrong: of rows ``x``, ``want`` being right; as ``shape``."""
+    found = {
+        "the last input is left out": want - x[:, -1:] * weight[:, -1],
+        "rows stand one place too far": want.roll(1, 0),
+        "outputs stand one place too far": want.roll(1, 1),
+        "the last row is not computed": torch.cat((want[:-1], torch.zeros_like(want[-1:]))),
+    }
+    if bias is not None:
+        found["the bias is left out"] = want - bias
+        found["the bias is added twice"] = want + bias
+    return {name: value.view(shape or want.shape) for name, value in found.items()}
+
+
+def linear(backend: Backend) -> Measured:
+    """Compare products of packed matrices, with a bias and a residual, and what ``unpack`` gives back."""
+    worst, dtypes = Worst(), dtypes_of(backend)
+    for dtype in dtypes:
+        for inputs, outputs in MATRICES:
+            what = f"of {inputs} inputs and {outputs} outputs in {short(dtype)}"
+            doing(what)
+            given = (normal(outputs, outputs, inputs) * inputs**-0.5).to(dtype)
+            packed = backend.pack(given.to(backend.device))
+            _unpacked(backend, packed, given, what)
+            x = _inputs(inputs, MOST, inputs, dtype)
+            bias, residual = (
+                normal(seed, *s).to(dtype) for seed, s in ((3, (outputs,)), (4, (MOST, outputs)))
+            )
+            _products(backend, worst, packed, given.double(), x, bias, residual, what)
+    detail = f"{worst.count} products in {', '.join(map(short, dtypes))} against float64"
+    return worst.measured(detail + served(backend, "linear", "linear_add", "pack"))
+
+
+def _unpacked(backend: Backend, packed: Any, given: Tensor, what: str) -> None:
+    """Hold what ``unpack`` gives to the matrix that was packed."""
+    back = backend.unpack(packed)
+    whole = given.double()
+    # Within a dtype's rounding of the row's largest weight.
+    near = stored(whole.abs().amax(1, keepdim=True), given.dtype)
+    compare(back, whole, near, f"unpack of a packed matrix {what}")
+
+
+def _products(
+    backend: Backend, worst: Worst, packed: Any, weight: Tensor, x: Tensor, bias: Tensor,
+    residual: Tensor, what: str,
+) -> None:  # fmt: skip
+    dtype, device = x.dtype, backend.device
+    wide, added = x.double(), bias.double()
+    whole = wide @ weight.t()
+    near = product(wide, weight, whole.abs() + added.abs(), dtype)
+    for number, (rows, part) in enumerate(_parts(x)):
+        shape = (*part.shape[:-1], len(bias))
+        one = bias if number % 2 else None
+        want = whole[rows] + (added if number % 2 else 0.0)
+        got = backend.linear(part.to(device), packed, None if one is None else one.to(device))
+        causes = partial(_mistakes, want, wide[rows], weight, None if one is None else added, shape)
+        shown = f"linear {what}, {rows.stop - rows.start} rows"
+        worst.add(
+            compare(
+                got, want.view(shape), near[rows].view(shape), shown, dtype=dtype, causes=causes
+            )
+        )
+        before = residual[rows].view(shape)
+        kept = before.to(device, copy=True)
+        got = backend.linear_add(
+            part.to(device), packed, kept, None if one is None else one.to(device)
+        )
+        wider = before.double()
+        wrong = {
+            "the residual is left out": want.view(shape),
+            "the product is taken off": wider - want.view(shape),
+            "the residual is added twice": 2 * wider + want.view(shape),
+        }
+        limit = near[rows].view(shape) + stored(wider, dtype)
+        sums = wider + want.view(shape)
+        shown = shown.replace("linear", "linear_add")
+        worst.add(compare(got, sums, limit, shown, dtype=dtype, causes=wrong))
+        if not backend.sums_in_place and not torch.equal(kept.cpu(), before):
+            raise Failed(
+                f"{shown}: the residual was written over, and the "
+                "backend does not say sums_in_place"
+            )
+
+
+def logits(backend: Backend) -> Measured:
+    """Compare a head's products, which are float32 in every dtype, with a bias and without."""
+    worst, dtypes = Worst(), dtypes_of(backend)
+    for dtype in dtypes:
+        for inputs, outputs in HEADS:
+            doing(f"{inputs} inputs, {outputs} codes, {short(dtype)}")
+            given = (normal(outputs, outputs, inputs) * inputs**-0.5).to(dtype)
+            packed = backend.pack(given.to(backend.device))
+            weight, bias = given.double(), normal(3, outputs).to(dtype)
+            for rows, one in ((3, None), (1, bias)):
+                x = _inputs(rows, rows, inputs, dtype)
+                wide = x.double()
+                want = wide @ weight.t()
+                near = product(wide, weight, want.abs() + bias.double().abs(), dtype)
+                if one is not None:
+                    want = want + one.double()
+                causes = partial(
+                    _mistakes, want, wide, weight, None if one is None else one.double()
+                )
+                got = backend.logits(
+                    x.to(backend.device), packed, None if one is None else one.to(backend.device)
+                )
+                what = f"logits of {outputs} codes, {rows} rows, in {short(dtype)}"
+                worst.add(compare(got, want, near, what, dtype=torch.float32, causes=causes))
+    detail = f"{worst.count} heads of up to {max(n for _, n in HEADS)} codes against float64"
+    return worst.measured(detail + served(backend, "logits"))
+
+
+def fewer_bits(backend: Backend) -> Measured:
+    """Compare products with matrices in fewer bits, packed in one step and in two, of drafts too."""
+    worst, dtypes = Worst(), dtypes_of(backend)
+    at_once = False
+    for how in ROUNDINGS.values():
+        bits = backend.rounded_bits(how)
+        if not how.bits <= bits <= 32:
+            raise Failed(f"rounded_bits of {how.name} is {bits:g}: its codes alone take {how.bits}")
+        for inputs, outputs in ((768, 130), (100, 37)):
+            whole = normal(outputs, outputs, inputs) * inputs**-0.5
+            for dtype in dtypes:
+                given = whole.to(dtype)
+                for drafts in (False, True):
+                    codes = rounded(given, how, tries=1) if drafts else rounded(given, how)
+                    shown = f"{how.name} weights of {inputs} inputs in {short(dtype)}"
+                    shown += ", drafts" * drafts
+                    doing(shown)
+                    made = [backend.pack_rounded(_moved(codes, backend.device), drafts)]
+                    if drafts:
+                        fewer = backend.pack_fewer(
+                            backend.pack(given.to(backend.device)), how, drafts
+                        )
+                        at_once = at_once or fewer is not None
+                        made += [] if fewer is None else [fewer]
+                    weight = codes.dense(torch.float32).double()
+                    for packed in made:
+                        worst.add(_rounded_product(backend, packed, weight, dtype, drafts, shown))
+    detail = f"{worst.count} products with weights in fewer bits against float64"
+    told = served(backend, "pack_rounded", "linear_rounded")
+    return worst.measured(detail + told + ("" if at_once else "; the reference serves pack_fewer"))
+
+
+def _moved(weight: Rounded, device: torch.device) -> Rounded:
+    offset = None if weight.offset is None else weight.offset.to(device)
+    return Rounded(
+        weight.rounding, weight.shape, weight.codes.to(device), weight.step.to(device), offset
+    )
+
+
+def _rounded_product(
+    backend: Backend, packed: Any, weight: Tensor, dtype: torch.dtype, drafts: bool, what: str
+) -> Measured:
+    outputs, inputs = weight.shape
+    found = None
+    for rows in (1, 5, 64):
+        x = (normal if drafts else _plain)(rows, rows, inputs).to(dtype)
+        bias = normal(3, outputs).to(dtype) if rows == 5 else None
+        wide = x.double()
+        want = wide @ weight.t() + (0.0 if bias is None else bias.double())
+        near = product(wide, weight, want, dtype)
+        if drafts:  # activations may be in eight bits: half a step of each, of random signs
+            step = wide.abs().amax(1, keepdim=True) / 127
+            near = near + MARGIN * step * weight.square().sum(1).sqrt() / 2
+        given = x.to(backend.device), packed, None if bias is None else bias.to(backend.device)
+        by = backend.linear_rounded if isinstance(packed, Rounded) else backend.linear
+        causes = partial(_mistakes, want, wide, weight, None if bias is None else bias.double())
+        one = compare(by(*given), want, near, f"{what}, {rows} rows", dtype=dtype, causes=causes)
+        assert one.error is not None
+        if found is None or one.error > (found.error or 0.0):
+            found = one
+    assert found is not None
+    return found
+
+
+def _plain(seed: int, rows: int, width: int) -> Tensor:
+    return _inputs(seed, rows, width, torch.float32)
+
+
+#: Widths of norms and their epsilons, as published models have them, and an odd one.
+NORMS = ((768, 1e-5), (1280, 1e-5), (2048, 1e-6), (4096, 1e-5), (37, 1e-6))
+#: Sizes of a norm's rows: usual, so small that epsilon counts, large, and nothing at all.
+SCALES = (1.0, 1e-2, 3e-3, 30.0, 0.0)
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def rms_norm(backend: Backend) -> Measured:
+    """Compare the norm, of rows so small that epsilon counts, too; a wrong epsilon is told."""
+    worst, dtypes = Worst(), dtypes_of(backend)
+    for dtype in dtypes:
+        for width, eps in NORMS:
+            weight = (1 + 0.2 * normal(1, width)).to(dtype)
+            for rows in (1, 5, MOST):
+                scale = torch.tensor([SCALES[(row + rows) % len(SCALES)] for row in range(rows)])
+                x = (normal(rows, rows, width) * scale.unsqueeze(1)).to(dtype)
+                given = x.unsqueeze(0) if rows > 1 else x
+                got = backend.rms_norm(given.to(backend.device), weight.to(backend.device), eps)
+                wide, times = given.double(), weight.double()
+                want = _normed(wide, times, eps)
+                near = want.abs() * FLOAT32 * MARGIN * (4 + width**0.5) + stored(want, dtype, 2)
+                worst.add(
+                    compare(got, want, near + 1e-30, f"norm of {width}, {rows} rows, in {short(dtype)}",
+                            dtype=dtype, causes=partial(_wrong_norms, got, wide, times, eps))
+                )  # fmt: skip
+    detail = f"{worst.count} norms in {', '.join(map(short, dtypes))} against float64"
+    return worst.measured(detail + served(backend, "rms_norm"))
+
+
+def _wrong_norms(got: Tensor, x: Tensor, weight: Tensor, eps: float) -> dict[str, Tensor]:
+    """Return norms as they are often got wrong; an epsilon that would explain ``got`` is worked out."""
+    found = {
+        "eps is left out": _normed(x, weight, 1e-30),
+        "the mean is taken off first": _normed(x - x.mean(-1, keepdim=True), weight, eps),
+        "the weight is left out": _normed(x, torch.ones_like(weight), eps),
+        "eps is added outside the root": x
+        / (x.square().mean(-1, keepdim=True).sqrt() + eps)
+        * weight,
+        "squares are summed, where their mean is wanted": _normed(x, weight, eps / x.shape[-1])
+        * x.shape[-1] ** -0.5,
+    }
+    if got.shape != x.shape:
+        return found
+    # got = x w / sqrt(mean + eps): of rows where the mean is small, eps is what is left.
+    root = x * weight / got.detach().cpu().double()
+    mean = x.square().mean(-1, keepdim=True)
+    small = ((mean < 1e-3) & (mean > 0)).expand_as(x) & root.isfinite()
+    if bool(small.any()):
+        seen = float((root.square() - mean)[small].median())
+        if seen > 0:
+            found[f"eps is {seen:.2g}, not {eps:g}"] = _normed(x, weight, seen)
+    return found
+
+
+#: Hidden sizes of the published models, and an odd one.
+HIDDEN = (48, 2048, 3456, 11008, 37)
+
+
+def swiglu(backend: Backend) -> Measured:
+    """Compare the gated product, of gates so large that their sigmoid is 0 or 1, too."""
+    worst, dtypes = Worst(), dtypes_of(backend)
+    for dtype in dtypes:
+        for hidden in HIDDEN:
+            for rows in (1, 5, MOST):
+                x = normal(hidden + rows, rows, 2 * hidden)
+                x[:, ::7] *= 6.0
+                x = (x.unsqueeze(0) if rows > 1 else x).to(dtype)
+                got = backend.swiglu(x.to(backend.device))
+                gate, up = x.double().chunk(2, dim=-1)
+                want, both = gate * gate.sigmoid() * up, gate * up
+                # The sigmoid is off by a few roundings of 1, whatever it is.
+                near = stored(both, torch.float32, 4) + stored(want, dtype, 2)
+                near = near + stored(both, dtype, 1 / 4) + SMALLEST[dtype] * up.abs()
+                worst.add(
+                    compare(got, want, near, f"gate of {hidden}, {rows} rows, in {short(dtype)}",
+                            dtype=dtype, causes=partial(_wrong_gates, x.double()))
+                )  # fmt: skip
+    detail = f"{worst.count} gated products in {', '.join(map(short, dtypes))} against float64"
+    return worst.measured(detail + served(backend, "swiglu"))
+
+
+def _wrong_gates(x: Tensor) -> dict[str, Tensor]:
+    """Return gated products that are often got wrong."""
+    gate, up = x.chunk(2, dim=-1)
+    return {
+        "the halves are exchanged: the second is gated": up * up.sigmoid() * gate,
+        "the gate is its sigmoid alone": gate.sigmoid() * up,
+        "the gate is a GELU": F.gelu(gate) * up,
+        "gate and up alternate": x[..., ::2] * x[..., ::2].sigmoid() * x[..., 1::2],
+        "up is left out": gate * gate.sigmoid(),
+    }
+
+
+def put(backend: Backend) -> Measured:
+    """Write entries of a buffer, and hold one that is written afterwards: both as the reference does."""
+    count = 0
+    for dtype in (torch.float32, backend.index):
+        for tail in ((), (6,)):
+            buffer = (100 * normal(1, 2, 3, 5, *tail)).to(dtype)
+            values = (100 * normal(2, 2, 4, *tail)).to(dtype)
+            index = torch.tensor([14, 3, 4, 9])
+            want = buffer.clone()
+            want.flatten(1, 2)[:, index] = values
+            given = buffer.to(backend.device, copy=True)
+            held = backend.held(given)
+            if not torch.equal(held.cpu(), buffer):
+                raise Failed(f"held in {short(dtype)} is not what the buffer holds")
+            backend.put(
+                given, 1, index.to(backend.device, backend.index), values.to(backend.device)
+            )
+            compare(given, want.double(), 0.0, f"put in {short(dtype)}", dtype=dtype)
+            count += 1
+    return Measured(f"{count} writes to entries, bit for bit{served(backend, 'put', 'held')}")

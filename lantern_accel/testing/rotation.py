@@ -1,0 +1,146 @@
+"""Rotary positions against float64 on the host: the rotation, and the write to the cache behind it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lantern_accel.device.backend import Backend
+from lantern_accel.nn.rotary import rotary_table
+from lantern_accel.testing.result import Failed, Measured, Worst, compare, doing, served
+from lantern_accel.testing.tiny import normal
+from lantern_accel.testing.tolerances import dtypes_of, short, stored
+
+#: Heads and their widths: of LlamaGen's B and 3B, of 7B models, and of a tiny one.
+HEADS = ((12, 64), (5, 100), (3, 128), (2, 16))
+ROWS, LAYERS, CAPACITY = 2, 2, 80
+#: Positions of a pass: a token, a tree, a window with its prompt.
+COUNTS = (1, 9, 64)
+
+
+def angles(count: int, width: int, rows: int) -> tuple[Tensor, Tensor]:
+    """Return ``cos, sin``, float32 ``[rows, count, 1, d/2]``, of other positions in each row."""
+    starts = (3 * torch.arange(rows)).unsqueeze(1)
+    positions = (7 + starts + 11 * torch.arange(count)).flatten()
+    tables = rotary_table(positions, width, 10000.0, torch.device("cpu"))
+    cos, sin = (table.view(rows, count, 1, -1) for table in tables)
+    return cos, sin
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return adjacent pairs of ``x [R, T, ..., d]`` rotated in float64; angles ``[R, T, ..., d/2]``."""
+    a, b = x.double()[..., ::2], x.double()[..., 1::2]
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
+
+
+def _mistakes(x: Tensor, cos: Tensor, sin: Tensor, side: int | None = None) -> dict[str, Tensor]:
+    """Return rotations as they are often got wrong; ``side``: of queries (0) or keys (1) alone."""
+    half = x.shape[-1] // 2
+    mixed = torch.stack((x[..., :half], x[..., half:]), dim=-1).flatten(-2)
+    halves = turned(mixed, cos, sin).view(*x.shape[:-1], half, 2).transpose(-1, -2).flatten(-2)
+    found = {
+        "the sign of the rotation: it turns the other way": turned(x, cos, -sin),
+        "pairs are (i, i + d/2), not neighbours": halves,
+        "cosines and sines are exchanged": turned(x, sin, cos),
+        "angles are those of the next position": turned(x, cos.roll(-1, 1), sin.roll(-1, 1)),
+        "angles are those of the position before": turned(x, cos.roll(1, 1), sin.roll(1, 1)),
+        "every row has the first one's angles": turned(
+            x, cos[:1].expand_as(cos), sin[:1].expand_as(sin)
+        ),
+        "nothing is turned": x.double(),
+    }
+    return found if side is None else {name: value[:, :, side] for name, value in found.items()}
+
+
+def _near(x: Tensor, want: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bound a rotation: two products and a sum in float32, stored once."""
+    pairs = x.double().abs().reshape(*x.shape[:-1], -1, 2)
+    both = pairs.sum(-1, keepdim=True).expand_as(pairs).flatten(-2)
+    return stored(both, torch.float32, 3) + stored(want, dtype)
+
+
+def rotate(backend: Backend) -> Measured:
+    """Compare rotations of all head widths, with angles for all rows and angles of each row."""
+    worst, dtypes = Worst(), dtypes_of(backend)
+    for dtype in dtypes:
+        for heads, width in HEADS:
+            for count in COUNTS:
+                for rows in (1, ROWS):
+                    what = f"rotation of {count} positions, {heads} heads of {width}, in {short(dtype)}"
+                    doing(what)
+                    x = normal(width + count, ROWS, count, 2, heads, width).to(dtype)
+                    cos, sin = (table.unsqueeze(2) for table in angles(count, width, rows))
+                    pair = cos.to(backend.device), sin.to(backend.device)
+                    want, causes = turned(x, cos, sin), partial(_mistakes, x, cos, sin)
+                    given = x.to(backend.device)
+                    form = backend.rotary(*pair)
+                    for got, kind in (
+                        (backend.rotate(given, form), dtype),
+                        (backend.turned(given, pair), torch.float32),
+                    ):
+                        near = _near(x, want, kind)
+                        worst.add(compare(got, want, near, what, dtype=kind, causes=causes))
+    detail = f"{worst.count} rotations in {', '.join(map(short, dtypes))} against float64"
+    return worst.measured(detail + served(backend, "rotary", "rotate", "turned"))
+
+
+def rotate_write(backend: Backend) -> Measured:
+    """Compare queries and keys that are rotated and stored at once; all other slots and layers stay."""
+    worst, dtypes = Worst(), dtypes_of(backend)
+    for dtype in dtypes:
+        for heads, width in HEADS:
+            layout = backend.kv_layout(LAYERS, ROWS, CAPACITY, heads, width, dtype)
+            cache = backend.allocate(layout)
+            every = torch.arange(CAPACITY, device=backend.device).expand(ROWS, -1)
+            old = [normal(seed, ROWS, CAPACITY, heads, width).to(dtype) for seed in (1, 2)]
+            address = backend.address(cache, every)
+            for layer in range(LAYERS):
+                backend.write(cache, layer, address, *(one.to(backend.device) for one in old))
+            for count in COUNTS:
+                what = f"{count} positions, {heads} heads of {width}, in {short(dtype)}"
+                doing(what)
+                qkv = normal(count, ROWS, count, 3, heads, width).to(dtype)
+                cos, sin = (table.unsqueeze(2) for table in angles(count, width, ROWS))
+                slots = torch.stack((torch.arange(count) + 9, torch.arange(count).flip(0) + 3))
+                q = backend.rotate_write(
+                    qkv.to(backend.device),
+                    backend.rotary(cos.to(backend.device), sin.to(backend.device)),
+                    cache,
+                    1,
+                    backend.address(cache, slots.to(backend.device, backend.index)),
+                )
+                want = turned(qkv[:, :, :2], cos, sin)
+                near = _near(qkv[:, :, :2], want, dtype)
+                read = backend.read(cache, 1, every)
+                stored_k, stored_v = (one[..., :width].cpu() for one in read)
+                index = slots.view(ROWS, count, 1, 1).expand(-1, -1, heads, width)
+                for side, got in enumerate((q, stored_k.gather(1, index))):
+                    some = partial(_mistakes, qkv[:, :, :2], cos, sin, side)
+                    name = ("queries", "keys")[side]
+                    worst.add(
+                        compare(got, want[:, :, side], near[:, :, side], f"{name} of {what}",
+                                dtype=dtype, causes=some)
+                    )  # fmt: skip
+                wrong = {
+                    "values are rotated as well": turned(qkv[:, :, 2], cos[:, :, 0], sin[:, :, 0]),
+                    "keys are stored in their place": qkv[:, :, 1].double(),
+                }
+                values, wide = stored_v.gather(1, index), qkv[:, :, 2].double()
+                if not torch.equal(values, qkv[:, :, 2]):
+                    limit = stored(wide, dtype) + 1e-30
+                    compare(values, wide, limit, f"values of {what}", causes=wrong)
+                    raise Failed(f"values of {what} are not those given, bit for bit")
+                old = [old[0].scatter(1, index, stored_k.gather(1, index)),
+                       old[1].scatter(1, index, qkv[:, :, 2])]  # fmt: skip
+                if not (torch.equal(old[0], stored_k) and torch.equal(old[1], stored_v)):
+                    raise Failed(f"{what}: other slots of the layer were written")
+            other = [one[..., :width].cpu() for one in backend.read(cache, 0, every)]
+            first = [normal(seed, ROWS, CAPACITY, heads, width).to(dtype) for seed in (1, 2)]
+            if not all(torch.equal(one, two) for one, two in zip(other, first, strict=True)):
+                raise Failed(
+                    f"{heads} heads of {width}: another layer than the given one was written"
+                )
+    detail = f"{worst.count} rotated queries and stored keys in {', '.join(map(short, dtypes))}"
+    return worst.measured(f"{detail} against float64{served(backend, 'rotate_write')}")

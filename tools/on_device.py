@@ -68,8 +68,13 @@ def run(
     ``limit``: seconds after which it is interrupted, and killed where it does not end then.
     """
     began = time.perf_counter()
-    code = "import sys; from lantern_accel.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, *(["-c", code] if not stage.script else [str(TOOLS / stage.script)])]
+    # A shell's background jobs ignore interrupts, and what they start would too.
+    code = "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    if stage.script:
+        code += f"sys.path.insert(0, {str(TOOLS)!r}); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    else:
+        code += "from lantern_accel.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, *([str(TOOLS / stage.script)] if stage.script else [])]
     resume = [stage.resume] if stage.resume and stage.result.is_file() else []
     printed = folder / f"{stage.name}.out"  # what `devices` says is its result
     with open(folder / f"{stage.name}.log", "wb") as log, open(printed, "wb") as out:
@@ -217,7 +222,7 @@ def on_device(
         sizes=size,
         clones=clones,
         race_size=race_size,
-        hasty=minutes is not None,
+        seconds=60 * minutes if minutes else None,
     )
     names = [stage.name for stage in plan]
     for name in only:

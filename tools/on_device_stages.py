@@ -68,17 +68,16 @@ def stages(
     sizes: Sequence[str] = (),
     clones: Mapping[str, Path] | None = None,
     race_size: str = "XL",
-    hasty: bool = False,
+    seconds: float | None = None,
 ) -> list[Stage]:
     """Return all stages in order; ``quick`` leaves out what takes long.
 
     ``variants``: sets of the backend's options, the default first. ``clones``: folders of the official
-    code, by the keys of ``RACES``. ``hasty``: minutes are counted, so that no check may take many.
+    code, by the keys of ``RACES``. ``seconds``: that all may take, so that no check may take many.
     """
     on = ["--device", device]
     once = ["--batch", "1"]
     repeats = ["--repeats", "1" if quick else "5"]
-    limit = ["--limit=60"] if hasty else []
 
     def at(name: str) -> Path:
         return folder / f"{name}.json"
@@ -88,6 +87,8 @@ def stages(
         only = [f"--only={group}" for group in groups]
         given = [f"--option={key}={value}" for key, value in options.items()]
         arguments = ["conform", device, *only, *given, f"--output={at(name)}"]
+        # One that hangs is told before the stage is stopped.
+        limit = [f"--limit={max(0.9 * share * seconds, 1):.0f}"] if seconds else []
         jobs = f"--jobs={max(min(JOBS, (os.cpu_count() or 1) // 2), 2)}"
         return Stage(
             name, arguments, at(name), conform_text, share, resume="--resume", extra=[jobs, *limit]
@@ -129,9 +130,9 @@ def stages(
     for options in () if quick else others:
         found.append(conform(options, OTHERS, 0.3))
         found += [stepcost(size, options, "8,60", once) for size in chosen]
-    seconds = ["--max-seconds=90"] if hasty else []
+    most = [f"--max-seconds={max(0.2 * seconds, 1):.0f}"] if seconds else []
     tune = ["tune", *on, *repeats, f"--output={at('tune')}"]
-    found.append(Stage("tune", tune, at("tune"), tune_text, extra=seconds))
+    found.append(Stage("tune", tune, at("tune"), tune_text, extra=most))
     if not quick:
         batches = ["--batch", "1", "--batch", "4", "--batch", "8"]
         found.append(bench("bench-batches", batches))

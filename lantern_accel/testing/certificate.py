@@ -27,6 +27,7 @@ from lantern_accel.records import Record, markdown_table
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.values import Strategy
 from lantern_accel.testing import tiny
+from lantern_accel.testing.served import Served, who_serves
 from lantern_accel.testing.trace import Recorder
 
 # --- the interface --------------------------------------------------------------------------------
@@ -197,6 +198,9 @@ class Certificate(Record):
     not_run: list[str] = Field(description="checks that were left out of the run")
     capabilities: dict[str, str] = Field(description="'yes', or why not")
     interface: list[Member]
+    served: list[Served] = Field(
+        default_factory=list, description="empty where the device has no data to run steps on"
+    )
     kernels: list[Kernels]
     counters_before: dict[str, int]
     counters_after: dict[str, int]
@@ -222,6 +226,7 @@ def certify(
     verdict, reason = _verdict(report, not_run)
     with backend.inference():
         kernels = count_kernels(backend)
+        served = [] if backend.device.type == "meta" else who_serves(backend, STRATEGIES)
     return Certificate(
         verdict=verdict,
         why=reason,
@@ -235,6 +240,7 @@ def certify(
         not_run=not_run,
         capabilities=_capabilities(backend),
         interface=members(backend, spec),
+        served=served,
         kernels=kernels,
         counters_before=dict(before),
         counters_after=dict(after),
@@ -333,6 +339,8 @@ def markdown(card: Certificate) -> str:
         *_table(("capability", "answer"), list(card.capabilities.items())),
         "## Left to the reference",
         *_left(card),
+        "## Who served what",
+        *_served(card),
         "## Kernels of a step",
         "Operators that compute (no views), counted on tensors without data in the backend's layout: a "
         "kernel that is called by address counts as the operators that stand in for it. Batch 1.",
@@ -400,6 +408,17 @@ def _left(card: Certificate) -> list[str]:
         f"The backend's own: {own or 'nothing'}.",
         "",
     ]
+
+
+def _served(card: Certificate) -> list[str]:
+    if not card.served:
+        return ["The device has shapes and no data, so that nothing was served.", ""]
+    told = (
+        "Calls of the interface in prefill and eager steps of tiny models, in the best dtype. Native: an "
+        "override that ran no operator of torch, so a kernel of the backend's or its vendor's."
+    )
+    rows = [(f"`{one.operation}`", one.by, one.calls, one.to_reference) for one in card.served]
+    return [told, "", *_table(("operation", "served by", "calls", "by the reference"), rows)]
 
 
 def _counters(card: Certificate) -> list[str]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from lantern_accel.cli import main
+from lantern_accel.device.backend import Backend, DeviceFacts
 from lantern_accel.device.conformance import Outcome, Report
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import RequestError
 from lantern_accel.testing import CHECKS, certificate
 from lantern_accel.testing.certificate import Certificate, certify, markdown
 from lantern_accel.testing.kit import conform
+from lantern_accel.testing.served import who_serves
 from lantern_accel_cpu.backend import DeviceBackend
 
 
@@ -52,6 +57,7 @@ def test_a_part_of_the_kit_is_no_conformance(
     assert card.options == {"native": "off"} and "| native | off |" in text
     for said in (card.versions["torch"], "`host_copy`", "no: backend 'cpu' runs each step eagerly"):
         assert said in text
+    assert "| `attend` | override |" in text.split("## Who served what")[1]
     assert "`kv.round_trip`" in text.split("## Passed")[1].split("##")[0]
 
 
@@ -160,3 +166,44 @@ def test_counters_stand_before_and_after(monkeypatch: pytest.MonkeyPatch, tmp_pa
     before, after = card.counters_before["graphs"], card.counters_after["graphs"]
     assert before < after
     assert f"| graphs | {before} | {after} |" in page.read_text()
+
+
+def test_it_says_who_served_each_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(self, x, weight, eps):  # hands over what has an odd number of rows
+        if x.shape[0] % 2 or x.shape[1] == 1:
+            return TensorOps.rms_norm(self, x, weight, eps)
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+    class Own(Backend):
+        name, version = "own", "1"
+
+        def facts(self):
+            return DeviceFacts(backend="own", device="cpu", name="own", torch=torch.__version__)
+
+        def synchronize(self):
+            pass
+
+        def swiglu(self, x):
+            # A kernel that torch does not see, in place of one that is called by address.
+            gate, up = x.numpy()[..., : x.shape[-1] // 2], x.numpy()[..., x.shape[-1] // 2 :]
+            return torch.from_numpy(gate / (1 + np.exp(-gate)) * up)
+
+        def mask(self, visible, dtype):
+            return super().mask(visible, dtype)
+
+        def fused_step(self, plan):
+            return None
+
+        rms_norm = half
+
+    with Own(torch.device("cpu")) as backend, backend.inference():
+        found = {one.operation: one for one in who_serves(backend, ("vanilla", "eagle2"))}
+        assert "swiglu" not in vars(backend) and backend.mask.__func__ is Own.mask
+    assert TensorOps.attend.__module__ == "lantern_accel.device.operations"
+    by = {name: one.by for name, one in found.items()}
+    assert by["swiglu"] == "native"
+    assert by["attend"] == by["linear"] == by["filter"] == "reference"
+    assert by["rms_norm"] == "override, reference"
+    assert 0 < found["rms_norm"].to_reference < found["rms_norm"].calls
+    assert by["mask"] == by["fused_step"] == "reference, to which the override hands over"
+    assert by["pack_fewer"] == "not called: nothing needs it"

@@ -64,7 +64,7 @@ def test_every_stage_is_a_command_with_these_options(tool, tmp_path: Path) -> No
     from lantern_accel.cli.app import app
 
     runner = typer.testing.CliRunner()
-    for stage in tool.stages("cpu", tmp_path, False, hasty=True) + tool.stages(
+    for stage in tool.stages("cpu", tmp_path, False, seconds=300.0) + tool.stages(
         "cpu", tmp_path, True
     ):
         text = runner.invoke(app, [stage.arguments[0], "--help"]).output

@@ -1,0 +1,158 @@
+"""Who serves each operation of the interface: a kernel of the backend's, its override, or the reference.
+
+An override may hand over to the reference for some arguments, for a dtype, or because its kernel did not
+agree with the reference on this card; which code ran is seen only while it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.launches import computes
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.sampling import SamplingOps
+from lantern_accel.records import Record
+from lantern_accel.testing import tiny
+
+#: Members that compute nothing, or only once.
+NO_OPERATIONS = ("phase", "listen", "host_copy", "kv_layout", "allocate", "unpack", "rounded_bits")
+#: Operations whose result is None because they write; of others None leaves the work to tensor code.
+WRITES = ("write", "put")
+#: Operators of torch; any other is a kernel that somebody registered.
+TORCH = ("aten", "prim", "prims", "profiler")
+
+
+class Served(Record):
+    """One operation, its calls in the steps that were watched, and who served them."""
+
+    operation: str
+    by: str = Field(
+        description="native (an override that ran no operator of torch: a kernel called by address or "
+        "registered apart), override, reference, or two of them where calls differ"
+    )
+    calls: int
+    to_reference: int = Field(description="calls that the reference served")
+
+
+@dataclass
+class _Count:
+    calls: int = 0
+    reference: int = 0
+    operators: int = 0
+
+
+class _Watch(TorchDispatchMode):
+    """Counts torch's operators under the operation that is running; kernels by address are not seen."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as is its __init__
+        self.counts: dict[str, _Count] = defaultdict(_Count)
+        self.running: list[str] = []
+        self.handed: list[bool] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if self.running and func.namespace in TORCH and computes(func):
+            self.counts[self.running[-1]].operators += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations() -> dict[str, Any]:
+    """Return the reference's operations by name."""
+    found = {**vars(SamplingOps), **vars(TensorOps)}
+    return {
+        name: one
+        for name, one in found.items()
+        if callable(one) and not name.startswith("_") and name not in NO_OPERATIONS
+    }
+
+
+def written(backend: Backend, name: str) -> bool:
+    """Return whether a backend has an operation of its own."""
+    home = TensorOps if name in vars(TensorOps) else SamplingOps
+    return name in vars(backend) or getattr(type(backend), name) is not getattr(home, name)
+
+
+@contextmanager
+def watched(backend: Backend) -> Iterator[_Watch]:
+    """Count the calls of every operation of a backend in the block, and who serves them."""
+    seen = _Watch()
+    reference = operations()
+    homes = {name: TensorOps if name in vars(TensorOps) else SamplingOps for name in reference}
+    own = {name: getattr(backend, name) for name in reference}
+    mine = {name: vars(backend)[name] for name in reference if name in vars(backend)}
+    left = {name for name in reference if not written(backend, name)}
+
+    def count(name: str, call: Any) -> Any:
+        @functools.wraps(call)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            seen.running.append(name)
+            seen.handed.append(name in left)
+            try:
+                made = call(*args, **kwargs)
+            finally:
+                seen.running.pop()
+                by_reference = seen.handed.pop()
+            found = seen.counts[name]
+            found.calls += 1
+            found.reference += by_reference or (made is None and name not in WRITES)
+            return made
+
+        return run
+
+    def note(name: str, call: Any) -> Any:
+        @functools.wraps(call)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if seen.running and seen.running[-1] == name:
+                seen.handed[-1] = True
+            return call(*args, **kwargs)
+
+        return run
+
+    for name, call in own.items():
+        setattr(backend, name, count(name, call))
+    for name, call in reference.items():
+        setattr(homes[name], name, note(name, call))
+    try:
+        with seen:
+            yield seen
+    finally:
+        for name, call in reference.items():
+            setattr(homes[name], name, call)
+            delattr(backend, name)
+        vars(backend).update(mine)
+
+
+def who_serves(backend: Backend, strategies: Sequence[str]) -> list[Served]:
+    """Watch the prefill and two eager steps of the first family's tiny model, in the best dtype."""
+    best = backend.dtypes().compute
+    every = tiny.cases(tuple(strategies))
+    with watched(backend) as seen:
+        for family, strategy in (one for one in every if one[0] == every[0][0]):
+            engine = tiny.tiny_engine(backend, strategy, dtype=best, family=family)
+            tiny.start(engine, seed=3)
+            for _ in range(2):
+                engine.step()
+        backend.synchronize()
+    return [_told(name, seen.counts[name], written(backend, name)) for name in sorted(operations())]
+
+
+def _told(name: str, found: _Count, own: bool) -> Served:
+    mine = "override" if found.operators else "native"
+    if not found.calls:
+        by = "not called: " + ("another operation does its work" if own else "nothing needs it")
+    elif found.reference == found.calls:
+        by = "reference, to which the override hands over" if own else "reference"
+    else:
+        by = f"{mine}, reference" if found.reference else mine
+    return Served(operation=name, by=by, calls=found.calls, to_reference=found.reference)

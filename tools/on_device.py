@@ -3,8 +3,9 @@
 For people who have a card that the authors of this project do not have. Every stage is a command in a
 process of its own, so that a device that takes a process down costs one stage. The first ones show that
 the device is right, the next what a step costs at real sizes; what is left follows. ``--minutes 5`` ends
-in time, and the same command goes on: a stage that was done is not run again, one that was stopped is
-completed. ``report.md`` in the folder is what to send back; it is written after every stage.
+in time, and the same command goes on: a stage that was done is not run again, and one that was stopped is
+completed after those that have not begun. ``report.md`` in the folder is what to send back; it is written
+after every stage.
 
 Nothing need be installed: the tree is enough, with wheels of the packages that the machine lacks, which
 ``--pack pydantic,platformdirs`` fetches into ``.wheels`` where there is a network.
@@ -52,6 +53,13 @@ except ModuleNotFoundError as missing:
 
 #: Environment that changes what runs; the report shows what was set.
 SHOWN = ("LANTERN_", "PT_", "HABANA_", "HLS_", "CUDA_", "TORCH", "OMP_")
+#: What stages run: a shell's background jobs ignore interrupts, and so would what they start.
+START = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+COMMAND = "from lantern_accel.cli import main; sys.exit(main(sys.argv[1:]))"
+SCRIPT = (
+    f"import runpy; sys.path.insert(0, {str(TOOLS)!r}); sys.argv = sys.argv[1:]; "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
 #: Seconds without which no stage begins, and those that are kept for ending the last one; at most these
 #: shares of all.
 LEAST, KEPT = (10.0, 0.05), (12.0, 0.1)
@@ -68,13 +76,9 @@ def run(
     ``limit``: seconds after which it is interrupted, and killed where it does not end then.
     """
     began = time.perf_counter()
-    # A shell's background jobs ignore interrupts, and what they start would too.
-    code = "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    command = [sys.executable, "-c", START + (SCRIPT if stage.script else COMMAND)]
     if stage.script:
-        code += f"sys.path.insert(0, {str(TOOLS)!r}); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    else:
-        code += "from lantern_accel.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, *([str(TOOLS / stage.script)] if stage.script else [])]
+        command.append(str(TOOLS / stage.script))
     resume = [stage.resume] if stage.resume and stage.result.is_file() else []
     printed = folder / f"{stage.name}.out"  # what `devices` says is its result
     with open(folder / f"{stage.name}.log", "wb") as log, open(printed, "wb") as out:
@@ -234,10 +238,12 @@ def on_device(
     open_yet: list[str] = []
     seconds = 60 * minutes if minutes else float("inf")
     finish = time.monotonic() + seconds - min(KEPT[0], KEPT[1] * seconds)
-    for number, stage in enumerate(plan, 1):
+    stopped = {one: entry.get("stopped", 0) for one, entry in entries.items()}
+    # What was stopped waits for what has not begun, and gets more time then.
+    for stage in sorted(plan, key=lambda one: stopped.get(one.name, 0)):
         if only and stage.name not in only:
             continue
-        label = f"{stage.name} ({number} of {len(plan)})"
+        label = f"{stage.name} ({names.index(stage.name) + 1} of {len(plan)})"
         before = entries.get(stage.name, {})
         if again:
             stage.result.unlink(missing_ok=True)
@@ -249,17 +255,19 @@ def on_device(
             say("no time is left", label=label, style="dim")
             open_yet.append(stage.name)
             continue
-        limit = min(left, stage.share * seconds)
+        tried = stopped.get(stage.name, 0)
+        limit = min(left, stage.share * (1 + tried) * seconds)
         say("running", label=label, style="bold")
         works, took = run(stage, output, environ, limit if minutes else None)
-        stopped = not works and took >= limit
-        how = "done" if works else "stopped" if stopped else "FAILED"
+        late = not works and took >= limit
+        how = "done" if works else "stopped" if late else "FAILED"
         say(f"{how}, {took:.0f} s", label=label)
         if not works:
-            (open_yet if stopped else failed).append(stage.name)
+            (open_yet if late else failed).append(stage.name)
         entries[stage.name] = {
             "command": stage.command,
             "works": works,
+            "stopped": tried + 1 if late else 0,
             "seconds": took,
             "text": shown(stage, output, works),
         }

@@ -93,6 +93,33 @@ def test_what_was_stopped_is_resumed(tool, tmp_path: Path) -> None:
         assert works and (tmp_path / "slow.log").read_text() == said
 
 
+def test_what_was_stopped_waits_for_what_has_not_begun(
+    tool, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: dict[str, float] = {}
+
+    def run(stage: Any, folder: Path, environ: Any, limit: float) -> tuple[bool, float]:
+        limits[stage.name] = limit
+        (folder / f"{stage.name}.log").write_text("as far as it came")
+        works = stage.name != "conform"
+        if works:
+            stage.result.write_text("{}")
+        return works, 0.0 if works else limit
+
+    monkeypatch.setattr(tool, "run", run)
+    arguments = ["--device", "null", "-o", str(tmp_path), "--only", "conform", "--only", "tune"]
+    arguments += ["--minutes", "5"]
+    assert tool.main([*arguments[:6], *arguments[8:]]) == 0
+    assert "goes on with: conform" in capsys.readouterr().out
+    first = limits.pop("conform")
+    assert first == pytest.approx(120, abs=1) and not limits
+    assert tool.main(arguments) == 0
+    assert list(limits) == ["tune", "conform"]
+    assert limits["conform"] == pytest.approx(2 * first, abs=2)
+    entry = json.loads((tmp_path / "report.json").read_text())["stages"]["conform"]
+    assert (entry["works"], entry["stopped"]) == (False, 2)
+
+
 def test_a_result_that_cannot_be_shown_costs_no_other(tool, tmp_path: Path) -> None:
     stage = slow_stage(tool, tmp_path)
     stage.result.write_text('{"half": ')

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from lantern_accel.device.plugins import choose_device
 from lantern_accel.errors import DeviceRequestError, did_you_mean
 from lantern_accel.generation.result import GenerationResult
-from lantern_accel.generation.settings import check_prompts, read_settings, takes_settings
+from lantern_accel.generation.settings import (
+    check_prompts,
+    read_settings,
+    read_size,
+    takes_settings,
+)
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
@@ -31,7 +36,7 @@ def load(
     text_device: Literal["device", "cpu"] = "device",
     embeddings: str | Path | None = None,
     weights: str = "full",
-    size: tuple[int, int] | None = None,
+    size: tuple[int, int] | str | None = None,
     tell: Callable[[str], None] | None = None,
     on_loading: Callable[[str, int, int], None] | None = None,
 ) -> Pipeline:
@@ -80,7 +85,7 @@ def load(
         text_device=text_device,
         embeddings=embeddings,
     )
-    check_size(model, size)
+    check_size(model, read_size(size) if isinstance(size, str) else size)
     found = find_model(model, parts, tell or log)
 
     def load_on(backend: Backend, chosen: Chosen) -> Pipeline:

@@ -20,6 +20,8 @@ pytest.importorskip("fastapi")
 from support.janus import write_janus  # noqa: E402
 from support.server import Held, Served, serving  # noqa: E402
 
+from lantern_accel.cli import main  # noqa: E402
+from lantern_accel.cli.serve import _origin, _root_path  # noqa: E402
 from lantern_accel.serving.studio import STAGES, ServerSettings  # noqa: E402
 
 PATH = "/v1/images/generations"
@@ -211,6 +213,20 @@ def test_a_prefix_is_taken_off_or_was_and_the_page_asks_below_it(served, prefix)
     page = httpx.get(f"{served.url}{prefix}/").text
     assert 'fetch("/' not in page and "fetch(base + " in page
     assert 'src="/' not in page and 'href="/' not in page
+
+
+def test_origins_and_paths_are_read_before_a_model_is_loaded(capsys):
+    assert [_origin(text) for text in ("*", "HTTPS://A.example/", "http://a:81")] == [
+        "*",
+        "https://a.example",
+        "http://a:81",
+    ]
+    assert [_root_path(text) for text in ("", "/", "a/b/", "/a")] == ["", "", "/a/b", "/a"]
+    for words in (["--cors", "a.example"], ["--cors", "https://a.example/x"]):
+        assert main(["serve", "--port", "0", *words]) == 2
+        assert "such as https://example.org" in capsys.readouterr().err
+    assert main(["serve", "--port", "0", "--root-path", "http://a"]) == 2
+    assert "a path such as /images" in capsys.readouterr().err
 
 
 # --- fields ---------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def check_texts(prompts: Sequence[str | int], name: str) -> list[str]:
     for prompt in prompts:
         if not isinstance(prompt, str):
             raise RequestError(
-                f"the model {name!r} draws from text, and the prompt {prompt!r} is a number; describe a "
+                f"the model {name!r} takes text, and the prompt {prompt!r} is a number; describe a "
                 "picture in words, such as 'red heart'"
             )
     return [str(prompt) for prompt in prompts]

@@ -207,6 +207,8 @@ def test_a_prefix_is_taken_off_or_was_and_the_page_asks_below_it(served, prefix)
         head = httpx.head(f"{served.url}{prefix}{path}")
         assert head.status_code == 200 and not head.content
     assert httpx.get(f"{served.url}{prefix}/metrics").status_code == 401
+    if prefix:  # as people write it into the address line
+        assert httpx.get(f"{served.url}{prefix}", follow_redirects=True).status_code == 200
     before = ended(served, "ok")
     assert ask(served, prefix + PATH).status_code == 200
     served.until(lambda: ended(served, "ok") == before + 1)

@@ -147,7 +147,9 @@ def glm_pipeline(prior: Any, processor: Any, codes: int = 128) -> Any:
     made = GlmImagePipeline(
         tokenizer=ByT5Tokenizer(), processor=processor, text_encoder=text_encoder.eval(),
         vision_language_encoder=prior, vae=vae.eval(), transformer=transformer.eval(),
-        scheduler=FlowMatchEulerDiscreteScheduler(),
+        scheduler=FlowMatchEulerDiscreteScheduler(  # as published: it shifts by the picture's size
+            use_dynamic_shifting=True, time_shift_type="linear", base_shift=0.25, max_shift=0.75
+        ),
     )  # fmt: skip
     made.set_progress_bar_config(disable=True)
     return made

@@ -14,7 +14,7 @@ from lantern_accel.errors import LanternWarning, ModelError
 from lantern_accel.families.base import Model, Prompt
 from lantern_accel.families.glm_image.grids import PIXELS, prior_token_ids
 from lantern_accel.families.glm_image.text import GlmImageText
-from lantern_accel.families.releases import require
+from lantern_accel.families.releases import installed, require
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -56,6 +56,25 @@ def paint(
     return out
 
 
+def check_scheduler(scheduler: Any) -> None:
+    """Raise :class:`ModelError` for a scheduler that does not keep the timesteps it is given.
+
+    GLM-Image is conditioned on steps that are not shifted, and the published scheduler shifts sigmas by
+    the picture's size. diffusers 0.40 and 0.41 put shifted steps in the place of the given ones, so that
+    every picture is wrong (its pull request 14011, undone in 0.42).
+    """
+    if not getattr(scheduler.config, "use_dynamic_shifting", False):
+        return
+    given = [1000.0, 500.0]
+    trial = type(scheduler).from_config(scheduler.config)
+    trial.set_timesteps(timesteps=given, sigmas=[1.0, 0.5], mu=3.0)
+    if trial.timesteps.tolist() != given:
+        raise ModelError(
+            f"diffusers {installed('diffusers')} replaces the timesteps of GLM-Image by shifted ones, so "
+            'that pictures are wrong, whoever draws the prior; run `pip install "diffusers>=0.42"`'
+        )
+
+
 def _diffusion_half(model: Model) -> Any:
     """Return the release's pipeline without its prior, loaded once; raises :class:`ModelError`."""
     text = model.text
@@ -68,9 +87,9 @@ def _diffusion_half(model: Model) -> Any:
 
         weight = model.target.weight
         load: Any = GlmImagePipeline.from_pretrained
-        text.painter = load(
-            release, vision_language_encoder=None, processor=None, torch_dtype=weight.dtype
-        ).to(weight.device)
+        pipe = load(release, vision_language_encoder=None, processor=None, torch_dtype=weight.dtype)
+        check_scheduler(pipe.scheduler)
+        text.painter = pipe.to(weight.device)
     return text.painter
 
 

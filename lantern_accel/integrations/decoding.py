@@ -7,8 +7,10 @@ changes.
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable, Hashable, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from lantern_accel.checkpoints.loading import (
-    Fingerprint,
     checked,
     mismatch,
     replace_tensor,
@@ -26,10 +27,11 @@ from lantern_accel.checkpoints.loading import (
 from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
-from lantern_accel.errors import LanternError, RequestError
+from lantern_accel.errors import LanternError, LanternWarning
 from lantern_accel.families.base import Family, Model, Rows
 from lantern_accel.families.registry import family
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.integrations.watch import Watch
 from lantern_accel.memory.plan import size
 from lantern_accel.nn.transformer import pack
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -44,12 +46,19 @@ class ModuleWeights(Checkpoint):
         self.tensors = held.tensors
         super().__init__(held.path, [held])
 
+    def shapes(self) -> Iterator[str]:
+        """Go through keys and shapes."""
+        return (f"{key} {list(tensor.shape)}" for key, tensor in self.tensors.items())
+
     def become(self, key: str, value: Tensor) -> None:
-        """Let a parameter of the module be this tensor, which has its values."""
+        """Let a parameter of the module be this tensor, which has its values.
+
+        Where one of the two was made in inference mode and the other was not, both stay.
+        """
         path, _, leaf = key.rpartition(".")
         owner = self.module.get_submodule(path)
         parameter = owner._parameters.get(leaf)
-        if parameter is not None:
+        if parameter is not None and parameter.is_inference() == value.is_inference():
             parameter.data = value
 
 
@@ -92,47 +101,48 @@ def _share(weights: ModuleWeights, kind: Family, manifest: Any, part: str, ops: 
 
 
 def shared_pipeline(
-    weights: ModuleWeights, kind: Family, manifest: Any, codebook: bool
+    weights: ModuleWeights, kind: Family, manifest: Any, codebook: bool, watch: Watch
 ) -> tuple[Pipeline, Memory]:
     """Return a pipeline on the module's device and in its dtype, and what it holds beside the module.
 
-    ``codebook``: its image tokenizer is needed too, for the neighbours of relaxed acceptance.
+    ``codebook``: its image tokenizer is needed too, for the neighbours of relaxed acceptance. ``watch``
+    notes what the module is then.
     """
-    if hasattr(weights.module, "_hf_hook") or any(
-        tensor.is_meta for tensor in weights.tensors.values()
-    ):
-        raise RequestError(
-            "the module is offloaded, so that its weights are not on its device while tokens are drawn; "
-            "load it without offloading (device_map, enable_model_cpu_offload)"
-        )
     head = next(iter(weights.module.parameters()))
     with torch.no_grad():
         backend = open_backend(str(head.device))
         target = _share(weights, kind, manifest, "target", backend)
+        turns = next((t for path, t in watch.tensors() if path.endswith(".inv_freq")), None)
+        if turns is not None:
+            target.frequencies = turns.detach().cpu().float()
         kind.place_tables(target, head.device)
         pack(target, backend)
         vq = None
         if codebook:
             vq = _share(weights, kind, manifest, "vq", backend).float()
             kind.place_tables(vq, head.device)
-    fingerprint = Fingerprint()
-    for key, tensor in weights.tensors.items():
-        fingerprint.update(key, tensor)
-    model = Model(manifest, target, None, vq, None, fingerprint.hexdigest(), kind)
+    # Values in the whole tell a model from itself with another adapter merged.
+    values = f"{list(weights.shapes())} {head.dtype} {watch.note()}"
+    digest = hashlib.sha256(values.encode()).hexdigest()[:16]
+    model = Model(manifest, target, None, vq, None, digest, kind)
     theirs = {t.untyped_storage().data_ptr() for t in weights.module.parameters()}
     shared = beside = 0
     for one in (target, *([] if vq is None else [vq])):
         packed = [m.packed for m in one.modules() if getattr(m, "packed", None) is not None]
         for tensor in {id(t): t for t in (*one.parameters(), *one.buffers(), *packed)}.values():
-            if not tensor.untyped_storage().nbytes() > tensor.element_size():
-                continue  # given up when it was packed
             nbytes = tensor.numel() * tensor.element_size()
-            if tensor.untyped_storage().data_ptr() in theirs:
-                shared += nbytes
-            else:
-                beside += nbytes
+            if not tensor.is_mkldnn:  # whose storage cannot be asked for
+                if not tensor.untyped_storage().nbytes() > tensor.element_size():
+                    continue  # given up when it was packed
+                if tensor.untyped_storage().data_ptr() in theirs:
+                    shared += nbytes
+                    continue
+            beside += nbytes
     return Pipeline(model, backend, head.dtype), Memory(shared, beside)
 
+
+#: What transformers takes where neither a request nor a model names a top-k.
+UNASKED_TOP_K = 50
 
 #: From a module's weights and its configuration to the manifest of our model of it.
 Describe = Callable[[Checkpoint, dict[str, Any]], Any]
@@ -157,24 +167,41 @@ class Accelerated:
     overrides: dict[str, Any] = field(default_factory=dict)
     memory: Memory | None = None
     _pipeline: Pipeline | None = None
+    _watch: Watch | None = None
+    _told: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: it makes a decoder of its own, around the copied module."""
+        return {**vars(self), "memory": None, "_pipeline": None, "_watch": None}
 
     @property
-    def pipeline(self) -> Pipeline:
-        """The pipeline on the module's device, made anew where the module has moved since."""
-        first = next(iter(self.module.parameters()))
-        if self._pipeline is not None:
-            weight = self._pipeline.model.target.weight
-            if (weight.device, weight.dtype) == (first.device, first.dtype):
-                return self._pipeline
+    def relaxed(self) -> bool:
+        """Whether the strategy reads which codes are alike."""
+        if isinstance(self.strategy, str):
+            return self.strategy.startswith("lantern")
+        return bool(self.strategy.neighbours)
+
+    def ready(self) -> Pipeline:
+        """Return the pipeline of the module as it is now; where it has changed, another is made.
+
+        Raises :class:`ModelError` where a part of the module computes something else, by a hook or
+        since it was replaced, and names the part.
+        """
+        kind = family(self.family)
+        parts = ("target", "vq") if self.relaxed else ("target",)
+        beside = [one for one in map(kind.unneeded, parts) if one is not None]
+        if self._watch is not None and self._watch.beside != beside:
             self.close()
-        weights, kind = ModuleWeights(self.module), family(self.family)
+        self._watch = watch = self._watch or Watch(self.module, beside)
+        if self._pipeline is not None and not watch.changed():
+            return self._pipeline
+        watch.check()
+        self.close()
+        weights = ModuleWeights(self.module)
         config: Any = self.module.config
         manifest = self.describe(weights, config.to_dict())
-        relaxed = isinstance(self.strategy, Strategy) and bool(self.strategy.neighbours)
-        relaxed = relaxed or (
-            isinstance(self.strategy, str) and self.strategy.startswith("lantern")
-        )
-        self._pipeline, self.memory = shared_pipeline(weights, kind, manifest, relaxed)
+        made = shared_pipeline(weights, kind, manifest, self.relaxed, watch)
+        self._watch, (self._pipeline, self.memory) = watch, made
         logging.getLogger("lantern_accel").info("weights: %s", self.memory)
         return self._pipeline
 
@@ -182,10 +209,21 @@ class Accelerated:
         """Free what is held beside the module."""
         if self._pipeline is not None:
             self._pipeline.close()
-        self._pipeline = None
+        self._pipeline = self._watch = None
 
     def sampling(self, found: Sampling) -> Sampling:
-        """Return the library's settings with the overrides."""
+        """Return the library's settings with the overrides; a top-k that nobody named is said once."""
+        config: Any = self.module.generation_config
+        own = getattr(config, "top_k", None)
+        silent = own is None and found.top_k == UNASKED_TOP_K and not found.greedy
+        if silent and "top_k" not in self.overrides and not self._told:
+            self._told = True
+            warnings.warn(
+                f"the model's generation_config names no top_k, and transformers then takes "
+                f"{UNASKED_TOP_K}: other codes are not drawn; ask for top_k=0 to draw from all",
+                LanternWarning,
+                stacklevel=2,
+            )
         return Sampling.model_validate({**found.model_dump(), **self.overrides})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,11 +14,18 @@ from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.base import Model
 from lantern_accel.families.controls import Controls
 from lantern_accel.families.glm_image.grids import grid_of, grids, prior_token_ids
+from lantern_accel.families.glm_image.painting import check_scheduler
 from lantern_accel.families.releases import require
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.integrations.decoding import InterruptedDecodingError, draw, fresh_seeds
+from lantern_accel.integrations.decoding import (
+    Accelerated,
+    InterruptedDecodingError,
+    draw,
+    fresh_seeds,
+)
 from lantern_accel.integrations.law import processors_of, sampling_of
 from lantern_accel.integrations.transformers import accelerated, glm_tokens
+from lantern_accel.integrations.transformers import restore as restore_model
 from lantern_accel.strategy.values import Sampling, Strategy
 
 __all__ = ["accelerate", "prior_token_ids", "restore"]
@@ -33,6 +42,7 @@ class _Prior:
         self.pipe, self.strategy, self.overrides = pipe, strategy, overrides
         self.own: Pipeline | None = None
         self.opened = False
+        self.inner: Any = None
         if prior is None:
             if pipe.vision_language_encoder is None:
                 raise ModelError(
@@ -40,7 +50,7 @@ class _Prior:
                     "name one: "
                     "accelerate(pipe, prior=the folder of the release)"
                 )
-            accelerated(pipe.vision_language_encoder, strategy, **overrides)
+            self._around(pipe.vision_language_encoder)
         elif isinstance(prior, Pipeline):
             self.own = prior
         else:
@@ -78,10 +88,12 @@ class _Prior:
             return_dict=True,
             return_tensors="pt",
         )
-        ours = accelerated(inner, self.strategy, **self.overrides)
-        sampling = ours.sampling(self._law(inner, given["input_ids"], ours.pipeline.model))
+        ours = self._around(inner)
+        pipeline = ours.ready()
+        sampling = ours.sampling(self._law(inner, given["input_ids"], pipeline.model))
         return glm_tokens(
             ours,
+            pipeline,
             given["input_ids"],
             given["attention_mask"],
             given["image_grid_thw"],
@@ -90,18 +102,32 @@ class _Prior:
             report,
         )
 
+    def _around(self, inner: Any) -> Accelerated:
+        """Return our decoder around the pipeline's prior, and let go of one that was there before."""
+        ours = accelerated(inner, self.strategy, **self.overrides)
+        if self.inner is not None and self.inner is not inner:
+            restore_model(self.inner)
+        self.inner = inner
+        return ours
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.own is not None:
+            raise ModelError(
+                "a pipeline that takes its prior from lantern-accel cannot be copied or saved; call "
+                "restore() first, and accelerate the copy"
+            )
+        return vars(self)
+
     def _law(self, inner: Any, ids: Tensor, model: Model) -> Sampling:
         """Return what ``generate(do_sample=True)`` of the pipeline's own prior would draw by."""
         config, _ = inner._prepare_generation_config(None, do_sample=True)
         processors = processors_of(inner, config, ids, [])
-        return sampling_of(processors, model.manifest.target.vocab_size, sample=True)
+        return sampling_of(processors, model.manifest.target.head_rows, sample=True)
 
     def close(self) -> None:
         """Free what is held beside the pipeline's own modules."""
-        from lantern_accel.integrations import transformers
-
         if self.own is None:
-            transformers.restore(self.pipe.vision_language_encoder)
+            restore_model(self.inner)
         elif self.opened:
             self.own.close()
 
@@ -118,7 +144,8 @@ def accelerate(
     where its weights lie, for a pipeline that was loaded without
     (``vision_language_encoder=None``). ``overrides``: fields of :class:`Sampling`, such as
     ``temperature=0``. ``pipe.restore()`` undoes it. Drawing from pictures stays the pipeline's own.
-    Raises :class:`ModelError` for another pipeline or an untested release.
+    Raises :class:`ModelError` for another pipeline, an untested release, or one whose scheduler paints
+    wrong pictures.
     """
     require("diffusers")
     require("transformers")
@@ -126,17 +153,34 @@ def accelerate(
     kind = type(pipe)
     if kind.__name__ != "GlmImagePipeline":
         raise ModelError(f"{kind.__name__} cannot be accelerated; diffusers' GlmImagePipeline can")
+    check_scheduler(pipe.scheduler)
     state = _Prior(pipe, prior, strategy, overrides)
-    # A call looks its method up on the class, so the object gets a class of its own.
+    # A call looks its method up on the class, so the object gets another class.
+    pipe.__class__ = _accelerated_class(kind)
+    vars(pipe)[_STATE] = state
+    return pipe
+
+
+@functools.lru_cache(maxsize=8)
+def _accelerated_class(kind: type) -> type:
     body = {
         "__call__": _call,
+        "__reduce_ex__": _reduce,
         "restore": restore,
         "__module__": kind.__module__,
         "__doc__": kind.__doc__,
     }
-    pipe.__class__ = type(kind.__name__, (kind,), body)
-    vars(pipe)[_STATE] = state
-    return pipe
+    return type(kind.__name__, (kind,), body)
+
+
+def _reduce(self: Any, protocol: Any) -> Any:
+    """Say how a copy is made: no name leads to this class, so that it is made of the library's."""
+    return _copied, (type(self).__mro__[1],), vars(self)
+
+
+def _copied(kind: Any) -> Any:
+    accelerated_kind: Any = _accelerated_class(kind)
+    return accelerated_kind.__new__(accelerated_kind)
 
 
 def restore(pipe: Any) -> Any:
@@ -149,28 +193,29 @@ def restore(pipe: Any) -> Any:
 
 
 @torch.no_grad()
-def _call(
-    self: Any,
-    prompt: Any = None,
-    image: Any = None,
-    height: Any = None,
-    width: Any = None,
-    **kwargs: Any,
-) -> Any:
+def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Draw the prior with lantern-accel, then paint as the pipeline does."""
     own = type(self).__mro__[1].__call__
-    if image is not None or kwargs.get("prior_token_ids") is not None or prompt is None:
-        return own(self, prompt, image, height, width, **kwargs)
-    tensors = kwargs.get("callback_on_step_end_tensor_inputs", ["latents"])
-    self.check_inputs(prompt, height, width, tensors, kwargs.get("prompt_embeds"))
+    # What its call does not take is refused before a prior is drawn.
+    asked = inspect.signature(own).bind(self, *args, **kwargs)
+    asked.apply_defaults()
+    given = asked.arguments
+    given.pop("self")
+    prompt, height, width = (given[name] for name in ("prompt", "height", "width"))
+    if given["image"] is not None or given["prior_token_ids"] is not None or prompt is None:
+        return own(self, **given)
+    tensors = given["callback_on_step_end_tensor_inputs"]
+    self.check_inputs(prompt, height, width, tensors, given["prompt_embeds"])
     if height is None or width is None:
         raise RequestError("height and width must be given, in multiples of 32 pixels")
     rows, columns = grid_of(width, height, "the prior")
-    times = kwargs.pop("num_images_per_prompt", 1)
+    times = given["num_images_per_prompt"]
+    if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+        raise RequestError(f"num_images_per_prompt is {times!r}; give a whole number of at least 1")
     prompts = [
         one for one in ([prompt] if isinstance(prompt, str) else prompt) for _ in range(times)
     ]
-    generator = kwargs.get("generator")
+    generator = given["generator"]
     if isinstance(generator, list):
         if len(generator) != len(prompts):
             raise RequestError(
@@ -192,11 +237,16 @@ def _call(
 
         tokens = state.tokens(prompts, height, width, seeds, report)
     ids = prior_token_ids(tokens, rows, columns)
-    kwargs["prior_token_ids"] = ids.to(self._execution_device)
-    negative = kwargs.get("negative_prompt_embeds")
+    negative = given["negative_prompt_embeds"]
     if negative is not None and times > 1:
-        kwargs["negative_prompt_embeds"] = negative.repeat_interleave(times, dim=0)
-    return own(self, prompts, None, height, width, **kwargs)
+        negative = negative.repeat_interleave(times, dim=0)
+    given |= {
+        "prompt": prompts,
+        "num_images_per_prompt": 1,
+        "prior_token_ids": ids.to(self._execution_device),
+        "negative_prompt_embeds": negative,
+    }
+    return own(self, **given)
 
 
 def _seed(generator: torch.Generator) -> int:

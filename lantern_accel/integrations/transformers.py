@@ -23,6 +23,7 @@ from lantern_accel.families.janus import official as janus
 from lantern_accel.families.releases import require
 from lantern_accel.families.tokenizer import bucket, left_pad
 from lantern_accel.files import write_whole
+from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.decoding import Accelerated, Describe, draw, fresh_seeds
 from lantern_accel.integrations.law import (
     check_outputs,
@@ -59,12 +60,18 @@ def accelerated(
     }
     name = type(model).__name__
     if name not in kinds:
+        inside = "; merge the adapter first (merge_and_unload())" if _wraps(model) else ""
         raise ModelError(
             f"{name} cannot be accelerated; transformers' classes that can be are {', '.join(kinds)}"
+            f"{inside}"
         )
     ours: Accelerated = vars(model).setdefault(_OURS, Accelerated(model, *kinds[name]))
     ours.strategy, ours.overrides = strategy, overrides
     return ours
+
+
+def _wraps(model: Any) -> bool:
+    return type(model).__module__.startswith("peft.")
 
 
 def _known(model: nn.Module) -> Accelerated:
@@ -138,7 +145,7 @@ def _generate_image(
     scale = 5.0 if config.guidance_scale is None else float(config.guidance_scale)
     config.guidance_scale = None
     processors = processors_of(model, config, ids, logits_processor or [])
-    pipeline = ours.pipeline
+    pipeline = ours.ready()
     codes = pipeline.model.manifest.target.vocab_size
     found = sampling_of(processors, codes, sample=bool(config.do_sample), scale=scale)
     sampling = ours.sampling(found)
@@ -217,8 +224,9 @@ def decode(
     ours = _known(model)
     check_outputs(generation_config)
     check_stopping(stopping_criteria or ())
-    pipeline = ours.pipeline
-    codes = pipeline.model.manifest.target.vocab_size
+    pipeline = ours.ready()
+    target: Any = pipeline.model.manifest.target
+    codes = getattr(target, "head_rows", target.vocab_size)
     sample = bool(generation_config.do_sample)
     sampling = ours.sampling(sampling_of(logits_processor or (), codes, sample=sample))
     mask = model_kwargs.get("attention_mask")
@@ -227,9 +235,11 @@ def decode(
     if type(model).__name__ == GLM:
         if model_kwargs.get("pixel_values") is not None:
             raise refused("pictures as input")
-        tokens = glm_tokens(ours, input_ids, mask, image_grid_thw, sampling, seeds)
+        tokens = glm_tokens(ours, pipeline, input_ids, mask, image_grid_thw, sampling, seeds)
     else:
-        tokens = _chameleon_tokens(ours, input_ids, mask, logits_processor, sampling, seeds)
+        tokens = _chameleon_tokens(
+            ours, pipeline, input_ids, mask, logits_processor, sampling, seeds
+        )
     out = torch.cat((input_ids, tokens.to(input_ids)), dim=1)
     most = getattr(generation_config, "max_length", None) or out.shape[1]
     return out[:, :most]
@@ -237,6 +247,7 @@ def decode(
 
 def glm_tokens(
     ours: Accelerated,
+    pipeline: Pipeline,
     ids: Tensor,
     mask: Tensor,
     grids: Tensor | None,
@@ -253,7 +264,6 @@ def glm_tokens(
             "the request has no image_grid_thw of a small and a large grid; make it with the model's "
             "processor, apply_chat_template(..., target_h=, target_w=)"
         )
-    pipeline = ours.pipeline
     model = pipeline.model
     kind: Any = model.family
     large = (int(grids[0][1]), int(grids[0][2]))
@@ -272,6 +282,7 @@ def glm_tokens(
 
 def _chameleon_tokens(
     ours: Accelerated,
+    pipeline: Pipeline,
     ids: Tensor,
     mask: Tensor,
     processors: Any,
@@ -279,7 +290,6 @@ def _chameleon_tokens(
     seeds: list[tuple[int, int]],
 ) -> Tensor:
     """Return the image tokens of prompts that end where a picture starts."""
-    pipeline = ours.pipeline
     manifest: Any = pipeline.model.manifest
     special, target = manifest.ids, manifest.target
     if bool((ids[:, -1] != special.image_start).any()):

@@ -28,17 +28,21 @@ def rotary_table(
     *,
     rotated: int = 0,
     sections: Sequence[int] = (),
+    frequencies: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return ``cos, sin``, float32 ``[n, d/2]``, of positions ``[n]`` or, on several axes, ``[axes, n]``.
 
     Pair j turns by its axis's position times ``base ** (-2j/rotated)``. ``rotated``: how many of a head's
     numbers turn, the first ones (0: all); the other pairs stay as they are. ``sections``: how many pairs
-    in a row each axis has; section i is of axis ``i mod axes``. Computed on the host, so that every
+    in a row each axis has; section i is of axis ``i mod axes``. ``frequencies`` float32 ``[rotated/2]``
+    take the place of those of ``base``. Computed on the host, so that every
     device has the same bits.
     """
     rotated = rotated or head_dim
     with torch.device("cpu"):
-        freqs = 1.0 / base ** (torch.arange(0, rotated, 2).float() / rotated)
+        freqs = frequencies
+        if freqs is None:
+            freqs = 1.0 / base ** (torch.arange(0, rotated, 2).float() / rotated)
         at = positions.cpu().float()
         if at.dim() == 1:
             angles = torch.outer(at, freqs)
@@ -87,6 +91,8 @@ class RotaryNetwork(nn.Module):
     ops: TensorOps
     rope_cos: Tensor
     rope_sin: Tensor
+    #: Of a module that holds its own, perhaps rounded; None: as the configuration says.
+    frequencies: Tensor | None = None
 
     def __init__(self, config: Any, ops: TensorOps) -> None:
         super().__init__()
@@ -98,7 +104,8 @@ class RotaryNetwork(nn.Module):
         Here, as everywhere but in a family's own tables, they stand on one line.
         """
         places = torch.arange(prefix + count, device="cpu")
-        return rotary_table(places, self.config.head_dim, self.config.rope_base, device)
+        c = self.config
+        return rotary_table(places, c.head_dim, c.rope_base, device, frequencies=self.frequencies)
 
     def place_tables(self, device: torch.device) -> None:
         """Make what no checkpoint holds: the rotary tables, float32 whatever the weights' dtype."""

@@ -129,8 +129,9 @@ class GlmImageGPT(Target):
         with torch.device("cpu"):
             places = positions(prefix, c.grids)[:, : prefix + count]
         return rotary_table(
-            places, c.head_dim, c.rope_base, device, rotated=c.rotated, sections=c.sections
-        )
+            places, c.head_dim, c.rope_base, device, rotated=c.rotated, sections=c.sections,
+            frequencies=self.frequencies,
+        )  # fmt: skip
 
 
 class CodebookConfig(Sizes):

@@ -8,6 +8,7 @@ codebook says which codes are alike.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from lantern_accel.checkpoints.layouts import (
     read_json,
 )
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights
-from lantern_accel.errors import CheckpointError
+from lantern_accel.errors import CheckpointError, LanternWarning
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.glm_image.model import (
     DEFAULTS,
@@ -175,7 +176,14 @@ def defaults_of(said: dict[str, Any], manifest: GlmImageManifest) -> ModelDefaul
     own = manifest.defaults.sampling
     if not said.get("do_sample", True):
         return manifest.defaults
-    top_k = said.get("top_k", 50) or 0  # transformers' own where the file says none
+    top_k = said.get("top_k", 50) or 0
+    if "top_k" not in said:
+        warnings.warn(
+            "generation_config.json names no top_k, and transformers then takes 50: other codes are not "
+            "drawn; set top_k to 0 for all",
+            LanternWarning,
+            stacklevel=2,
+        )
     try:
         sampling = Sampling(
             temperature=said.get("temperature", 1.0) or 1.0,

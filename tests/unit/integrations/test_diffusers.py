@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +202,79 @@ def test_sizes_and_other_pipelines_are_refused(pipe: Any) -> None:
 
     with pytest.raises(ModelError, match="FluxPipeline cannot be accelerated"):
         accelerate(FluxPipeline())
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        ({"guidance": 2.0}, TypeError, "guidance"),
+        ({"num_images_per_prompt": 0}, RequestError, "num_images_per_prompt is 0"),
+        ({"num_images_per_prompt": -1}, RequestError, "num_images_per_prompt is -1"),
+        ({"num_images_per_prompt": 1.5}, RequestError, "num_images_per_prompt is 1.5"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_a_prior_is_drawn(
+    pipe: Any, asked: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    accelerate(pipe)
+    with pytest.raises(error, match=message):
+        pictures(pipe, PROMPTS[0], **asked)
+    assert pipe.vision_language_encoder._lantern_accel._pipeline is None  # nothing was made
+
+
+def test_a_prior_that_changes(pipe: Any) -> None:
+    pipe.vision_language_encoder.generation_config.top_k = 1
+    accelerate(pipe, strategy="vanilla")
+    size = (32, 32)
+    before = pictures(pipe, PROMPTS[0], size=size)
+    other = glm(7)
+    other.generation_config.top_k = 1
+    want = pictures(glm_pipeline(other, pipe.processor), PROMPTS[0], size=size)
+    inner = pipe.vision_language_encoder
+    kept = {name: p.clone() for name, p in inner.state_dict().items()}
+    inner.load_state_dict(other.state_dict())
+    assert np.array_equal(pictures(pipe, PROMPTS[0], size=size), want)
+    handle = inner.model.language_model.norm.register_forward_hook(lambda *given: None)
+    with pytest.raises(ModelError, match=r"language_model\.norm has the hook"):
+        pictures(pipe, PROMPTS[0], size=size)
+    handle.remove()
+    inner.load_state_dict(kept)
+    assert np.array_equal(pictures(pipe, PROMPTS[0], size=size), before)
+    pipe.vision_language_encoder = other
+    assert np.array_equal(pictures(pipe, PROMPTS[0], size=size), want)
+    assert "_lantern_accel" not in vars(inner)
+    pipe.restore()
+    assert "_lantern_accel" not in vars(other)
+    pipe.vision_language_encoder = inner
+
+
+def test_a_copy_of_an_accelerated_pipeline_is_one(pipe: Any) -> None:
+    pipe.vision_language_encoder.generation_config.top_k = 1
+    accelerate(pipe, strategy="vanilla")
+    want = pictures(pipe, PROMPTS[0], size=(32, 32))
+    for twin in (copy.deepcopy(pipe), pickle.loads(pickle.dumps(pipe))):
+        assert np.array_equal(pictures(twin, PROMPTS[0], size=(32, 32)), want)
+        assert type(twin) is type(pipe)
+        twin.restore()
+        assert type(twin) is not type(pipe)
+
+
+def test_a_scheduler_that_drops_the_given_steps_is_refused(
+    pipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """diffusers 0.40 and 0.41 put shifted steps in their place."""
+    kind = type(pipe.scheduler)
+    own = kind.set_timesteps
+
+    def shifted(self: Any, *given: Any, **named: Any) -> None:
+        own(self, *given, **named)
+        self.timesteps = self.sigmas[:-1] * 1000
+
+    monkeypatch.setattr(kind, "set_timesteps", shifted)
+    with pytest.raises(ModelError, match="replaces the timesteps of GLM-Image"):
+        accelerate(pipe)
+    pipe.scheduler = kind()  # one that shifts nothing keeps them
+    accelerate(pipe)
 
 
 def test_an_untested_release_is_refused(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_janus_keeps_its_text() -> None:
 
 def test_janus_logits_are_its_own() -> None:
     model = janus(5, dim=32, heads=4, kv_heads=2, grid=4)
-    ours = accelerated(model).pipeline.model.target
+    ours = accelerated(model).ready().model.target
     codes = torch.randint(0, 40, (2, 15), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         text = model.get_input_embeddings()(PROMPTS[:1].expand(2, -1))
@@ -169,7 +169,7 @@ def test_weights_are_shared_where_layouts_agree(monkeypatch: pytest.MonkeyPatch)
     for model, most in ((janus(10, dim=64), 0.5), (glm(10, dim=64, head_dim=12), 0.4)):
         before = {name: p.clone() for name, p in model.named_parameters()}
         ours = accelerated(model)
-        target = ours.pipeline.model.target
+        target = ours.ready().model.target
         memory = ours.memory
         assert memory is not None and memory.beside < most * memory.shared, str(memory)
         assert "shared with the module" in str(memory)
@@ -251,7 +251,7 @@ def test_glm_image_draws_by_the_law_that_transformers_built(strategy: str) -> No
     )  # fmt: skip
     length = given["input_ids"].shape[1]
     with torch.no_grad():
-        target = accelerated(model, strategy).pipeline.model.target
+        target = accelerated(model, strategy).ready().model.target
         target = target.fitted(prefix_length=length, height=1, width=1)
         states = target.forward_dense(made[:, :length], made[:, length:-1])
         logits = model.lm_head(states[:, length - 1 :]).flatten(0, 1)
@@ -262,6 +262,18 @@ def test_glm_image_draws_by_the_law_that_transformers_built(strategy: str) -> No
     law = logits.softmax(-1)
     assert law[:, 40:].sum(-1).mean() > 0.1
     drawn_fairly(law[:, :40] / law[:, :40].sum(-1, keepdim=True), made[:, length:].flatten())
+
+
+def test_a_top_k_that_nobody_named_is_said_once() -> None:
+    model = glm(4)
+    given = glm_inputs(glm_processor(), ["a red cube"], 32, 32)
+    asked = {**given, "max_new_tokens": 258, "custom_generate": decode}
+    model.generate(**asked)  # the recorded file names one
+    model.generation_config.top_k = None
+    with pytest.warns(UserWarning, match="names no top_k, and transformers then takes 50"):
+        model.generate(**asked)
+    model.generate(**asked)
+    model.generate(**asked, top_k=7)
 
 
 def test_glm_image_refuses_what_is_not_its_prompt() -> None:

@@ -1,0 +1,176 @@
+"""Tells whether a loaded module is still what our decoder of it was made from.
+
+Parts of a decoder are copies: packed matrices, rows in another order, a copy in fewer bits for drafts.
+So a call compares first. Kinds of modules, hooks, and where tensors lie are compared one by one; values
+are compared by sums of their bits, since a write through ``.data`` (as of an adapter that is merged)
+leaves no other trace. The sums read the weights once, as one decoding step does.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
+
+from lantern_accel.errors import ModelError, RequestError
+
+#: Modules and hooks of these packages compute what our decoder does.
+_KNOWN = ("transformers.", "torch.nn.modules.")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
+_INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Watch:
+    """The modules of a model that its tokens depend on.
+
+    ``beside``: patterns of keys; what all of them match, such as a tower that reads pictures, is left
+    out.
+    """
+
+    def __init__(self, model: nn.Module, beside: Sequence[re.Pattern[str]]) -> None:
+        self.model, self.beside = model, beside
+        self.seen: tuple[Any, ...] | None = None
+
+    def modules(self, model: nn.Module | None = None) -> Iterator[tuple[str, nn.Module]]:
+        """Go through paths and modules; the model's own path is empty."""
+        todo: list[tuple[str, nn.Module]] = [("", self.model if model is None else model)]
+        while todo:
+            path, one = todo.pop()
+            yield path, one
+            for name, inner in one._modules.items():
+                place = f"{path}.{name}" if path else name
+                if inner is not None and not all(p.search(f"{place}.") for p in self.beside):
+                    todo.append((place, inner))
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Go through the parameters and buffers of these modules."""
+        for path, one in self.modules():
+            for name, tensor in (*one._parameters.items(), *one._buffers.items()):
+                if tensor is not None:
+                    yield f"{path}.{name}", tensor
+
+    def changed(self) -> bool:
+        """Return whether anything differs from what :meth:`note` saw last."""
+        return self.seen is None or self.seen[0] != self._form() or self.seen[1] != self._sums()
+
+    def note(self) -> tuple[int, ...]:
+        """Keep what the model is now; returns the sums of its values."""
+        self.seen = (self._form(), self._sums())
+        sums: tuple[int, ...] = self.seen[1]
+        return sums
+
+    def _form(self) -> list[Any]:
+        """Return what is compared without reading a weight."""
+        found: list[Any] = [len(getattr(torch_modules, name)) for name in _GLOBAL_HOOKS]
+        for path, one in self.modules():
+            own = vars(one)
+            found += [path, type(one), "forward" in own, "_hf_hook" in own]
+            found += [list(own[name].values()) for name in _HOOKS]
+        for path, t in self.tensors():
+            plain = type(t) in (Tensor, nn.Parameter, nn.Buffer)
+            place = t.data_ptr() if plain else id(t)
+            found += [path, place, t.shape, t.stride(), t.dtype, t.device]
+        return found
+
+    def _sums(self) -> tuple[int, ...]:
+        """Return a sum of the bits of every tensor, in which a row's place counts."""
+        with torch.no_grad():
+            sums = [_sum(t) for _, t in self.tensors() if not t.is_meta]
+            by_device: dict[torch.device, list[Tensor]] = {}
+            for one in sums:
+                by_device.setdefault(one.device, []).append(one)
+            return tuple(n for some in by_device.values() for n in torch.stack(some).tolist())
+
+    def check(self) -> None:
+        """Raise :class:`ModelError` for a module that computes something else than our decoder does."""
+        for name in _GLOBAL_HOOKS:
+            for hook in getattr(torch_modules, name).values():
+                raise _other("every module", f"has the global hook {_named(hook)}", _HOOK)
+        expected = self._expected()
+        for path, one in self.modules():
+            where, own = path or "the module", vars(one)
+            if "_hf_hook" in own:
+                raise RequestError(
+                    f"{where} is offloaded, so that its weights are not on its device while tokens are "
+                    "drawn; load it without offloading (device_map, enable_model_cpu_offload)"
+                )
+            kind = type(one)
+            known = f"{kind.__module__}.".startswith(_KNOWN)
+            forward = getattr(kind.forward, "__module__", "")
+            if not known or (expected is not None and expected.pop(path, None) is not kind):
+                raise _other(where, f"is a {kind.__module__}.{kind.__qualname__}", _way_out(one))
+            if "forward" in own or not f"{forward}.".startswith(_KNOWN):
+                raise _other(where, f"has the forward of {forward or 'another package'}", _HOOK)
+            for hook in (hook for name in _HOOKS for hook in own[name].values()):
+                if not getattr(hook, "__module__", "").startswith("transformers."):
+                    raise _other(where, f"has the hook {_named(hook)}", _HOOK)
+        for path in expected or ():
+            raise _other(path, "is absent", "put it back")
+        for path, t in self.tensors():
+            if t.is_meta:
+                raise RequestError(
+                    f"the module is offloaded: {path} is on no device; load it without offloading "
+                    "(device_map, enable_model_cpu_offload)"
+                )
+            if type(t) not in (Tensor, nn.Parameter, nn.Buffer):
+                raise _other(path, f"is a {type(t).__qualname__}, no plain tensor", _UNPACKED)
+
+    def _expected(self) -> dict[str, type[nn.Module]] | None:
+        """Return the kinds of modules that the configuration makes; None where it makes none here."""
+        kind: Any = type(self.model)
+        try:
+            with torch.device("meta"):
+                made = kind(self.model.config)
+        except Exception:  # a class that needs more than its configuration
+            return None
+        return {path: type(one) for path, one in self.modules(made)}
+
+
+_HOOK = "remove it"
+_UNPACKED = "load the model without quantisation"
+
+
+def _way_out(module: nn.Module) -> str:
+    if type(module).__module__.startswith("peft."):
+        return "merge the adapter with merge_and_unload()"
+    return "put the module back that the library made"
+
+
+def _named(hook: Any) -> str:
+    return getattr(hook, "__qualname__", type(hook).__qualname__)
+
+
+def _other(where: str, what: str, way_out: str) -> ModelError:
+    return ModelError(
+        f"{where} {what}, which lantern-accel does not run; {way_out}, or call restore() for the "
+        "library's own loop"
+    )
+
+
+def _sum(tensor: Tensor) -> Tensor:
+    """Return int64 ``[]``: the sum of a tensor's bits; of a matrix each row's times an odd number."""
+    t = tensor.detach()
+    if not t.is_contiguous():
+        t = t.contiguous()
+    if t.dim() < 2:
+        return _bits(t.reshape(-1)).sum(dtype=torch.int64)
+    rows = _bits(t.reshape(len(t), -1)).sum(dim=1, dtype=torch.int64)
+    return (rows * _odd(len(rows), rows.device)).sum()
+
+
+def _bits(t: Tensor) -> Tensor:
+    """Return a tensor's bits as whole numbers, as wide ones as fit its rows."""
+    wide = t.shape[-1] * t.element_size() % 8 == 0 and t.data_ptr() % 8 == 0
+    return t.view(torch.int64 if wide else _INTS[t.element_size()])
+
+
+@functools.lru_cache(maxsize=64)
+def _odd(count: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.arange(1, 2 * count, 2, device=device, dtype=torch.int64)

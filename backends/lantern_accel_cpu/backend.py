@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lantern_accel.device import forks
 from lantern_accel.device.backend import (
     Backend,
     DeviceConditions,
@@ -78,6 +79,8 @@ class DeviceBackend(Backend):
         self._threads_before = torch.get_num_threads()
         if threads is not None:
             torch.set_num_threads(threads)
+        if forks.inherited_torch():
+            self.after_fork()
 
     def kv_layout(
         self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype
@@ -365,7 +368,7 @@ class DeviceBackend(Backend):
             architecture=platform.machine() or None,
             memory_bytes=_memory_bytes(),
             cores=_cores(),
-            threads=torch.get_num_threads(),
+            threads=self.kernels.count() if self.kernels else torch.get_num_threads(),
             notes=(
                 f"instruction set: {torch.backends.cpu.get_cpu_capability()}",
                 f"native kernels: {self.kernels.library.unit if self.kernels else 'none'}",
@@ -431,6 +434,16 @@ class DeviceBackend(Backend):
     def conditions(self) -> DeviceConditions:
         """Read the clock of the first core, where the system tells it."""
         return DeviceConditions(clock_mhz=_clock_mhz())
+
+    def after_fork(self) -> None:
+        """Let torch compute on one thread: OpenMP would wait for its parent's for ever.
+
+        The native kernels start threads of their own, as many as before.
+        """
+        if self.kernels is not None:
+            self.kernels.after_fork()
+        torch.set_num_threads(1)
+        self._threads_before = 1
 
     def close(self) -> None:
         """Restore torch's thread count."""

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from lantern_accel.device import forks
 from lantern_accel.device.capture import Replay
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.timeouts import close_in_time
@@ -197,8 +198,12 @@ class Backend(TensorOps, ABC):
     simulated: bool = False
     """True for a device in software that stands for another: right results, and no speed to speak of."""
 
+    unusable: str = ""
+    """Why this device cannot be used in this process any more, as a sentence; empty where it can."""
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        forks.tell(self)
 
     # --- what the device is --------------------------------------------------------------------
 
@@ -353,6 +358,16 @@ class Backend(TensorOps, ABC):
     def energy_mj(self) -> int | None:
         """Read the energy meter in millijoules since some fixed time; None without a meter."""
         return None
+
+    def after_fork(self) -> None:
+        """Get ready in a child of ``fork``, or set :attr:`unusable`; must not compute, and never raises.
+
+        A child has none of its parent's threads, and hardly a driver can be used in one.
+        """
+        self.unusable = (
+            f"this process was forked from one that had opened {self.device}, which cannot be used "
+            "after a fork; load the model in the child alone, or start children with the method 'spawn'"
+        )
 
     def close(self) -> None:
         """Give back what the backend holds; calling it twice is harmless."""

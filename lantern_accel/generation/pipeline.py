@@ -80,7 +80,7 @@ class Pipeline(Loaded):
         """``otherwise`` gives the pipeline that serves where this device fails before its first image."""
         super().__init__(model, backend, dtype)
         self._otherwise = otherwise
-        self.request_lock = RequestLock()
+        self.request_lock = RequestLock(lambda: self.backend)
 
     def __repr__(self) -> str:
         name, device = self.model.manifest.name, self.backend.device
@@ -111,6 +111,8 @@ class Pipeline(Loaded):
             if self.request_lock.closed:
                 return
             self.request_lock.closed = True
+            if self.backend.unusable:  # what it holds is another process's
+                return
             close_in_time(self.backend.name, self._give_back, "what was drawn is kept")
 
     def _give_back(self) -> None:

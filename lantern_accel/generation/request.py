@@ -7,18 +7,22 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import Field
 
 from lantern_accel.bounds import MOST_BATCH, MOST_IMAGES, SEEDS
-from lantern_accel.errors import RequestError, shown
+from lantern_accel.device import forks
+from lantern_accel.errors import BackendError, RequestError, shown
 from lantern_accel.generation.settings import check_prompts, read_settings
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.choose import CHANGES, choose_strategy
 from lantern_accel.strategy.presets import preset_for
 from lantern_accel.strategy.rules import validated
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
+
+if TYPE_CHECKING:
+    from lantern_accel.device.backend import Backend
 
 DEFAULT_STRATEGY = AUTO
 #: A strategy over the tree that was tuned for a device, from the strategy and the temperature.
@@ -102,21 +106,31 @@ class Suspended(Protocol):
 
 
 class RequestLock:
-    """Lets one call of a pipeline run at a time, from whatever thread, until :attr:`closed` is set."""
+    """Lets one call of a pipeline run at a time, from whatever thread, until :attr:`closed` is set.
 
-    def __init__(self) -> None:
+    It is free in a child of ``fork``, whichever thread of the parent held it.
+    """
+
+    def __init__(self, backend: Callable[[], Backend]) -> None:
+        """``backend``: what calls draw on; none is let in where that cannot be used."""
         self.closed = False
-        self._lock = threading.Lock()
-        self._inside: int | None = None
+        self._backend = backend
+        self.after_fork()
+        forks.tell(self)
         #: Whose rows lie in the engines. A weak reference: nobody waits for what is not wanted any more.
         self._begun: weakref.ref[Suspended] | None = None
+
+    def after_fork(self) -> None:
+        """Begin with a free lock."""
+        self._lock = threading.Lock()
+        self._inside: int | None = None
 
     @contextmanager
     def hold(self, by: Suspended | None = None, *, last: bool = False) -> Iterator[None]:
         """Hold the lock for one call; ``last``: also where the pipeline is closed already.
 
         ``by``: what goes on later; any other call has it set aside first. Raises RequestError where a
-        call is made from within another, or too late.
+        call is made from within another, or too late, and BackendError where the device cannot be used.
         """
         me = threading.get_ident()
         if self._inside == me:
@@ -129,6 +143,8 @@ class RequestLock:
                 self._inside = me
                 if self.closed and not last:
                     raise RequestError("this pipeline is closed; load the model again")
+                if (reason := self._backend().unusable) and not last:
+                    raise BackendError(reason)
                 begun = None if self._begun is None else self._begun()
                 if begun is not None and begun is not by and not last:
                     begun.set_aside()

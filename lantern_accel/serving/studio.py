@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lantern_accel.device.backend import inferring
-from lantern_accel.errors import DeviceLostError, NotFiniteError, RequestError, noted
+from lantern_accel.errors import BackendError, DeviceLostError, NotFiniteError, RequestError, noted
 from lantern_accel.families.base import Conditions, Rows
 from lantern_accel.generation.slots import Drawn, Slots
 from lantern_accel.serving.body import Body, ImageRequest
@@ -163,7 +163,9 @@ class Studio:
     # --- from other threads --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to draw."""
+        """Begin to draw; raises BackendError where the device is another process's."""
+        if self.backend.unusable:
+            raise BackendError(self.backend.unusable)
         self._thread.start()
 
     def warm_up(self, strategies: Sequence[str]) -> None:

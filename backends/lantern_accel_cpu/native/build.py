@@ -211,6 +211,8 @@ def _alone(lock: Path) -> Iterator[None]:
             except BlockingIOError:
                 _LOG.warning("waiting for another process, which builds native CPU kernels")
                 fcntl.flock(file, fcntl.LOCK_EX)
+            # A child that another thread forks meanwhile has the file too, and would keep the lock.
+            held.callback(fcntl.flock, file, fcntl.LOCK_UN)
         yield
 
 

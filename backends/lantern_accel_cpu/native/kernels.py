@@ -130,6 +130,8 @@ class Kernels:
         self.library = library
         self._threads = 0
         self._alone = False
+        #: Threads of these kernels where torch has another number; None: as many as torch.
+        self._own: int | None = None
         #: Draft heads in panels, by address and dtype (guesses.py).
         self.heads: dict[tuple[int, torch.dtype], tuple[tuple[Panels, ...], Tensor, object]] = {}
 
@@ -149,9 +151,19 @@ class Kernels:
             torch.set_num_threads(count)
             self._alone = False
 
+    def count(self) -> int:
+        """Return how many threads these kernels use outside :meth:`alone`."""
+        return self._own or torch.get_num_threads()
+
+    def after_fork(self) -> None:
+        """Keep the number of threads in a child of ``fork``, whose torch computes on one."""
+        # Where the fork came during a step, torch has one thread already.
+        self._own = self._own or max(self._threads, torch.get_num_threads())
+        self._alone = False
+
     def threads(self) -> None:
         """Use as many threads as torch does outside :meth:`alone`."""
-        count = torch.get_num_threads()
+        count = self.count()
         if count != self._threads and not self._alone:
             self._threads = count
             self.library.threads(count)

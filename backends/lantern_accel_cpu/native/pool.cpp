@@ -9,16 +9,11 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <new>
+#include <pthread.h>
 #include <stdlib.h>
 #include <thread>
 #include <vector>
-
-#if defined(__unix__) || defined(__APPLE__)
-#include <unistd.h>
-static long process() { return long(getpid()); }
-#else
-static long process() { return 0; }
-#endif
 
 namespace {
 
@@ -61,13 +56,9 @@ struct Stage {
 
 class Pool {
 public:
-    explicit Pool(int threads) : process_(process()) { start(threads - 1); }
+    explicit Pool(int threads) { start(threads - 1); }
 
     ~Pool() {
-        if (process_ != process()) {
-            for (auto& one : workers_) one.detach();
-            return;
-        }
         {
             std::lock_guard<std::mutex> hold(mutex_);
             ending_ = true;
@@ -77,7 +68,6 @@ public:
     }
 
     int threads() const { return int(workers_.size()) + 1; }
-    bool inherited() const { return process_ != process(); }
 
     void run(const Job& job) {
         uint64_t number = number_ + 1;
@@ -191,12 +181,17 @@ private:
     std::mutex mutex_;
     std::condition_variable wake_;
     std::vector<std::thread> workers_;
-    long process_;
 };
 
 std::mutex busy;
 Pool* pool = nullptr;
 int wanted = 1;
+
+// A child of a fork has none of its parent's threads, and may have the lock of one of them.
+void begin_in_child() {
+    new (&busy) std::mutex;
+    pool = nullptr;
+}
 
 void alone_run(const Job& job) {
     for (int s = 0; s < job.stages; ++s) {
@@ -229,7 +224,8 @@ void pool_run(const Job& job, bool alone) {
         return;
     }
     std::lock_guard<std::mutex> hold(busy, std::adopt_lock);
-    if (pool && pool->inherited()) pool = nullptr;  // a fork has none of its parent's threads
+    static const int told = pthread_atfork(nullptr, nullptr, begin_in_child);
+    (void)told;
     if (pool && pool->threads() != wanted) {
         delete pool;
         pool = nullptr;

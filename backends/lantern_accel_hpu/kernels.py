@@ -18,7 +18,7 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Filter
 from lantern_accel.nn.rounding import Rounded, Rounding
 from lantern_accel_hpu.bridge import Kernels
-from lantern_accel_hpu.counting import COUNTED, kth_largest
+from lantern_accel_hpu.counting import COUNTED, Bars, bars, kth_largest
 from lantern_accel_hpu.floats import Floats, multiplies_floats
 from lantern_accel_hpu.rounded import ByteCodes, bits_kept
 
@@ -73,6 +73,7 @@ class HPUOps(TensorOps):
     kernels: Kernels = Kernels()
     index: torch.dtype = index_dtype()
     noise_bytes: int = NOISE_BYTES
+    filters_trees = True
 
     # --- key-value cache -----------------------------------------------------------------------
 
@@ -238,7 +239,11 @@ class HPUOps(TensorOps):
         whole = buffer.flatten(dim, dim + 1).index_copy(dim, index.long(), values)
         buffer.copy_(whole.view(buffer.shape))
 
-    def filter(self, logits: Tensor, given: Filter) -> Tensor:
+    def filter_tables(self, device: torch.device) -> Bars:
+        """Return the bars that values are compared with to count a large top-k."""
+        return bars(device)
+
+    def filter(self, logits: Tensor, given: Filter, tables: Bars | None = None) -> Tensor:
         """Return the float32 probabilities ``[..., V]`` of a filter; a large top-k is counted."""
         k, p = given.top_k, given.top_p
         if not COUNTED <= k < logits.shape[-1] or (p is not None and not given.p_first):
@@ -248,4 +253,4 @@ class HPUOps(TensorOps):
             x = self._keep_top_p(x, p)
         never = float("-inf") if given.never is None else given.never
         # Values equal to the k-th stay, as in the reference.
-        return torch.where(x < kth_largest(x, k), never, x).softmax(dim=-1)
+        return torch.where(x < kth_largest(x, k, tables), never, x).softmax(dim=-1)

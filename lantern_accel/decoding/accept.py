@@ -209,6 +209,9 @@ def accept_sampling(
     -inf are codes that may not follow, as the official residual has to know.
     """
     draw = REFERENCE.draw if filters is None else filters.draws.draw
+    guided = probs
+    if filters is not None and filters.ops.filters_trees:
+        probs, filters = distribution(probs, filters), None
 
     def last(node: Tensor) -> Tensor:
         row = row_at(probs, node)
@@ -222,7 +225,7 @@ def accept_sampling(
         return Accepted(node.unsqueeze(1), node, bonus, p, p[:, :0])
     inner, allowed = _rows(probs, tree.parents), None
     if masked and rule.residual == "official":
-        allowed = inner > float("-inf")
+        allowed = _rows(guided, tree.parents) > float("-inf")
     if filters is not None:
         inner = distribution(inner, filters)
     ranks = tree.ranks()

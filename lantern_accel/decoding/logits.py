@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,8 @@ class Filters:
     given: Filter = field(init=False, repr=False, compare=False)
     """What the device's operation takes; of use where sampling is not greedy."""
     draws: Draws = field(init=False, repr=False, compare=False)
+    tables: tuple[Any, ...] = field(init=False, repr=False, compare=False)
+    """What :meth:`.SamplingOps.filter_tables` made for the device's operation, if anything."""
 
     def __post_init__(self) -> None:
         # Made here, not when it is first read: a compiler that traces a step cannot enter a lock.
@@ -61,6 +64,10 @@ class Filters:
         object.__setattr__(self, "given", given)
         sums = () if self.sums is None else (self.sums,)
         object.__setattr__(self, "draws", Draws(self.ops, sums))
+        made = None
+        if isinstance(self.temperature, Tensor):
+            made = self.ops.filter_tables(self.temperature.device)
+        object.__setattr__(self, "tables", () if made is None else (made,))
 
     @classmethod
     def of(cls, sampling: Sampling) -> Filters:
@@ -78,4 +85,4 @@ def distribution(logits: Tensor, filters: Filters | Sampling) -> Tensor:
         filters = Filters.of(filters)
     if filters.sampling.greedy:
         return logits.softmax(dim=-1)
-    return filters.ops.filter(logits, filters.given)
+    return filters.ops.filter(logits, filters.given, *filters.tables)

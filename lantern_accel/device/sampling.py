@@ -7,6 +7,8 @@ paper, in :mod:`lantern_accel.decoding`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -94,6 +96,12 @@ class SamplingOps:
     launched costs more than what is read sets it. The bits are :meth:`noise`'s either way.
     """
 
+    filters_trees: bool = False
+    """Whether one :meth:`filter` of all rows of a tree takes less time than two of those that count.
+
+    Leaves that are not visited are then filtered, too; what comes of it is the same.
+    """
+
     def held(self, buffer: Tensor) -> Tensor:
         """Return what a static buffer holds now, for a step that reads it late and writes it early.
 
@@ -156,12 +164,19 @@ class SamplingOps:
             logits = logits + rows.view(*shape, -1)
         return logits
 
-    def filter(self, logits: Tensor, given: Filter) -> Tensor:
+    def filter_tables(self, device: torch.device) -> Any:
+        """Return what :meth:`filter` takes as ``tables``, made once for an engine.
+
+        None where it takes nothing, as the reference: then it is called without.
+        """
+        return None
+
+    def filter(self, logits: Tensor, given: Filter, tables: Any = None) -> Tensor:
         """Return the probabilities ``[..., V]`` that a filter makes of logits ``[..., V]``, all float32.
 
         Logits over the temperature; then top-k, which keeps values equal to the k-th, and top-p, which
         keeps a code while the codes before it hold p or less, in the order that ``given.p_first`` says;
-        then a softmax. 0 and None leave a filter out.
+        then a softmax. 0 and None leave a filter out. ``tables``: what :meth:`filter_tables` made.
         """
         x, k, p = logits / given.temperature, given.top_k, given.top_p
         if p is None:

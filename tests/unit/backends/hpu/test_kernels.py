@@ -14,9 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Filter
 from lantern_accel.testing import tiny
-from lantern_accel_hpu.bridge import Kernels, softmax_of
+from lantern_accel_hpu import counting
+from lantern_accel_hpu.backend import DeviceBackend
+from lantern_accel_hpu.bridge import Bridge, Kernels, softmax_of
 from lantern_accel_hpu.counting import kth_largest
-from lantern_accel_hpu.kernels import SLOTS, HPUOps
+from lantern_accel_hpu.kernels import NOISE_BYTES, SLOTS, HPUOps
 
 FUSED = Kernels(
     gaudi.FusedSDPA,
@@ -143,6 +145,49 @@ def test_a_large_top_k_is_counted_and_is_the_references(k: int, kind: str) -> No
     assert torch.equal(kth_largest(x, k), x.topk(k).values[..., -1:])
 
 
+#: Rows that are hard to search: values far apart, close to each other, equal, tiny, or no numbers.
+HARD = {
+    "normal": lambda x: x,
+    "every magnitude": lambda x: (40 * x).exp() * x.sign(),
+    "below the least normal number": lambda x: x * 1e-41,
+    "neighbours": lambda x: (
+        torch.tensor(3.1).view(torch.int32) + x.argsort(-1).argsort(-1).to(torch.int32)
+    ).view(torch.float32),
+    "negative neighbours": lambda x: -HARD["neighbours"](x),
+    "all bits": lambda x: (x * 2.0**30).to(torch.int32).view(torch.float32).nan_to_num(nan=0.0),
+    "integers": lambda x: (2 * x).round(),
+    "one value": lambda x: torch.full_like(x, -0.0),
+    "two far values": lambda x: torch.where(x > 0.1, 1e30, -1e30),
+    "bounds": lambda x: torch.where(x > 1, float("inf"), torch.where(x < 0, -float("inf"), x)),
+    "extremes": lambda x: torch.where(x > 0.2, torch.finfo(x.dtype).max, torch.finfo(x.dtype).min),
+}
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["few rows", "many rows"])
+@pytest.mark.parametrize("kind", HARD)
+def test_the_kth_largest_is_found_to_the_bit(
+    kind: str, many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "MANY", 0 if many else 1 << 40)
+    x = HARD[kind](random(12, 2, 3, 2100))
+    made = counting.bars(x.device)
+    for k in (1, 64, 1000, 2000, 2100):
+        assert torch.equal(kth_largest(x, k, made), x.topk(k).values[..., -1:]), k
+
+
+def test_bars_are_numbers_that_float32_has() -> None:
+    """Where a cell ends the next begins, and a round's last bar and one step more is what was known."""
+    for search in vars(counting.bars(torch.device("cpu"))).values():
+        start, *steps = search.within.double().split(search.widths, dim=1)
+        assert (start[1:] > start[:-1]).all()
+        known = width = start[3:-1] - start[2:-2]
+        for step in steps:
+            assert torch.equal(step.diff(dim=1), step[:, :1].expand(-1, step.shape[1] - 1))
+            assert torch.equal(step[2:-2, -1:] + step[2:-2, :1], known)
+            known = step[2:-2, :1]
+        assert torch.equal(known, 2.0**-23 * width)
+
+
 def test_no_number_in_a_row_stays_one() -> None:
     x = random(9, 1, 2, 1024)
     x[0, 0, 5] = float("nan")
@@ -206,6 +251,13 @@ def test_caches_are_buffers_of_their_own_in_whole_blocks() -> None:
     assert sum(b.nbytes for b in cache.buffers) == layout.nbytes
 
 
+def test_noise_is_a_table_where_it_takes_a_small_part_of_the_memory() -> None:
+    for limit, most in ((96 * 10**9, NOISE_BYTES), (1600, 100)):
+        hpu = gaudi.Gaudi()
+        hpu.memory_stats = lambda limit=limit: {"Limit": limit, "InUse": 0, "MaxInUse": 0}
+        assert DeviceBackend(Bridge(hpu)).noise_bytes == most
+
+
 def test_addresses_are_what_index_copy_takes_and_stay_in_range() -> None:
     ops = HPUOps()
     layout = ops.kv_layout(1, ROWS, 10, HEADS, WIDTH, torch.float32)
@@ -225,6 +277,24 @@ def test_a_whole_decoding_agrees_with_the_reference(ops: HPUOps, strategy: str) 
     tokens = []
     for one in (REFERENCE, ops):
         engine = tiny.tiny_engine(_backend(one), strategy, batch=2)
+        tiny.start(engine, 3)
+        tokens.append(engine.run().tokens)
+    assert torch.equal(*tokens)
+
+
+@pytest.mark.parametrize("residual", ["official", "aggregate"])
+@torch.inference_mode()
+def test_all_rows_of_a_tree_filtered_at_once_decide_alike(residual: str) -> None:
+    """With codes that may not follow, too, which the official residual asks the logits for."""
+
+    class Trees(TensorOps):
+        filters_trees = True
+
+    tokens = []
+    for one in (REFERENCE, Trees()):
+        engine = tiny.tiny_engine(_backend(one), "lantern++", batch=2, family="chameleon")
+        engine.rule = replace(engine.rule, residual=residual)
+        assert engine.verifying.guidance.allowed is not None
         tiny.start(engine, 3)
         tokens.append(engine.run().tokens)
     assert torch.equal(*tokens)

@@ -57,6 +57,8 @@ class DeviceBackend(HPUOps, Backend):
         self.bridge = bridge
         self.simulated = bridge.software
         self.kernels = bridge.kernels
+        # The pass that replaces the older ones looks at aliases, and keeps every write.
+        self.reinplaces = hasattr(bridge.config, "use_generic_reinplacer")
         limit = bridge.memory().get("Limit")
         if limit:
             self.noise_bytes = min(self.noise_bytes, limit // 16)

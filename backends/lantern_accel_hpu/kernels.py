@@ -74,6 +74,8 @@ class HPUOps(TensorOps):
     index: torch.dtype = index_dtype()
     noise_bytes: int = NOISE_BYTES
     filters_trees = True
+    reinplaces: bool = False
+    """Whether ``hpu_backend`` keeps several ``index_copy_`` to one buffer: releases from 1.24 on."""
 
     # --- key-value cache -----------------------------------------------------------------------
 
@@ -88,25 +90,28 @@ class HPUOps(TensorOps):
         """Return where slots ``[R, T]`` lie: flat indices of (row, head, slot), ``[R * H * T]``.
 
         Heads come before positions, as attention has them. int64, because ``index_copy_`` takes no
-        other index in torch's own rules for shapes, which the compiler follows; for a cache that is
-        rewritten, the device's index dtype.
+        other index in torch's own rules for shapes, which the compiler follows; the device's index dtype
+        for a cache that :meth:`write` scatters into.
         """
         at, first = kv.layout, kv.first
         if first is None:
             first = self.pieces(at, self.index)
         flat = (first.view(at.rows, at.heads, 1) + slots.unsqueeze(1)).reshape(-1)
-        return flat if at.rewritten else flat.long()
+        return flat if self._scatters(at) else flat.long()
+
+    def _scatters(self, layout: KVLayout) -> bool:
+        return layout.rewritten and not self.reinplaces
 
     def write(self, kv: KVCache, layer: int, address: Tensor, k: Tensor, v: Tensor) -> None:
         """Store ``k, v [R, T, H, d]`` of one layer at ``address``.
 
-        ``hpu_backend`` makes an ``index_copy_`` in place, and loses all but the first of several in one
-        graph (its pass ``use_inplace_index_copy``). A cache that is rewritten is scattered into instead,
-        which that pass leaves alone: it is copied, and is one layer.
+        ``hpu_backend`` makes an ``index_copy_`` in place, and before release 1.24 loses all but the first
+        of several in one graph (its pass ``use_inplace_index_copy``). There a cache that is rewritten is
+        scattered into instead, which that pass leaves alone, and copied with every write.
         """
         for buffer, new in zip((kv.keys[layer], kv.values[layer]), (k, v), strict=True):
             flat = new.transpose(1, 2).reshape(-1, new.shape[-1])
-            if kv.layout.rewritten:
+            if self._scatters(kv.layout):
                 buffer.scatter_(0, address.unsqueeze(-1).expand(flat.shape), flat)
             else:
                 buffer.index_copy_(0, address, flat)

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Filter
 from lantern_accel.testing import tiny
+from lantern_accel.testing.trace import Signature
 from lantern_accel_hpu import counting
 from lantern_accel_hpu.backend import DeviceBackend
 from lantern_accel_hpu.bridge import Bridge, Kernels, softmax_of
@@ -249,6 +250,25 @@ def test_caches_are_buffers_of_their_own_in_whole_blocks() -> None:
     assert len(cache.buffers) == len(places) == 2 * 2
     assert all(b._base is None and b.is_contiguous() for b in cache.buffers)
     assert sum(b.nbytes for b in cache.buffers) == layout.nbytes
+
+
+def test_a_release_that_keeps_every_write_needs_no_scattering() -> None:
+    """Releases from 1.24 on have a pass that looks at aliases in place of the one that lost writes."""
+    caches, operators = [], []
+    for config in (SimpleNamespace(), SimpleNamespace(use_generic_reinplacer=True)):
+        backend = gaudi.on_cpu(DeviceBackend(Bridge(gaudi.Gaudi(), config=config)))
+        layout = replace(backend.kv_layout(1, 2, 64, HEADS, WIDTH, torch.float32), rewritten=True)
+        cache = TensorOps.allocate(backend, layout)
+        with Signature() as seen:
+            for first in (1, 40):
+                slots = torch.tensor([[first, first + 1]] * 2)
+                new = random(first, 2, 2, HEADS, WIDTH)
+                backend.write(cache, 0, backend.address(cache, slots), new, new + 1)
+        operators.append({one[0] for one in seen.signature})
+        caches.append(torch.stack([*cache.buffers]))
+    assert torch.equal(*caches)
+    assert "aten::scatter_.src" in operators[0] - operators[1]
+    assert "aten::index_copy_" in operators[1] - operators[0]
 
 
 def test_noise_is_a_table_where_it_takes_a_small_part_of_the_memory() -> None:

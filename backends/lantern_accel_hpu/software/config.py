@@ -1,6 +1,7 @@
 """Stands in for the settings of ``hpu_backend`` (``dynamo.compile_backend.config``) in software.
 
-Names and defaults are the bridge's; only those that change what a graph computes are here.
+Names and defaults are the bridge's; only those that change what a graph computes are here. Two releases
+are modelled, 1.19 and, with ``LANTERN_HPU_SOFTWARE_RELEASE=1.24``, 1.24.
 """
 
 from __future__ import annotations
@@ -9,6 +10,17 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from lantern_accel.errors import BackendError
+
+RELEASE = os.environ.get("LANTERN_HPU_SOFTWARE_RELEASE", "1.19")
+if RELEASE not in ("1.19", "1.24"):
+    raise BackendError(
+        f"LANTERN_HPU_SOFTWARE_RELEASE is {RELEASE!r}; unset it or choose 1.19 or 1.24, whose compilers "
+        "are modelled"
+    )
+if RELEASE == "1.24":
+    #: Every operator that can write in place does, where nobody reads what it overwrites.
+    use_generic_reinplacer = True
 #: An index_copy that is copied back to its own input becomes index_copy_, and the copy goes.
 use_inplace_index_copy = True
 #: A write of state goes to the part of a split graph that its value comes from.
@@ -31,6 +43,8 @@ def patched(options: Mapping[str, bool] | None) -> Iterator[dict[str, bool]]:
         "reassign_full_copy": reassign_full_copy,
         "use_eager_fallback": use_eager_fallback(),
     }
+    if RELEASE == "1.24":
+        found["use_generic_reinplacer"] = use_generic_reinplacer
     for name, value in (options or {}).items():
         if name not in found:
             raise AttributeError(f"hpu_backend has no setting {name!r}")

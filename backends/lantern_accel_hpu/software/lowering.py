@@ -5,7 +5,8 @@ with a transposed matrix, partitions where the graph is left, the pass that move
 partitions, and the order in which torch's fuser lists a partition's nodes. The result is one flat graph
 in the order in which a Gaudi would run it, so that whatever these passes lose or reorder shows in the
 numbers. Sources: habana_frameworks 1.19, ``passes.py``, ``partitioner.py``, ``shared_layer.py`` of its
-``dynamo/compile_backend``; torch's ``fuser_utils.py``.
+``dynamo/compile_backend``; torch's ``fuser_utils.py``. For 1.24, whose setting ``use_generic_reinplacer``
+tells it apart: its ``_passes/reinplace.py``, and that it sorts a graph before it parts it.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ def lower(
     eager = place(module)
     if eager and not settings["use_eager_fallback"]:
         raise AssertionError(f"Node: {eager[0]} requires fallback: True")
+    newer = settings.get("use_generic_reinplacer", False)
     if settings["use_inplace_index_copy"]:
-        reinplace(module)
+        (reinplace_any if newer else reinplace)(module)
     fuse_linear(module)
     parts = partitions(module)
     if settings["reassign_copy_"]:
         reassign(module, parts)
-    return reordered(module, parts)
+    return reordered(module, parts, stable=newer)
 
 
 def place(module: GraphModule) -> list[Node]:
@@ -103,6 +105,51 @@ def reinplace(module: GraphModule) -> None:
     for copy, node in replaced.items():
         copy.replace_all_uses_with(node)
         module.graph.erase_node(copy)
+
+
+def reinplace_any(module: GraphModule) -> None:
+    """Let every ``index_copy`` write in place whose old value nobody reads afterwards, as release 1.24.
+
+    From the last node to the first; what is written in place becomes one with what it overwrites, so that
+    of several writes to one input all are kept. An input must be copied back to, and with that value.
+    """
+    order = {node: at for at, node in enumerate(module.graph.nodes)}
+    group: dict[Node, int] = {}
+    members: dict[int, list[Node]] = {}
+    first: dict[Node, Node] = {}  # the first copy back to each input
+    for node in order:
+        value = _value(node)
+        known = isinstance(value, torch.Tensor)
+        group[node] = value.untyped_storage()._cdata if known else -1 - order[node]
+        members.setdefault(group[node], []).append(node)
+        if node.target is aten.copy_.default and node.args[0].op == "placeholder":
+            first.setdefault(node.args[0], node)
+
+    def may(node: Node, base: Node) -> bool:
+        same = members[group[base]]
+        until = first.get(base) if base.op == "placeholder" else None
+        if base.op == "placeholder":
+            if until is None or group[until.args[1]] != group[node]:
+                return False
+        elif any(one.op == "placeholder" for one in same):
+            return False
+        for user in (user for one in same for user in one.users):
+            before = order[user] <= order[node]
+            overwritten = user.target is aten.copy_.default and user.args[0] is base
+            if not (before or overwritten or (until is not None and order[until] <= order[user])):
+                return False
+        return True
+
+    for node in reversed(list(order)):
+        if node.target is aten.index_copy.default and may(node, node.args[0]):
+            node.target = aten.index_copy_.default
+            joined = members.pop(group[node])
+            members[group[node.args[0]]] += joined
+            group.update(dict.fromkeys(joined, group[node.args[0]]))
+    for base, copy in first.items():
+        if group[copy.args[1]] == group[base]:
+            copy.replace_all_uses_with(copy.args[1])
+            module.graph.erase_node(copy)
 
 
 def fuse_linear(module: GraphModule) -> None:
@@ -193,14 +240,19 @@ def reassign(module: GraphModule, parts: list[list[Node]]) -> None:
         home[node] = there
 
 
-def reordered(module: GraphModule, parts: Sequence[Sequence[Node]]) -> GraphModule:
-    """Return the graph in the order of its clusters, each in the order of torch's fuser."""
+def reordered(
+    module: GraphModule, parts: Sequence[Sequence[Node]], stable: bool = False
+) -> GraphModule:
+    """Return the graph in the order of its clusters, each in the order of torch's fuser.
+
+    ``stable``: nodes of a cluster keep the order of the graph.
+    """
     unit: dict[Node, int] = {}
     members: list[list[Node]] = []
     for part in parts:
         if part:
             unit.update(dict.fromkeys(part, len(members)))
-            members.append(breadth_first(part))
+            members.append(list(part) if stable else breadth_first(part))
     for node in module.graph.nodes:
         if node not in unit:
             unit[node] = len(members)

@@ -6,7 +6,9 @@ question whether an operator has a kernel is answered by this project's list, an
 partition itself, run operator by operator on the software HPU. What is shown: which passes change which
 function, what would leave its graph, and that a compiled function does to the buffers what it does
 uncompiled. What the closed graph compiler makes of a partition is not shown. The facts that a run of
-this left are in ``backends/lantern_accel_hpu/gaudi_passes.json``.
+this left, with release 1.19, are in ``backends/lantern_accel_hpu/gaudi_passes.json``. The names that
+release 1.24 has in addition, as its files show, are stood in for as well; no clone of it was to be had,
+so that this has not run with one. What its passes do differently is modelled in the software HPU.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from lantern_accel.files import write_json
 
 PACKAGE = "python_packages/habana_frameworks/torch"
 ROOT = "habana_frameworks.torch"
-#: What the bridge's flags are by default (``scripts/env_flags.yaml`` of release 1.19).
+#: What the bridge's flags are by default (``scripts/env_flags.yaml`` of release 1.19); of 1.24's further
+#: ones the fork of TorchScript is off, because it is a C++ part.
 FLAGS = {
     "get_pt_hpu_enable_compiled_autograd": False,
     "get_pt_hpu_enable_dynamic_output_preallocate": False,
@@ -44,6 +47,8 @@ FLAGS = {
     "get_pt_hpu_optim_dynamic_output_sif": False,
     "get_pt_hpu_override_linear_matmul_eager": False,
     "get_pt_hpu_wrap_random_ops_compile": True,
+    "get_pt_hpu_use_jit_fork": False,
+    "get_pt_hpu_enable_h2d_scales": False,
 }
 RANDOM = (
     *("bernoulli", "poisson", "rand", "randn", "randint", "multinomial", "randperm"),
@@ -181,7 +186,15 @@ class Vendor:
             f"{ROOT}.dynamo.debug_utils.visualization.graph_dumping",
             dump_fx_graph=lambda *args, **kwargs: None,
         )
-        self._module(f"{backend}._shared_layer_C", check_cpu_fallback_op=self._falls_back)
+        self._module(
+            f"{backend}._shared_layer_C",
+            check_cpu_fallback_op=self._falls_back,
+            shared_layer_validation=lambda *given, **more: not self._falls_back(*given, **more),
+        )
+        # What 1.24 names in addition.
+        self._module(f"{ROOT}._torch_jit_C")
+        self._module(f"{ROOT}.utils.experimental")
+        self._module(f"{ROOT}.utils.debug.logger", LogLevel=SimpleNamespace(DEBUG=10, INFO=20))
         self._module(f"{backend}._partition_bind_C", BindedPartitioner=None, PartitionDTO=None)
         self._module(f"{backend}.recipe_compiler", get_callable_recipe=self._recipe)
 
@@ -341,7 +354,8 @@ def gaudi_passes(
                             f"{row['error'] or row['largest_difference']}, {row['partitions']} part(s)"
                         )
                     torch._dynamo.reset()
-    told = {"release": "1.19.0", "torch": torch.__version__, "functions": rows}
+    release = "1.24" if hasattr(vendor.config, "use_generic_reinplacer") else "1.19.0"
+    told = {"release": release, "torch": torch.__version__, "functions": rows}
     write_json(output, told)
     worst = max(row["largest_difference"] for row in rows)
     wrong = [

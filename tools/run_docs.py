@@ -35,7 +35,7 @@ LEFT_OUT = {
     r"^(curl|aiperf|vllm|python -m sglang|python tools/load\.py)": "needs a server that runs; "
     "tests/end_to_end/test_serve_process.py starts one",
     r"^lantern-accel serve": "runs until it is stopped; tests/end_to_end/test_serve_process.py",
-    r"^(docker|accelerate) |keep-torch": "needs a vendor's image or several devices",
+    r"^(docker|accelerate) |keep-torch|habana_frameworks": "needs a vendor's image or several devices",
     r"(--device|conform|devices) (cuda|hpu -o|hpu$)|on_device\.py|measure.*cuda": "needs a card",
     r"--device xla|conform xla|conform_xla": "needs torch_xla, in an environment of its own",
     r"abacus|tokens_sha256": "the scaffold's package; tests/unit/porting/test_scaffold.py installs it",

@@ -35,7 +35,7 @@ INTEGERS = (
 TYPES = {
     **dict.fromkeys(FLOATS.split(), "*fp32"),
     **dict.fromkeys(INTEGERS.split(), "*i64"),
-    **dict.fromkeys(("neighbours", "keys", "codes"), "*i32"),
+    **dict.fromkeys(("neighbours", "keys", "codes", "lock"), "*i32"),
     "mask": "*i8",
 }
 HALVES = dict.fromkeys(("x", "weight", "out", "qkv", "q", "cache_k", "cache_v", "q_out"), "*bf16")
@@ -53,6 +53,8 @@ class Case:
     types: dict[str, str] = field(default_factory=dict)
     warps: int = 4
     options: dict[str, Any] = field(default_factory=dict)
+    aligned: frozenset[str] = frozenset()
+    """Numbers that are multiples of 16."""
 
 
 def _attention(nodes: int, width: int) -> Case:
@@ -65,8 +67,24 @@ def _attention(nodes: int, width: int) -> Case:
     }  # fmt: skip
     types = {**HALVES, "scale": "fp32"}
     shape = f"{nodes} queries, heads of {width}"
-    made = "attend", shape, "tree_attention", "_pieces", constants, types
+    made = "attend", shape, "tree_attention", "_attend", constants, types
     return Case(*made, plan.warps, {"num_stages": 1})
+
+
+def _few(name: str, after: int, rows: int) -> Case:
+    from lantern_accel_cuda.kernels import few
+
+    chosen = few.SHAPES[0]
+    constants = {
+        "NORM": after >= 2, "AFTER": after, "WHOLE": False, "WIDTH": 64, "STORED": 64,
+        "BLOCK_M": rows, "BLOCK_N": chosen.outputs, "BLOCK_K": chosen.inputs,
+    }  # fmt: skip
+    types = HALVES | {"gain": "*bf16", "squares": "*fp32", "eps": "fp32"}
+    options = {"num_stages": chosen.stages}
+    shape = f"{name}, up to {rows} rows"
+    return Case(
+        "few", shape, "few", "_few", constants, types, chosen.warps, options, frozenset({"inputs"})
+    )
 
 
 def _filter(size: int, cut: bool) -> Case:
@@ -104,17 +122,22 @@ def cases() -> list[Case]:
     guide = {"BRANCHES": 2, "PENALTIES": False, "WHOLE": False, "HELD": False}
     fused, codes = ("fused", {**HALVES, "eps": "fp32"}), f"{CODES:,} codes"
     plain = {"enable_fp_fusion": False}
-    join = {"WIDTH": 64, "BLOCK_S": 16, "BLOCK_D": 64}
     return [
         Case("rms_norm", "1,280 wide", fused[0], "_rms_norm", {"WIDTH": 1280, "BLOCK": 2048}, fused[1]),
         Case("swiglu", "3,456 wide", fused[0], "_swiglu", {"WIDTH": 3456, "BLOCK": 1024}, fused[1]),
         Case("rotate_write", "20 heads of 64", fused[0], "_rotate_write", rotate, fused[1]),
         Case("rotate_write", "32 heads of 100", fused[0], "_rotate_write", wide, fused[1]),
         *(_attention(n, width) for n, width in ((1, 64), (16, 64), (60, 64), (60, 100))),
-        Case("attend, joining", "heads of 64", "tree_attention", "_join", join, {"out": "*bf16"}, 2),
         Case(
             "guide", codes, "sampling", "_guide", {"SIZE": CODES, "BLOCK": 1024} | guide,
             {"image_scale": "fp32", "out": "*fp32"},
+        ),
+        *(
+            _few(name, after, rows)
+            for name, after in (
+                ("product, residual", 1), ("norm, product, gate", 2), ("norm, product, rotation", 3),
+            )
+            for rows in (16, 32)
         ),
         *(_filter(size, cut) for size in (8192, CODES, 65536) for cut in (False, True)),
         Case(
@@ -174,7 +197,7 @@ def compiled(case: Case, generation: int) -> Taken:
         attrs={
             (names.index(n),): [["tt.divisibility", 16]]
             for n in names
-            if types.get(n, "").startswith("*") and n not in case.constants
+            if n in case.aligned or (types.get(n, "").startswith("*") and n not in case.constants)
         },
     )
     made = triton.compile(

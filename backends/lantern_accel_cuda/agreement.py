@@ -300,6 +300,60 @@ def rounded(site: Site, rows: tuple[int, int] = (1, 33)) -> Measured:
     return found
 
 
+def few(site: Site, rows: tuple[int, ...] = (3, 33)) -> Measured:
+    """Compare products of few rows with what stands around them, stage by stage, with float64.
+
+    Each shape with one number of rows: a step's other rows are compared when shapes are measured.
+    """
+    from lantern_accel_cuda.kernels import few as kernels
+
+    found, reference, inputs, hidden, heads = Measured(), TensorOps(), 320, 72, 3
+    reference.device = site.device
+    for dtype in site.dtypes:
+        for shape, (count, width) in enumerate(zip(rows, WIDTHS, strict=False)):
+            x, gain, gates, queries, back = (
+                site.numbers(n, *size, dtype=dtype)
+                for n, size in enumerate(
+                    [(1, count, inputs), (inputs,), (2 * hidden, inputs),
+                     (3 * heads * width, inputs), (hidden, inputs)]
+                )
+            )  # fmt: skip
+            gates, queries, back = (w * inputs**-0.5 for w in (gates, queries, back))
+            wide = x.double()
+            normed = wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gain.double()
+            plain = wide @ back.double().t()
+            at, last = 4 * TOLERANCE[dtype], (shape, site.cores)  # of values of up to 16
+            _near(kernels.sums(x, back, *last), plain, at, f"sums in {dtype}")
+            residual = site.numbers(9, 1, count, hidden, dtype=dtype)
+            plain = plain + residual.double()
+            kernels.add(x, back, residual, *last)
+            _near(residual, plain, at, f"product and residual in {dtype}")
+            gate, up = (normed @ gates.double().t()).chunk(2, dim=-1)
+            want = torch.nn.functional.silu(gate) * up
+            got = kernels.gate(x, gain, 1e-5, gates, *last)
+            _near(got, want, at, f"norm, product and gate in {dtype}")
+            layout = caches.layout(1, 1, count + 5, heads, width, dtype)
+            ours, theirs = (reference.allocate(layout) for _ in range(2))
+            angles = site.numbers(8, 1, count, 1, 1, width // 2)
+            rotary = (angles.cos(), angles.sin())
+            slots = torch.arange(2, 2 + count, device=site.device).view(1, -1)
+            address = reference.address(ours, slots)
+            qkv = (normed @ queries.double().t()).to(dtype).unflatten(-1, (3, heads, width))
+            turned = reference.rotate(qkv[:, :, :2], rotary)
+            reference.write(theirs, 0, address, turned[:, :, 1], qkv[:, :, 2])
+            k, v = reference.by_head(ours, 0, layout.capacity)
+            got, again = (
+                kernels.rotate(x, gain, 1e-5, queries, rotary, address, k, v, heads, *last)
+                for _ in range(2)
+            )
+            if not torch.equal(got, again):
+                raise Failed(f"products of {count} rows differ from call to call")
+            found = _near(got, turned[:, :, 0], at, f"norm, product and rotation in {dtype}")
+            for mine, other in zip(ours.buffers, theirs.buffers, strict=True):
+                _near(mine, other, at, f"written keys and values in {dtype}")
+    return found
+
+
 #: The comparison that a kernel passes before it serves.
 KERNELS: Mapping[str, Callable[[Site], Measured]] = {
     "attend": attend,
@@ -312,6 +366,7 @@ KERNELS: Mapping[str, Callable[[Site], Measured]] = {
     "race": race,
     "accept": walks,
     "rounded": rounded,
+    "few": few,
 }
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lantern_accel.device.backend import (
     Backend,
@@ -20,7 +20,7 @@ from lantern_accel.device.backend import (
     Support,
 )
 from lantern_accel.device.capture import Replay
-from lantern_accel.device.kv_cache import KVCache, KVLayout
+from lantern_accel.device.kv_cache import KVCache, KVLayout, Pass
 from lantern_accel.device.operations import HostCopy
 from lantern_accel.device.plan import AcceptanceRule, DraftedTree, Filter
 from lantern_accel.device.sampling import triangle
@@ -36,6 +36,7 @@ from lantern_accel_cuda.trust import Trust, source_digest
 
 if TYPE_CHECKING:
     from lantern_accel_cuda.agreement import Site
+    from lantern_accel_cuda.choosing import Choices
 
 
 class DeviceBackend(Backend):
@@ -55,6 +56,7 @@ class DeviceBackend(Backend):
         self._copies: torch.cuda.Stream | None = None
         self._pinned = Pinned()
         self._trust: Trust | None = None
+        self._choices: Choices | None = None
 
     @property
     def site(self) -> Site:
@@ -75,12 +77,16 @@ class DeviceBackend(Backend):
         return self._trust(check_name(kernel, dtype or self.compute_dtypes()[0]))
 
     def _trusting(self) -> Trust:
-        import triton
-
         from lantern_accel_cuda import agreement
 
+        return Trust(self._key(), agreement.checks_of(self.site))
+
+    def _key(self) -> dict[str, str]:
+        """Return what is known of kernels holds for: card, driver, versions, source."""
+        import triton
+
         gpu = torch.cuda.get_device_properties(self.device)
-        key = {
+        return {
             "backend": f"{self.name} {self.version}",
             "card": f"{gpu.name} {gpu.major}.{gpu.minor} {gpu.multi_processor_count}",
             "driver": self._card.driver() or "unknown",
@@ -88,7 +94,30 @@ class DeviceBackend(Backend):
             "triton": triton.__version__,
             "kernels": source_digest(),
         }
-        return Trust(key, agreement.checks_of(self.site))
+
+    def shape_of(self, stage: str, weight: Tensor) -> int | None:
+        """Return the shape in which a Triton kernel does a stage of few rows; None: torch's product does.
+
+        ``stage``: one of :data:`.layers.STAGES`. Measured at first use.
+        """
+        if not self.uses("few", weight.dtype):
+            return None
+        if self._choices is None:
+            from lantern_accel_cuda.choosing import Choices, measured
+
+            self._choices = Choices(self._key(), partial(measured, self.site))
+        return self._choices(stage, weight.shape[0], weight.shape[1], weight.dtype)
+
+    def _serves_few(self, x: Tensor) -> bool:
+        """Return whether the kernels of few rows serve ``x [R, T, D]``, with those between them."""
+        if not self.options.fused:
+            return False
+        from lantern_accel_cuda.kernels import few
+
+        if x.dtype not in few.DTYPES or x.shape[0] * x.shape[1] > few.MOST_ROWS or x.shape[2] % 16:
+            return False
+        needed = ("few", "attend", "rms_norm", "swiglu", "rotate_write")
+        return all(self.uses(name, x.dtype) for name in needed)
 
     @property
     def skips_hidden(self) -> bool:  # type: ignore[override]  # here it depends on the kernels
@@ -153,6 +182,10 @@ class DeviceBackend(Backend):
         if x.dtype == torch.float32 or torch.is_grad_enabled() or not self._leaves_sums:
             return super().logits(x, weight, bias)
         flat = x.reshape(-1, x.shape[-1])
+        if bias is None and weight.is_contiguous() and self._serves_few(flat.unsqueeze(0)):
+            from lantern_accel_cuda import layers
+
+            return layers.sums(x, weight, self.shape_of("sums", weight), self._cores)
         out = torch.mm(flat, weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
         return out if bias is None else out + bias
 
@@ -207,6 +240,22 @@ class DeviceBackend(Backend):
 
             return fused.rotate_write(qkv, rotary, kv, layer, address)
         return super().rotate_write(qkv, rotary, kv, layer, address)
+
+    def trunk(
+        self,
+        blocks: nn.ModuleList,
+        x: Tensor,
+        at: Pass,
+        taps: Sequence[int] = (),
+        norm: nn.Module | None = None,
+    ) -> Tensor:
+        """Run a stack of blocks: on few rows in five kernels a layer."""
+        out = None
+        if self._serves_few(x):
+            from lantern_accel_cuda import layers
+
+            out = layers.run(self, self._cores, blocks, x, at, taps, norm)
+        return out if out is not None else super().trunk(blocks, x, at, taps, norm)
 
     def swiglu(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""

@@ -31,29 +31,30 @@ TINY = {
     "hpu": {"vanilla": 155, "lantern++": 502, "eagle2": 486, "sjd-pac": 287, "self": 874},
 }
 #: Of LlamaGen's sizes and one image, sampled with top-k, with a GPU's layout and Triton's kernels: the
-#: race and attention are two, a walk down a tree is one behind one that filters, the rest one each.
+#: race is two, a walk down a tree is one behind one that filters, the rest one each. Passes of at most 64
+#: rows are five a layer.
 #: ``auto`` by the length of its steps, 1 being plain decoding.
 SIZES: dict[str, dict[tuple[str, int | None], int]] = {
     "llamagen-b-256": {
-        ("vanilla", None): 178,
-        ("auto", 1): 174,
-        ("auto", 16): 234,
-        ("lantern++", None): 311,
-        ("eagle2", None): 471,
+        ("vanilla", None): 117,
+        ("auto", 1): 113,
+        ("auto", 16): 172,
+        ("lantern++", None): 273,
+        ("eagle2", None): 433,
     },
     "llamagen-xl-384": {
-        ("vanilla", None): 418,
-        ("auto", 1): 414,
-        ("auto", 16): 474,
-        ("lantern++", None): 551,
-        ("eagle2", None): 711,
+        ("vanilla", None): 237,
+        ("auto", 1): 233,
+        ("auto", 16): 292,
+        ("lantern++", None): 489,
+        ("eagle2", None): 649,
     },
     "llamagen-3b-384": {
-        ("vanilla", None): 298,
-        ("auto", 1): 294,
-        ("auto", 16): 354,
-        ("lantern++", None): 431,
-        ("eagle2", None): 591,
+        ("vanilla", None): 177,
+        ("auto", 1): 173,
+        ("auto", 16): 232,
+        ("lantern++", None): 381,
+        ("eagle2", None): 541,
     },
 }
 
@@ -152,7 +153,21 @@ class Fused(Null):
         return path, length, bonus, weights, weights.new_empty(images, depth)
 
     def attend(self, q: Tensor, kv: Any, layer: int, mask: Tensor) -> Tensor:
-        return (q * 1.0) * 1.0
+        return q * 1.0
+
+    def shape_of(self, stage: str, weight: Tensor) -> int | None:
+        return 0
+
+    def trunk(self, blocks: Any, x: Tensor, at: Any, taps: Any = (), norm: Any = None) -> Tensor:
+        from lantern_accel_cuda import layers
+
+        out = layers.run(self, 132, blocks, x, at, taps, norm)
+        return out if out is not None else super().trunk(blocks, x, at, taps, norm)
+
+    def logits(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+        return torch.mm(x.flatten(0, -2), weight.t(), out_dtype=torch.float32).view(
+            *x.shape[:-1], -1
+        )
 
 
 class Gaudi(HPUOps, Null):
@@ -192,6 +207,7 @@ def step_of(
 
 
 def launched(*given: Any) -> int:
+    pytest.importorskip("triton")  # whose kernels are operators here
     return step_of(*given).launched
 
 
@@ -249,7 +265,7 @@ def test_a_tiny_step_launches_no_more_on_gaudi_than_it_did(on_software_hpu: Run)
 
 def test_a_kernel_more_is_counted() -> None:
     class Further(Fused):
-        def swiglu(self, x: Tensor) -> Tensor:
-            return super().swiglu(x) + 1.0
+        def attend(self, q: Tensor, kv: Any, layer: int, mask: Tensor) -> Tensor:
+            return super().attend(q, kv, layer, mask) + 1.0
 
     assert launched(Further(0), "vanilla") == launched(Fused(0), "vanilla") + 36

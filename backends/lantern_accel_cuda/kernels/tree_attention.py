@@ -1,9 +1,9 @@
-"""Tree attention as Triton kernels: few queries, an explicit mask, the cache read in parallel pieces.
+"""Tree attention as a Triton kernel: few queries, an explicit mask, the cache read in parallel pieces.
 
 A step has 1 to 64 queries a head and some thousand cached keys, so that one program a head would
-leave most of the GPU idle. The first kernel gives every program a piece of one head's cache and keeps
-a running softmax; blocks of the cache that no query sees (slots not filled yet, other branches of the
-tree) are never read. The second kernel joins the pieces. Partial sums are float32.
+leave most of the GPU idle. Every program takes a piece of one head's cache and keeps a running softmax;
+blocks of the cache that no query sees (slots not filled yet, other branches of the tree) are never read.
+The last program of a head joins the pieces, in one order. Partial sums are float32.
 
 A program stays far under the 99 KB of shared memory that sm_86 and sm_89 have (57 KB at most).
 """
@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from lantern_accel_cuda.kernels.few import locks
 
 #: Score of a hidden key: finite, so that a piece without a visible key makes no NaN.
 HIDDEN = tl.constexpr(-1.0e30)
@@ -59,8 +61,8 @@ _COUNTS = ["nodes", "heads", "splits", "blocks", "mask_row", "mask_node"]
 
 
 @triton.jit(do_not_specialize=_COUNTS)
-def _pieces(
-    q, cache_k, cache_v, mask, part, peak, total,
+def _attend(
+    q, cache_k, cache_v, mask, part, peak, total, lock, out,
     scale, nodes, capacity, reach, heads,
     q_row, q_node, q_head, mask_row, mask_node, splits, blocks,
     WIDTH: tl.constexpr, STORED: tl.constexpr,
@@ -104,27 +106,27 @@ def _pieces(
     tl.store(part + line[:, None] * WIDTH + d[None, :], acc, mask=inside)
     tl.store(peak + line, best, mask=t < nodes)
     tl.store(total + line, mass, mask=t < nodes)
-
-
-@triton.jit(do_not_specialize=["nodes", "heads", "splits"])
-def _join(
-    part, peak, total, out, nodes, heads, splits,
-    WIDTH: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    group = tl.program_id(0)
-    t = tl.program_id(1)
-    s = tl.arange(0, BLOCK_S)
-    d = tl.arange(0, BLOCK_D)
-    line = (group * splits + s) * nodes + t
-    best = tl.load(peak + line, mask=s < splits, other=HIDDEN)
-    mass = tl.load(total + line, mask=s < splits, other=0.0)
-    weight = tl.exp(best - tl.max(best, 0))
-    inside = (s < splits)[:, None] & (d < WIDTH)[None, :]
-    pieces = tl.load(part + line[:, None] * WIDTH + d[None, :], mask=inside, other=0.0)
-    whole = tl.sum(weight * mass, 0)
-    value = tl.sum(pieces * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0)
-    place = ((group // heads) * nodes + t) * heads + group % heads
-    tl.store(out + place * WIDTH + d, value.to(out.dtype.element_ty), mask=d < WIDTH)
+    tl.debug_barrier()
+    mine = lock + group * tl.num_programs(2) + tl.program_id(2)
+    if tl.atomic_add(mine, 1, sem="acq_rel") == splits - 1:
+        tl.store(mine, 0)
+        best = tl.full([BLOCK_T], HIDDEN, tl.float32)
+        mass = tl.zeros([BLOCK_T], tl.float32)
+        acc = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
+        for one in range(splits):
+            line = (group * splits + one) * nodes + t
+            high = tl.load(peak + line, mask=t < nodes, other=HIDDEN, cache_modifier=".cg")
+            share = tl.load(total + line, mask=t < nodes, other=0.0, cache_modifier=".cg")
+            at = line[:, None] * WIDTH + d[None, :]
+            piece = tl.load(part + at, mask=inside, other=0.0, cache_modifier=".cg")
+            now = tl.maximum(best, high)
+            fade, weight = tl.exp(best - now), tl.exp(high - now)
+            acc = acc * fade[:, None] + piece * weight[:, None]
+            mass = mass * fade + share * weight
+            best = now
+        acc = acc / tl.where(mass > 0, mass, 1.0)[:, None]
+        place = ((row * nodes + t[:, None]) * heads + head) * WIDTH + d[None, :]
+        tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside)
 
 
 _LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
@@ -141,19 +143,14 @@ def _tree_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cores: int) -
     total = torch.empty(lines, dtype=torch.float32, device=q.device)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     with torch.cuda.device_of(q):
-        _pieces[(rows * heads, chosen.splits, triton.cdiv(nodes, chosen.block_t))](
-            q, k, v, mask, part, peak, total,
+        _attend[(rows * heads, chosen.splits, triton.cdiv(nodes, chosen.block_t))](
+            q, k, v, mask, part, peak, total, locks(q.device, rows * heads * nodes), out,
             width**-0.5, nodes, capacity, k.stride(1) // stored, heads,
             q.stride(0), q.stride(1), q.stride(2), mask.stride(0), mask.stride(2), chosen.splits,
             chosen.blocks,
             WIDTH=width, STORED=stored,
             BLOCK_T=chosen.block_t, BLOCK_L=chosen.block_l, BLOCK_D=chosen.block_d,
             num_warps=chosen.warps, num_stages=1,
-        )  # fmt: skip
-        _join[(rows * heads, nodes)](
-            part, peak, total, out, nodes, heads, chosen.splits,
-            WIDTH=width, BLOCK_S=triton.next_power_of_2(chosen.splits), BLOCK_D=chosen.block_d,
-            num_warps=2,
         )  # fmt: skip
     return out
 

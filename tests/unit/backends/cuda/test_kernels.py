@@ -159,10 +159,11 @@ def _compiled(nodes: int, width: int, dtype: str, generation: int):
         "BLOCK_L": chosen.block_l, "BLOCK_D": chosen.block_d,
     }  # fmt: skip
     types = dict.fromkeys(("q", "cache_k", "cache_v"), f"*{dtype}")
-    types |= dict.fromkeys(("part", "peak", "total"), "*fp32") | {"mask": "*i8", "scale": "fp32"}
-    names = module._pieces.arg_names
+    types |= dict.fromkeys(("part", "peak", "total"), "*fp32")
+    types |= {"mask": "*i8", "scale": "fp32", "lock": "*i32", "out": f"*{dtype}"}
+    names = module._attend.arg_names
     source = ASTSource(
-        fn=module._pieces,
+        fn=module._attend,
         signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
         constexprs={(names.index(n),): value for n, value in constants.items()},
         # Tensors begin at multiples of 16 bytes; a launch finds that out by itself.

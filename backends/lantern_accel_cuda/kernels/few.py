@@ -1,0 +1,351 @@
+"""Products of few rows with what stands before and behind them in a layer, one Triton kernel each.
+
+A program takes a tile of outputs and a piece of the inputs; it reads each of its weights once for all
+rows. Before the product a norm's weight is multiplied in, and the squares of the row are summed on the
+way: the scale, one number a row, is applied to the sums. Where a tile's inputs are shared among programs,
+the last of them adds what all have found, in one order. It goes on with what follows: it adds the
+residual, gates, or rotates queries and keys and writes the caches.
+
+Outputs that are used together, a gate with its factor or the two numbers of a rotated pair, are made by
+one program in two sums. Neither tiles nor pieces depend on the number of rows, so that equal rows give
+equal bits in steps of any length.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+#: What steps are served in. Float16 could not hold a norm's input times its weight, and float32 is there
+#: for exactness and not for speed.
+DTYPES = (torch.bfloat16,)
+#: Rows that the kernels serve, and that a program multiplies at a time, at most: more would take other
+#: instructions on sm_90, whose sums are rounded in another way.
+MOST_ROWS, ROWS = 64, 32
+#: Programs for each multiprocessor, where inputs can be shared among so many; blocks of inputs of each.
+PROGRAMS, LEAST_BLOCKS = 2, 2
+
+#: What follows the sums.
+STORE, ADD, GATE, ROTATE = (tl.constexpr(n) for n in range(4))
+
+
+class Shape(NamedTuple):
+    """Outputs (or pairs of them) and inputs that a program takes at once, its warps and stages."""
+
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+#: The shapes among which a card's measurement chooses; the first serves where nothing is measured.
+SHAPES = (Shape(16, 128, 4, 4), Shape(32, 64, 4, 4))
+
+
+@triton.jit
+def _block(weight, line, k, inputs, outputs):
+    """Return weights of inputs ``k`` and outputs ``line``, side by side as a product takes them."""
+    inside = (k < inputs)[:, None] & (line < outputs)[None, :]
+    at = line[None, :].to(tl.int64) * inputs + k[:, None]
+    return tl.load(weight + at, mask=inside, other=0.0)
+
+
+@triton.jit
+def _end(
+    first, second, out, cos, sin, address, cache_k, cache_v, m, n, rows, count,
+    nodes, heads, capacity, c_row, c_node,
+    AFTER: tl.constexpr, WIDTH: tl.constexpr, STORED: tl.constexpr, IN: tl.constexpr,
+):  # fmt: skip
+    """Do what follows the sums of rows ``m`` and outputs, or pairs of them, ``n``."""
+    inside = (m < rows)[:, None] & (n < count)[None, :]
+    at = m[:, None].to(tl.int64) * count + n[None, :]
+    if AFTER == 0:
+        tl.store(out + at, first.to(out.dtype.element_ty), mask=inside)
+    if AFTER == 1:
+        first += tl.load(out + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + at, first.to(out.dtype.element_ty), mask=inside)
+    if AFTER >= 2:
+        # Rounded where the reference's product ends, as what follows reads it.
+        a = first.to(IN).to(tl.float32)
+        b = second.to(IN).to(tl.float32)
+    if AFTER == 2:
+        a = (a / (1.0 + tl.exp(-a))).to(IN).to(tl.float32)
+        tl.store(out + at, (a * b).to(IN), mask=inside)
+    if AFTER == 3:
+        half: tl.constexpr = WIDTH // 2
+        row = m // nodes
+        p = n % half
+        head = (n // half) % heads
+        part = n // (half * heads)
+        angle = (row * c_row + (m % nodes) * c_node)[:, None] + p[None, :]
+        c = tl.load(cos + angle, mask=inside, other=0.0)
+        s = tl.load(sin + angle, mask=inside, other=0.0)
+        turned = (part < 2)[None, :]
+        x = tl.where(turned, a * c - b * s, a).to(IN)
+        y = tl.where(turned, b * c + a * s, b).to(IN)
+        q = inside & (part == 0)[None, :]
+        at = (m[:, None] * heads + head[None, :]) * WIDTH + 2 * p[None, :]
+        tl.store(out + at, x, mask=q)
+        tl.store(out + at + 1, y, mask=q)
+        # Addresses count (row, head, slot); the first head's gives the slot of all.
+        slot = tl.load(address + m * heads, mask=m < rows, other=0).to(tl.int64)
+        slot -= row.to(tl.int64) * heads * capacity
+        place = (row[:, None] * heads + head[None, :]).to(tl.int64) * capacity + slot[:, None]
+        place = place * STORED + 2 * p[None, :]
+        k = inside & (part == 1)[None, :]
+        tl.store(cache_k + place, x, mask=k)
+        tl.store(cache_k + place + 1, y, mask=k)
+        v = inside & (part == 2)[None, :]
+        tl.store(cache_v + place, x, mask=v)
+        tl.store(cache_v + place + 1, y, mask=v)
+
+
+@triton.jit(do_not_specialize=["rows", "count", "share", "pieces", "nodes", "heads", "c_row"])
+def _few(
+    x, weight, gain, out, cos, sin, address, cache_k, cache_v, part, squares, lock,
+    eps, rows, inputs, count, share, pieces, nodes, heads, capacity, c_row, c_node,
+    NORM: tl.constexpr, AFTER: tl.constexpr, WHOLE: tl.constexpr,
+    WIDTH: tl.constexpr, STORED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    piece = tl.program_id(1)
+    m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    # The outputs of pairs: neighbours where they are rotated, halves of all where they gate.
+    line = 2 * n if AFTER == 3 else n
+    other = 2 * n + 1 if AFTER == 3 else count + n
+    outputs = count if AFTER < 2 else 2 * count
+    line = tl.where(n < count, line, outputs)
+    other = tl.where(n < count, other, outputs)
+    first = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    second = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    square = tl.zeros([BLOCK_M], tl.float32)
+    end = tl.minimum(piece * share + share, (inputs + BLOCK_K - 1) // BLOCK_K)
+    for block in range(piece * share, end):
+        # Blocks are counted, so that the compiler knows how what it loads is aligned.
+        k = block * BLOCK_K + tl.arange(0, BLOCK_K)
+        inside = (m < rows)[:, None] & (k < inputs)[None, :]
+        a = tl.load(x + m[:, None] * inputs + k[None, :], mask=inside, other=0.0)
+        w = _block(weight, line, k, inputs, outputs)
+        if NORM:
+            wide = a.to(tl.float32)
+            square += tl.sum(wide * wide, 1)
+            g = tl.load(gain + k, mask=k < inputs, other=0.0).to(tl.float32)
+            a = (wide * g[None, :]).to(a.dtype)
+        first = tl.dot(a, w, first, input_precision="ieee")
+        if AFTER >= 2:
+            w = _block(weight, other, k, inputs, outputs)
+            second = tl.dot(a, w, second, input_precision="ieee")
+    last = piece == 0
+    if not WHOLE:
+        # The parts of a tile lie together: [tile, piece, sum, row, output].
+        sums: tl.constexpr = 2 if AFTER >= 2 else 1
+        held = (m < rows)[:, None] & (n < count)[None, :]
+        own = (tile.to(tl.int64) * pieces + piece) * sums * rows * BLOCK_N
+        at = m[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        tl.store(part + own + at, first, mask=held)
+        if AFTER >= 2:
+            tl.store(part + own + rows * BLOCK_N + at, second, mask=held)
+        if NORM:
+            tl.store(squares + (tile * pieces + piece) * rows + m, square, mask=m < rows)
+        tl.debug_barrier()
+        mine = lock + tile * tl.num_programs(2) + tl.program_id(2)
+        last = tl.atomic_add(mine, 1, sem="acq_rel") == pieces - 1
+        if last:
+            tl.store(mine, 0)
+            first = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            second = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            square = tl.zeros([BLOCK_M], tl.float32)
+            for one in range(pieces):
+                own = (tile.to(tl.int64) * pieces + one) * sums * rows * BLOCK_N
+                first += tl.load(part + own + at, mask=held, other=0.0, cache_modifier=".cg")
+                if AFTER >= 2:
+                    beside = part + own + rows * BLOCK_N + at
+                    second += tl.load(beside, mask=held, other=0.0, cache_modifier=".cg")
+                if NORM:
+                    beside = squares + (tile * pieces + one) * rows + m
+                    square += tl.load(beside, mask=m < rows, other=0.0, cache_modifier=".cg")
+    if last:
+        if NORM:
+            scale = tl.rsqrt(square / inputs + eps)[:, None]
+            first = first * scale
+            second = second * scale
+        _end(
+            first, second, out, cos, sin, address, cache_k, cache_v, m, n, rows, count,
+            nodes, heads, capacity, c_row, c_node,
+            AFTER=AFTER, WIDTH=WIDTH, STORED=STORED, IN=x.dtype.element_ty,
+        )  # fmt: skip
+
+
+#: Every counter that was made: what was recorded may still have it.
+_kept: list[Tensor] = []
+#: Counters of every card, and how many there are at least: more than a step's products have tiles.
+_locks: dict[torch.device, Tensor] = {}
+LOCKS = 16384
+
+
+def locks(device: torch.device, count: int) -> Tensor:
+    """Return counters of programs that have ended: 0, and left at 0 by the last program of each tile.
+
+    They keep their address while they are enough: recorded steps have it.
+    """
+    held = _locks.get(device)
+    if held is None or len(held) < count:
+        held = torch.zeros(max(count, LOCKS), dtype=torch.int32, device=device)
+        _kept.append(held)
+        _locks[device] = held
+    return held
+
+
+def pieces_of(inputs: int, count: int, shape: Shape, cores: int) -> int:
+    """Return among how many programs the inputs of a tile are shared, on a card of ``cores``."""
+    tiles, blocks = -(-count // shape.outputs), -(-inputs // shape.inputs)
+    return max(1, min(-(-PROGRAMS * cores // tiles), blocks // LEAST_BLOCKS))
+
+
+def _launch(
+    x: Tensor, weight: Tensor, gain: Tensor | None, eps: float, out: Tensor, after: int, count: int,
+    chosen: int, cores: int, places: tuple[Tensor, ...] = (), nodes: int = 1, heads: int = 1,
+    capacity: int = 1, width: int = 2, stored: int = 2,
+) -> None:  # fmt: skip
+    inputs = weight.shape[1]
+    flat = x.reshape(-1, inputs).contiguous()
+    rows, shape = len(flat), SHAPES[chosen]
+    held = 16 if rows <= 16 else ROWS
+    pieces = pieces_of(inputs, count, shape, cores)
+    blocks = triton.cdiv(inputs, shape.inputs)
+    share = triton.cdiv(blocks, pieces)
+    pieces = triton.cdiv(blocks, share)
+    tiles, sums = triton.cdiv(count, shape.outputs), 2 if after >= 2 else 1
+    whole = pieces == 1
+    part = squares = lock = out
+    if not whole:
+        size = tiles * pieces * rows
+        part = torch.empty(size * sums * shape.outputs, dtype=torch.float32, device=x.device)
+        squares = torch.empty(size, dtype=torch.float32, device=x.device)
+        lock = locks(x.device, tiles * triton.cdiv(rows, held))
+    cos, sin, address, k, v = places or (out,) * 5
+    shared = bool(places) and cos.shape[0] == 1
+    with torch.cuda.device_of(x):
+        _few[(tiles, pieces, triton.cdiv(rows, held))](
+            flat, weight, flat if gain is None else gain, out, cos, sin, address, k, v,
+            part, squares, lock,
+            eps, rows, inputs, count, share, pieces, nodes, heads, capacity,
+            0 if shared or not places else cos.stride(0), cos.stride(1) if places else 1,
+            NORM=gain is not None, AFTER=after, WHOLE=whole, WIDTH=width, STORED=stored,
+            BLOCK_M=held, BLOCK_N=shape.outputs, BLOCK_K=shape.inputs,
+            num_warps=shape.warps, num_stages=shape.stages,
+        )  # fmt: skip
+
+
+_LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
+_LIBRARY.define("few_sums(Tensor x, Tensor weight, int shape, int cores) -> Tensor")
+_LIBRARY.define("few_add(Tensor x, Tensor weight, Tensor(a!) out, int shape, int cores) -> ()")
+_LIBRARY.define(
+    "few_gate(Tensor x, Tensor? gain, float eps, Tensor weight, int shape, int cores) -> Tensor"
+)
+_LIBRARY.define(
+    "few_rotate(Tensor x, Tensor? gain, float eps, Tensor weight, Tensor cos, Tensor sin,"
+    " Tensor address, Tensor k, Tensor v, int heads, int shape, int cores) -> Tensor"
+)
+
+
+def _sums_like(x: Tensor, weight: Tensor, *rest: object) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0], dtype=torch.float32)
+
+
+def _sums(x: Tensor, weight: Tensor, shape: int, cores: int) -> Tensor:
+    out = _sums_like(x, weight)
+    _launch(x, weight, None, 0.0, out, 0, weight.shape[0], shape, cores)
+    return out
+
+
+def _add(x: Tensor, weight: Tensor, out: Tensor, shape: int, cores: int) -> None:
+    _launch(x, weight, None, 0.0, out, 1, weight.shape[0], shape, cores)
+
+
+def _gate_like(x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, *rest: object) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0] // 2)
+
+
+def _gate(
+    x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, shape: int, cores: int
+) -> Tensor:
+    out = _gate_like(x, gain, eps, weight)
+    _launch(x, weight, gain, eps, out, 2, out.shape[-1], shape, cores)
+    return out
+
+
+def _rotate_like(
+    x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, cos: Tensor, sin: Tensor,
+    address: Tensor, k: Tensor, v: Tensor, heads: int, shape: int, cores: int,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(*x.shape[:2], heads, weight.shape[0] // (3 * heads))
+
+
+def _rotate(
+    x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, cos: Tensor, sin: Tensor,
+    address: Tensor, k: Tensor, v: Tensor, heads: int, shape: int, cores: int,
+) -> Tensor:  # fmt: skip
+    out = _rotate_like(x, gain, eps, weight, cos, sin, address, k, v, heads, shape, cores)
+    _launch(
+        x, weight, gain, eps, out, 3, weight.shape[0] // 2, shape, cores, (cos, sin, address, k, v),
+        x.shape[1], heads, k.shape[2], out.shape[-1], k.shape[3],
+    )  # fmt: skip
+    return out
+
+
+for _name, _function, _fake in (
+    ("few_sums", _sums, _sums_like),
+    ("few_add", _add, lambda x, weight, out, shape, cores: None),
+    ("few_gate", _gate, _gate_like),
+    ("few_rotate", _rotate, _rotate_like),
+):
+    _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"lantern_accel_cuda::{_name}")(_fake)
+
+
+def sums(x: Tensor, weight: Tensor, shape: int, cores: int) -> Tensor:
+    """Multiply ``x [..., in]`` by ``weight [out, in]``; the sums in float32, ``[..., out]``.
+
+    ``shape``: one of :data:`SHAPES`, by number; ``cores``: the card's multiprocessors.
+    """
+    out: Tensor = torch.ops.lantern_accel_cuda.few_sums(x, weight, shape, cores)
+    return out
+
+
+def add(x: Tensor, weight: Tensor, out: Tensor, shape: int, cores: int) -> None:
+    """Add the product of ``x [..., in]`` and ``weight [out, in]`` to ``out [..., out]``, contiguous."""
+    torch.ops.lantern_accel_cuda.few_add(x, weight, out, shape, cores)
+
+
+def gate(
+    x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, shape: int, cores: int
+) -> Tensor:
+    """Normalise ``x [..., in]``, multiply by ``[gate; up]``, ``[2F, in]``; return ``silu(gate) * up``.
+
+    ``gain [in]``: the norm's weight; None: there is no norm.
+    """
+    out: Tensor = torch.ops.lantern_accel_cuda.few_gate(x, gain, eps, weight, shape, cores)
+    return out
+
+
+def rotate(
+    x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, rotary: tuple[Tensor, Tensor],
+    address: Tensor, k: Tensor, v: Tensor, heads: int, shape: int, cores: int,
+) -> Tensor:  # fmt: skip
+    """Normalise ``x [R, T, in]``, multiply by ``[q; k; v]``, rotate q and k, store k and v; return q.
+
+    ``rotary``: cos and sin, float32 ``[R or 1, T, 1, 1, d/2]``; ``address`` as
+    :meth:`TensorOps.address` gives it; ``k, v [R, H, L, >= d]``: a layer's caches, contiguous.
+    """
+    cos, sin = rotary
+    q: Tensor = torch.ops.lantern_accel_cuda.few_rotate(
+        x, gain, eps, weight, cos, sin, address, k, v, heads, shape, cores
+    )
+    return q

@@ -1,0 +1,143 @@
+"""Runs a stack of plain blocks on few rows, in five kernels a layer.
+
+Norm, product, rotation and cache write are one kernel; attention is one; a product and its residual are
+one, as are the second norm, its product and the gate. Each stage is done by these or by torch's product
+between kernels of its own, whichever was measured to be faster (:mod:`.choosing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lantern_accel.device.kv_cache import KVCache, Pass
+from lantern_accel.device.plan import Block, Matrix, Norm
+from lantern_accel.nn.transformer import described
+from lantern_accel_cuda.kernels import few, fused
+
+Rotary = tuple[Tensor, Tensor]
+
+
+class Ops(Protocol):
+    """What stages need of the backend."""
+
+    def shape_of(self, stage: str, weight: Tensor) -> int | None: ...
+    def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor: ...
+    def by_head(self, kv: KVCache, layer: int, count: int) -> tuple[Tensor, Tensor]: ...
+
+
+def rotated(
+    x: Tensor, norm: Norm | None, weight: Tensor, rotary: Rotary, address: Tensor, k: Tensor,
+    v: Tensor, heads: int, shape: int | None, cores: int,
+) -> Tensor:  # fmt: skip
+    """Return the rotated queries ``[R, T, H, d]`` of ``x [R, T, D]``; store keys and values.
+
+    ``shape``: of :data:`.few.SHAPES`, by number; None: torch's product serves. The rest as in
+    :func:`.few.rotate`.
+    """
+    if shape is not None:
+        gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        return few.rotate(x, gain, eps, weight, rotary, address, k, v, heads, shape, cores)
+    if norm is not None:
+        x = fused.rms_norm(x, norm.weight, norm.eps)
+    qkv = F.linear(x, weight).view(*x.shape[:2], 3, heads, -1)
+    q: Tensor = torch.ops.lantern_accel_cuda.rotate_write(qkv, *rotary, address, k, v)
+    return q
+
+
+def gated(x: Tensor, norm: Norm, weight: Tensor, shape: int | None, cores: int) -> Tensor:
+    """Return ``silu(gate) * up`` of the normalised ``x [..., D]``, ``[..., F]``."""
+    if shape is not None:
+        return few.gate(x, norm.weight, norm.eps, weight, shape, cores)
+    x = fused.rms_norm(x, norm.weight, norm.eps)
+    return fused.swiglu(F.linear(x, weight))
+
+
+def added(x: Tensor, weight: Tensor, residual: Tensor, shape: int | None, cores: int) -> None:
+    """Add a product to the residual, where it lies."""
+    if shape is not None:
+        few.add(x, weight, residual, shape, cores)
+        return
+    residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
+
+
+def sums(x: Tensor, weight: Tensor, shape: int | None, cores: int) -> Tensor:
+    """Return a product's sums in float32."""
+    if shape is not None:
+        return few.sums(x, weight, shape, cores)
+    flat = x.reshape(-1, x.shape[-1])
+    return torch.mm(flat, weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
+
+
+#: The stages, by the names under which measurements are kept.
+STAGES: dict[str, Callable[..., Any]] = {
+    "rotate": rotated,
+    "gate": gated,
+    "add": added,
+    "sums": sums,
+}
+
+
+def _weights(block: Block) -> tuple[Matrix, ...]:
+    return block.wqkv, block.wo, block.w13, block.w2
+
+
+def _serves(matrix: Matrix, dtype: torch.dtype) -> bool:
+    weight = matrix.packed
+    whole = isinstance(weight, Tensor) and weight.dtype == dtype and weight.is_contiguous()
+    return whole and matrix.bias is None and matrix.columns % 16 == 0
+
+
+def run(
+    ops: Ops, cores: int, blocks: nn.ModuleList, x: Tensor, at: Pass, taps: Sequence[int],
+    norm: nn.Module | None,
+) -> Tensor | None:  # fmt: skip
+    """Run blocks on ``x [R, T, D]`` (:meth:`.TensorOps.trunk`); None where they are not served.
+
+    ``cores``: the card's multiprocessors.
+    """
+    if x.shape[0] * x.shape[1] > few.MOST_ROWS or torch.is_grad_enabled():
+        return None
+    if at.cache is None or at.mask is None or at.address is None or at.mask.dtype != torch.int8:
+        return None
+    stack = described(blocks)
+    if stack is None or at.cache.layout.dtype != x.dtype:
+        return None
+    if not all(_serves(one, x.dtype) for block in stack for one in _weights(block)):
+        return None
+    rotary = at.cos.unsqueeze(2), at.sin.unsqueeze(2)
+    x = x.contiguous()
+    states = []
+    for layer, block in enumerate(stack):
+        _layer(ops, cores, block, x, layer, at, rotary)
+        if layer + 1 in taps:
+            states.append(x.clone())
+    states.append(x if norm is None else norm(x, ops))
+    return torch.cat(states, dim=-1) if taps else states[0]
+
+
+def _layer(
+    ops: Ops, cores: int, block: Block, x: Tensor, layer: int, at: Pass, rotary: Rotary
+) -> None:
+    """Run one block on ``x``, in place."""
+    kv = at.cache
+    assert kv is not None and at.address is not None and at.mask is not None
+    wqkv, wo, w13, w2 = (_tensor(one) for one in _weights(block))
+    k, v = ops.by_head(kv, layer, kv.layout.capacity)
+    q = rotated(
+        x, block.attention_norm, wqkv, rotary, at.address, k, v, block.heads,
+        ops.shape_of("rotate", wqkv), cores,
+    )  # fmt: skip
+    y = ops.attend(q, kv, layer, at.mask).flatten(-2)
+    added(y, wo, x, ops.shape_of("add", wo), cores)
+    y = gated(x, block.ffn_norm, w13, ops.shape_of("gate", w13), cores)
+    added(y, w2, x, ops.shape_of("add", w2), cores)
+
+
+def _tensor(matrix: Matrix) -> Tensor:
+    assert isinstance(matrix.packed, Tensor)
+    return matrix.packed

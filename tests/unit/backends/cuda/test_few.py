@@ -1,0 +1,227 @@
+"""Products of few rows and what follows them: against float64, and compiled without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.cubin import assert_nothing_spills
+from support.cuda_double import doubled_backend
+from support.interpreter import compiles, interpreted
+from torch import Tensor
+
+from lantern_accel.device.kv_cache import Pass
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.nn.transformer import Block, RMSNorm
+from lantern_accel_cuda import attention
+
+#: Multiprocessors with which inputs are shared among programs, and with which they are not.
+MANY, ONE = 8, 1
+EPS = 1e-5
+
+
+def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def normed(x: Tensor, gain: Tensor | None) -> Tensor:
+    x = x.double()
+    if gain is None:
+        return x
+    return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * gain.double()
+
+
+def near(got: Tensor, want: Tensor, scale: float = 1.0) -> None:
+    """Compare with float64: roundings of the result's dtype, of inputs and of a sum in float32."""
+    eps = max(torch.finfo(got.dtype).eps, 2.0**-18)
+    error = (got.double() - want).abs()
+    assert bool((error <= 4 * eps * (want.abs() + scale)).all()), float(error.max())
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let small matrices go through several blocks of inputs and tiles."""
+    from lantern_accel_cuda.kernels import few
+
+    monkeypatch.setattr(few, "SHAPES", (few.Shape(16, 16, 4, 2),))
+
+
+@interpreted
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("cores", [MANY, ONE])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_sums_and_the_residual_are_those_of_float64(cores: int, dtype: torch.dtype) -> None:
+    from lantern_accel_cuda.kernels import few
+
+    x, weight = drawn(0, 1, 3, 72, dtype=dtype), drawn(1, 40, 72, dtype=dtype) * 72**-0.5
+    assert (few.pieces_of(72, 40, few.SHAPES[0], cores) > 1) == (cores == MANY)
+    want = x.double() @ weight.double().t()
+    got = few.sums(x, weight, 0, cores)
+    assert got.dtype == torch.float32
+    near(got, want)
+    residual = drawn(2, 1, 3, 40, dtype=dtype)
+    want = want + residual.double()
+    few.add(x, weight, residual, 0, cores)
+    near(residual, want)
+
+
+@interpreted
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("cores", [MANY, pytest.param(ONE, marks=pytest.mark.long)])
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_the_gate_is_that_of_float64(cores: int, has_norm: bool) -> None:
+    from lantern_accel_cuda.kernels import few
+
+    x, weight = 3 * drawn(0, 2, 2, 72), drawn(1, 2 * 20, 72) * 72**-0.5
+    gain = drawn(2, 72) if has_norm else None
+    gate, up = (normed(x, gain) @ weight.double().t()).chunk(2, dim=-1)
+    near(few.gate(x, gain, EPS, weight, 0, cores), torch.nn.functional.silu(gate) * up, 4.0)
+
+
+@interpreted
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_queries_are_rotated_and_the_caches_written(shared: bool) -> None:
+    from lantern_accel_cuda.kernels import few
+
+    rows, nodes, heads, width = 2, 3, 2, 20
+    layout = attention.layout(2, rows, 21, heads, width, torch.float32)
+    ours, want = (TensorOps().allocate(layout) for _ in range(2))
+    x, gain = drawn(0, rows, nodes, 40), drawn(1, 40)
+    weight = drawn(2, 3 * heads * width, 40) * 40**-0.5
+    angles = drawn(3, 1 if shared else rows, nodes, 1, 1, width // 2)
+    rotary = (angles.cos(), angles.sin())
+    slots = torch.tensor([[3, 9, 7], [0, 2, 20]])
+    address = TensorOps().address(ours, slots)
+    qkv = (normed(x, gain) @ weight.double().t()).float().unflatten(-1, (3, heads, width))
+    turned = TensorOps().rotate(qkv[:, :, :2], rotary)
+    TensorOps().write(want, 1, address, turned[:, :, 1], qkv[:, :, 2])
+    k, v = TensorOps().by_head(ours, 1, layout.capacity)
+    q = few.rotate(x, gain, EPS, weight, rotary, address, k, v, heads, 0, MANY)
+    near(q, turned[:, :, 0].double(), 4.0)
+    for got, here in zip(ours.buffers, want.buffers, strict=True):
+        near(got, here.double(), 4.0)
+        assert int(got.count_nonzero()) == int(here.count_nonzero())
+
+
+@interpreted
+def test_a_row_gives_the_same_bits_in_steps_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lantern_accel_cuda.kernels import few
+
+    monkeypatch.setattr(few, "SHAPES", (few.Shape(16, 16, 4, 2),))
+    x, weight, gain = drawn(0, 35, 72), drawn(1, 40, 72), drawn(2, 72)
+    whole = few.gate(x, gain, EPS, weight, 0, MANY)
+    for rows in (1, 17):
+        assert torch.equal(few.gate(x[:rows], gain, EPS, weight, 0, MANY), whole[:rows])
+    device = torch.device("cpu")
+    assert not bool(
+        few.locks(device, 1).any()
+    )  # the last program of a tile leaves its counter at 0
+
+
+@interpreted
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("fault", ["piece", "norm"])
+def test_a_faulty_kernel_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lantern_accel_cuda.kernels import few
+
+    x, weight, gain = drawn(0, 1, 72), drawn(1, 40, 72) * 72**-0.5, drawn(2, 72)
+    if fault == "piece":
+        honest = few.pieces_of
+        monkeypatch.setattr(few, "pieces_of", lambda *given: honest(*given) + 10**6)
+    gate, up = (normed(x, gain) @ weight.double().t()).chunk(2, dim=-1)
+    given = gain if fault == "piece" else gain * 1.05
+    got = few.gate(x, given, EPS, weight, 0, MANY)
+    want = torch.nn.functional.silu(gate) * up
+    if fault == "piece":  # more pieces than blocks are as many as there are
+        near(got, want, 4.0)
+        return
+    with pytest.raises(AssertionError):
+        near(got, want, 4.0)
+
+
+@interpreted
+@pytest.mark.parametrize("chosen", [0, None])
+def test_a_stack_of_blocks_is_the_reference_s(
+    chosen: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lantern_accel_cuda.kernels import few
+
+    monkeypatch.setattr(few, "DTYPES", (torch.float32,))
+    ours, _ = doubled_backend(monkeypatch, preset="fast")
+    ours._choices = lambda *given: chosen
+    served: list[str] = []
+    honest = few._launch
+    monkeypatch.setattr(few, "_launch", lambda *given: served.append("few") or honest(*given))
+    dim, heads, nodes = 32, 2, 3
+    torch.manual_seed(0)
+    blocks = torch.nn.ModuleList(Block(dim, heads, 48, EPS) for _ in range(2))
+    mask = torch.ones(1, 1, nodes, 24, dtype=torch.bool).tril(5)
+    angles = drawn(3, 1, nodes, 1, dim // heads // 2)
+    found = []
+    for ops in (ours, TensorOps()):
+        cache = ops.allocate(attention.layout(2, 1, 24, heads, dim // heads, torch.float32))
+        address = ops.address(cache, torch.tensor([[3, 4, 5]]))
+        at = Pass(angles.cos(), angles.sin(), ops.mask(mask, torch.float32), cache, address)
+        with torch.inference_mode():
+            out = ops.trunk(blocks, drawn(4, 1, nodes, dim), at, (1,), RMSNorm(dim, EPS))
+        found.append((out, *cache.buffers))
+    for got, want in zip(*found, strict=True):
+        near(got, want.double(), 4.0)
+    assert len(served) == (8 if chosen == 0 else 0)
+
+
+def compiled(after: int, block: int, shape: int, generation: int) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from lantern_accel_cuda.kernels import few
+
+    at = few.SHAPES[shape]
+    constants = {
+        "NORM": after >= 2, "AFTER": after, "WHOLE": False, "WIDTH": 64, "STORED": 64,
+        "BLOCK_M": block, "BLOCK_N": at.outputs, "BLOCK_K": at.inputs,
+    }  # fmt: skip
+    types = dict.fromkeys(("x", "weight", "gain", "out", "cache_k", "cache_v"), "*bf16")
+    types |= dict.fromkeys(("cos", "sin", "part", "squares"), "*fp32")
+    types |= {"address": "*i64", "lock": "*i32", "eps": "fp32"}
+    if after == 0:
+        types["out"] = "*fp32"
+    names = few._few.arg_names
+    aligned = {n for n, kind in types.items() if kind.startswith("*")} | {"inputs"}
+    source = ASTSource(
+        fn=few._few,
+        signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+        attrs={(names.index(n),): [["tt.divisibility", 16]] for n in sorted(aligned)},
+    )
+    options = {"num_warps": at.warps, "num_stages": at.stages}
+    return triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options)
+
+
+@compiles
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("generation", [86, 90])
+@pytest.mark.parametrize(
+    ("after", "block", "shape"),
+    [
+        (3, 16, 0),
+        (2, 32, 1),
+        *(
+            pytest.param(after, block, shape, marks=pytest.mark.long)
+            for after in range(4)
+            for block in (16, 32)
+            for shape in (0, 1)
+            if (after, block, shape) not in ((3, 16, 0), (2, 32, 1))
+        ),
+    ],
+)
+def test_they_compile_within_shared_memory_and_registers(
+    after: int, block: int, shape: int, generation: int, tmp_path: Path
+) -> None:
+    made = compiled(after, block, shape, generation)
+    assert 0 < made.metadata.shared <= 99 * 1024
+    assert_nothing_spills(made, tmp_path)

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from support.faults import small_shapes
 from support.few import small_kit
 from support.models import write_tiny_model
 from support.plants import MUTANTS, Forgets, after_commit, counting, in_three_parts, method
@@ -121,6 +122,7 @@ def test_every_operator_that_a_list_lacks_is_named_at_once(monkeypatch):
 @pytest.mark.parametrize("cases", ["few", pytest.param("all", marks=pytest.mark.long)])
 def test_the_cpu_passes_everything_and_writes_its_reports(tmp_path, capsys, monkeypatch, cases):
     if cases == "few":
+        small_shapes(monkeypatch)
         small_kit(monkeypatch)
     files = tmp_path / "report.json", tmp_path / "junit.xml"
     assert (

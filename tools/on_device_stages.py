@@ -27,7 +27,7 @@ RACES = {"llamagen": "race_official", "lantern": "race_lantern"}
 SHORT = ("kv", "attention", "accept")
 OTHERS = ("kv", "attention", "replay")
 #: Groups of the kit at once at most, where the host has the processors.
-JOBS = 8
+JOBS = 12
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def stages(
         arguments = ["conform", device, *only, *given, f"--output={at(name)}"]
         # One that hangs is told before the stage is stopped.
         limit = [f"--limit={max(0.9 * share * seconds, 1):.0f}"] if seconds else []
-        jobs = f"--jobs={max(min(JOBS, (os.cpu_count() or 1) // 2), 2)}"
+        jobs = f"--jobs={max(min(JOBS, 3 * (os.cpu_count() or 1) // 4), 2)}"
         return Stage(
             name, arguments, at(name), conform_text, share, resume="--resume", extra=[jobs, *limit]
         )

@@ -94,10 +94,7 @@ class Child:
         alone = ["-P"] if sys.version_info >= (3, 11) else []
         self.process = subprocess.Popen(
             [sys.executable, *alone, "-X", "faulthandler", "-c", CHILD, json.dumps(asked)],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            },
+            env=_environment(asked["jobs"]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -156,6 +153,14 @@ class Child:
         how = "did not answer and was killed" if self.late else ended_by(code)
         where = "; ".join(filter(None, (self.doing, self.said)))
         return f"{how}{where and f' ({where})'}"
+
+
+def _environment(jobs: int) -> dict[str, str]:
+    """Return a child's environment: the modules of this process, and its share of the processors."""
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    if jobs > 1:
+        found.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // jobs, 1)))
+    return found
 
 
 class Run:
@@ -352,7 +357,7 @@ def conform(
     """
     from lantern_accel.testing import kit
 
-    asked = {"device": device, "options": dict(options), "limit": limit}
+    asked = {"device": device, "options": dict(options), "limit": limit, "jobs": jobs}
     run = Run(asked, on_outcome=on_outcome, on_wait=on_wait, on_group=on_group)
     try:
         first = run.open()

@@ -28,11 +28,11 @@ def glass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_crash_and_a_hang_cost_their_groups(glass: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(separate, "BEYOND", 1.0)
+    monkeypatch.setattr(separate, "BEYOND", 2.0)
     monkeypatch.setattr(separate, "PATIENCE", 1.0)
     written: list[Report] = []
     only = ["drop", "stuck", "whole"]
-    report = separate.conform("glass", {}, only=only, jobs=3, limit=2, on_group=written.append)
+    report = separate.conform("glass", {}, only=only, jobs=3, limit=4, on_group=written.append)
     assert not report.not_run
     found = {one.name: one for one in report.outcomes}
     assert list(found) == [

@@ -27,7 +27,7 @@ from lantern_accel.checkpoints.weights import bare_names, open_checkpoint
 from lantern_accel.cli import main
 from lantern_accel.errors import CheckpointError, LanternWarning, ModelError, RequestError
 from lantern_accel.families.registry import entry, family, known_as, published
-from lantern_accel.memory.plan import planner_for
+from lantern_accel.memory.plan import Planner, planner_for
 from lantern_accel.models import hub, locate
 from lantern_accel.models.check import check
 from lantern_accel.models.locate import find_model, known_manifest
@@ -309,17 +309,19 @@ def test_a_size_that_it_can_draw_is_fetched(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_plan_of_a_size_is_that_of_its_tokens() -> None:
-    def planned(model: str, size: tuple[int, int] | None) -> Any:
-        planner = planner_for(model, picture=size)
-        return planner.shape, planner.plan(planner.strategy("vanilla"))
-
-    _, own = planned("glm-image", None)
-    shape, wide = planned("glm-image", (512, 256))
-    assert shape[1:] == (8, 16)
-    assert wide.weights == own.weights and wide.buffers < own.buffers
-    family_, manifest = family("chameleon"), known_manifest("lumina-mgpt-7b-768")
-    assert family_.shape_for(manifest, (1024, 576)) == (manifest.target.prefix_length, 36, 64)
+    assert planner_for("glm-image", picture=(512, 256)).shape[1:] == (8, 16)  # type: ignore[index]
+    lumina, manifest = family("chameleon"), known_manifest("lumina-mgpt-7b-768")
+    assert lumina.shape_for(manifest, (1024, 576)) == (manifest.target.prefix_length, 36, 64)
     assert family("llamagen").shape_for(known_manifest("llamagen-b-256"), (256, 256)) is None
+    for kind in (family("glm_image"), lumina):
+        tiny: Any = kind.tiny()
+        large = tiny.target.prefix_length, 2 * tiny.target.height, 2 * tiny.target.width
+        plans = []
+        for shape in (None, large):
+            planner = Planner(tiny, dtype=torch.float32, shape=shape)
+            plans.append(planner.plan(planner.strategy("vanilla")))
+        assert plans[1].weights == plans[0].weights and plans[1].buffers > plans[0].buffers
+        assert plans[1].workspace["pixels"] >= plans[0].workspace["pixels"]
 
 
 @pytest.mark.long

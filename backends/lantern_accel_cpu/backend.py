@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lantern_accel.device import forks
+from lantern_accel.device import forks, host
 from lantern_accel.device.backend import (
     Backend,
     DeviceConditions,
@@ -360,18 +359,20 @@ class DeviceBackend(Backend):
 
     def facts(self) -> DeviceFacts:
         """Describe the processor and its memory."""
+        quota = host.cpu_quota()
         return DeviceFacts(
             backend=self.name,
             device=str(self.device),
             name=cpu_name(),
             torch=torch.__version__,
             architecture=platform.machine() or None,
-            memory_bytes=_memory_bytes(),
-            cores=_cores(),
+            memory_bytes=host.memory_bytes(),
+            cores=host.cores(),
             threads=self.kernels.count() if self.kernels else torch.get_num_threads(),
             notes=(
                 f"instruction set: {torch.backends.cpu.get_cpu_capability()}",
                 f"native kernels: {self.kernels.library.unit if self.kernels else 'none'}",
+                *(() if quota is None else (f"quota of processor time: {quota:.4g} cores",)),
             ),
         )
 
@@ -413,12 +414,16 @@ class DeviceBackend(Backend):
         """Do nothing: a CPU operation has ended when it returns."""
 
     def memory(self) -> MemoryUse:
-        """Read the resident memory of this process."""
+        """Read the resident memory of this process, and what its container leaves it."""
         status = _read_proc("status")
+        limit, left = host.memory_bytes(), host.memory_left()
+        if left is not None and limit is not None:
+            left = min(left, limit - status.get("VmRSS", 0))
         return MemoryUse(
             in_use=status.get("VmRSS"),
             peak=status.get("VmHWM"),
-            limit=_memory_bytes(),
+            limit=limit,
+            free=left,
             definition="the resident memory of the whole process, libraries included",
         )
 
@@ -491,21 +496,6 @@ def _clock_mhz() -> float | None:
             if line.startswith("cpu MHz"):
                 return float(line.partition(":")[2])
     return None
-
-
-def _cores() -> int | None:
-    # The cores this process may use, which in a container are fewer than the machine's.
-    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS or Windows
-    return len(affinity(0)) if affinity is not None else os.cpu_count()
-
-
-def _memory_bytes() -> int | None:
-    sizes = []
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    with contextlib.suppress(OSError, ValueError):  # 'max' when the container sets no limit
-        sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return min(sizes, default=None)
 
 
 def _read_proc(name: str) -> dict[str, int]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from lantern_accel.bounds import whole
+from lantern_accel.device import host
 from lantern_accel.device.compiled import keep_torch
 from lantern_accel.device.spec import BackendSpec, Probe
 from lantern_accel.errors import shown
@@ -56,11 +57,9 @@ class Spec(BackendSpec):
         from lantern_accel_cpu.backend import cpu_name, default_dtype
         from lantern_accel_cpu.native.library import describe
 
-        threads = torch.get_num_threads()
-        plural = "s" if threads > 1 else ""
-        return Probe.found(
-            f"{cpu_name()}, {threads} thread{plural}, {default_dtype(self._native)}, {describe()}"
-        )
+        host.limit_threads()
+        threads = host.described_threads(torch.get_num_threads())
+        return Probe.found(f"{cpu_name()}, {threads}, {default_dtype(self._native)}, {describe()}")
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
         """Open the CPU; option ``threads`` sets torch's thread count until it is closed.

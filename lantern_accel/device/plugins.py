@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from lantern_accel.device import host
 from lantern_accel.device.entry_points import load_plugins, why
 from lantern_accel.device.spec import BackendSpec, Probe
 from lantern_accel.device.timeouts import LOOKING, close_in_time, in_time
@@ -307,6 +308,8 @@ def _probe(spec: BackendSpec) -> Probe:
 def _open(spec: BackendSpec, index: int, options: Mapping[str, Any]) -> Backend:
     from lantern_accel.device.backend import Backend
 
+    # Of any device: its host computes too, text encoders for example.
+    host.limit_threads()
     hint = "check its driver and SDK with 'lantern-accel devices'"
     backend = ask(spec.name, "open", lambda: spec.open(index, options), Backend, hint)  # type: ignore[type-abstract]  # isinstance
     if getattr(backend, "name", None) != spec.name or not hasattr(backend, "version"):

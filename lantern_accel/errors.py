@@ -167,4 +167,9 @@ def out_of_bounds(kind: str, context: Mapping[str, Any] | None) -> str:
     """Say what a value should be, from the type and context of a pydantic error; empty for others."""
     if kind not in _BOUNDS or not context:
         return ""
-    return _BOUNDS[kind].format(f"{next(iter(context.values())):g}")
+    return _BOUNDS[kind].format(plain(next(iter(context.values()))))
+
+
+def plain(number: float) -> str:
+    """Return a number as people write it: a whole one with all of its digits."""
+    return str(int(number)) if number == number // 1 else f"{number:g}"

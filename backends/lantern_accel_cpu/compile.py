@@ -6,6 +6,7 @@ where it was asked for, and where a request is so long that compiling is sure to
 
 from __future__ import annotations
 
+import functools
 import shutil
 import time
 import warnings
@@ -25,8 +26,9 @@ COST = 45.0
 MOST_OPERATORS = 20_000
 
 
+@functools.cache
 def compiler() -> str | None:
-    """Return the C++ compiler that torch will call; None where there is none."""
+    """Return the C++ compiler that torch will call; None where there is none. Looked for once."""
     from torch._inductor import config
 
     names = config.cpp.cxx if isinstance(config.cpp.cxx, tuple) else (config.cpp.cxx,)

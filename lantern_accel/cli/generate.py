@@ -93,6 +93,11 @@ def generate(
     ),
     scale: int = typer.Option(1, min=1, max=16, help="Enlarge the written pictures."),
     grid: bool = typer.Option(False, help="Write all images into one picture, a row per prompt."),
+    metadata: bool = typer.Option(
+        True,
+        "--metadata/--no-metadata",
+        help="Note prompt, seed, model, strategy and version in a PNG's text (the default), or not.",
+    ),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but errors."),
     **settings: Any,
 ) -> None:
@@ -107,7 +112,7 @@ def generate(
     if on is not None:
         clash = {"PROMPT": prompts, "--json": as_json, "--stats": stats_path, "--seeds": seeds,
                  "--compare": compare, "--grid": grid, "--embeddings": embeddings, "--scale": scale != 1,
-                 "--overwrite": overwrite}  # fmt: skip
+                 "--overwrite": overwrite, "--no-metadata": not metadata}  # fmt: skip
         for name, given in clash.items():
             if given:
                 raise RequestError(f"--on draws a file of prompts, a file each; leave {name} out")
@@ -140,7 +145,9 @@ def generate(
         if columns:  # one seed for all of them
             runs = [{**one, "seed": one["seed"] or requests[0].seed} for one in runs]
         together = not (grid or columns)
-        pictures = Pictures(output, count, scale, together, [words, load.model, runs], resume)
+        pictures = Pictures(
+            output, count, scale, together, [words, load.model, runs], resume, metadata
+        )
         try:
             results = _draw(pipeline, words, runs, pictures, quiet)
         except BaseException:  # Ctrl-C and a lost device too: what is finished is kept

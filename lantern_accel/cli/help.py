@@ -19,7 +19,8 @@ from lantern_accel.errors import EXIT_CODES, RequestError
 GROUPS: dict[str, tuple[str, ...]] = {
     "What to draw, and where it goes": (
         "output", "overwrite", "stats_path", "as_json", "prompts", "prompts_file", "prompt", "num_images",
-        "size", "seed", "seeds", "compare", "grid", "scale", "resume", "quiet", "on", "workers",
+        "size", "seed", "seeds", "compare", "grid", "scale", "metadata", "resume", "quiet", "on",
+        "workers",
     ),
     "Model": ("model", "vq", "drafter", "text_encoder", "text_device", "embeddings", "weights"),
     "Device": ("device", "dtype", "exact_dtype", "threads", "option", "batch", "batch_size"),

@@ -15,7 +15,7 @@ import typer
 
 from lantern_accel.bounds import MOST_THREADS, whole
 from lantern_accel.cli.console import bar, note, warn
-from lantern_accel.errors import RequestError, StrategyError, did_you_mean
+from lantern_accel.errors import RequestError, StrategyError, did_you_mean, plain
 from lantern_accel.generation.settings import Settings
 from lantern_accel.strategy.values import AUTO, SELF, STRATEGIES
 
@@ -135,7 +135,9 @@ def numbers(option: str, given: Sequence[str], least: float, most: float) -> lis
                 return number
         return None
 
-    return _numbers(option, given, read, f"numbers from {least:g} to {most:g}, such as 0,1")
+    return _numbers(
+        option, given, read, f"numbers from {plain(least)} to {plain(most)}, such as 0,1"
+    )
 
 
 def _numbers(

@@ -83,9 +83,17 @@ class Pictures:
     """
 
     def __init__(
-        self, output: Path, count: int, scale: int, each: bool, command: Any, resume: bool
+        self,
+        output: Path,
+        count: int,
+        scale: int,
+        each: bool,
+        command: Any,
+        resume: bool,
+        metadata: bool = True,
     ) -> None:
         self.output, self.count, self.scale = output, count, scale
+        self.metadata = metadata
         self.each = each
         self.images: dict[int, Image] = {}
         self.written: list[Path] = []
@@ -137,7 +145,7 @@ class Pictures:
         if not self.each:
             self.images[index] = image
             return
-        save_image(image, self._file(index))
+        save_image(image, self._file(index), self.metadata)
         self.written.append(self._file(index))
         if self.count > 1:
             self._state.finished.append(index)
@@ -145,7 +153,8 @@ class Pictures:
 
     def write_grid(self, columns: int) -> None:
         """Write all images into one picture, ``columns`` in a row."""
-        save_image(image_grid([self.images[i] for i in sorted(self.images)], columns), self.output)
+        whole = image_grid([self.images[i] for i in sorted(self.images)], columns)
+        save_image(whole, self.output, self.metadata)
         self.written.append(self.output)
 
     def write_columns(self, columns: int, runs: int) -> None:
@@ -173,7 +182,7 @@ class Pictures:
     def keep(self) -> list[Path]:
         """Write what is finished and waits for one picture as files of its own; return all files."""
         for index, image in self.images.items():
-            save_image(image, self._file(index))
+            save_image(image, self._file(index), self.metadata)
             self.written.append(self._file(index))
         self.images.clear()
         return self.written

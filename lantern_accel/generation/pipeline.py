@@ -39,7 +39,7 @@ from lantern_accel.generation.request import (
     build_request,
     wanted_images,
 )
-from lantern_accel.generation.result import GenerationResult, PhaseSeconds
+from lantern_accel.generation.result import GenerationResult, PhaseSeconds, describe
 from lantern_accel.generation.settings import takes_settings
 from lantern_accel.generation.stream import Stream
 from lantern_accel.strategy.values import (
@@ -302,6 +302,7 @@ class Pipeline(Loaded):
                     asked = [request.prompts[index // request.num_images] for index in chunk]
                     seeds = [request.seed + index for index in chunk]
                     made = self.pictures(done.tokens, shape, asked, seeds)
+                    describe(made, request, chunk[: len(made)], self.model.manifest.name)
                 done = Decoded(**{name: value[: len(chunk)] for name, value in vars(done).items()})
                 for name, one in (("prefill", prefill), ("decode", decode), ("pixels", drawing)):
                     spent[name] += one.seconds

@@ -8,10 +8,11 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from lantern_accel._version import __version__
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_whole
 from lantern_accel.records import Frozen
@@ -20,6 +21,8 @@ from lantern_accel.strategy.values import Sampling, Strategy
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
+
+    from lantern_accel.generation.request import GenerationRequest
 
 #: Version of the JSON that ``--stats`` writes.
 STATS_SCHEMA = 1
@@ -163,8 +166,12 @@ class GenerationResult:
         """Return all images in one picture, a row per prompt unless ``columns`` says otherwise."""
         return image_grid(self.images, columns or self.columns or len(self.images))
 
-    def save(self, path: str | Path) -> list[Path]:
-        """Write the image to ``path``, or several as ``name-0.png``, ``name-1.png``, ..."""
+    def save(self, path: str | Path, *, metadata: bool = True) -> list[Path]:
+        """Write the image to ``path``, or several as ``name-0.png``, ``name-1.png``, ...
+
+        A PNG says what it was drawn from (prompt, seed, model, strategy, version), in its ``text``;
+        without ``metadata`` it does not.
+        """
         if not self.images:
             raise RequestError(
                 f"there are no pictures to write to {path}: the result is tokens (result.tokens), which "
@@ -173,7 +180,7 @@ class GenerationResult:
         count = len(self.images)
         written = [numbered(Path(path), index, count) for index in range(count)]
         for image, out in zip(self.images, written, strict=True):
-            save_image(image, out)
+            save_image(image, out, metadata)
         return written
 
 
@@ -182,6 +189,27 @@ def png_bytes(image: Image) -> bytes:
     stream = io.BytesIO()
     image.save(stream, format="png")
     return stream.getvalue()
+
+
+def describe(
+    images: Sequence[Image], request: GenerationRequest, indices: Sequence[int], model: str
+) -> None:
+    """Note in the ``info`` of pictures what they were drawn from; ``indices``: those of the request."""
+    for image, index in zip(images, indices, strict=True):
+        about = {
+            "prompt": request.prompts[index // request.num_images],
+            "seed": request.seed,
+            "image": index,
+            "model": model,
+            "strategy": request.strategy.name,
+            "sampling": request.sampling.model_dump_json(exclude_none=True),
+            "lantern_accel": __version__,
+        }
+        image.info.update({name: str(value) for name, value in about.items()})
+
+
+#: What :func:`describe` notes.
+DESCRIBED = ("prompt", "seed", "image", "model", "strategy", "sampling", "lantern_accel")
 
 
 def pictures(pixels: Tensor) -> list[Image]:
@@ -200,6 +228,10 @@ def image_grid(images: Sequence[Image], columns: int) -> Image:
     sheet = pillow.new("RGB", (columns * width, -(-len(images) // columns) * height), "white")
     for i, image in enumerate(images):
         sheet.paste(image, (i % columns * width, i // columns * height))
+    for name in DESCRIBED:  # a line for each image where they differ
+        lines = [one.info[name] for one in images if name in one.info]
+        if lines:
+            sheet.info[name] = "\n".join(lines if len(set(lines)) > 1 else lines[:1])
     return sheet
 
 
@@ -231,7 +263,15 @@ def numbered(path: Path, index: int, count: int) -> Path:
     return path.with_name(f"{path.stem}-{index}{path.suffix or '.png'}")
 
 
-def save_image(image: Image, path: Path) -> None:
-    """Write one picture, whole or not at all."""
+def save_image(image: Image, path: Path, metadata: bool = True) -> None:
+    """Write one picture, whole or not at all; a PNG with ``metadata`` has what :func:`describe` noted."""
+    from PIL.PngImagePlugin import PngInfo
+
     kind = picture_format(path)
-    write_whole(path, lambda stream: image.save(stream, format=kind))
+    more: dict[str, Any] = {}
+    if metadata and kind == "PNG":
+        more["pnginfo"] = chunks = PngInfo()
+        for name in DESCRIBED:
+            if name in image.info:
+                chunks.add_text(name, image.info[name])
+    write_whole(path, lambda stream: image.save(stream, format=kind, **more))

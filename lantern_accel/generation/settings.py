@@ -20,7 +20,7 @@ from lantern_accel.bounds import (
     MOST_PROMPT,
     SEEDS,
 )
-from lantern_accel.errors import RequestError, did_you_mean, out_of_bounds, shown
+from lantern_accel.errors import RequestError, did_you_mean, out_of_bounds, plain, shown
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.sources import Tree
 from lantern_accel.strategy.values import Coupling, NeighbourSpace, Residual, Sampling, Strategy
@@ -111,6 +111,8 @@ class Settings(Frozen):
         return {n: getattr(self, n) for n in names if getattr(self, n) is not None}
 
 
+#: Numbers of a request below this are written with all of their digits in what is said of them.
+WRITTEN_OUT = 1e18
 #: In this dtype no rounding of a product over more rows changes a decision: `conform` checks on every
 #: device that greedy exact strategies give vanilla's tokens.
 EXACT_DTYPE = "float32"
@@ -152,7 +154,8 @@ def read_settings(
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "settings"
         value = given.get(name)
-        number = f"{value:g}" if isinstance(value, float) else shown(value)
+        short = isinstance(value, float) and abs(value) < WRITTEN_OUT  # no infinity, and a number
+        number = plain(float(value)) if short and value is not None else shown(value)
         bound = out_of_bounds(first["type"], first.get("ctx"))
         if bound:
             raise RequestError(f"{named(name)} {bound}, not {number}") from None

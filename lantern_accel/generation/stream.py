@@ -14,7 +14,7 @@ from torch import Tensor
 from lantern_accel.decoding.base import Decoded
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import LanternError, NotFiniteError, RequestError
-from lantern_accel.generation.result import GenerationResult, PhaseSeconds, png_bytes
+from lantern_accel.generation.result import GenerationResult, PhaseSeconds, describe, png_bytes
 from lantern_accel.generation.slots import Drawn, Slots
 
 if TYPE_CHECKING:
@@ -200,6 +200,8 @@ class Stream:
             with self._timed("pixels"):
                 of = conditions.shape, [prompt], [request.seed + index]
                 image = next(iter(pipeline.pictures(one.decoded.tokens, *of)), None)
+            if image is not None:
+                describe([image], request, [index], pipeline.model.manifest.name)
             rows = 0 if image is None else image.height
             self._done[index] = one.decoded, image
         else:

@@ -97,7 +97,7 @@ def _halved(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     left = torch.full_like(x, 33.0)
     for by in (16, 8, 4, 2, 1, 1):
-        more = x >= 2.0**by
+        more = x >= 1 << by  # a float would be compared as a double
         x = torch.where(more, x * 2.0**-by, x)
         left = torch.where(more, left - by, left)
     return x, left

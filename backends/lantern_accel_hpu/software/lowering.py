@@ -113,10 +113,10 @@ def reinplace_any(module: GraphModule) -> None:
     From the last node to the first; what is written in place becomes one with what it overwrites, so that
     of several writes to one input all are kept. An input must be copied back to, and with that value.
     """
-    order = {node: at for at, node in enumerate(module.graph.nodes)}
-    group: dict[Node, int] = {}
+    order: dict[Any, int] = {node: at for at, node in enumerate(module.graph.nodes)}
+    group: dict[Any, int] = {}
     members: dict[int, list[Node]] = {}
-    first: dict[Node, Node] = {}  # the first copy back to each input
+    first: dict[Node, Any] = {}  # the first copy back to each input
     for node in order:
         value = _value(node)
         known = isinstance(value, torch.Tensor)

@@ -264,7 +264,7 @@ class Graphed(Warmed):
         try:
             with self._bridge.capturing(self._graph):
                 self._step()  # executes as well: on this device a capture is a run
-        except RuntimeError as error:
+        except Exception as error:
             fell = fallen(before, self._watch.counts())
             self._graph.reset()
             if fell or "fallback" in str(error):

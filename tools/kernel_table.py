@@ -30,13 +30,15 @@ FLOATS = (
     " total bonus_uniform spare price cos sin"
 )
 INTEGERS = (
-    "token kind tokens first_child num_children tests group positions address path length bonus"
+    "token kind tokens first_child num_children tests group positions address path length bonus place"
+    " newest root step steps histogram last_length finite report row_keys row_previous row_tokens"
 )
 TYPES = {
     **dict.fromkeys(FLOATS.split(), "*fp32"),
     **dict.fromkeys(INTEGERS.split(), "*i64"),
     **dict.fromkeys(("neighbours", "keys", "codes", "lock"), "*i32"),
     "mask": "*i8",
+    "holds": "*i1",
 }
 HALVES = dict.fromkeys(("x", "weight", "out", "qkv", "q", "cache_k", "cache_v", "q_out"), "*bf16")
 
@@ -122,6 +124,10 @@ def cases() -> list[Case]:
     guide = {"BRANCHES": 2, "PENALTIES": False, "WHOLE": False, "HELD": False}
     fused, codes = ("fused", {**HALVES, "eps": "fp32"}), f"{CODES:,} codes"
     plain = {"enable_fp_fusion": False}
+    window = {
+        "WINDOW": True, "RECALL": True, "COPY": False, "LEFT": False, "BLOCK_L": 16, "BLOCK_P": 16,
+        "BLOCK_W": 16,
+    }  # fmt: skip
     return [
         Case("rms_norm", "1,280 wide", fused[0], "_rms_norm", {"WIDTH": 1280, "BLOCK": 2048}, fused[1]),
         Case("swiglu", "3,456 wide", fused[0], "_swiglu", {"WIDTH": 3456, "BLOCK": 1024}, fused[1]),
@@ -160,6 +166,18 @@ def cases() -> list[Case]:
             for count in (1, 10)
         ),
         Case("accept", codes, "accept", "_walk", {"SIZE": CODES, "BLOCK": 2048} | walk, {}, 8),
+        *(
+            Case(
+                "advance", shape, "advance", function, {"SIZE": CODES} | constants, {"q": "*fp32"}, 4,
+                plain,
+            )
+            for shape, function, constants in (
+                (f"{codes}, choosing", "_choose", {"HALF": 512, "KEEP": True}),
+                (f"{codes}, a window of 16", "_advance", window),
+                (f"{codes}, drafting", "_fresh", {"HALF": 512, "LEFT": False}),
+                (f"{codes}, drafted", "_drafted", {"BLOCK_L": 16, "BLOCK_P": 16}),
+            )
+        ),
         *(
             _rounded(name, bits, rows)
             for name, bits in (("int8", 8), ("int6", 6), ("int4", 4)) for rows in (16, 64)

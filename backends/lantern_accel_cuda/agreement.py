@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lantern_accel.decoding.accept import accept_sampling
+from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.noise import noise_keys
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.device.plan import Filter
+from lantern_accel.device.plan import Filter, StepPlan
 from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.rounding import rounded as round_weights
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
 from lantern_accel.strategy.trees import SMALL_16
+from lantern_accel.strategy.values import NoTree, Sampling, Strategy, Window
 from lantern_accel.testing.result import Failed, Measured, within
 from lantern_accel_cuda import attention as caches
 from lantern_accel_cuda.options import BY_DTYPE, check_name
@@ -354,6 +357,69 @@ def few(site: Site, rows: tuple[int, ...] = (3, 33)) -> Measured:
     return found
 
 
+def advance(site: Site, passes: int = 5) -> Measured:
+    """Compare what follows a pass, every buffer to the bit, in plain steps and in windows of drafts."""
+    from lantern_accel_cuda.steps import fused_step
+
+    reference = TensorOps()
+    reference.device, reference.index = site.device, site.index
+    steps = 0
+    for tree in (NoTree(), Window(length=6)):
+        strategy = Strategy(name="check", tree=tree, acceptance=Exact(), coupling="invariant")
+        engine, rows = _engine(reference, strategy), site.numbers(5, 64, 48)
+        after = fused_step(reference, replace(_plan(engine), target=None))
+        if after is None:
+            raise Failed(f"no kernel follows a pass with {tree}")
+        for _ in range(passes):
+            drafted = engine._draft()
+            x = drafted.nodes if isinstance(tree, Window) else drafted[0].tokens
+            place = engine.state.length.unsqueeze(1) + torch.arange(x.shape[1], device=site.device)
+            # Few codes are likely, by the place and the past: drafts are kept, earlier passes recalled.
+            logits = rows[place] + 3 * rows[x]
+            logits[..., 3:] -= 30
+            held = {name: value.clone() for name, value in _changes(engine).items()}
+            engine._commit(drafted, logits, engine._accept(drafted, logits))
+            engine.finite.end()
+            want = {name: value.clone() for name, value in _changes(engine).items()}
+            for name, value in _changes(engine).items():
+                value.copy_(held[name])
+            after(logits)
+            for name, value in _changes(engine).items():
+                # The last column is for what is past the image.
+                ours, theirs = (t[:, :-1] if name == "tokens" else t for t in (value, want[name]))
+                if not torch.equal(ours, theirs):
+                    raise Failed(f"{name} is not what the operators write, with {tree}")
+            steps += 1
+    return Measured(f"{steps} steps wrote what the operators write", 0.0, 0.0)
+
+
+def _engine(ops: TensorOps, strategy: Strategy) -> Any:
+    """Return an engine of two images on a tiny model with a request loaded, on the operators."""
+    from lantern_accel.testing import tiny
+
+    model = tiny.tiny_model(ops, ops.device, torch.float32)
+    engine: Any = engine_for(
+        model.target, None, ops, strategy, Sampling(cfg_scale=2.5, top_k=12), batch=2
+    )
+    vars(engine)["model"] = model
+    tiny.start(engine, 0)
+    return engine
+
+
+def _plan(engine: Any) -> StepPlan:
+    found = engine.plan()
+    assert isinstance(found, StepPlan)
+    return found
+
+
+def _changes(engine: Any) -> dict[str, Tensor]:
+    """Return what follows a pass may change, but for the row of what is past the image."""
+    found = {**engine.state.buffers, **engine.finite.buffers}
+    if "q" in found and found["q"].dim() == 3:
+        found["q"] = found["q"][:, :-1]
+    return {name: value for name, value in found.items() if value.numel()}
+
+
 #: The comparison that a kernel passes before it serves.
 KERNELS: Mapping[str, Callable[[Site], Measured]] = {
     "attend": attend,
@@ -367,6 +433,7 @@ KERNELS: Mapping[str, Callable[[Site], Measured]] = {
     "accept": walks,
     "rounded": rounded,
     "few": few,
+    "advance": advance,
 }
 
 

@@ -22,7 +22,7 @@ from lantern_accel.device.backend import (
 from lantern_accel.device.capture import Replay
 from lantern_accel.device.kv_cache import KVCache, KVLayout, Pass
 from lantern_accel.device.operations import HostCopy
-from lantern_accel.device.plan import AcceptanceRule, DraftedTree, Filter
+from lantern_accel.device.plan import AcceptanceRule, DraftedTree, Filter, FusedStep, StepPlan
 from lantern_accel.device.sampling import triangle
 from lantern_accel.errors import BackendError
 from lantern_accel_cuda import attention, faults
@@ -256,6 +256,17 @@ class DeviceBackend(Backend):
 
             out = layers.run(self, self._cores, blocks, x, at, taps, norm)
         return out if out is not None else super().trunk(blocks, x, at, taps, norm)
+
+    def fused_step(self, plan: StepPlan) -> FusedStep | None:
+        """Do what follows a pass in kernels of its own: of plain steps and of windows, by the keys."""
+        from lantern_accel_cuda import steps
+
+        # Asked in this order: a plan without a kernel checks none.
+        return (
+            steps.fused_step(self, plan)
+            if self.options.fused and steps.serves(plan) and self.uses("advance")
+            else None
+        )
 
     def swiglu(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""

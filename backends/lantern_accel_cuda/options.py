@@ -27,6 +27,7 @@ NAMES = (
     "accept",
     "rounded",
     "few",
+    "advance",
 )
 #: Of these, the ones that are checked in one dtype at a time, when they are to serve in it.
 BY_DTYPE = frozenset({"attend", "rms_norm", "swiglu", "rotate_write", "rounded", "few"})

@@ -29,14 +29,21 @@ def compiled(kernel: Any, constants: dict[str, Any], types: dict[str, str], warp
 ROWS = {"SIZE": 16384, "BLOCK": 4096}
 #: What a filter of such rows with top-p runs with (``rows.filter_shape``).
 FILTER = {"SIZE": 16384, "BLOCK": 8192}
-WARPS = {"draw": 4, "filter": 16}
+WARPS = {**dict.fromkeys(("draw", "choose", "advance", "fresh", "drafted"), 4), "filter": 16}
 FLOATS = "logits scale image_scale penalty out temperature top_p weights uniforms probs q_rows rule_param"
+COUNTERS = (
+    "place newest root step steps histogram last_length finite report row_keys row_previous"
+    " row_tokens"
+)
 INTEGERS = "token kind tokens first_child num_children tests group"
 TYPES = {
     **dict.fromkeys((*FLOATS.split(), "bonus_uniform", "spare", "price"), "*fp32"),
     **dict.fromkeys(INTEGERS.split(), "*i64"),
     **dict.fromkeys(("path", "length", "bonus"), "*i64"),
-    "neighbours": "*i32",
+    **dict.fromkeys(("neighbours", "keys", "codes", "lock"), "*i32"),
+    **dict.fromkeys(("best", "q"), "*fp32"),
+    **dict.fromkeys(COUNTERS.split(), "*i64"),
+    "holds": "*i1",
 }
 KERNELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "guide": (
@@ -55,6 +62,22 @@ KERNELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
         {"KIND": 2, "AGGREGATE": True, "DRAWN": True, "NEAR": 16, "BLOCK": 2048},
         {},
     ),
+    "choose": ("advance", {"HALF": 512, "KEEP": True}, {}),
+    "advance": (
+        "advance",
+        {
+            "WINDOW": True,
+            "RECALL": True,
+            "COPY": True,
+            "LEFT": False,
+            "BLOCK_L": 16,
+            "BLOCK_P": 16,
+            "BLOCK_W": 16,
+        },
+        {},
+    ),
+    "fresh": ("advance", {"HALF": 512, "LEFT": False}, {}),
+    "drafted": ("advance", {"BLOCK_L": 16, "BLOCK_P": 16}, {}),
 }
 
 
@@ -65,6 +88,7 @@ def test_they_compile_for_sm_86_without_spilling(name: str, tmp_path: Path) -> N
     module, constants, types = KERNELS[name]
     kernel = getattr(importlib.import_module(f"lantern_accel_cuda.kernels.{module}"), f"_{name}")
     rows = FILTER if name == "filter" else ROWS
-    made = compiled(kernel, rows | constants, TYPES | types, WARPS.get(name, 8))
+    whole = {n: v for n, v in rows.items() if n in kernel.arg_names}
+    made = compiled(kernel, whole | constants, TYPES | types, WARPS.get(name, 8))
     assert made.metadata.shared <= 48 * 1024
     assert_nothing_spills(made, tmp_path)

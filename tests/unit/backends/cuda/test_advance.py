@@ -1,0 +1,127 @@
+"""What follows a pass in kernels: every buffer is what the operators write, to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.compilations import Compilations
+from support.cuda_double import doubled_backend
+from support.interpreter import compiles, interpreted
+
+from lantern_accel.decoding.sources.window import InvariantWindow
+from lantern_accel.strategy.rules import Exact, LanternPP
+from lantern_accel.strategy.values import NoTree, Sampling, Strategy, Window
+from lantern_accel.testing.result import Failed
+from lantern_accel_cuda import agreement, steps
+
+SITE = agreement.Site(torch.device("cpu"), 132, (torch.float32,))
+
+
+@interpreted
+def test_two_steps_write_what_the_operators_do() -> None:
+    assert agreement.advance(SITE, 2).error == 0.0
+
+
+@interpreted
+@pytest.mark.long
+def test_every_buffer_is_the_operators_and_the_data_show_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recalled: list[int] = []
+    honest = InvariantWindow._recalled
+
+    def counted(self: Any, window: Any, tokens: Any, first: Any, taken: Any) -> Any:
+        found = honest(self, window, tokens, first, taken)
+        recalled.append(int((found != tokens).sum()))
+        gained.append(int(first.max()))
+        return found
+
+    gained: list[int] = []
+    monkeypatch.setattr(InvariantWindow, "_recalled", counted)
+    assert agreement.advance(SITE).error == 0.0
+    # Drafts were kept and refused, and tokens taken from earlier passes: else nothing was compared.
+    assert max(gained) > 1
+    assert sum(recalled) > 0
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "fault", ["source", *(pytest.param(f, marks=pytest.mark.long) for f in ("row", "count", "end"))]
+)
+def test_a_fault_is_found_by_the_check_of_first_use(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lantern_accel_cuda.kernels import advance
+
+    honest = advance.Advance.__call__
+    if fault == "source":
+        monkeypatch.setattr(advance.Advance, "_left", property(lambda self: True))
+    elif fault == "row":
+        roll = lambda self, weights: honest(self, weights.roll(1, -1))  # noqa: E731
+        monkeypatch.setattr(advance.Advance, "__call__", roll)
+    elif fault == "count":
+        fewer = lambda self, w: honest(replace(self, count=max(self.count - 1, 1)), w)  # noqa: E731
+        monkeypatch.setattr(advance.Advance, "__call__", fewer)
+    else:
+        sooner = lambda self, weights: honest(replace(self, last=self.last - 1), weights)  # noqa: E731
+        monkeypatch.setattr(advance.Advance, "__call__", sooner)
+    with pytest.raises((Failed, RuntimeError), match="is not what the operators write"):
+        agreement.advance(SITE)
+
+
+@compiles
+@pytest.mark.parametrize(
+    ("tree", "kernels"),
+    [
+        (NoTree(), ["_choose", "_advance"]),
+        (Window(length=4), ["_choose", "_advance", "_fresh", "_drafted"]),
+        (Window(length=4, fresh="left-code"), ["_choose", "_advance"]),
+    ],
+)
+def test_a_step_launches_so_many(
+    tree: Any, kernels: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Compilations(monkeypatch)
+    engine = agreement._engine(agreement.TensorOps(), strategy(tree))
+    after = steps.fused_step(agreement.TensorOps(), replace(engine.plan(), target=None))
+    assert after is not None
+    after(torch.zeros(2, engine.geometry.nodes, engine.geometry.vocab))
+    assert made.launches == kernels
+
+
+def strategy(tree: Any, rule: Any = None, coupling: Any = "invariant") -> Strategy:
+    return Strategy(name="asked", tree=tree, acceptance=rule or Exact(), coupling=coupling)
+
+
+@compiles
+@pytest.mark.parametrize(
+    ("asked", "temperature", "served"),
+    [
+        (strategy(NoTree()), 1.0, True),
+        (strategy(Window(length=4)), 1.0, True),
+        (strategy(Window(length=4, fresh="above-code")), 1.0, True),
+        (strategy(Window(length=4, fresh="mean")), 1.0, False),
+        (strategy(Window(length=4, siblings=(1,))), 1.0, False),
+        (strategy(Window(length=4)), 0.0, False),
+        (strategy(Window(length=4), coupling="maximal"), 1.0, False),
+        (strategy(Window(length=4), LanternPP(k=4), "maximal"), 1.0, False),
+    ],
+)
+def test_what_has_no_kernel_goes_by_operators(
+    asked: Strategy, temperature: float, served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lantern_accel.decoding.engines import engine_for
+    from lantern_accel.testing.tiny import tiny_model
+
+    backend, _ = doubled_backend(monkeypatch)
+    model = tiny_model(backend, backend.device, torch.float32)
+    engine: Any = engine_for(
+        model.target, None, backend, asked, Sampling(temperature=temperature, cfg_scale=2.0),
+        neighbours=model.neighbours,
+    )  # fmt: skip
+    assert steps.serves(replace(engine.plan(), target=None)) == served
+    assert not steps.serves(engine.plan())  # a whole step has none
+    assert engine.fused.after is None  # preset=safe

@@ -34,11 +34,7 @@ ALONE = ("device",)
 OPENING, BEYOND = 300.0, 20.0
 #: Seconds between an interrupt and a kill.
 PATIENCE = 10.0
-#: An interrupt ends it without a word while it imports, and closes the device later.
-CHILD = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
-    "from lantern_accel.cli.separate import serve; serve()"
-)
+CHILD = "from lantern_accel.cli.separate import serve; serve()"
 
 Message = dict[str, Any]
 
@@ -92,13 +88,14 @@ class Child:
         self.said = ""
         # It finds what this process finds, and nothing else in the folder it is started in.
         alone = ["-P"] if sys.version_info >= (3, 11) else []
-        self.process = subprocess.Popen(
-            [sys.executable, *alone, "-X", "faulthandler", "-c", CHILD, json.dumps(asked)],
-            env=_environment(asked["jobs"]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        with _interrupts_held():
+            self.process = subprocess.Popen(
+                [sys.executable, *alone, "-X", "faulthandler", "-c", CHILD, json.dumps(asked)],
+                env=_environment(asked["jobs"]),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
         self._inbox = inbox
         self._threads = [
             threading.Thread(target=one, daemon=True) for one in (self._forward, self._receive)
@@ -153,6 +150,16 @@ class Child:
         how = "did not answer and was killed" if self.late else ended_by(code)
         where = "; ".join(filter(None, (self.doing, self.said)))
         return f"{how}{where and f' ({where})'}"
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold interrupts back from a process that the block starts, until it can take them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _environment(jobs: int) -> dict[str, str]:
@@ -424,6 +431,7 @@ def serve() -> None:
         warnings.showwarning = show
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             _serve(json.loads(sys.argv[1]), send, sys.stdin)
         except LanternError as error:
             send(error=[type(error).__name__, str(error)])

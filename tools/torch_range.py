@@ -34,8 +34,8 @@ from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.files import cache_dir, write_json, write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
-#: The oldest, two middle and the newest release of the range that pyproject.toml claims.
-VERSIONS = ("2.6.0", "2.9.0", "2.11.0", "2.13.0")
+#: The oldest, middle ones and the newest release of the range that pyproject.toml claims.
+VERSIONS = ("2.6.0", "2.9.0", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 #: Tests of arithmetic, decoding and loading, which torch can break; the rest reads and writes files.
 TESTS = tuple(f"tests/unit/{name}" for name in ("device", "strategy", "families", "decoding"))
 #: What takes part in a run; a change of documents is none.
@@ -327,7 +327,9 @@ def _order(version: str) -> list[int]:
 
 
 def torch_range(
-    versions: list[str] = typer.Argument(None, help="Releases of torch; otherwise all four."),
+    versions: list[str] = typer.Argument(
+        None, help="Releases of torch; otherwise those of the page."
+    ),
     output: Path = typer.Option(..., "--output", "-o", help="The page; JSON is put next to it."),
     keep: Path | None = typer.Option(None, help="Make environments in this folder, and keep them."),
     python: str = typer.Option(sys.executable, help="The Python that environments are made with."),

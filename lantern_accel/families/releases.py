@@ -8,7 +8,7 @@ import re
 from lantern_accel.errors import ModelError
 
 #: From the first release to before the second.
-TESTED = {"diffusers": ("0.37", "0.43"), "transformers": ("5.8", "5.24")}
+TESTED = {"diffusers": ("0.37", "0.43"), "transformers": ("5.8", "5.25")}
 
 
 def _numbers(version: str) -> tuple[int, ...]:

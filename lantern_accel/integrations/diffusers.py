@@ -150,7 +150,7 @@ def accelerate(
     require("diffusers")
     require("transformers")
     restore(pipe)
-    kind = type(pipe)
+    kind: Any = type(pipe)
     if kind.__name__ != "GlmImagePipeline":
         raise ModelError(f"{kind.__name__} cannot be accelerated; diffusers' GlmImagePipeline can")
     check_scheduler(pipe.scheduler)

@@ -43,7 +43,7 @@ class Watch:
         while todo:
             path, one = todo.pop()
             yield path, one
-            for name, inner in one._modules.items():
+            for name, inner in reversed(one._modules.items()):
                 place = f"{path}.{name}" if path else name
                 if inner is not None and not all(p.search(f"{place}.") for p in self.beside):
                     todo.append((place, inner))
@@ -138,7 +138,7 @@ _UNPACKED = "load the model without quantisation"
 
 def _way_out(module: nn.Module) -> str:
     if type(module).__module__.startswith("peft."):
-        return "merge the adapter with merge_and_unload()"
+        return "merge the adapter (merge_and_unload()) or take it out"
     return "put the module back that the library made"
 
 

@@ -269,12 +269,12 @@ class EngineBase(ABC):
         if self.geometry.own_prompts:
             state.start.copy_(prefix_mask.sum(dim=1))
 
-    def randomness(self, seed: int, images: list[int]) -> Tensor:
+    def randomness(self, seed: int | Sequence[int], images: list[int]) -> Tensor:
         """Return what decides a request's images, on the engine's device.
 
         Keys of their noise, int32 ``[B, 3]``, where the seed decides every token; with the coupling
-        ``maximal`` uniforms float32 ``[B, N, columns]``. ``images``: their numbers in the request. Image
-        i gets the same alone and in a batch.
+        ``maximal`` uniforms float32 ``[B, N, columns]``. ``seed``: of all, or of each; ``images``: their
+        numbers in the request. Image i gets the same alone and in a batch.
         """
         g, device = self.geometry, self.state.length.device
         if g.keyed:

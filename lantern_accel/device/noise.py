@@ -46,12 +46,14 @@ def noise_keys(seeds: Sequence[int], images: Sequence[int]) -> Tensor:
     return torch.tensor(words, dtype=torch.int64).to(torch.int32)
 
 
-def image_keys(seed: int, images: Sequence[int]) -> Tensor:
-    """Return the keys of a request's images, int32 ``[B, 3]``."""
-    return noise_keys([seed] * len(images), images)
+def image_keys(seed: int | Sequence[int], images: Sequence[int]) -> Tensor:
+    """Return the keys of a request's images, int32 ``[B, 3]``; ``seed``: of all, or of each."""
+    return noise_keys([seed] * len(images) if isinstance(seed, int) else seed, images)
 
 
-def draw_uniforms(seed: int, images: Sequence[int], steps: int, columns: int) -> Tensor:
+def draw_uniforms(
+    seed: int | Sequence[int], images: Sequence[int], steps: int, columns: int
+) -> Tensor:
     """Return float32 uniforms in (0, 1), ``[len(images), steps, columns]``, on the host.
 
     Those of step s and column c are the word that noise has at position s for code c.

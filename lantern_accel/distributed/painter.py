@@ -142,11 +142,12 @@ class Painter:
             pipeline, request.strategy, request.sampling, size, waiting[0][1]
         )
         found: list[Painted] = []
-        model, left = pipeline.model, list(waiting)
+        left = list(waiting)
         while left or slots.images:
             while left and slots.joinable:
                 item, conditions = one = left.pop(0)
-                rows = model.family.rows(model, conditions, request.sampling)
+                asked = request.sampling, request.negative_prompt, request.size
+                rows = pipeline.rows(conditions, *asked)
                 slots.join(one, rows, item.seed, item.index)
             slots.advance()
             for (item, conditions), made in slots.news():

@@ -55,7 +55,7 @@ class CapturedEngine:
     step: Replay
     steps: Mapping[int, Callable[[], None]]
 
-    def begin(self, rows: Rows, seed: int, images: Sequence[int]) -> None:
+    def begin(self, rows: Rows, seed: int | Sequence[int], images: Sequence[int]) -> None:
         """Run the prompts of a batch, ``rows``; ``seed`` and ``images`` pick each image's randomness."""
         uniforms = self.engine.randomness(seed, list(images))
         self.engine.start(rows.condition, rows.mask, uniforms, self.prefill)

@@ -16,7 +16,7 @@ from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.base import Decoded
 from lantern_accel.decoding.target import above_of, row_of
 from lantern_accel.device.backend import Backend, inferring
-from lantern_accel.errors import DoesNotFitError
+from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.generation.auto import AGAIN_MS, ROUNDS_AGAIN, Auto, describe_auto
 from lantern_accel.generation.comparison import Comparison
@@ -109,6 +109,47 @@ class Loaded:
         if text is not None and not self.engines.capacity.keeps_text(len(prompts)):
             text.release()
         return conditions
+
+    def rows(
+        self,
+        conditions: Conditions,
+        sampling: Sampling,
+        negative: str | None = None,
+        size: Size | None = None,
+    ) -> Rows:
+        """Return what an engine starts from; with ``negative`` guidance leads away from that prompt.
+
+        It takes the place of the last branch, which has no prompt otherwise. Raises RequestError where
+        the model, or the request, has no such branch, or where it cannot hold this text.
+        """
+        rows = self.model.family.rows(self.model, conditions, sampling)
+        if not negative:
+            return rows
+        name = self.model.manifest.name
+        if conditions.condition.dim() == 1:
+            raise RequestError(
+                f"the model {name!r} draws classes, and a negative_prompt is text; leave it out"
+            )
+        if sampling.branches != 2:
+            raise RequestError(
+                "a negative_prompt takes the place of guidance's second branch, and this request has "
+                f"{sampling.branches}; set cfg_scale or guidance_scale above 1 where the model has "
+                "guidance, or leave negative_prompt out"
+            )
+        count = len(conditions.condition)
+        against = self.conditions([negative], size).pick([0] * count)
+        own = len(rows.mask) > count
+        same = own or bool((against.mask == conditions.mask).all())
+        if against.condition.shape != conditions.condition.shape or not same:
+            raise RequestError(
+                f"the model {name!r} runs a prompt and its negative_prompt under one mask, so both need "
+                "as many tokens; write one as long as the other"
+            )
+        condition, mask = rows.condition.clone(), rows.mask
+        condition[count:] = against.condition
+        if own:
+            mask = torch.cat((mask[:count], against.mask.to(mask.device)))
+        return Rows(condition, mask)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raise :class:`RequestError` for a prompt that this model cannot draw."""
@@ -212,6 +253,8 @@ class Loaded:
             auto=auto,
             sampling=request.sampling,
             seed=request.seed,
+            seeds=None if request.seeds is None else list(request.seeds),
+            negative_prompt=request.negative_prompt,
             batch_size=batch,
             buffers_bytes=buffers,
             lantern_accel=__version__,

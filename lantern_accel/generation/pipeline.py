@@ -214,7 +214,7 @@ class Pipeline(Loaded):
                     return self._draw(request, on_progress, on_images, only)
                 except (BackendError, RuntimeError) as error:  # torch's own are RuntimeErrors
                     self._move_on(error)
-                    settings = {**settings, "seed": request.seed}
+                    settings = {**settings, "seed": request.seeds or request.seed}
 
     @takes_settings
     def stream(
@@ -283,12 +283,12 @@ class Pipeline(Loaded):
                 spare = size - len(chunk)
                 full = [*chunk, *[chunk[-1]] * spare]
                 picked = conditions.pick([index // request.num_images for index in full])
-                rows = self.model.family.rows(self.model, picked, sampling)
+                rows = self.rows(picked, sampling, request.negative_prompt, request.size)
                 ready = self.engine_for(rows, size, strategy, sampling, shape)
                 engine = ready.engine
                 buffers = max(buffers, engine.nbytes)
                 with watch() as prefill:
-                    ready.begin(rows, request.seed, full)
+                    ready.begin(rows, *request.randomness(full))
                     if spare:  # rows that nobody asked for are finished
                         engine.leave_out(len(chunk))
                 tokens = engine.geometry.tokens
@@ -300,7 +300,7 @@ class Pipeline(Loaded):
                 self.auto.learn(engine, strategy, size, sampling)
                 with watch() as drawing:
                     asked = [request.prompts[index // request.num_images] for index in chunk]
-                    seeds = [request.seed + index for index in chunk]
+                    seeds = [seed + at for seed, at in zip(*request.randomness(chunk), strict=True)]
                     made = self.pictures(done.tokens, shape, asked, seeds)
                     describe(made, request, chunk[: len(made)], self.model.manifest.name)
                 done = Decoded(**{name: value[: len(chunk)] for name, value in vars(done).items()})

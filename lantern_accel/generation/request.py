@@ -37,6 +37,8 @@ class GenerationRequest(Frozen):
     sampling: Sampling
     num_images: int = Field(1, ge=1, le=MOST_IMAGES, description="images per prompt")
     seed: int = Field(ge=0, lt=SEEDS)
+    seeds: tuple[int, ...] | None = Field(None, description="of each image; None: one for all")
+    negative_prompt: str | None = Field(None, description="what guidance leads away from")
     batch_size: int | None = Field(None, ge=1, le=MOST_BATCH, description="images decoded together")
     size: tuple[int, int] | None = Field(None, description="width and height in pixels")
 
@@ -44,6 +46,15 @@ class GenerationRequest(Frozen):
     def count(self) -> int:
         """Images in all."""
         return len(self.prompts) * self.num_images
+
+    def randomness(self, indices: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return what decides these images: their seeds, and their numbers under these.
+
+        An image with a seed of its own is the one that this seed draws alone.
+        """
+        if self.seeds is None:
+            return [self.seed] * len(indices), list(indices)
+        return [self.seeds[index] for index in indices], [0] * len(indices)
 
 
 def build_request(
@@ -74,12 +85,22 @@ def build_request(
     final = validated(Sampling, values, "sampling")
     if changes.get("tree") is None and not isinstance(name, Strategy):
         chosen = tuned(chosen, final.temperature)
+    images, seed, seeds = settings.num_images or 1, settings.seed, None
+    if isinstance(seed, tuple):
+        if len(seed) != images * len(prompts):
+            raise RequestError(
+                f"there are {len(seed)} seeds for {images * len(prompts)} images; give one for each, or "
+                "one number for all"
+            )
+        seed, seeds = seed[0], seed
     return GenerationRequest(
         prompts=prompts,
         strategy=chosen,
         sampling=final,
-        num_images=settings.num_images or 1,
-        seed=secrets.randbits(31) if settings.seed is None else settings.seed,
+        num_images=images,
+        seed=secrets.randbits(31) if seed is None else seed,
+        seeds=seeds,
+        negative_prompt=settings.negative_prompt or None,
         batch_size=settings.batch_size,
         size=settings.size,
     )

@@ -98,6 +98,8 @@ class GenerationStats(Frozen):
     auto: str | None = Field(None, description="what auto stood for; None: the strategy was named")
     sampling: Sampling
     seed: int
+    seeds: list[int] | None = Field(None, description="of each image; None: one for all")
+    negative_prompt: str | None = None
     batch_size: int
     buffers_bytes: int = Field(description="static caches and state of the decoding engine")
     lantern_accel: str
@@ -198,18 +200,21 @@ def describe(
     for image, index in zip(images, indices, strict=True):
         about = {
             "prompt": request.prompts[index // request.num_images],
-            "seed": request.seed,
-            "image": index,
+            "seed": request.randomness([index])[0][0],
+            "image": request.randomness([index])[1][0],
             "model": model,
             "strategy": request.strategy.name,
+            "negative_prompt": request.negative_prompt or "",
             "sampling": request.sampling.model_dump_json(exclude_none=True),
             "lantern_accel": __version__,
         }
-        image.info.update({name: str(value) for name, value in about.items()})
+        image.info.update({name: str(value) for name, value in about.items() if value != ""})
 
 
 #: What :func:`describe` notes.
-DESCRIBED = ("prompt", "seed", "image", "model", "strategy", "sampling", "lantern_accel")
+DESCRIBED = (
+    "prompt", "negative_prompt", "seed", "image", "model", "strategy", "sampling", "lantern_accel",
+)  # fmt: skip
 
 
 def pictures(pixels: Tensor) -> list[Image]:

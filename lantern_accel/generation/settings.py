@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -32,6 +32,9 @@ def _said(text: str, *names: str, shown: type | None = None, **more: Any) -> Any
     return Field(None, description=text, json_schema_extra=extra, **more)  # type: ignore[arg-type]
 
 
+Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
+
+
 class Settings(Frozen):
     """What one request asks for; None leaves a preset's or the model's default."""
 
@@ -49,10 +52,12 @@ class Settings(Frozen):
         "--relaxed/--no-relaxed",
     )
     num_images: int | None = _said("Images per prompt.", "-n", ge=1, le=MOST_IMAGES)
-    seed: int | None = _said(
-        "Fixes the images, the same ones under every exact strategy. Default: a random one, printed.",
-        ge=0,
-        lt=SEEDS,
+    seed: Seed | tuple[Seed, ...] | None = _said(
+        "Fixes the images, the same ones under every exact strategy. Default: a random one, printed. In "
+        "Python a list gives each image its own."
+    )
+    negative_prompt: str | None = _said(
+        "What guidance leads away from, in place of the empty prompt.", max_length=MOST_PROMPT
     )
     batch_size: int | None = _said("Images decoded together.", "--batch", "-b", ge=1, le=MOST_BATCH)
     size: tuple[int, int] | None = _said(

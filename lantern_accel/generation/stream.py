@@ -177,8 +177,9 @@ class Stream:
             with self._timed("prefill"):
                 index = self._wanted.pop(0)
                 picked = conditions.pick([index // request.num_images])
-                rows = pipeline.model.family.rows(pipeline.model, picked, request.sampling)
-                slots.join(index, rows, request.seed, index)
+                asked = request.sampling, request.negative_prompt, request.size
+                (seed,), (at,) = request.randomness([index])
+                slots.join(index, pipeline.rows(picked, *asked), seed, at)
         with self._timed("decode"):
             slots.advance()
         for index, one in slots.news():
@@ -198,7 +199,8 @@ class Stream:
             tokens = one.decoded.tokens[0]
             prompt = request.prompts[index // request.num_images]
             with self._timed("pixels"):
-                of = conditions.shape, [prompt], [request.seed + index]
+                (seed,), (at,) = request.randomness([index])
+                of = conditions.shape, [prompt], [seed + at]
                 image = next(iter(pipeline.pictures(one.decoded.tokens, *of)), None)
             if image is not None:
                 describe([image], request, [index], pipeline.model.manifest.name)

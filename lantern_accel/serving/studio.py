@@ -365,29 +365,10 @@ class Studio:
                 conditions = family.conditions_of(
                     model, [request.ids], self.backend.device, request.grid
                 )
-            rows = model.family.rows(model, conditions, request.sampling)
-            if request.body.negative_prompt:
-                rows = self._against(rows, conditions, request)
+            against = request.body.negative_prompt
+            rows = self.pipeline.rows(conditions, request.sampling, against, request.size)
         picture.conditions, picture.rows = conditions, rows
         picture.job.notes = tuple(dict.fromkeys((*picture.job.notes, *notes)))
-
-    def _against(self, rows: Rows, conditions: Conditions, request: ImageRequest) -> Rows:
-        """Return rows whose unconditional branch is the negative prompt's."""
-        if request.sampling.branches != 2:
-            raise RequestError(
-                "a negative_prompt takes the place of guidance's second branch, and this request has "
-                f"{request.sampling.branches}; set guidance_scale above 1, or leave it out"
-            )
-        against = self.pipeline.conditions([str(request.body.negative_prompt)], request.size)
-        same = against.condition.shape == conditions.condition.shape
-        if not (same and len(rows.mask) == 1 and bool((against.mask == conditions.mask).all())):
-            raise RequestError(
-                f"the model {self.pipeline.model.manifest.name!r} runs a prompt and its negative_prompt "
-                "under one mask, so both need as many tokens; write one as long as the other"
-            )
-        condition = rows.condition.clone()
-        condition[1:] = against.condition
-        return Rows(condition, rows.mask)
 
     @inferring
     def _finish(self, slots: Slots[Picture], picture: Picture, drawn: Drawn) -> None:

@@ -70,7 +70,8 @@ def _attention(nodes: int, width: int) -> Case:
     types = {**HALVES, "scale": "fp32"}
     shape = f"{nodes} queries, heads of {width}"
     made = "attend", shape, "tree_attention", "_attend", constants, types
-    return Case(*made, plan.warps, {"num_stages": 1})
+    aligned = frozenset({"q_row", "q_node", "q_head", "reach", "capacity"})
+    return Case(*made, plan.warps, {"num_stages": 1}, aligned)
 
 
 def _few(name: str, after: int, rows: int) -> Case:
@@ -111,9 +112,8 @@ def _rounded(name: str, bits: int, rows: int) -> Case:
     types |= {"bias": "*bf16", "out": "*fp32"}
     options = {"num_stages": rounded.STAGES}
     shape = f"{name}, up to {rows} rows"
-    return Case(
-        "rounded", shape, "rounded", "_product", constants, types, rounded.warps_of(rows), options
-    )
+    warps, aligned = rounded.warps_of(rows, bits), frozenset({"ld", "ld_x", "inputs", "outputs"})
+    return Case("rounded", shape, "rounded", "_product", constants, types, warps, options, aligned)
 
 
 def cases() -> list[Case]:

@@ -194,9 +194,12 @@ def _together(parts, bias, out, count, size, outputs, BIAS: tl.constexpr, BLOCK:
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
-def warps_of(rows: int) -> int:
-    """Return the warps of a program for a block of ``rows``; sums of 64 fill the registers of four."""
-    return 4 if rows < 64 else 8
+def warps_of(rows: int, bits: int) -> int:
+    """Return the warps of a program for a block of ``rows``; sums of 64 fill the registers of four.
+
+    But for 6 bits, whose four products leave eight warps too few registers each.
+    """
+    return 4 if rows < 64 or bits == 6 else 8
 
 
 def pieces_of(inputs: int, outputs: int, cores: int) -> int:
@@ -229,7 +232,7 @@ def _multiplied(
             flat, codes, step, step if offset is None else offset, added, found,
             rows, flat.stride(0), inputs, outputs, ld, share,
             BITS=bits, BIAS=bias is not None, WHOLE=whole, BLOCK_M=block, BLOCK_N=OUTPUTS,
-            num_warps=warps_of(block), num_stages=STAGES,
+            num_warps=warps_of(block, bits), num_stages=STAGES,
         )  # fmt: skip
         if not whole:
             size = rows * outputs

@@ -17,7 +17,7 @@ FILES = {
     "test_advance.py": (2, 4),
     "test_few.py": (12, 3),
     "test_kernels.py": (11, 6),
-    "test_race.py": (7, 4),
+    "test_race.py": (6, 4),
     "test_rounded.py": (25, 8),
     "test_sampling_kernels.py": (25, 9),
 }

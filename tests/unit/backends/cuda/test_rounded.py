@@ -176,7 +176,7 @@ def _compiled(bits: int, block: int, generation: int, whole: bool):
         # Tensors begin at multiples of 16 bytes, and lines of codes are multiples of 16 long.
         attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
     )
-    options = {"num_warps": module.warps_of(block), "num_stages": module.STAGES}
+    options = {"num_warps": module.warps_of(block, bits), "num_stages": module.STAGES}
     return triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options)
 
 

@@ -174,7 +174,7 @@ class DeviceBackend(Backend):
             out if out is not None else super().guide(logits, token, scale, image_scale, penalties)
         )
 
-    def filter(self, logits: Tensor, given: Filter) -> Tensor:
+    def filter(self, logits: Tensor, given: Filter, tables: None = None) -> Tensor:
         """Make probabilities of logits, without a sort where there are native kernels."""
         out = None
         if self.kernels is not None:

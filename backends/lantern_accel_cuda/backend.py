@@ -293,7 +293,7 @@ class DeviceBackend(Backend):
                 return found
         return super().guide(logits, token, scale, image_scale, penalties)
 
-    def filter(self, logits: Tensor, given: Filter) -> Tensor:
+    def filter(self, logits: Tensor, given: Filter, tables: None = None) -> Tensor:
         """Return the float32 probabilities ``[..., V]`` that a filter makes of logits; no sort."""
         if self.uses("filter"):
             from lantern_accel_cuda.kernels import sampling

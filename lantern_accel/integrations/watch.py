@@ -3,7 +3,7 @@
 Parts of a decoder are copies: packed matrices, rows in another order, a copy in fewer bits for drafts.
 So a call compares first. Kinds of modules, hooks, and where tensors lie are compared one by one; values
 are compared by sums of their bits, since a write through ``.data`` (as of an adapter that is merged)
-leaves no other trace. The sums read the weights once, as one decoding step does.
+leaves no other trace. The sums read the weights twice, as two decoding steps do.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Watch:
         return found
 
     def _sums(self) -> tuple[int, ...]:
-        """Return a sum of the bits of every tensor, in which a row's place counts."""
+        """Return a sum of the bits of every tensor, in which a number's place counts."""
         with torch.no_grad():
             sums = [_sum(t) for _, t in self.tensors() if not t.is_meta]
             by_device: dict[torch.device, list[Tensor]] = {}
@@ -154,14 +154,16 @@ def _other(where: str, what: str, way_out: str) -> ModelError:
 
 
 def _sum(tensor: Tensor) -> Tensor:
-    """Return int64 ``[]``: the sum of a tensor's bits; of a matrix each row's times an odd number."""
+    """Return int64 ``[]``: a sum of a tensor's bits in which places of rows and columns count."""
     t = tensor.detach()
     if not t.is_contiguous():
         t = t.contiguous()
-    if t.dim() < 2:
-        return _bits(t.reshape(-1)).sum(dtype=torch.int64)
-    rows = _bits(t.reshape(len(t), -1)).sum(dim=1, dtype=torch.int64)
-    return (rows * _odd(len(rows), rows.device)).sum()
+    if not t.numel():
+        return torch.zeros((), dtype=torch.int64, device=t.device)
+    words = _bits(t.reshape(len(t) if t.dim() > 1 else 1, -1))
+    rows, columns = words.sum(dim=1, dtype=torch.int64), words.sum(dim=0, dtype=torch.int64)
+    first, second = ((one * _odd(len(one), one.device)).sum() for one in (rows, columns))
+    return first + second
 
 
 def _bits(t: Tensor) -> Tensor:

@@ -72,6 +72,11 @@ def rows_swapped(model: Any) -> None:
     weight.copy_(weight.flip(0))
 
 
+def columns_swapped(model: Any) -> None:
+    weight = layer(model).mlp.up_proj.weight.data
+    weight.copy_(weight.flip(1))
+
+
 def merged(model: Any) -> None:
     weight = layer(model).mlp.down_proj.weight
     generator = torch.Generator().manual_seed(1)
@@ -103,8 +108,8 @@ def rounded(model: Any) -> None:
 
 
 CHANGES = [
-    loaded, assigned, in_place, one_number_by_data, rows_swapped, merged, trained, replaced, tied,
-    turned_otherwise, rounded,
+    loaded, assigned, in_place, one_number_by_data, rows_swapped, columns_swapped, merged, trained,
+    replaced, tied, turned_otherwise, rounded,
 ]  # fmt: skip
 
 

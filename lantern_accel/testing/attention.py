@@ -112,7 +112,7 @@ def _leaked(
     # found (T + s t) = S + s x, for one share s of all: least squares.
     left, right = found * totals[1] - sums[1], sums[0] - found * totals[0]
     share = float((left * right).sum() / left.square().sum())
-    if not 0 < share < 1:
+    if not 0 < share < 0.99:  # all of it: the mask is not used
         return share, None
     return share, (sums[0] + share * sums[1]) / (totals[0] + share * totals[1])
 

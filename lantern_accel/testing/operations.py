@@ -287,8 +287,9 @@ def _wrong_norms(got: Tensor, x: Tensor, weight: Tensor, eps: float) -> dict[str
     small = ((mean < 1e-3) & (mean > 0)).expand_as(x) & root.isfinite()
     if bool(small.any()):
         seen = float((root.square() - mean)[small].median())
-        if seen > 0:
-            found[f"eps is {seen:.2g}, not {eps:g}"] = _normed(x, weight, seen)
+        if seen > eps / 100:
+            shown = f"{seen:.2g}" if got.dtype == torch.float32 else f"{seen:.1g}"
+            found[f"eps is {shown}, not {eps:g}"] = _normed(x, weight, seen)
     return found
 
 

@@ -140,14 +140,18 @@ def _cause(
     """Return the mistake that would give what was found; None: none that is known."""
     if not bool(found.isfinite().all()):
         return "a row with nothing to see, or an overflow: some values are not finite"
+    fits: dict[str, float] = {}
     for name, would in causes.items():
         if would.shape != found.shape:
             continue
-        near = tolerance
+        near = torch.as_tensor(tolerance, dtype=torch.float64)
         if isinstance(tolerance, Tensor):  # made for values as large as those expected
-            near = tolerance * (would / want).abs().nan_to_num(nan=1.0, posinf=1e30).clamp(min=1.0)
-        if bool(((found - would).abs() <= near).all()):
-            return name
+            near = near * (would / want).abs().nan_to_num(nan=1.0, posinf=1e30).clamp(min=1.0)
+        off = (found - would).abs()
+        if bool((off <= near).all()):
+            fits[name] = float((off / near.clamp(min=1e-300)).sum())
+    if fits:
+        return min(fits, key=lambda name: fits[name])
     scale = float((found * want).sum() / (want * want).sum())
     if abs(scale) > 1e-3 and bool(((found - scale * want).abs() <= tolerance).all()):
         if abs(scale + 1) < 1e-3:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from inspect import isfunction
 
 import pytest
+import torch
 from support.faults import FAULTS, WITHOUT, Fault, scaffold, small_shapes
 
 from lantern_accel.device.backend import Backend
@@ -23,6 +24,19 @@ def test_a_fault_is_found_and_named(fault: Fault, monkeypatch: pytest.MonkeyPatc
     outcome = run_check(fault.backend(), fault.check, CHECKS[fault.check])
     assert outcome.state == "failed", outcome
     assert fault.says in outcome.detail
+
+
+#: Methods whose first argument has the dtype that a device computes in.
+IN_ANY_DTYPE = ("linear", "linear_add", "logits", "rms_norm", "swiglu", "rotate", "attend", "trunk")
+ROUGH = [fault for fault in FAULTS if fault.method in IN_ANY_DTYPE]
+
+
+@pytest.mark.parametrize("fault", ROUGH, ids=[fault.words for fault in ROUGH])
+def test_a_fault_of_bfloat16_alone_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_shapes(monkeypatch)
+    outcome = run_check(fault.backend(torch.bfloat16), fault.check, CHECKS[fault.check])
+    assert outcome.state == "failed", outcome
+    assert fault.says in outcome.detail and "bfloat16" in outcome.detail
 
 
 @pytest.mark.parametrize("check", PASS_WHERE_RIGHT)

@@ -66,17 +66,22 @@ class Fault:
     says: str
     make: Make
 
-    def backend(self) -> Backend:
-        """An opened backend that has the fault."""
+    def backend(self, dtype: torch.dtype | None = None) -> Backend:
+        """An opened backend that has the fault; ``dtype``: only where it is called with one of it."""
         parent, name, make = scaffold(), self.method, self.make
         made: list[Callable[..., Any]] = []
 
         def wrong(self: Any, *args: Any, **kwargs: Any) -> Any:
+            right = getattr(super(kind, self), name)
+            if dtype is not None and all(getattr(one, "dtype", None) != dtype for one in args):
+                return right(*args, **kwargs)
             if not made:
-                made.append(make(getattr(super(kind, self), name)))
+                made.append(make(right))
             return made[0](*args, **kwargs)
 
         kind = type("DeviceBackend", (parent,), {name: wrong})
+        if dtype is not None:
+            kind.compute_dtypes = lambda self: (torch.float32, dtype)  # type: ignore[method-assign]
         return kind(0)  # the scaffold's takes the device's number
 
 

@@ -16,6 +16,7 @@ from support.crashing import write_crashing
 from lantern_accel.cli import main, separate
 from lantern_accel.device.conformance import Outcome, Report, difference
 from lantern_accel.errors import DeviceRequestError, RequestError
+from lantern_accel.testing.certificate import Certificate
 
 COMMAND = "import lantern_accel.cli as c; raise SystemExit(c.main())"
 
@@ -89,6 +90,19 @@ def test_an_interrupted_run_leaves_what_ran_and_is_resumed(glass: Path) -> None:
     )
     assert seen == ["whole.leak"]
     assert [one.name for one in again.outcomes] == ["whole.one", "whole.leak"]
+
+
+@pytest.mark.long
+def test_a_certificate_is_made_in_one_more_process(glass: Path) -> None:
+    page = glass / "card.md"
+    only = ["whole.one", "drop.first"]
+    separate.conform("glass", {}, only=only, limit=60, certificate=page, command="as it was typed")
+    card = Certificate.model_validate_json(page.with_suffix(".json").read_text())
+    assert (card.verdict, card.command) == ("incomplete", "as it was typed")
+    assert {one.name for one in card.report.outcomes} == set(only)
+    assert "drop.crash" in card.not_run and "kv.slots" in card.not_run
+    assert card.counters_after == {"opened": 2}  # of both groups' processes
+    assert {one.by for one in card.served if one.calls} == {"reference"}
 
 
 def test_what_opening_raises_is_raised_here() -> None:

@@ -36,6 +36,7 @@ from lantern_accel.memory.limits import Capacity
 from lantern_accel.memory.plan import size as written
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
+from lantern_accel.strategy.sources import fault_of
 from lantern_accel.strategy.values import AUTO, NeighbourSpace, Sampling, SelfDrafts, Strategy
 
 #: Engines (buffers of one bucket) that are kept for reuse.
@@ -404,7 +405,12 @@ def explained(
     try:
         yield
     except Exception as error:
-        known: Exception | None = error
+        known: Exception | None = None
+        if isinstance(error, BackendError) or not isinstance(error, LanternError):
+            known = fault_of(error)
+        if known is not None:
+            raise known from error
+        known = error
         if not isinstance(error, LanternError):
             known = backend.explain(error)
         if isinstance(known, DeviceLostError):

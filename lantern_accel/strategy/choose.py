@@ -6,6 +6,7 @@ from typing import Any
 
 from lantern_accel.errors import StrategyError, shown
 from lantern_accel.strategy.rules import AcceptanceRule, parse_rule
+from lantern_accel.strategy.sources import named_sources
 from lantern_accel.strategy.values import AUTO, NoTree, Strategy, Window, named_strategy
 
 #: Changes that belong to one strategy, with those to ask for in place of auto.
@@ -49,6 +50,9 @@ def choose_strategy(defaults: Any, strategy: str | Strategy, **changes: Any) -> 
         from lantern_accel.strategy.trees import parse_tree
 
         changes["tree"] = parse_tree(changes["tree"])
+    own = getattr(changes.get("tree"), "kind", None)
+    if strategy == AUTO and own in named_sources():  # one that is a strategy by itself
+        strategy = own
     accept = changes.pop("accept", None)
     relaxed = changes.pop("relaxed", None)
     if strategy == AUTO:

@@ -9,6 +9,7 @@ kind that nothing has defined is looked up among the entry points of the group
 
 from __future__ import annotations
 
+import traceback
 from abc import abstractmethod
 from importlib.metadata import entry_points
 from typing import Annotated, Any, ClassVar, Self
@@ -125,6 +126,29 @@ def source_class(kind: str) -> type[DraftSource] | None:
     """Return the source of this kind; None: there is none. Raises StrategyError for a broken package."""
     known = kind in SOURCES or any(entry_points(group=GROUP, name=kind))
     return DraftSource.of_kind(kind) if known else None
+
+
+def fault_of(error: BaseException) -> StrategyError | None:
+    """Return what to say of an error from the code of a package that brings a source; None: from ours."""
+    ours = {__name__.partition(".")[0], "__main__"}
+    brought = {
+        name: kind
+        for kind, one in SOURCES.items()
+        if (name := one.__module__.partition(".")[0]) not in ours
+    }
+    place: str | None = None
+    seen: BaseException | None = error
+    while brought and seen is not None:
+        for frame, line in traceback.walk_tb(seen.__traceback__):
+            kind = brought.get(str(frame.f_globals.get("__name__", "")).partition(".")[0])
+            if kind is not None:
+                text = " ".join(str(seen).split())
+                where = f"{frame.f_code.co_filename}, line {line}"
+                place = f"{kind!r} failed in {where} ({type(seen).__name__}: {text})"
+        seen = seen.__cause__
+    if place is None:
+        return None
+    return StrategyError(f"the source of drafts {place}; mend it there, or draft with another")
 
 
 def named_sources() -> list[str]:

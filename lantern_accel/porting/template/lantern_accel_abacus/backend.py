@@ -87,6 +87,10 @@ class DeviceBackend(Backend):
     # # speak of.
     # simulated: bool = False
 
+    # # Why this device cannot be used in this process any more, as a sentence; empty where it
+    # # can.
+    # unusable: str = ""
+
     # def support(self, capability: str) -> Support:
     #     """Answer for one of :data:`CAPABILITIES`; raises BackendError for any other name."""
     #     return super().support(capability)
@@ -198,6 +202,14 @@ class DeviceBackend(Backend):
     # def energy_mj(self) -> int | None:
     #     """Read the energy meter in millijoules since some fixed time; None without a meter."""
     #     return super().energy_mj()
+
+    # def after_fork(self) -> None:
+    #     """Get ready in a child of ``fork``, or set :attr:`unusable`; must not compute, and never
+    #     raises.
+    #
+    #     A child has none of its parent's threads, and hardly a driver can be used in one.
+    #     """
+    #     return super().after_fork()
 
     # def close(self) -> None:
     #     """Give back what the backend holds; calling it twice is harmless."""
@@ -320,7 +332,9 @@ class DeviceBackend(Backend):
     #     ``weight``: a matrix ``[out, in]``, or what :meth:`pack` returned for one; ``how``: a
     #     :class:`~lantern_accel.nn.rounding.Rounding`; ``drafts``: of a copy that drafts, of whose
     #     groups no range is cut. It gives what :func:`~lantern_accel.nn.rounding.rounded` and
-    #     :meth:`pack_rounded` would; None where the device has nothing faster than these two.
+    #     :meth:`pack_rounded` would; None where the device has nothing faster than these two. A
+    #     format with floating-point codes is the device's own: None where it multiplies none, which
+    #     refuses it.
     #     """
     #     return super().pack_fewer(weight, how, drafts)
 
@@ -452,6 +466,18 @@ class DeviceBackend(Backend):
     # # it.
     # index: torch.dtype = torch.int64
 
+    # # Bytes that an engine may hold of noise, made once per image where all of it fits in them.
+    # #
+    # # A step then looks up a row for each token in place of computing it: a device on which what
+    # # is launched costs more than what is read sets it. The bits are :meth:`noise`'s either way.
+    # noise_bytes: int = 0
+
+    # # Whether one :meth:`filter` of all rows of a tree takes less time than two of those that
+    # # count.
+    # #
+    # # Leaves that are not visited are then filtered, too; what comes of it is the same.
+    # filters_trees: bool = False
+
     # def held(self, buffer: Tensor) -> Tensor:
     #     """Return what a static buffer holds now, for a step that reads it late and writes it early.
     #
@@ -502,15 +528,23 @@ class DeviceBackend(Backend):
     #     """
     #     return super().guide(logits, token, scale, image_scale, penalties)
 
-    # def filter(self, logits: Tensor, given: Filter) -> Tensor:
+    # def filter_tables(self, device: torch.device) -> Any:
+    #     """Return what :meth:`filter` takes as ``tables``, made once for an engine.
+    #
+    #     None where it takes nothing, as the reference: then it is called without.
+    #     """
+    #     return super().filter_tables(device)
+
+    # def filter(self, logits: Tensor, given: Filter, tables: Any = None) -> Tensor:
     #     """Return the probabilities ``[..., V]`` that a filter makes of logits ``[..., V]``, all
     #     float32.
     #
     #     Logits over the temperature; then top-k, which keeps values equal to the k-th, and top-p,
     #     which keeps a code while the codes before it hold p or less, in the order that
-    #     ``given.p_first`` says; then a softmax. 0 and None leave a filter out.
+    #     ``given.p_first`` says; then a softmax. 0 and None leave a filter out. ``tables``: what
+    #     :meth:`filter_tables` made.
     #     """
-    #     return super().filter(logits, given)
+    #     return super().filter(logits, given, tables)
 
     # def draw(self, weights: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
     #     """Draw by inverse CDF: codes ``[...]`` from weights ``[..., V]`` (any sum), uniforms
@@ -556,6 +590,14 @@ class DeviceBackend(Backend):
     #     Arguments as in :meth:`race`.
     #     """
     #     return super().perturb(weights, keys, positions)
+
+    # def noise(self, keys: Tensor, positions: Tensor, codes: int) -> Tensor:
+    #     """Return the noise of all codes at positions, float32 ``[B, T, codes]``.
+    #
+    #     The same bits on every device (:func:`lantern_accel.device.noise.exponential`); ``keys``
+    #     and ``positions`` as in :meth:`race`.
+    #     """
+    #     return super().noise(keys, positions, codes)
 
     # def likeliest(
     #     self, weights: Tensor, count: int, luck: Tensor | None = None

@@ -82,7 +82,8 @@ def test_what_was_cancelled_and_what_failed(tiny_model, monkeypatch, stream):
         served.until(lambda: ended(served, "cancelled") == 1)
         late = threading.Thread(target=lambda: httpx.post(served.url + PATH, json=body, timeout=60))
         late.start()
-        time.sleep(1.2)
+        served.until(lambda: served.counted("queue_images") == 1)
+        time.sleep(1.1)  # its deadline
         hold.go.set()
         late.join(30)
         served.until(lambda: ended(served, "failed") == 1)
@@ -153,7 +154,7 @@ def test_a_stream_behind_others_outlives_a_proxy_that_cuts_silence(
         )
         ahead.start()
         assert hold.inside.wait(20)
-        with proxied(served.server.ports[0], 1.0) as address:
+        with proxied(served.server.ports[0], 1.5) as address:
             client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
             served.clients.append(client)
             own = {"seed": 7, "strategy": "vanilla"}
@@ -163,7 +164,7 @@ def test_a_stream_behind_others_outlives_a_proxy_that_cuts_silence(
                     list(client.images.generate(**given))
                 hold.go.set()
                 return
-            threading.Timer(2.5, hold.go.set).start()
+            threading.Timer(3.5, hold.go.set).start()
             began = time.monotonic()
             events = list(client.images.generate(**given))
             assert time.monotonic() - began > 2  # it waited longer than the proxy has patience

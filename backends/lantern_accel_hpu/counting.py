@@ -97,7 +97,7 @@ def kth_largest(x: Tensor, k: int, made: Bars | None = None) -> Tensor:
         cell = found if cell is None else found.add(cell, alpha=table.shape[-1] + 1)
     assert cell is not None
     known = search.within.index_select(0, cell.flatten()).view(*rows, -1)
-    low, *steps = known.split(list(search.widths), dim=-1)
+    low, *steps = torch.split_with_sizes(known, list(search.widths), dim=-1)
     for step in steps:
         bar = low + step
         low = torch.where(reached(bar), bar, low).amax(dim=-1, keepdim=True)

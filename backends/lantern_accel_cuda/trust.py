@@ -137,9 +137,10 @@ def _runs(pid: int) -> bool:
 
 
 def source_digest() -> str:
-    """Return a digest of the kernels' source and of what checks them."""
+    """Return a digest of the kernels' source, of what launches them and of what checks them."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in [*sorted((here / "kernels").glob("*.py")), here / "agreement.py"]:
+    others = [here / name for name in ("agreement.py", "layers.py", "steps.py", "choosing.py")]
+    for path in [*sorted((here / "kernels").glob("*.py")), *others]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

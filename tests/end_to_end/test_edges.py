@@ -107,11 +107,11 @@ def test_a_disk_that_fills_up_keeps_the_images_before(
 
     real, left = pictures.save_image, [2]
 
-    def save(image: Any, path: Path) -> None:
+    def save(image: Any, path: Path, *more: Any) -> None:
         left[0] -= 1
         if left[0] < 0:
             raise OSError(28, "No space left on device", str(path))
-        real(image, path)
+        real(image, path, *more)
 
     words = ["generate", "red heart", "-m", str(tiny_model), "-d", "cpu", "-s", "vanilla", "-n",
              "4", "-b", "1", "--seed", "3", "-q", "-o", str(tmp_path / "p.png")]  # fmt: skip

@@ -24,8 +24,8 @@ FIRST = ("llamagen-xl-384", "llamagen-b-256")
 SIZES = ("llamagen-xl-384", "llamagen-3b-384")
 RACES = {"llamagen": "race_official", "lantern": "race_lantern"}
 #: Groups of the kit that a short look, and another set of options, are checked by.
-SHORT = ("kv", "attention", "accept")
-OTHERS = ("kv", "attention", "replay")
+SHORT = ("kv", "operation", "attention", "accept")
+OTHERS = ("kv", "operation", "attention", "replay")
 #: Groups of the kit at once at most, where the host has the processors.
 JOBS = 12
 

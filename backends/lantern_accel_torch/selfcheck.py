@@ -18,14 +18,19 @@ if TYPE_CHECKING:
     from lantern_accel_torch.accelerator import Accelerator
     from lantern_accel_torch.backend import DeviceBackend
 
-#: What is checked: every operation once, and whole images against the CPU's rules.
+#: What is checked: operations next to float64, and whole images against the CPU's rules.
 CHECKS = (
     "kv.round_trip",
     "kv.sentinels",
+    "operation.linear",
+    "operation.rms_norm",
+    "operation.swiglu",
+    "operation.rotate",
     "attention.float64",
     "accept.ties",
     "accept.decisions",
     "draw.scan",
+    "draw.noise",
     "decode.weights_from_outside",
     "decode.greedy",
 )

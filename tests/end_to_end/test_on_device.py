@@ -30,7 +30,12 @@ def test_a_device_is_checked_and_a_second_run_goes_on(tool, tmp_path: Path, caps
     assert "- backend: cpu" in report
     assert " passed" in report
     outcomes = json.loads((tmp_path / "conform.json").read_text())["outcomes"]
-    assert {one["name"].partition(".")[0] for one in outcomes} == {"kv", "attention", "accept"}
+    assert {one["name"].partition(".")[0] for one in outcomes} == {
+        "kv",
+        "operation",
+        "attention",
+        "accept",
+    }
     assert capsys.readouterr().out.count("running") == 2
     assert tool.main(arguments) == 0
     assert "device (1 of" in (out := capsys.readouterr().out)

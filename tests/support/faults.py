@@ -501,6 +501,8 @@ FAULTS = [
           after(lambda none: MemoryUse(in_use=1, peak=1))),
     Fault("a meter that never moves", "energy_mj", "device.energy", "the meter shows 0.0 W",
           after(lambda none: 5)),
+    Fault("noise whose words are exchanged", "noise", "draw.noise", "the two words of a counter are",
+          after(lambda out: out.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))),
 ]  # fmt: skip
 
 #: Methods of the interface without a fault here, and why.
@@ -515,6 +517,8 @@ WITHOUT = {
     "compile": "training's, and torch's own compiler",
     "optimiser": "training's, and torch's own AdamW",
     "training_ops": "training's; the reference's operators unless a backend says otherwise",
+    "filter_tables": "what a device's own filter takes; draw.filter passes it on",
+    "after_fork": "runs in a child of fork alone, where a pipeline asks for nothing else",
     "flush": "launches what a lazy device has gathered",
     "synchronize": "waits; device.stopwatch shows on a card whether it does",
     "explain": "words for a vendor's error",

@@ -142,7 +142,12 @@ def test_inference_mode_and_its_tensors(made: bool, first: bool) -> None:
     if first:
         with torch.inference_mode():
             assert torch.equal(ours(model), own(model))
-    assert torch.equal(ours(model), own(model))
+    found = ours(model)
+    try:
+        want = own(model)
+    except RuntimeError as error:  # transformers 5.8, whose cache was made in inference mode
+        pytest.skip(f"the library's own loop fails: {error}")
+    assert torch.equal(found, want)
     with torch.inference_mode():
         layer(model).mlp.down_proj.weight.mul_(-2.0)
         assert torch.equal(ours(model), own(model))

@@ -7,13 +7,14 @@ strategy and one set of sampling settings; calls with other prompts reuse all of
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from lantern_accel.decoding.buckets import Reach, Steps
 from lantern_accel.decoding.geometry import Geometry
@@ -61,6 +62,13 @@ class Decoded:
         steps = int(self.steps.sum())
         gained = self.tokens.shape[0] * (self.tokens.shape[1] - 1)
         return gained / steps if steps else 1.0
+
+
+def steps_by_accepted(parts: Iterable[Decoded]) -> list[int]:
+    """Return how many steps accepted 0, 1, ... drafts; parts may have drafted to other depths."""
+    rows = [part.histogram.sum(0) for part in parts]
+    totals: list[int] = pad_sequence(rows, batch_first=True).sum(0).tolist()
+    return totals
 
 
 class FusedSteps:

@@ -13,7 +13,7 @@ from torch import Tensor
 from lantern_accel._version import __version__
 from lantern_accel.bounds import SEEDS
 from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.base import Decoded
+from lantern_accel.decoding.base import Decoded, steps_by_accepted
 from lantern_accel.decoding.target import above_of, row_of
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import DoesNotFitError, RequestError
@@ -223,7 +223,6 @@ class Loaded:
         steps = sum(int(p.steps.sum()) for p in parts)
         tokens = sum(p.tokens.numel() for p in parts)
         count = sum(len(p.tokens) for p in parts)
-        histogram = sum((p.histogram.sum(0) for p in parts[1:]), parts[0].histogram.sum(0))
         busy = seconds.prefill + seconds.decode
         drawn = torch.cat([p.tokens for p in parts]).clone()
         digest = hashlib.sha256(drawn.long().contiguous().numpy().tobytes()).hexdigest()
@@ -233,7 +232,7 @@ class Loaded:
             tokens_sha256=digest,
             steps=steps,
             step_compression=(tokens - count) / steps if steps else 1.0,
-            accepted_histogram=histogram.tolist(),
+            accepted_histogram=steps_by_accepted(parts),
             total_variation=sum(float(p.price.sum()) for p in parts) / tokens
             + (0.0 if rounding is None else rounding.total_variation),
             rounding=rounding,

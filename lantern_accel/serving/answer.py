@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lantern_accel.decoding.base import steps_by_accepted
 from lantern_accel.serving.body import FORMATS, ImageRequest
 from lantern_accel.serving.studio import STAGES, Completed, Finished, Partial
 from lantern_accel.strategy.values import NoTree
@@ -76,8 +77,7 @@ def speculation(done: Sequence[Finished], used: Completed) -> dict[str, Any] | N
     """
     if isinstance(used.strategy.tree, NoTree):
         return None
-    rows = [one.drawn.decoded.histogram.sum(0) for one in done]
-    histogram = [int(n) for n in sum(rows[1:], rows[0])]
+    histogram = steps_by_accepted(one.drawn.decoded for one in done)
     steps, drafts = sum(histogram), sum(one.drawn.drafts for one in done)
     accepted = sum(count * n for count, n in enumerate(histogram))
     return {

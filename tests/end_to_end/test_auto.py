@@ -84,6 +84,28 @@ def test_a_tree_that_pays_is_taken_counted_and_draws_plain_tokens(tiny_model, ow
             assert "trees of" in drawn.stats.auto and one.images == 1
 
 
+def test_batches_of_one_request_may_draft_to_different_depths(tiny_model, own, monkeypatch):
+    """The last batch of a request is a smaller one, for which another kind of drafts may pay."""
+
+    def calibrate(self, watch, rounds=3, least=None):
+        paying = "window" if self.geometry.batch == 1 else "static"
+        cost = 1.01 if self.strategy.tree.kind == paying else 50.0
+        return {n: [1.0 if n == 1 else cost] * rounds for n in self.lengths}
+
+    monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
+    monkeypatch.setattr(comparison, "ENOUGH", 1.0)
+    with load(tiny_model) as pipeline:
+        want = pipeline.generate("red heart", seed=3, num_images=3, strategy="vanilla").tokens
+        drawn = pipeline.generate("red heart", seed=3, num_images=3, batch_size=2)
+        depths = [
+            len(pipeline.generate("red heart", num_images=n, batch_size=n).stats.accepted_histogram)
+            for n in (1, 2)
+        ]
+    assert torch.equal(drawn.tokens, want)
+    assert depths[0] != depths[1], "the batches draft alike, and nothing is tried"
+    assert sum(drawn.stats.accepted_histogram) == drawn.stats.steps
+
+
 def test_a_busy_minute_does_not_decide_for_good(tiny_model, own, monkeypatch):
     busy, calls = [True], []
 

@@ -1,9 +1,9 @@
 """Tells whether a loaded module is still what our decoder of it was made from.
 
 Parts of a decoder are copies: packed matrices, rows in another order, a copy in fewer bits for drafts.
-So a call compares first. Kinds of modules, hooks, and where tensors lie are compared one by one; values
-are compared by sums of their bits, since a write through ``.data`` (as of an adapter that is merged)
-leaves no other trace. The sums read the weights twice, as two decoding steps do.
+So a call compares first. Kinds of modules, their hooks and numbers, and where tensors lie are compared
+one by one; values are compared by sums of their bits, since a write through ``.data`` (as of an adapter
+that is merged) leaves no other trace. The sums read the weights twice, as two decoding steps do.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Watch:
         found: list[Any] = [len(getattr(torch_modules, name)) for name in _GLOBAL_HOOKS]
         for path, one in self.modules():
             own = vars(one)
-            found += [path, type(one), "forward" in own, "_hf_hook" in own]
+            found += [path, type(one), "forward" in own, "_hf_hook" in own, _replaced(one)]
+            found += [{n: value for n, value in own.items() if type(value) is float}]
             found += [list(own[name].values()) for name in _HOOKS]
         for path, t in self.tensors():
             plain = type(t) in (Tensor, nn.Parameter, nn.Buffer)
@@ -103,10 +104,20 @@ class Watch:
             kind = type(one)
             known = f"{kind.__module__}.".startswith(_KNOWN)
             forward = getattr(kind.forward, "__module__", "")
-            if not known or (expected is not None and expected.pop(path, None) is not kind):
+            made = None if expected is None else expected.pop(path, None)
+            if not known or (expected is not None and type(made) is not kind):
                 raise _other(where, f"is a {kind.__module__}.{kind.__qualname__}", _way_out(one))
             if "forward" in own or not f"{forward}.".startswith(_KNOWN):
                 raise _other(where, f"has the forward of {forward or 'another package'}", _HOOK)
+            for name in _replaced(one):
+                raise _other(where, f"has another {name}() than its class", _HOOK)
+            for name, value in vars(made).items() if made is not None else ():
+                if type(value) is float and "dropout" not in name and own.get(name) != value:
+                    raise _other(
+                        where,
+                        f"has {name} {own.get(name)}, where its configuration makes {value}",
+                        "put the same value in both",
+                    )
             for hook in (hook for name in _HOOKS for hook in own[name].values()):
                 if not getattr(hook, "__module__", "").startswith("transformers."):
                     raise _other(where, f"has the hook {_named(hook)}", _HOOK)
@@ -121,15 +132,15 @@ class Watch:
             if type(t) not in (Tensor, nn.Parameter, nn.Buffer):
                 raise _other(path, f"is a {type(t).__qualname__}, no plain tensor", _UNPACKED)
 
-    def _expected(self) -> dict[str, type[nn.Module]] | None:
-        """Return the kinds of modules that the configuration makes; None where it makes none here."""
+    def _expected(self) -> dict[str, nn.Module] | None:
+        """Return the modules that the configuration makes, no data in them; None where none here."""
         kind: Any = type(self.model)
         try:
             with torch.device("meta"):
                 made = kind(self.model.config)
         except Exception:  # a class that needs more than its configuration
             return None
-        return {path: type(one) for path, one in self.modules(made)}
+        return dict(self.modules(made))
 
 
 _HOOK = "remove it"
@@ -140,6 +151,18 @@ def _way_out(module: nn.Module) -> str:
     if type(module).__module__.startswith("peft."):
         return "merge the adapter (merge_and_unload()) or take it out"
     return "put the module back that the library made"
+
+
+def _replaced(module: nn.Module) -> list[str]:
+    """Return the methods with which a family prepares a pass that this one object has others of."""
+    kind = type(module)
+    return [
+        name
+        for name, value in vars(module).items()
+        if name.startswith(("prepare_", "get_"))
+        and callable(value)
+        and getattr(getattr(kind, name, None), "__module__", "").startswith("transformers.models.")
+    ]
 
 
 def _named(hook: Any) -> str:

@@ -217,6 +217,24 @@ def taken_out(model: Any) -> Callable[[], None]:
     return lambda: layers.append(last)
 
 
+def number(model: Any) -> Callable[[], None]:
+    norm = layer(model).input_layernorm
+    old, norm.variance_epsilon = norm.variance_epsilon, 0.5
+    return lambda: setattr(norm, "variance_epsilon", old)
+
+
+def scale(model: Any) -> Callable[[], None]:
+    attention = layer(model).self_attn
+    old, attention.scaling = attention.scaling, 0.01
+    return lambda: setattr(attention, "scaling", old)
+
+
+def method(model: Any) -> Callable[[], None]:
+    usual = model.prepare_embeddings_for_image_generation
+    model.prepare_embeddings_for_image_generation = lambda ids: -2 * usual(ids)
+    return lambda: delattr(model, "prepare_embeddings_for_image_generation")
+
+
 PLACE = r"model\.language_model\.layers\.1"
 OTHERS = [
     (wrap, rf"{PLACE}\.self_attn\.q_proj is a .*Scaled"),
@@ -227,6 +245,9 @@ OTHERS = [
     (global_hook, "every module has the global hook"),
     (own_forward, r"model\.language_model\.norm has the forward"),
     (taken_out, rf"{PLACE}.* is absent"),
+    (number, rf"{PLACE}\.input_layernorm has variance_epsilon 0\.5, where .* 1e-06"),
+    (scale, rf"{PLACE}\.self_attn has scaling 0\.01"),
+    (method, r"the module has another prepare_embeddings_for_image_generation\(\)"),
 ]
 
 

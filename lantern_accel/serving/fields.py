@@ -18,7 +18,9 @@ TAKEN = {"cfg_scale": "guidance_scale", "num_images": "n", "num_images_per_promp
 #: Refused with the name that is meant: values of another kind, or of another meaning elsewhere.
 MEANT = {
     **dict.fromkeys(("cfg", "guidance", "true_cfg_scale", "cfg_guidance"), "guidance_scale"),
-    **dict.fromkeys(("batch_size", "num_samples", "num_outputs", "n_images", "samples"), "n"),
+    **dict.fromkeys(
+        ("batch_size", "batch", "num_samples", "num_outputs", "n_images", "samples"), "n"
+    ),
     **dict.fromkeys(("negative", "uncond_prompt", "unconditional_prompt"), "negative_prompt"),
     **dict.fromkeys(("random_seed", "manual_seed", "sampling_seed", "generator"), "seed"),
     **dict.fromkeys(("resolution", "image_size", "aspect_ratio"), "size"),

@@ -258,6 +258,7 @@ def test_names_of_ours_and_of_others_are_taken(served):
         ({"top_p": 2}, "top_p", "top_p must be"),
         ({"top_k": "all"}, "top_k", 'top_k cannot be "all"'),
         ({"guidance": 2}, "guidance", "did you mean guidance_scale?"),
+        ({"batch": 2}, "batch", "did you mean n?"),
         ({"true_cfg_scale": 2}, "true_cfg_scale", "did you mean guidance_scale?"),
         ({"batch_size": 2}, "batch_size", "did you mean n?"),
         ({"num_image": 2}, "num_image", "did you mean num_images"),

@@ -145,6 +145,11 @@ def shown(value: object, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+def half_pair(text: str) -> bool:
+    """Return whether half a surrogate pair is in a string, which then is no text and has no UTF-8."""
+    return any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return ``'; did you mean a, b?'`` for the choices nearest to ``word``, else all of them."""
     names = sorted(choices)

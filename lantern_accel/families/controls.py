@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from lantern_accel.errors import RequestError, shown
+from lantern_accel.errors import RequestError, half_pair, shown
 
 #: Names of tokens that no text makes: marks in brackets, bytes left out, and Chameleon's codes.
 _NAME = re.compile(r"<(?!0x[0-9A-Fa-f]{2}>)[^<>\s]+>|\[[A-Za-z_]+\]|IMGIMG[A-J]+Z")
@@ -54,8 +54,13 @@ class Controls:
         return next((self._ids[i] for i in ids if i in self._ids), None)
 
     def check(self, texts: Iterable[str]) -> None:
-        """Raise :class:`RequestError` for a text with a control string in it, by its name."""
+        """Raise :class:`RequestError` for a text with a control string, by its name, and for no text."""
         for text in texts:
+            if half_pair(text):
+                raise RequestError(
+                    f"the prompt {shown(text)} holds half a surrogate pair and so is no text; send text "
+                    "as UTF-8"
+                )
             found = self.find(text)
             if found is not None:
                 raise RequestError(

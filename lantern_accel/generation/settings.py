@@ -20,7 +20,7 @@ from lantern_accel.bounds import (
     MOST_PROMPT,
     SEEDS,
 )
-from lantern_accel.errors import RequestError, did_you_mean, out_of_bounds, plain, shown
+from lantern_accel.errors import RequestError, did_you_mean, half_pair, out_of_bounds, plain, shown
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.sources import Tree
 from lantern_accel.strategy.values import Coupling, NeighbourSpace, Residual, Sampling, Strategy
@@ -97,6 +97,13 @@ class Settings(Frozen):
     cfg_scale_image: float | None = _said(
         "Anole's three-way guidance: weight of the prompt's pictures."
     )
+
+    @field_validator("seed", mode="before")
+    @classmethod
+    def _is_in_order(cls, value: object) -> object:
+        if isinstance(value, set | frozenset):
+            raise ValueError("a set has no order; give a list with a seed for each image")
+        return value
 
     @field_validator("size", mode="before")
     @classmethod
@@ -203,6 +210,11 @@ def check_prompts(prompt: object) -> tuple[str | int, ...]:
             raise RequestError(f"{shown(each)} is not a prompt; give text or a class id")
         if isinstance(each, int) and abs(each) > MOST_CLASS_ID:
             raise RequestError(f"{shown(each)} is not a class id")
+        if isinstance(each, str) and half_pair(each):
+            raise RequestError(
+                f"the prompt {shown(each)} holds half a surrogate pair and so is no text; send text as "
+                "UTF-8"
+            )
         if isinstance(each, str) and not each.strip():
             raise RequestError("the prompt is empty; describe a thing, such as 'red heart'")
         if isinstance(each, str) and len(each) > MOST_PROMPT:

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from lantern_accel.bounds import SEEDS
-from lantern_accel.errors import LanternError, RequestError, StrategyError
+from lantern_accel.errors import LanternError, RequestError, StrategyError, half_pair
 from lantern_accel.generation.request import build_request
 from lantern_accel.generation.settings import read_size
 from lantern_accel.serving.fields import NO_STEPS, read_names
@@ -180,15 +180,12 @@ def check_text(found: object) -> None:
     JSON can write one, and no text can: nothing could be answered that repeats it.
     """
 
-    def half(text: str) -> bool:
-        return any("\ud800" <= sign <= "\udfff" for sign in text)
-
     waiting: list[tuple[str | None, object]] = [(None, found)]
     while waiting:
         field, one = waiting.pop()
         if isinstance(one, dict):
             for name, value in one.items():
-                if half(name):
+                if half_pair(name):
                     raise wrong(
                         None,
                         f"the body has a field named {said(name)}, which holds half a surrogate pair and "
@@ -197,7 +194,7 @@ def check_text(found: object) -> None:
                 waiting.append((name if field is None else field, value))
         elif isinstance(one, list):
             waiting += [(field, value) for value in one]
-        elif isinstance(one, str) and half(one):
+        elif isinstance(one, str) and half_pair(one):
             raise wrong(
                 None if field is None else field[:80],
                 f"{field or 'the body'} cannot be {said(one)}: it holds half a surrogate pair and so is "

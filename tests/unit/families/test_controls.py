@@ -159,3 +159,10 @@ def test_the_command_and_files_of_prompts_refuse_it(
     told = capsys.readouterr().err
     assert "row 2" in told and "'<end_of_image>'" in told
     assert len(list((tmp_path / "drawn").rglob("*.png"))) == 1
+
+
+def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+    """In diffusers texts come through no request of ours, and the tokenizer is the first to see them."""
+    controls = Controls(read_tokenizer(write_janus(tmp_path / "m") / "tokenizer.json"))
+    with pytest.raises(RequestError, match="half a surrogate pair"):
+        controls.check(["a red fox", "a \ud83d"])

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 Shift = Callable[[Tensor, int], Tensor]
+Product = Callable[[Tensor, Tensor | float], Tensor]
 #: Rotations of the rounds, four and four, and what the third word of the key is made with.
 ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 PARITY = 0x1BD11BDA
@@ -105,13 +106,14 @@ def _halved(x: Tensor) -> tuple[Tensor, Tensor]:
     return x, left
 
 
-def exponential_of(words: Tensor) -> Tensor:
+def exponential_of(words: Tensor, product: Product = operator.mul) -> Tensor:
     """Turn random 32-bit words into standard exponential numbers, float32, right in both tails.
 
     A word r stands for ``u = (r + 1/2) / 2**32``, and E is ``-log u``; where u is above 1/2 it is
     computed as ``-log1p(-(1 - u))`` from the word's complement, so that small values keep their digits.
     The logarithm is one sequence of float32 operations, each rounded by itself: where no two of them are
-    contracted into one, every device gets the same bits.
+    contracted into one, every device gets the same bits. ``product``: of two numbers that are at most 23,
+    for compilers that would round it only together with the sum that it goes into.
     """
     upper = words < 0
     small = torch.where(upper, torch.bitwise_not(words), words).float() + 0.5
@@ -122,22 +124,27 @@ def exponential_of(words: Tensor) -> Tensor:
     halvings = torch.where(upper, 0.0, halvings)
     t = above / below
     z = t * t
-    series = z * SERIES[-1] + SERIES[-2]
+    series = product(z, SERIES[-1]) + SERIES[-2]
     for term in SERIES[-3::-1]:
-        series = series * z + term
-    return halvings * LN2 + (t + t) * series
+        series = product(series, z) + term
+    return product(halvings, LN2) + product(t + t, series)
 
 
 def exponential(
-    keys: Tensor, positions: Tensor, codes: int, shift: Shift = operator.rshift
+    keys: Tensor,
+    positions: Tensor,
+    codes: int,
+    shift: Shift = operator.rshift,
+    product: Product = operator.mul,
 ) -> Tensor:
     """Return the noise of all codes at positions, float32 ``[B, T, codes]``.
 
     ``keys`` int32 ``[B, 3]`` (:func:`noise_keys`); ``positions`` integer ``[B, T]``, the index of each
-    token in its image, from 0; ``shift`` as in :func:`threefry`.
+    token in its image, from 0; ``shift`` and ``product`` as in :func:`threefry` and
+    :func:`exponential_of`.
     """
     low, high, image = (keys[:, i].view(-1, 1, 1) for i in range(3))
     half = torch.arange((codes + 1) // 2, dtype=torch.int32, device=keys.device)
     counter = (positions.to(torch.int32) << 16).unsqueeze(-1) | half
     both = torch.stack(threefry(low, high, counter, image, shift), dim=-1).flatten(-2)
-    return exponential_of(both[..., :codes])
+    return exponential_of(both[..., :codes], product)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lantern_accel.device.backend import Backend
+from lantern_accel.device.noise import exponential, noise_keys
 from lantern_accel.device.plugins import backend_specs, open_backend
 from lantern_accel.testing import kit, tiny
 
@@ -46,6 +47,22 @@ def test_a_program_draws_the_tokens_of_the_cpu(backend: Backend, strategy: str) 
     with open_backend("cpu") as cpu:
         want = tokens(cpu, strategy, captured=False)
     assert torch.equal(tokens(backend, strategy, captured=True), want)
+
+
+def test_noise_has_the_bits_of_the_host_alone_and_in_a_program(backend: Backend) -> None:
+    keys, positions = noise_keys([7, 2**63 + 11], [0, 3]), torch.arange(0, 2**16, 4099).repeat(2, 1)
+    want = exponential(keys, positions, 4097)
+    with backend.inference():
+        given = keys.to(backend.device), positions.to(backend.device, backend.index)
+        assert torch.equal(backend.noise(*given, 4097).cpu(), want)
+        ones = torch.ones(want.shape, device=backend.device)
+        out = torch.zeros_like(ones)
+
+        def step() -> None:
+            out.copy_(backend.perturb(ones, *given))
+
+        backend.capture(step, "step")()
+        assert torch.equal(out.cpu(), 1 / want)
 
 
 def test_a_step_that_could_not_be_captured_leaves_its_buffers_as_they_were(

@@ -133,6 +133,13 @@ class DeviceBackend(Backend):
         self._replays.add(replay)
         return replay
 
+    def held(self, buffer: Tensor) -> Tensor:
+        """Copy a buffer to memory of its own, which a clone would share.
+
+        torch_xla lets a copy and its source have one memory, and a write to either give it away.
+        """
+        return torch.maximum(buffer, buffer)
+
     def noise(self, keys: Tensor, positions: Tensor, codes: int) -> Tensor:
         """As the reference's bits, with shifts and products that XLA leaves as they are meant."""
         return exponential(keys, positions, codes, shifted, rounded)

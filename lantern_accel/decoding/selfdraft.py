@@ -157,7 +157,7 @@ class SelfEngine(JacobiEngine):
             getattr(own, name).copy_(getattr(state, name))
         known = self.positions <= state.length.unsqueeze(1)
         own.tokens.copy_(torch.where(known, state.tokens, own.tokens))
-        own.length.copy_(state.length)
+        own.length.copy_(self.ops.held(state.length))  # the copy's steps write theirs
         for _ in range(self.guesses):
             self.copy.step()
         state.tokens.copy_(torch.where(known, state.tokens, own.tokens))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from support.xla_double import Double
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.errors import BackendError
 from lantern_accel.testing import tiny
@@ -147,6 +149,33 @@ def test_images_are_those_of_the_cpu():
         want = tiny.tiny_engine(cpu, "lantern++")
         tiny.start(want, 3)
         assert torch.equal(tokens, want.run().tokens)
+
+
+class Copied(TorchDispatchMode):
+    """Notes what is copied as it is: torch_xla lets both have one memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            self.pairs.append(args[:2])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("strategy", ["eagle2", "scd", "sjd-pac", "self"])
+def test_no_two_buffers_that_a_step_changes_share_memory(strategy):
+    """The next write to one would give away the memory of the other."""
+    backend, _ = device("eager")
+    with backend.inference():
+        engine = tiny.tiny_engine(backend, strategy)
+        tiny.start(engine, 0)
+        with Copied() as copied:
+            engine.step()
+    names = {id(one): name for name, one in engine.changes.items()}
+    pairs = [tuple(names.get(id(one)) for one in pair) for pair in copied.pairs]
+    assert copied.pairs and not [pair for pair in pairs if all(pair)]
 
 
 def test_an_operator_that_torch_xla_does_not_lower_is_refused():

@@ -34,6 +34,8 @@ ALONE = ("device",)
 OPENING, BEYOND = 300.0, 20.0
 #: Seconds between an interrupt and a kill.
 PATIENCE = 10.0
+#: How a group's process ends where an interrupt came to it.
+INTERRUPTED = 130
 CHILD = "from lantern_accel.cli.separate import serve; serve()"
 
 Message = dict[str, Any]
@@ -283,6 +285,8 @@ class Run:
         elif "error" in message:
             child.said = message["error"][1]
         elif "ended" in message:
+            if message["ended"] == INTERRUPTED and not child.done:
+                raise KeyboardInterrupt  # a terminal's, which may come to this process later
             self._close(child, child.why(message["ended"]))
             self.on_group(self.now())
             return True
@@ -437,7 +441,7 @@ def serve() -> None:
             send(error=[type(error).__name__, str(error)])
             raise SystemExit(error.exit_code) from None
         except (KeyboardInterrupt, BrokenPipeError):
-            os._exit(130)
+            os._exit(INTERRUPTED)
         except Exception as error:
             send(error=["BackendError", f"{type(error).__name__}: {' '.join(str(error).split())}"])
             raise

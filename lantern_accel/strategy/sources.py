@@ -33,6 +33,8 @@ def chain_paths(length: int) -> tuple[Path, ...]:
 
 #: Every source that is defined, by kind.
 SOURCES: dict[str, type[DraftSource]] = {}
+#: Modules whose classes make a source's drafts, and the source's kind.
+SERVED_BY: dict[str, str] = {}
 
 
 class DraftSource(Registered):
@@ -130,17 +132,18 @@ def source_class(kind: str) -> type[DraftSource] | None:
 
 def fault_of(error: BaseException) -> StrategyError | None:
     """Return what to say of an error from the code of a package that brings a source; None: from ours."""
-    ours = {__name__.partition(".")[0], "__main__"}
+    modules = {one.__module__: kind for kind, one in SOURCES.items()} | SERVED_BY
+    ours = __name__.partition(".")[0]
     brought = {
         name: kind
-        for kind, one in SOURCES.items()
-        if (name := one.__module__.partition(".")[0]) not in ours
+        for name, kind in modules.items()
+        if name != "__main__" and name.partition(".")[0] != ours
     }
     place: str | None = None
     seen: BaseException | None = error
     while brought and seen is not None:
         for frame, line in traceback.walk_tb(seen.__traceback__):
-            kind = brought.get(str(frame.f_globals.get("__name__", "")).partition(".")[0])
+            kind = brought.get(str(frame.f_globals.get("__name__", "")))
             if kind is not None:
                 text = " ".join(str(seen).split())
                 where = f"{frame.f_code.co_filename}, line {line}"

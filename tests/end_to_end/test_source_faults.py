@@ -60,3 +60,16 @@ def test_drafts_that_fail_are_blamed_and_not_the_device(brought, tiny_model, dev
         with pytest.raises(StrategyError, match=r"takes no tree"):
             pipeline.generate("red heart", tree="chain:2")
         assert pipeline.generate("red heart", seed=3, strategy="vanilla").images
+
+
+def test_a_caller_s_own_error_is_nobody_s_drafts(brought, tiny_model, monkeypatch):
+    def progress(known, count):
+        raise ZeroDivisionError
+
+    # A package that brings drafts, and draws in another of its modules.
+    monkeypatch.setattr(brought.Repeats, "__module__", f"{__name__}.drafts")
+    with (
+        lantern_accel.load(tiny_model, device="cpu") as pipeline,
+        pytest.raises(ZeroDivisionError),
+    ):
+        pipeline.generate("red heart", seed=3, on_progress=progress)

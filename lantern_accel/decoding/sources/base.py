@@ -20,7 +20,7 @@ from lantern_accel.device import plan
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.sources import DraftSource
+from lantern_accel.strategy.sources import SERVED_BY, DraftSource
 
 Value = TypeVar("Value", bound=DraftSource)
 Serving = TypeVar("Serving", bound=type[Any])
@@ -151,6 +151,7 @@ def register(source: type[DraftSource]) -> Callable[[Serving], Serving]:
 
     def registered(made: Serving) -> Serving:
         _SERVED[source] = made
+        SERVED_BY[made.__module__] = source.model_fields["kind"].default
         return made
 
     return registered

@@ -16,6 +16,8 @@ UNITS
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace {
@@ -36,6 +38,17 @@ struct Leaf {
     }
 };
 
+// Linux saves tiles only of processes that asked for it; threads and children have what their parent was given.
+bool permits_tiles() {
+#ifdef SYS_arch_prctl
+    constexpr int ASK = 0x1023, GIVEN = 0x1022, TILES = 18;
+    unsigned long given = 0;
+    return !syscall(SYS_arch_prctl, ASK, TILES) && !syscall(SYS_arch_prctl, GIVEN, &given) && (given >> TILES & 1);
+#else
+    return false;
+#endif
+}
+
 bool runs(const char* name) {
     Leaf one(1, 0), seven(7, 0), more(7, 1);
     if (!strcmp(name, "plain")) return true;
@@ -45,9 +58,13 @@ bool runs(const char* name) {
     bool avx2 = (low & 6) == 6 && (one.c >> 12 & 1) && (seven.b >> 5 & 1);
     bool avx512 = avx2 && (low & 0xe6) == 0xe6 && (seven.b >> 16 & 1) && (seven.b >> 17 & 1) &&
                   (seven.b >> 30 & 1) && (seven.b >> 31 & 1);
-    if (!strcmp(name, "avx2")) return avx2;
+    if (!strcmp(name, "avx2") || !strcmp(name, "amxemulated")) return avx2;
     if (!strcmp(name, "avx512") || !strcmp(name, "avx512emulated")) return avx512;
-    if (!strcmp(name, "avx512bf16")) return avx512 && (more.a >> 5 & 1);
+    bool pairs = avx512 && (more.a >> 5 & 1);
+    if (!strcmp(name, "avx512bf16")) return pairs;
+    if (!strcmp(name, "amx"))  // with look-ups of bytes, and their products
+        return pairs && (seven.c >> 1 & 1) && (seven.c >> 11 & 1) && (seven.d >> 22 & 1) && (seven.d >> 24 & 1) &&
+               (seven.d >> 25 & 1) && permits_tiles();
     return false;
 }
 #else
@@ -134,7 +151,7 @@ std::atomic<uint64_t> sink{0};
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // Changes with every change of what follows.
-EXPORT int lantern_version() { return 13; }
+EXPORT int lantern_version() { return 14; }
 // What it was built from.
 EXPORT const char* lantern_sources() { return SOURCES; }
 
@@ -148,6 +165,11 @@ EXPORT int lantern_select(const char* name) {
     return 0;
 }
 EXPORT const char* lantern_selected() { return unit ? unit->name : ""; }
+// Multiply by tiles from so many rows on, 0: as measured. Returns whether the unit has tiles.
+EXPORT int lantern_tiles_from(int rows) {
+    if (unit->tiles_from) unit->tiles_from(rows);
+    return unit->tiles_from != nullptr;
+}
 EXPORT int lantern_runs(const char* name) { return runs(name); }
 EXPORT void lantern_threads(int threads) { pool_resize(threads); }
 

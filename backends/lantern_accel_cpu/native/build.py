@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
+import errno
 import hashlib
 import logging
 import os
@@ -43,17 +45,33 @@ class Unit:
 
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma")
 _WIDE = ("-mprefer-vector-width=512", "-DWIDTH=16")
+#: Tiles themselves are written as bytes: no compiler has to know them.
+_AMX = ("-mavx512bf16", "-mavx512vbmi", "-mavx512vnni")
 _AVX512_NEEDS = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"})
+
+#: Of x86_64's Linux: a call's number, and what it is asked.
+_ARCH_PRCTL, _ASK_FOR_STATE, _TILES = 158, 0x1023, 18
 
 #: By processor family, the best first.
 UNITS: dict[str, dict[str, Unit]] = {
     "x86_64": {
+        "amx": Unit(
+            (*_AVX512, *_WIDE, *_AMX, "-DDOT_PRODUCTS", "-DTILES"),
+            _AVX512_NEEDS
+            | {"avx512_bf16", "avx512vbmi", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"},
+        ),
         "avx512bf16": Unit(
             (*_AVX512, *_WIDE, "-mavx512bf16", "-DDOT_PRODUCTS"), _AVX512_NEEDS | {"avx512_bf16"}
         ),
         "avx512": Unit((*_AVX512, *_WIDE), _AVX512_NEEDS),
         "avx2": Unit(("-mavx2", "-mfma", "-DWIDTH=8"), frozenset({"avx2", "fma"})),
         "plain": Unit(("-DWIDTH=4",), frozenset()),
+        # Tiles, computed by multiply-adds.
+        "amxemulated": Unit(
+            ("-mavx2", "-mfma", "-DWIDTH=8", "-DTILES", "-DLANTERN_EMULATED"),
+            frozenset({"avx2", "fma"}),
+            test=True,
+        ),
         # The dot products of bfloat16, computed by multiply-adds.
         "avx512emulated": Unit(
             (*_AVX512, *_WIDE, "-DDOT_PRODUCTS", "-DLANTERN_EMULATED"), _AVX512_NEEDS, test=True
@@ -115,6 +133,26 @@ def _features() -> frozenset[str] | None:
     return None
 
 
+@cache
+def tiles_refused() -> str:
+    """Ask Linux for the processor's tiles (AMX); return why it gives none, empty where it does.
+
+    Linux saves tiles only of processes that asked for them (``arch_prctl``, ``ARCH_REQ_XCOMP_PERM``).
+    """
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.syscall(_ARCH_PRCTL, _ASK_FOR_STATE, _TILES) == 0:
+            return ""
+        error = ctypes.get_errno()
+    except (OSError, AttributeError) as failed:
+        return str(failed)
+    if error in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return "Linux gives none (it does from 5.16 on)"
+    if error == errno.ENOSPC:
+        return "a signal stack of this process is too small for them"
+    return os.strerror(error)
+
+
 def chosen_units() -> list[str]:
     """Return the units to compile for this machine: the best one, or the one that is asked for.
 
@@ -134,7 +172,17 @@ def chosen_units() -> list[str]:
     features = _features()
     if machine == "aarch64" or features is None:
         return wheel_units()
-    return [next(name for name, unit in known.items() if unit.needs <= features)]
+    fit = (name for name, unit in known.items() if unit.needs <= features)
+    return [next(name for name in fit if name != "amx" or not refused_tiles())]
+
+
+def refused_tiles() -> str:
+    """Say that the kernels go without this processor's tiles, and why; empty where they do not."""
+    machine, features = family(), _features()
+    if machine != "x86_64" or features is None or not UNITS[machine]["amx"].needs <= features:
+        return ""
+    reason = tiles_refused()
+    return f"the matrix unit (AMX) is not used: {reason}" if reason else ""
 
 
 def wheel_units() -> list[str]:

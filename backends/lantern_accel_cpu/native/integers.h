@@ -142,12 +142,19 @@ TARGET INLINE void add_four(I (&part)[M][V], const U (&codes)[V], const int8_t* 
 
 // Two places of which a line each is fetched with every row of lanes, near and for one use: keys and values stay in the
 // caches that are farther away, and a pass of two rows reads a third more in the same time (AMD EPYC, Zen 5).
-constexpr int64_t NEAR = 8192;  // bytes that are fetched ahead of their use
+// Processors with tiles fetch more lines at once into the second cache.
+#ifdef TILES
+constexpr int64_t NEAR = FAR;  // bytes that are fetched ahead of their use
+INLINE void once(const char* line) { __builtin_prefetch(line, 0, 2); }
+#else
+constexpr int64_t NEAR = 8192;
+INLINE void once(const char* line) { __builtin_prefetch(line, 0, 0); }
+#endif
 struct Once {
     const char *first, *second;
     INLINE_MEMBER void fetch() {
-        __builtin_prefetch(first, 0, 0);
-        __builtin_prefetch(second, 0, 0);
+        once(first);
+        once(second);
         first += 128;
         second += 128;
     }
@@ -263,13 +270,6 @@ INLINE void pick_bytes(int m, const ByteRows& x, int64_t s, int64_t rows, const 
         pick_bytes<KIND, M - 1>(m, x, s, rows, from, column, y, far);
 }
 
-#if WIDTH == 8
-// --- many rows: codes of 4 and 6 bits come apart once for all of them ------------------------------------
-
-// Sums of products stay in 16 bits for so many rows of lanes: 2 x 127 x 63 x 2 and 2 x 127 x 15 x 8 are below 2^15.
-template <int KIND> constexpr int SHORT_SUMS = KIND == INT6 ? 2 : 8;
-constexpr int64_t MANY_ROWS = 6;
-constexpr int WIDE_ROWS = 4;
 constexpr int64_t LANES_EACH = GROUP / 4;  // rows of lanes of a group whose codes are apart
 
 // The codes of groups that lie at `from`, a byte each: of every four inputs a row of lanes.
@@ -298,6 +298,14 @@ template <int KIND> void take_apart(const char* from, int64_t groups, uint32_t* 
         }
     }
 }
+
+#if WIDTH == 8
+// --- many rows: codes of 4 and 6 bits come apart once for all of them ------------------------------------
+
+// Sums of products stay in 16 bits for so many rows of lanes: 2 x 127 x 63 x 2 and 2 x 127 x 15 x 8 are below 2^15.
+template <int KIND> constexpr int SHORT_SUMS = KIND == INT6 ? 2 : 8;
+constexpr int64_t MANY_ROWS = 6;
+constexpr int WIDE_ROWS = 4;
 
 // As byte_rows, with codes that are apart; `steps`: of the first group's, `bytes` before the next one's. `lines` are
 // fetched with each group.

@@ -25,7 +25,7 @@ from typing import Any
 from lantern_accel.errors import BackendError
 from lantern_accel_cpu.native import build
 
-VERSION = 13
+VERSION = 14
 PANEL = 32
 
 
@@ -244,6 +244,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "select": (c_int, [c_char_p]),
     "selected": (c_char_p, []),
     "runs": (c_int, [c_char_p]),
+    "tiles_from": (c_int, [c_int]),
     "threads": (None, [c_int]),
     "pack": (None, [c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p]),
     "takes_words": (c_int, []),
@@ -351,7 +352,11 @@ def describe() -> str:
         return "native kernels"
     units = build.chosen_units()
     ready = build.target(units).is_file()
-    return f"native kernels ({units[0]}{'' if ready else ', compiled on first use'})"
+    refused = build.refused_tiles()
+    return (
+        f"native kernels ({units[0]}{'' if ready else ', compiled on first use'})"
+        f"{'; ' * bool(refused)}{refused}"
+    )
 
 
 __all__ = [

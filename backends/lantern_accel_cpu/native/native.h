@@ -339,6 +339,7 @@ struct Unit {
     double (*multiply)(int64_t rounds);             // does rounds * lanes multiply-adds, returns a sum
     int lanes;
     int words;  // 1 where bfloat16 weights are kept as WORDS
+    void (*tiles_from)(int rows);  // set the rows from which on tiles multiply, 0: to be measured; null: no tiles
 };
 
 // --- pool.cpp ------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ constexpr int64_t DEPTH = 2048;    // K is done in pieces of this, so that panel
 template <class T> struct Activation {
     typedef float type;
 };
-#ifdef DOT_PRODUCTS
+#if defined(DOT_PRODUCTS) || defined(TILES)
 template <> struct Activation<bf16> {
     typedef bf16 type;
 };

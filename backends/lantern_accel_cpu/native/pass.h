@@ -15,13 +15,13 @@ template <class T> struct HeadJob {
     const int64_t* row_of;  // [m]: which row of `out` each is
     float* out;             // [...][n]
     int64_t m, k, ldx, n;
-    Integers integers;
+    Inputs inputs;
 
     static int chunks(void* self, int) { return pieces(panels(((HeadJob*)self)->n)); }
     static void work(void* self, int, int chunk) {
         HeadJob& job = *(HeadJob*)self;
         int64_t each = share(panels(job.n)), from = chunk * each, to = std::min(from + each, panels(job.n));
-        product<T>(job.x, job.ldx, job.m, Weights(job.weight), job.k, from, to, nullptr, job.integers,
+        product<T>(job.x, job.ldx, job.m, Weights(job.weight), job.k, from, to, nullptr, job.inputs,
                 [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                     int64_t columns = std::min<int64_t>(job.n - p * PANEL, PANEL);
                     for (int64_t r = 0; r < count; ++r)
@@ -38,11 +38,11 @@ void logits_of(const T* states, int64_t stride, int64_t dim, const int64_t* head
     if (m < queries) std::fill(out, out + queries * vocab, 0.0f);
     if (!m) return;
     Weights w(weight);
-    HeadJob<T> job{weight, nullptr, heads, out, m, dim, even(dim), vocab, integer_room(33, m, dim, w)};
+    HeadJob<T> job{weight, nullptr, heads, out, m, dim, even(dim), vocab, input_room<A>(33, m, dim, w)};
     A* features = (A*)scratch(9, size_t(m * job.ldx) * sizeof(A));
     for (int64_t r = 0; r < m; ++r) copy_row(states + heads[r] * stride, dim, features + r * job.ldx);
     job.x = features;
-    to_integers(features, job.ldx, m, dim, w.kept, job.integers);
+    pack_inputs(features, job.ldx, m, dim, w.kept, job.inputs);
     pool_run(Job{&job, HeadJob<T>::work, nullptr, HeadJob<T>::chunks, 1}, dim * vocab * (m + 3) < (1 << 18));
 }
 

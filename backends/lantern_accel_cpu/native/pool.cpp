@@ -206,7 +206,7 @@ struct Memory {
         void* start = nullptr;
         size_t bytes = 0;
     };
-    Piece pieces[40];
+    Piece pieces[48];
     ~Memory() {
         for (auto& p : pieces) free(p.start);
     }

@@ -3,22 +3,66 @@
 
 #include "fused.h"
 #include "small.h"
+#include "tiled.h"
 #include "words.h"
 
 namespace {
 
+// Rows of activations as products with a kind of weights take them; none of these where they take them as they are.
+struct Inputs {
+    ByteRows bytes;
+    WordRows words;
+#ifdef TILES
+    TileRows tiles;
+    ByteTiles byte_tiles;
+#endif
+};
+
+// Scratch memory for m rows of k inputs, which are kept as A: two places, BEHIND each other.
+constexpr int BEHIND = 8;
+template <class A> Inputs input_room(int place, int64_t m, int64_t k, const Weights& w) {
+    Inputs room;
+    if (w.kept == WORDS) {
+        room.words = word_room(place, m, k);
+        return room;
+    }
+    room.bytes = byte_room(place, m, k, w);
+#ifdef TILES
+    room.byte_tiles = byte_tile_room(place + BEHIND, m, room.bytes, w.kept);
+    if (sizeof(A) == 2 && !room.bytes.numbers) room.tiles = tile_room(place, m, k, w.kept);
+#endif
+    return room;
+}
+
+template <class A> void pack_inputs(const A* x, int64_t ldx, int64_t m, int64_t k, int kept, const Inputs& to) {
+    if (to.words.numbers) return to_words(x, ldx, m, k, to.words);
+#ifdef TILES
+    if constexpr (sizeof(A) == 2)
+        if (to.tiles.any()) return to_tiles(x, ldx, m, k, kept, to.tiles);
+#endif
+    to_bytes(x, ldx, m, k, kept, to.bytes);
+#ifdef TILES
+    if (to.byte_tiles.tiles) to_byte_tiles(m, to.byte_tiles);
+#endif
+}
+
 // Panels [from, to) of a product, in blocks of rows; each [count][PANEL] goes to
-// emit(panel, first row, count, values). `after`: the panel that this thread reads when these are done. `integers`: x
-// in whole numbers, where there are some.
+// emit(panel, first row, count, values). `after`: the panel that this thread reads when these are done. `inputs`: x
+// as these weights take it.
 constexpr int64_t BLOCK = 96;
+#ifdef TILES
+template <class A> constexpr bool TILED = sizeof(A) == 2;
+#else
+template <class A> constexpr bool TILED = false;
+#endif
 
 template <class T, class A, class Emit>
 void product(const A* x, int64_t ldx, int64_t m, const Weights& w, int64_t k, int64_t from, int64_t to,
-             const char* after, const Integers& integers, Emit emit) {
+             const char* after, const Inputs& inputs, Emit emit) {
     float* tile = (float*)scratch(8, BLOCK * PANEL * sizeof(float));
     int64_t size = w.panel<T>(k), groups = (k + GROUP - 1) / GROUP;
     float* sums = nullptr;
-    if (!integers.bytes.numbers && sizeof(A) == 2 && (w.kept == INT6 || w.kept == INT4)) {
+    if (!TILED<A> && !inputs.bytes.numbers && sizeof(A) == 2 && (w.kept == INT6 || w.kept == INT4)) {
         sums = (float*)scratch(29, size_t(m * groups) * sizeof(float));
         group_sums(x, ldx, m, k, sums);
     }
@@ -27,15 +71,24 @@ void product(const A* x, int64_t ldx, int64_t m, const Weights& w, int64_t k, in
             int64_t count = m - r < BLOCK ? m - r : BLOCK;
             const char *here = w.start + p * size, *next = p + 1 < to || !after ? here + size : after;
             const A* rows = x + r * ldx;
-            if (integers.words.numbers)
-                word_panel(integers.words.from(r), count, here, k, tile, next);
-            else if (integers.bytes.numbers)
-                byte_panel(integers.bytes.from(r), count, here, w.kept, k, tile);
-            else if (w.kept == WHOLE)
+            if (inputs.words.numbers) {
+                word_panel(inputs.words.from(r), count, here, k, tile, next);
+#ifdef TILES
+            } else if (inputs.byte_tiles.tiles) {
+                byte_tiles(inputs.byte_tiles.from(r), count, here, w.kept, k, tile);
+#endif
+            } else if (inputs.bytes.numbers) {
+                byte_panel(inputs.bytes.from(r), count, here, w.kept, k, tile);
+            } else if constexpr (TILED<A>) {
+#ifdef TILES
+                tiled_panel(inputs.tiles.from(r), count, here, w.kept, k, tile, w.kept == WHOLE ? next : here + FAR);
+#endif
+            } else if (w.kept == WHOLE) {
                 panel(rows, ldx, count, (const T*)here, k, tile, (const T*)next);
-            else if (!fused(rows, ldx, count, here, w.kept, k, tile, sums + r * groups, groups))
+            } else if (!fused(rows, ldx, count, here, w.kept, k, tile, sums + r * groups, groups)) {
                 rounded_panel(rows, ldx, count, here, w.kept, k, size, tile, p + 1 < to ? next : after,
                               sums + r * groups, groups);
+            }
             emit(p, r, count, tile);
         }
 }
@@ -58,7 +111,7 @@ template <class T> struct LinearJob {
     const Linear* given;
     const A* x;
     int64_t ldx, count;
-    Integers integers;
+    Inputs inputs;
 
     static int chunks(void* self, int) { return pieces(((LinearJob*)self)->count); }
 
@@ -67,7 +120,7 @@ template <class T> struct LinearJob {
         const Linear& g = *job.given;
         int64_t each = share(job.count), from = chunk * each;
         int64_t to = from + each < job.count ? from + each : job.count;
-        product<T>(job.x, job.ldx, g.m, Weights(g.weight), g.k, from, to, nullptr, job.integers,
+        product<T>(job.x, job.ldx, g.m, Weights(g.weight), g.k, from, to, nullptr, job.inputs,
                 [&](int64_t p, int64_t first, int64_t count, float* tile) {
                     int64_t columns = g.n - p * PANEL < PANEL ? g.n - p * PANEL : PANEL;
                     const T* bias = (const T*)g.bias;
@@ -100,8 +153,8 @@ template <class T> void linear_of(const Linear& g) {
     for (int64_t r = 0; r < g.m; ++r) copy_row((const T*)g.x + r * g.x_stride, g.k, x + r * job.ldx);
     job.x = x;
     Weights w(g.weight);
-    job.integers = integer_room(33, g.m, g.k, w);
-    to_integers(x, job.ldx, g.m, g.k, w.kept, job.integers);
+    job.inputs = input_room<A>(33, g.m, g.k, w);
+    pack_inputs(x, job.ldx, g.m, g.k, w.kept, job.inputs);
     bool small = g.k * g.n * (g.m + 3) < (1 << 18);
     pool_run(Job{&job, LinearJob<T>::work, nullptr, LinearJob<T>::chunks, 1}, small);
 }

@@ -151,11 +151,11 @@ __attribute__((target("avx512vbmi"))) void look_up_bytes(const char* from, int64
 INLINE bool looks_up() { return __builtin_cpu_supports("avx512vbmi"); }
 #endif
 
-#ifdef DOT_PRODUCTS
+#if defined(DOT_PRODUCTS) || defined(TILES)
 // Whole numbers [K / 2][PANEL][2] as bfloat16; those of groups with ADDED.
 struct Wholes {
     static void bytes(const char* from, int64_t deep, bf16* to, Lines far) {
-#ifndef LANTERN_EMULATED
+#if defined(DOT_PRODUCTS) && !defined(LANTERN_EMULATED)
         if (looks_up()) return look_up_bytes(from, deep, to, far);
 #endif
         for (int64_t i = 0; i < deep; i += 4, from += PANEL * 4, to += 4 * PANEL, far.fetch())
@@ -183,7 +183,9 @@ struct Wholes {
             }
     }
 };
+#endif
 
+#ifdef DOT_PRODUCTS
 // Rows times groups of whole numbers: a group's sum, times its step, and its offset times the sum of x.
 template <int M>
 void group_rows(const bf16* x, int64_t ldx, const bf16* w, const char* from, int64_t bytes, int64_t k, const float* sums,
@@ -299,18 +301,21 @@ void rounded_panel(const A* x, int64_t ldx, int64_t m, const char* w, int kept, 
     if (kept == INT8) put_steps(y, m, (const float*)w, sizeof(A) == 4 ? LIFTED : 1.0f);
 }
 
-// Sums of groups of inputs, [m][groups].
+// Sums of groups of inputs, [m][groups], in the order of 16 lanes.
 template <class A> void group_sums(const A* x, int64_t ldx, int64_t m, int64_t k, float* sums) {
+    constexpr int LANES = 16, VECTORS = LANES / W;
     int64_t groups = (k + GROUP - 1) / GROUP;
     for (int64_t r = 0; r < m; ++r)
         for (int64_t g = 0; g < groups; ++g) {
             const A* from = x + r * ldx + g * GROUP;
             int64_t deep = k - g * GROUP < GROUP ? k - g * GROUP : GROUP, i = 0;
-            F many{};
+            F many[VECTORS] = {};
             float rest = 0;
-            for (; i + W <= deep; i += W) many += get(from + i);
+            for (; i + LANES <= deep; i += LANES)
+                for (int v = 0; v < VECTORS; ++v) many[v] += get(from + i + v * W);
             for (; i < deep; ++i) rest += value(from[i]);
-            sums[r * groups + g] = total(many) + rest;
+            for (int v = 1; v < VECTORS; ++v) many[0] += many[v];
+            sums[r * groups + g] = total(many[0]) + rest;
         }
 }
 

@@ -25,7 +25,7 @@ template <class T> struct TrunkJob {
     float* q;       // [m][wide], rotated and scaled
     float* both;    // [m][2 hidden], where a panel holds both gates and ups
     A *mixed, *gated;
-    Integers mixed_integers, gated_integers;  // the same, where a copy drafts
+    Inputs mixed_inputs, gated_inputs;  // the same, where a copy drafts
     uint64_t number;                    // of this job
     Turns turn;
     int64_t* places;  // [m]: where a query's keys and values lie in a head
@@ -48,7 +48,7 @@ template <class T> struct TrunkJob {
     // The state's rows behind a norm.
     struct Normed {
         A* x;  // [m][ld_dim]
-        Integers integers;
+        Inputs inputs;
     };
 
     // Every thread makes them for itself before its first chunk of a stage: what one has written takes longer to reach
@@ -72,8 +72,8 @@ template <class T> struct TrunkJob {
                 copy(state + r * dim, dim, y);
             if (dim % 2) put1(y + dim, 0.0f);
         }
-        mine.integers = integer_room(34, m, dim, before);
-        to_integers(mine.x, ld_dim, m, dim, before.kept, mine.integers);
+        mine.inputs = input_room<A>(34, m, dim, before);
+        pack_inputs(mine.x, ld_dim, m, dim, before.kept, mine.inputs);
         made = wanted;
         return mine;
     }
@@ -157,7 +157,7 @@ template <class T> struct TrunkJob {
         int64_t from, to, n = 3 * wide, piece = whole_heads ? W : 2;
         range(panels(n), chunk, from, to);
         for (int64_t p = from; p < to; ++p) expect_placed(b, p * PANEL);
-        product<T>(x.x, ld_dim, m, Weights(b.wqkv), dim, from, to, next, x.integers,
+        product<T>(x.x, ld_dim, m, Weights(b.wqkv), dim, from, to, next, x.inputs,
                 [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                     int64_t columns = n - p * PANEL < PANEL ? n - p * PANEL : PANEL;
                     for (int64_t c = 0; c < columns; c += piece)
@@ -168,11 +168,11 @@ template <class T> struct TrunkJob {
                 });
     }
 
-    void add(const A* x, int64_t ldx, const Integers& integers, const void* weight, int64_t k, int chunk, const char* next) {
+    void add(const A* x, int64_t ldx, const Inputs& inputs, const void* weight, int64_t k, int chunk, const char* next) {
         int64_t from, to;
         range(panels(dim), chunk, from, to);
         expect_rows(state + from * PANEL, (to - from) * PANEL, dim, true);
-        product<T>(x, ldx, m, Weights(weight), k, from, to, next, integers,
+        product<T>(x, ldx, m, Weights(weight), k, from, to, next, inputs,
                 [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                     int64_t columns = dim - p * PANEL < PANEL ? dim - p * PANEL : PANEL;
                     for (int64_t r = 0; r < count; ++r) {
@@ -189,7 +189,7 @@ template <class T> struct TrunkJob {
         int64_t from, to;
         if (!whole_gates) {
             range(panels(2 * hidden), chunk, from, to);
-            product<T>(x.x, ld_dim, m, Weights(b.w13), dim, from, to, next, x.integers,
+            product<T>(x.x, ld_dim, m, Weights(b.w13), dim, from, to, next, x.inputs,
                     [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                         int64_t left = 2 * hidden - p * PANEL, columns = left < PANEL ? left : PANEL;
                         for (int64_t r = 0; r < count; ++r)
@@ -203,11 +203,11 @@ template <class T> struct TrunkJob {
         float* kept = (float*)scratch(10, m * PANEL * sizeof(float));
         for (int64_t one = from; one < to; ++one) {
             const char* going = one + 1 < to ? nullptr : next;
-            product<T>(x.x, ld_dim, m, Weights(b.w13), dim, one, one + 1, going, x.integers,
+            product<T>(x.x, ld_dim, m, Weights(b.w13), dim, one, one + 1, going, x.inputs,
                     [&](int64_t, int64_t first, int64_t count, const float* tile) {
                         memcpy(kept + first * PANEL, tile, count * PANEL * sizeof(float));
                     });
-            product<T>(x.x, ld_dim, m, Weights(b.w13), dim, one + ups, one + ups + 1, going, x.integers,
+            product<T>(x.x, ld_dim, m, Weights(b.w13), dim, one + ups, one + ups + 1, going, x.inputs,
                     [&](int64_t, int64_t first, int64_t count, const float* tile) {
                         for (int64_t r = 0; r < count; ++r)
                             swiglu_row(kept + (first + r) * PANEL, tile + r * PANEL, PANEL,
@@ -226,25 +226,25 @@ template <class T> struct TrunkJob {
             case QKV: return qkv(b, normed(layer, step), chunk, next);
             case OUT:
                 fetch(layer, step, mixed, wide, ld_wide);
-                return add(mixed, ld_wide, mixed_integers, b.wo, wide, chunk, next);
+                return add(mixed, ld_wide, mixed_inputs, b.wo, wide, chunk, next);
             case GATE: return gate(b, normed(layer, step), chunk, next);
             default:
                 fetch(layer, step, gated, hidden, ld_hidden);
-                return add(gated, ld_hidden, gated_integers, b.w2, hidden, chunk, next);
+                return add(gated, ld_hidden, gated_inputs, b.w2, hidden, chunk, next);
         }
     }
 
     void tail(int layer, int step) {
         const Trunk& g = *given;
         const Block& b = g.blocks[layer];
-        if (step == ATTEND) to_integers(mixed, ld_wide, m, wide, Weights(b.wo).kept, mixed_integers);
+        if (step == ATTEND) pack_inputs(mixed, ld_wide, m, wide, Weights(b.wo).kept, mixed_inputs);
         if (step == GATE && !whole_gates)
             for (int64_t r = 0; r < m; ++r) {
                 const float* x = both + r * 2 * hidden;
                 swiglu_row(x, x + hidden, hidden, gated + r * ld_hidden);
                 if (hidden % 2) put1(gated + r * ld_hidden + hidden, 0.0f);
             }
-        if (step == GATE) to_integers(gated, ld_hidden, m, hidden, Weights(b.w2).kept, gated_integers);
+        if (step == GATE) pack_inputs(gated, ld_hidden, m, hidden, Weights(b.w2).kept, gated_inputs);
         if (step != DOWN) return;
         T* out = (T*)g.out;
         if (done_taps < g.tap_count && g.taps[done_taps] == layer + 1) {
@@ -301,8 +301,8 @@ template <class T> void trunk_of(const Trunk& g, const Seen& s, int32_t seeing) 
     job.mixed = (A*)scratch(2, job.m * job.ld_wide * sizeof(A));
     job.gated = (A*)scratch(3, job.m * job.ld_hidden * sizeof(A));
     const Block& first = g.blocks[0];
-    job.mixed_integers = integer_room(35, job.m, job.wide, Weights(first.wo));
-    job.gated_integers = integer_room(36, job.m, job.hidden, Weights(first.w2));
+    job.mixed_inputs = input_room<A>(35, job.m, job.wide, Weights(first.wo));
+    job.gated_inputs = input_room<A>(36, job.m, job.hidden, Weights(first.w2));
     job.turn = turns(g.rotary, queries, g.mask.count, g.cache.width);
     job.places = (int64_t*)scratch(16, 2 * size_t(job.m) * sizeof(int64_t));
     job.given_as = job.places + job.m;

@@ -1,5 +1,5 @@
 // One instruction set's code: compiled once for each, with its flags and
-// -DUNIT=<name> -DWIDTH=<floats of a register> [-DDOT_PRODUCTS]. Nothing is computed when the library is loaded: that would
+// -DUNIT=<name> -DWIDTH=<floats of a register> [-DDOT_PRODUCTS] [-DTILES]. Nothing is computed when the library is loaded: that would
 // run one unit's instructions on a processor that needs another unit.
 #include "advance.h"
 #include "beam.h"
@@ -39,6 +39,14 @@ double multiply(int64_t rounds) {
     return sum;
 }
 
+#ifdef TILES
+void multiply_by_tiles_from(int rows) {
+    for (auto& one : borders) one = rows;
+}
+#else
+constexpr void (*multiply_by_tiles_from)(int) = nullptr;
+#endif
+
 }  // namespace
 
 #ifdef WORD_PRODUCTS
@@ -54,5 +62,5 @@ double multiply(int64_t rounds) {
 extern const Unit NAMED(UNIT);
 const Unit NAMED(UNIT) = {
     TEXT(UNIT), linear, OF_UNIT(copy), attend, rotate_write, rms_norm, swiglu, trunk, window_pass, guide, filter, draw,
-    accept, couple, recall, advance, race, perturb, choose, advance_chosen, siblings, fresh_guesses, likeliest, tree_step, read, multiply, CHAINS * W, TAKES_WORDS,
+    accept, couple, recall, advance, race, perturb, choose, advance_chosen, siblings, fresh_guesses, likeliest, tree_step, read, multiply, CHAINS * W, TAKES_WORDS, multiply_by_tiles_from,
 };

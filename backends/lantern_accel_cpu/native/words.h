@@ -21,7 +21,7 @@ struct WordRows {
     }
 };
 
-#if WIDTH == 8 && defined(__AVX2__)
+#if WIDTH == 8 && defined(__AVX2__) && !defined(TILES)
 #define WORD_PRODUCTS
 
 constexpr int WORD_ROWS = 6;
@@ -139,29 +139,14 @@ void word_panel(const WordRows&, int64_t, const char*, int64_t, float*, const ch
 template <class A> void to_words(const A*, int64_t, int64_t, int64_t, const WordRows&) {}
 #endif
 
-// Rows of activations in whole numbers, as products with a kind of weights take them; neither where these take floats.
-struct Integers {
-    ByteRows bytes;
-    WordRows words;
-};
-
 // Scratch memory for m rows of k inputs.
-Integers integer_room(int place, int64_t m, int64_t k, const Weights& w) {
-    Integers room;
-    if (w.kept != WORDS) {
-        room.bytes = byte_room(place, m, k, w);
-        return room;
-    }
-    int64_t groups = (k + GROUP - 1) / GROUP, all = m * groups;
-    room.words.groups = groups;
-    room.words.numbers = (int16_t*)scratch(place, size_t(all) * (GROUP * sizeof(int16_t) + sizeof(float)));
-    room.words.step = (float*)(room.words.numbers + all * GROUP);
-    return room;
-}
-
-template <class A> void to_integers(const A* x, int64_t ldx, int64_t m, int64_t k, int kept, const Integers& to) {
-    if (to.words.numbers) return to_words(x, ldx, m, k, to.words);
-    to_bytes(x, ldx, m, k, kept, to.bytes);
+WordRows word_room(int place, int64_t m, int64_t k) {
+    WordRows to;
+    to.groups = (k + GROUP - 1) / GROUP;
+    int64_t all = m * to.groups;
+    to.numbers = (int16_t*)scratch(place, size_t(all) * (GROUP * sizeof(int16_t) + sizeof(float)));
+    to.step = (float*)(to.numbers + all * GROUP);
+    return to;
 }
 
 }  // namespace

@@ -1,0 +1,213 @@
+"""Products by tiles: the bits of vectors, of emulated tiles, and of what Intel's manual says."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from types import FrameType
+
+import pytest
+import torch
+from support import native
+from torch import Tensor
+
+from lantern_accel.nn.rounding import ROUNDINGS
+from lantern_accel_cpu.native import build, library
+from lantern_accel_cpu.native.kernels import Kernels, Panels
+from lantern_accel_cpu.native.rounded import RoundedPanels
+
+#: Units with tiles that this processor runs: the emulated ones on all with AVX2.
+UNITS = [
+    unit
+    for unit in native.units()
+    if unit.startswith("amx") and not (unit == "amx" and build.tiles_refused())
+]
+pytestmark = [
+    native.needs_native,
+    pytest.mark.skipif(not UNITS, reason="this processor has neither tiles nor AVX2"),
+]
+
+#: How weights are kept; a copy's have activations in bytes.
+KINDS = ["full", *sorted(ROUNDINGS), *(f"{name} copy" for name in sorted(ROUNDINGS))]
+ROWS = [1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 48, 64, 97, 128]
+#: In and out: no tile's and no panel's multiple, less than a tile, several pieces.
+SIZES = [(64, 32), (33, 40), (67, 33), (7, 5), (130, 70), (320, 64), (1027, 35)]
+VECTORS = 1000  # more rows than any product here has
+
+
+def packed(kernels: Kernels, weight: Tensor, kind: str) -> Panels | RoundedPanels:
+    """Return a weight as it is kept."""
+    panels = kernels.pack(weight, words=False)
+    if kind == "full":
+        return panels
+    return kernels.in_fewer_bits(panels, ROUNDINGS[kind.split()[0]], kind.endswith("copy"))
+
+
+def product(kernels: Kernels, x: Tensor, weight: Panels | RoundedPanels, border: int) -> Tensor:
+    """Return the sums of a product, by tiles from so many rows on."""
+    kernels.library.tiles_from(border)
+    try:
+        return kernels.linear(x, weight, None, sums=True)
+    finally:
+        kernels.library.tiles_from(0)
+
+
+def manual(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply as TDPBF16PS does: of every 32 inputs a chain of the even and one of the odd ones."""
+    rows, inputs = x.shape
+    found = torch.zeros(rows, len(weight))
+    for first in range(0, inputs, 32):
+        sums = torch.zeros(2, rows, len(weight))
+        for i in range(first, min(first + 32, inputs)):
+            # Exact in float64; one rounding to float32 is the multiply-add's.
+            exact = x[:, i : i + 1].double() * weight[:, i].double() + sums[i % 2].double()
+            sums[i % 2] = exact.float()
+        found += sums[0] + sums[1]
+    return found
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize(("inputs", "outputs"), SIZES)
+def test_tiles_compute_what_the_manual_says(unit: str, inputs: int, outputs: int) -> None:
+    kernels = native.kernels(unit)
+    weight = native.draw(1, outputs, inputs, dtype=torch.bfloat16)
+    x = native.draw(2, 37, inputs, dtype=torch.bfloat16)
+    want, kept = manual(x, weight), packed(kernels, weight, "full")
+    for border in (1, VECTORS):
+        assert torch.equal(product(kernels, x, kept, border), want)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiles_have_the_bits_of_vectors_for_any_number_of_rows(unit: str, kind: str) -> None:
+    kernels = native.kernels(unit)
+    for inputs, outputs in SIZES:
+        weight = native.draw(1, outputs, inputs, dtype=torch.bfloat16)
+        kept = packed(kernels, weight, kind)
+        x = native.draw(2, max(ROWS), inputs, dtype=torch.bfloat16)
+        whole = product(kernels, x, kept, VECTORS)
+        for rows in ROWS:
+            assert torch.equal(product(kernels, x[:rows], kept, 1), whole[:rows]), (inputs, rows)
+        assert torch.equal(product(kernels, x[:7], kept, 0), whole[:7]), "the measured border"
+
+
+@pytest.mark.skipif(len(UNITS) < 2, reason="this processor has no tiles, or they are refused")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_processor_does_what_is_emulated(kind: str) -> None:
+    both = [native.kernels(unit) for unit in UNITS]
+    # Also where products and sums leave the normal numbers; full weights take numbers below for 0, too.
+    for scale in (1.0, 1e-17, 1e-19, 1e19, *([1e-38] if kind == "full" else [])):
+        weight = (native.draw(1, 70, 330) * scale).bfloat16()
+        x = (native.draw(2, 50, 330) * scale).bfloat16()
+        found = [product(kernels, x, packed(kernels, weight, kind), 1) for kernels in both]
+        assert torch.equal(found[0].view(torch.int32), found[1].view(torch.int32)), scale
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", ["full", "int8", "int6", "int4"])
+def test_what_is_no_number_stays_in_its_row(unit: str, bad: float, kind: str) -> None:
+    kernels = native.kernels(unit)
+    kept = packed(kernels, native.draw(1, 40, 200, dtype=torch.bfloat16), kind)
+    x = native.draw(2, 40, 200, dtype=torch.bfloat16)
+    x[33, 190] = bad
+    found = product(kernels, x, kept, 1).isfinite()
+    assert not found[33].any()
+    assert found[:33].all() and found[34:].all()
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_signals_and_threads_change_no_bit(unit: str) -> None:
+    kernels = native.kernels(unit)
+    kept = packed(kernels, native.draw(1, 512, 768, dtype=torch.bfloat16), "full")
+    x = native.draw(2, 33, 768, dtype=torch.bfloat16)
+    want, seen = product(kernels, x, kept, VECTORS), 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        seen += 1
+        torch.ones(64, 64) @ torch.ones(64, 64)  # vectors, and perhaps tiles, of its own
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    try:
+        with native.threads(2):
+            while seen < 20:
+                assert torch.equal(product(kernels, x, kept, 1), want)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_small_numbers_are_what_they_were_outside_of_products(unit: str) -> None:
+    """Vectors take them for 0 inside, as tiles do; the caller's arithmetic is left as it was."""
+    kernels = native.kernels(unit)
+    kept = packed(kernels, torch.ones(32, 64, dtype=torch.bfloat16), "full")
+    for border in (1, VECTORS):
+        product(kernels, torch.ones(3, 64, dtype=torch.bfloat16), kept, border)
+        assert float(torch.tensor(1e-39) * 1) != 0
+
+
+def test_a_kernel_that_refuses_is_named_and_the_next_unit_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = build.UNITS["x86_64"]
+    if build.family() != "x86_64":
+        pytest.skip("another processor family")
+    monkeypatch.delenv(build.UNIT_VARIABLE, raising=False)
+    monkeypatch.setattr(build, "_features", lambda: known["amx"].needs)
+    monkeypatch.setattr(build, "PREBUILT", build.HERE / "none.so")
+    monkeypatch.setattr(build, "target", lambda units: build.HERE / "build.py")  # it is there
+    for refused, unit in (("", "amx"), ("Operation not permitted", "avx512bf16")):
+        monkeypatch.setattr(build, "tiles_refused", lambda refused=refused: refused)
+        assert build.chosen_units() == [unit]
+        assert library.describe().endswith(f"(AMX) is not used: {refused}" if refused else "(amx)")
+    monkeypatch.setattr(build, "_features", lambda: known["avx2"].needs)
+    assert build.chosen_units() == ["avx2"] and not build.refused_tiles(), "none to refuse"
+
+
+def test_linux_is_asked_and_its_answer_put_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Libc:
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def syscall(self, *_: int) -> int:
+            return -1
+
+    build.tiles_refused.cache_clear()
+    monkeypatch.setattr("ctypes.CDLL", Libc)
+    try:
+        for error, said in (
+            (errno.EPERM, os.strerror(errno.EPERM)),
+            (errno.ENOSPC, "signal stack"),
+        ):
+            monkeypatch.setattr("ctypes.get_errno", lambda error=error: error)
+            build.tiles_refused.cache_clear()
+            assert said in build.tiles_refused()
+    finally:
+        build.tiles_refused.cache_clear()
+
+
+@pytest.mark.skipif("amx" not in UNITS, reason="this processor has no tiles, or they are refused")
+def test_a_forked_child_has_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+import os, torch
+from lantern_accel_cpu.native import library
+from lantern_accel_cpu.native.kernels import Kernels
+kernels = Kernels(library.load())
+weight = kernels.pack(torch.randn(64, 64).bfloat16())
+x = torch.randn(32, 64).bfloat16()
+assert kernels.library.tiles_from(1) == 1
+want = kernels.linear(x, weight, None)
+child = os.fork()
+if child == 0:
+    os._exit(0 if torch.equal(kernels.linear(x, weight, None), want) else 1)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    monkeypatch.setenv(build.UNIT_VARIABLE, "amx")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

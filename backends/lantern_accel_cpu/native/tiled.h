@@ -15,6 +15,7 @@
 
 namespace {
 
+static_assert(DEEP == PANEL, "a panel's columns are a row of the next product's tiles");
 constexpr int FEW_ROWS = 4;  // that vectors multiply at a time
 constexpr int64_t SOON = 4096;  // bytes that are fetched into the first cache ahead of their use
 
@@ -35,6 +36,15 @@ struct TileRows {
     int64_t steps = 0, groups = 0;
 
     bool any() const { return floats || tiles; }
+    // Where tiles have the inputs of a row from step * DEEP on.
+    INLINE_MEMBER bf16* row(int64_t r, int64_t step) const {
+        return tiles + ((r / TILE_ROWS * steps + step) * TILE_ROWS + r % TILE_ROWS) * DEEP;
+    }
+    // Put 0 into the rows of the last block behind the first m.
+    void clear_below(int64_t m) const {
+        for (int64_t r = m; r % TILE_ROWS; ++r)
+            for (int64_t s = 0; s < steps; ++s) memset(row(r, s), 0, DEEP * sizeof(bf16));
+    }
     // row: a multiple of TILE_ROWS
     TileRows from(int64_t row) const {
         TileRows rest = *this;
@@ -75,7 +85,7 @@ void to_tiles(const bf16* x, int64_t ldx, int64_t m, int64_t k, int kept, const 
     }
     int64_t whole = k / DEEP;
     for (int64_t r = 0, rows = tile_blocks(m) * TILE_ROWS; r < rows; ++r) {
-        bf16* y = to.tiles + (r / TILE_ROWS * to.steps * TILE_ROWS + r % TILE_ROWS) * DEEP;
+        bf16* y = to.row(r, 0);
         const bf16* from = x + r * ldx;
         int64_t s = 0;
         for (; r < m && s < whole; ++s) memcpy(y + s * TILE_ROWS * DEEP, from + s * DEEP, DEEP * sizeof(bf16));

@@ -37,7 +37,16 @@ template <class T> struct TrunkJob {
     bool whole_gates;  // panels of gates and of ups are apart
     bool whole_heads;  // vectors lie in one head
     bool shared;       // several threads do the chunks
+    bool gated_in_tiles = false;
     bool far;          // the keys and values of all layers are more than caches keep from pass to pass
+
+    // Where the gated row r of a panel goes: to a tile's row, where the next product takes tiles and no sums of groups.
+    INLINE_MEMBER A* gated_row(int64_t r, int64_t panel) const {
+#ifdef TILES
+        if (TILED<A> && gated_in_tiles) return (A*)gated_inputs.tiles.row(r, panel);
+#endif
+        return gated + r * ld_hidden + panel * PANEL;
+    }
 
     // Ask for m pieces of n numbers, which other cores have written or, before they are written to, read.
     template <class X> void expect_rows(const X* x, int64_t n, int64_t ldx, bool write = false) const {
@@ -198,7 +207,7 @@ template <class T> struct TrunkJob {
             return;
         }
         range(panels(hidden), chunk, from, to);
-        expect_rows(gated + from * PANEL, (to - from) * PANEL, ld_hidden, true);
+        if (!gated_in_tiles) expect_rows(gated + from * PANEL, (to - from) * PANEL, ld_hidden, true);
         int64_t ups = hidden / PANEL;
         float* kept = (float*)scratch(10, m * PANEL * sizeof(float));
         for (int64_t one = from; one < to; ++one) {
@@ -211,7 +220,7 @@ template <class T> struct TrunkJob {
                     [&](int64_t, int64_t first, int64_t count, const float* tile) {
                         for (int64_t r = 0; r < count; ++r)
                             swiglu_row(kept + (first + r) * PANEL, tile + r * PANEL, PANEL,
-                                       gated + (first + r) * ld_hidden + one * PANEL);
+                                       gated_row(first + r, one));
                     });
         }
     }
@@ -244,7 +253,7 @@ template <class T> struct TrunkJob {
                 swiglu_row(x, x + hidden, hidden, gated + r * ld_hidden);
                 if (hidden % 2) put1(gated + r * ld_hidden + hidden, 0.0f);
             }
-        if (step == GATE) pack_inputs(gated, ld_hidden, m, hidden, Weights(b.w2).kept, gated_inputs);
+        if (step == GATE && !gated_in_tiles) pack_inputs(gated, ld_hidden, m, hidden, Weights(b.w2).kept, gated_inputs);
         if (step != DOWN) return;
         T* out = (T*)g.out;
         if (done_taps < g.tap_count && g.taps[done_taps] == layer + 1) {
@@ -303,6 +312,12 @@ template <class T> void trunk_of(const Trunk& g, const Seen& s, int32_t seeing) 
     const Block& first = g.blocks[0];
     job.mixed_inputs = input_room<A>(35, job.m, job.wide, Weights(first.wo));
     job.gated_inputs = input_room<A>(36, job.m, job.hidden, Weights(first.w2));
+#ifdef TILES
+    bool groups = false;
+    for (int32_t i = 0; i < g.layers; ++i) groups |= Weights(g.blocks[i].w2).kept == INT6 || Weights(g.blocks[i].w2).kept == INT4;
+    job.gated_in_tiles = job.gated_inputs.tiles.tiles && job.whole_gates && !groups;
+    if (job.gated_in_tiles) job.gated_inputs.tiles.clear_below(job.m);
+#endif
     job.turn = turns(g.rotary, queries, g.mask.count, g.cache.width);
     job.places = (int64_t*)scratch(16, 2 * size_t(job.m) * sizeof(int64_t));
     job.given_as = job.places + job.m;

@@ -1,0 +1,224 @@
+"""Images that every source of drafts draws on every family's tiny model, frozen as hashes.
+
+A change of structure changes none of them. Sums of float32 differ from processor to processor by their
+order; so a seed is frozen only if its tokens and steps stay where every weight is moved by :data:`MOVED`,
+a hundred times what those orders do. To write the file again after a change that is meant to draw other
+images: ``python tests/support/frozen.py``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern_accel.decoding.adaptive import AdaptiveEngine
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.base import Conditions
+from lantern_accel.families.registry import families, family_names
+from lantern_accel.nn.rounding import rounding
+from lantern_accel.nn.transformer import pack, rounded_copy
+from lantern_accel.strategy.sources import DraftLength, DraftSource
+from lantern_accel.strategy.trees import parse_tree
+from lantern_accel.strategy.values import (
+    ChainTree,
+    DynamicTree,
+    Sampling,
+    SelfDrafts,
+    StaticTree,
+    Strategy,
+    named_strategy,
+)
+from lantern_accel.testing.tiny import TinyModel, tiny_model
+
+FILE = Path(__file__).parents[1] / "golden" / "frozen" / "tokens.json"
+#: By how much of itself each weight may move without a change of what is drawn.
+MOVED = 1e-5
+#: Images of a request, and the batches in which they are drawn: the first ones.
+IMAGES, BATCHES = 8, (1, 3, 8)
+STATIC = parse_tree("0,1,2,00,01,10,000")
+assert isinstance(STATIC, StaticTree)
+DYNAMIC = DynamicTree(top_k=3, depth=2, total=9)
+
+
+def _lengths(*lengths: int) -> tuple[DraftLength, ...]:
+    return tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in lengths)
+
+
+def _named(name: str, tree: DraftSource | None = None, **changes: Any) -> Strategy:
+    made = named_strategy(name, static=STATIC, dynamic=DYNAMIC)
+    return made.override(tree=tree, **changes)
+
+
+def _moving(strategy: Strategy, *lengths: int) -> Strategy:
+    tree = strategy.tree.model_copy(update={"draft_lengths": _lengths(*lengths)})
+    return strategy.model_copy(update={"tree": tree})
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "plain": _named("vanilla"),
+    "chain": _named("eagle", ChainTree(length=3)),
+    "chain that moves": _moving(_named("eagle", ChainTree(length=3)), 1, 2, 4),
+    "tree": _named("eagle"),
+    "tree that moves": _moving(_named("eagle"), 1, 2, 4),
+    "tree, maximal": _named("eagle", coupling="maximal"),
+    "beam": _named("eagle2"),
+    "beam, maximal": _named("eagle2", coupling="maximal"),
+    "lantern": _named("lantern", k=8),
+    "lantern++": _named("lantern++", k=8),
+    "lantern++, a budget": _named("lantern++", k=8, tv_budget=0.1),
+    "window": _named("scd", window=6),
+    "window that moves": _moving(_named("scd", window=6), 1, 2, 6),
+    "window, nothing recalled": _named("scd", parse_tree("window:8,passes=0")),
+    "uniform": _named("sjd", window=5),
+    "sjd": _named("sjd", window=5, coupling="maximal"),
+    "head": _named("scd", parse_tree("window:4,head")),
+    "copy": _named("self", SelfDrafts(length=4)),
+    "copy, windows of its own": _named("self", SelfDrafts(length=6, window=4, weights="int4")),
+    "copy that moves": _moving(_named("self", SelfDrafts(length=6, weights="int6")), 1, 4, 7),
+}
+#: What the default tier draws with every family.
+FEW = ("tree", "window")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family's tiny model, a strategy by its name here, and whether tokens are the likeliest."""
+
+    family: str
+    strategy: str
+    greedy: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}, {self.strategy}, {'greedy' if self.greedy else 'drawn'}"
+
+
+def cases() -> Iterator[Case]:
+    """Yield every case that a family's tiny model can run."""
+    for kind in families():
+        manifest = kind.tiny()
+        head = getattr(manifest, "draft_head", None) is not None
+        for name, strategy in STRATEGIES.items():
+            if (manifest.drafter is None and strategy.needs_drafter) or (
+                name == "head" and not head
+            ):
+                continue
+            for greedy in (False, True):
+                if not greedy or (strategy.tv_budget is None and strategy.coupling != "maximal"):
+                    yield Case(kind.name, name, greedy)
+
+
+def few(case: Case) -> bool:
+    """Return whether the default tier runs a case."""
+    first = case.family == family_names()[0]
+    return not case.greedy if first else case.strategy in FEW and case.greedy
+
+
+def drawn(case: Case, model: TinyModel, ops: TensorOps, batch: int, seed: int) -> dict[str, Any]:
+    """Decode the first ``batch`` images of a request; return a hash of their tokens, and their steps."""
+    strategy, kind = STRATEGIES[case.strategy], model.family
+    manifest = model.manifest
+    sampling = Sampling(
+        temperature=0.0 if case.greedy else 1.0,
+        cfg_scale=2.5 if manifest.defaults.sampling.guided else 1.0,
+        top_k=min(32, manifest.target.vocab_size),
+    )
+    shape = kind.usual_shape(model)
+    target, drafter = kind.fitted(model, shape)
+    copy = None
+    if isinstance(strategy.tree, SelfDrafts):
+        fewer = rounded_copy(model.target, ops, rounding(strategy.tree.weights), drafts=True)
+        copy, _ = kind.fitted(replace(model, target=fewer), shape)
+    engine = engine_for(
+        target,
+        drafter,
+        ops,
+        strategy,
+        sampling,
+        batch=batch,
+        neighbours=model.neighbours[:, : strategy.neighbours] if strategy.neighbours else None,
+        copy=copy,
+    )
+    if isinstance(engine, AdaptiveEngine):
+        engine.chosen = Turns(engine.lengths)
+    first = list(range(batch))
+    every = kind.tiny_conditions(model, IMAGES, seed)
+    some = every.pick(first)
+    rows = kind.rows(model, Conditions(some.condition, some.mask, some.shape), sampling)
+    engine.start(rows.condition, rows.mask, engine.randomness(seed, first))
+    done = engine.run()
+    tokens = done.tokens.to(torch.int32).contiguous()
+    return {
+        "tokens": hashlib.sha256(tokens.numpy().tobytes()).hexdigest()[:16],
+        "steps": done.steps.tolist(),
+    }
+
+
+def moved(model: TinyModel, ops: TensorOps, by: float, seed: int) -> TinyModel:
+    """Move every weight of a model by up to so much of itself, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    for part in (model.target, model.drafter):
+        if part is None:
+            continue
+        for weight in part.parameters():
+            weight.mul_(1 + by * (2 * torch.rand(weight.shape, generator=generator) - 1))
+        pack(part, ops)
+    return model
+
+
+def made(case: Case, ops: TensorOps) -> TinyModel:
+    """Make the tiny model of a case."""
+    return tiny_model(ops, torch.device("cpu"), torch.float32, case.family)
+
+
+class Turns:
+    """Takes one length after another, so that every move is made."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self._next = cycle(lengths[::-1])
+
+    def begin(self) -> int:
+        return next(self._next)
+
+    def observe(self, block: Any) -> int:
+        return next(self._next)
+
+
+def _stable(case: Case, seed: int) -> dict[str, Any] | None:
+    """Return what a seed draws in each batch; None where weights that move a little change it."""
+    ops = TensorOps()
+    model = made(case, ops)
+    found = {str(batch): drawn(case, model, ops, batch, seed) for batch in BATCHES}
+    for which in range(3):
+        other = moved(made(case, ops), ops, MOVED, which)
+        for batch in BATCHES:
+            if drawn(case, other, ops, batch, seed) != found[str(batch)]:
+                return None
+    return {"seed": seed, **found}
+
+
+def _write() -> None:
+    said = {}
+    with torch.inference_mode():
+        for case in cases():
+            found = next((one for seed in range(40) if (one := _stable(case, seed))), None)
+            if found is None:
+                sys.exit(f"no seed of {case.name} is stable")
+            said[case.name] = found
+            print(case.name, found["seed"], found["3"], flush=True)
+    FILE.parent.mkdir(parents=True, exist_ok=True)
+    lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in said.items())
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    _write()

@@ -56,7 +56,7 @@ RIGHT = {
     "weights": ("full", "int8", "int6", "int4"),
     "coupling": ("invariant", "maximal"),
     "residual": ("aggregate", "official", "optimal"),
-    "accept": ("exact", "lantern++:k=3", "gsd", "cool-sd"),
+    "accept": ("exact", "lantern++:k=3", "lantern:delta=0.1"),
     "suite": ("coco", "imagenet", "prompts"),
     "protocol": ("lantern", "sjd", "adm"),
     "captions": ("{b}/images/captions.jsonl",),

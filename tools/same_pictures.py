@@ -32,7 +32,7 @@ from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.strategy.values import NoTree, Strategy
 
 COMPOSED = Path(__file__).parent / "lantern-emoji" / "composed.txt"
-STRATEGIES = ["vanilla", "auto", "scd", "sjd", "sjd-pac", "eagle", "eagle2", "self"]
+STRATEGIES = ["vanilla", "auto", "scd", "sjd", "eagle", "eagle2", "self"]
 
 
 def draw(pipeline: Pipeline, prompts: list[str], seeds: list[int], name: str, batch: int) -> Tensor:

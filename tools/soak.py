@@ -28,7 +28,6 @@ STRATEGIES = (
     "sjd",
     "scd",
     "scd-gumbel",
-    "sjd-pac",
 )
 WORDS = ("red", "blue", "heart", "dog", "fish", "face", "sea", "in", "the", "a")
 

@@ -64,11 +64,7 @@ def plan(args: argparse.Namespace) -> Iterator[tuple[str, Strategy]]:
             for text in args.variants:
                 window = parse_tree(f"window:{length},{text}" if text else f"window:{length}")
                 assert isinstance(window, Window)
-                if len(window.siblings) < length:
-                    yield (
-                        f"{length} {text or 'scd'}{said}",
-                        Strategy(tree=window, coupling=coupling),
-                    )
+                yield f"{length} {text or 'scd'}{said}", Strategy(tree=window, coupling=coupling)
         for tree in args.trees:
             one = Strategy(name="eagle", tree=parse_tree(tree), coupling=coupling)
             yield f"eagle {tree}{said}", one

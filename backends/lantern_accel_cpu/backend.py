@@ -262,13 +262,13 @@ class DeviceBackend(Backend):
         return races.accept(self.kernels.library, tree, logits, given, keys, length)
 
     def couple(
-        self, x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor, anew: bool, left: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        self, x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor, anew: bool
+    ) -> tuple[Tensor, Tensor] | None:
         """Test a window's drafts in one native call, which draws for those alone that are refused."""
         if self.kernels is None:
             return None
         self.kernels.threads()
-        return windows.couple(self.kernels.library, x, p, q, tests, draws, anew, left)
+        return windows.couple(self.kernels.library, x, p, q, tests, draws, anew)
 
     def recall(self, given: Lookup) -> tuple[Tensor, Tensor, Tensor] | None:
         """Look up earlier passes in one native call."""

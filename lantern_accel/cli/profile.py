@@ -213,12 +213,12 @@ def measured(
 def bench(
     *,
     strategy: list[str] = typer.Option(
-        ["vanilla,auto,eagle,eagle2,lantern,lantern++,scd,sjd-pac"],
+        ["vanilla,auto,eagle,eagle2,lantern,lantern++,scd"],
         "--strategy",
         "-s",
         show_default=False,
         help="Names, separated by commas or repeated; vanilla is always measured. Default: auto, eagle, "
-        "eagle2, lantern, lantern++, scd and sjd-pac.",
+        "eagle2, lantern, lantern++ and scd.",
     ),
     batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Images together, such as 1,4."),
     temperature: list[str] = typer.Option(["1"], "--temperature", "-t", help="Such as 0,1."),

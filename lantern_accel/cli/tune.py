@@ -26,7 +26,7 @@ def tune(
     strategy: str = typer.Option(
         "auto",
         help="auto (windows, trees and plain decoding), eagle or lantern++ (their tree), or one that "
-        "drafts in a window, such as scd (its length and siblings).",
+        "drafts in a window, such as scd (its length).",
     ),
     batch: list[str] = typer.Option(
         ["1,2,4,8,16,32"], "--batch", "-b", help="Batch sizes to choose for, such as 1,4."

@@ -26,8 +26,7 @@ class Geometry:
     no uniforms, since tokens are compared with what the seed or the likeliest code decides
     (:mod:`~.invariant`); ``tabled``: their noise is a table of all positions.
 
-    ``in_place``: the drafts of a window, each in the slot of its position in the image. Of these
-    ``siblings`` drafts have no slot of their own in the image, at most ``widest`` of one draft; ``kept``
+    ``in_place``: the drafts of a window, each in the slot of its position in the image; ``kept``
     distributions are kept per image; ``passes`` are recalled. ``guesses``: a draft head guesses, from
     the last exact state.
     """
@@ -50,8 +49,6 @@ class Geometry:
     tabled: bool = False
     spread: int = 0
     in_place: bool = False
-    siblings: int = 0
-    widest: int = 0
     kept: int = 0
     passes: int = 0
     guesses: bool = False
@@ -69,10 +66,10 @@ class Geometry:
     def image_slots(self) -> int:
         """Slots after the prompt: every image token but the last, and the nodes of one tree.
 
-        In place: the image, one scratch slot per sibling, and the trash slot.
+        In place: the image, and the trash slot.
         """
         if self.in_place:
-            return self.tokens + self.siblings + 1
+            return self.tokens + 1
         return self.tokens - 1 + self.ahead
 
     @property
@@ -114,8 +111,7 @@ def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
     widest = strategy.tree.widest
     if widest > vocab:
         raise StrategyError(
-            f"the drafts have {widest} siblings, but there are {vocab} codes; choose a narrower tree "
-            "or window"
+            f"the drafts have {widest} siblings, but there are {vocab} codes; choose a narrower tree"
         )
 
 

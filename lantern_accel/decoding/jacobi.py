@@ -1,6 +1,6 @@
 """Decodes without a drafter: a window of drafts that the target improves step by step.
 
-Speculative Jacobi decoding (SJD, arXiv 2410.01699; SCD, 2510.24211; SJD-PAC). A step is one pass over
+Speculative Jacobi decoding (SJD, arXiv 2410.01699; SCD, 2510.24211). A step is one pass over
 the window: ``verify -> accept -> commit``, and fresh drafts at its end.
 
 Everything lies at its position in the image: a token and, while it is a draft, the distribution that it
@@ -20,11 +20,9 @@ from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.draft_init import DraftInitializer
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.maximal_coupling import Coupled
-from lantern_accel.decoding.siblings import Siblings
 from lantern_accel.decoding.sources.base import register
 from lantern_accel.decoding.sources.head_window import HeadWindow
 from lantern_accel.decoding.sources.window import (
-    SIBLING_SHARES,
     InvariantWindow,
     MaximalWindow,
     Ring,
@@ -42,74 +40,49 @@ from lantern_accel.strategy.values import Window
 
 
 class WindowPass:
-    """The target's pass over a chain of ``length`` tokens and the siblings of its first drafts.
+    """The target's pass over a chain of ``length`` tokens.
 
     Node i of the chain is image token ``n + i``, with n the last known one, and writes its keys and
-    values where they will stay; a sibling sees what its draft sees, and writes to a scratch slot. With
-    ``slots`` a pass looks at that many of the cache, the first ones: scratch and trash are then the last
-    of these. A pass over more has image positions there, and writes each before any pass sees it.
+    values where they will stay. With ``slots`` a pass looks at that many of the cache, the first ones:
+    the last of these is then the trash. A pass over more has an image position there, and writes it
+    before any pass sees it.
     """
 
-    def __init__(
-        self,
-        verifying: Verifying,
-        geometry: Geometry,
-        siblings: tuple[int, ...],
-        slots: int | None = None,
-    ) -> None:
+    def __init__(self, verifying: Verifying, geometry: Geometry, slots: int | None = None) -> None:
         self.verifying, self.geometry = verifying, geometry
         g, index = geometry, verifying.ops.index
         #: How many slots a pass looks at, and how many of them are the image's.
         self.reach = min(slots or g.target_slots, g.target_slots)
-        self.room = self.reach - g.prefix - g.siblings - 1
+        self.room = self.reach - g.prefix - 1
         device = verifying.slots.device
         self.chain = torch.arange(g.depth + 1, dtype=index, device=device)
-        depths = [d + 1 for d, count in enumerate(siblings) for _ in range(count)]
-        self.depths = torch.cat((self.chain, torch.tensor(depths, dtype=index, device=device)))
-        scratch = verifying.slots[g.prefix + self.room : self.reach - 1]
-        self.scratch = scratch.repeat(g.batch, 1)
-        own = torch.zeros(g.depth + 1 + g.siblings, g.siblings + 1, dtype=torch.bool)
-        own[g.depth + 1 :, : g.siblings] = torch.eye(g.siblings, dtype=torch.bool)
-        self.own = own.to(device)
-        #: How many of the image's slots behind the last known token a node sees.
-        self.sees = torch.cat((self.chain, self.depths[g.depth + 1 :] - 1))
 
     def verify(self, state: State, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Run the nodes ``tokens [B, T]``; return features ``[R, T, D]`` and guided logits [B, T, V]."""
         v, g, length = self.verifying, self.geometry, state.length
-        place = length.unsqueeze(1) + self.depths
+        place = length.unsqueeze(1) + self.chain
         cells = place.clamp(max=g.tokens - 1)
         following = (cells + 1).clamp(max=g.tokens - 1)
         trash = self.reach - 1
-        chain = place[:, : g.depth + 1]
-        slots = torch.where(chain < self.room, g.prefix + chain, trash)
-        reach = (length.unsqueeze(1) + self.sees + g.prefix).unsqueeze(-1)
+        slots = torch.where(place < self.room, g.prefix + place, trash)
+        reach = (place + g.prefix).unsqueeze(-1)
         past = v.slots[g.prefix : g.prefix + self.room] <= reach
         nodes = place.shape[1]
         prompt = state.prefix_mask.unsqueeze(1).expand(-1, nodes, -1)
-        mine = self.own.expand(len(prompt), -1, -1)
         rest = v.cache.layout.capacity - self.reach if self.reach == g.target_slots else 0
-        parts = [prompt, v.branches.masked(past), mine]
-        if rest:
-            parts.append(flags(False, len(prompt), nodes, rest, device=mine.device))
-        visible = torch.cat(parts, dim=-1)
+        hidden = flags(False, len(prompt), nodes, 1 + rest, device=prompt.device)
+        visible = torch.cat((prompt, v.branches.masked(past), hidden), dim=-1)
         if v.ops.skips_blind and g.batch > 1:
             visible &= v.branches.masked(length < g.tokens - 1).view(-1, 1, 1)
-        slots = torch.cat((slots, self.scratch), dim=1)
         return v.run(state, tokens, cells, following, slots, visible)
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """One step's window ``[B, L]`` at positions ``chain [B, L]``, and the ``nodes [B, T]`` of its pass.
-
-    ``others``: siblings ``[B, total]``, the last nodes, and what they were drawn from.
-    """
+    """One step's window ``[B, L]`` at positions ``chain [B, L]``."""
 
     window: Tensor
     chain: Tensor
-    nodes: Tensor
-    others: tuple[Tensor, Tensor] | None
 
 
 @register(Window)
@@ -146,21 +119,15 @@ class JacobiEngine(StepEngine):
         guesses = window.fresh == "head"
         if guesses:
             self._check_head(g, target)
-        # Greedily a draft is compared with the highest logit: no distribution, and no sibling.
-        self.siblings = siblings = Siblings(() if greedy else window.siblings, ops.index, device)
-        #: Uniforms: tests, fresh drafts, siblings drawn, siblings tested, draws.
-        tests, drafts = g.depth + siblings.widest, 2 * g.depth + siblings.total
         recalls = g.keyed or window.tail == "coupled"
         if greedy and self.strategy.acceptance.relaxed:
             recalls = False
         return replace(
             g,
-            nodes=window.length + siblings.total,
-            draft_columns=0 if g.keyed else drafts,
-            test_columns=0 if g.keyed else tests,
+            nodes=window.length,
+            draft_columns=0 if g.keyed else 2 * g.depth,
+            test_columns=0 if g.keyed else g.depth,
             in_place=True,
-            siblings=siblings.total,
-            widest=siblings.widest,
             kept=self._kept(g.keyed) if longest is None else longest.geometry.kept,
             passes=window.passes if recalls else 0,
             guesses=guesses,
@@ -173,18 +140,18 @@ class JacobiEngine(StepEngine):
                 "this model has no draft head to guess a window's drafts; take another kind of fresh "
                 "draft, such as window:16,above"
             )
-        if not g.keyed or self.window.siblings or self.strategy.acceptance.relaxed:
+        if not g.keyed or self.strategy.acceptance.relaxed:
             raise StrategyError(
                 "a draft head's guesses have no distribution to be tested against; take them with "
-                "exact acceptance, the coupling invariant and no siblings, or take another kind of fresh "
-                "draft, such as window:16,above"
+                "exact acceptance and the coupling invariant, or take another kind of fresh draft, such "
+                "as window:16,above"
             )
 
     def _kept(self, keyed: bool) -> int:
         """Return how many positions' distributions are kept."""
         fresh, most, greedy = self.fresh, self.window.length, self.sampling.greedy
-        reach = max(fresh.reach, fresh.width if self.siblings.total else 1)
-        if keyed and not self.siblings.total:
+        reach = max(fresh.reach, 1)
+        if keyed:
             follows = fresh.reads and not fresh.copies and not greedy
             return min(most + reach, fresh.tokens) if follows else 0
         return 0 if greedy else min(2 * most + reach, fresh.tokens)
@@ -201,11 +168,9 @@ class JacobiEngine(StepEngine):
 
     def _draft_with(self, drafter: Drafter | None) -> None:
         g = self.geometry
-        self.forward = WindowPass(self.verifying, g, self.siblings.counts)
+        self.forward = WindowPass(self.verifying, g)
         kind = HeadWindow if g.guesses else InvariantWindow if g.keyed else MaximalWindow
-        self.drafts = kind(
-            self, self.window, self.ring, self.fresh, self.siblings, self.forward.depths
-        )
+        self.drafts = kind(self, self.window, self.ring, self.fresh)
 
     def planned(self) -> PlannedWindow:
         """Describe where drafts come from, and the buffers that are theirs."""
@@ -216,8 +181,6 @@ class JacobiEngine(StepEngine):
             fresh=fresh.kind,
             width=fresh.width,
             anew=self.window.tail == "anew",
-            siblings=self.siblings.counts,
-            sibling_shares=SIBLING_SHARES,
             passes=g.passes,
             kept=g.kept,
             recalled=0 if maximal is None else maximal.looked_up,
@@ -245,9 +208,8 @@ class JacobiEngine(StepEngine):
 
     def divide(self, sizes: Sequence[int]) -> None:
         super().divide(sizes)
-        smaller, counts = self.sizes[:-1], self.siblings.counts
         self.passes = {
-            slots: WindowPass(self.verifying, self.geometry, counts, slots) for slots in smaller
+            slots: WindowPass(self.verifying, self.geometry, slots) for slots in self.sizes[:-1]
         }
 
     def _keep(self, token: Tensor, weights: Tensor) -> None:
@@ -267,15 +229,14 @@ class JacobiEngine(StepEngine):
         if g.depth:
             chain = chain + self.forward.chain
         x = state.tokens.gather(1, chain.clamp(max=g.tokens) if g.depth else chain)
-        others = None if self.fused.after is not None else self.drafts.propose(x[:, 1:], chain)
-        return Drafted(x, chain, x if others is None else torch.cat((x, others[0]), dim=1), others)
+        return Drafted(x, chain)
 
     def _verify(self, drafted: Drafted, slots: int | None) -> tuple[Tensor, Tensor]:
         forward = self.forward if slots is None else self.passes.get(slots, self.forward)
-        return forward.verify(self.state, drafted.nodes)
+        return forward.verify(self.state, drafted.window)
 
     def _accept(self, drafted: Drafted, logits: Tensor) -> Coupled:
-        return self.drafts.decide(drafted.window, drafted.chain, logits, drafted.others)
+        return self.drafts.decide(drafted.window, drafted.chain, logits)
 
     def _commit(self, drafted: Drafted, features: Tensor, coupled: Coupled) -> None:
         """Write tokens and counters, and draw fresh drafts; complete images stay as they are."""

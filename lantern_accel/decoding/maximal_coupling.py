@@ -34,7 +34,6 @@ class Coupled:
     tokens: Tensor
     count: Tensor
     price: Tensor | None
-    left: Tensor | None = None
 
 
 def leading(accepted: Tensor, dtype: torch.dtype) -> Tensor:
@@ -52,7 +51,6 @@ def couple(
     draws: Tensor,
     *,
     anew: bool = False,
-    siblings: bool = True,
     drawing: Draws | None = None,
 ) -> Coupled:
     """Test the drafts and replace what fails.
@@ -61,13 +59,11 @@ def couple(
     float32 ``[B, L - 1, V]``; ``tests`` uniforms ``[B, L - 1]``, ``draws`` others ``[B, L]``. With a
     relaxed ``rule`` A(x) decides what is known and the tail goes on under the exact test. ``anew``: the
     tail is drawn from p instead (SJD). ``drawing``: a device's draws; None: the reference's.
-    ``siblings``: they are tried next, which takes what is left where the first draft is refused.
     """
     drawing = drawing or Draws()
-    done = None if rule.relaxed else drawing.ops.couple(x, p, q, tests, draws, anew, siblings)
+    done = None if rule.relaxed else drawing.ops.couple(x, p, q, tests, draws, anew)
     if done is not None:
-        found, known_now, rest = done
-        return Coupled(found, known_now, torch.zeros(x.shape, device=x.device), rest)
+        return Coupled(*done, torch.zeros(x.shape, device=x.device))
     own, bonus = p[:, :-1], p[:, -1:]
     code = x.unsqueeze(-1)
     px, qx = own.gather(-1, code).squeeze(-1), q.gather(-1, code).squeeze(-1)
@@ -104,7 +100,7 @@ def couple(
     drawn = drawing.draw(torch.cat((left, bonus), dim=1), draws)
     tokens = torch.cat((torch.where(kept, x, drawn[:, :-1]), drawn[:, -1:]), dim=1)
     price = price.masked_fill(order > count.unsqueeze(1), 0)
-    return Coupled(tokens, count + 1, price, row_at(left, first))
+    return Coupled(tokens, count + 1, price)
 
 
 def compare(x: Tensor, scores: Tensor, rule: Rule) -> Coupled:

@@ -89,7 +89,7 @@ class RowCache:
         done = self.ops.recall(given)
         if done is not None:
             return done
-        x, p, q, tokens, taken = given.x, given.p, given.q, given.tokens, given.taken
+        x, p, q, tokens = given.x, given.p, given.q, given.tokens
         last, vocab = self.length - 1, self.vocab
         slot = given.first.unsqueeze(1) + self.slots
         row = slot.clamp(max=last)
@@ -100,8 +100,6 @@ class RowCache:
 
         now = tokens.gather(1, (row - 1).clamp(min=0))
         changed = (slot <= last) & (now != x.gather(1, row))
-        if taken is not None:
-            changed = changed & ~(taken.unsqueeze(1) & (self.slots == 0))
         places = given.length.unsqueeze(1) + 1 + row
         probs = self.ops.held(given.row_probs)
         # The token before that agrees too, or at least the pass is recent.

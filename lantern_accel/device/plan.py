@@ -26,7 +26,7 @@ from lantern_accel.errors import BackendError
 
 #: The version of this module's values. It rises when a field is added, removed, or means something else:
 #: a backend returns None for a plan of a version that it was not written for.
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 
 #: ``index``: the dtype of token ids, positions and slots on the device. ``weights``: the models'.
 Kind = Literal["index", "float32", "bfloat16", "int32", "bool", "weights"]
@@ -333,10 +333,8 @@ class Window:
     :class:`~lantern_accel.strategy.values.Window`), ``width`` tokens from a position to the one below;
     ``above [N]``: each token's token above, where rows differ. ``code_kind [N]``, ``open_codes [K,
     V]``: the codes that a token may be, where not every token may be any. ``anew``: behind a
-    replacement drafts are drawn anew. ``siblings`` of the first drafts, each drawn from its draft's own
-    row of ``q``, its left neighbour's and the one above it, in ``sibling_shares``; ``recalled`` drafts
-    behind a replacement are looked up in the last ``passes`` passes (maximal coupling);
-    ``fresh_column``: the first of the uniforms for fresh drafts.
+    replacement drafts are drawn anew. ``recalled`` drafts behind a replacement are looked up in the last
+    ``passes`` passes (maximal coupling); ``fresh_column``: the first of the uniforms for fresh drafts.
 
     ``newest``: the last position that a pass has predicted. ``place``: the row of ``q`` that each
     position has, of ``kept`` rows, the last for what is past the image; ``q``: the distributions of
@@ -351,8 +349,6 @@ class Window:
     fresh: str
     width: int
     anew: bool
-    siblings: tuple[int, ...]
-    sibling_shares: tuple[float, float, float]
     passes: int
     kept: int
     recalled: int
@@ -464,8 +460,7 @@ class Lookup:
     ``row_previous`` as :class:`Window` has them. ``x [B, T]``: the window that the pass saw;
     ``p [B, T, V]``: what it gave; ``q [B, T - 1, V]``: what the drafts were drawn from;
     ``tokens [B, T]``: what the test made of them; ``first [B]``: the first that is not known; uniforms
-    ``tests [B, T - 1]`` and ``draws [B, T]``; ``taken`` bool ``[B]``: the first of them stays.
-    ``slots`` drafts are looked up; an image has ``image`` tokens.
+    ``tests [B, T - 1]`` and ``draws [B, T]``. ``slots`` drafts are looked up, of ``image`` tokens.
     """
 
     length: Tensor
@@ -480,7 +475,6 @@ class Lookup:
     first: Tensor
     tests: Tensor
     draws: Tensor
-    taken: Tensor | None
     slots: int
     image: int
 

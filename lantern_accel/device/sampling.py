@@ -300,14 +300,13 @@ class SamplingOps:
         return None
 
     def couple(
-        self, x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor, anew: bool, left: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        self, x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor, anew: bool
+    ) -> tuple[Tensor, Tensor] | None:
         """Test a window's drafts exactly, and replace what fails.
 
         Takes what :func:`lantern_accel.decoding.maximal_coupling.couple` does; returns its tokens ``[B,
-        L]``, counts ``[B]`` and, with ``left``, what is left where the first draft is refused, ``[B,
-        V]``. None where the device has no kernel for it, as here: then the tensor code of that module
-        runs.
+        L]`` and counts ``[B]``. None where the device has no kernel for it, as here: then the tensor code
+        of that module runs.
         """
         return None
 

@@ -304,8 +304,6 @@ def detail_of(strategy: Strategy) -> str:
     elif isinstance(tree, Window):
         words = [f"window of {tree.length}, {tree.fresh}"]
         words += [] if strategy.invariant else [tree.tail]
-        if tree.siblings:
-            words.append(f"siblings {' '.join(map(str, tree.siblings))}")
     elif isinstance(tree, ChainTree):
         words = [f"chain of {tree.length}"]
     fields = rule.model_dump(exclude={"kind"}) if rule.relaxed else {}

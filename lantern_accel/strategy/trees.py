@@ -80,7 +80,7 @@ def parse_tree(text: str) -> DraftSource:
     """Read a tree or a window from text, as ``--tree`` takes it.
 
     ``none``; ``chain:4``; a static tree's name; ``dynamic`` or ``dynamic:K,DEPTH,TOTAL``; or paths
-    of ranks such as ``0,1,00,01,000`` (single digits); or ``window:16,above,siblings=3.2`` and
+    of ranks such as ``0,1,00,01,000`` (single digits); or ``window:16,above,passes=2`` and
     ``self:16,int6,window=16,passes=6``, whose words may come in any order. Raises
     :class:`StrategyError`.
     """
@@ -115,7 +115,7 @@ def parse_tree(text: str) -> DraftSource:
 
 
 def _in_words(source: type[AdaptiveSource], text: str) -> DraftSource:
-    """Read what follows ``window:`` or ``self:``, words in any order, such as ``16,above,siblings=3.2``.
+    """Read what follows ``window:`` or ``self:``, words in any order, such as ``16,above,passes=2``.
 
     A number is the length, ``name=value`` a field of the source, and another word the value of the field
     that knows it, such as ``int8`` or ``anew``. What is left out is the strategy's, or the default.
@@ -136,8 +136,7 @@ def _in_words(source: type[AdaptiveSource], text: str) -> DraftSource:
         elif word in known:
             values[known[word]] = word
         elif equals and name in fields:
-            given: Any = value if whole(value) is None else int(value)
-            values[name] = list(filter(None, value.split("."))) if name == "siblings" else given
+            values[name] = value if whole(value) is None else int(value)
         else:
             number = "DRAFTS" if source is SelfDrafts else "LENGTH"
             named = (f"{name}=..." for name in fields if name not in {"length", *known.values()})

@@ -2,14 +2,14 @@
 
 ``vanilla``, ``eagle``, ``eagle2``, ``lantern`` and ``lantern++`` are the papers' combinations:
 EAGLE arXiv 2401.15077, EAGLE-2 2406.16858, LANTERN 2410.03355, LANTERN++ 2502.06352. ``sjd`` (arXiv
-2410.01699), ``scd``, ``scd-gumbel`` (both 2510.24211) and ``sjd-pac`` (KangJialiang/SJD-PAC) draft in a
-window, without a drafter; ``lantern-jacobi`` and ``lantern++-jacobi`` are this project's.
+2410.01699), ``scd`` and ``scd-gumbel`` (both 2510.24211) draft in a window, without a drafter;
+``lantern-jacobi`` and ``lantern++-jacobi`` are this project's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
@@ -154,9 +154,6 @@ class Window(AdaptiveSource):
     anew (SJD). The two differ under the coupling ``maximal`` alone: where noise decides, every draft
     becomes the token that its noise chooses (SCD-GS).
 
-    ``siblings``: alternatives that are tried where one of the first drafts is refused, one count for
-    each of them (SJD-PAC's proactive drafting; what they are drawn from is this project's).
-
     ``passes``: how many passes are recalled with the tail ``coupled``: behind a replacement drafts are
     those of the pass that had seen this past, if one had (this project's).
 
@@ -171,27 +168,11 @@ class Window(AdaptiveSource):
     )
     fresh: Fresh = "above"
     tail: Literal["coupled", "anew"] = "coupled"
-    siblings: tuple[Annotated[int, Field(ge=1, le=16)], ...] = ()
     passes: int = Field(4, ge=0, le=16, description="passes whose drafts are recalled; 0: none")
-
-    @model_validator(mode="after")
-    def _fits(self) -> Window:
-        if self.draft_lengths and self.siblings:
-            raise ValueError("a window with siblings keeps one length; leave draft_lengths out")
-        if len(self.siblings) >= self.length:
-            raise ValueError(
-                f"siblings of {len(self.siblings)} drafts, but a window of {self.length} tokens has "
-                f"{self.length - 1}"
-            )
-        return self
 
     @property
     def size(self) -> tuple[int, int]:
-        return self.length + sum(self.siblings), self.length - 1
-
-    @property
-    def widest(self) -> int:
-        return 1 + max(self.siblings, default=0)
+        return self.length, self.length - 1
 
     def of_length(self, length: int) -> DraftSource:
         return self.model_copy(update={"length": length, "draft_lengths": ()})
@@ -400,7 +381,7 @@ AUTO_SELF = (1, 2, 3, 5, 7, 9)
 #: Strategies whose drafts are a drafter's, and plain decoding.
 TREE_STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
 #: Strategies that draft in a window and need no drafter; all but the relaxed two are exact.
-WINDOW_STRATEGIES = ("sjd", "scd", "scd-gumbel", "sjd-pac", "lantern-jacobi", "lantern++-jacobi")
+WINDOW_STRATEGIES = ("sjd", "scd", "scd-gumbel", "lantern-jacobi", "lantern++-jacobi")
 #: Drafts by a copy of the target's own weights in fewer bits; exact.
 SELF = "self"
 STRATEGIES = (*TREE_STRATEGIES, *WINDOW_STRATEGIES, SELF)
@@ -469,7 +450,6 @@ def named_strategy(
         "sjd": (Window(fresh="uniform", tail="anew"), Exact()),
         "scd": (Window(), Exact()),
         "scd-gumbel": (Window(passes=0), Exact()),
-        "sjd-pac": (Window(siblings=(4, 2, 1)), Exact()),
         "lantern-jacobi": (Window(), lantern or Lantern()),
         "lantern++-jacobi": (Window(), lantern_pp or LanternPP()),
         SELF: (SelfDrafts(), Exact()),

@@ -132,7 +132,7 @@ def sentinels(backend: Backend) -> Measured:
 
 def slots(backend: Backend) -> Measured:
     """Decode: a slot that holds a known position is never written again, and none is shared."""
-    steps = sum(_slots(backend, name) for name in ("eagle", "lantern++", "scd", "sjd-pac"))
+    steps = sum(_slots(backend, name) for name in ("eagle", "lantern++", "scd"))
     return Measured(f"{steps} steps wrote to free slots alone")
 
 
@@ -170,7 +170,7 @@ def _slots(backend: Backend, strategy: str) -> int:
 def addresses(backend: Backend) -> Measured:
     """Show that a second request runs on the first one's memory."""
     count = 0
-    for strategy in ("lantern++", "sjd-pac"):
+    for strategy in ("lantern++", "scd"):
         engine = tiny.tiny_engine(backend, strategy)
         caches = [*engine.verifying.cache.buffers]
         if engine.drafting is not None:

@@ -14,8 +14,8 @@ from lantern_accel.testing.tiny import CHECKED
 
 #: Replays after warm-up, each of another content, that may compile nothing.
 STEPS = 200
-#: Strategies whose steps differ in what they look at: one token, a tree, a window with siblings.
-LOOKS = ("vanilla", "lantern++", "sjd-pac")
+#: Strategies whose steps differ in what they look at: one token, a tree, a window.
+LOOKS = ("vanilla", "lantern++", "scd")
 #: Relaxation so great that nearly every draft is kept: steps of full depth.
 DEEP = 1e6
 

@@ -144,7 +144,7 @@ def kernels(backend: Backend) -> Measured:
     """Count what one step of one image launches, by strategy; a device that replays still runs these."""
     best = backend.dtypes().compute
     found: dict[str, int] = {}
-    for family, strategy in tiny.cases(("vanilla", "lantern++", "eagle2", "sjd-pac")):
+    for family, strategy in tiny.cases(("vanilla", "lantern++", "eagle2", "scd")):
         if strategy not in found:  # the first family that can show it
             found[strategy] = trace_once(backend, strategy, 1, 1.0, best, family)[1].launched
     listed = ", ".join(f"{name} {count}" for name, count in found.items())

@@ -1,4 +1,4 @@
-"""Finds the window for a device: the length and the siblings with the most tokens per second here.
+"""Finds the window for a device: the length with the most tokens per second here.
 
 What a draft is worth at a slot depends on all slots before it and on how often it was improved, so that
 lengths are measured rather than computed: each is tried once, and the best few then run in turns.
@@ -20,8 +20,6 @@ from lantern_accel.strategy.values import Strategy, Window
 from lantern_accel.tuning.search import PLAIN, Evidence, Search
 
 LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-#: Siblings of the first drafts, for strategies that try some.
-WIDTHS = ((1,), (2, 1), (4, 2, 1))
 #: A length that is this much slower than the best ends the search: longer ones cost more still.
 HOPELESS = 0.7
 FINALISTS = 3
@@ -34,21 +32,16 @@ class WindowEvidence(Evidence):
     cells: dict[int, dict[str, Cell]] = Field(default_factory=dict)
 
 
-def windows(strategy: Strategy, tokens: int) -> list[list[Window]]:
-    """Return the windows to try, one list per choice of siblings, the shortest first."""
+def windows(strategy: Strategy, tokens: int) -> list[Window]:
+    """Return the windows to try, the shortest first."""
     assert isinstance(strategy.tree, Window)
-    widths = WIDTHS if strategy.tree.siblings else ((),)
     lengths = [length for length in LENGTHS if length <= tokens] or [min(tokens, 2)]
-    update = strategy.tree.model_copy
-    return [
-        [update(update={"length": n, "siblings": w}) for n in lengths if n > len(w)] for w in widths
-    ]
+    return [strategy.tree.model_copy(update={"length": length}) for length in lengths]
 
 
 def words(window: Window) -> str:
-    """Write what is tried of a window: its length and siblings."""
-    more = "".join(f".{count}" for count in window.siblings)[1:]
-    return f"window:{window.length}" + (f",siblings={more}" if more else "")
+    """Write what is tried of a window: its length."""
+    return f"window:{window.length}"
 
 
 class WindowTuner(Search[WindowEvidence]):
@@ -67,18 +60,16 @@ class WindowTuner(Search[WindowEvidence]):
     def search(self, batch: int) -> dict[str, Cell]:
         """Try every window of a batch once, plain decoding first; return their cells."""
         cells = self.evidence.cells.setdefault(batch, {})
-        rows = windows(self.strategy, self.pipeline.model.manifest.target.num_tokens)
         self._try(batch, cells, PLAIN, self.pipeline.strategy(PLAIN))
-        for row in rows:
-            best = cells[PLAIN].tokens_per_second
-            for window in row:
-                name = words(window)
-                if not self._try(batch, cells, name, self.strategy.override(tree=window)):
-                    break
-                speed = cells[name].tokens_per_second
-                if speed < HOPELESS * best:
-                    break
-                best = max(best, speed)
+        best = cells[PLAIN].tokens_per_second
+        for window in windows(self.strategy, self.pipeline.model.manifest.target.num_tokens):
+            name = words(window)
+            if not self._try(batch, cells, name, self.strategy.override(tree=window)):
+                break
+            speed = cells[name].tokens_per_second
+            if speed < HOPELESS * best:
+                break
+            best = max(best, speed)
         return cells
 
     def _try(self, batch: int, cells: dict[str, Cell], name: str, strategy: Strategy) -> bool:

@@ -80,13 +80,6 @@ def test_a_cache_is_not_judged_by_how_attention_rounds(monkeypatch, check):
         assert run_checks(backend, {check: CHECKS[check]}).passed
 
 
-def test_siblings_are_traced_on_tensors_without_data(monkeypatch):
-    monkeypatch.setattr(tiny, "cases", lambda strategies: [("llamagen", "sjd-pac")])
-    with open_backend("cpu") as backend:
-        outcome = run_checks(backend, select("static.host_read")).outcomes[0]
-    assert outcome.state == "passed", outcome
-
-
 def test_two_steps_that_differ_are_told_with_the_source_line(monkeypatch):
     with open_backend("cpu") as backend:
         after_commit(counting)(monkeypatch, backend)

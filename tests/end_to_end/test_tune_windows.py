@@ -18,10 +18,9 @@ def test_what_is_tried(tiny_model):
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
         (plain,) = tuning.windows(pipe.strategy("scd"), 16)
         assert [w.length for w in plain] == [3, 4, 6, 8, 12, 16], "none is longer than the image"
-        rows = tuning.windows(pipe.strategy("sjd-pac"), 16)
-        assert [row[0].siblings for row in rows] == list(tuning.WIDTHS)
-        assert all(w.length > len(w.siblings) for row in rows for w in row)
-        assert tuning.words(rows[-1][-1]) == "window:16,siblings=4.2.1"
+        assert [tuning.words(one) for one in tuning.windows(pipe.strategy("scd"), 4)] == [
+            "window:3", "window:4"
+        ]  # fmt: skip
         with pytest.raises(StrategyError, match="'eagle' has no window to tune"):
             tuning.WindowTuner(pipe, pipe.strategy("eagle"), prompts=["dog face"])
 

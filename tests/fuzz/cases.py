@@ -11,7 +11,7 @@ from fuzz.damage import BYTES, TENSORS, VALUES, json_edits
 from fuzz.words import HOSTILE, Command, command_lines
 
 GENERATE = ["generate", "red heart", "-d", "cpu", "-o", "{w}/out.png", "-q"]
-STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern++", "scd", "sjd-pac")
+STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern++", "scd")
 PARTS = ("target", "vq", "drafter", "text")
 
 

@@ -28,7 +28,7 @@ RIGHT = {
     "model": ("{b}/tiny", "{b}/classes", "{b}/undrafted", "{b}/tiny/target.safetensors"),
     "device": ("cpu", "cpu:0", "null", "cpu:1", "gpu"),
     "dtype": ("float32", "bfloat16", "float16"),
-    "strategy": ("vanilla", "eagle", "lantern++", "scd", "sjd-pac"),
+    "strategy": ("vanilla", "eagle", "lantern++", "scd"),
     "output": ("{w}/out.png", "{w}/out.json", "{w}/out.html", "{w}/out.md", "{w}/out.webp"),
     "stats_path": ("{w}/figures.json",),
     "files": ("{b}/run.json",),

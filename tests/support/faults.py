@@ -299,9 +299,9 @@ def late_walk(real: Any) -> Any:
 
 
 def generous_window(real: Any) -> Any:
-    def wrong(x: Any, p: Any, q: Any, tests: Any, draws: Any, anew: bool, left: bool) -> Any:
+    def wrong(x: Any, p: Any, q: Any, tests: Any, draws: Any, anew: bool) -> Any:
         found = couple(x, p, q, EXACT, tests / 2, draws, anew=anew)
-        return found.tokens, found.count, found.left
+        return found.tokens, found.count
 
     return wrong
 

@@ -98,11 +98,11 @@ void advance(const Advance& g, const float* logits) {
     int64_t stride = g.image * g.columns;
     bool small = all * n < FEW_LOGITS;
     if (drafts) {
-        Couple test{own, job.p, nullptr, tests, draws, q, tokens, count, nullptr, g.images, span, n, stride, stride, g.anew};
+        Couple test{own, job.p, nullptr, tests, draws, q, tokens, count, g.images, span, n, stride, stride, g.anew};
         couple(test);
         if (g.passes) {
             Recall look{x, tokens, count, g.length, g.step, job.p, nullptr, tests, draws, q, g.row_probs, g.row_keys, g.row_previous,
-                        nullptr, better, job.places, job.recalled, g.images, span, n, stride, stride, g.slots,
+                        better, job.places, job.recalled, g.images, span, n, stride, stride, g.slots,
                         g.passes, g.wide, g.image};
             recall(look);
             tokens = better;

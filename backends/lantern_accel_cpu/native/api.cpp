@@ -244,7 +244,6 @@ EXPORT void lantern_fresh_guesses(const AdvanceChosen* given) { unit->fresh_gues
 EXPORT void lantern_advance_chosen(const AdvanceChosen* given, const float* logits) {
     unit->advance_chosen(*given, logits);
 }
-EXPORT void lantern_siblings(const AdvanceChosen* given) { unit->siblings(*given); }
 EXPORT void lantern_advance(const Advance* given, const float* logits) { unit->advance(*given, logits); }
 
 // Seconds to read the memory once, each thread its share.

@@ -111,7 +111,7 @@ struct ChosenJob {
     }
 
     const float* logits_of(int64_t b, int64_t node) const {
-        return logits + (b * (g.span + (g.siblings ? g.siblings->total : 0)) + node) * g.vocab;
+        return logits + (b * g.span + node) * g.vocab;
     }
 
     // The distribution of one position, which is kept where fresh drafts may follow it, and its token.
@@ -141,7 +141,7 @@ struct ChosenJob {
         ChosenJob& job = *(ChosenJob*)self;
         const AdvanceChosen& g = job.g;
         int64_t count = g.span - 1, b = chunk / count, newest = g.newest[b], position = newest + 1 + chunk % count;
-        if (position >= (g.siblings ? g.image : std::min(g.length[b] + g.span, g.image))) return;
+        if (position >= std::min(g.length[b] + g.span, g.image)) return;
         int64_t last = std::min(newest, g.image - 1), near = last, n = g.vocab;
         if (!g.keys && g.fresh == UNIFORM) return;
         if (g.fresh == LEFT_CODE || (!g.keys && g.fresh == LEFT)) {
@@ -167,28 +167,13 @@ struct ChosenJob {
             from = job.row(b, near);
         }
         g.tokens[b * (g.image + 1) + position] = OF_UNIT(race)(from, n, g.keys + b * 3, position);
-        if (g.siblings) memcpy(job.row(b, position), from, size_t(n) * sizeof(float));
-    }
-
-    // Take what follows the sibling that is the token chosen in place of draft `refused`; whether there is one.
-    bool try_siblings(int64_t b, int64_t refused, int64_t* tokens) const {
-        const Siblings& s = *g.siblings;
-        const int64_t* codes = s.codes + b * s.total;
-        int64_t n = g.vocab, position = g.length[b] + 2 + refused, k = 0;
-        while (k < s.total && !(s.beside[k] == refused && codes[k] == tokens[refused])) ++k;
-        if (k == s.total) return false;
-        float* p = (float*)scratch(14, size_t(whole(n)) * sizeof(float));
-        filter_row(g.filter, logits_of(b, g.span + k), n, p);
-        tokens[refused + 1] = position < g.image ? OF_UNIT(race)(p, n, g.keys + b * 3, position) : 0;
-        return true;
     }
 
     // What earlier passes chose behind tokens that this one did not see: x, the window; gave, what it chose; to `drafts`.
-    // taken: the token at `first` follows an accepted sibling, and stays.
-    void recall(int64_t b, const int64_t* x, int64_t first, bool taken, const int64_t* gave, int64_t* drafts) const {
+    void recall(int64_t b, const int64_t* x, int64_t first, const int64_t* gave, int64_t* drafts) const {
         int64_t held = g.passes * g.wide, now = *g.step % g.passes;
         const int64_t *keys = g.row_keys + b * held, *previous = g.row_previous + b * held, *chosen = g.row_tokens + b * held;
-        for (int64_t row = first + taken; row < g.span; ++row) {
+        for (int64_t row = first; row < g.span; ++row) {
             int64_t left = gave[row - 1], earlier = row > 1 ? gave[row - 2] : x[0];
             if (left == x[row]) continue;
             int64_t key = (g.length[b] + 1 + row) * g.vocab + left, worth = 0, entry = 0;
@@ -202,34 +187,6 @@ struct ChosenJob {
         }
     }
 };
-
-// Siblings of the first drafts, who come next in the race of their place (decoding/sources/window.py).
-struct SiblingJob {
-    const AdvanceChosen& g;
-    static int chunks(void* self, int) {
-        const AdvanceChosen& g = ((SiblingJob*)self)->g;
-        return int(g.images * g.siblings->deep);
-    }
-    static void work(void* self, int, int chunk) {
-        const AdvanceChosen& g = ((SiblingJob*)self)->g;
-        const Siblings& s = *g.siblings;
-        int64_t b = chunk / s.deep, d = chunk % s.deep, n = g.vocab, position = g.length[b] + 1 + d, up = position - g.width;
-        const float* rows = g.rows + b * (g.kept + 1) * n;
-        auto row = [&](int64_t place) { return rows + g.place[place] * n; };
-        const float *own = row(position), *left = row(position - 1), *above = row(up < 0 ? g.length[b] : up);
-        float* mixed = (float*)scratch(14, 2 * size_t(whole(n)) * sizeof(float));
-        for (int64_t i = 0; i < n; ++i) mixed[i] = s.own * own[i] + s.left * left[i] + s.above * above[i];
-        mixed[g.tokens[b * (g.image + 1) + std::min(position, g.image)]] = 0.0f;
-        int64_t* codes = s.codes + b * s.total;
-        for (int64_t k = 0; k < d; ++k) codes += s.counts[k];
-        ranked_codes(mixed, n, g.keys + b * 3, position, s.counts[d], mixed + whole(n), codes);
-    }
-};
-
-void siblings(const AdvanceChosen& g) {
-    SiblingJob job{g};
-    pool_run(Job{&job, SiblingJob::work, nullptr, SiblingJob::chunks, 1}, g.images * g.siblings->deep * g.vocab < FEW_LOGITS);
-}
 
 void advance_chosen(const AdvanceChosen& g, const float* logits) {
     int64_t span = g.span, n = g.vocab, all = g.images * span;
@@ -251,7 +208,6 @@ void advance_chosen(const AdvanceChosen& g, const float* logits) {
         g.finite[b] += g.holds[b];
         while (count + 1 < span && x[count + 1] == tokens[count]) ++count;
         ++count;
-        bool taken = g.siblings && job.try_siblings(b, count - 1, tokens);
         if (g.head && open) {  // earlier passes are looked up before this one is noted
             for (int64_t i = 0; i < span; ++i) known[std::min(length + 1 + i, g.image)] = tokens[i];
             guess_drafts(g, b, std::min(length + count, g.image - 1), x, tokens, std::min(count, g.image - 1 - length));
@@ -259,7 +215,7 @@ void advance_chosen(const AdvanceChosen& g, const float* logits) {
         if (g.passes && span > 1) {
             int64_t at = (b * g.passes + *g.step % g.passes) * g.wide;
             memcpy(gave, tokens, size_t(span) * sizeof(int64_t));
-            if (!g.head) job.recall(b, x, count, taken, gave, tokens);
+            if (!g.head) job.recall(b, x, count, gave, tokens);
             for (int64_t i = 0; i < span; ++i) {
                 g.row_keys[at + i] = (length + 1 + i) * n + x[i];
                 g.row_previous[at + i] = x[std::max<int64_t>(i - 1, 0)];

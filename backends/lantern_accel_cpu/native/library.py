@@ -86,20 +86,13 @@ class Trunk(Structure):
     ]  # fmt: skip
 
 
-class Siblings(Structure):
-    _fields_ = [
-        ("counts", c_void_p), ("beside", c_void_p), ("codes", c_void_p), ("deep", c_int64),
-        ("total", c_int64), ("own", c_float), ("left", c_float), ("above", c_float),
-    ]  # fmt: skip
-
-
 class WindowPass(Structure):
     _fields_ = [
         ("trunk", Trunk), ("embedding", c_void_p), ("head", c_void_p), ("cos", c_void_p),
         ("sin", c_void_p), ("prompt", c_void_p), ("tokens", c_void_p), ("length", c_void_p),
         ("scale", c_void_p), ("images", c_int64), ("span", c_int64), ("image", c_int64),
         ("vocab", c_int64), ("prefix", c_int64), ("slots", c_int64), ("features", c_void_p),
-        ("siblings", POINTER(Siblings)), ("branches", c_int32), ("blind", c_int32),
+        ("branches", c_int32), ("blind", c_int32),
     ]  # fmt: skip
 
 
@@ -140,7 +133,7 @@ class Accept(Structure):
 class Couple(Structure):
     _fields_ = [
         ("x", c_void_p), ("p", c_void_p), ("q", c_void_p), ("tests", c_void_p), ("draws", c_void_p),
-        ("rows_of_q", c_void_p), ("tokens", c_void_p), ("count", c_void_p), ("left", c_void_p),
+        ("rows_of_q", c_void_p), ("tokens", c_void_p), ("count", c_void_p),
         ("images", c_int64),
         ("length", c_int64), ("vocab", c_int64), ("test_stride", c_int64), ("draw_stride", c_int64),
         ("anew", c_int32),
@@ -153,7 +146,7 @@ class Recall(Structure):
         ("step", c_void_p), ("p", c_void_p), ("q", c_void_p), ("tests", c_void_p),
         ("draws", c_void_p), ("rows_of_q", c_void_p), ("row_probs", c_void_p), ("row_keys", c_void_p),
         ("row_previous", c_void_p),
-        ("taken", c_void_p), ("out", c_void_p), ("places", c_void_p), ("rows", c_void_p),
+        ("out", c_void_p), ("places", c_void_p), ("rows", c_void_p),
         ("images", c_int64), ("length", c_int64), ("vocab", c_int64), ("test_stride", c_int64),
         ("draw_stride", c_int64), ("slots", c_int64), ("passes", c_int64), ("wide", c_int64),
         ("image", c_int64),
@@ -234,7 +227,7 @@ class AdvanceChosen(Structure):
         ("finite", c_void_p), ("report", c_void_p), ("images", c_int64), ("span", c_int64),
         ("vocab", c_int64), ("image", c_int64), ("kept", c_int64), ("passes", c_int64),
         ("wide", c_int64), ("histogram_stride", c_int64), ("width", c_int64),
-        ("head", POINTER(GuessHead)), ("siblings", POINTER(Siblings)), ("fresh", c_int32),
+        ("head", POINTER(GuessHead)), ("fresh", c_int32),
     ]  # fmt: skip
 
 
@@ -269,7 +262,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "perturb": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "choose": (None, [POINTER(Choose)]),
     "fresh_guesses": (None, [POINTER(AdvanceChosen)]),
-    "siblings": (None, [POINTER(AdvanceChosen)]),
     "advance_chosen": (None, [POINTER(AdvanceChosen), c_void_p]),
     "likeliest": (
         None,

@@ -102,14 +102,6 @@ struct Trunk {
     float norm_eps;
 };
 
-// Siblings of the first D drafts of B windows, S in all (decoding/siblings.py).
-struct Siblings {
-    const int32_t *counts, *beside;    // [D]: of each draft; [S]: the draft that each stands beside, from 0 on
-    int64_t* codes;                    // [B][S]
-    int64_t deep, total;               // D, S
-    float own, left, above;            // shares of a draft's own distribution, its left neighbour's, the one above
-};
-
 // A pass over windows of `span` tokens of B images (decoding/jacobi.py): from the tokens that are known and drafted to
 // guided logits. The trunk's x, out, slots, mask and rotary are made here.
 struct WindowPass {
@@ -121,7 +113,6 @@ struct WindowPass {
     const float* scale;                // [N]: the guidance of each token; null with one branch
     int64_t images, span, image, vocab, prefix, slots;
     float* features;                   // [B][T][D]: where guided states go; null: nowhere
-    const Siblings* siblings;          // nodes behind a window's; null without any
     int32_t branches, blind;           // blind: complete images are left out
 };
 
@@ -186,7 +177,6 @@ struct Couple {
     const float *p, *q, *tests, *draws;    // p [B][L][V], q [B][L - 1][V]; rows of uniforms lie strides apart
     const float* const* rows_of_q;         // [B][L - 1] in place of q; or null
     int64_t *tokens, *count;               // [B][L], [B]
-    float* left;                           // [B][V]: what is left where the first is refused; or null
     int64_t images, length, vocab, test_stride, draw_stride;
     int32_t anew;                          // behind the first that is refused, draw from p
 };
@@ -198,7 +188,6 @@ struct Recall {
     const float* const* rows_of_q;                         // likewise
     const void* row_probs;                                      // bfloat16 [B][M][wide][V]
     const int64_t *row_keys, *row_previous;                         // [B][M][wide]
-    const uint8_t* taken;                                  // [B], or null
     int64_t *out, *places;                                 // [B][L], [B][S]; `image`: nothing was found
     float* rows;                                           // [B][S][V]
     int64_t images, length, vocab, test_stride, draw_stride, slots, passes, wide, image;
@@ -289,7 +278,6 @@ struct AdvanceChosen {
     int64_t *finite, *report;
     int64_t images, span, vocab, image, kept, passes, wide, histogram_stride, width;
     const GuessHead* head;                           // null without one
-    const Siblings* siblings;                        // likewise; logits have a row of each behind a window's
     int32_t fresh;                                   // Fresh
 };
 enum Fresh : int32_t { UNIFORM = 0, LEFT = 1, ABOVE = 2, LEFT_CODE = 3, HEAD = 4 };
@@ -330,7 +318,6 @@ struct Unit {
                     int64_t n, float* out);
     void (*choose)(const Choose&);
     void (*advance_chosen)(const AdvanceChosen&, const float* logits);
-    void (*siblings)(const AdvanceChosen&);
     void (*fresh_guesses)(const AdvanceChosen&);
     void (*likeliest)(const float* weights, const float* luck, int64_t rows, int64_t each, int64_t n, int64_t count,
                       int64_t* codes, float* scores);

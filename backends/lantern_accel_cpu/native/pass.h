@@ -116,10 +116,9 @@ template <class T> void guided_states(const WindowPass& g, const T* states) {
 }
 
 template <class T> void window_pass_of(const WindowPass& g, float* out) {
-    int64_t others = g.siblings ? g.siblings->total : 0, count = g.span + others;
-    int64_t rows = g.images * g.branches, queries = rows * count, dim = g.trunk.dim;
-    // Behind the image's slots come those of siblings, and one for what is past its end.
-    int64_t room = g.slots - g.prefix - others - 1;
+    int64_t count = g.span, rows = g.images * g.branches, queries = rows * count, dim = g.trunk.dim;
+    // Behind the image's slots comes one for what is past its end.
+    int64_t room = g.slots - g.prefix - 1;
     T* states = (T*)scratch(24, size_t(queries * dim) * sizeof(T));
     Queries<T> at(g.trunk, rows, count, g.slots, states, dim);
     auto node = [&](int64_t q, int64_t place, int64_t token, int64_t slot) {
@@ -135,22 +134,16 @@ template <class T> void window_pass_of(const WindowPass& g, float* out) {
             int64_t place = length + i, token = g.tokens[b * (g.image + 1) + std::min(place, g.image)];
             node(r * count + i, place, token, place < room ? g.prefix + place : g.slots - 1);
         }
-        for (int64_t s = 0; s < others; ++s)
-            node(r * count + g.span + s, length + 1 + g.siblings->beside[s], g.siblings->codes[b * others + s], g.prefix + room + s);
         if (g.blind && length >= g.image - 1) continue;
         int32_t* list = at.list();
         int32_t prompt = seen_prompt(g.prompt + b * g.prefix, g.prefix, list);
-        int64_t image = std::min(length + g.span, room), seen = prompt + image, found = seen + others;
+        int64_t image = std::min(length + count, room), found = prompt + image;
         for (int64_t i = 0; i < image; ++i) list[prompt + i] = int32_t(g.prefix + i);
-        for (int64_t s = 0; s < others; ++s) list[seen + s] = int32_t(g.prefix + room + s);
         for (int64_t i = 0; i < count; ++i) {
-            // A sibling sees what its draft sees, but itself in the draft's place.
-            int64_t s = i - g.span, ahead = s < 0 ? i + 1 : 1 + g.siblings->beside[s];
             float* keep = at.keep(i);
-            int64_t sees = prompt + std::min(length + ahead, room);
+            int64_t sees = prompt + std::min(length + i + 1, room);
             std::fill(keep, keep + sees, 1.0f);
             std::fill(keep + sees, keep + found, 0.0f);
-            if (s >= 0) keep[seen + s] = 1.0f;
         }
         at.see(r, found);
     }

@@ -11,20 +11,15 @@ from lantern_accel.device.plan import StepPlan
 from lantern_accel_cpu.native.guesses import Guessing
 from lantern_accel_cpu.native.kernels import Kernels, lies, takes
 from lantern_accel_cpu.native.library import WindowPass, byref
-from lantern_accel_cpu.native.sibling_drafts import SiblingDrafts
 from lantern_accel_cpu.native.trunk import address_of, trunk_of
 
 
 def window_pass(
-    kernels: Kernels,
-    plan: StepPlan,
-    head: Guessing | None = None,
-    others: SiblingDrafts | None = None,
+    kernels: Kernels, plan: StepPlan, head: Guessing | None = None
 ) -> Callable[[], Tensor] | None:
     """Return the pass of a plan's window; None where the target has no kernel.
 
-    ``head``: a draft head, for which the pass keeps its states; ``others``: siblings of the first drafts,
-    nodes behind the window's.
+    ``head``: a draft head, for which the pass keeps its states.
 
     The function returns guided logits float32 ``[B, T, V]``, in memory that its next call overwrites.
     """
@@ -55,10 +50,9 @@ def window_pass(
         image=at.tokens, vocab=at.vocab, prefix=at.prefix, slots=at.slots,
         branches=at.branches, blind=at.images > 1,
         features=None if head is None else head.features.data_ptr(),
-        siblings=None if others is None else others.address,
     )  # fmt: skip
     out = torch.empty(at.images, at.nodes, at.vocab)
-    library, keep = kernels.library, (plan, trunk, cos, sin, head, others)
+    library, keep = kernels.library, (plan, trunk, cos, sin, head)
 
     def run() -> Tensor:
         assert keep

@@ -15,7 +15,6 @@ from lantern_accel_cpu.native.guesses import Guessing, guessing
 from lantern_accel_cpu.native.kernels import Kernels, lies
 from lantern_accel_cpu.native.library import AdvanceChosen, Choose, Library, byref
 from lantern_accel_cpu.native.sampling import filter_of
-from lantern_accel_cpu.native.sibling_drafts import SiblingDrafts
 from lantern_accel_cpu.native.windows import drafts_of
 
 FRESH = {"uniform": 0, "code": 0, "left": 1, "above": 2, "left-code": 3, "head": 4}
@@ -81,17 +80,12 @@ def accept(
 
 
 def described(
-    plan: StepPlan,
-    source: NoDrafts | Window,
-    head: Guessing | None,
-    others: SiblingDrafts | None = None,
+    plan: StepPlan, source: NoDrafts | Window, head: Guessing | None
 ) -> tuple[AdvanceChosen, list[Tensor]] | None:
     """Describe what follows a pass where noise decides, or greedily the likeliest codes are chosen.
 
     Returns what must outlive the description, too.
     """
-    if isinstance(source, Window) and source.siblings and others is None:
-        return None
     at, state = plan.sizes, plan.buffers
     held: list[Tensor] = []
     filtered = filter_of(plan.filter, held)
@@ -126,10 +120,6 @@ def described(
             if head is None:  # its states are the pass's
                 return None
             given.head = head.address
-        if others is not None:  # they were in the pass, and drafts' rows are theirs too
-            if plan.target is None or source.q is None:
-                return None
-            given.siblings = others.address
     return given, held
 
 
@@ -138,14 +128,13 @@ def advance(
     plan: StepPlan,
     source: NoDrafts | Window,
     head: Guessing | None = None,
-    others: SiblingDrafts | None = None,
 ) -> Callable[[Tensor], bool] | None:
     """Return what follows a pass where noise decides in one call, on buffers that stay."""
-    found = described(plan, source, head, others)
+    found = described(plan, source, head)
     if found is None:
         return None
     given = found[0]
-    library, keep = kernels.library, (plan, found, head, others)
+    library, keep = kernels.library, (plan, found, head)
 
     def run(logits: Tensor) -> bool:
         if not lies(torch.float32, logits := logits.contiguous()):
@@ -154,23 +143,6 @@ def advance(
         kernels.threads()
         library.advance_chosen(byref(given), logits.data_ptr())
         return True
-
-    return run
-
-
-def siblings(kernels: Kernels, plan: StepPlan, others: SiblingDrafts) -> Callable[[], None] | None:
-    """Return what draws the siblings of a window's first drafts, before a pass."""
-    assert isinstance(plan.source, Window)
-    found = described(plan, plan.source, None, others)
-    if found is None:
-        return None
-    given = found[0]
-    library, keep = kernels.library, (plan, found, others)
-
-    def run() -> None:
-        assert keep
-        kernels.threads()
-        library.siblings(byref(given))
 
     return run
 

@@ -12,10 +12,9 @@ from lantern_accel_cpu.native import races, trees, windows
 from lantern_accel_cpu.native.guesses import Guessing, guessing
 from lantern_accel_cpu.native.kernels import Kernels
 from lantern_accel_cpu.native.passes import window_pass
-from lantern_accel_cpu.native.sibling_drafts import SiblingDrafts, sibling_drafts
 
 #: The version of plans that these steps were written for.
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 
 
 def fused_step(kernels: Kernels, ops: TensorOps, plan: StepPlan) -> FusedStep | None:
@@ -24,19 +23,15 @@ def fused_step(kernels: Kernels, ops: TensorOps, plan: StepPlan) -> FusedStep | 
         return None
     if isinstance(plan.source, StaticTree | DynamicTree):
         return trees.tree_step(kernels, ops, plan, plan.source)
-    head, others = guessing(kernels, plan), sibling_drafts(plan)
-    after = advance(kernels, plan, plan.source, head, others)
+    head = guessing(kernels, plan)
+    after = advance(kernels, plan, plan.source, head)
     if after is None or plan.target is None:
         return after
-    whole_pass = window_pass(kernels, plan, head, others)
+    whole_pass = window_pass(kernels, plan, head)
     if whole_pass is None:
         return None
-    drawn = None if others is None else races.siblings(kernels, plan, others)
 
     def run(logits: Tensor | None = None) -> bool:
-        if drawn is not None:
-            with ops.phase("draft"):
-                drawn()
         with ops.phase("verify"):
             logits = whole_pass()
         with ops.phase("accept"):
@@ -46,18 +41,14 @@ def fused_step(kernels: Kernels, ops: TensorOps, plan: StepPlan) -> FusedStep | 
 
 
 def advance(
-    kernels: Kernels,
-    plan: StepPlan,
-    source: NoDrafts | Window,
-    head: Guessing | None,
-    others: SiblingDrafts | None,
+    kernels: Kernels, plan: StepPlan, source: NoDrafts | Window, head: Guessing | None
 ) -> FusedStep | None:
     """Return what follows a pass in one call, on buffers that stay; None where the test has no kernel."""
     run: Callable[[Tensor], bool] | None
     if plan.buffers.uniforms is not None:
         run = windows.advance(kernels, plan, source)
     else:
-        run = races.advance(kernels, plan, source, head, others)
+        run = races.advance(kernels, plan, source, head)
     if run is None:
         return None
     follow = run

@@ -44,15 +44,17 @@ struct CoupleJob {
             return;
         }
         int64_t first = g.count[b] - 1;  // the first that is replaced, if any
-        bool wanted = g.left && i == std::min(first, drafts - 1);
-        bool plain = g.anew && i > first;
-        if (job.stays(b, i) && !wanted) {
+        if (job.stays(b, i)) {
             *token = g.x[b * drafts + i];
             return;
         }
-        float* row = wanted ? g.left + b * n : (float*)scratch(15, size_t(whole(n)) * sizeof(float));
+        if (g.anew && i > first) {
+            *token = draw_row(p, n, u);
+            return;
+        }
+        float* row = (float*)scratch(15, size_t(whole(n)) * sizeof(float));
         left_over(p, drafted_from(g, b, i), n, row);
-        *token = job.stays(b, i) ? g.x[b * drafts + i] : draw_row(plain ? p : row, n, u);
+        *token = draw_row(row, n, u);
     }
 };
 
@@ -87,7 +89,7 @@ struct RecallJob {
         int64_t before_row = std::max<int64_t>(row - 1, 0), *place = g.places + b * g.slots + s;
         const int64_t *x = g.x + b * g.length, *tokens = g.tokens + b * g.length;
         int64_t now = tokens[before_row], earlier = before_row ? tokens[before_row - 1] : x[0];
-        bool changed = slot <= last && now != x[row] && !(g.taken && g.taken[b] && s == 0);
+        bool changed = slot <= last && now != x[row];
         float* guess = g.rows + (b * g.slots + s) * n;
         const float* p = g.p + (b * g.length + row) * n;
         *place = g.length_of[b] + 1 + row;

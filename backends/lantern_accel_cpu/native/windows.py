@@ -50,8 +50,7 @@ def couple(
     tests: Tensor,
     draws: Tensor,
     anew: bool,
-    left: bool,
-) -> tuple[Tensor, Tensor, Tensor | None] | None:
+) -> tuple[Tensor, Tensor] | None:
     """Test the drafts of windows (:meth:`SamplingOps.couple`)."""
     if not _plain(torch.int64, x) or not _plain(torch.float32, p, q, tests, draws):
         return None
@@ -61,17 +60,15 @@ def couple(
     held = _Held()
     tokens = torch.empty((images, length), dtype=torch.int64)
     count = torch.empty(images, dtype=torch.int64)
-    rest = torch.empty((images, vocab)) if left else None
     at_tests, at_draws = held.row(tests), held.row(draws)
     given = Couple(
         x=held(x), p=held(p), q=held(q), tests=at_tests[0], draws=at_draws[0],
         tokens=tokens.data_ptr(), count=count.data_ptr(),
-        left=None if rest is None else rest.data_ptr(),
         images=images, length=length, vocab=vocab, test_stride=at_tests[1],
         draw_stride=at_draws[1], anew=anew,
     )  # fmt: skip
     library.couple(byref(given))
-    return tokens, count, rest
+    return tokens, count
 
 
 def recall(library: Library, given: Lookup) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -90,7 +87,7 @@ def recall(library: Library, given: Lookup) -> tuple[Tensor, Tensor, Tensor] | N
         return None
     if not _plain(torch.float32, p, q, given.tests, given.draws):
         return None
-    if not _plain(torch.bfloat16, past) or not _plain(torch.bool, given.taken):
+    if not _plain(torch.bfloat16, past):
         return None
     images, length, vocab = p.shape
     if length < 2 or not (past.is_contiguous() and given.row_keys.is_contiguous()):
@@ -104,7 +101,7 @@ def recall(library: Library, given: Lookup) -> tuple[Tensor, Tensor, Tensor] | N
         x=held(x), tokens=held(given.tokens), first=held(given.first), length_of=held(given.length),
         step=held(given.step), p=held(p), q=held(q), tests=at_tests[0], draws=at_draws[0],
         row_probs=held(past), row_keys=held(given.row_keys), row_previous=held(given.row_previous),
-        taken=None if given.taken is None else held(given.taken), out=out.data_ptr(),
+        out=out.data_ptr(),
         places=places.data_ptr(), rows=rows.data_ptr(), images=images, length=length,
         vocab=vocab, test_stride=at_tests[1], draw_stride=at_draws[1], slots=given.slots,
         passes=past.shape[1], wide=past.shape[2], image=given.image,
@@ -117,7 +114,7 @@ def advance(
     kernels: Kernels, plan: StepPlan, source: NoDrafts | Window
 ) -> Callable[[Tensor], bool] | None:
     """Return what follows a pass under uniforms in one call, on buffers that stay."""
-    if plan.rule.relaxed or (isinstance(source, Window) and source.siblings):
+    if plan.rule.relaxed:
         return None
     at, state = plan.sizes, plan.buffers
     held: list[Tensor] = []

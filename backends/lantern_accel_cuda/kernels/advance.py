@@ -245,7 +245,7 @@ def _drafted(
 class Advance:
     """A step behind its rows, on static buffers: ``count`` positions an image, ``last`` of the image.
 
-    ``source``: a window without siblings and head, or no drafts.
+    ``source``: a window without a head, or no drafts.
     """
 
     buffers: Buffers

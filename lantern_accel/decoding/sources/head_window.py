@@ -28,9 +28,7 @@ class HeadWindow(InvariantWindow):
         target: Any = self.engine.verifying.target
         self.head: DraftHead = target.draft_head
 
-    def _recalled(
-        self, window: Tensor, tokens: Tensor, first: Tensor, taken: Tensor | None
-    ) -> Tensor:
+    def _recalled(self, window: Tensor, tokens: Tensor, first: Tensor) -> Tensor:
         """Leave earlier passes to :meth:`guess`, which looks them up draft by draft."""
         return tokens
 

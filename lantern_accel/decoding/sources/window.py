@@ -6,7 +6,7 @@ kept where it is the token chosen. Behind a draft that is refused every position
 chooses, and where an earlier pass had seen the token that is now on the left, what it chose there is the
 better guess. Under the papers' coupling (:class:`MaximalWindow`) drafts are drawn, tested and replaced by
 uniforms (:mod:`~lantern_accel.decoding.maximal_coupling`); source: SJD (arXiv 2410.01699), SCD
-(2510.24211), SJD-PAC.
+(2510.24211).
 """
 
 from __future__ import annotations
@@ -25,14 +25,9 @@ from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import Coupled, compare, couple, leading
 from lantern_accel.decoding.pricing import window_prices
 from lantern_accel.decoding.row_cache import RowCache
-from lantern_accel.decoding.siblings import Siblings
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Lookup
 from lantern_accel.strategy.values import Window
-
-#: Shares of a sibling's own distribution, its left neighbour's and the one above it, by measurement
-#: (docs/jacobi.md); their sum does not matter.
-SIBLING_SHARES = (1.0, 2.0, 1.0)
 
 
 class Ring:
@@ -69,15 +64,9 @@ class WindowDrafts(ABC):
         window: Window,
         ring: Ring,
         initial: DraftInitializer,
-        siblings: Siblings,
-        depths: Tensor,
     ) -> None:
-        """``engine`` chooses tokens from rows of logits, and its state has the drafts.
-
-        ``depths`` integer ``[T]``: how far ahead each node of a pass is, the window's then the siblings'.
-        """
-        self.engine, self.window, self.ring = engine, window, ring
-        self.initial, self.siblings, self.depths = initial, siblings, depths
+        """``engine`` chooses tokens from rows of logits, and its state has the drafts."""
+        self.engine, self.window, self.ring, self.initial = engine, window, ring, initial
         self.geometry, self.state, self.ops = g, state, ops = (
             engine.geometry,
             engine.state,
@@ -87,7 +76,6 @@ class WindowDrafts(ABC):
         self.finite, self.rule = engine.finite, engine.rule
         length, device = window.length, state.length.device
         self.ahead = torch.arange(1, length + 1, dtype=ops.index, device=device)
-        self.sibling_depths = depths[length:].clone()  # no view, which some devices make anew
         self.recall: RowCache | None = None
         """The rows of earlier passes; None where none are recalled."""
         if g.passes:
@@ -102,20 +90,8 @@ class WindowDrafts(ABC):
         """
 
     @abstractmethod
-    def propose(self, x: Tensor, chain: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Draft siblings ``[B, total]`` of ``x [B, L - 1]``; return them and what they were drawn from.
-
-        ``chain [B, L]``: the window's positions. None of a window without any.
-        """
-
-    @abstractmethod
-    def decide(
-        self, window: Tensor, chain: Tensor, logits: Tensor, others: tuple[Tensor, Tensor] | None
-    ) -> Coupled:
-        """Judge the drafts of ``window [B, L]`` by guided ``logits [B, T, V]``.
-
-        ``others``: what :meth:`propose` returned.
-        """
+    def decide(self, window: Tensor, chain: Tensor, logits: Tensor) -> Coupled:
+        """Judge the drafts of ``window [B, L]``, at ``chain [B, L]``, by guided ``logits [B, L, V]``."""
 
     def rows_of(self, left: Tensor, above: Tensor) -> Tensor | None:
         """Return what fresh drafts are drawn from, ``[B, T, V]``; None where any code will do.
@@ -130,38 +106,19 @@ class WindowDrafts(ABC):
             return given
         return fresh.blend(self.ring.read(q, left), given)
 
-    def sibling_rows(self, chain: Tensor) -> Tensor:
-        """Return what the siblings of the first drafts are drawn from, ``[B, D, V]``, of any sum.
-
-        ``chain [B, L]``: the window's positions. Where a draft is refused its own distribution was a bad
-        guess, most often because it was made for another token on the left. So that token's own
-        distribution is mixed in, and the one above.
-        """
-        deep, q = len(self.siblings.counts), self.state.q
-        newest = chain[:, :1]
-        own = self.ring.read(q, chain[:, 1 : 1 + deep])
-        left = self.ring.read(q, chain[:, :deep])
-        places = self.initial.above(newest + self.ahead[:deep])
-        places = torch.where(places < 0, newest, places).clamp(min=0)
-        above = self.ring.read(q, places)
-        one, two, three = SIBLING_SHARES
-        rows = one * own + two * left + three * above
-        return self.initial.rows(rows, newest + self.ahead[:deep])
-
 
 class InvariantWindow(WindowDrafts):
     """Chooses tokens by noise, or the likeliest, and drafts by the same noise."""
 
     def _choose(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Return the tokens of ``positions [B, T]``; keep the rows of a window's first ones."""
+        """Return the tokens of ``positions [B, T]``; keep their rows where fresh drafts follow them."""
         if self.greedy:
             self.finite.note(logits)
             return logits.argmax(dim=-1).to(self.ops.index)
         p = distribution(logits, self.filters)
         self.finite.note(p)
         if self.geometry.kept:
-            count = min(self.window.length, positions.shape[1])
-            self.ring.write(self.state.q, positions[:, :count], p[:, :count])
+            self.ring.write(self.state.q, positions, p)
         return self.choices.of(p, positions)
 
     def draft(self, newest: Tensor, back: int = 0) -> None:
@@ -176,22 +133,8 @@ class InvariantWindow(WindowDrafts):
             return
         rows = fresh.rows(self.rows_of(left, above), targets)
         state.tokens.scatter_(1, places, self.choices.of(rows, targets))
-        if self.siblings.total:
-            self.ring.write(state.q, targets, rows)
 
-    def propose(self, x: Tensor, chain: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Draft siblings ``[B, total]`` of ``x [B, L - 1]``, who come next in the race of their place."""
-        if not self.siblings.total:
-            return None
-        counts = self.siblings.counts
-        rows = self.sibling_rows(chain)
-        rows = rows.scatter(-1, x[:, : len(counts)].unsqueeze(-1), 0.0)
-        found = self.choices.ranked(rows, chain[:, 1 : 1 + len(counts)], self.siblings.widest)
-        return torch.cat([found[:, d, :count] for d, count in enumerate(counts)], dim=1), rows
-
-    def decide(
-        self, window: Tensor, chain: Tensor, logits: Tensor, others: tuple[Tensor, Tensor] | None
-    ) -> Coupled:
+    def decide(self, window: Tensor, chain: Tensor, logits: Tensor) -> Coupled:
         """Compare the drafts with the tokens that are chosen, which take their places."""
         state, length = self.state, self.window.length
         if length == 1:  # there is nothing to compare
@@ -200,29 +143,13 @@ class InvariantWindow(WindowDrafts):
         if self.greedy and self.rule.relaxed:
             self.finite.note(logits)
             return compare(x, logits, self.rule)
-        chosen = self._choose(logits, state.length.unsqueeze(1) + 1 + self.depths)
-        tokens, taken = chosen[:, :length], None
+        tokens = self._choose(logits, state.length.unsqueeze(1) + self.ahead)
         count = leading(x == tokens[:, :-1], x.dtype)
-        if others is not None:
-            tokens, taken = self._siblings(tokens, count, others[0], chosen[:, length:])
         if self.recall is not None:
-            tokens = self._recalled(window, tokens, count + 1, taken)
+            tokens = self._recalled(window, tokens, count + 1)
         return Coupled(tokens, count + 1, torch.zeros(x.shape, device=x.device))
 
-    def _siblings(
-        self, tokens: Tensor, refused: Tensor, codes: Tensor, after: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Take what follows the sibling that is the token chosen in place of draft ``refused [B]``."""
-        here = refused.clamp(max=tokens.shape[1] - 2).unsqueeze(1)
-        hit = (self.sibling_depths - 1 == refused.unsqueeze(1)) & (codes == tokens.gather(1, here))
-        taken = hit.any(dim=1)
-        node = hit.to(torch.int32).argmax(dim=1, keepdim=True).to(tokens.dtype)
-        then = torch.where(taken.unsqueeze(1), after.gather(1, node), tokens.gather(1, here + 1))
-        return tokens.scatter(1, here + 1, then), taken
-
-    def _recalled(
-        self, window: Tensor, tokens: Tensor, first: Tensor, taken: Tensor | None
-    ) -> Tensor:
+    def _recalled(self, window: Tensor, tokens: Tensor, first: Tensor) -> Tensor:
         """Take what earlier passes chose behind tokens that this one did not see; note what it chose.
 
         ``window [B, L]``: what the pass saw; ``tokens [B, L]``: what it chose; ``first [B]``: the first
@@ -232,8 +159,6 @@ class InvariantWindow(WindowDrafts):
         assert self.recall is not None
         chosen = self.ops.held(state.row_tokens).flatten(1)
         behind = self.ahead > first.unsqueeze(1)
-        if taken is not None:
-            behind = behind & ~(taken.unsqueeze(1) & (self.ahead == first.unsqueeze(1) + 1))
         left = torch.cat((window[:, :1], tokens[:, :-1]), dim=1)
         earlier = torch.cat((window[:, :1], left[:, :-1]), dim=1)
         places = state.length.unsqueeze(1) + self.ahead
@@ -249,8 +174,7 @@ class MaximalWindow(WindowDrafts):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         most = self.state.histogram.shape[1]  # the longest window on these buffers
-        #: Tests, fresh drafts, siblings drawn, siblings tested, draws: the bonus's is the last.
-        self.columns = (most - 1, most - 1, self.siblings.total, self.siblings.widest, most)
+        #: Uniforms: tests, fresh drafts, draws, of which the bonus's is the last.
         self.fresh_column = most - 1
         self.looked_up = 0 if self.recall is None else len(self.recall.slots)
 
@@ -274,19 +198,7 @@ class MaximalWindow(WindowDrafts):
             return nothing.scatter(-1, codes, 1.0)
         return self.rows_of(left, above)
 
-    def propose(self, x: Tensor, chain: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Draw siblings of the drafts ``x [B, L - 1]``; return them and what they were drawn from."""
-        if not self.siblings.total:
-            return None
-        first = sum(self.columns[:2])
-        drawn = self.state.drawn()[:, first : first + self.siblings.total]
-        rows = self.sibling_rows(chain)
-        deep = len(self.siblings.counts)
-        return self.siblings.draft(x[:, :deep], rows, drawn, self.filters.draws), rows
-
-    def decide(
-        self, window: Tensor, chain: Tensor, logits: Tensor, others: tuple[Tensor, Tensor] | None
-    ) -> Coupled:
+    def decide(self, window: Tensor, chain: Tensor, logits: Tensor) -> Coupled:
         """Test the drafts, and keep the distributions of what is drafted for the next step."""
         state, length = self.state, self.window.length
         x, p = window[:, 1:], distribution(logits, self.filters)
@@ -295,54 +207,24 @@ class MaximalWindow(WindowDrafts):
             self.ring.write(state.q, chain + 1, p)
             return Coupled(self.filters.draws.draw(p, state.drawn()[:, -1:]), self.ahead, None)
         q = self.ring.read(state.q, chain[:, 1:])
-        rows = p[:, :length]
         places = state.length.unsqueeze(1) + self.ahead
-        self.ring.write(state.q, places, rows)
+        self.ring.write(state.q, places, p)
         uniforms = state.drawn()
         tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
         coupled = couple(
-            x, rows, q, self.rule, tests, draws, anew=self.window.tail == "anew",
-            siblings=others is not None, drawing=self.filters.draws,
+            x, p, q, self.rule, tests, draws, anew=self.window.tail == "anew",
+            drawing=self.filters.draws,
         )  # fmt: skip
         if self.engine.accounting == "exact" and self.rule.relaxed:
-            price = window_prices(x, rows, q, self.rule, tests, coupled.count)
+            price = window_prices(x, p, q, self.rule, tests, coupled.count)
             coupled = replace(coupled, price=price)
-        taken = None
-        if others is not None:
-            drawn, taken = self._try(x, coupled, *others, p[:, length:], uniforms)
-            coupled = Coupled(drawn, coupled.count, coupled.price)
         if self.recall is None:
             return coupled
         given = Lookup(
-            state.length, state.step, state.row_probs, state.row_keys, state.row_previous, window, rows,
-            q, coupled.tokens, coupled.count, tests, draws, taken, self.looked_up, self.geometry.tokens,
+            state.length, state.step, state.row_probs, state.row_keys, state.row_previous, window, p,
+            q, coupled.tokens, coupled.count, tests, draws, self.looked_up, self.geometry.tokens,
         )  # fmt: skip
         tokens, again, changed = self.recall.refine(given)
-        self.recall.write(state, places, window, state.row_probs, rows)
+        self.recall.write(state, places, window, state.row_probs, p)
         self.ring.write(state.q, changed, again)
         return Coupled(tokens, coupled.count, coupled.price)
-
-    def _try(
-        self,
-        x: Tensor,
-        coupled: Coupled,
-        others: Tensor,
-        shares: Tensor,
-        after: Tensor,
-        uniforms: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Try siblings of the first refused draft; keep what the token after one was drawn from.
-
-        Returns the tokens ``[B, L]``, and whether a sibling was accepted, bool ``[B]``.
-        """
-        assert coupled.left is not None
-        first, deep = sum(self.columns[:3]), len(self.siblings.counts)
-        refused = coupled.count - 1
-        tokens, taken, row = self.siblings.attempt(
-            others, x[:, :deep], shares, coupled.left, refused, coupled.tokens, after,
-            uniforms[:, first : first + self.siblings.widest], uniforms[:, -self.window.length :],
-            self.filters.draws,
-        )  # fmt: skip
-        place = torch.where(taken, self.state.length + 2 + refused, self.geometry.tokens)
-        self.ring.write(self.state.q, place.unsqueeze(1), row.unsqueeze(1))
-        return tokens, taken

@@ -123,7 +123,6 @@ def test_what_a_head_cannot_draft_for_is_refused() -> None:
     for asked in (
         Strategy(tree=window, coupling="maximal"),
         Strategy(tree=window, acceptance=Lantern(k=4), residual="official"),
-        Strategy(tree=Window(length=4, fresh="head", siblings=(2,))),
     ):
         with pytest.raises(StrategyError, match="no distribution to be tested"):
             engine(models(), asked, SAMPLED, 1)

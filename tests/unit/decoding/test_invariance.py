@@ -52,7 +52,6 @@ SOURCES: dict[str, Tree] = {
     "left": Window(length=4, fresh="left"),
     "mean": Window(length=4, fresh="mean"),
     "product": Window(length=4, fresh="product"),
-    "sjd-pac": Window(length=6, siblings=(3, 2, 1)),
     "auto": Window(length=8, draft_lengths=draft_lengths(1, 2, 4, 8)),
     "self": SelfDrafts(length=4),
     "self, int4": SelfDrafts(length=7, weights="int4"),
@@ -234,7 +233,7 @@ class Words(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ["vanilla", "eagle", "eagle2", "scd", "sjd-pac", "self", "auto"])
+@pytest.mark.parametrize("name", ["vanilla", "eagle", "eagle2", "scd", "self", "auto"])
 def test_a_step_with_a_table_computes_no_noise(name: str) -> None:
     for ops, none in ((Tabled(), True), (TensorOps(), False)):
         engine = engine_on(ops, SOURCES[name])

@@ -188,19 +188,16 @@ def engine_on(
     strategy = Strategy(tree=window, coupling=coupling)
     engine = JacobiEngine(target, None, TensorOps(), strategy, SAMPLING, batch=images)
     state, chain = engine.state, engine.forward.chain
-    depths = engine.forward.depths
 
     def prefill(_: Any) -> tuple[None, Tensor]:
         return None, table.logits[0, VOCAB, 0].expand(images, -1)
 
     def verify(_: Any, tokens: Tensor) -> tuple[None, Tensor]:
         length = state.length
-        place = (length.unsqueeze(1) + depths).clamp(max=TOKENS)
+        place = (length.unsqueeze(1) + chain).clamp(max=TOKENS)
         before = state.tokens.gather(1, (length - 1).clamp(min=0).unsqueeze(1))[:, 0]
         before = torch.where(length > 0, before, VOCAB)
         previous = torch.cat((before.unsqueeze(1), tokens[:, : len(chain) - 1]), dim=1)
-        extra = depths[len(chain) :]
-        previous = torch.cat((previous, tokens.index_select(1, extra - 1)), dim=1)
         following = (place + 1).clamp(max=TOKENS)
         table.last = table.logits[following, previous, tokens]
         return None, table.last
@@ -241,8 +238,6 @@ WINDOWS = {
     "scd, any code": Window(length=3, fresh="code"),
     "sjd, left code": Window(length=3, fresh="left-code", tail="anew"),
     "scd, code above": Window(length=4, fresh="above-code"),
-    "sjd-pac": Window(length=3, siblings=(2, 1)),
-    "sjd-pac, anew": Window(length=4, fresh="uniform", tail="anew", siblings=(1, 2, 1)),
 }
 
 
@@ -267,7 +262,7 @@ def tail_kept(x: Tensor, p: Tensor, q: Tensor, *rest: Any, **more: Any) -> Coupl
     out = couple(x, p, q, *rest, **more)
     behind = torch.arange(x.shape[1]) >= out.count.unsqueeze(1)
     tokens = torch.cat((torch.where(behind, x, out.tokens[:, :-1]), out.tokens[:, -1:]), 1)
-    return Coupled(tokens, out.count, out.price, out.left)
+    return Coupled(tokens, out.count, out.price)
 
 
 def one_uniform(x: Tensor, p: Tensor, q: Tensor, rule: Rule, *u: Tensor, **more: Any) -> Coupled:
@@ -284,7 +279,7 @@ def tail_of_another_row(x: Tensor, p: Tensor, q: Tensor, *rest: Any, **more: Any
     other = couple(x, torch.cat((p[:, :-1].roll(1, 1), p[:, -1:]), 1), q, *rest, **more)
     behind = torch.arange(p.shape[1]) >= out.count.unsqueeze(1)
     changed = behind & (out.tokens != torch.cat((x, out.tokens[:, -1:]), 1))
-    return Coupled(torch.where(changed, other.tokens, out.tokens), out.count, out.price, out.left)
+    return Coupled(torch.where(changed, other.tokens, out.tokens), out.count, out.price)
 
 
 def not_renormalised(weights: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
@@ -357,7 +352,7 @@ def test_a_wrong_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("name", "coupling"),
-    [("scd", "maximal"), ("sjd", "maximal"), ("sjd-pac", "maximal"), ("scd", "invariant")],
+    [("scd", "maximal"), ("sjd", "maximal"), ("scd", "invariant")],
 )
 def test_a_transformers_images_follow_its_joint_law(name: str, coupling: Coupling) -> None:
     """Masks, positions and cache slots of the real passes are in this one."""

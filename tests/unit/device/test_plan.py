@@ -174,8 +174,6 @@ def test_what_follows_a_pass_needs_no_engine(cpu: DeviceBackend) -> None:
         fresh="left-code",
         width=3,
         anew=False,
-        siblings=(),
-        sibling_shares=(1.0, 1.0, 1.0),
         passes=0,
         kept=0,
         recalled=0,

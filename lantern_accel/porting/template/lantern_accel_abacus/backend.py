@@ -647,16 +647,15 @@ class DeviceBackend(Backend):
     #     return super().accept_invariant(tree, logits, given, keys, length)
 
     # def couple(
-    #     self, x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor, anew: bool, left: bool
-    # ) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    #     self, x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor, anew: bool
+    # ) -> tuple[Tensor, Tensor] | None:
     #     """Test a window's drafts exactly, and replace what fails.
     #
     #     Takes what :func:`lantern_accel.decoding.maximal_coupling.couple` does; returns its tokens
-    #     ``[B, L]``, counts ``[B]`` and, with ``left``, what is left where the first draft is
-    #     refused, ``[B, V]``. None where the device has no kernel for it, as here: then the tensor
-    #     code of that module runs.
+    #     ``[B, L]`` and counts ``[B]``. None where the device has no kernel for it, as here: then
+    #     the tensor code of that module runs.
     #     """
-    #     return super().couple(x, p, q, tests, draws, anew, left)
+    #     return super().couple(x, p, q, tests, draws, anew)
 
     # def recall(self, given: Lookup) -> tuple[Tensor, Tensor, Tensor] | None:
     #     """Draw drafts behind a replacement again, where an earlier pass had the same past.

@@ -199,7 +199,6 @@ def test_a_number_that_is_not_finite_is_counted() -> None:
 @pytest.mark.parametrize(
     ("strategy", "given"),
     [
-        (window("sjd-pac", 5), SAMPLED),  # siblings
         (window("sjd", 5, "maximal"), SAMPLED),
         (window("scd", 5, fresh="mean"), SAMPLED),
     ],

@@ -38,7 +38,6 @@ from lantern_accel_cpu.backend import DeviceBackend
 
 pytestmark = native.needs_native
 UNGUIDED = Sampling(temperature=0.8, top_k=0, top_p=0.9, cfg_scale=1.0)
-SIBLINGS = Strategy(name="sjd-pac", tree=Window(length=7, siblings=(4, 2, 1)))
 COUPLINGS: tuple[Coupling, ...] = ("invariant", "maximal")
 
 
@@ -152,22 +151,6 @@ def test_plain_steps_and_windows(
     windows = Strategy(name="windows", tree=Window(length=5, draft_lengths=draft_lengths))
     for strategy in (NAMED["vanilla"], Strategy(name="scd", tree=Window(length=7)), windows):
         compare(strategy.override(coupling=coupling), given, batch, dtype=dtype, dim=64)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (UNGUIDED, 2)])
-@pytest.mark.parametrize(
-    "window",
-    [
-        SIBLINGS.tree,
-        Window(length=4, siblings=(1, 3), fresh="left", passes=0),
-        Window(length=3, siblings=(2, 3), fresh="uniform"),
-    ],
-)
-def test_windows_with_siblings(
-    window: Window, given: Sampling, batch: int, dtype: torch.dtype
-) -> None:
-    compare(Strategy(name="sjd-pac", tree=window), given, batch, dtype=dtype, dim=64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -318,14 +301,12 @@ def test_it_is_these_calls_that_were_compared() -> None:
             assert at_once(made(whole, NAMED[name], SAMPLED, 1)), name
             assert not at_once(made(pieces, NAMED[name], SAMPLED, 1)), name
             assert at_once(made(whole, NAMED[name], GREEDY, 1)), name
-        assert at_once(made(whole, SIBLINGS, SAMPLED, 1))
 
 
 @pytest.mark.parametrize(
     ("strategy", "given"),
     [
         (Strategy(name="scd", tree=Window(length=4), acceptance=Lantern(k=8, delta=0.3)), GREEDY),
-        (SIBLINGS.override(coupling="maximal"), SAMPLED),
         (NAMED["lantern++"].model_copy(update={"tv_budget": 0.1}), SAMPLED),
     ],
 )

@@ -104,7 +104,6 @@ def strategy(tree: Any, rule: Any = None, coupling: Any = "invariant") -> Strate
         (strategy(Window(length=4)), 1.0, True),
         (strategy(Window(length=4, fresh="above-code")), 1.0, True),
         (strategy(Window(length=4, fresh="mean")), 1.0, False),
-        (strategy(Window(length=4, siblings=(1,))), 1.0, False),
         (strategy(Window(length=4)), 0.0, False),
         (strategy(Window(length=4), coupling="maximal"), 1.0, False),
         (strategy(Window(length=4), LanternPP(k=4), "maximal"), 1.0, False),

@@ -115,13 +115,10 @@ class JacobiEngine(StepEngine):
             device,
             above_of(config),
         )
-        greedy = self.sampling.greedy
         guesses = window.fresh == "head"
         if guesses:
             self._check_head(g, target)
         recalls = g.keyed or window.tail == "coupled"
-        if greedy and self.strategy.acceptance.relaxed:
-            recalls = False
         return replace(
             g,
             nodes=window.length,
@@ -140,10 +137,10 @@ class JacobiEngine(StepEngine):
                 "this model has no draft head to guess a window's drafts; take another kind of fresh "
                 "draft, such as window:16,above"
             )
-        if not g.keyed or self.strategy.acceptance.relaxed:
+        if not g.keyed:
             raise StrategyError(
                 "a draft head's guesses have no distribution to be tested against; take them with "
-                "exact acceptance and the coupling invariant, or take another kind of fresh draft, such "
+                "the coupling invariant, or take another kind of fresh draft, such "
                 "as window:16,above"
             )
 
@@ -253,7 +250,4 @@ class JacobiEngine(StepEngine):
         open_ = state.length < g.tokens - 1
         length = (state.length + coupled.count).clamp(max=g.tokens - 1)
         gained = length - state.length
-        if self.rule.relaxed and coupled.price is not None:
-            unused = self.forward.chain[:-1] >= gained.unsqueeze(1)
-            state.price.add_(coupled.price.masked_fill(unused, 0).sum(dim=1))
         state.advance(length, gained, open_, gained - 1)

@@ -22,9 +22,8 @@ from torch.nn import functional as F
 
 from lantern_accel.decoding.accept import examine, residual
 from lantern_accel.decoding.rule import Rule, allowance
-from lantern_accel.decoding.trees import DraftTree, TreeTables
+from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.strategy.rules import Tried
-from lantern_accel.strategy.sources import chain_paths
 
 #: Numbers in the largest table of one token; what is left sums refusals over this many codes at least.
 AT_ONCE = 1 << 18
@@ -310,18 +309,3 @@ def path_prices(
             allowed=None if allowed is None else allowed[image, node].cpu(),
         )
     return out.to(probs.device)
-
-
-def window_prices(
-    x: Tensor, p: Tensor, q: Tensor, rule: Rule, tests: Tensor, count: Tensor
-) -> Tensor:
-    """Return the price of every tried draft of a window, a chain: float32 ``[B, L - 1]``.
-
-    Arguments as :func:`~.maximal_coupling.couple` takes them; ``count [B]`` as it gives it.
-    """
-    tables = TreeTables(chain_paths(x.shape[1]))
-    topology = tables.topology(len(x), x.device, x.dtype)
-    tokens = torch.cat((x[:, :1], x), dim=1)  # the root's is not read
-    tree = DraftTree(tokens=tokens, max_children=tables.max_children, q=q, **topology)
-    path = torch.arange(p.shape[1]).expand(len(x), -1)
-    return path_prices(tree, p, rule, tests, path, count - 1, p > 0)

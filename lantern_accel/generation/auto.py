@@ -111,13 +111,14 @@ class Auto:
             invariant=strategy.invariant,
             lengths=[list(AUTO_LENGTHS), list(AUTO_CHAINS), [*DRAFTS, *USUAL_RATES]],
             timed_after=list(TIMED_AFTER),
-            draft_head=self.guesses(strategy),
+            draft_head=self.guesses,
             tree=self.manifest.defaults.static_tree.name if self.model.drafter else None,
         )
 
-    def guesses(self, strategy: Strategy) -> bool:
-        """Return whether a draft head drafts in auto's windows: it does where noise decides."""
-        return strategy.invariant and getattr(self.model.target, "draft_head", None) is not None
+    @property
+    def guesses(self) -> bool:
+        """Whether a draft head drafts in auto's windows."""
+        return getattr(self.model.target, "draft_head", None) is not None
 
     def tree_key(self, strategy: Strategy, temperature: float) -> dict[str, Any]:
         """Return everything that a tuned tree depends on."""
@@ -162,9 +163,9 @@ class Auto:
                 return found.strategy
             return _plainly(found.strategy)
         assert isinstance(strategy.tree, Window)
-        window, head = strategy.tree, self.guesses(strategy)
-        relaxed = strategy.acceptance.relaxed
-        worth = known_tokens_per_step(self.model.weights_hash, sampling.temperature, relaxed)
+        # Windows are exact, also where a drafter's drafts may be relaxed.
+        window, head = strategy.tree, self.guesses
+        worth = known_tokens_per_step(self.model.weights_hash, sampling.temperature, relaxed=False)
         known = {} if worth is None else worth.by_head if head else worth.tokens_per_step
         window = window.model_copy(
             update={
@@ -175,7 +176,8 @@ class Auto:
         if self.backend.simulated:  # its times are no device's: steps are taken to cost alike
             even = tuple(one.model_copy(update={"cost": 1.0}) for one in window.draft_lengths)
             window = window.model_copy(update={"draft_lengths": even})
-        return strategy.model_copy(update={"tree": window})
+        update = {"tree": window, "acceptance": Exact(), "tv_budget": None}
+        return strategy.model_copy(update=update)
 
     def choice(self, strategy: Strategy, batch: int, sampling: Sampling) -> Choice | None:
         """Return what is kept for this batch and these settings; None: nothing yet."""

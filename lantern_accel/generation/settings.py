@@ -43,8 +43,7 @@ class Settings(Frozen):
     )
     strategy: str | Strategy | None = _said(
         "auto (the default: the fastest here that is allowed), vanilla, eagle, eagle2, lantern, "
-        "lantern++; without a drafter self, scd, sjd, scd-gumbel, lantern-jacobi or "
-        "lantern++-jacobi.",
+        "lantern++; without a drafter self, scd, sjd or scd-gumbel.",
         "-s",
     )
     relaxed: bool | None = _said(

@@ -13,10 +13,10 @@ from lantern_accel.strategy.values import AUTO, NoTree, Strategy, Window, named_
 ONE = {
     "tree": "'eagle' or 'lantern++'",
     "window": "'scd'",
-    "accept": "'lantern++' or 'lantern-jacobi'",
-    "k": "'lantern++' or 'lantern++-jacobi'",
-    "delta": "'lantern' or 'lantern-jacobi'",
-    "lam": "'lantern++' or 'lantern++-jacobi'",
+    "accept": "'lantern++'",
+    "k": "'lantern++'",
+    "delta": "'lantern'",
+    "lam": "'lantern++'",
     "residual": "'lantern++'",
     "neighbour_space": "'lantern++'",
 }

@@ -2,8 +2,7 @@
 
 ``vanilla``, ``eagle``, ``eagle2``, ``lantern`` and ``lantern++`` are the papers' combinations:
 EAGLE arXiv 2401.15077, EAGLE-2 2406.16858, LANTERN 2410.03355, LANTERN++ 2502.06352. ``sjd`` (arXiv
-2410.01699), ``scd`` and ``scd-gumbel`` (both 2510.24211) draft in a window, without a drafter;
-``lantern-jacobi`` and ``lantern++-jacobi`` are this project's.
+2410.01699), ``scd`` and ``scd-gumbel`` (both 2510.24211) draft in a window, without a drafter.
 """
 
 from __future__ import annotations
@@ -271,6 +270,12 @@ class Strategy(Frozen):
     def _fits(self) -> Strategy:
         if isinstance(self.tree, NoTree) and self.acceptance.relaxed:
             raise ValueError("a strategy without a tree drafts nothing that could be relaxed")
+        # Of auto it says what may be chosen: its windows are exact.
+        if isinstance(self.tree, Window) and self.acceptance.relaxed and self.name != AUTO:
+            raise ValueError(
+                "a window's drafts are the model's own guesses, and nothing is relaxed there; relax a "
+                "drafter's drafts, as lantern and lantern++ do, or use exact acceptance"
+            )
         if self.tv_budget is not None and not self.acceptance.relaxed:
             raise ValueError(
                 "exact acceptance spends no total variation; leave tv_budget out, or choose "
@@ -380,8 +385,8 @@ AUTO_LENGTHS, AUTO_CHAINS = (1, 2, 4, 8, 16), (1, 2, 3, 4)
 AUTO_SELF = (1, 2, 3, 5, 7, 9)
 #: Strategies whose drafts are a drafter's, and plain decoding.
 TREE_STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
-#: Strategies that draft in a window and need no drafter; all but the relaxed two are exact.
-WINDOW_STRATEGIES = ("sjd", "scd", "scd-gumbel", "lantern-jacobi", "lantern++-jacobi")
+#: Strategies that draft in a window and need no drafter; exact.
+WINDOW_STRATEGIES = ("sjd", "scd", "scd-gumbel")
 #: Drafts by a copy of the target's own weights in fewer bits; exact.
 SELF = "self"
 STRATEGIES = (*TREE_STRATEGIES, *WINDOW_STRATEGIES, SELF)
@@ -450,8 +455,6 @@ def named_strategy(
         "sjd": (Window(fresh="uniform", tail="anew"), Exact()),
         "scd": (Window(), Exact()),
         "scd-gumbel": (Window(passes=0), Exact()),
-        "lantern-jacobi": (Window(), lantern or Lantern()),
-        "lantern++-jacobi": (Window(), lantern_pp or LanternPP()),
         SELF: (SelfDrafts(), Exact()),
     }
     if name not in points:

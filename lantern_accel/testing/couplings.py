@@ -12,20 +12,17 @@ from lantern_accel.decoding.invariant import Choices, accept_invariant
 from lantern_accel.decoding.logits import Draws, Filters
 from lantern_accel.decoding.maximal_coupling import couple
 from lantern_accel.decoding.row_cache import LOOKED_UP, RowCache
-from lantern_accel.decoding.rule import Rule
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.noise import noise_keys
 from lantern_accel.device.plan import Lookup
 from lantern_accel.device.sampling import FLOOR, SamplingOps
 from lantern_accel.nn.transformer import REFERENCE
-from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.values import Sampling
 from lantern_accel.testing.numeric import drafted_tree
 from lantern_accel.testing.result import Failed, Measured, doing, served, within
 from lantern_accel.testing.tiny import normal
 from lantern_accel.testing.tolerances import FLOAT32
 
-EXACT = Rule(Exact(), "aggregate", None, None)
 #: Images of a comparison, and how many of them a rounding may turn.
 IMAGES, TURNED = 32, 1
 #: Share by which sums of probabilities in float32 may differ.
@@ -76,13 +73,13 @@ def window(backend: Backend) -> Measured:
             q[0] = p[0, :-1]  # nothing is left
             x = REFERENCE.draw(q, _uniforms(3, IMAGES, length - 1))
             tests, draws = _uniforms(4, IMAGES, length - 1), _uniforms(5, IMAGES, length)
-            want = couple(x, p.double(), q.double(), EXACT, tests, draws, anew=anew)
+            want = couple(x, p.double(), q.double(), tests, draws, anew=anew)
             to = backend.device
             drafts, own, other = x.to(to, backend.index), p.to(to), q.to(to)
             u, v = tests.to(to), draws.to(to)
             by = by and backend.couple(drafts, own, other, u, v, anew) is None
             drawing = Draws(backend)
-            got = couple(drafts, own, other, EXACT, u, v, anew=anew, drawing=drawing)
+            got = couple(drafts, own, other, u, v, anew=anew, drawing=drawing)
             count = got.count.expand(IMAGES)
             _alike(what, ("count", count, want.count), ("tokens", got.tokens, want.tokens))
             windows += IMAGES

@@ -25,6 +25,7 @@ from lantern_accel.measure.record import Cell
 from lantern_accel.measure.samples import about, batch_prompts, new_cell
 from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice
+from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.sources import DraftSource
 from lantern_accel.strategy.values import (
     AUTO,
@@ -105,14 +106,16 @@ class AutoTuner(Search[AutoEvidence]):
 
     @cached_property
     def sources(self) -> dict[str, Strategy]:
-        """Windows and chains with every length on one state, without costs."""
-        fresh: Fresh = "head" if self.pipeline.auto.guesses(self.strategy) else "above"
+        """Exact windows, and chains, with every length on one state, without costs."""
+        fresh: Fresh = "head" if self.pipeline.auto.guesses else "above"
         made: dict[str, Callable[[Sequence[int]], DraftSource]] = {
             "windows": partial(adaptive_window, fresh=fresh),
             "chains": adaptive_chain,
         }
+        exact = self.strategy.model_copy(update={"acceptance": Exact(), "tv_budget": None})
+        rules = {"windows": exact, "chains": self.strategy}
         return {
-            name: self.strategy.model_copy(update={"name": name, "tree": made[name](lengths)})
+            name: rules[name].model_copy(update={"name": name, "tree": made[name](lengths)})
             for name, lengths in self.lengths.items()
             if lengths
         }

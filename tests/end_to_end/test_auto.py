@@ -217,6 +217,14 @@ def test_a_choice_that_needs_a_drafter_is_left_where_there_is_none(undrafted_mod
         assert isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, Window)
 
 
+def test_windows_stay_exact_where_a_drafters_drafts_may_be_relaxed(tiny_model, own):
+    with load(tiny_model) as pipeline:
+        asked, sampling = pipeline.strategy("auto", tv_budget=0.02), pipeline.sampling()
+        windows = pipeline.auto.resolve(asked, 1, sampling)
+        assert isinstance(windows.tree, Window) and windows.tv_budget is None
+        assert not windows.acceptance.relaxed and pipeline.auto.trees(asked).acceptance.relaxed
+
+
 def test_exact_unless_asked(tiny_model):
     with load(tiny_model) as pipeline:
         assert not pipeline.request("red heart").strategy.acceptance.relaxed
@@ -236,9 +244,9 @@ def test_exact_unless_asked(tiny_model):
         ({"window": 8}, "'scd'"),
         ({"k": 3}, "'lantern++'"),
         ({"delta": 0.1}, "'lantern'"),
-        ({"lam": 2.0}, "'lantern++-jacobi'"),
+        ({"lam": 2.0}, "'lantern++'"),
         ({"residual": "optimal"}, "'lantern++'"),
-        ({"accept": "lantern:k=3"}, "'lantern-jacobi'"),
+        ({"accept": "lantern:k=3"}, "'lantern++'"),
     ],
 )
 def test_options_of_one_strategy_name_it(tiny_model, option, named):

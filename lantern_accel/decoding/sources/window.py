@@ -12,7 +12,6 @@ uniforms (:mod:`~lantern_accel.decoding.maximal_coupling`); source: SJD (arXiv 2
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,8 +21,7 @@ from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.draft_init import DraftInitializer
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.decoding.maximal_coupling import Coupled, compare, couple, leading
-from lantern_accel.decoding.pricing import window_prices
+from lantern_accel.decoding.maximal_coupling import Coupled, couple, leading
 from lantern_accel.decoding.row_cache import RowCache
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Lookup
@@ -73,7 +71,7 @@ class WindowDrafts(ABC):
             engine.ops,
         )
         self.greedy, self.choices, self.filters = engine.greedy, engine.choices, engine.filters
-        self.finite, self.rule = engine.finite, engine.rule
+        self.finite = engine.finite
         length, device = window.length, state.length.device
         self.ahead = torch.arange(1, length + 1, dtype=ops.index, device=device)
         self.recall: RowCache | None = None
@@ -138,16 +136,13 @@ class InvariantWindow(WindowDrafts):
         """Compare the drafts with the tokens that are chosen, which take their places."""
         state, length = self.state, self.window.length
         if length == 1:  # there is nothing to compare
-            return Coupled(self._choose(logits, chain + 1), self.ahead, None)
+            return Coupled(self._choose(logits, chain + 1), self.ahead)
         x = window[:, 1:]
-        if self.greedy and self.rule.relaxed:
-            self.finite.note(logits)
-            return compare(x, logits, self.rule)
         tokens = self._choose(logits, state.length.unsqueeze(1) + self.ahead)
         count = leading(x == tokens[:, :-1], x.dtype)
         if self.recall is not None:
             tokens = self._recalled(window, tokens, count + 1)
-        return Coupled(tokens, count + 1, torch.zeros(x.shape, device=x.device))
+        return Coupled(tokens, count + 1)
 
     def _recalled(self, window: Tensor, tokens: Tensor, first: Tensor) -> Tensor:
         """Take what earlier passes chose behind tokens that this one did not see; note what it chose.
@@ -205,19 +200,16 @@ class MaximalWindow(WindowDrafts):
         self.finite.note(p)
         if length == 1:  # there is nothing to test
             self.ring.write(state.q, chain + 1, p)
-            return Coupled(self.filters.draws.draw(p, state.drawn()[:, -1:]), self.ahead, None)
+            return Coupled(self.filters.draws.draw(p, state.drawn()[:, -1:]), self.ahead)
         q = self.ring.read(state.q, chain[:, 1:])
         places = state.length.unsqueeze(1) + self.ahead
         self.ring.write(state.q, places, p)
         uniforms = state.drawn()
         tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
         coupled = couple(
-            x, p, q, self.rule, tests, draws, anew=self.window.tail == "anew",
+            x, p, q, tests, draws, anew=self.window.tail == "anew",
             drawing=self.filters.draws,
         )  # fmt: skip
-        if self.engine.accounting == "exact" and self.rule.relaxed:
-            price = window_prices(x, p, q, self.rule, tests, coupled.count)
-            coupled = replace(coupled, price=price)
         if self.recall is None:
             return coupled
         given = Lookup(
@@ -227,4 +219,4 @@ class MaximalWindow(WindowDrafts):
         tokens, again, changed = self.recall.refine(given)
         self.recall.write(state, places, window, state.row_probs, p)
         self.ring.write(state.q, changed, again)
-        return Coupled(tokens, coupled.count, coupled.price)
+        return Coupled(tokens, coupled.count)

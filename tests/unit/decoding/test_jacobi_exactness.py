@@ -22,11 +22,9 @@ from torch import Tensor
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import Coupled, couple
-from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.sources import window as window_drafts
 from lantern_accel.decoding.sources.window import MaximalWindow
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.values import Coupling, Sampling, Strategy, Window
 
 #: A sound sampler misses by more than this once in a million tests.
@@ -124,7 +122,7 @@ def test_decisions_are_those_of_plain_arithmetic() -> None:
     tests = torch.rand(batch, length - 1, generator=generator)
     draws = torch.rand(batch, length, generator=generator)
     for anew in (False, True):
-        out = couple(x, p, q, Rule(Exact()), tests, draws, anew=anew)
+        out = couple(x, p, q, tests, draws, anew=anew)
         counts = set()
         for b in range(batch):
             first, close = length - 1, False
@@ -262,12 +260,12 @@ def tail_kept(x: Tensor, p: Tensor, q: Tensor, *rest: Any, **more: Any) -> Coupl
     out = couple(x, p, q, *rest, **more)
     behind = torch.arange(x.shape[1]) >= out.count.unsqueeze(1)
     tokens = torch.cat((torch.where(behind, x, out.tokens[:, :-1]), out.tokens[:, -1:]), 1)
-    return Coupled(tokens, out.count, out.price)
+    return Coupled(tokens, out.count)
 
 
-def one_uniform(x: Tensor, p: Tensor, q: Tensor, rule: Rule, *u: Tensor, **more: Any) -> Coupled:
+def one_uniform(x: Tensor, p: Tensor, q: Tensor, *u: Tensor, **more: Any) -> Coupled:
     tests, draws = u
-    return couple(x, p, q, rule, tests, torch.cat((tests, draws[:, -1:]), 1), **more)
+    return couple(x, p, q, tests, torch.cat((tests, draws[:, -1:]), 1), **more)
 
 
 def q_beside(x: Tensor, p: Tensor, q: Tensor, *rest: Any, **more: Any) -> Coupled:
@@ -279,7 +277,7 @@ def tail_of_another_row(x: Tensor, p: Tensor, q: Tensor, *rest: Any, **more: Any
     other = couple(x, torch.cat((p[:, :-1].roll(1, 1), p[:, -1:]), 1), q, *rest, **more)
     behind = torch.arange(p.shape[1]) >= out.count.unsqueeze(1)
     changed = behind & (out.tokens != torch.cat((x, out.tokens[:, -1:]), 1))
-    return Coupled(torch.where(changed, other.tokens, out.tokens), out.count, out.price)
+    return Coupled(torch.where(changed, other.tokens, out.tokens), out.count)
 
 
 def not_renormalised(weights: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:

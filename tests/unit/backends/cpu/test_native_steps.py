@@ -306,7 +306,6 @@ def test_it_is_these_calls_that_were_compared() -> None:
 @pytest.mark.parametrize(
     ("strategy", "given"),
     [
-        (Strategy(name="scd", tree=Window(length=4), acceptance=Lantern(k=8, delta=0.3)), GREEDY),
         (NAMED["lantern++"].model_copy(update={"tv_budget": 0.1}), SAMPLED),
     ],
 )

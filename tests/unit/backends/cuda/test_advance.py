@@ -12,7 +12,7 @@ from support.cuda_double import doubled_backend
 from support.interpreter import compiles, interpreted
 
 from lantern_accel.decoding.sources.window import InvariantWindow
-from lantern_accel.strategy.rules import Exact, LanternPP
+from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.values import NoTree, Sampling, Strategy, Window
 from lantern_accel.testing.result import Failed
 from lantern_accel_cuda import agreement, steps
@@ -106,7 +106,6 @@ def strategy(tree: Any, rule: Any = None, coupling: Any = "invariant") -> Strate
         (strategy(Window(length=4, fresh="mean")), 1.0, False),
         (strategy(Window(length=4)), 0.0, False),
         (strategy(Window(length=4), coupling="maximal"), 1.0, False),
-        (strategy(Window(length=4), LanternPP(k=4), "maximal"), 1.0, False),
     ],
 )
 def test_what_has_no_kernel_goes_by_operators(

@@ -55,8 +55,6 @@ SOURCES = {
     "16 uniform,anew": "16, SJD: uniform, tail drawn anew",
     "16 uniform,passes=0": "16, SCD as published: uniform, nothing recalled",
     "16 passes=0": "16, above, nothing recalled",
-    "16 mean": "16, mean of above and left, four passes recalled",
-    "16 product": "16, product of above and left, four passes recalled",
     "16 scd": "**16, above, four passes recalled (`scd`)**",
     "8 scd": "8, above, four passes recalled",
     "32 scd": "32, above, four passes recalled",

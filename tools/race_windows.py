@@ -175,7 +175,7 @@ def compare(name: str, space: dict[str, Any], images: int, say: Callable[[str], 
     sampling = Sampling(top_k=3, temperature=1.0)
     small = Teller(tiny(2, 4), sampling)
     law = Counter(theirs(space, small, 4, 3)[0] for _ in range(images))
-    window = Window(length=3, fresh="code", tail=tail, passes=0)
+    window = Window(length=3, fresh="uniform", tail=tail, passes=0)
     tokens, _ = ours(small, window, images)
     mine = Counter(tuple(row) for row in tokens.tolist())
     large = Teller(tiny(6, 32), Sampling(top_k=12))

@@ -10,7 +10,7 @@ from lantern_accel.device.plan import FusedStep, NoDrafts, StepPlan, Window
 #: The version of plans that these steps were written for.
 PLAN_VERSION = 3
 #: What fresh drafts are taken from, of what the kernels know.
-FRESH = ("left", "above", "left-code", "above-code")
+FRESH = ("above", "given")
 
 
 def serves(plan: StepPlan) -> bool:
@@ -27,7 +27,7 @@ def serves(plan: StepPlan) -> bool:
     if not isinstance(s, Window) or plan.sizes.nodes > MOST_POSITIONS:
         return False
     plain = s.above is None and s.code_kind is None and s.head is None
-    drafts = s.fresh in FRESH and (s.q is not None or s.fresh.endswith("-code"))
+    drafts = s.fresh in FRESH and (s.q is not None or s.fresh == "given")
     return plain and (drafts or plan.sizes.nodes == 1)
 
 

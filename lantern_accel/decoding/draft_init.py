@@ -1,13 +1,14 @@
 """Initialises drafts: what a position's first draft is drawn from, before any pass has seen it.
 
 Any distribution serves, since the test removes what is wrong with it; the better it is, the fewer
-passes until the draft is right. Most take the distribution that another position of the same image has,
-or its token: neighbours in an image are alike. It costs no pass and no training.
+passes until the draft is right. The position one row above has a good one: neighbours in an image are
+alike. It costs no pass and no training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,9 +16,8 @@ from torch import Tensor
 from lantern_accel.decoding.rows import Allowed
 from lantern_accel.strategy.values import Fresh
 
-#: Kinds that read the position one row above, and kinds whose draft is certain: a one-hot distribution.
-ABOVE = ("above", "mean", "product", "above-code")
-CERTAIN = ("code", "left-code", "above-code")
+#: Of a window whose drafts another source writes, all of them before any is read.
+GIVEN: Literal["given"] = "given"
 
 
 class DraftInitializer:
@@ -30,7 +30,7 @@ class DraftInitializer:
 
     def __init__(
         self,
-        kind: Fresh,
+        kind: Fresh | Literal["given"],
         count: int,
         tokens: int,
         width: int,
@@ -41,10 +41,8 @@ class DraftInitializer:
         up: Sequence[int] | None = None,
     ) -> None:
         self.kind, self.tokens, self.width = kind, tokens, width
-        #: Whether a draft depends on another position, and whether it is that position's token.
-        self.reads, self.copies = kind not in ("uniform", "code", "head"), kind in CERTAIN[1:]
-        #: Whether a draft, once it is chosen, counts as drawn with probability 1 (SJD's way).
-        self.certain = kind in CERTAIN
+        #: Whether a draft depends on the position one row above.
+        self.reads = kind == "above"
         self.narrowest = width
         self.up: Tensor | None = None
         if up is not None:
@@ -52,7 +50,7 @@ class DraftInitializer:
             gaps = [n - above for n, above in enumerate(up) if above >= 0]
             self.narrowest, self.width = min(gaps, default=width), max(gaps, default=width)
         #: Positions back from a fresh one whose distributions are read.
-        self.reach = self.width if kind in ABOVE else 0
+        self.reach = self.width if self.reads else 0
         self.ahead = torch.arange(1, count + 1, dtype=index, device=device)
         self.uniform = torch.full((1, vocab), 1.0 / vocab, device=device)
         self.open: Tensor | None = None
@@ -61,10 +59,6 @@ class DraftInitializer:
             self.open = (allowed.penalty == 0).float()
             self.uniform = self.open / self.open.sum(-1, keepdim=True)
             self.kinds = allowed.kind
-
-    def near(self, left: Tensor, above: Tensor) -> Tensor:
-        """Return the source of kinds that have one, of those that :meth:`sources` returns."""
-        return left if self.kind.startswith("left") else above
 
     def targets(self, newest: Tensor) -> Tensor:
         """Return the fresh positions, ``[B, count]``; ``newest [B]`` is the last that was seen."""
@@ -78,30 +72,15 @@ class DraftInitializer:
         up = self.up.index_select(0, inside.flatten()).view(inside.shape)
         return torch.where(positions < 0, positions, up)
 
-    def sources(self, newest: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions that the drafts are taken from, ``[B, count]`` each: left and above.
-
-        Left is ``newest`` itself; above is what is one row above the fresh one and was seen.
-        """
+    def sources(self, newest: Tensor) -> Tensor:
+        """Return the positions ``[B, count]`` that were seen, one row above the fresh ones or more."""
         last = newest.clamp(max=self.tokens - 1).unsqueeze(1)
         target = self.targets(newest).clamp(max=self.tokens - 1)
         above = self.above(target)
         for _ in range(len(self.ahead) // self.narrowest):  # a window of several rows
             above = torch.where(above > last, self.above(above), above)
         # The first row has nothing above it.
-        above = torch.where(above < 0, last, above.clamp(min=0))
-        return last.expand_as(target), above
-
-    def blend(self, left: Tensor, above: Tensor) -> Tensor:
-        """Return the mean or the product of two distributions ``[B, count, V]``.
-
-        A product that has nothing left is the distribution above.
-        """
-        if self.kind == "mean":
-            return 0.5 * (left + above)
-        both = left * above
-        total = both.sum(dim=-1, keepdim=True)
-        return torch.where(total > 0, both / total.clamp(min=1e-38), above)
+        return torch.where(above < 0, last, above.clamp(min=0))
 
     def rows(self, given: Tensor | None, targets: Tensor) -> Tensor:
         """Return the distributions of fresh drafts, float32 ``[B, count, V]``.

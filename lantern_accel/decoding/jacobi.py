@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.base import EngineBase
-from lantern_accel.decoding.draft_init import DraftInitializer
+from lantern_accel.decoding.draft_init import GIVEN, DraftInitializer
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.maximal_coupling import Coupled
 from lantern_accel.decoding.sources.base import register
@@ -93,6 +93,8 @@ class JacobiEngine(StepEngine):
     drafts: WindowDrafts
     """How drafts are made and judged."""
     settles = True
+    given: bool = False
+    """Whether another source writes all drafts before they are read."""
 
     @staticmethod
     def window_of(source: DraftSource) -> Window:
@@ -105,7 +107,7 @@ class JacobiEngine(StepEngine):
         _, device = place_of(target)
         self.window = window = self.window_of(self.strategy.tree)
         self.fresh = DraftInitializer(
-            window.fresh,
+            GIVEN if self.given else window.fresh,
             g.depth,
             g.tokens,
             row_of(config),
@@ -149,8 +151,7 @@ class JacobiEngine(StepEngine):
         fresh, most, greedy = self.fresh, self.window.length, self.sampling.greedy
         reach = max(fresh.reach, 1)
         if keyed:
-            follows = fresh.reads and not fresh.copies and not greedy
-            return min(most + reach, fresh.tokens) if follows else 0
+            return min(most + reach, fresh.tokens) if fresh.reads and not greedy else 0
         return 0 if greedy else min(2 * most + reach, fresh.tokens)
 
     def _own(self, target: Target, *given: Any) -> None:

@@ -33,11 +33,8 @@ TAKEN = ("keys", "start", "prefix_mask")
 
 
 def _checked(length: int) -> Window:
-    """Return the window in which so many tokens, drafts and one, are checked; nothing is recalled.
-
-    What a step drafts behind it is written over by the copy before it is read.
-    """
-    window = Window(length=2, fresh="left-code", passes=0)
+    """Return the window in which so many tokens, drafts and one, are checked; nothing is recalled."""
+    window = Window(length=2, fresh="uniform", passes=0)
     return window.model_copy(update={"length": length})
 
 
@@ -54,6 +51,7 @@ class SelfEngine(JacobiEngine):
     """A step of it is one pass: a token, or a window."""
     positions: Tensor
     settles = False
+    given = True
     rewrites = True  # by every pass of the copy, and by the check
 
     def __init__(

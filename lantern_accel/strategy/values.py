@@ -37,9 +37,7 @@ Coupling = Literal["invariant", "maximal"]
 #: codebook's rows as they are stored, as the official tables are.
 NeighbourSpace = Literal["decoder", "raw"]
 #: What a window's newest drafts are drawn from.
-Fresh = Literal[
-    "uniform", "left", "above", "mean", "product", "code", "left-code", "above-code", "head"
-]
+Fresh = Literal["uniform", "above", "head"]
 
 
 class NoTree(DraftSource):
@@ -142,11 +140,9 @@ class Window(AdaptiveSource):
     """A window of drafts that the target itself improves from step to step: no drafter, no tree.
 
     ``fresh`` says what a draft is drawn from that no pass has seen yet: any code (``uniform``), or the
-    distribution of the newest position that a pass has seen (``left``), or that of the position one row
-    above (``above``; this project's, as is ``left``), or their ``mean`` or ``product``. SJD's own drafts
-    are certain, with a one-hot distribution: any ``code``, or the one on the left or above
-    (``left-code``, ``above-code``). With ``head`` the model's draft head guesses, in every step, all
-    drafts that no row of a pass knows better; it needs exact acceptance and the coupling invariant.
+    distribution of the position one row above (``above``; this project's). With ``head`` the model's
+    draft head guesses, in every step, all drafts that no row of a pass knows better; it needs the
+    coupling invariant.
 
     ``tail`` says what becomes of the drafts behind the first one that is refused. ``coupled``: they are
     tested and replaced one by one (SCD's maximal coupling, arXiv 2510.24211). ``anew``: they are drawn

@@ -142,24 +142,18 @@ struct ChosenJob {
         const AdvanceChosen& g = job.g;
         int64_t count = g.span - 1, b = chunk / count, newest = g.newest[b], position = newest + 1 + chunk % count;
         if (position >= std::min(g.length[b] + g.span, g.image)) return;
-        int64_t last = std::min(newest, g.image - 1), near = last, n = g.vocab;
+        int64_t last = std::min(newest, g.image - 1), n = g.vocab;
         if (!g.keys && g.fresh == UNIFORM) return;
-        if (g.fresh == LEFT_CODE || (!g.keys && g.fresh == LEFT)) {
-            g.tokens[b * (g.image + 1) + position] = g.tokens[b * (g.image + 1) + last];
-            return;
-        }
         const float* from;
         if (g.fresh == UNIFORM) {
             float* even = (float*)scratch(14, size_t(whole(n)) * sizeof(float));
             std::fill(even, even + n, 1.0f / float(n));
             from = even;
         } else {
-            if (g.fresh == ABOVE) {
-                near = position - g.width;
-                for (int64_t k = 0; k < count / g.width; ++k)
-                    if (near > last) near -= g.width;
-                if (near < 0) near = last;
-            }
+            int64_t near = position - g.width;
+            for (int64_t k = 0; k < count / g.width; ++k)
+                if (near > last) near -= g.width;
+            if (near < 0) near = last;
             if (!g.keys) {
                 g.tokens[b * (g.image + 1) + position] = g.tokens[b * (g.image + 1) + near];
                 return;
@@ -233,7 +227,7 @@ void advance_chosen(const AdvanceChosen& g, const float* logits) {
         g.report[b] = now;
         g.report[g.images + b] = g.finite[b];
     }
-    if (span > 1 && !g.head) pool_run(Job{&job, ChosenJob::fresh, nullptr, ChosenJob::fresh_chunks, 1}, small);
+    if (span > 1 && !g.head && g.fresh != GIVEN) pool_run(Job{&job, ChosenJob::fresh, nullptr, ChosenJob::fresh_chunks, 1}, small);
     ++*g.step;
 }
 

@@ -280,7 +280,7 @@ struct AdvanceChosen {
     const GuessHead* head;                           // null without one
     int32_t fresh;                                   // Fresh
 };
-enum Fresh : int32_t { UNIFORM = 0, LEFT = 1, ABOVE = 2, LEFT_CODE = 3, HEAD = 4 };
+enum Fresh : int32_t { UNIFORM = 0, ABOVE = 1, HEAD = 2, GIVEN = 3 };  // GIVEN: none are drafted
 }
 
 // A packed matrix [n][k] in fewer bits, of the kind `kept`, to `out`.

@@ -17,7 +17,7 @@ from lantern_accel_cpu.native.library import AdvanceChosen, Choose, Library, byr
 from lantern_accel_cpu.native.sampling import filter_of
 from lantern_accel_cpu.native.windows import drafts_of
 
-FRESH = {"uniform": 0, "code": 0, "left": 1, "above": 2, "left-code": 3, "head": 4}
+FRESH = {"uniform": 0, "above": 1, "head": 2, "given": 3}
 
 
 def _rows(weights: Tensor, keys: Tensor, positions: Tensor) -> tuple[Tensor, ...] | None:

@@ -100,16 +100,14 @@ def _choose(
         "bins",
         "passes",
         "wide",
-        "width",
-        "turns",
     ]
 )
 def _advance(
     best, codes, weights, tokens, length, newest, root, step, steps, histogram, last_length,
     finite, holds, report, row_keys, row_previous, row_tokens, lock,
-    images, count, pieces, last, bins, passes, wide, width, turns,
-    SIZE: tl.constexpr, WINDOW: tl.constexpr, RECALL: tl.constexpr, COPY: tl.constexpr,
-    LEFT: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_W: tl.constexpr,
+    images, count, pieces, last, bins, passes, wide,
+    SIZE: tl.constexpr, WINDOW: tl.constexpr, RECALL: tl.constexpr,
+    BLOCK_L: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK_L)
@@ -185,13 +183,6 @@ def _advance(
     if WINDOW:
         seen = tl.maximum(tl.load(newest + image), n + count)
         tl.store(newest + image, seen)
-        if COPY:
-            tl.debug_barrier()
-            target = seen + 1 + i
-            near = _source(seen, target, last, width, turns, LEFT)
-            code = tl.load(own + near, mask=i < count - 1, other=0)
-            tl.debug_barrier()
-            tl.store(own + tl.minimum(target, last + 1), code, mask=i < count - 1)
     else:
         if open_:
             tl.store(root + image, tl.sum(tl.where(i == 0, chosen, 0), 0).to(root.dtype.element_ty))
@@ -202,28 +193,25 @@ def _advance(
 
 
 @triton.jit
-def _source(newest, target, last, width, turns, LEFT: tl.constexpr):
+def _source(newest, target, last, width, turns):
     """Return the position that a fresh draft of ``target`` is taken from."""
     seen = tl.minimum(newest, last)
     above = tl.minimum(target, last) - width
     for _ in range(turns):  # a window of several rows
         above = tl.where(above > seen, above - width, above)
-    above = tl.where(above < 0, seen, above)
-    if LEFT:
-        above = above * 0 + seen
-    return above
+    return tl.where(above < 0, seen, above)
 
 
 @triton.jit(do_not_specialize=["count", "rows", "last", "width", "turns"])
 def _fresh(
     q, keys, newest, place, best, codes, count, rows, last, width, turns,
-    SIZE: tl.constexpr, HALF: tl.constexpr, LEFT: tl.constexpr,
+    SIZE: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     image = row // count
     seen = tl.load(newest + image)
     target = seen + 1 + row % count
-    near = _source(seen, target, last, width, turns, LEFT)
+    near = _source(seen, target, last, width, turns)
     weights = q + (image * rows + tl.load(place + near)) * SIZE
     _best(weights, keys + 3 * image, target, best, codes, weights, SIZE, HALF, False)
 
@@ -268,25 +256,13 @@ class Advance:
             window.row_keys if noted and window is not None else None,
             window.row_previous if noted and window is not None else None,
             window.row_tokens if noted and window is not None else None,
-            self.count, self.last, window is not None, self._copies, self._left, self._width,
+            self.count, self.last, window is not None,
         )  # fmt: skip
-        if window is not None and self.count > 1 and not self._copies:
+        if window is not None and self.count > 1 and window.fresh != "given":
             torch.ops.lantern_accel_cuda.draft_tokens(
                 window.q, b.keys, window.newest, window.place, b.tokens, self.count - 1, self.last,
-                self._width, self._left,
+                window.width,
             )  # fmt: skip
-
-    @property
-    def _copies(self) -> bool:
-        return isinstance(self.source, Window) and self.source.fresh.endswith("-code")
-
-    @property
-    def _left(self) -> bool:
-        return isinstance(self.source, Window) and self.source.fresh.startswith("left")
-
-    @property
-    def _width(self) -> int:
-        return self.source.width if isinstance(self.source, Window) else 1
 
 
 def _pieces(size: int) -> tuple[int, int]:
@@ -304,7 +280,6 @@ def _chosen(
     weights: Tensor, keys: Tensor, length: Tensor, place: Tensor, q: Tensor | None, tokens: Tensor,
     newest: Tensor, root: Tensor, counters: list[Tensor], row_keys: Tensor | None,
     row_previous: Tensor | None, row_tokens: Tensor | None, count: int, last: int, window: bool,
-    copies: bool, left: bool, width: int,
 ) -> None:  # fmt: skip
     weights = weights.contiguous()
     images, size = len(weights), weights.shape[-1]
@@ -324,9 +299,8 @@ def _chosen(
             finite, holds, report, tokens if row_keys is None else row_keys,
             tokens if row_previous is None else row_previous,
             tokens if row_tokens is None else row_tokens, locks(weights.device, 1),
-            images, count, pieces, last, histogram.shape[1], passes, wide, width,
-            (count - 1) // width,
-            SIZE=size, WINDOW=window, RECALL=recalls, COPY=copies and count > 1, LEFT=left,
+            images, count, pieces, last, histogram.shape[1], passes, wide,
+            SIZE=size, WINDOW=window, RECALL=recalls,
             BLOCK_L=triton.next_power_of_2(count), BLOCK_P=triton.next_power_of_2(pieces),
             BLOCK_W=triton.next_power_of_2(wide), num_warps=4,
         )  # fmt: skip
@@ -334,7 +308,7 @@ def _chosen(
 
 def _drawn(
     q: Tensor, keys: Tensor, newest: Tensor, place: Tensor, tokens: Tensor, count: int, last: int,
-    width: int, left: bool,
+    width: int,
 ) -> None:  # fmt: skip
     images, rows, size = q.shape
     half, pieces = _pieces(size)
@@ -342,7 +316,7 @@ def _drawn(
     with torch.cuda.device_of(q):
         _fresh[(images * count, pieces)](
             q, keys, newest, place, best, codes, count, rows, last, width, count // width,
-            SIZE=size, HALF=half, LEFT=left, num_warps=WARPS, enable_fp_fusion=False,
+            SIZE=size, HALF=half, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
         _drafted[(images,)](
             best, codes, newest, tokens, count, pieces, last,
@@ -356,11 +330,11 @@ _LIBRARY.define(
     "choose_tokens(Tensor weights, Tensor keys, Tensor(a!) length, Tensor place, Tensor(b!)? q,"
     " Tensor(c!) tokens, Tensor(d!) newest, Tensor(e!) root, Tensor(f!)[] counters,"
     " Tensor(g!)? row_keys, Tensor(h!)? row_previous, Tensor(i!)? row_tokens, int count, int last,"
-    " bool window, bool copies, bool left, int width) -> ()"
+    " bool window) -> ()"
 )
 _LIBRARY.define(
     "draft_tokens(Tensor q, Tensor keys, Tensor newest, Tensor place, Tensor(a!) tokens, int count,"
-    " int last, int width, bool left) -> ()"
+    " int last, int width) -> ()"
 )
 for _name, _function in (("choose_tokens", _chosen), ("draft_tokens", _drawn)):
     _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.base import EngineBase
-from lantern_accel.decoding.draft_init import DraftInitializer
+from lantern_accel.decoding.draft_init import GIVEN, DraftInitializer
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import Coupled, couple, leading
@@ -91,18 +91,10 @@ class WindowDrafts(ABC):
     def decide(self, window: Tensor, chain: Tensor, logits: Tensor) -> Coupled:
         """Judge the drafts of ``window [B, L]``, at ``chain [B, L]``, by guided ``logits [B, L, V]``."""
 
-    def rows_of(self, left: Tensor, above: Tensor) -> Tensor | None:
-        """Return what fresh drafts are drawn from, ``[B, T, V]``; None where any code will do.
-
-        ``left, above``: positions ``[B, T]`` (:meth:`.DraftInitializer.sources`).
-        """
-        fresh, q = self.initial, self.state.q
-        if not fresh.reads:
-            return None
-        given = self.ring.read(q, fresh.near(left, above))
-        if fresh.kind in ("left", "above"):
-            return given
-        return fresh.blend(self.ring.read(q, left), given)
+    def _given(self, newest: Tensor) -> Tensor | None:
+        """Return what fresh drafts follow, ``[B, T, V]``; None where any code will do."""
+        fresh = self.initial
+        return self.ring.read(self.state.q, fresh.sources(newest)) if fresh.reads else None
 
 
 class InvariantWindow(WindowDrafts):
@@ -121,15 +113,14 @@ class InvariantWindow(WindowDrafts):
 
     def draft(self, newest: Tensor, back: int = 0) -> None:
         state, fresh = self.state, self.initial
+        if fresh.kind == GIVEN or (self.greedy and not fresh.reads):
+            return
         targets = fresh.targets(newest)
-        left, above = fresh.sources(newest)
         places = targets.clamp(max=self.geometry.tokens)
-        if fresh.copies or (self.greedy and fresh.reads):
-            state.tokens.scatter_(1, places, state.tokens.gather(1, fresh.near(left, above)))
-            return
         if self.greedy:
+            state.tokens.scatter_(1, places, state.tokens.gather(1, fresh.sources(newest)))
             return
-        rows = fresh.rows(self.rows_of(left, above), targets)
+        rows = fresh.rows(self._given(newest), targets)
         state.tokens.scatter_(1, places, self.choices.of(rows, targets))
 
     def decide(self, window: Tensor, chain: Tensor, logits: Tensor) -> Coupled:
@@ -177,21 +168,11 @@ class MaximalWindow(WindowDrafts):
         """Draw fresh drafts behind ``newest [B]``, by uniforms of the step ``back`` before this one."""
         state, fresh = self.state, self.initial
         targets = fresh.targets(newest)
-        rows = fresh.rows(self._given(*fresh.sources(newest)), targets)
+        rows = fresh.rows(self._given(newest), targets)
         here = state.drawn(back)[:, self.fresh_column :][:, : targets.shape[1]]
         drawn = self.filters.draws.draw(rows, here)
         state.tokens.scatter_(1, targets.clamp(max=self.geometry.tokens), drawn)
-        if fresh.certain:
-            rows = torch.zeros_like(rows).scatter(-1, drawn.unsqueeze(-1), 1.0)
         self.ring.write(state.q, targets, rows)
-
-    def _given(self, left: Tensor, above: Tensor) -> Tensor | None:
-        """Return what fresh drafts' sources say, ``[B, T, V]``; None where any code will do."""
-        if self.initial.copies:
-            codes = self.state.tokens.gather(1, self.initial.near(left, above)).unsqueeze(-1)
-            nothing = torch.zeros(*left.shape, self.geometry.vocab, device=left.device)
-            return nothing.scatter(-1, codes, 1.0)
-        return self.rows_of(left, above)
 
     def decide(self, window: Tensor, chain: Tensor, logits: Tensor) -> Coupled:
         """Test the drafts, and keep the distributions of what is drafted for the next step."""

@@ -148,8 +148,8 @@ def test_windows_need_no_drafter_and_hold_no_cache_of_one() -> None:
 
 
 def test_windows_as_text() -> None:
-    found = parse_tree("window:24,left,anew,passes=2")
-    assert found == Window(length=24, fresh="left", tail="anew", passes=2)
+    found = parse_tree("window:24,uniform,anew,passes=2")
+    assert found == Window(length=24, fresh="uniform", tail="anew", passes=2)
     assert found.size == (24, 23)
     sjd = named("sjd", 16)
     assert sjd.override(tree=parse_tree("window:32")).tree == Window(

@@ -230,23 +230,11 @@ WINDOWS = {
     "sjd": Window(length=3, fresh="uniform", tail="anew"),
     "scd": Window(length=3),
     "scd, uniform": Window(length=4, fresh="uniform"),
-    "scd, left": Window(length=4, fresh="left"),
-    "scd, mean, recalling nothing": Window(length=4, fresh="mean", passes=0),
-    "scd, product": Window(length=3, fresh="product"),
-    "scd, any code": Window(length=3, fresh="code"),
-    "sjd, left code": Window(length=3, fresh="left-code", tail="anew"),
-    "scd, code above": Window(length=4, fresh="above-code"),
 }
 
 
-#: Those whose fresh drafts are guessed in another way only.
-OTHERS = ("scd, mean, recalling nothing", "scd, product", "scd, any code", "sjd, left code")
-
-
 @pytest.mark.parametrize("coupling", ["invariant", "maximal"])
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long) if n in OTHERS else n for n in WINDOWS]
-)
+@pytest.mark.parametrize("name", WINDOWS)
 def test_images_follow_the_targets_joint_law(name: str, coupling: Coupling) -> None:
     table = Table()
     engine = engine_on(table, WINDOWS[name], coupling=coupling)

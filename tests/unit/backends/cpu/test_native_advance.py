@@ -132,7 +132,6 @@ def window(name: str, length: int, coupling: Any = None, **changes: Any) -> Stra
     [
         ("scd", 2, {}),
         ("scd", 5, {}),
-        ("scd", 5, {"fresh": "left"}),
         ("scd", 5, {"passes": 0}),
         ("scd", 5, {"tail": "anew"}),
         ("scd", 16, {}),
@@ -200,7 +199,6 @@ def test_a_number_that_is_not_finite_is_counted() -> None:
     ("strategy", "given"),
     [
         (window("sjd", 5, "maximal"), SAMPLED),
-        (window("scd", 5, fresh="mean"), SAMPLED),
     ],
 )
 def test_what_has_no_kernel_goes_the_engines_way(strategy: Strategy, given: Sampling) -> None:

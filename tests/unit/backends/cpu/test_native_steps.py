@@ -160,7 +160,7 @@ def test_greedy_steps(batch: int, dtype: torch.dtype) -> None:
     windows = Strategy(name="windows", tree=Window(length=5, draft_lengths=draft_lengths))
     trees = [Strategy(name="eagle", tree=tree) for tree in (ChainTree(length=3), LOPSIDED)]
     beams = [DynamicTree(top_k=k, depth=d, total=n) for k, d, n in ((1, 0, 2), (3, 2, 9))]
-    fresh = [Window(length=7, fresh=kind) for kind in ("above", "left", "left-code", "uniform")]
+    fresh = [Window(length=7, fresh=kind) for kind in ("above", "uniform")]
     for strategy in (
         NAMED["vanilla"],
         windows,

@@ -78,7 +78,6 @@ def test_a_fault_is_found_by_the_check_of_first_use(
     [
         (NoTree(), ["_choose", "_advance"]),
         (Window(length=4), ["_choose", "_advance", "_fresh", "_drafted"]),
-        (Window(length=4, fresh="left-code"), ["_choose", "_advance"]),
     ],
 )
 def test_a_step_launches_so_many(
@@ -102,8 +101,7 @@ def strategy(tree: Any, rule: Any = None, coupling: Any = "invariant") -> Strate
     [
         (strategy(NoTree()), 1.0, True),
         (strategy(Window(length=4)), 1.0, True),
-        (strategy(Window(length=4, fresh="above-code")), 1.0, True),
-        (strategy(Window(length=4, fresh="mean")), 1.0, False),
+        (strategy(Window(length=4, fresh="uniform")), 1.0, False),
         (strategy(Window(length=4)), 0.0, False),
         (strategy(Window(length=4), coupling="maximal"), 1.0, False),
     ],

@@ -139,8 +139,8 @@ def generate(
 
     ``num_images`` per prompt; ``seed`` fixes the images, the same under every exact strategy (None: a
     random one, stated in the result). ``strategy``: ``auto`` (the default), ``vanilla``, ``eagle``,
-    ``eagle2``, ``lantern``, ``lantern++``, without a drafter ``self``, ``scd``, ``sjd`` and
-    ``scd-gumbel``, or a :class:`Strategy`.
+    ``eagle2``, ``lantern``, ``lantern++``, without a drafter ``self``, ``scd`` and ``sjd``,
+    or a :class:`Strategy`.
     ``tree``, ``window`` (its length), ``accept`` (a rule, or text such as
     ``"lantern++:k=10,lambda=2"``), ``k``, ``delta``, ``lam`` (lambda), ``tv_budget``, ``residual``,
     ``coupling`` and ``neighbour_space`` change a part of it; ``relaxed`` lets ``auto`` relax

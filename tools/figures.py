@@ -50,21 +50,14 @@ RACES = {
 }
 
 
-#: Rows of the table of draft sources: as the data name them, and as the page does.
+#: Rows of the table of windows: as the data name them, and as the page does.
 SOURCES = {
-    "16 uniform,anew": "16, SJD: uniform, tail drawn anew",
-    "16 uniform,passes=0": "16, SCD as published: uniform, nothing recalled",
-    "16 passes=0": "16, above, nothing recalled",
-    "16 scd": "**16, above, four passes recalled (`scd`)**",
-    "8 scd": "8, above, four passes recalled",
-    "32 scd": "32, above, four passes recalled",
-    "64 scd": "64, above, four passes recalled",
+    "16 uniform": "uniform, four passes recalled",
+    "16 passes=0": "above, nothing recalled",
+    "16 scd": "above, four passes recalled (`scd`)",
 }
 #: Rows of the table of couplings, named likewise.
 COUPLED = {
-    "16 scd": "window of 16, `scd`",
-    "16 passes=0": "the same, recalling nothing",
-    "16 uniform": "the same, fresh drafts from any code",
     "eagle chain:4": "chain of 4",
     "eagle naive_extend_57": "static tree of 57 drafts",
     "eagle dynamic:10,4,59": "dynamic tree of 58 drafts",
@@ -230,39 +223,23 @@ def _couplings() -> Iterator[Figure]:
         text = f"| {label} | {both[0]:.2f} | {both[1]:.2f} |"
         yield _figure(f"tokens per step, {label}", text, data, command, STRATEGIES)
     command = "python tools/race_auto.py"
-    for data, names in (
-        ("profiles/auto/epyc-auto-couplings.json", ("auto",)),
-        ("profiles/auto/epyc-couplings.json", ("scd", "sjd", "eagle", "eagle2")),
-    ):
-        found = _read(data)["batches"]["1"]["summary"]
-        for name in names:
-            cells = [
-                f"{found[one]['median']:.2f}x | {found[one]['tokens_per_step']:.2f}"
-                for one in (name, f"{name}@maximal")
-            ]
-            text = f"| `{name}` | {' | '.join(cells)} |"
-            yield _figure(f"{name} under both couplings", text, data, command, STRATEGIES)
+    data = "profiles/auto/epyc-couplings.json"
+    found = _read(data)["batches"]["1"]["summary"]
+    for name in ("sjd", "eagle", "eagle2"):
+        cells = [
+            f"{found[one]['median']:.2f}x | {found[one]['tokens_per_step']:.2f}"
+            for one in (name, f"{name}@maximal")
+        ]
+        text = f"| `{name}` | {' | '.join(cells)} |"
+        yield _figure(f"{name} under both couplings", text, data, command, STRATEGIES)
 
 
 def _sources() -> Iterator[Figure]:
-    data = "profiles/bench/xeon-window-sources.json"
-    found = _read(data)["rows"]
-    most = {
-        "mean": max(sum(_drawn(row)) / len(_drawn(row)) for row in found.values()),
-        "pooled": max(row["pooled"] for row in found.values()),
-    }
+    data = "profiles/bench/epyc-couplings.json"
+    rows = _read(data)["rows"]
+    command = "python tools/window_sources.py"
     for name, label in SOURCES.items():
-        row = found[name]
-        rates = _drawn(row)
-        mean, pooled = sum(rates) / len(rates), row["pooled"]
-        cells = [
-            f"{_bold(mean, most['mean'])} ({min(rates):.2f} to {max(rates):.2f})",
-            *(f"{row['rates'][prompt]:.2f}" for prompt in HARD),
-            _bold(pooled, most["pooled"]),
-            f"{row['one_token']:.0%}",
-        ]
-        text = f"| {label} | {' | '.join(cells)} |"
-        command = "python tools/window_sources.py --file tools/lantern-emoji/prompts.txt"
+        text = f"| {label} | {rows[name]['pooled']:.2f} | {rows[name]['one_token']:.0%} |"
         yield _figure(f"drafts of a window, {name}", text, data, command, WINDOWS)
 
 

@@ -1,9 +1,9 @@
-"""Put our windows next to the authors' samplers on the same tiny random weights.
+"""Put our windows next to the authors' sampler on the same tiny random weights.
 
-    python tools/race_windows.py --sjd CLONE --scd CLONE
+    python tools/race_windows.py --sjd CLONE
 
-with clones of tyshiwo1/Accelerating-T2I-AR-with-SJD and junhyukso/SCD. Nothing of them is copied: the
-classes that test, resample and match are taken from the clone's own file. They are driven as their
+with a clone of tyshiwo1/Accelerating-T2I-AR-with-SJD. Nothing of it is copied: the
+classes that test, resample and match are taken from the clone's own file. They are driven as the
 generation loop does it (batch 1, one-hot random fresh drafts, the window filled up), on our model's
 distributions, so that only the samplers differ. Reported: tokens per step on 36-token images, and how
 far the law of 4-token images is from the target's own (chi-square, in standard deviations).
@@ -30,10 +30,7 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.strategy.values import Sampling, Strategy, Window
 
-SAMPLERS = {
-    "sjd": ("scheduler/jacobi_iteration_lumina_mgpt.py", "anew"),
-    "scd": ("lumina1/scheduler/jacobi_iteration_lumina_mgpt_SCDMC.py", "coupled"),
-}
+SAMPLERS = {"sjd": "scheduler/jacobi_iteration_lumina_mgpt.py"}
 NAMES = ("SpeculativeSampler", "prefix_matching_next_tokens", "sampling_logits2tokens")
 PREFIX, WINDOW = 3, 8
 
@@ -171,11 +168,10 @@ def misfit(seen: Counter[tuple[int, ...]], teller: Teller, tokens: int) -> float
 
 def compare(name: str, space: dict[str, Any], images: int, say: Callable[[str], None]) -> None:
     """Measure one method, theirs and ours, and print a row of the table."""
-    tail = SAMPLERS[name][1]
     sampling = Sampling(top_k=3, temperature=1.0)
     small = Teller(tiny(2, 4), sampling)
     law = Counter(theirs(space, small, 4, 3)[0] for _ in range(images))
-    window = Window(length=3, fresh="uniform", tail=tail, passes=0)
+    window = Window(length=3, fresh="uniform")
     tokens, _ = ours(small, window, images)
     mine = Counter(tuple(row) for row in tokens.tolist())
     large = Teller(tiny(6, 32), Sampling(top_k=12))
@@ -201,12 +197,12 @@ def main() -> None:
     args = parser.parse_args()
     named = [name for name in SAMPLERS if getattr(args, name)]
     if not named:
-        raise SystemExit("name a clone with --sjd or --scd")
+        raise SystemExit("name a clone with --sjd")
     torch.manual_seed(0)
     print("| method | tokens per step, theirs | ours | law of theirs, sd | of ours, sd |")
     print("|---|---|---|---|---|")
     for name in named:
-        compare(name, official(getattr(args, name), SAMPLERS[name][0]), args.images, print)
+        compare(name, official(getattr(args, name), SAMPLERS[name]), args.images, print)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ STRATEGIES = (
     "lantern++",
     "sjd",
     "scd",
-    "scd-gumbel",
 )
 WORDS = ("red", "blue", "heart", "dog", "fish", "face", "sea", "in", "the", "a")
 

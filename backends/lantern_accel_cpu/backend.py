@@ -28,7 +28,6 @@ from lantern_accel.device.plan import (
     DraftedTree,
     Filter,
     FusedStep,
-    Lookup,
     StepPlan,
 )
 from lantern_accel.nn.rounding import Rounded, Rounding
@@ -262,20 +261,13 @@ class DeviceBackend(Backend):
         return races.accept(self.kernels.library, tree, logits, given, keys, length)
 
     def couple(
-        self, x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor, anew: bool
+        self, x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor
     ) -> tuple[Tensor, Tensor] | None:
         """Test a window's drafts in one native call, which draws for those alone that are refused."""
         if self.kernels is None:
             return None
         self.kernels.threads()
-        return windows.couple(self.kernels.library, x, p, q, tests, draws, anew)
-
-    def recall(self, given: Lookup) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Look up earlier passes in one native call."""
-        if self.kernels is None:
-            return None
-        self.kernels.threads()
-        return windows.recall(self.kernels.library, given)
+        return windows.couple(self.kernels.library, x, p, q, tests, draws)
 
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Keep a mask boolean for the native kernels, which read visible slots only."""

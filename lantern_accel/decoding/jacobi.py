@@ -1,7 +1,7 @@
 """Decodes without a drafter: a window of drafts that the target improves step by step.
 
-Speculative Jacobi decoding (SJD, arXiv 2410.01699; SCD, 2510.24211). A step is one pass over
-the window: ``verify -> accept -> commit``, and fresh drafts at its end.
+Speculative Jacobi decoding (SJD, arXiv 2410.01699; SCD, 2510.24211). A step is one pass over the
+window: ``verify -> accept -> commit``, and fresh drafts at its end.
 
 Everything lies at its position in the image: a token and, while it is a draft, the distribution that it
 was drawn from; keys and values. So the window moves on by a larger ``length``, and nothing is copied.
@@ -119,8 +119,7 @@ class JacobiEngine(StepEngine):
         )
         guesses = window.fresh == "head"
         if guesses:
-            self._check_head(g, target)
-        recalls = g.keyed or window.tail == "coupled"
+            self._check_head(target)
         return replace(
             g,
             nodes=window.length,
@@ -128,22 +127,16 @@ class JacobiEngine(StepEngine):
             test_columns=0 if g.keyed else g.depth,
             in_place=True,
             kept=self._kept(g.keyed) if longest is None else longest.geometry.kept,
-            passes=window.passes if recalls else 0,
+            passes=window.passes if g.keyed else 0,
             guesses=guesses,
         )
 
-    def _check_head(self, g: Geometry, target: Target) -> None:
+    def _check_head(self, target: Target) -> None:
         """Raise StrategyError where drafts cannot be a draft head's."""
         if getattr(target, "draft_head", None) is None:
             raise StrategyError(
                 "this model has no draft head to guess a window's drafts; take another kind of fresh "
                 "draft, such as window:16,above"
-            )
-        if not g.keyed:
-            raise StrategyError(
-                "a draft head's guesses have no distribution to be tested against; take them with "
-                "the coupling invariant, or take another kind of fresh draft, such "
-                "as window:16,above"
             )
 
     def _kept(self, keyed: bool) -> int:
@@ -178,18 +171,15 @@ class JacobiEngine(StepEngine):
         return PlannedWindow(
             fresh=fresh.kind,
             width=fresh.width,
-            anew=self.window.tail == "anew",
             passes=g.passes,
             kept=g.kept,
-            recalled=0 if maximal is None else maximal.looked_up,
             fresh_column=0 if maximal is None else maximal.fresh_column,
             newest=state.newest,
             place=self.ring.place,
             q=state.q if g.kept else None,
             row_keys=state.row_keys if noted else None,
             row_previous=state.row_previous if noted else None,
-            row_tokens=state.row_tokens if noted and g.keyed else None,
-            row_probs=state.row_probs if noted and not g.keyed else None,
+            row_tokens=state.row_tokens if noted else None,
             above=fresh.up,
             code_kind=fresh.kinds,
             open_codes=fresh.open,

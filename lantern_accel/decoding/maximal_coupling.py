@@ -1,13 +1,13 @@
-"""Maximal coupling: tests a window's drafts, and replaces those that fail.
+"""SJD's test of a window's drafts, by uniforms, and what replaces the first that fails.
 
 Draft ``x[i]`` was drawn from ``q[i]``; the pass gives ``p[i]``, the distribution that it should have been
 drawn from. Testing x[i] with ``u q(x) < p(x)``, and where that fails drawing from what is left,
 ``norm(max(0, p - q))``, gives a token that is distributed as p[i], whatever q[i] was. The target's
 own distribution follows for the drafts up to the first that is replaced: they, and the replacement,
-were judged by the right past. The later ones were judged by drafts, but each is distributed as its own
-p[i] given those, so that q[i] := p[i] is what they were drawn from when the next pass tests them.
+were judged by the right past. The later ones were judged by drafts, and are drawn anew from their own
+p[i], so that q[i] := p[i] is what they were drawn from when the next pass tests them.
 
-Source: SCD (arXiv 2510.24211) for going on behind the first replacement, SJD (2410.01699) for the rest.
+Source: SJD (arXiv 2410.01699).
 """
 
 from __future__ import annotations
@@ -39,37 +39,28 @@ def leading(accepted: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def couple(
-    x: Tensor,
-    p: Tensor,
-    q: Tensor,
-    tests: Tensor,
-    draws: Tensor,
-    *,
-    anew: bool = False,
-    drawing: Draws | None = None,
+    x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor, *, drawing: Draws | None = None
 ) -> Coupled:
-    """Test the drafts and replace what fails.
+    """Test the drafts, replace the first that fails, and draw those behind it anew.
 
     ``x`` integer ``[B, L - 1]``; ``p`` float32 ``[B, L, V]``, of which the last is the bonus's; ``q``
-    float32 ``[B, L - 1, V]``; ``tests`` uniforms ``[B, L - 1]``, ``draws`` others ``[B, L]``. ``anew``:
-    the tail is drawn from p instead (SJD). ``drawing``: a device's draws; None: the reference's.
+    float32 ``[B, L - 1, V]``; ``tests`` uniforms ``[B, L - 1]``, ``draws`` others ``[B, L]``.
+    ``drawing``: a device's draws; None: the reference's.
     """
     drawing = drawing or Draws()
-    done = drawing.ops.couple(x, p, q, tests, draws, anew)
+    done = drawing.ops.couple(x, p, q, tests, draws)
     if done is not None:
         return Coupled(*done)
     own, bonus = p[:, :-1], p[:, -1:]
     code = x.unsqueeze(-1)
     px, qx = own.gather(-1, code).squeeze(-1), q.gather(-1, code).squeeze(-1)
-    kept = tests * qx < px
     order = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
-    count = leading(kept, x.dtype)
+    count = leading(tests * qx < px, x.dtype)
     left = (own - q).clamp(min=0.0)
     # Where p is q to the last bit nothing is left; then the draw is p's.
     left = torch.where(left.sum(-1, keepdim=True) > 0, left, own)
-    if anew:
-        left = torch.where((order > count.unsqueeze(1)).unsqueeze(-1), own, left)
-        kept = kept & (order < count.unsqueeze(1))
+    left = torch.where((order > count.unsqueeze(1)).unsqueeze(-1), own, left)
     drawn = drawing.draw(torch.cat((left, bonus), dim=1), draws)
+    kept = order < count.unsqueeze(1)
     tokens = torch.cat((torch.where(kept, x, drawn[:, :-1]), drawn[:, -1:]), dim=1)
     return Coupled(tokens, count + 1)

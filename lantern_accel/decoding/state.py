@@ -48,8 +48,7 @@ class State(StaticBuffers):
     pass gave, which fresh drafts follow. It is as wide as the vocabulary of *codes*: 64 positions of
     16,384 codes are 4 MiB per image, as much as one pass's own distributions. Of the last M passes
     ``row_keys`` integer ``[B, M, L]`` says which position each row is of and which token it followed, as
-    one number; ``row_previous`` the token before that; and what the pass gave: ``row_tokens``, the token
-    that it chose, or its row ``row_probs [B, M, L, V]``.
+    one number; ``row_previous`` the token before that, and ``row_tokens`` the token that the pass chose.
     """
 
     def __init__(
@@ -87,11 +86,7 @@ class State(StaticBuffers):
             self.newest = ints(g.batch)
             self.q = zeros(g.batch, g.kept + 1, g.vocab) if g.kept else zeros(0)
             held = (g.batch, g.passes, g.depth + 1) if g.passes else (0, 0, 0)
-            # Half the bytes do: what is drawn from them is what they are after this rounding.
-            rows = (0, 0, 0) if g.keyed else held
-            self.row_probs = zeros(*rows, g.vocab, dtype=torch.bfloat16)
-            self.row_keys, self.row_previous = ints(*held), ints(*held)
-            self.row_tokens = ints(*held) if g.keyed else ints(0, 0, 0)
+            self.row_keys, self.row_previous, self.row_tokens = (ints(*held) for _ in range(3))
             self.feature = zeros(g.batch, g.dim) if g.guesses else zeros(0)
             return
         self.root = ints(g.batch)

@@ -333,15 +333,14 @@ class Window:
     :class:`~lantern_accel.strategy.values.Window`, or ``given`` where all drafts are written by another
     source before they are read, and none is made), ``width`` tokens from a position to the one below;
     ``above [N]``: each token's token above, where rows differ. ``code_kind [N]``, ``open_codes [K,
-    V]``: the codes that a token may be, where not every token may be any. ``anew``: behind a
-    replacement drafts are drawn anew. ``recalled`` drafts behind a replacement are looked up in the last
-    ``passes`` passes (maximal coupling); ``fresh_column``: the first of the uniforms for fresh drafts.
+    V]``: the codes that a token may be, where not every token may be any. Where noise
+    decides, drafts behind a refused one are looked up in the last ``passes`` passes. Where uniforms do,
+    drafts are SJD's, and ``fresh_column`` is the first of the uniforms for fresh ones.
 
     ``newest``: the last position that a pass has predicted. ``place``: the row of ``q`` that each
     position has, of ``kept`` rows, the last for what is past the image; ``q``: the distributions of
     positions. Of the last passes ``row_keys``: position times V plus the token before it,
-    ``row_previous``: the token before that, and ``row_tokens``: the token chosen, or ``row_probs``: the
-    row that it was drawn from.
+    ``row_previous``: the token before that, and ``row_tokens``: the token chosen.
 
     ``head``: what guesses drafts that no row of a pass knows better, where ``fresh`` is ``head``;
     ``feature``: the last exact state, after guidance, that it guesses from.
@@ -349,10 +348,8 @@ class Window:
 
     fresh: str
     width: int
-    anew: bool
     passes: int
     kept: int
-    recalled: int
     fresh_column: int
     newest: Annotated[Tensor, Of("index", "B")]
     place: Annotated[Tensor, Of("index", "A")]
@@ -360,7 +357,6 @@ class Window:
     row_keys: Annotated[Tensor | None, Of("index", "B Q L")] = None
     row_previous: Annotated[Tensor | None, Of("index", "B Q L")] = None
     row_tokens: Annotated[Tensor | None, Of("index", "B Q L")] = None
-    row_probs: Annotated[Tensor | None, Of("bfloat16", "B Q L V")] = None
     above: Annotated[Tensor | None, Of("index", "N")] = None
     code_kind: Annotated[Tensor | None, Of("index", "N")] = None
     open_codes: Annotated[Tensor | None, Of("float32", "G V")] = None
@@ -451,33 +447,6 @@ class DraftedTree(Protocol):
     @property
     def group(self) -> Tensor | None: ...
     def tests(self) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """What drawing the drafts behind a replacement again reads: earlier passes had the same past.
-
-    Buffers: ``length [B]``, ``step [1]``, and ``row_probs [B, Q, L, V]``, ``row_keys``,
-    ``row_previous`` as :class:`Window` has them. ``x [B, T]``: the window that the pass saw;
-    ``p [B, T, V]``: what it gave; ``q [B, T - 1, V]``: what the drafts were drawn from;
-    ``tokens [B, T]``: what the test made of them; ``first [B]``: the first that is not known; uniforms
-    ``tests [B, T - 1]`` and ``draws [B, T]``. ``slots`` drafts are looked up, of ``image`` tokens.
-    """
-
-    length: Tensor
-    step: Tensor
-    row_probs: Tensor
-    row_keys: Tensor
-    row_previous: Tensor
-    x: Tensor
-    p: Tensor
-    q: Tensor
-    tokens: Tensor
-    first: Tensor
-    tests: Tensor
-    draws: Tensor
-    slots: int
-    image: int
 
 
 def declared(part: type) -> Iterator[tuple[str, Of]]:

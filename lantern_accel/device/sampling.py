@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.device.noise import exponential
-from lantern_accel.device.plan import AcceptanceRule, DraftedTree, Filter, Lookup
+from lantern_accel.device.plan import AcceptanceRule, DraftedTree, Filter
 
 #: Lowest logarithm of a share: keeps sums finite and strictly falling from parent to child.
 FLOOR = -1e4
@@ -300,21 +300,13 @@ class SamplingOps:
         return None
 
     def couple(
-        self, x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor, anew: bool
+        self, x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """Test a window's drafts exactly, and replace what fails.
+        """Test a window's drafts, replace the first that fails, and draw those behind it anew (SJD).
 
         Takes what :func:`lantern_accel.decoding.maximal_coupling.couple` does; returns its tokens ``[B,
         L]`` and counts ``[B]``. None where the device has no kernel for it, as here: then the tensor code
         of that module runs.
-        """
-        return None
-
-    def recall(self, given: Lookup) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Draw drafts behind a replacement again, where an earlier pass had the same past.
-
-        Returns what :meth:`lantern_accel.decoding.row_cache.RowCache.refine` does: tokens ``[B, T]``,
-        rows ``[B, slots, V]`` and their places ``[B, slots]``. None as above.
         """
         return None
 

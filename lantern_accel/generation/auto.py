@@ -228,7 +228,7 @@ class Auto:
         weights = sum(part.weight.numel() for part in projections(self.model.target))
         # In this order: a device that checks its kernels first checks none for a small model.
         pays = weights >= LEAST_WEIGHTS and self.backend.reads_fewer_bits
-        if not pays or not asked.invariant or self.model.rounding is not None:
+        if not pays or asked.acceptance.relaxed or self.model.rounding is not None:
             return None
         tokens = self.model.manifest.target.num_tokens
         tree = self_drafted([length for length in AUTO_SELF if length <= tokens])

@@ -43,7 +43,7 @@ class Settings(Frozen):
     )
     strategy: str | Strategy | None = _said(
         "auto (the default: the fastest here that is allowed), vanilla, eagle, eagle2, lantern, "
-        "lantern++; without a drafter self, scd, sjd or scd-gumbel.",
+        "lantern++; without a drafter self, scd or sjd.",
         "-s",
     )
     relaxed: bool | None = _said(

@@ -99,6 +99,11 @@ def _automatic(defaults: Any, relaxed: bool | None, changes: dict[str, Any]) -> 
             )
     chosen = named_strategy(AUTO, static=defaults.static_tree, dynamic=defaults.dynamic_tree)
     coupling = changes.get("coupling")
+    if coupling == "maximal":
+        raise StrategyError(
+            "the strategy 'auto' drafts where the seed decides every token; for the coupling 'maximal' "
+            "name a strategy, such as 'sjd' or 'eagle'"
+        )
     budget = changes.get("tv_budget")
     if relaxed is False and budget is not None:
         raise StrategyError("an exact strategy spends no total variation; leave tv_budget out")

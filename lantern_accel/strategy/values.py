@@ -2,7 +2,7 @@
 
 ``vanilla``, ``eagle``, ``eagle2``, ``lantern`` and ``lantern++`` are the papers' combinations:
 EAGLE arXiv 2401.15077, EAGLE-2 2406.16858, LANTERN 2410.03355, LANTERN++ 2502.06352. ``sjd`` (arXiv
-2410.01699), ``scd`` and ``scd-gumbel`` (both 2510.24211) draft in a window, without a drafter.
+2410.01699) and ``scd`` (2510.24211) draft in a window, without a drafter.
 """
 
 from __future__ import annotations
@@ -144,13 +144,11 @@ class Window(AdaptiveSource):
     draft head guesses, in every step, all drafts that no row of a pass knows better; it needs the
     coupling invariant.
 
-    ``tail`` says what becomes of the drafts behind the first one that is refused. ``coupled``: they are
-    tested and replaced one by one (SCD's maximal coupling, arXiv 2510.24211). ``anew``: they are drawn
-    anew (SJD). The two differ under the coupling ``maximal`` alone: where noise decides, every draft
-    becomes the token that its noise chooses (SCD-GS).
-
-    ``passes``: how many passes are recalled with the tail ``coupled``: behind a replacement drafts are
-    those of the pass that had seen this past, if one had (this project's).
+    Where noise decides, every draft behind a refused one becomes the token that its noise chooses
+    (SCD-GS, arXiv 2510.24211). ``passes``: how many passes are recalled there: behind a replacement
+    drafts are those of the pass that had seen this past, if one had (this project's). Under the coupling
+    ``maximal`` a window is SJD's: its drafts behind a refused one are drawn anew, fresh ones are any
+    code, its length stays, and nothing is recalled.
 
     ``draft_lengths``: shorter lengths between which the host moves by how many drafts were accepted, and
     the whole one, rising; none: every step is ``length`` long.
@@ -162,12 +160,16 @@ class Window(AdaptiveSource):
         16, ge=2, le=256, description="tokens of the window, the last known included"
     )
     fresh: Fresh = "above"
-    tail: Literal["coupled", "anew"] = "coupled"
     passes: int = Field(4, ge=0, le=16, description="passes whose drafts are recalled; 0: none")
 
     @property
     def size(self) -> tuple[int, int]:
         return self.length, self.length - 1
+
+    @property
+    def published(self) -> bool:
+        """Whether SJD could have it, as it was published."""
+        return self.fresh == "uniform" and not self.draft_lengths
 
     def of_length(self, length: int) -> DraftSource:
         return self.model_copy(update={"length": length, "draft_lengths": ()})
@@ -272,6 +274,12 @@ class Strategy(Frozen):
                 "a window's drafts are the model's own guesses, and nothing is relaxed there; relax a "
                 "drafter's drafts, as lantern and lantern++ do, or use exact acceptance"
             )
+        tree = self.tree
+        if isinstance(tree, Window) and self.coupling == "maximal" and not tree.published:
+            raise ValueError(
+                "with the coupling 'maximal' a window is SJD's: of one length, fresh drafts of any code; "
+                "choose the strategy 'sjd', or the coupling 'invariant'"
+            )
         if self.tv_budget is not None and not self.acceptance.relaxed:
             raise ValueError(
                 "exact acceptance spends no total variation; leave tv_budget out, or choose "
@@ -298,7 +306,7 @@ class Strategy(Frozen):
     def invariant(self) -> bool:
         """Whether the image depends on the seed alone, and on no draft (:data:`Coupling`)."""
         if self.coupling is None:
-            return not self.acceptance.relaxed
+            return isinstance(self.tree, Window) or not self.acceptance.relaxed
         return self.coupling == "invariant"
 
     @property
@@ -382,7 +390,7 @@ AUTO_SELF = (1, 2, 3, 5, 7, 9)
 #: Strategies whose drafts are a drafter's, and plain decoding.
 TREE_STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
 #: Strategies that draft in a window and need no drafter; exact.
-WINDOW_STRATEGIES = ("sjd", "scd", "scd-gumbel")
+WINDOW_STRATEGIES = ("sjd", "scd")
 #: Drafts by a copy of the target's own weights in fewer bits; exact.
 SELF = "self"
 STRATEGIES = (*TREE_STRATEGIES, *WINDOW_STRATEGIES, SELF)
@@ -448,9 +456,8 @@ def named_strategy(
         "eagle2": (dynamic, Exact()),
         "lantern": (dynamic, lantern or Lantern()),
         "lantern++": (static, lantern_pp or LanternPP()),
-        "sjd": (Window(fresh="uniform", tail="anew"), Exact()),
+        "sjd": (Window(fresh="uniform"), Exact()),
         "scd": (Window(), Exact()),
-        "scd-gumbel": (Window(passes=0), Exact()),
         SELF: (SelfDrafts(), Exact()),
     }
     if name not in points:
@@ -460,5 +467,4 @@ def named_strategy(
             raise StrategyError(f"unknown strategy {name!r}{did_you_mean(name, known)}")
         return Strategy(name=name, tree=validated(source, {}, name))
     tree, acceptance = points[name]
-    coupling = "invariant" if name == "scd-gumbel" else None
-    return Strategy(name=name, tree=tree, acceptance=acceptance, coupling=coupling)
+    return Strategy(name=name, tree=tree, acceptance=acceptance)

@@ -88,7 +88,6 @@ CHECKS: dict[str, Check] = {
     "accept.decisions": numeric.decisions,
     "accept.invariant": couplings.invariant,
     "accept.window": couplings.window,
-    "accept.recall": couplings.recalled,
     "draw.scan": numeric.scan,
     "draw.filter": numeric.filters,
     "draw.guidance": numeric.guidance,

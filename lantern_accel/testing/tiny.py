@@ -109,7 +109,9 @@ def tiny_strategy(name: str, vocab: int = 48, tokens: int = 36) -> Strategy:
     Images have ``tokens`` tokens; a window is at most half as long. ``name`` may be :data:`BY_HEAD`.
     """
     if name == BY_HEAD:
-        return tiny_strategy("scd-gumbel", vocab, tokens).override(tree=parse_tree("window:4,head"))
+        return tiny_strategy("scd", vocab, tokens).override(
+            tree=parse_tree("window:4,head,passes=0")
+        )
     static = parse_tree("0,1,2,00,01,10,000")
     assert isinstance(static, StaticTree)
     chosen = named_strategy(name, static=static, dynamic=DynamicTree(top_k=3, depth=2, total=9))

@@ -321,7 +321,7 @@ def test_a_seed_is_a_picture_whatever_is_kept_timed_or_drafted(tiny_model, own):
         for batch in (3, 8):
             drawn = pipeline.generate("red heart", seed=3, num_images=8, batch_size=batch)
             assert torch.equal(drawn.tokens, want), batch
-        others = pipeline.generate("red heart", seed=3, strategy="scd", coupling="maximal").tokens
+        others = pipeline.generate("red heart", seed=3, strategy="sjd", coupling="maximal").tokens
         assert not torch.equal(others, want[:1]), "the papers' coupling draws images of its own"
     for kept in (own / "choices").glob("*.json"):
         kept.unlink()

@@ -223,7 +223,6 @@ def test_who_gets_no_copy(tiny_model: Path, kept: Path, monkeypatch: pytest.Monk
         made = auto.copies(asked)
         assert made is not None and [p.length for p in made.tree.draft_lengths] == list(AUTO_SELF)
         assert auto.copies(pipeline.strategy("auto", relaxed=True)) is None
-        assert auto.copies(pipeline.strategy("auto", coupling="maximal")) is None
         monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 1 << 40)
         assert auto.copies(asked) is None
         monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 0)

@@ -101,7 +101,7 @@ class Damaged:
         ("eagle2", {"temperature": 0.0}),
         # A window that nobody chose would depend on the batch, and with it the engine.
         ("scd", {"window": 8}),
-        ("scd", {"window": 8}),
+        ("sjd", {"window": 8, "coupling": "maximal"}),
     ],
 )
 def test_the_error_names_the_step_and_the_image(

@@ -12,7 +12,7 @@ from support.official import class_folder
 import lantern_accel
 from lantern_accel.errors import StrategyError
 
-EXACT = ("sjd", "scd", "scd-gumbel")
+EXACT = ("sjd", "scd")
 
 
 @pytest.fixture(scope="module")

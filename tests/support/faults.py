@@ -20,9 +20,8 @@ from torch.nn import functional as F
 import lantern_accel.porting
 from lantern_accel.decoding.accept import Accepted, accept_sampling
 from lantern_accel.decoding.invariant import Choices, accept_invariant
-from lantern_accel.decoding.logits import Draws, Filters
+from lantern_accel.decoding.logits import Filters
 from lantern_accel.decoding.maximal_coupling import couple
-from lantern_accel.decoding.row_cache import RowCache
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.device import noise
 from lantern_accel.device.backend import Backend, MemoryUse, Support
@@ -299,20 +298,9 @@ def late_walk(real: Any) -> Any:
 
 
 def generous_window(real: Any) -> Any:
-    def wrong(x: Any, p: Any, q: Any, tests: Any, draws: Any, anew: bool) -> Any:
-        found = couple(x, p, q, tests / 2, draws, anew=anew)
+    def wrong(x: Any, p: Any, q: Any, tests: Any, draws: Any) -> Any:
+        found = couple(x, p, q, tests / 2, draws)
         return found.tokens, found.count
-
-    return wrong
-
-
-def misplaced_rows(real: Any) -> Any:
-    """Look for the next position's rows."""
-
-    def wrong(given: Any) -> Any:
-        shape = given.row_probs.shape
-        cache = RowCache(shape[1], given.x.shape[1], given.image, shape[3], given.x.device, Draws())
-        return cache.refine(replace(given, length=given.length + 1))
 
     return wrong
 
@@ -479,7 +467,6 @@ FAULTS = [
     Fault("a draft accepted too many", "accept", "accept.decisions", "decisions differ", generous_walk),
     Fault("a walk one position late", "accept_invariant", "accept.invariant", "images differ", late_walk),
     Fault("a window that keeps too much", "couple", "accept.window", "images differ", generous_window),
-    Fault("rows of the next position", "recall", "accept.recall", "images differ", misplaced_rows),
     Fault("a step that does nothing", "fused_step", "decode.drawn", "after the prefill and 24 steps",
           idle_step),
     Fault("guesses that are not made", "fused_guesses", "decode.drawn", "are not the CPU's",

@@ -102,7 +102,7 @@ def every_step_has_numbers_of_its_own(module: Any) -> None:
 
 def every_window_has_numbers_of_its_own(module: Any) -> None:
     model = _llamagen()
-    strategy = Strategy(tree=Window(length=2, fresh="uniform", tail="anew"), coupling="maximal")
+    strategy = Strategy(tree=Window(length=2, fresh="uniform"), coupling="maximal")
     engine = JacobiEngine(model.target, None, TensorOps(), strategy, Sampling())
     _draw_as(module, engine)
     assert len(set(_rows_used(engine))) >= 20  # a step reads its own for tests, then for drafts

@@ -220,7 +220,6 @@ EXPORT void lantern_draw(const float* weights, const float* uniforms, int64_t ro
 }
 EXPORT void lantern_accept(const Accept* given) { unit->accept(*given); }
 EXPORT void lantern_couple(const Couple* given) { unit->couple(*given); }
-EXPORT void lantern_recall(const Recall* given) { unit->recall(*given); }
 // The likeliest codes of rows of weights and the logarithms of their shares, [rows][count].
 EXPORT void lantern_likeliest(const float* weights, const float* luck, int64_t rows, int64_t each, int64_t n, int64_t count,
                               int64_t* codes, float* scores) {

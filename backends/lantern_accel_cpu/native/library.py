@@ -133,23 +133,9 @@ class Accept(Structure):
 class Couple(Structure):
     _fields_ = [
         ("x", c_void_p), ("p", c_void_p), ("q", c_void_p), ("tests", c_void_p), ("draws", c_void_p),
-        ("rows_of_q", c_void_p), ("tokens", c_void_p), ("count", c_void_p),
+        ("tokens", c_void_p), ("count", c_void_p),
         ("images", c_int64),
         ("length", c_int64), ("vocab", c_int64), ("test_stride", c_int64), ("draw_stride", c_int64),
-        ("anew", c_int32),
-    ]  # fmt: skip
-
-
-class Recall(Structure):
-    _fields_ = [
-        ("x", c_void_p), ("tokens", c_void_p), ("first", c_void_p), ("length_of", c_void_p),
-        ("step", c_void_p), ("p", c_void_p), ("q", c_void_p), ("tests", c_void_p),
-        ("draws", c_void_p), ("rows_of_q", c_void_p), ("row_probs", c_void_p), ("row_keys", c_void_p),
-        ("row_previous", c_void_p),
-        ("out", c_void_p), ("places", c_void_p), ("rows", c_void_p),
-        ("images", c_int64), ("length", c_int64), ("vocab", c_int64), ("test_stride", c_int64),
-        ("draw_stride", c_int64), ("slots", c_int64), ("passes", c_int64), ("wide", c_int64),
-        ("image", c_int64),
     ]  # fmt: skip
 
 
@@ -189,14 +175,11 @@ class TreeStep(Structure):
 
 class Advance(Structure):
     _fields_ = [
-        ("filter", Filter), ("uniforms", c_void_p), ("place", c_void_p), ("tokens", c_void_p),
-        ("length", c_void_p), ("newest", c_void_p), ("step", c_void_p), ("steps", c_void_p),
-        ("last_length", c_void_p), ("histogram", c_void_p), ("q", c_void_p), ("row_probs", c_void_p),
-        ("row_keys", c_void_p), ("row_previous", c_void_p), ("root", c_void_p), ("holds", c_void_p),
-        ("finite", c_void_p), ("report", c_void_p), ("images", c_int64), ("span", c_int64),
-        ("vocab", c_int64), ("image", c_int64), ("columns", c_int64), ("kept", c_int64),
-        ("passes", c_int64),        ("wide", c_int64), ("slots", c_int64), ("histogram_stride", c_int64),
-        ("fresh_column", c_int64), ("width", c_int64), ("anew", c_int32), ("above", c_int32),
+        ("filter", Filter), ("uniforms", c_void_p), ("tokens", c_void_p), ("length", c_void_p),
+        ("step", c_void_p), ("steps", c_void_p), ("last_length", c_void_p), ("histogram", c_void_p),
+        ("root", c_void_p), ("holds", c_void_p), ("finite", c_void_p), ("report", c_void_p),
+        ("images", c_int64), ("vocab", c_int64), ("image", c_int64), ("columns", c_int64),
+        ("histogram_stride", c_int64),
     ]  # fmt: skip
 
 
@@ -256,7 +239,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "draw": (None, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "accept": (None, [POINTER(Accept)]),
     "couple": (None, [POINTER(Couple)]),
-    "recall": (None, [POINTER(Recall)]),
     "advance": (None, [POINTER(Advance), c_void_p]),
     "race": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "perturb": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),

@@ -171,26 +171,12 @@ struct Choose {
     int32_t depth;
 };
 
-// Drafts of B windows of L positions under the exact test (decoding/maximal_coupling.py).
+// Drafts of B windows of L positions under SJD's test (decoding/maximal_coupling.py).
 struct Couple {
     const int64_t* x;                      // [B][L - 1]
     const float *p, *q, *tests, *draws;    // p [B][L][V], q [B][L - 1][V]; rows of uniforms lie strides apart
-    const float* const* rows_of_q;         // [B][L - 1] in place of q; or null
     int64_t *tokens, *count;               // [B][L], [B]
     int64_t images, length, vocab, test_stride, draw_stride;
-    int32_t anew;                          // behind the first that is refused, draw from p
-};
-
-// The look-up of earlier passes for S slots behind a replacement (decoding/row_cache.py).
-struct Recall {
-    const int64_t *x, *tokens, *first, *length_of, *step;  // [B][L] twice, [B] twice, [1]
-    const float *p, *q, *tests, *draws;                    // as in Couple
-    const float* const* rows_of_q;                         // likewise
-    const void* row_probs;                                      // bfloat16 [B][M][wide][V]
-    const int64_t *row_keys, *row_previous;                         // [B][M][wide]
-    int64_t *out, *places;                                 // [B][L], [B][S]; `image`: nothing was found
-    float* rows;                                           // [B][S][V]
-    int64_t images, length, vocab, test_stride, draw_stride, slots, passes, wide, image;
 };
 
 // A step of a tree of T nodes for B images (decoding/engine.py), in parts. G: nodes with children, level by level; D:
@@ -234,23 +220,15 @@ struct TreeStep {
 };
 enum TreePart : int32_t { DRAFT, VERIFY, ACCEPT, COMMIT, ALL };
 
-// What follows a pass over B windows of L positions (decoding/jacobi.py): which drafts are known, what the others
-// become, and fresh ones behind them. The state's buffers stay where they are. K: rows of the ring, then a trash row.
-// Plain decoding (decoding/engine.py) has no place, newest, q, row_probs, row_keys and row_previous, but a root.
+// What follows a pass of plain decoding under uniforms, over B images (decoding/engine.py). The state's buffers stay.
 struct Advance {
     Filter filter;
-    const float* uniforms;                           // [B][N][columns]
-    const int64_t* place;                            // where a position's row lies in the ring
-    int64_t *tokens, *length, *newest, *step, *steps, *last_length;  // [B][N + 1], [B] ..., step [1]
-    int64_t* histogram;                              // [B][histogram_stride]
-    float* q;                                        // [B][K + 1][V]
-    void* row_probs;                                      // as Recall's; null with passes 0
-    int64_t *row_keys, *row_previous, *root;                  // root: [B], an image's last token
+    const float* uniforms;                           // [B][N][columns], the last of a step's for its token
+    int64_t *tokens, *length, *step, *steps, *last_length;  // [B][N + 1], [B], [1], [B], [B]
+    int64_t *histogram, *root;                       // [B][histogram_stride]; [B], an image's last token
     uint8_t* holds;                                  // [B], and what the host reads: [B], [2][B]
     int64_t *finite, *report;
-    int64_t images, span, vocab, image, columns, kept, passes, wide, slots, histogram_stride;
-    int64_t fresh_column, width;                     // of the first fresh draft's uniform; tokens in an image's row
-    int32_t anew, above;                             // above: fresh drafts follow the row above, else the left
+    int64_t images, vocab, image, columns, histogram_stride;
 };
 
 // What follows a pass over B windows of L positions where noise decides (decoding/sources/window.py): the tokens that
@@ -310,7 +288,6 @@ struct Unit {
     void (*draw)(const float* weights, const float* uniforms, int64_t rows, int64_t n, int64_t count, int64_t* out);
     void (*accept)(const Accept&);
     void (*couple)(const Couple&);
-    void (*recall)(const Recall&);
     void (*advance)(const Advance&, const float* logits);
     void (*race)(const float* weights, const int32_t* keys, const int64_t* positions, int64_t images, int64_t count,
                  int64_t n, int64_t* out);

@@ -15,7 +15,6 @@ from lantern_accel_cpu.native.guesses import Guessing, guessing
 from lantern_accel_cpu.native.kernels import Kernels, lies
 from lantern_accel_cpu.native.library import AdvanceChosen, Choose, Library, byref
 from lantern_accel_cpu.native.sampling import filter_of
-from lantern_accel_cpu.native.windows import drafts_of
 
 FRESH = {"uniform": 0, "above": 1, "head": 2, "given": 3}
 
@@ -79,6 +78,17 @@ def accept(
     return path, kept, bonus, weights, torch.zeros(images, depth)
 
 
+def _drafts_of(source: NoDrafts | Window) -> dict[str, Tensor] | None:
+    """Return the buffers of drafts by name; None where there is no kernel for them."""
+    if isinstance(source, NoDrafts):
+        return {"root": source.root}
+    if source.code_kind is not None or source.above is not None or source.fresh not in FRESH:
+        return None
+    notes = {name: getattr(source, name) for name in ("row_keys", "row_previous", "row_tokens")}
+    kept = {name: tensor for name, tensor in notes.items() if tensor is not None}
+    return {"place": source.place, "newest": source.newest, **kept}
+
+
 def described(
     plan: StepPlan, source: NoDrafts | Window, head: Guessing | None
 ) -> tuple[AdvanceChosen, list[Tensor]] | None:
@@ -89,9 +99,7 @@ def described(
     at, state = plan.sizes, plan.buffers
     held: list[Tensor] = []
     filtered = filter_of(plan.filter, held)
-    drafts = drafts_of(
-        source, FRESH, ("place", "newest"), ("row_keys", "row_previous", "row_tokens")
-    )
+    drafts = _drafts_of(source)
     if filtered is None or drafts is None or (state.keys is None) != plan.greedy:
         return None
     if plan.greedy and plan.rule.relaxed:

@@ -46,7 +46,7 @@ def advance(
     """Return what follows a pass in one call, on buffers that stay; None where the test has no kernel."""
     run: Callable[[Tensor], bool] | None
     if plan.buffers.uniforms is not None:
-        run = windows.advance(kernels, plan, source)
+        run = windows.advance(kernels, plan, source) if isinstance(source, NoDrafts) else None
     else:
         run = races.advance(kernels, plan, source, head)
     if run is None:

@@ -85,7 +85,7 @@ class HeadWindow(InvariantWindow):
                 guess = torch.where(found.squeeze(1), held.gather(1, entry).squeeze(1), guess)
             self._put(place, torch.where(saw == left, chosen, guess).to(index))
         if self.recall is not None:
-            self.recall.write(state, places, window, state.row_tokens, coupled.tokens)
+            self.recall.write(state, places, window, coupled.tokens)
 
     def _guided(self, features: Tensor, length: Tensor) -> Tensor:
         """Return guided states float32 ``[B, L, D]`` of rows ``[R, L, D]``."""

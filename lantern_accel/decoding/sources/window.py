@@ -4,9 +4,9 @@ Two couplings judge them. Where the seed decides every token (:class:`InvariantW
 tested and nothing is drawn from what is left, so that a draft needs no distribution: it is any guess,
 kept where it is the token chosen. Behind a draft that is refused every position becomes what its row
 chooses, and where an earlier pass had seen the token that is now on the left, what it chose there is the
-better guess. Under the papers' coupling (:class:`MaximalWindow`) drafts are drawn, tested and replaced by
-uniforms (:mod:`~lantern_accel.decoding.maximal_coupling`); source: SJD (arXiv 2410.01699), SCD
-(2510.24211).
+better guess (SCD-GS, arXiv 2510.24211; the recall is this project's). Under the coupling ``maximal``
+(:class:`MaximalWindow`) drafts are drawn, tested and replaced by uniforms, as SJD was published
+(2410.01699; :mod:`~lantern_accel.decoding.maximal_coupling`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import Coupled, couple, leading
 from lantern_accel.decoding.row_cache import RowCache
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.device.plan import Lookup
 from lantern_accel.strategy.values import Window
 
 
@@ -77,8 +76,7 @@ class WindowDrafts(ABC):
         self.recall: RowCache | None = None
         """The rows of earlier passes; None where none are recalled."""
         if g.passes:
-            draws = self.filters.draws
-            self.recall = RowCache(g.passes, length, g.tokens, g.vocab, device, draws)
+            self.recall = RowCache(g.passes, length, g.vocab, device, ops)
 
     @abstractmethod
     def draft(self, newest: Tensor, back: int = 0) -> None:
@@ -150,25 +148,23 @@ class InvariantWindow(WindowDrafts):
         places = state.length.unsqueeze(1) + self.ahead
         entry, found = self.recall.find(state, places, left, earlier)
         recalled = torch.where(behind & (left != window) & found, chosen.gather(1, entry), tokens)
-        self.recall.write(state, places, window, state.row_tokens, tokens)
+        self.recall.write(state, places, window, tokens)
         return recalled
 
 
 class MaximalWindow(WindowDrafts):
-    """Draws, tests and replaces an engine's drafts by uniforms, and keeps what they were drawn from."""
+    """SJD: draws, tests and replaces drafts by uniforms, and keeps what they were drawn from."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        most = self.state.histogram.shape[1]  # the longest window on these buffers
         #: Uniforms: tests, fresh drafts, draws, of which the bonus's is the last.
-        self.fresh_column = most - 1
-        self.looked_up = 0 if self.recall is None else len(self.recall.slots)
+        self.fresh_column = self.window.length - 1
 
     def draft(self, newest: Tensor, back: int = 0) -> None:
         """Draw fresh drafts behind ``newest [B]``, by uniforms of the step ``back`` before this one."""
-        state, fresh = self.state, self.initial
-        targets = fresh.targets(newest)
-        rows = fresh.rows(self._given(newest), targets)
+        state = self.state
+        targets = self.initial.targets(newest)
+        rows = self.initial.rows(None, targets)
         here = state.drawn(back)[:, self.fresh_column :][:, : targets.shape[1]]
         drawn = self.filters.draws.draw(rows, here)
         state.tokens.scatter_(1, targets.clamp(max=self.geometry.tokens), drawn)
@@ -177,27 +173,10 @@ class MaximalWindow(WindowDrafts):
     def decide(self, window: Tensor, chain: Tensor, logits: Tensor) -> Coupled:
         """Test the drafts, and keep the distributions of what is drafted for the next step."""
         state, length = self.state, self.window.length
-        x, p = window[:, 1:], distribution(logits, self.filters)
+        p = distribution(logits, self.filters)
         self.finite.note(p)
-        if length == 1:  # there is nothing to test
-            self.ring.write(state.q, chain + 1, p)
-            return Coupled(self.filters.draws.draw(p, state.drawn()[:, -1:]), self.ahead)
         q = self.ring.read(state.q, chain[:, 1:])
-        places = state.length.unsqueeze(1) + self.ahead
-        self.ring.write(state.q, places, p)
+        self.ring.write(state.q, state.length.unsqueeze(1) + self.ahead, p)
         uniforms = state.drawn()
         tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
-        coupled = couple(
-            x, p, q, tests, draws, anew=self.window.tail == "anew",
-            drawing=self.filters.draws,
-        )  # fmt: skip
-        if self.recall is None:
-            return coupled
-        given = Lookup(
-            state.length, state.step, state.row_probs, state.row_keys, state.row_previous, window, p,
-            q, coupled.tokens, coupled.count, tests, draws, self.looked_up, self.geometry.tokens,
-        )  # fmt: skip
-        tokens, again, changed = self.recall.refine(given)
-        self.recall.write(state, places, window, state.row_probs, p)
-        self.ring.write(state.q, changed, again)
-        return Coupled(tokens, coupled.count)
+        return couple(window[:, 1:], p, q, tests, draws, drawing=self.filters.draws)

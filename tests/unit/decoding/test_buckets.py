@@ -28,7 +28,7 @@ from lantern_accel.device.operations import HostCopy, TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.values import Sampling, Strategy, Window, adaptive_window
 
-WINDOW = Strategy(tree=Window(length=5, tail="coupled", passes=1), name="window")
+WINDOW = Strategy(tree=Window(length=5, passes=1), name="window")
 ADAPTIVE_WINDOW = Strategy(tree=adaptive_window((1, 2, 4)), name="adaptive window")
 CASES: dict[str, Strategy] = {
     **{name: NAMED[name] for name in ("vanilla", "eagle2", "lantern++")},

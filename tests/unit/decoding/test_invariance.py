@@ -46,7 +46,7 @@ SOURCES: dict[str, Tree] = {
     "scd": Window(length=6),
     "scd, recalling nothing": Window(length=6, passes=0),
     "scd, long": Window(length=16),
-    "sjd": Window(length=5, fresh="uniform", tail="anew"),
+    "sjd": Window(length=5, fresh="uniform"),
     "auto": Window(length=8, draft_lengths=draft_lengths(1, 2, 4, 8)),
     "self": SelfDrafts(length=4),
     "self, int4": SelfDrafts(length=7, weights="int4"),
@@ -204,7 +204,8 @@ def test_a_table_that_is_too_large_is_not_made() -> None:
 @pytest.mark.parametrize("given", [GREEDY, SAMPLED], ids=["greedy", "uniforms"])
 def test_what_has_no_noise_has_no_table(given: Sampling) -> None:
     target, _ = tiny_models(0)
-    one = Strategy(tree=Window(length=4), coupling="invariant" if given.greedy else "maximal")
+    window = Window(length=4, fresh="uniform")
+    one = Strategy(tree=window, coupling="invariant" if given.greedy else "maximal")
     engine = engine_for(target, None, Tabled(), one, given)
     assert engine.state.noise.numel() == 0
 

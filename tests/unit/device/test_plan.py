@@ -173,10 +173,8 @@ def test_what_follows_a_pass_needs_no_engine(cpu: DeviceBackend) -> None:
     source = plan.Window(
         fresh="given",
         width=3,
-        anew=False,
         passes=0,
         kept=0,
-        recalled=0,
         fresh_column=0,
         newest=torch.full((IMAGES,), span - 1),
         place=torch.arange(TOKENS + span) % TOKENS,

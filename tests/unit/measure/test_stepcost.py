@@ -173,9 +173,9 @@ def test_a_dynamic_tree_and_several_batches(backend: Backend, tiny: str) -> None
 
 
 def test_a_window_by_a_draft_head_is_timed_with_one_that_fits(backend: Backend, tiny: str) -> None:
-    given = {"strategy": "scd-gumbel", "tree": "window:4,head", "nodes": [2], "repeats": 1}
+    given = {"strategy": "scd", "tree": "window:4,head", "nodes": [2], "repeats": 1}
     found = stepcost.measure(backend, sized(tiny), **given)
-    assert len(next(one for one in found.costs if one.label.startswith("scd-gumbel")).ms) == 1
+    assert len(next(one for one in found.costs if one.label.startswith("scd")).ms) == 1
     with pytest.raises(RequestError, match=r"'tiny-janus' have no draft head"):
         stepcost.measure(backend, family("janus").tiny(), **given)
 

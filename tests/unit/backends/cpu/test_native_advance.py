@@ -17,13 +17,7 @@ from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import FusedStep, StepPlan
 from lantern_accel.strategy.sources import DraftLength
-from lantern_accel.strategy.values import (
-    DynamicTree,
-    Sampling,
-    StaticTree,
-    Strategy,
-    named_strategy,
-)
+from lantern_accel.strategy.values import Sampling, Strategy, Window
 from lantern_accel_cpu.native import races, sampling, steps, windows
 from lantern_accel_cpu.native.kernels import Kernels
 
@@ -57,9 +51,6 @@ class Pieces(TensorOps):
     def couple(self, *given: Any) -> Any:
         return windows.couple(self.kernels.library, *given)
 
-    def recall(self, *given: Any) -> Any:
-        return windows.recall(self.kernels.library, *given)
-
 
 class Whole(Pieces):
     """The same, and what follows a pass at once."""
@@ -91,19 +82,15 @@ def kept(engine: Any) -> dict[str, Tensor]:
     """Return what a step changes, without what nobody reads: all that is of positions past the image."""
     state, finite = engine.state, engine.finite
     found = {name: t.clone() for name, t in state.buffers.items() if name not in ("uniforms",)}
-    found["tokens"], found["q"] = found["tokens"][:, :-1], found["q"][:, :-1]
-    if engine.geometry.keyed:  # fresh drafts go as far as the next window does, or farther
+    found["tokens"] = found["tokens"][:, :-1]
+    if engine.geometry.in_place:  # fresh drafts go as far as the next window does, or farther
+        found["q"] = found["q"][:, :-1]
         reach = state.length + getattr(engine, "now", engine.geometry.depth + 1)
         behind = torch.arange(found["tokens"].shape[1]) >= reach.unsqueeze(1)
         found["tokens"].masked_fill_(behind, 0)
         late = found["row_keys"] // engine.geometry.vocab >= engine.geometry.tokens
         for name in ("row_keys", "row_previous", "row_tokens"):
             found[name].masked_fill_(late, 0)
-        return found | _watched(finite)
-    past = found["row_keys"] // engine.geometry.vocab >= engine.geometry.tokens
-    for name in ("row_keys", "row_previous"):
-        found[name].masked_fill_(past, 0)
-    found["row_probs"].masked_fill_(past.unsqueeze(-1), 0)
     return found | _watched(finite)
 
 
@@ -116,31 +103,24 @@ def compare(one: Any, other: Any, when: object) -> None:
         assert torch.equal(a, b), (name, when)
 
 
-def window(name: str, length: int, coupling: Any = None, **changes: Any) -> Strategy:
-    tree = StaticTree(paths=((0,),))
-    deep = DynamicTree(top_k=1, depth=0, total=2)
-    found = named_strategy(name, static=tree, dynamic=deep).override(
-        window=length, coupling=coupling
-    )
-    return found.model_copy(update={"tree": found.tree.model_copy(update=changes)})
+def window(length: int, **changes: Any) -> Strategy:
+    return Strategy(name="scd", tree=Window(length=length, **changes))
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("coupling", ["invariant", "maximal"])
 @pytest.mark.parametrize(
-    ("name", "length", "changes"),
+    "strategy",
     [
-        ("scd", 2, {}),
-        ("scd", 5, {}),
-        ("scd", 5, {"passes": 0}),
-        ("scd", 5, {"tail": "anew"}),
-        ("scd", 16, {}),
+        Strategy(name="vanilla", coupling="maximal"),
+        window(2),
+        window(5),
+        window(5, passes=0),
+        window(5, fresh="uniform"),
+        window(16),
     ],
 )
-def test_every_step_leaves_what_the_engine_leaves(
-    unit: str, name: str, length: int, changes: dict[str, Any], coupling: str
-) -> None:
-    kernels, strategy = native.kernels(unit), window(name, length, coupling, **changes)
+def test_every_step_leaves_what_the_engine_leaves(unit: str, strategy: Strategy) -> None:
+    kernels = native.kernels(unit)
     with torch.inference_mode():
         for given, batch in ((SAMPLED, 3), (PLAIN, 1)):
             one, whole = Pieces(kernels), Whole(kernels)
@@ -156,11 +136,10 @@ def test_every_step_leaves_what_the_engine_leaves(
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("coupling", ["invariant", "maximal"])
-def test_moves_between_lengths_leave_what_the_engine_leaves(unit: str, coupling: str) -> None:
+def test_moves_between_lengths_leave_what_the_engine_leaves(unit: str) -> None:
     kernels = native.kernels(unit)
     draft_lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 3, 8))
-    strategy = window("scd", 8, coupling, draft_lengths=draft_lengths)
+    strategy = window(8, draft_lengths=draft_lengths)
     whole = Whole(kernels)
     with torch.inference_mode():
         want, got = made(Pieces(kernels), strategy, SAMPLED, 2), made(whole, strategy, SAMPLED, 2)
@@ -178,9 +157,7 @@ def test_moves_between_lengths_leave_what_the_engine_leaves(unit: str, coupling:
 def test_a_number_that_is_not_finite_is_counted() -> None:
     kernels = native.kernels(UNITS[0])
     with torch.inference_mode():
-        engines = [
-            made(one, window("scd", 4), SAMPLED, 2) for one in (Pieces(kernels), Whole(kernels))
-        ]
+        engines = [made(one, window(4), SAMPLED, 2) for one in (Pieces(kernels), Whole(kernels))]
         for engine in engines:
             real = engine.verifying.guidance
 
@@ -195,13 +172,8 @@ def test_a_number_that_is_not_finite_is_counted() -> None:
             assert engine.finite.count.tolist() == [3, 2]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "given"),
-    [
-        (window("sjd", 5, "maximal"), SAMPLED),
-    ],
-)
-def test_what_has_no_kernel_goes_the_engines_way(strategy: Strategy, given: Sampling) -> None:
+def test_what_has_no_kernel_goes_the_engines_way() -> None:
+    sjd = Strategy(tree=Window(length=5, fresh="uniform"), coupling="maximal")
     with torch.inference_mode():
-        engine = made(Whole(native.kernels(UNITS[0])), strategy, given, 2)
+        engine = made(Whole(native.kernels(UNITS[0])), sjd, SAMPLED, 2)
     assert isinstance(engine, JacobiEngine) and engine.fused.after is None

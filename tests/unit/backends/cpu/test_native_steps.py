@@ -143,14 +143,15 @@ def at_once(engine: Any) -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (UNGUIDED, 2)])
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_plain_steps_and_windows(
-    given: Sampling, batch: int, dtype: torch.dtype, coupling: Coupling
-) -> None:
+def test_plain_steps_and_windows(given: Sampling, batch: int, dtype: torch.dtype) -> None:
     draft_lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 5))
     windows = Strategy(name="windows", tree=Window(length=5, draft_lengths=draft_lengths))
     for strategy in (NAMED["vanilla"], Strategy(name="scd", tree=Window(length=7)), windows):
-        compare(strategy.override(coupling=coupling), given, batch, dtype=dtype, dim=64)
+        compare(strategy, given, batch, dtype=dtype, dim=64)
+    for name in ("vanilla", "sjd"):
+        tree = NAMED["vanilla"].tree if name == "vanilla" else Window(length=5, fresh="uniform")
+        one = Strategy(name=name, tree=tree, coupling="maximal")
+        compare(one, given, batch, dtype=dtype, dim=64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -103,7 +103,7 @@ def strategy(tree: Any, rule: Any = None, coupling: Any = "invariant") -> Strate
         (strategy(Window(length=4)), 1.0, True),
         (strategy(Window(length=4, fresh="uniform")), 1.0, False),
         (strategy(Window(length=4)), 0.0, False),
-        (strategy(Window(length=4), coupling="maximal"), 1.0, False),
+        (strategy(Window(length=4, fresh="uniform"), coupling="maximal"), 1.0, False),
     ],
 )
 def test_what_has_no_kernel_goes_by_operators(

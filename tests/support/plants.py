@@ -153,7 +153,7 @@ def off_by_one_head(patch: pytest.MonkeyPatch, backend: Backend) -> None:
     if backend.kernels is None:
         pytest.skip("no native kernels here: there is no compiler, and no head to be off by")
     from lantern_accel_cpu.native import kernels
-    from lantern_accel_cpu.native.library import Cache
+    from lantern_accel_cpu.native.structures import Cache
 
     real = kernels.Attend
 

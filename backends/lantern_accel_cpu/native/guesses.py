@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.device.plan import GuessHead, StepPlan, Window
-from lantern_accel_cpu.native import library
+from lantern_accel_cpu.native import structures
 from lantern_accel_cpu.native.kernels import DTYPES, Kernels, Panels, lies
 
 #: The parameters that are multiplied by, which kernels read in panels.
@@ -22,7 +22,7 @@ class Guessing(NamedTuple):
     ``features`` float32 ``[B, T, D]``: where a pass leaves its guided states.
     """
 
-    given: library.GuessHead
+    given: structures.GuessHead
     features: Tensor
     held: tuple[object, ...]
 
@@ -45,7 +45,7 @@ def guessing(kernels: Kernels, plan: StepPlan) -> Guessing | None:
     packed, bias = _packed(kernels, head, dtype)
     dim = feature.shape[1]
     features = torch.zeros(at.images, at.nodes, dim)
-    given = library.GuessHead(
+    given = structures.GuessHead(
         *(t.data_ptr() for t in (head.codes, head.place, head.start)),
         *(one.address for one in packed), bias.data_ptr(),
         feature.data_ptr(), features.data_ptr(), dim, head.mid.shape[1], head.mid.shape[0],

@@ -16,19 +16,17 @@ from torch.nn import functional as F
 
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.nn.rounding import TRIES, Rounding
-from lantern_accel_cpu.native.library import (
-    PANEL,
+from lantern_accel_cpu.native.library import PANEL, Library, byref
+from lantern_accel_cpu.native.rounded import KEPT, RoundedPanels
+from lantern_accel_cpu.native.structures import (
     Attend,
     Cache,
     Copy,
-    Library,
     Linear,
     Mask,
     Rotary,
     RotateWrite,
-    byref,
 )
-from lantern_accel_cpu.native.rounded import KEPT, RoundedPanels
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 #: What an address says of weights in whole numbers of 16 bits, as the kernels have it.

@@ -10,7 +10,8 @@ from torch import Tensor
 from lantern_accel.device.plan import StepPlan
 from lantern_accel_cpu.native.guesses import Guessing
 from lantern_accel_cpu.native.kernels import Kernels, lies, takes
-from lantern_accel_cpu.native.library import WindowPass, byref
+from lantern_accel_cpu.native.library import byref
+from lantern_accel_cpu.native.structures import WindowPass
 from lantern_accel_cpu.native.trunk import address_of, trunk_of
 
 

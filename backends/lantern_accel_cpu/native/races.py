@@ -13,8 +13,9 @@ from torch import Tensor
 from lantern_accel.device.plan import DraftedTree, Filter, FusedStep, NoDrafts, StepPlan, Window
 from lantern_accel_cpu.native.guesses import Guessing, guessing
 from lantern_accel_cpu.native.kernels import Kernels, lies
-from lantern_accel_cpu.native.library import AdvanceChosen, Choose, Library, byref
+from lantern_accel_cpu.native.library import Library, byref
 from lantern_accel_cpu.native.sampling import filter_of
+from lantern_accel_cpu.native.structures import AdvanceChosen, Choose
 
 FRESH = {"uniform": 0, "above": 1, "head": 2, "given": 3}
 

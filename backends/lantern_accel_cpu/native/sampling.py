@@ -5,14 +5,15 @@ Every function returns None for tensors or rules that it has no kernel for: thos
 
 from __future__ import annotations
 
-from ctypes import c_int32
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lantern_accel.device.plan import AcceptanceRule, DraftedTree
 from lantern_accel.device.plan import Filter as StepFilter
-from lantern_accel_cpu.native.library import Accept, Filter, Guide, Library, Rule, byref
+from lantern_accel_cpu.native.library import Library, byref
+from lantern_accel_cpu.native.structures import Accept, Filter, Guide, Rule, table
 
 KINDS = {"exact": 0, "lantern": 1, "lantern++": 2}
 RESIDUALS = {"official": 0, "optimal": 1, "aggregate": 2}
@@ -191,9 +192,9 @@ def accept(
     if not _floats(logits, tree.q, uniforms, bonus_uniform):
         return None
     tables = (tree.tokens, tree.first_child, tree.num_children, tree.group)
-    if any(table is not None and table.dtype != torch.int64 for table in tables):
+    if any(one is not None and one.dtype != torch.int64 for one in tables):
         return None
-    held: list[Tensor] = []
+    held: list[Any] = []
     described, judged = filter_of(given, held), rule_of(rule)
     if described is None or judged is None or type(tree.tokens) is not Tensor:
         return None
@@ -221,7 +222,7 @@ def accept(
         num_children=whole(tree.num_children),
         uniforms=uniforms.data_ptr(),
         bonus_uniform=bonus_uniform.data_ptr(),
-        widths=(c_int32 * max(1, depth))(*tree.max_children),
+        widths=table(tree.max_children, held),
         path=path.data_ptr(),
         length=length.data_ptr(),
         bonus=bonus.data_ptr(),

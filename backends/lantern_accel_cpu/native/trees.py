@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import Array, addressof, c_int32, c_void_p
+from ctypes import addressof, c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import DynamicTree, FusedStep, Sizes, StaticTree, StepPlan
 from lantern_accel_cpu.native.kernels import Kernels, lies, takes
-from lantern_accel_cpu.native.library import TreeStep, byref
+from lantern_accel_cpu.native.library import byref
 from lantern_accel_cpu.native.sampling import filter_of, rule_of
+from lantern_accel_cpu.native.structures import TreeStep, table
 from lantern_accel_cpu.native.trunk import address_of, trunk_of
 
 PARTS = ("draft", "verify", "accept", "commit")
@@ -90,15 +91,14 @@ def tree_step(
         return None
     if not lies(dtype, drafts.pending_features) or len({norm.eps for norm in own.tap_norms}) > 1:
         return None
-    tables: list[Array[c_int32]] = []
+    tables: list[object] = []
 
-    def table(values: list[int] | tuple[int, ...]) -> Array[c_int32]:
-        tables.append((c_int32 * max(1, len(values)))(*values))
-        return tables[-1]
+    def array(values: list[int] | tuple[int, ...]) -> int:
+        return table(values, tables)
 
     images, nodes, depth, vocab = at.images, at.nodes, at.depth, at.vocab
     groups = sum(len(level) for level in shape.inner)
-    trunk.given.taps, trunk.given.tap_count = table(target.taps), len(target.taps)
+    trunk.given.taps, trunk.given.tap_count = array(target.taps), len(target.taps)
     own_trunk.given.tap_count = 0
     between = {
         "tokens": torch.zeros(images, nodes, dtype=torch.int64),
@@ -128,10 +128,10 @@ def tree_step(
         uniforms=None if uniforms is None else uniforms.data_ptr(),
         keys=None if state.keys is None else state.keys.data_ptr(),
         price=state.price.data_ptr(), holds=state.holds.data_ptr(),
-        parent=table(shape.parents * images), depth_of=table(shape.depths * images),
-        inner=table([node for level in shape.inner for node in level]),
-        inner_count=table([len(level) for level in shape.inner]),
-        widths=table(shape.widths), images=images, nodes=nodes, depth=depth,
+        parent=array(shape.parents * images), depth_of=array(shape.depths * images),
+        inner=array([node for level in shape.inner for node in level]),
+        inner_count=array([len(level) for level in shape.inner]),
+        widths=array(shape.widths), images=images, nodes=nodes, depth=depth,
         groups=groups, top_k=shape.top_k, image=at.tokens, prefix=at.prefix, vocab=vocab,
         columns=0 if uniforms is None else uniforms.shape[-1],
         draft_columns=shape.draft_columns, image_slots=drafts.slot_of.shape[1],

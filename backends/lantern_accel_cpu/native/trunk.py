@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from ctypes import c_int32
 from dataclasses import dataclass, field
 
 import torch
@@ -24,9 +23,10 @@ from lantern_accel_cpu.native.kernels import (
     rotary_of,
     takes,
 )
-from lantern_accel_cpu.native.library import Block as NativeBlock
-from lantern_accel_cpu.native.library import Trunk, byref
+from lantern_accel_cpu.native.library import byref
 from lantern_accel_cpu.native.rounded import RoundedPanels
+from lantern_accel_cpu.native.structures import Block as NativeBlock
+from lantern_accel_cpu.native.structures import Trunk, table
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,8 @@ def run(
     out = x.new_empty((rows, count, width))
     given.x, given.out, given.slots = x.data_ptr(), out.data_ptr(), address.data_ptr()
     given.out_stride, given.tap_count = width, len(taps)
-    given.taps = (c_int32 * max(1, len(taps)))(*taps)
+    tables: list[object] = []
+    given.taps = table(tuple(taps), tables)
     kernels.library.trunk(byref(given))
-    del held
+    del held, tables
     return out

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from lantern_accel.device.plan import NoDrafts, StepPlan
 from lantern_accel_cpu.native.kernels import Kernels
-from lantern_accel_cpu.native.library import Advance, Couple, Library, byref
+from lantern_accel_cpu.native.library import Library, byref
 from lantern_accel_cpu.native.sampling import filter_of
+from lantern_accel_cpu.native.structures import Advance, Couple
 
 
 def _plain(dtype: torch.dtype, *tensors: Tensor | None) -> bool:

@@ -1,0 +1,176 @@
+"""The structures of ``native.h`` as ctypes has them, read from the header itself."""
+
+from __future__ import annotations
+
+import re
+from ctypes import (
+    POINTER,
+    Array,
+    Structure,
+    addressof,
+    c_float,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_void_p,
+)
+from functools import cache
+from typing import Any
+
+from lantern_accel_cpu.native.build import HERE
+
+_NUMBERS: dict[str, Any] = {
+    "float": c_float, "int32_t": c_int32, "int64_t": c_int64, "uint8_t": c_uint8,
+}  # fmt: skip
+#: Those that were read, by name: a structure may hold one that stands above it.
+_KNOWN: dict[str, type[Structure]] = {}
+
+
+@cache
+def _bodies() -> dict[str, str]:
+    """Return what stands between the braces of every structure, without comments."""
+    text = re.sub(r"//[^\n]*", "", (HERE / "native.h").read_text())
+    return dict(re.findall(r"^struct (\w+) \{(.*?)^\};", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def fields(name: str) -> list[tuple[str, Any]]:
+    """Return a structure's fields in order: numbers, structures, and addresses.
+
+    A pointer to a structure of ours is a pointer to it, any other one an integer (``data_ptr``).
+    """
+    found: list[tuple[str, Any]] = []
+    for declared in filter(None, map(str.strip, _bodies()[name].split(";"))):
+        match = re.fullmatch(r"(?:const\s+)?(\w+)\b(.*)", declared, flags=re.DOTALL)
+        assert match is not None, declared
+        kind, variables = match.groups()
+        for variable in variables.split(","):
+            last = re.search(r"(\w+)\s*$", variable)
+            assert last is not None, declared
+            stars = variable.count("*")
+            value = _KNOWN.get(kind) or _NUMBERS.get(kind)
+            if stars:
+                value = POINTER(_KNOWN[kind]) if stars == 1 and kind in _KNOWN else c_void_p
+            assert value is not None, declared
+            found.append((last[1], value))
+    return found
+
+
+def native(made: type[Structure]) -> type[Structure]:
+    """Give a class the fields of the structure of its name."""
+    made._fields_ = fields(made.__name__)
+    _KNOWN[made.__name__] = made
+    return made
+
+
+@native
+class Cache(Structure):
+    pass
+
+
+@native
+class Mask(Structure):
+    pass
+
+
+@native
+class Linear(Structure):
+    pass
+
+
+@native
+class Attend(Structure):
+    pass
+
+
+@native
+class Rotary(Structure):
+    pass
+
+
+@native
+class RotateWrite(Structure):
+    pass
+
+
+@native
+class Block(Structure):
+    pass
+
+
+@native
+class Trunk(Structure):
+    pass
+
+
+@native
+class WindowPass(Structure):
+    pass
+
+
+@native
+class Filter(Structure):
+    pass
+
+
+@native
+class Guide(Structure):
+    pass
+
+
+@native
+class Rule(Structure):
+    pass
+
+
+@native
+class Accept(Structure):
+    pass
+
+
+@native
+class Choose(Structure):
+    pass
+
+
+@native
+class Couple(Structure):
+    pass
+
+
+@native
+class TreeStep(Structure):
+    pass
+
+
+@native
+class Advance(Structure):
+    pass
+
+
+@native
+class GuessHead(Structure):
+    pass
+
+
+@native
+class AdvanceChosen(Structure):
+    pass
+
+
+@native
+class Copy(Structure):
+    pass
+
+
+def table(values: list[int] | tuple[int, ...], held: list[Any]) -> int:
+    """Return the address of whole numbers, int32, which ``held`` keeps alive."""
+    made: Array[c_int32] = (c_int32 * max(1, len(values)))(*values)
+    held.append(made)
+    return addressof(made)
+
+
+__all__ = [
+    "Accept", "Advance", "AdvanceChosen", "Attend", "Block", "Cache", "Choose", "Copy", "Couple",
+    "Filter", "GuessHead", "Guide", "Linear", "Mask", "Rotary", "RotateWrite", "Rule",
+    "TreeStep", "Trunk", "WindowPass", "table",
+]  # fmt: skip

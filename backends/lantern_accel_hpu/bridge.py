@@ -90,7 +90,7 @@ class Bridge:
 
     @classmethod
     def from_software(cls) -> Bridge:
-        """Build and load the software HPU; raises BackendError where it cannot be."""
+        """Build and load the software HPU of a checkout; raises BackendError where it cannot be."""
         from lantern_accel_hpu import software
 
         hpu = software.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,11 @@ class Spec(BackendSpec):
     def probe(self) -> Probe:
         """Look for the SDK, a card, the torch that the SDK needs, and the mode; import none of them."""
         if self.settings.is_software(os.environ):
+            if importlib.util.find_spec("lantern_accel_hpu.software") is None:
+                return Probe.missing(
+                    "the software HPU is not part of the installed package",
+                    "run it from a checkout of the project, after `pip install -e .` there",
+                )
             from lantern_accel_hpu import software
 
             lacks = software.missing()

@@ -294,6 +294,14 @@ def test_the_software_hpu_is_never_chosen_automatically(monkeypatch: pytest.Monk
         assert choose_device("auto").spec.name != "hpu"
 
 
+def test_without_a_checkout_the_software_hpu_says_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "lantern_accel_hpu.software", None)  # as in a wheel
+    with pytest.raises(BackendError, match="run it from a checkout"):
+        choose_device("hpu", {"software": True})
+
+
 # --- refusals -----------------------------------------------------------------------------------
 
 

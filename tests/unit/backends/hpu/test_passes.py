@@ -52,7 +52,7 @@ def test_none_is_changed_or_leaves_its_graph(rows: list[dict]) -> None:
 def test_a_folder_that_is_no_clone_is_told(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     code = (
-        "import sys; sys.path.insert(0, 'tools'); import gaudi_passes as g\n"
+        "import lantern_accel_hpu.software.passes as g\n"
         "from pathlib import Path\n"
         "from lantern_accel.errors import RequestError\n"
         f"try: g.Vendor(Path({str(tmp_path)!r}))\n"

@@ -1,4 +1,6 @@
-"""Run the vendor's own Python wrappers of fused kernels: ``python tools/gaudi_wrappers.py CLONE``.
+"""Run the vendor's own Python wrappers of fused kernels.
+
+    python -m lantern_accel_hpu.software.wrappers CLONE
 
 ``CLONE`` is a clone of HabanaAI/gaudi-pytorch-bridge. The files of FusedSDPA, FusedRMSNorm and the rotary
 positions are loaded from it as they are; the kernels that they call (``torch.ops.hpu``) are stood in for

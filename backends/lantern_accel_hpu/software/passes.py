@@ -1,4 +1,6 @@
-"""Run the vendor's own compiler passes over every function that is captured: ``gaudi_passes.py CLONE``.
+"""Run the vendor's own compiler passes over every function that is captured.
+
+    python -m lantern_accel_hpu.software.passes CLONE
 
 ``CLONE`` is a clone of HabanaAI/gaudi-pytorch-bridge. The Python files of its ``hpu_backend`` are loaded
 as they are: decompositions, placement, all passes, the partitioner, TorchScript. Of its C++ parts the

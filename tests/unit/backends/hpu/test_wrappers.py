@@ -1,8 +1,7 @@
-"""``tools/gaudi_wrappers.py`` on files of the vendor's form."""
+"""The vendor's wrappers of fused kernels, on files of the vendor's form."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -10,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-TOOL = ROOT / "tools/gaudi_wrappers.py"
+from lantern_accel_hpu.software import wrappers
+
+ROOT = Path(__file__).parents[4]
 
 #: As the vendor's wrapper: who leaves out the mode of recomputing has it asked for.
 SDPA = """
@@ -63,10 +63,10 @@ def clone(tmp_path: Path) -> Path:
 
 def run(*words: object, before: str = "pass") -> subprocess.CompletedProcess[str]:
     code = f"import sys; sys.argv = sys.argv[1:]; {before}; import runpy; "
-    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    code += "runpy.run_module('lantern_accel_hpu.software.wrappers', run_name='__main__')"
     paths = os.pathsep.join([str(ROOT), str(ROOT / "backends")])
     return subprocess.run(
-        [sys.executable, "-c", code, str(TOOL), *map(str, words)],
+        [sys.executable, "-c", code, "wrappers", *map(str, words)],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": paths},
@@ -86,8 +86,4 @@ def test_the_wrappers_are_called_as_they_want_to_be(clone: Path) -> None:
 
 
 def test_a_folder_that_is_no_clone_is_told(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("gaudi_wrappers", TOOL)
-    assert spec is not None and spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    assert tool.main([str(tmp_path)]) == 2
+    assert wrappers.main([str(tmp_path)]) == 2

@@ -17,23 +17,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lantern_accel.evaluation.schema import Evaluation
+from lantern_accel.measure.reading import read_run
+from lantern_accel.report.table import plain_rows, table
+
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs" / "figures.json"
 BENCHMARKS, README, STRATEGIES = "docs/benchmarks.md", "README.md", "docs/strategies.md"
 AUTO_PAGE, WINDOWS, BITS = "docs/auto.md", "docs/jacobi.md", "docs/fewer_bytes.md"
 SERVING, ROBUSTNESS, XLA = "docs/serving.md", "docs/robustness.md", "docs/xla.md"
 Figure = dict[str, Any]
+#: Where tools are that settled their question and have been removed.
+GONE = "git show 8c0ad61:tools/"
 
 #: Files of races against plain decoding, and whether the pages say how many tokens a step brought.
 AUTO = (
-    "composed-batch1",
-    "batch1",
-    "float32-batch1",
-    "batch4",
-    "float32-batch4",
-    "batch16",
-    "batch32",
-)
+    "composed-batch1", "batch1", "float32-batch1", "batch4", "float32-batch4", "batch16", "batch32",
+)  # fmt: skip
 #: Races on a processor with AVX2 alone, as the data and the page name them.
 AVX2 = {
     "composed-batch1": "the bundled model, 24 composed prompts",
@@ -157,9 +157,6 @@ def _costs() -> Iterator[Figure]:
 
 
 def _bench() -> Iterator[Figure]:
-    from lantern_accel.measure.reading import read_run
-    from lantern_accel.report.table import plain_rows, table
-
     data = "profiles/bench/epyc-lantern-emoji-batch1.json"
     run = read_run(ROOT / data)
     for row in table(run).splitlines()[2:]:
@@ -181,9 +178,6 @@ def _bench() -> Iterator[Figure]:
 
 
 def _conversion() -> Iterator[Figure]:
-    from lantern_accel.measure.reading import read_run
-    from lantern_accel.report.table import plain_rows
-
     data = "profiles/bench/epyc-lantern-emoji-batches.json"
     run = read_run(ROOT / data)
     for row in plain_rows(run):
@@ -194,9 +188,6 @@ def _conversion() -> Iterator[Figure]:
 
 
 def _float32() -> Iterator[Figure]:
-    from lantern_accel.measure.reading import read_run
-    from lantern_accel.report.table import plain_rows
-
     rates: dict[str, dict[str, float]] = {}
     told: dict[str, list[str]] = {}
     for dtype in ("float32", "bfloat16"):
@@ -217,7 +208,7 @@ def _float32() -> Iterator[Figure]:
 def _couplings() -> Iterator[Figure]:
     data = "profiles/bench/epyc-couplings.json"
     rows = _read(data)["rows"]
-    command = "python tools/window_sources.py --couplings invariant maximal"
+    command = GONE + "window_sources.py"
     for name, label in COUPLED.items():
         both = [rows[one]["pooled"] for one in (name, f"{name}, maximal")]
         text = f"| {label} | {both[0]:.2f} | {both[1]:.2f} |"
@@ -237,13 +228,13 @@ def _couplings() -> Iterator[Figure]:
 def _sources() -> Iterator[Figure]:
     data = "profiles/bench/epyc-couplings.json"
     rows = _read(data)["rows"]
-    command = "python tools/window_sources.py"
+    command = GONE + "window_sources.py"
     for name, label in SOURCES.items():
         text = f"| {label} | {rows[name]['pooled']:.2f} | {rows[name]['one_token']:.0%} |"
         yield _figure(f"drafts of a window, {name}", text, data, command, WINDOWS)
 
 
-#: Prompts that are shown next to the mean, as tools/window_sources.py has them.
+#: Prompts that are shown next to the mean.
 HARD = ("dog face", "rocket")
 
 
@@ -272,7 +263,7 @@ def _floor() -> Iterator[Figure]:
             f"{one['times_as_fast']:.1f}x, {nine['times_as_fast']:.1f}x",
         ]
         label = f"a pass and its floor, {cells[0]}"
-        command = f"python tools/cpu_floor.py --threads {run['threads']}"
+        command = GONE + "cpu_floor.py"
         yield _figure(label, f"| {' | '.join(cells)} |", data, command, BENCHMARKS)
 
 
@@ -355,8 +346,8 @@ def _races() -> Iterator[Figure]:
             each = [f"{1e3 * statistics.median(one):.1f}" for one in times]
             text = f"{dtype}, {threads} | {each[0]} | {each[1]} | {ratio:.1f}x | "
             text += f"{min(by_image):.1f} to {max(by_image):.1f} |"
-            script = "race_lantern" if name.startswith("lantern") else "race_official"
-            command = f"python tools/{script}.py"
+            lantern = name.startswith("lantern")
+            command = GONE + "race_lantern.py" if lantern else "python tools/race_official.py"
             yield _figure(f"{name}, {dtype}, {which}", text, data, command, BENCHMARKS)
             if name == "llamagen-b" and threads == 2:
                 label = f"plain decoding at B, {dtype}"
@@ -368,8 +359,6 @@ def _work(lap: Any) -> float:
 
 
 def _evaluation() -> Iterator[Figure]:
-    from lantern_accel.evaluation.schema import Evaluation
-
     data = "docs/evaluation/lantern-emoji.json"
     report = Evaluation.model_validate_json((ROOT / data).read_text(encoding="utf-8"))
     tables = runpy.run_path(str(ROOT / "tools" / "evaluation_pages.py"))
@@ -397,14 +386,11 @@ def _busy() -> Iterator[Figure]:
         ratios = [b / q for b, q in zip(busy, quiet, strict=True)]
         text = f"| {label} | {statistics.median(quiet):.2f} s | {statistics.median(busy):.2f} s | "
         text += f"{found[name]['ratio']:.1f} ({min(ratios):.1f} to {max(ratios):.1f}) |"
-        command = "python tools/busy_machine.py --rounds 5"
+        command = GONE + "busy_machine.py"
         yield _figure(f"a busy machine, {name}", text, data, command, ROBUSTNESS)
 
 
 def _xla() -> Iterator[Figure]:
-    from lantern_accel.measure.reading import read_run
-    from lantern_accel.report.table import plain_rows
-
     rates: dict[str, list[float]] = {}
     for device in ("cpu", "xla"):
         data = f"profiles/measured/xla/run-{device}.json"

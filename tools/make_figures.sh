@@ -28,7 +28,9 @@ composed="--file tools/lantern-emoji/composed.txt" drawn="--file tools/lantern-e
 # shellcheck disable=SC2086
 "$PYTHON" tools/race_auto.py $drawn --prompts 24 -o "profiles/auto/$MACHINE-batch1.json"
 
-rm -f cpu-lantern-emoji.json
+accel tune --dtype float32 --batch 1 -o tune.json
+"$PYTHON" tools/ship_worth.py tune.json profiles/choices/lantern-emoji.json
+rm -f cpu-lantern-emoji.json tune.json
 accel profile --device cpu --quick --samples 8 --quality-images 24 -o cpu-lantern-emoji.json
 accel profiles add cpu-lantern-emoji.json --out build/checked --overwrite # only checks it: tests know the name below
 mv cpu-lantern-emoji.json profiles/measured/cpu-lantern-emoji.json
@@ -36,7 +38,7 @@ accel compare profiles/measured/cpu-lantern-emoji.json -o profiles/measured/repo
 accel compare profiles/measured/cpu-lantern-emoji.json -o profiles/measured/report.md
 "$PYTHON" tools/report_picture.py profiles/measured/report.html docs/report.png
 
-"$PYTHON" tools/mutants.py --sample 100 --seed 17 --json docs/mutants.json
+"$PYTHON" tests/mutants.py --sample 100 --seed 17 --json docs/mutants.json
 "$PYTHON" tools/figures.py
 echo "pytest tests/unit/test_docs.py names each row of the pages that the data have changed; list docs/mutants.json's"
 echo "survivors in docs/mutants.md, and read what the rule for defaults printed above"

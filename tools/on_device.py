@@ -196,7 +196,6 @@ def on_device(
         None, min=0.1, help="Stop in time; the same command goes on where it stopped."
     ),
     llamagen: Path = typer.Option(None, help="A clone of FoundationVision/LlamaGen, to race."),
-    lantern: Path = typer.Option(None, help="A clone of jadohu/LANTERN, to race."),
     race_size: str = typer.Option("XL", help="B, L, XL, XXL or 3B."),
     packed: str | None = typer.Option(
         None,
@@ -217,14 +216,13 @@ def on_device(
         path for path in environ["PYTHONPATH"].split(os.pathsep) if path not in sys.path
     ]
     chosen = choose_device(device)  # an absent device is told before any work
-    clones = {key: path for key, path in (("llamagen", llamagen), ("lantern", lantern)) if path}
     plan = stages(
         device,
         output,
         quick,
         variants=chosen.spec.variants,
         sizes=size,
-        clones=clones,
+        clone=llamagen,
         race_size=race_size,
         seconds=60 * minutes if minutes else None,
     )

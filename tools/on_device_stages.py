@@ -22,7 +22,6 @@ from tools.on_device_report import (
 #: Sizes whose step costs come first, then what else is measured of them.
 FIRST = ("llamagen-xl-384", "llamagen-b-256")
 SIZES = ("llamagen-xl-384", "llamagen-3b-384")
-RACES = {"llamagen": "race_official", "lantern": "race_lantern"}
 #: Groups of the kit that a short look, and another set of options, are checked by.
 SHORT = ("kv", "operation", "attention", "accept")
 OTHERS = ("kv", "operation", "attention", "replay")
@@ -66,14 +65,14 @@ def stages(
     *,
     variants: Sequence[Mapping[str, Any]] = ({},),
     sizes: Sequence[str] = (),
-    clones: Mapping[str, Path] | None = None,
+    clone: Path | None = None,
     race_size: str = "XL",
     seconds: float | None = None,
 ) -> list[Stage]:
     """Return all stages in order; ``quick`` leaves out what takes long.
 
-    ``variants``: sets of the backend's options, the default first. ``clones``: folders of the official
-    code, by the keys of ``RACES``. ``seconds``: that all may take, so that no check may take many.
+    ``variants``: sets of the backend's options, the default first. ``clone``: the folder of the official
+    LlamaGen. ``seconds``: that all may take, so that no check may take many.
     """
     on = ["--device", device]
     once = ["--batch", "1"]
@@ -140,11 +139,10 @@ def stages(
     whole = "profile-quick" if quick else "profile"
     arguments = ["profile", *on, *(["--quick"] if quick else []), f"--output={at(whole)}"]
     found.append(Stage(whole, arguments, at(whole), profile_text, 1.0, resume="--resume"))
-    for key, clone in (clones or {}).items():
-        name = RACES[key]
+    if clone is not None:
+        name = "race_official"
         arguments = [str(clone), f"--size={race_size}", *on, *repeats, f"--output={at(name)}"]
-        if key == "llamagen":
-            runners = ("official", "official-compiled", "gpt-fast", "ours")
-            arguments += ["--warmups=3", *(f"--runner={runner}" for runner in runners)]
+        runners = ("official", "gpt-fast", "ours")
+        arguments += ["--warmups=3", *(f"--runner={runner}" for runner in runners)]
         found.append(Stage(name, arguments, at(name), race_text, 1.0, script=f"{name}.py"))
     return found

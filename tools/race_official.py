@@ -4,12 +4,10 @@
 with a clone of FoundationVision/LlamaGen. Nothing of it is copied: it is imported from the clone. The
 size ``bundled`` has the width, depth and codes of ``lantern-emoji``, and classes in place of captions.
 
-Runners: ``official`` is ``generate`` as its sampling script calls it; ``official-compiled`` the same
-with the script's ``--compile`` (the model compiled, mode reduce-overhead); ``gpt-fast`` compiles the
-official ``decode_one_token`` whole, sampling included, as gpt-fast does; ``ours`` is the strategy
-vanilla, captured where the device captures. The compiled runners keep the official caches between
-calls, which the official code makes anew each time: this favours them, since new caches would be
-compiled for again.
+Runners: ``official`` is ``generate`` as its sampling script calls it; ``gpt-fast`` compiles the official
+``decode_one_token`` whole, sampling included, as gpt-fast does; ``ours`` is the strategy vanilla,
+captured where the device captures. ``gpt-fast`` keeps the official caches between calls, which the
+official code makes anew each time: this favours it, since new caches would be compiled for again.
 """
 
 from __future__ import annotations
@@ -43,10 +41,11 @@ from lantern_accel.strategy.values import Sampling, Strategy
 
 RUNNERS = {
     "official": "eager, caches made anew each call",
-    "official-compiled": "torch.compile(model, mode=reduce-overhead, fullgraph=True), caches kept",
     "gpt-fast": "torch.compile(decode_one_token, mode=reduce-overhead, fullgraph=True), caches kept",
     "ours": "vanilla",
 }
+#: Greedy tokens that are compared before the race.
+GREEDY = 32
 CLASSES = (207, 360, 387, 974, 88, 979, 417, 279)
 
 
@@ -146,17 +145,12 @@ class Ours:
         self._step = backend.capture(engine.step, "step")
 
     @torch.inference_mode()
-    def __call__(self, tokens: int) -> torch.Tensor:
-        """Decode ``tokens`` tokens of every image; int64 ``[B, tokens]`` on the host."""
+    def __call__(self) -> torch.Tensor:
+        """Decode every image; int64 ``[B, tokens]`` on the host."""
         g = self.engine.geometry
         uniforms = self.engine.randomness(0, list(range(g.batch)))
         self.engine.start(self.rows, self.mask, uniforms, self._prefill)
-        if tokens == g.tokens:
-            return self.engine.run(self._step).tokens
-        for _ in range(tokens - 1):
-            self._step()
-        made: torch.Tensor = self.engine.state.tokens[:, :tokens].cpu()
-        return made
+        return self.engine.run(self._step).tokens
 
 
 def same_tokens(
@@ -164,7 +158,7 @@ def same_tokens(
 ) -> dict[str, Any]:
     """Compare greedy tokens; float32 must agree in all of them, or the models are not the same."""
     official = gpt().cpu().long()
-    equal = int((official == ours(tokens)).sum())
+    equal = int((official == ours()[:, :tokens]).sum())
     if dtype == torch.float32 and equal != official.numel():
         raise RequestError(
             f"in float32 only {equal} of {official.numel()} greedy tokens agree with the official "
@@ -177,14 +171,11 @@ def run(given: argparse.Namespace) -> Race:
     """Build both, check that they are one model, race them."""
     gpt, sampler = _modules(Path(given.clone))
     options: dict[str, Any] = dict(pair.split("=", 1) for pair in given.option)
-    if given.threads:
-        options["threads"] = given.threads
     with open_backend(given.device, options) as backend, warnings.catch_warnings():
         # The official code asks for attention's backends by a name that torch wants replaced.
         warnings.filterwarnings("ignore", category=FutureWarning)
         dtype = backend.dtypes(given.dtype).compute
-        total = config_of(given.size, given.pixels).num_tokens
-        tokens = given.tokens or total
+        tokens = config_of(given.size, given.pixels).num_tokens
         sampling = Sampling(temperature=1.0, top_k=given.top_k, cfg_scale=given.cfg)
         settings = {
             "size": given.size,
@@ -197,7 +188,6 @@ def run(given: argparse.Namespace) -> Race:
             "dtype": str(dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "options": {k: str(v) for k, v in options.items()},
-            "matmul_precision": given.matmul_precision,
         }
         report = Race(settings=settings, environment=describe(backend, dtype))
         report = resume(given.output, report, lambda stored: stored.settings, "race_official.py")
@@ -220,7 +210,7 @@ def run(given: argparse.Namespace) -> Race:
                 made: torch.Tensor = sampler.generate(
                     model,
                     classes,
-                    min(tokens, 32) if greedy else tokens,
+                    GREEDY if greedy else tokens,
                     cfg_scale=given.cfg,
                     temperature=1.0,
                     top_k=0 if greedy else given.top_k,
@@ -233,26 +223,19 @@ def run(given: argparse.Namespace) -> Race:
 
         say("greedy tokens of both, compared", to_stderr=True, style="dim")
         greedy = ours(sampling.model_copy(update={"temperature": 0.0, "top_k": 0}))
-        report.checks = same_tokens(official(base, greedy=True), greedy, min(tokens, 32), dtype)
+        report.checks = same_tokens(official(base, greedy=True), greedy, GREEDY, dtype)
         del greedy
-        torch.set_float32_matmul_precision(given.matmul_precision)
+        torch.set_float32_matmul_precision("high")  # as the official script has it
         racers: dict[str, Callable[[], torch.Tensor]] = {}
         for name in given.runner:
             if name == "official":
                 racers[name] = official(base)
-            elif name == "official-compiled":
-                model = sibling(base)
-                keep_caches(model)
-                racers[name] = official(
-                    torch.compile(model, mode="reduce-overhead", fullgraph=True)
-                )
             elif name == "gpt-fast":
                 model = sibling(base)
                 keep_caches(model)
                 racers[name] = _gpt_fast(sampler, official(model))
             else:
-                mine = ours(sampling)
-                racers[name] = partial(mine, tokens)
+                racers[name] = ours(sampling)
         return race(
             backend,
             report,
@@ -295,7 +278,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pixels", type=int, default=256, choices=[256, 384, 512])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--threads", type=int, default=None)
     parser.add_argument(
         "--option",
         action="append",
@@ -306,21 +288,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--cfg", type=float, default=4.0)
     parser.add_argument("--top-k", type=int, default=2000)
-    parser.add_argument(
-        "--tokens",
-        type=int,
-        default=0,
-        help="decode only the first N: the official cache is then smaller, so for smoke tests",
-    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warmups", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--matmul-precision",
-        default="high",
-        choices=["highest", "high", "medium"],
-        help="of float32 products; the official script sets high",
-    )
     parser.add_argument(
         "--runner", action="append", choices=list(RUNNERS), help="repeat; default: official, ours"
     )

@@ -8,23 +8,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.measure.record import Environment
 from lantern_accel.measure.samples import interleave
 from lantern_accel.quality.interval import relative_spread
+from lantern_accel.records import Record
 from lantern_accel.store import Keeper
 
 Done = dict[str, float]
 """How much a run did, by unit: ``{"tokens": 256, "steps": 80}``."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Lap(_Part):
+class Lap(Record):
     """One timed run: wall seconds, the seconds of all this process's threads, and the work done."""
 
     seconds: float
@@ -32,7 +29,7 @@ class Lap(_Part):
     work: Done
 
 
-class Runner(_Part):
+class Runner(Record):
     """All laps of one way of doing the work; ``first_seconds`` is its first run, compiling included."""
 
     name: str
@@ -48,7 +45,7 @@ class Runner(_Part):
         return [(lap.cpu_seconds if cpu else lap.seconds) / lap.work[unit] for lap in self.laps]
 
 
-class Race(_Part):
+class Race(Record):
     """A race; ``settings`` must agree for one to be resumed."""
 
     kind: Literal["lantern_accel.race"] = "lantern_accel.race"
@@ -78,23 +75,20 @@ class Race(_Part):
         return "\n".join(lines)
 
 
-def timed(backend: Backend, run: Callable[[], Done | Lap]) -> Lap:
-    """Run once between two waits for the device; ``run`` says what it did.
-
-    A run that returns a :class:`Lap` has looked at the clock itself, to leave a part out.
-    """
+def timed(backend: Backend, run: Callable[[], Done]) -> Lap:
+    """Run once between two waits for the device; ``run`` says what it did."""
     with backend.stopwatch() as watch:
         began = time.process_time()
         done = run()
         backend.synchronize()
         cpu = time.process_time() - began
-    return done if isinstance(done, Lap) else Lap(seconds=watch.seconds, cpu_seconds=cpu, work=done)
+    return Lap(seconds=watch.seconds, cpu_seconds=cpu, work=done)
 
 
 def race(
     backend: Backend,
     report: Race,
-    runners: Mapping[str, Callable[[], Done | Lap]],
+    runners: Mapping[str, Callable[[], Done]],
     *,
     repeats: int,
     warmups: int = 1,

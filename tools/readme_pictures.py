@@ -17,15 +17,8 @@ from lantern_accel.files import write_whole
 #: Rows of the picture: exact strategies, then relaxed ones.
 SHOWN = ("vanilla", "eagle", "eagle2", "scd", "self", "lantern", "lantern++")
 COMPARED = (
-    "red heart",
-    "grinning face",
-    "dog face",
-    "pizza",
-    "sunflower",
-    "fish",
-    "rocket",
-    "red apple",
-)
+    "red heart", "grinning face", "dog face", "pizza", "sunflower", "fish", "rocket", "red apple",
+)  # fmt: skip
 SEED = 7
 #: The side of one picture on the sheet, its left margin and its head, in pixels.
 SMALL, MARGIN, HEAD = 128, 130, 26

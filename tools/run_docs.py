@@ -51,9 +51,9 @@ LEFT_OUT = {
     "tests/end_to_end/test_profile_page.py with a browser",
     r"profiles add run\.json|compare run\.json": "goes on with the run of a card",
     r"^lantern-accel tune": "takes minutes; tests/end_to_end/test_tune.py",
-    r"kill_test|busy_machine|torch_range|mutants\.py": "takes an hour or the whole machine",
-    r"tools/fuzz": "tests/fuzz/test_fuzz.py tries some inputs",
-    r"race_auto|cpu_floor": "measures, for which the machine must be idle",
+    r"kills|mutants\.py": "takes an hour or the whole machine",
+    r"tests/fuzz": "tests/fuzz/test_fuzz.py tries some inputs",
+    r"race_auto": "measures, for which the machine must be idle",
 }  # fmt: skip
 #: What is run with smaller settings: where, and what takes which place ("": it is added).
 SMALLER = (
@@ -68,7 +68,7 @@ SMALLER = (
     (r"^lantern-accel evaluate.*--grid", "", "--prompt ghost --strategy vanilla"),
     (r"^lantern-accel conform", r"--only \S+", ""),
     (r"^lantern-accel conform", "", "--only kv.round_trip"),
-    (r"tools/soak\.py", r"--images \d+", "--images 6"),
+    (r"tests/soak\.py", r"--images \d+", "--images 6"),
 )  # fmt: skip
 #: Seconds that one command may take.
 LIMIT = 480

@@ -1,4 +1,4 @@
-"""Some inputs of the fuzz suite, and all that ever failed; ``python tools/fuzz.py`` tries thousands."""
+"""Some inputs of the fuzz suite, and all that ever failed; ``python tests/fuzz`` tries thousands."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Ten faults that once passed every test: each is planted in the source, and its law must find it.
 
-A law takes the module that it is about, and holds of the module as it is. ``tools/mutants.py`` plants
+A law takes the module that it is about, and holds of the module as it is. ``tests/mutants.py`` plants
 faults of its own; docs/mutants.md says what survived.
 """
 

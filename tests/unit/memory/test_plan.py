@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import loading
 from support.official import gpt_weights, write_sizes, write_trained
 
 from lantern_accel.decoding.engine import Engine
@@ -108,13 +108,9 @@ def test_images_of_any_number_are_made_with_the_activations_of_a_few(medium: Pat
 def test_loading_holds_little_more_than_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = importlib.util.spec_from_file_location("loading", ROOT / "tools/loading_memory.py")
-    assert spec is not None and spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    tool.write_checkpoint(tmp_path, "llamagen-b-256", 2)
+    loading.write_checkpoint(tmp_path, "llamagen-b-256", 2)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "backends")]))
-    found = tool.measure(tmp_path)
+    found = loading.measure(tmp_path)
     assert found["weights"] > 500e6
     assert found["peak"] - found["before"] < 1.3 * found["weights"]
 

@@ -35,15 +35,14 @@ def tool() -> ModuleType:
 
 
 def test_what_is_worth_most_comes_first(tool, tmp_path: Path) -> None:
-    clones = {"llamagen": Path("x"), "lantern": Path("y")}
-    plan = tool.stages("abacus", tmp_path, False, variants=VARIANTS, clones=clones)
+    plan = tool.stages("abacus", tmp_path, False, variants=VARIANTS, clone=Path("x"))
     by_name = {stage.name: stage for stage in plan}
     xl, b, big = (f"llamagen-{size}" for size in ("xl-384", "b-256", "3b-384"))
     assert list(by_name) == [
         "device", "conform", f"stepcost-{xl}", f"stepcost-{b}", "generate", "bench", f"stepcost-{big}",
         "conform-attention=triton", f"stepcost-{xl}-attention=triton",
         f"stepcost-{big}-attention=triton", "tune", "bench-batches", f"stepcost-{xl}-batches",
-        f"stepcost-{big}-batches", "profile", "race_official", "race_lantern",
+        f"stepcost-{big}-batches", "profile", "race_official",
     ]  # fmt: skip
     # One image first; the same file gets the other batches.
     first, more = by_name[f"stepcost-{xl}"], by_name[f"stepcost-{xl}-batches"]
@@ -52,7 +51,7 @@ def test_what_is_worth_most_comes_first(tool, tmp_path: Path) -> None:
     other = by_name["conform-attention=triton"]
     assert "--option=attention=triton" in other.arguments and "--only=replay" in other.arguments
     assert by_name["race_official"].arguments.count("--runner=gpt-fast") == 1
-    assert [stage.script for stage in plan][-2:] == ["race_official.py", "race_lantern.py"]
+    assert [stage.script for stage in plan][-2:] == ["", "race_official.py"]
     quick = tool.stages("abacus", tmp_path, True, variants=VARIANTS)
     assert [s.name for s in quick if s.name.startswith("step")] == [f"stepcost-{xl}"]
     given = tool.stages("abacus", tmp_path, False, sizes=["s"])
@@ -278,14 +277,12 @@ def test_every_variant_is_measured_on_every_size(tool, tmp_path: Path) -> None:
 def test_step_costs_and_races_are_shown_as_their_tables(tool, tmp_path: Path) -> None:
     _stored(tmp_path)
     stored = json.loads((tmp_path / "stepcost-llamagen-xl-384.json").read_text())
-    by_name = {
-        one.name: one for one in tool.stages("a", tmp_path, True, clones={"lantern": Path()})
-    }
+    by_name = {one.name: one for one in tool.stages("a", tmp_path, True, clone=Path("x"))}
     shown = by_name["stepcost-llamagen-xl-384"].show(stored)
     assert "| lantern++ | 1 | 58 | 30.000 |" in shown
     lap = {"seconds": 2.0, "cpu_seconds": 1.0, "work": {"tokens": 100}}
     runner = {"name": "official", "laps": [lap]}
     where = invented_run().environment.model_dump(mode="json")
     race = {"settings": {}, "environment": where, "runners": [runner], "checks": {"alike": 8}}
-    assert by_name["race_lantern"].show(race).endswith("{'alike': 8}")
-    assert "| official | tokens | 20.000 |" in by_name["race_lantern"].show(race)
+    assert by_name["race_official"].show(race).endswith("{'alike': 8}")
+    assert "| official | tokens | 20.000 |" in by_name["race_official"].show(race)

@@ -4,49 +4,27 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from lantern_accel.families.llamagen.words import normalise
 
+if TYPE_CHECKING:
+    from lantern_emoji.data import Record
+
 STYLES = (
-    "noto",
-    "twemoji",
-    "fluent 3d",
-    "fluent flat",
-    "fluent modern",
-    "noto v1",
-    "fxemoji",
-    "emojione",
-)
+    "noto", "twemoji", "fluent 3d", "fluent flat", "fluent modern", "noto v1", "fxemoji", "emojione",
+)  # fmt: skip
 """Style words that a caption can carry, one per image set."""
 
 FRAMES = (
-    "a {}",
-    "{} emoji",
-    "an emoji of a {}",
-    "a picture of a {}",
-    "picture of {}",
-    "icon of {}",
-)
+    "a {}", "{} emoji", "an emoji of a {}", "a picture of a {}", "picture of {}", "icon of {}",
+)  # fmt: skip
 
 _FACE = re.compile(r"^(.+) face$")
 
 
-class Captioned(Protocol):
-    """What a caption is drawn from, such as a ``lantern_emoji.data.Record``."""
-
-    @property
-    def style(self) -> str: ...
-    @property
-    def concept(self) -> str: ...
-    @property
-    def tags(self) -> Sequence[str]: ...
-    @property
-    def group(self) -> str: ...
-
-
-def spoken_name(record: Captioned, rng: random.Random) -> str:
+def spoken_name(record: Record, rng: random.Random) -> str:
     """Return a record's concept, or at times the animal's name alone for an animal's face."""
     face = _FACE.match(record.concept)
     if face and record.group == "animals-nature" and rng.random() < 0.4:
@@ -54,14 +32,14 @@ def spoken_name(record: Captioned, rng: random.Random) -> str:
     return record.concept
 
 
-def plain_caption(record: Captioned, default_style: str | None = None) -> str:
+def plain_caption(record: Record, default_style: str | None = None) -> str:
     """Return the shortest caption that means ``record``: its concept, and its style if unusual."""
     if default_style in (None, record.style):
         return record.concept
     return f"{record.concept} {record.style} style"
 
 
-def caption(record: Captioned, rng: random.Random, default_style: str | None = None) -> str:
+def caption(record: Record, rng: random.Random, default_style: str | None = None) -> str:
     """Draw one normalised training caption of ``record``.
 
     About half are the bare concept; the rest add the style, one or two tags, or a frame such as
@@ -84,11 +62,11 @@ def caption(record: Captioned, rng: random.Random, default_style: str | None = N
     return normalise(text)
 
 
-def _styled(text: str, record: Captioned, rng: random.Random) -> str:
+def _styled(text: str, record: Record, rng: random.Random) -> str:
     return rng.choice(("{n} {s} style", "{s} {n}", "{n} {s}")).format(n=text, s=record.style)
 
 
-def word_corpus(records: Iterable[Captioned], phrases: Iterable[str] = ()) -> list[str]:
+def word_corpus(records: Iterable[Record], phrases: Iterable[str] = ()) -> list[str]:
     """Return every text that a caption can be built from; names count ten times as much as tags.
 
     ``phrases``: what captions say besides names and frames; these words are always known whole.

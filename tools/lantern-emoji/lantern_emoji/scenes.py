@@ -31,18 +31,12 @@ HELD_OUT_SHARE = 0.06
 no training scene shows."""
 
 COLOURS: dict[str, tuple[int, int, int]] = {
-    "red": (214, 52, 52), "orange": (244, 146, 40), "yellow": (250, 212, 60),
-    "green": (74, 172, 84), "blue": (66, 128, 224), "purple": (142, 86, 196),
-    "pink": (244, 150, 192), "brown": (136, 92, 60), "black": (38, 38, 42),
-    "gray": (158, 160, 166), "white": (255, 255, 255),
-}  # fmt: skip
+    name: (r, g, b) for name, (r, g, b) in catalogue.LISTS["backgrounds"].items()
+}
 """Backgrounds by name, RGB."""
-
 HUES: dict[str, tuple[float, float, float]] = {
-    "red": (1.0, 0.06, 0.1), "orange": (1.0, 0.52, 0.0), "yellow": (1.0, 0.86, 0.0),
-    "green": (0.12, 0.85, 0.22), "blue": (0.05, 0.42, 1.0), "purple": (0.6, 0.16, 0.95),
-    "pink": (1.0, 0.4, 0.72),
-}  # fmt: skip
+    name: (r, g, b) for name, (r, g, b) in catalogue.LISTS["hues"].items()
+}
 """Full colours that a thing may be dyed in, by name."""
 
 _COLOUR_WORDS = {*COLOURS, "rainbow", "golden", "grey", "broken"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -30,75 +31,11 @@ class Package:
         return f"{self.name.lstrip('@').replace('/', '-')}-{self.version}.tgz"
 
 
-NAMES = Package(
-    "emojibase-data",
-    "17.0.0",
-    "sha512-Yvgb5AWoHViHV/gq1qr5ZAarcBip+B27/ZLRsUJkbgAEaLlZ/fof9g882LTpmEpyhBNEC0m2SEmItljHsTygjA==",
-    "MIT",
-    "names and tags: emojibase, Miles Johnson",
-)
-NOTO = Package(
-    "emoji-datasource-google",
-    "16.0.0",
-    "sha512-ZRexfzs7MVoLnmzZmNsO4TKhnAJp5D++Vm6PpUpH/jEQQlemp3l88CjZ+DoZ2faM9R4QxZkOPJCoT8DlPhfQ3A==",
-    "Apache-2.0",
-    "Noto Emoji, Google",
-)
-TWEMOJI = Package(
-    "emoji-datasource-twitter",
-    "16.0.0",
-    "sha512-7F+uCuHH+7Qnrc15P5tnbvKkg9E6tlzi4MnT2uW1RlN4pLYTza6cP/dstIfSDMtpjFLWuZewWg8jBbuL2eyELQ==",
-    "CC-BY-4.0",
-    "Twemoji, Twitter, Inc. and other contributors",
-)
-FLUENT_3D = Package(
-    "@lobehub/fluent-emoji-3d",
-    "1.1.0",
-    "sha512-Wlq2lVStTnr8BDpIJ0pEnTKO4LuDxxqTEhTvRtD1DLRF0me7ogeRQjKoehDHXuVJ2Qaecgl5wRBv60lUAG3h7g==",
-    "MIT",
-    "Fluent Emoji, Microsoft; packaged by LobeHub",
-)
-FLUENT = Package(
-    "fluentui-emoji",
-    "1.3.0",
-    "sha512-JTXXwqIie2rWTgOkIJDJxr0WtwTz2WU4kdOq8buLVThYwQ264aFR2jdTyuon2oEbLqqGMT64zI4btyn1saB2xw==",
-    "MIT",
-    "Fluent Emoji, Microsoft",
-)
-NOTO_V1 = Package(
-    "@iconify-json/noto-v1",
-    "1.2.5",
-    "sha512-/DsVMius69Q0fRS53z7QK1TROSuar606jiIx+laXtdsYGMXpf6LtHBx6CGfoo3UHHb/XpBsw+1L1x3eyPqMuVA==",
-    "Apache-2.0",
-    "Noto Emoji (v1), Google",
-)
-FXEMOJI = Package(
-    "@iconify-json/fxemoji",
-    "1.2.2",
-    "sha512-UAasRaxzFUKfIGSmLwnoarsssA4LX0VLLuEmplIqM6ZNQqIQRtav8tZ4H1neTlBreXuMQyAifr5jP4kn78DpiQ==",
-    "Apache-2.0",
-    "FxEmojis, Mozilla",
-)
-EMOJIONE = Package(
-    "@iconify-json/emojione",
-    "1.2.3",
-    "sha512-T9+T3HIbJNLKKsmxYKlaYhvnHYkz/HNYTV7SHCXVZPfeUi4FqskY70YeN8yYAZT8cCv7w5vJxS4Q1m8zb9CMMg==",
-    "CC-BY-4.0",
-    "Emoji One (v2), EmojiOne / JoyPixels",
-)
-
-PACKAGES = (NAMES, NOTO, TWEMOJI, FLUENT_3D, FLUENT, NOTO_V1, FXEMOJI, EMOJIONE)
-
-IMAGE_SETS: dict[str, tuple[Package, str]] = {
-    "noto": (NOTO, "package/img/google/64/"),
-    "twemoji": (TWEMOJI, "package/img/twitter/64/"),
-    "fluent 3d": (FLUENT_3D, "package/assets/"),
-    "fluent flat": (FLUENT, "package/icons/flat/"),
-    "fluent modern": (FLUENT, "package/icons/modern/"),
-    "noto v1": (NOTO_V1, "package/icons.json"),
-    "fxemoji": (FXEMOJI, "package/icons.json"),
-    "emojione": (EMOJIONE, "package/icons.json"),
-}
+_LISTS = json.loads((Path(__file__).parents[1] / "images.json").read_text(encoding="utf-8"))
+PACKAGES = tuple(Package(**one) for one in _LISTS["packages"])
+NAMES, NOTO, TWEMOJI, FLUENT_3D, *_ = PACKAGES
+_NAMED = {package.name: package for package in PACKAGES}
+IMAGE_SETS = {style: (_NAMED[name], inside) for style, (name, inside) in _LISTS["sets"].items()}
 """Style word to its package and the folder of images, or the file of SVG bodies, inside it."""
 
 

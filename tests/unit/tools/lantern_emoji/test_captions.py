@@ -13,16 +13,16 @@ from lantern_accel.families.llamagen.words import normalise
 from lantern_accel.training.folder import save_text_tokenizer, train_text_tokenizer
 from lantern_emoji.captions import (
     STYLES,
-    Captioned,
     caption,
     plain_caption,
     word_corpus,
 )
+from lantern_emoji.data import Record
 
 
-def record(concept: str, group: str = "food-drink", tags: tuple[str, ...] = ("ripe",)) -> Captioned:
+def record(concept: str, group: str = "food-drink", tags: tuple[str, ...] = ("ripe",)) -> Record:
     made = SimpleNamespace(concept=concept, style="noto v1", tags=tags, group=group)
-    return cast(Captioned, made)
+    return cast(Record, made)
 
 
 def test_captions_are_normalised_and_mostly_the_name() -> None:

@@ -1,6 +1,6 @@
 """Plant small faults in the source, one at a time, and see whether the tests notice.
 
-    python tools/mutants.py --sample 40 --seed 17 [--json survivors.json] [FILE ...]
+    python tests/mutants.py --sample 40 --seed 17 [--json survivors.json] [FILE ...]
 
 A fault turns a comparison round, exchanges two operators, moves a number by one, or negates a
 condition. Each is planted in a copy of the repository, and the tests that belong to the file run

@@ -1,4 +1,4 @@
-"""Draw thousands of images in one process and watch its memory: python tools/soak.py --images 5000.
+"""Draw thousands of images in one process and watch its memory: python tests/soak.py --images 5000.
 
 Prompts, strategies, batch sizes and settings change from request to request, on a tiny model with random
 weights. Memory is what the process holds (RSS); after a warm-up it may grow by at most one percent.

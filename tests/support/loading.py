@@ -1,14 +1,10 @@
-"""Measure the most memory that loading a model holds: random weights on disk, loaded in a new process.
+"""The most memory that loading a model holds: random weights on disk, loaded in a new process.
 
-    python tools/loading_memory.py FOLDER --model llamagen-3b-384 --shards 4
-
-writes a sharded bfloat16 checkpoint of a published size into FOLDER (and leaves it there), loads it, and
-prints the peak and its ratio to the size of the weights. Linux only: it reads VmHWM.
+Linux only: it reads VmHWM.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -105,23 +101,3 @@ def measure(folder: Path) -> dict[str, int]:
     )
     found: dict[str, int] = json.loads(done.stdout)
     return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--model", default="llamagen-b-256")
-    parser.add_argument("--shards", type=int, default=2)
-    given = parser.parse_args()
-    if not (given.folder / "model").is_dir():
-        write_checkpoint(given.folder, given.model, given.shards)
-    found = measure(given.folder)
-    held = found["peak"] - found["before"]
-    print(
-        f"{given.model}: weights {found['weights'] / 1e9:.3f} GB, peak while loading "
-        f"{held / 1e9:.3f} GB, {held / found['weights']:.3f} times the weights"
-    )
-
-
-if __name__ == "__main__":
-    main()

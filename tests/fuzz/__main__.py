@@ -1,4 +1,4 @@
-"""Try thousands of hostile inputs and say how they ended: python tools/fuzz.py --inputs 20000.
+"""Try thousands of hostile inputs and say how they ended: python tests/fuzz --inputs 20000.
 
 Inputs are drawn by hypothesis from the commands' own signatures and from files damaged field by field
 (tests/fuzz). Those that end in a traceback, take longer than ten seconds or draw a picture from NaN are
@@ -19,20 +19,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools" / "lantern-emoji")]
 
 
 def work(inputs: int, seed: int, keep: Path, out: Path, whole: Path) -> None:
     """Try ``inputs`` inputs in this process; write what they came to."""
-    from fuzz.cases import cases
-    from fuzz.harness import keep as keep_case
-    from fuzz.harness import run_case
-    from fuzz.words import commands
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as seeded
     from hypothesis import strategies as st
 
+    from fuzz.cases import cases
+    from fuzz.harness import keep as keep_case
+    from fuzz.harness import run_case
+    from fuzz.words import commands
     from lantern_accel.report.projection import SIZES, size_work
 
     keep.mkdir(parents=True, exist_ok=True)

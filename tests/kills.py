@@ -1,6 +1,6 @@
 """Kill commands at random moments, run them again, and compare with unbroken runs.
 
-    python tools/kill_test.py --kills 200 --json kills.json
+    python tests/kills.py --kills 200 --json kills.json
 
 Tiny models and data are made first; nothing is fetched. Every command is killed (SIGKILL) as often as it
 takes to share out the kills, then run to its end. What was finished before a kill must still be there
@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
-    sys.path.append(str(Path(__file__).parent / "lantern-emoji"))
+    sys.path.append(str(ROOT / "tools" / "lantern-emoji"))
     from support.models import write_tiny_model
     from support.training import write_tiny_training
 

@@ -40,13 +40,11 @@ from lantern_accel.report.projection import (
     Error,
     Projected,
     ProjectionError,
-    SizeProjected,
     counted_elsewhere,
     limits_of_profile,
     limits_of_run,
     model_error,
     project,
-    project_sizes,
     refuse_projected,
 )
 from lantern_accel.report.rows import Row, row_of, unsettled
@@ -143,13 +141,6 @@ class Comparison(Record):
     runs: list[RunSummary]
     terms: Terms = Field(description="what a buyer asked for")
     models: list[ModelSection]
-    sizes: list[SizeProjected] = Field(
-        description="steps of published sizes, from their shapes and the device's profile alone"
-    )
-    sizes_assumed: list[str] = Field(
-        [],
-        description="sizes on devices where only the assumed cost of a launch decides, so not shown",
-    )
     conformance: list[ConformanceReport]
     gaps: list[Gap]
 
@@ -194,7 +185,6 @@ def compare(
         _section([run for run in runs if run.settings.model == model], profiles, terms)
         for model in models
     ]
-    sizes = project_sizes(_without_run(runs, profiles))
     checks = [*conformance, *(r.conformance for r in runs if not isinstance(r.conformance, str))]
     return Comparison(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -210,8 +200,6 @@ def compare(
         ],
         terms=terms,
         models=sections,
-        sizes=[one for one in sizes if not one.assumed],
-        sizes_assumed=[f"{one.model} on {one.device}" for one in sizes if one.assumed],
         conformance=checks,
         gaps=[*_device_gaps(runs, profiles), *_figure_gaps(runs, sections, conformance)],
     )

@@ -9,7 +9,6 @@ import numpy as np
 
 from lantern_accel.measure.record import PHASES, Distance, Interval, Quality, Run, is_measured
 from lantern_accel.quality.interval import SAME
-from lantern_accel.report import projection
 from lantern_accel.report.answer import at_setting
 from lantern_accel.report.comparison import Comparison, ModelSection
 from lantern_accel.report.drawing import Figure, colour, drawing, note, strategy_role
@@ -134,18 +133,13 @@ def _model_sizes(comparison: Comparison, runs: Sequence[Run]) -> dict[str, list[
             if rows := [r for r in at_setting(section.rows, run.name) if r.batch == 1]:
                 key = run.environment.device.name, run.settings.dtype
                 devices.setdefault(key, []).append((run, rows))
-    for (device, dtype), measured in devices.items():
+    for (device, _), measured in devices.items():
         ceilings = [run.ceilings for run, _ in measured if not isinstance(run.ceilings, str)]
         bandwidth = max((c.bandwidth for c in ceilings if is_measured(c.bandwidth)), default=None)
         points = [one for run, rows in measured for one in _size_points(run, rows)]
         if bandwidth is None or not points:
             continue
-        width = {"float32": 2.0}.get(dtype, 1.0)
-        published = {
-            name: width * _step_bytes(projection.size_work(name)["vanilla"])
-            for name in projection.SIZES
-        }
-        every = [at for at, _, _, _ in points] + list(published.values())
+        every = [at for at, _, _, _ in points]
         if len(set(every)) < 2:
             continue  # a line through one point shows nothing
         with drawing(
@@ -154,13 +148,10 @@ def _model_sizes(comparison: Comparison, runs: Sequence[Run]) -> dict[str, list[
             f"Speed over model size: {short_device(device)}",
             "The line is what the floor of a step allows plain decoding at batch 1: "
             f"{bandwidth / 1e9:.3g} GB/s, measured, over the bytes that a step reads. Drafting can lie "
-            "above it. Hollow squares are published sizes on that line: nobody measured them here.",
+            "above it.",
         ) as axes:
             ends = min(every) / 2, max(every) * 2
             axes.plot(ends, [bandwidth / at for at in ends], color=colour("muted"), lw=1)
-            for name, at in published.items():
-                axes.plot(at, bandwidth / at, "s", mfc=colour("surface"), mec=colour("muted"))
-                note(axes, name, (at, bandwidth / at))
             last = {model: (at, speed.value, name) for at, speed, name, model in points}
             for model, (at, height, name) in last.items():
                 note(axes, f"{model}, up to {name}", (at, height))

@@ -13,22 +13,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import product
 from typing import Literal
 
-import torch
 from pydantic import Field
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.datasheets import DeviceProfile
-from lantern_accel.families.random_weights import RandomModel, random_model, sized
 from lantern_accel.measure.record import Cell, Run, Work, is_measured
-from lantern_accel.measure.work import count_launches, floor_seconds, step_needs
-from lantern_accel.memory.footprint import Shapes
+from lantern_accel.measure.work import floor_seconds
 from lantern_accel.records import Frozen
-from lantern_accel.strategy.trees import NAIVE_EXTEND_57
-from lantern_accel.strategy.values import Sampling, Strategy
 
 #: Seconds per launch where nobody has measured it: a kernel in a recorded graph, not a Python call.
 ASSUMED_LAUNCH = 2e-6
@@ -209,97 +201,6 @@ def model_error(run: Run, cell: Cell, measured: float, limits: Limits) -> Error:
         ceiling_tokens_per_second=ceiling,
         limits=limits.source,
     )
-
-
-# --- published sizes --------------------------------------------------------------------------
-
-
-class SizeProjected(Frozen):
-    """A step of a published size on a profiled device, batch 1: from shapes, nothing was run."""
-
-    measured: Literal[False] = False
-    model: str
-    device: str
-    dtype: str
-    vanilla_ms: float
-    vanilla_bound: str
-    tree_ms: float
-    tree_bound: str
-    break_even: float
-    """Tokens that a step over the tree must bring to be as fast as vanilla."""
-    assumed: bool = Field(description="what binds one of the steps is the assumed cost of a launch")
-    assumptions: str
-
-
-#: Sizes that people run, and the tree of their papers.
-SIZES = ("llamagen-xl-384", "llamagen-3b-384", "anole-7b")
-SIZES_DTYPE = "bfloat16"
-
-
-@cache
-@torch.inference_mode()
-def size_work(name: str) -> dict[str, dict[str, Work]]:
-    """Return the work of a vanilla and of an EAGLE step of a published size at batch 1.
-
-    Counted with one and two layers; every further layer adds what the second did.
-    """
-    manifest = sized(name)
-    further = manifest.target.n_layer - 1
-    models, found = [], {}
-    for layers in (1, 2):
-        target = manifest.target.model_copy(update={"n_layer": layers})
-        part = manifest.model_copy(update={"target": target})
-        with torch.device("meta"):
-            models.append(random_model(part, Shapes(), torch.bfloat16))
-    for strategy in (Strategy(name="vanilla"), Strategy(name="eagle", tree=NAIVE_EXTEND_57)):
-        one, two = (_step_work(model, strategy) for model in models)
-        found[strategy.name] = {
-            phase: Work(
-                flops=work.flops + further * (two[phase].flops - work.flops),
-                bytes=work.bytes + further * (two[phase].bytes - work.bytes),
-                launches=work.launches + further * (two[phase].launches - work.launches),
-            )
-            for phase, work in one.items()
-        }
-    return found
-
-
-def _step_work(model: RandomModel, strategy: Strategy) -> dict[str, Work]:
-    sampling = Sampling(cfg_scale=7.5, top_k=1000)
-    with torch.device("meta"):
-        engine = Engine(model.target, model.drafter, Shapes(), strategy, sampling)
-    launches = count_launches(engine, prefill=False)
-    return {
-        phase: Work(flops=flops, bytes=nbytes, launches=launches.get(phase, 0))
-        for phase, (flops, nbytes) in step_needs(engine).items()
-    }
-
-
-def project_sizes(profiles: Sequence[DeviceProfile]) -> list[SizeProjected]:
-    """Project a step of each of :data:`SIZES` onto every device whose profile has the dtype."""
-    known = [(one, limits_of_profile(one, SIZES_DTYPE)) for one in profiles]
-    found = []
-    for name, (profile, limits) in product(SIZES, known):
-        if limits is None:
-            continue
-        work = size_work(name)
-        vanilla, vanilla_bound = step_seconds(work["vanilla"], limits)
-        tree, tree_bound = step_seconds(work["eagle"], limits)
-        found.append(
-            SizeProjected(
-                model=name,
-                device=f"{profile.vendor} {profile.model}",
-                dtype=SIZES_DTYPE,
-                vanilla_ms=1e3 * vanilla,
-                vanilla_bound=vanilla_bound,
-                tree_ms=1e3 * tree,
-                tree_bound=tree_bound,
-                break_even=tree / vanilla,
-                assumed=limits.launch_assumed and "launches" in (vanilla_bound, tree_bound),
-                assumptions=limits.source,
-            )
-        )
-    return found
 
 
 def refuse_projected(entries: Sequence[object]) -> None:

@@ -33,12 +33,8 @@ def work(inputs: int, seed: int, keep: Path, out: Path, whole: Path) -> None:
     from fuzz.harness import keep as keep_case
     from fuzz.harness import run_case
     from fuzz.words import commands
-    from lantern_accel.report.projection import SIZES, size_work
 
     keep.mkdir(parents=True, exist_ok=True)
-    # What `compare` makes of shapes alone is the same for every input, and takes seconds once a process.
-    for name in SIZES:
-        size_work(name)
     known = commands()
     counts: collections.Counter[str] = collections.Counter()
     slowest, kept = 0.0, list[Any]()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from lantern_accel.measure import ceilings, environment
-from lantern_accel.report import projection
 
 STRATEGIES = "vanilla,eagle,lantern++"
 PROMPTS = ("red heart", "dog face")
@@ -15,7 +14,6 @@ FEW = ("--quick", "--samples", "2", "--quality-images", "4", "--strategy", STRAT
 def small_ceilings(patch: pytest.MonkeyPatch) -> None:
     """Let a device's ceilings be measured in no time, and let nobody look at the machine's load."""
     patch.setattr(environment, "busy_note", str)
-    patch.setattr(projection, "SIZES", ())
     patch.setattr(ceilings, "READING", 2e-4)
     patch.setattr(ceilings, "REPEATS", 2)
     patch.setattr(ceilings, "LARGEST_BUFFER", 2**20)

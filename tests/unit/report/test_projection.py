@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -158,31 +159,6 @@ def test_a_relaxed_strategy_without_its_price_is_not_projected_either() -> None:
     assert {p.strategy for p in section.projections} == {"vanilla"}
 
 
-# --- published sizes ----------------------------------------------------------------------------
-
-
-def test_a_size_is_projected_from_its_shapes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = tmp_path / "size.json"
-    name.write_text('{"dim": 64, "n_layer": 3, "n_head": 4, "vocab_size": 1100, "grid": 8}')
-    monkeypatch.setattr(projection, "SIZES", (str(name),))
-    slow, fast = profile(), profile(name="fast", bandwidth_bytes_per_s=figure(1e20))
-    none = profile(name="old", peak_flops={"float16": figure(1e12)})
-    one, two = projection.project_sizes([slow, fast, none])
-    work = projection.size_work(str(name))["vanilla"]
-    weights = 3 * (4 * 64**2 + 3 * 64 * 256 + 2 * 64) + 1100 * 64
-    # Prompt, half of 64 tokens, the last token and this one; keys and values of two guided rows.
-    cache = 2 * 3 * 2 * (120 + 32 + 1 + 1) * 64
-    assert work["verify"].bytes == 2 * (weights + cache)
-    assert work["verify"].launches > 3 * 10
-    assert (one.vanilla_bound, two.vanilla_bound) == ("launches", "launches")
-    assert one.break_even == pytest.approx(one.tree_ms / one.vanilla_ms)
-    assert one.break_even > 1
-    with pytest.raises(ProjectionError, match="is projected, not measured"):
-        rank([one])
-
-
 def test_what_only_an_assumed_launch_decides_is_left_out_and_said() -> None:
     run = invented_run(names=["vanilla"])
     run.cells[0].work = {"verify": Work(flops=0, bytes=1, launches=900, operators=900)}
@@ -222,3 +198,11 @@ def test_a_run_of_before_promises_no_gpu_thousands_of_tokens() -> None:
     run = read_run(profiles_dir() / "measured" / "cpu-lantern-emoji.json")
     section = compare([run], profiles=all_profiles()).models[0]
     assert max((one.tokens_per_second for one in section.projections), default=0.0) < 2000
+
+
+def test_a_report_runs_no_model() -> None:
+    """Nothing that could make or run one is imported: what a model costs is measured in profiles."""
+    running = "decoding|families|generation|models|nn|memory|testing|training"
+    for path in Path(projection.__file__).parent.glob("*.py"):
+        found = re.findall(rf"lantern_accel\.(?:{running})\b", path.read_text(encoding="utf-8"))
+        assert not found, path.name

@@ -63,7 +63,7 @@ def compare(
     from lantern_accel.report import render
     from lantern_accel.report.comparison import compare as put_side_by_side
     from lantern_accel.report.offers import Terms, read_prices
-    from lantern_accel.report.telling import QUESTION, first_screen
+    from lantern_accel.report.verdict import QUESTION, first_screen
 
     if output is not None:
         render.check_kind(output)
@@ -81,11 +81,11 @@ def compare(
         screen = first_screen(comparison, section)
         for sentence in screen.opening:
             say(sentence)
-        for told in screen.told:
-            about = f"{told.run}:" if len(screen.told) > 1 else QUESTION
-            say(f"{about} {told.short}", style="bold")
-    told_runs = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    say(f"{output} ({told_runs})", label="wrote", style="bold green")
+        for device in screen.devices:
+            about = f"{device.run}:" if len(screen.devices) > 1 else QUESTION
+            say(f"{about} {device.short}", style="bold")
+    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    say(f"{output} ({count})", label="wrote", style="bold green")
 
 
 def _read(

@@ -139,10 +139,10 @@ def profile(
         check=not quick,
     )
     from lantern_accel.report.comparison import compare
-    from lantern_accel.report.telling import QUESTION, first_screen
+    from lantern_accel.report.verdict import QUESTION, first_screen
 
     found = compare([run], profiles=[])
-    for answer in first_screen(found, found.models[0]).told:
+    for answer in first_screen(found, found.models[0]).devices:
         say(f"{QUESTION} {answer.short}", style="bold")
         for line in answer.lines:
             say(line)

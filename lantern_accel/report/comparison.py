@@ -1,7 +1,4 @@
-"""Runs side by side: rows, verdicts, rankings, projections, and what is missing.
-
-The JSON of ``lantern-accel compare`` is a :class:`Comparison`; the page and the Markdown print it.
-"""
+"""Puts runs side by side: rows, verdicts, rankings, projections, and what is missing."""
 
 from __future__ import annotations
 
@@ -10,32 +7,20 @@ import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from itertools import combinations
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from lantern_accel._version import __version__
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.device.datasheets import DeviceProfile, all_profiles
 from lantern_accel.measure.record import (
     NOT_MEASURED,
-    PROTOCOL,
-    Ceilings,
-    ClockCheck,
-    Environment,
     Interval,
-    NotMeasured,
     Run,
-    RunSettings,
-    Session,
-    Strip,
 )
-from lantern_accel.quality.interval import Verdict, unpaired_ratio
+from lantern_accel.quality.interval import unpaired_ratio
 from lantern_accel.quality.interval import verdict as judge
-from lantern_accel.records import Record
-from lantern_accel.report.answer import Answers, answer_all
 from lantern_accel.report.names import readable
-from lantern_accel.report.offers import Offer, Refusal, Terms, offers
+from lantern_accel.report.offers import Terms, offers
 from lantern_accel.report.projection import (
     Error,
     Projected,
@@ -47,102 +32,17 @@ from lantern_accel.report.projection import (
     project,
     refuse_projected,
 )
+from lantern_accel.report.record import (
+    Comparison,
+    Gap,
+    ModelSection,
+    Pair,
+    Place,
+    Ranking,
+    RunSummary,
+)
 from lantern_accel.report.rows import Row, row_of, unsettled
-
-COMPARISON: Literal["lantern_accel.comparison"] = "lantern_accel.comparison"
-
-
-class RunSummary(Record):
-    """What the report says about a run as a whole."""
-
-    name: str
-    recorded_as: str = Field(description="its name in its file")
-    device: str
-    state: str
-    command: str
-    settings: RunSettings
-    environment: Environment
-    clock: ClockCheck | NotMeasured
-    ceilings: Ceilings | NotMeasured
-    sessions: list[Session]
-
-
-class Pair(Record):
-    """One strategy on two devices: the first over the second."""
-
-    strategy: str
-    batch: int
-    temperature: float
-    first: str
-    second: str
-    ratio: Interval | NotMeasured
-    verdict: Verdict | NotMeasured
-
-
-class Place(Record):
-    """One row of a ranking; rows of the same rank have overlapping intervals."""
-
-    rank: int
-    run: str
-    strategy: str
-    tokens_per_second: Interval
-
-
-class Ranking(Record):
-    """Measured rows of one batch size and temperature, fastest first."""
-
-    batch: int
-    temperature: float
-    relaxed: bool
-    places: list[Place]
-
-
-class ModelSection(Record):
-    """Everything about one model."""
-
-    model: str
-    weights_hash: str
-    tokens: int
-    first: Answers = Field(description="what the first screen says")
-    offers: list[Offer | Refusal] = Field(description="what a buyer gets on the terms")
-    rows: list[Row]
-    pairs: list[Pair]
-    rankings: list[Ranking]
-    projections: list[Projected]
-    launch_bound: list[str] = Field(
-        description="devices whose projection is the assumed cost of launches, so not shown"
-    )
-    uncounted: list[str] = Field(
-        [],
-        description="runs whose files do not tell what other devices would launch: not projected",
-    )
-    errors: list[Error]
-    contact_sheet: dict[str, list[Strip]] = Field(description="by run")
-
-
-class Gap(Record):
-    """Something that was not measured, why, and what fills it (empty: the backend must learn it)."""
-
-    where: str
-    what: list[str]
-    reason: str
-    command: str
-    device: bool = Field(False, description="a device without a run: every figure is missing")
-
-
-class Comparison(Record):
-    """The whole report as data."""
-
-    kind: Literal["lantern_accel.comparison"] = COMPARISON
-    schema_version: Literal[2] = 2
-    protocol_version: int = PROTOCOL
-    created: str
-    lantern_accel: str
-    runs: list[RunSummary]
-    terms: Terms = Field(description="what a buyer asked for")
-    models: list[ModelSection]
-    conformance: list[ConformanceReport]
-    gaps: list[Gap]
+from lantern_accel.report.verdict import answer_all
 
 
 def rank(rows: Sequence[Any]) -> list[tuple[int, Row]]:

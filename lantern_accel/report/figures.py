@@ -9,12 +9,12 @@ import numpy as np
 
 from lantern_accel.measure.record import PHASES, Distance, Interval, Quality, Run, is_measured
 from lantern_accel.quality.interval import SAME
-from lantern_accel.report.answer import at_setting
-from lantern_accel.report.comparison import Comparison, ModelSection
 from lantern_accel.report.drawing import Figure, colour, drawing, note, strategy_role
 from lantern_accel.report.names import short_device
 from lantern_accel.report.offers import cell_of
+from lantern_accel.report.record import Comparison, ModelSection
 from lantern_accel.report.rows import Row, achieved_rates
+from lantern_accel.report.verdict import at_setting
 from lantern_accel.report.writing import listed, times, upper
 
 #: Of each run in a plot, and what its caption calls it.

@@ -171,12 +171,3 @@ def cell_of(run: Run, row: Row) -> Cell:
     return next(
         c for c in run.cells if (c.strategy.name, c.batch, c.temperature) == key and c.samples
     )
-
-
-def told_terms(terms: Terms) -> str:
-    """Say what was asked for: quality, latency, prices."""
-    share, seconds = 100 * terms.tv_budget, terms.latency_s
-    exact = f"strategies that move {share:g} % of a token's probability at most"
-    long = "any length" if seconds is None else f"{seconds:g} s at most"
-    prices = "prices per hour as given" if terms.prices else "no price given"
-    return f"{exact if share else 'exact decoding'}, requests of {long}, {prices}"

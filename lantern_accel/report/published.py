@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from lantern_accel.files import write_json
 from lantern_accel.measure.record import Run
-from lantern_accel.report.comparison import Comparison
+from lantern_accel.report.record import Comparison
 
 FOLDER = Path(__file__).parent / "schema"
 MODELS: dict[str, type[BaseModel]] = {"run-2.json": Run, "comparison-2.json": Comparison}

@@ -12,10 +12,10 @@ from lantern_accel.measure import samples
 from lantern_accel.measure.record import PHASES, Interval, Quality, Run
 from lantern_accel.quality import interval as intervals
 from lantern_accel.report import writing
-from lantern_accel.report.comparison import Comparison
-from lantern_accel.report.offers import Offer, told_terms
+from lantern_accel.report.offers import Offer
+from lantern_accel.report.record import Comparison
 from lantern_accel.report.rows import PERCENTILES
-from lantern_accel.report.telling import QUESTION, first_screen, projection_error
+from lantern_accel.report.verdict import QUESTION, first_screen, pricing_terms, projection_error
 
 KINDS = (".html", ".md", ".json")
 INSTALL = "pip install 'lantern-accel[report]'"
@@ -87,7 +87,7 @@ def _rendered(environment: Any, template: str, comparison: Comparison, **more: A
         c=comparison,
         question=QUESTION,
         first={s.model: first_screen(comparison, s) for s in models},
-        terms=told_terms(comparison.terms),
+        terms=pricing_terms(comparison.terms),
         unrun=[gap for gap in comparison.gaps if gap.device],
         gaps=[gap for gap in comparison.gaps if not gap.device],
         many_temperatures={s.model: len({r.temperature for r in s.rows}) > 1 for s in models},

@@ -12,7 +12,7 @@ from lantern_accel.measure.record import PHASES, Interval, Run, not_measured
 from lantern_accel.report import render
 from lantern_accel.report.comparison import compare, rank
 from lantern_accel.report.rows import Row, detail_of, phase_ms, row_of
-from lantern_accel.report.telling import first_screen
+from lantern_accel.report.verdict import first_screen
 from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.values import ChainTree, Strategy
 
@@ -57,7 +57,7 @@ def test_a_run_that_ended_before_its_first_sample_is_reported_as_such() -> None:
         run = invented_run(cells=cells, state="running", quality=[], contact_sheet=[])
         found = compare([run])
         screen = first_screen(found, found.models[0])
-        assert screen.told == []
+        assert screen.devices == []
         assert screen.warnings == [
             "Run abacus-1 is running, not complete; "
             "`lantern-accel profile -o abacus-1.json --resume` goes on."
@@ -155,9 +155,9 @@ def test_an_unsettled_cell_gets_the_reason_and_no_verdict() -> None:
     assert rows["eagle"].verdict == "not measured: warm-up of eagle did not settle"
     assert rows["lantern++"].verdict == "faster"
     found = compare([run], profiles=[])
-    (told,) = first_screen(found, found.models[0]).told
-    assert "No verdict on eagle: warm-up of eagle did not settle." in " ".join(told.lines)
-    assert "warm-up did not settle" in " ".join(told.lines)
+    (device,) = first_screen(found, found.models[0]).devices
+    assert "No verdict on eagle: warm-up of eagle did not settle." in " ".join(device.lines)
+    assert "warm-up did not settle" in " ".join(device.lines)
 
 
 def test_too_few_samples_are_told_instead_of_a_verdict() -> None:
@@ -165,12 +165,12 @@ def test_too_few_samples_are_told_instead_of_a_verdict() -> None:
     found = compare([invented_run(cells=cells)], profiles=[])
     rows = {row.strategy: row for row in found.models[0].rows}
     assert rows["eagle"].verdict == "not measured: too few samples, 2 of 5"
-    (told,) = first_screen(found, found.models[0]).told
-    assert told.short.startswith("Not known. The nearest is lantern++: ")
-    assert told.short.endswith(
+    (device,) = first_screen(found, found.models[0]).devices
+    assert device.short.startswith("Not known. The nearest is lantern++: ")
+    assert device.short.endswith(
         "no verdict: too few samples, 2 of 5; it moves 8.0 % of a token's probability."
     )
-    assert "No verdict on eagle, eagle2 and lantern: too few samples, 2 of 5." in told.lines
+    assert "No verdict on eagle, eagle2 and lantern: too few samples, 2 of 5." in device.lines
 
 
 def test_a_ranking_shares_places_that_noise_does_not_tell_apart() -> None:
@@ -253,8 +253,8 @@ def test_noise_on_the_host_is_told() -> None:
     for cell in run.cells:
         cell.samples = [s.model_copy(update={"others_cpu": 0.6}) for s in cell.samples]
     found = compare([run], profiles=[])
-    (told,) = first_screen(found, found.models[0]).told
-    text = " ".join(told.lines)
+    (device,) = first_screen(found, found.models[0]).devices
+    text = " ".join(device.lines)
     assert "other programs used up to 60 % of the host)" in text
     assert "Not for publication: " in text
 

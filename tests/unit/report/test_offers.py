@@ -8,8 +8,9 @@ from support.runs import invented_cell, invented_run, strategies
 from lantern_accel.errors import RequestError
 from lantern_accel.measure.record import Run
 from lantern_accel.report import render
-from lantern_accel.report.comparison import Comparison, compare
+from lantern_accel.report.comparison import compare
 from lantern_accel.report.offers import Offer, Refusal, Terms, read_prices
+from lantern_accel.report.record import Comparison
 
 
 def timed(name: str, seconds: list[float], batch: int = 1, energy: float | None = None) -> Run:

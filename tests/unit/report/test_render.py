@@ -17,7 +17,8 @@ from lantern_accel.errors import RequestError
 from lantern_accel.measure.reading import read_run
 from lantern_accel.measure.record import PHASES, Interval
 from lantern_accel.report import render
-from lantern_accel.report.comparison import Comparison, compare
+from lantern_accel.report.comparison import compare
+from lantern_accel.report.record import Comparison
 from lantern_accel.report.writing import interval, number, size
 
 pytest.importorskip("jinja2")

@@ -9,11 +9,11 @@ from support.runs import invented_cell, invented_price, invented_run, strategies
 
 from lantern_accel.generation.result import RoundingPrice
 from lantern_accel.measure.record import Run, Session
-from lantern_accel.report.answer import Answer, setting
-from lantern_accel.report.comparison import Comparison, compare
+from lantern_accel.report.comparison import compare
 from lantern_accel.report.filing import unpublishable
 from lantern_accel.report.names import differences, readable, short_device
-from lantern_accel.report.telling import FirstScreen, first_screen
+from lantern_accel.report.record import Answer, Comparison
+from lantern_accel.report.verdict import FirstScreen, first_screen, setting
 from lantern_accel.strategy.values import Sampling
 
 
@@ -48,55 +48,55 @@ def at_speeds(speeds: dict[str, float], noise: float = 0.0, **changes: Any) -> R
 
 def test_the_fastest_exact_strategy_is_the_answer() -> None:
     run = at_speeds({"eagle": 1.5, "eagle2": 1.2})
-    (told,) = screen_of(run).told
-    assert told.short == "Yes, with eagle: 1.50x, exact."
-    assert told.lines[0] == (
+    (device,) = screen_of(run).devices
+    assert device.short == "Yes, with eagle: 1.50x, exact."
+    assert device.lines[0] == (
         "An image takes 0.667 s instead of 1.00 s; memory: 324 MiB instead of 324 MiB; energy: no meter."
     )
-    assert told.lines[1] == "Also faster: eagle2."
+    assert device.lines[1] == "Also faster: eagle2."
     assert answer_of(run).pays == "yes"
-    (told,) = screen_of(at_speeds({"eagle": 1.5, "lantern": 1.2, "lantern++": 1.6})).told
-    assert told.lines[1] == "Also faster, for a price: lantern."
+    (device,) = screen_of(at_speeds({"eagle": 1.5, "lantern": 1.2, "lantern++": 1.6})).devices
+    assert device.lines[1] == "Also faster, for a price: lantern."
 
 
 def test_a_relaxed_strategy_is_never_the_answer_without_its_price() -> None:
-    (told,) = screen_of(at_speeds({"eagle": 1.2, "lantern++": 1.6})).told
-    assert told.short == (
+    (device,) = screen_of(at_speeds({"eagle": 1.2, "lantern++": 1.6})).devices
+    assert device.short == (
         "Yes, with eagle: 1.20x, exact. Faster still, for a price: lantern++: 1.60x, moves 8.0 % of a "
         "token's probability."
     )
-    (told,) = screen_of(at_speeds({"eagle": 0.8, "lantern++": 1.6})).told
-    assert told.short == (
+    (device,) = screen_of(at_speeds({"eagle": 0.8, "lantern++": 1.6})).devices
+    assert device.short == (
         "Only for a price, with lantern++: 1.60x, moves 8.0 % of a token's probability."
     )
-    assert told.lines[1] == "Slower: eagle."
+    assert device.lines[1] == "Slower: eagle."
     bare = at_speeds({"lantern++": 1.6}, state="interrupted")
     bare.quality = []
-    (told,) = screen_of(bare).told
-    assert "1.60" not in told.short + " ".join(told.lines)
-    assert told.short == "Not known: no strategy can be held against plain decoding."
+    (device,) = screen_of(bare).devices
+    assert "1.60" not in device.short + " ".join(device.lines)
+    assert device.short == "Not known: no strategy can be held against plain decoding."
 
 
 def test_what_noise_hides_is_not_shown_and_not_denied() -> None:
     run = at_speeds({"eagle": 1.0}, noise=0.4)
-    (told,) = screen_of(run).told
-    assert told.short.startswith("Not shown. The nearest is eagle: 1.19x (")
-    assert told.short.endswith("), not shown to be faster.")
-    assert "with plain decoding" in told.lines[0]
+    (device,) = screen_of(run).devices
+    assert device.short.startswith("Not shown. The nearest is eagle: 1.19x (")
+    assert device.short.endswith("), not shown to be faster.")
+    assert "with plain decoding" in device.lines[0]
     assert answer_of(run).pays == "not shown"
 
 
 def test_slower_and_equal_ones_say_no() -> None:
     assert answer_of(at_speeds({"eagle": 0.7, "eagle2": 1.0})).pays == "no"
-    (told,) = screen_of(at_speeds({"eagle": 0.7, "eagle2": 1.0})).told
-    assert told.short == "No. The nearest is eagle2: 1.00x, the same speed."
-    (told,) = screen_of(at_speeds({})).told
-    assert told.short == "Not known: only plain decoding was measured."
+    (device,) = screen_of(at_speeds({"eagle": 0.7, "eagle2": 1.0})).devices
+    assert device.short == "No. The nearest is eagle2: 1.00x, the same speed."
+    (device,) = screen_of(at_speeds({})).devices
+    assert device.short == "Not known: only plain decoding was measured."
 
 
 def test_what_was_not_tested_is_said() -> None:
-    (told,) = screen_of(at_speeds({"eagle": 1.5})).told
-    assert "Not tested: auto, batches above 1, other devices." in " ".join(told.lines)
+    (device,) = screen_of(at_speeds({"eagle": 1.5})).devices
+    assert "Not tested: auto, batches above 1, other devices." in " ".join(device.lines)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_screen_is_about_the_smallest_common_batch() -> None:
     rows = compare([one, other], profiles=[]).models[0].rows
     assert setting(rows) == (4, 1.0)
     assert setting([]) is None
-    assert {r.batch for t in screen_of(one, other).told for r in t.rows} == {4}
+    assert {r.batch for t in screen_of(one, other).devices for r in t.rows} == {4}
 
 
 def test_energy_and_missing_times_are_told_as_they_are() -> None:
@@ -130,14 +130,14 @@ def test_energy_and_missing_times_are_told_as_they_are() -> None:
     for cell in run.cells:
         energy = 3000.0 if cell.strategy.name == "eagle" else 9000.0
         cell.samples = [s.model_copy(update={"energy_mj": energy}) for s in cell.samples]
-    (told,) = screen_of(run).told
-    assert told.lines[0].endswith("energy: 3.00 J per image instead of 9.00.")
+    (device,) = screen_of(run).devices
+    assert device.lines[0].endswith("energy: 3.00 J per image instead of 9.00.")
     for cell in run.cells:
         cell.samples = [
             s.model_copy(update={"total": "not measured: no pixels"}) for s in cell.samples
         ]
-    (told,) = screen_of(run).told
-    assert told.lines[0].startswith("Decoding makes 512 tokens per second instead of 256;")
+    (device,) = screen_of(run).devices
+    assert device.lines[0].startswith("Decoding makes 512 tokens per second instead of 256;")
 
 
 # --- several devices ----------------------------------------------------------------------------
@@ -184,11 +184,11 @@ ROUNDED = RoundingPrice(
 def test_a_run_of_rounded_weights_is_called_exact_nowhere() -> None:
     full, rounded = invented_run("full"), invented_run("rounded", speed=700)
     rounded.settings = rounded.settings.model_copy(update={"rounding": ROUNDED})
-    (told,) = screen_of(rounded).told
-    assert "exact" not in told.short
-    assert told.short.startswith("Yes, with eagle: 1.20x")
-    assert "moves 1.5 % of a token's probability." in told.short
-    assert all("moves" in row.fidelity for row in told.rows)
+    (device,) = screen_of(rounded).devices
+    assert "exact" not in device.short
+    assert device.short.startswith("Yes, with eagle: 1.20x")
+    assert "moves 1.5 % of a token's probability." in device.short
+    assert all("moves" in row.fidelity for row in device.rows)
     # It does not race with what is exact.
     assert screen_of(full, rounded).opening == []
 
@@ -252,8 +252,8 @@ def metered() -> Run:
 
 def test_a_run_that_others_can_check_is_for_publication() -> None:
     assert unpublishable(metered()) == []
-    (told,) = screen_of(metered()).told
-    assert "Not for publication" not in " ".join(told.lines)
+    (device,) = screen_of(metered()).devices
+    assert "Not for publication" not in " ".join(device.lines)
 
 
 def test_what_keeps_a_run_from_publication_is_named() -> None:

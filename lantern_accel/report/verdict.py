@@ -1,14 +1,27 @@
-"""The first screen in sentences: what a reader knows after one minute, and how sure it is."""
+"""The verdict of a report: whether drafting pays on a device, how sure that is, and its sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
-from lantern_accel.measure.record import Distance, Interval, Quality, is_measured
-from lantern_accel.report.answer import Answer, Answers, Standing, at_setting
-from lantern_accel.report.comparison import Comparison, ModelSection, RunSummary
-from lantern_accel.report.rows import Row
+from lantern_accel.measure.record import Cell, Distance, Interval, Quality, Run, is_measured
+from lantern_accel.quality.interval import unpaired_ratio
+from lantern_accel.quality.interval import verdict as judge
+from lantern_accel.report.filing import disturbed, unpublishable
+from lantern_accel.report.names import differences
+from lantern_accel.report.offers import Terms, cell_of
+from lantern_accel.report.record import (
+    Answer,
+    Answers,
+    Comparison,
+    ModelSection,
+    Pays,
+    RunSummary,
+    Standing,
+)
+from lantern_accel.report.rows import NO_BASE, Row, unsettled
 from lantern_accel.report.writing import (
     interval,
     judged,
@@ -20,7 +33,12 @@ from lantern_accel.report.writing import (
     times,
     upper,
 )
+from lantern_accel.strategy.values import AUTO
 
+#: Samples per strategy below which confidence is low, and from which it may be high.
+FEW, MANY = 10, 30
+#: Half an interval over its figure up to which confidence may be high.
+NARROW = 0.05
 QUESTION = "Does drafting pay here?"
 NO_DIFFERENCE = "no difference"
 #: How an answer begins.
@@ -34,9 +52,154 @@ LEADS = {
 #: A permutation test's p-value below which images are called different.
 LEVEL = 0.05
 
+# --- facts ----------------------------------------------------------------------
+
+
+def setting(rows: Sequence[Row]) -> tuple[int, float] | None:
+    """Return the batch size and temperature that a first screen is about; None without rows.
+
+    The smallest batch that all runs have, or else the smallest of all; the temperature nearest to 1.
+    """
+    by_run: dict[str, set[tuple[int, float]]] = {}
+    for row in rows:
+        by_run.setdefault(row.run, set()).add((row.batch, row.temperature))
+    if not by_run:
+        return None
+    shared = set.intersection(*by_run.values()) or set.union(*by_run.values())
+    return min(shared, key=lambda one: (abs(one[1] - 1), one[0]))
+
+
+def at_setting(rows: Sequence[Row], run: str) -> list[Row]:
+    """Return a run's rows of the first screen, in the order in which they were measured."""
+    mine = [row for row in rows if row.run == run]
+    for choice in (setting(rows), setting(mine)):
+        here = [row for row in mine if (row.batch, row.temperature) == choice]
+        if here:
+            return here
+    return []
+
+
+def answer_all(runs: Sequence[Run], rows: Sequence[Row]) -> Answers:
+    """Answer for every run of one model, and put the devices in order."""
+    known = [run for run in runs if at_setting(rows, run.name)]
+    return Answers(
+        answers=[answer(run, rows) for run in known],
+        standings=_standings(known, rows),
+        differences=differences(known) if len(known) > 1 else {},
+    )
+
+
+def answer(run: Run, rows: Sequence[Row]) -> Answer:
+    """Answer for one run, which has rows."""
+    here = at_setting(rows, run.name)
+    plain = next((row for row in here if row.strategy == "vanilla"), None)
+    others = [row for row in here if row.strategy != "vanilla"]
+    compared = [row for row in others if isinstance(row.speedup, Interval)]
+    faster = sorted((r for r in compared if r.verdict == "faster"), key=_speedup, reverse=True)
+    exact = [row for row in faster if not row.relaxed]
+    relaxed = [row for row in faster if row.relaxed]
+    # Where none is faster, the nearest: one with a verdict, if there is one.
+    nearest = sorted(compared, key=lambda row: (row.verdict in _WORDS, _speedup(row)), reverse=True)
+    best = next(iter(exact or relaxed or nearest), None)
+    still = relaxed[0] if exact and relaxed and _speedup(relaxed[0]) > _speedup(exact[0]) else None
+    names = {word: [r.strategy for r in compared if r.verdict == word] for word in _WORDS}
+    pays: dict[Pays, list[Any]] = {  # the first that has something decides
+        "yes": exact,
+        "for a price": relaxed,
+        "not shown": names["ambiguous"],
+        "no": names["slower"] + names["same"],
+    }
+    confidence, because = _confidence(run, here, best)
+    return Answer(
+        run=run.name,
+        batch=here[0].batch,
+        temperature=here[0].temperature,
+        pays=next((word for word, found in pays.items() if found), "unknown"),
+        best=None if best is None else best.strategy,
+        priced=None if still is None else still.strategy,
+        plain_seconds=NO_BASE if plain is None else plain.seconds_per_image,
+        best_seconds=None if best is None else best.seconds_per_image,
+        unshown=names["ambiguous"],
+        same=names["same"],
+        slower=names["slower"],
+        unjudged=[r.strategy for r in others if r.verdict not in _WORDS],
+        confidence=confidence,
+        because=because,
+        untested=_untested(run, rows),
+        unpublishable=unpublishable(run),
+    )
+
+
+_WORDS = ("faster", "ambiguous", "same", "slower")
+
+
+def _speedup(row: Row) -> float:
+    return row.speedup.value if isinstance(row.speedup, Interval) else 0.0
+
+
+def _confidence(
+    run: Run, here: Sequence[Row], best: Row | None
+) -> tuple[Literal["low", "medium", "high"], list[str]]:
+    """Return how sure an answer is, and what it rests on."""
+    samples = min(row.samples for row in here)
+    because = ["quick run"] if run.settings.plan.quick else []
+    because += [f"{samples} samples of each", f"batch {here[0].batch}"]
+    compared = sum(row.strategy != "vanilla" for row in here)
+    if best is not None and best.verdict == "faster" and compared > 1:
+        because.append(f"the best of {compared}, so perhaps lucky")
+    doubts = [] if run.state == "complete" else [f"the run is {run.state}"]
+    if not all(row.settled for row in here):
+        doubts.append("warm-up did not settle")
+    doubts += disturbed(run)
+    because += doubts
+    if doubts or run.settings.plan.quick or samples < FEW:
+        return "low", because
+    speed = None if best is None else best.speedup
+    narrow = isinstance(speed, Interval) and speed.high - speed.low <= 2 * NARROW * speed.value
+    return ("high" if narrow and samples >= MANY else "medium"), because
+
+
+def _untested(run: Run, rows: Sequence[Row]) -> list[str]:
+    mine = [row for row in rows if row.run == run.name]
+    found = [] if any(row.strategy == AUTO for row in mine) else [AUTO]
+    found.append(f"batches above {max(row.batch for row in mine)}")
+    return found + ["other devices"] * (len({row.device for row in rows}) == 1)
+
+
+def _standings(runs: Sequence[Run], rows: Sequence[Row]) -> list[Standing]:
+    """Hold every device against the slowest; empty where fewer than two can be compared."""
+    found: list[tuple[Row, Cell]] = []
+    choice = setting(rows)
+    for run in runs:
+        here = [r for r in at_setting(rows, run.name) if (r.batch, r.temperature) == choice]
+        exact = [row for row in here if row.exact]
+        if exact:
+            row = max(exact, key=lambda one: (one.settled, one.tokens_per_second.value))
+            found.append((row, cell_of(run, row)))
+    if not found:
+        return []
+    found.sort(key=lambda one: -one[0].tokens_per_second.value)
+    slowest, base = found.pop()
+    ratios = [unpaired_ratio(cell.rates, base.rates) for _, cell in found]
+    return [
+        Standing(
+            run=row.run,
+            strategy=row.strategy,
+            against=slowest.run,
+            against_strategy=slowest.strategy,
+            batch=row.batch,
+            ratio=ratio,
+            verdict=judge(ratio, unsettled=unsettled(cell, base)),
+        )
+        for (row, cell), ratio in zip(found, ratios, strict=True)
+    ]
+
+
+# --- sentences ------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
-class Told:
+class DeviceSentences:
     """One device's answer in sentences, with the rows of its table."""
 
     run: str
@@ -53,7 +216,7 @@ class FirstScreen:
 
     opening: list[str]
     """How many times one device is another, and what else differs; empty for a single run."""
-    told: list[Told]
+    devices: list[DeviceSentences]
     prices: list[str]
     """What relaxation does to images, a sentence a strategy."""
     warnings: list[str]
@@ -65,8 +228,8 @@ def first_screen(comparison: Comparison, section: ModelSection) -> FirstScreen:
     first = section.first
     answered = {one.run for one in first.answers}
     return FirstScreen(
-        opening=opening(first),
-        told=[_told(comparison, section, one) for one in first.answers],
+        opening=opening_lines(first),
+        devices=[_sentences(comparison, section, one) for one in first.answers],
         prices=_prices(section),
         warnings=[
             _incomplete(run)
@@ -81,7 +244,7 @@ def first_screen(comparison: Comparison, section: ModelSection) -> FirstScreen:
 # --- several devices --------------------------------------------------------------------------
 
 
-def opening(first: Answers) -> list[str]:
+def opening_lines(first: Answers) -> list[str]:
     """Say how many times one device is another, and what else differs between their runs."""
     if not first.standings:
         return []
@@ -120,7 +283,7 @@ def _standing(one: Standing) -> str:
 # --- one device -------------------------------------------------------------------------------
 
 
-def _told(comparison: Comparison, section: ModelSection, one: Answer) -> Told:
+def _sentences(comparison: Comparison, section: ModelSection, one: Answer) -> DeviceSentences:
     rows = at_setting(section.rows, one.run)
     run = next(run for run in comparison.runs if run.name == one.run)
     best = _row(rows, one.best)
@@ -134,14 +297,16 @@ def _told(comparison: Comparison, section: ModelSection, one: Answer) -> Told:
         f"Not for publication: {'; '.join(one.unpublishable)}." if one.unpublishable else "",
     ]
     warnings = [] if run.state == "complete" else [_incomplete(run)]
-    return Told(run.name, _short(one, rows), [line for line in lines if line], warnings, rows)
+    return DeviceSentences(
+        run.name, _short(one, rows), [line for line in lines if line], warnings, rows
+    )
 
 
 def _row(rows: Sequence[Row], name: str | None) -> Row | None:
     return next((row for row in rows if row.strategy == name), None)
 
 
-def told_speed(row: Row) -> str:
+def speed_words(row: Row) -> str:
     """Say how fast a row is: ``lantern++: 1.13x (0.91 to 1.32), not shown to be faster``."""
     verdict = judged(row.verdict)
     words = f"{row.strategy}: {times(row.speedup)}"
@@ -157,8 +322,8 @@ def _short(one: Answer, rows: Sequence[Row]) -> str:
             return "Not known: only plain decoding was measured."
         return "Not known: no strategy can be held against plain decoding."
     still = _row(rows, one.priced) if one.pays == "yes" else None
-    more = f" Faster still, for a price: {told_speed(still)}." if still is not None else ""
-    return f"{LEADS[one.pays]} {told_speed(best)}.{more}"
+    more = f" Faster still, for a price: {speed_words(still)}." if still is not None else ""
+    return f"{LEADS[one.pays]} {speed_words(best)}.{more}"
 
 
 def _work(plain: Row | None, shown: Row | None, rows: Sequence[Row]) -> str:
@@ -245,7 +410,7 @@ def _price(runs: Mapping[str, Quality]) -> str:
     verdict = "were not shown to differ from vanilla's"
     verdict = "are farther from vanilla's than chance explains" if far else verdict
     weakest = max(known, key=lambda run: known[run].detectable)
-    limits = power(known[weakest], runs[weakest].images)
+    limits = detection_limit(known[weakest], runs[weakest].images)
     if len(runs) > 1:
         where = f" on {listed(far)}" if far else ""
         measured = f"{len(known)} of {len(runs)} runs measured it"
@@ -257,7 +422,7 @@ def _price(runs: Mapping[str, Quality]) -> str:
     )
 
 
-def power(distance: Distance, images: int) -> str:
+def detection_limit(distance: Distance, images: int) -> str:
     """Say what so many images cannot show."""
     return (
         f"With {images} images, differences below about {number(distance.detectable)} would often be "
@@ -279,3 +444,12 @@ def projection_error(section: ModelSection) -> str:
 def _range(values: Sequence[float], written: Callable[[float], str]) -> str:
     low, high = written(min(values)), written(max(values))
     return low if low == high else f"{low} to {high}"
+
+
+def pricing_terms(terms: Terms) -> str:
+    """Say what was asked for: quality, latency, prices."""
+    share, seconds = 100 * terms.tv_budget, terms.latency_s
+    exact = f"strategies that move {share:g} % of a token's probability at most"
+    long = "any length" if seconds is None else f"{seconds:g} s at most"
+    prices = "prices per hour as given" if terms.prices else "no price given"
+    return f"{exact if share else 'exact decoding'}, requests of {long}, {prices}"

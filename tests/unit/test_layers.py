@@ -1,4 +1,4 @@
-"""Who may import whom: the rooms of ``lantern_accel``, read off every import, wherever it stands."""
+"""Who may import whom: the packages of ``lantern_accel``, read off every import, wherever it stands."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2] / "lantern_accel"
 #: Imported by everybody.
 GROUND = {"bounds", "errors", "files", "prompts", "records", "store", "_version"}
-#: The storeys from the ground up: a room imports from those below its own, and from itself.
-STOREYS = (
+#: The layers from the lowest up: a package imports from those below its own, and from itself.
+LAYERS = (
     ("device",),
     ("strategy", "nn", "checkpoints"),
     ("decoding",),
@@ -27,11 +27,11 @@ STOREYS = (
     ("distributed", "porting", "integrations"),
     ("cli",),
 )
-FLOOR = {room: floor for floor, rooms in enumerate(STOREYS) for room in rooms}
+LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 
 
-def room(module: str) -> str:
-    """Return the room of a module's dotted path below the package; "" for the package itself."""
+def package(module: str) -> str:
+    """Return the package of a module's dotted path below ours; "" for ours itself."""
     return module.split(".")[0]
 
 
@@ -49,16 +49,16 @@ def imports(source: str) -> Iterator[str]:
 
 
 def crossed(path: str, source: str) -> set[tuple[str, str]]:
-    """Return the (importer, imported) pairs of rooms that do not lead down."""
-    here = room(path.removesuffix(".py").replace("/", "."))
+    """Return the (importer, imported) pairs of packages that do not lead down."""
+    here = package(path.removesuffix(".py").replace("/", "."))
     if here in ("__init__", "__main__"):
         return set()
-    pairs = {(here, room(name)) for name in imports(source)}
-    floor = -1 if here in GROUND else FLOOR[here]
+    pairs = {(here, package(name)) for name in imports(source)}
+    layer = -1 if here in GROUND else LAYER_OF[here]
     return {
         (a, b)
         for a, b in pairs
-        if a != b and b not in GROUND and (b not in FLOOR or FLOOR[b] >= floor)
+        if a != b and b not in GROUND and (b not in LAYER_OF or LAYER_OF[b] >= layer)
     }
 
 
@@ -71,14 +71,14 @@ def found() -> dict[tuple[str, str], list[str]]:
     return out
 
 
-def test_no_room_imports_what_it_may_not() -> None:
+def test_no_package_imports_what_it_may_not() -> None:
     wrong = found()
     assert not wrong, "\n".join(f"{a} -> {b}: {', '.join(f)}" for (a, b), f in wrong.items())
 
 
-def test_every_room_has_a_storey() -> None:
-    rooms = {p.name for p in ROOT.iterdir() if p.is_dir() and (p / "__init__.py").is_file()}
-    assert rooms <= set(FLOOR), "a room without a storey"
+def test_every_package_has_a_layer() -> None:
+    packages = {p.name for p in ROOT.iterdir() if p.is_dir() and (p / "__init__.py").is_file()}
+    assert packages <= set(LAYER_OF), "a package without a layer"
 
 
 def test_no_two_files_import_each_other() -> None:

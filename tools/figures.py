@@ -234,18 +234,6 @@ def _sources() -> Iterator[Figure]:
         yield _figure(f"drafts of a window, {name}", text, data, command, WINDOWS)
 
 
-#: Prompts that are shown next to the mean.
-HARD = ("dog face", "rocket")
-
-
-def _drawn(row: Any) -> list[float]:
-    return [rate for prompt, rate in row["rates"].items() if prompt not in HARD]
-
-
-def _bold(value: float, most: float) -> str:
-    return f"**{value:.2f}**" if value == most else f"{value:.2f}"
-
-
 def _floor() -> Iterator[Figure]:
     data = "profiles/bench/epyc-floor.json"
     for run in _read(data)["runs"]:

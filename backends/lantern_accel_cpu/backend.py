@@ -31,7 +31,7 @@ from lantern_accel.device.plan import (
     StepPlan,
 )
 from lantern_accel.nn.rounding import Rounded, Rounding
-from lantern_accel_cpu import cache, heap
+from lantern_accel_cpu import cache, heap, pages
 from lantern_accel_cpu.compile import CompiledReplay
 from lantern_accel_cpu.linear import linear, pack, packs
 from lantern_accel_cpu.native import races, sampling, steps, trunk, windows
@@ -90,7 +90,11 @@ class DeviceBackend(Backend):
         """Allocate a zeroed cache that keeps its addresses, and remembers native trunks over it."""
         if self.kernels is None:
             return super().allocate(layout)
-        return trunk.PlannedCache.of(super().allocate(layout))
+        keys, values = (
+            tuple(pages.zeros(layout.shape, layout.dtype) for _ in range(layout.layers))
+            for _ in range(2)
+        )
+        return trunk.PlannedCache(layout, keys, values, self.pieces(layout, self.index))
 
     def address(self, kv: KVCache, slots: Tensor) -> Tensor:
         """Return where slots ``[R, T]`` lie; for the native kernels, the slots themselves."""

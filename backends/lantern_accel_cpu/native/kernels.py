@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.nn.rounding import TRIES, Rounding
+from lantern_accel_cpu import pages
 from lantern_accel_cpu.native.library import PANEL, Library, byref
 from lantern_accel_cpu.native.rounded import KEPT, RoundedPanels
 from lantern_accel_cpu.native.structures import (
@@ -186,12 +187,12 @@ class Kernels:
             weight = weight.contiguous()
         n, k = weight.shape
         if words and weight.dtype == torch.bfloat16 and self.library.takes_words():
-            out = torch.empty(-(-n // PANEL) * word_panel(k), dtype=weight.dtype)
+            out = pages.zeros((-(-n // PANEL) * word_panel(k),), weight.dtype)
             self.library.pack_words(weight.data_ptr(), weight.stride(0), k, n, out.data_ptr())
             return out.as_strided((n, k), (k, 1)).as_subclass(WordPanels)
         group = 2 if weight.dtype == torch.bfloat16 else 1
         size = -(-n // PANEL) * PANEL * -(-k // group) * group
-        out = torch.empty(size, dtype=weight.dtype)
+        out = pages.zeros((size,), weight.dtype)
         kind = DTYPES[weight.dtype]
         self.library.pack(weight.data_ptr(), weight.stride(0), k, n, kind, out.data_ptr())
         return out.as_strided((n, k), (k, 1)).as_subclass(Panels)

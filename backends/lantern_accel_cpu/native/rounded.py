@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.nn.rounding import Rounded, Rounding, packed
+from lantern_accel_cpu import pages
 from lantern_accel_cpu.native.library import PANEL
 
 #: How a weight is kept, by its bits, as the kernels have it.
@@ -33,8 +34,12 @@ class RoundedPanels:
     @classmethod
     def of(cls, weight: Rounded, drafts: bool = False) -> RoundedPanels:
         """Put a matrix in order; ``drafts``: of a copy whose products may round activations too."""
-        panels = torch.cat([_ordered(part) for part in _parts(weight)])
-        return cls(weight.rounding, weight.shape, panels, drafts)
+        made, at = cls.empty(weight.rounding, weight.shape, drafts), 0
+        for part in _parts(weight):
+            panels = _ordered(part)
+            made.panels[at : at + len(panels)] = panels
+            at += len(panels)
+        return made
 
     @classmethod
     def empty(cls, how: Rounding, shape: tuple[int, int], drafts: bool = False) -> RoundedPanels:
@@ -44,7 +49,7 @@ class RoundedPanels:
             size = -(-inputs // GROUP) * PANEL * (4 + GROUP * how.bits // 8)
         else:
             size = PANEL * (4 + -(-inputs // 4) * 4)
-        panels = torch.empty(-(-out // PANEL), size, dtype=torch.uint8)
+        panels = pages.zeros((-(-out // PANEL), size), torch.uint8)
         return cls(how, shape, panels, drafts)
 
     @property

@@ -37,11 +37,6 @@ class PlannedCache(KVCache):
         default_factory=dict, compare=False, repr=False
     )
 
-    @classmethod
-    def of(cls, kv: KVCache) -> PlannedCache:
-        """Return a cache of the same tensors, without plans."""
-        return cls(kv.layout, kv.keys, kv.values, kv.first)
-
 
 class TrunkPlan:
     """What stays the same from one pass of some blocks over one cache to the next."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 #: Rows that the order is chosen for; products of 2 to 24 rows were found to take the same time.
@@ -34,7 +33,8 @@ def packs(weight: Tensor) -> bool:
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if dtype not in _SUPPORTED or not available:
         return False
-    if isinstance(weight, FakeTensor):  # there is no memory whose order could change
+    # Of other kinds some have no memory whose order could change.
+    if type(weight) not in (Tensor, nn.Parameter):
         return False
     operators = torch.ops.mkldnn
     if not all(hasattr(operators, n) for n in ("_reorder_linear_weight", "_linear_pointwise")):

@@ -1,7 +1,7 @@
-"""The static-shape proof: prefill and step on fake tensors, then on the device, operator by operator.
+"""The static-shape proof: prefill and step without data, then on the device, operator by operator.
 
-Every installed family's tiny model is traced. On fake tensors a host read or a data-dependent shape
-cannot even be executed; what they let pass (another device, float64, a device's generator, an operator
+Every installed family's tiny model is traced. Without data a host read or a data-dependent shape
+cannot even be executed; what that lets pass (another device, float64, a device's generator, an operator
 the backend does not list) is refused by rule. The same step with other content must give the same
 operators, shapes and Python arguments: then a compiled or captured graph is reused. A step keeps no view,
 and writes to no buffer that nobody named.
@@ -10,7 +10,6 @@ and writes to no buffer that nobody named.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -21,12 +20,12 @@ from lantern_accel.device.backend import Backend
 from lantern_accel.device.capture import Arguments, buffers_of
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing
+from lantern_accel.testing.shapes import RefusedOperator, WithoutData
 from lantern_accel.testing.tiny import CHECKED
 from lantern_accel.testing.trace import (
     Recorder,
     Signature,
     Violation,
-    fake,
     first_difference,
     source_line,
 )
@@ -39,37 +38,26 @@ STEPS = 2
 LONG = 200
 
 
-def _refused(error: Exception) -> str | None:
-    """Return the rule that a fake tensor's refusal stands for."""
-    rules = {
-        "DataDependentOutputException": "host_read",
-        "DynamicOutputShapeException": "dynamic_shape",
-        "FakeTensorDeviceMismatchError": "other_device",
-        "UnsupportedOperatorException": "operators",
-    }
+def _refused(error: BaseException) -> str | None:
+    """Return the rule that an operator without data was refused by; None: another error."""
     chain: BaseException | None = error
     while chain is not None:
-        if type(chain).__name__ in rules:
-            return rules[type(chain).__name__]
+        if isinstance(chain, RefusedOperator):
+            return chain.rule
         chain = chain.__cause__
     return None
 
 
-def _fake_model(backend: Backend, dtype: torch.dtype, family: str) -> tuple[tiny.TinyModel, Any]:
-    """Return a tiny model on fake tensors and the mode to go on with; made once per backend."""
-    kept: dict[Any, tuple[tiny.TinyModel, Any]] = vars(backend).setdefault("_static_models", {})
+def _model_without_data(backend: Backend, dtype: torch.dtype, family: str) -> tiny.TinyModel:
+    """Return a tiny model on tensors without data; made once per backend."""
+    kept: dict[Any, tiny.TinyModel] = vars(backend).setdefault("_static_models", {})
     if (family, dtype) not in kept:
-
-        def build() -> tiny.TinyModel:
-            return tiny.tiny_model(backend, backend.device, dtype, family)
-
-        # Tensors of a device without data are as good as fake ones, and cannot be faked again.
-        without_data = backend.device.type == "meta"
-        kept[family, dtype] = (build(), nullcontext()) if without_data else fake(build)
+        with WithoutData():
+            kept[family, dtype] = tiny.tiny_model(backend, backend.device, dtype, family)
     return kept[family, dtype]
 
 
-def trace_fake(
+def trace_shapes(
     backend: Backend,
     strategy: str,
     batch: int,
@@ -77,11 +65,10 @@ def trace_fake(
     dtype: torch.dtype,
     family: str = "",
 ) -> Recorder:
-    """Run prefill and one step on fake tensors of this backend's device; return what was seen."""
-
-    model, mode = _fake_model(backend, dtype, family)
+    """Run prefill and one step on this backend's device without data; return what was seen."""
+    model = _model_without_data(backend, dtype, family)
     recorder = Recorder(backend.device, backend.operators(), backend.operator_rules())
-    with mode:
+    with WithoutData():
         engine = tiny.tiny_engine(
             backend,
             strategy,
@@ -118,13 +105,13 @@ def trace_once(
     dtype: torch.dtype,
     family: str,
 ) -> tuple[str, Recorder]:
-    """Return a case's name and its :func:`trace_fake`, which is made once per backend."""
+    """Return a case's name and its :func:`trace_shapes`, which is made once per backend."""
     kept: dict[str, Recorder] = vars(backend).setdefault("_static_traces", {})
     name = str(dtype).removeprefix("torch.")
     where = f"{family}, {strategy}, batch {batch}, temperature {temperature:g}, {name}"
     if where not in kept:
         doing(where)
-        kept[where] = trace_fake(backend, strategy, batch, temperature, dtype, family)
+        kept[where] = trace_shapes(backend, strategy, batch, temperature, dtype, family)
     return where, kept[where]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.device.launches import computes
+from lantern_accel.testing.shapes import implicit
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import OperatorRule
@@ -84,14 +85,6 @@ def source_line(error: BaseException, apart: Callable[[str], bool] = _apart) -> 
     return ""
 
 
-def _implicit(name: str) -> bool:
-    """Return whether torch makes the operator of others on every device."""
-    key = "CompositeImplicitAutograd"
-    return name.startswith("aten::") and bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-    )
-
-
 def _flat(value: Any, found: list[Any]) -> list[Any]:
     """Add what is in lists, tuples and dictionaries to ``found`` (operators have no other containers)."""
     for one in value.values() if isinstance(value, dict) else value:
@@ -109,12 +102,6 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _kind(tensor: Tensor) -> str:
-    """Return the type of a tensor's device; a fake one is asked without another trip through torch."""
-    device: torch.device = getattr(tensor, "fake_device", None) or tensor.device
-    return device.type
-
-
 #: Positional and named arguments of an operator.
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -129,7 +116,7 @@ class _Operator:
         if func._overloadname != "default":
             self.full += f".{func._overloadname}"
         self.names = {self.name, self.full}
-        self.implicit = _implicit(func.name())
+        self.implicit = implicit(func)
         self.reads = self.name in HOST_READS
         self.dynamic = bool(self.names & DYNAMIC)
         self.indexes = self.name in ("aten::index", "aten::index_put_", "aten::index_put")
@@ -236,13 +223,13 @@ class Recorder(Signature):  # type: ignore[no-untyped-call]  # torch's base clas
         for rule, complains in self.rules.items():
             if reason := complains(known.func, *call):
                 self._refuse(rule, full, reason)
-        if any(_kind(t) != self.device.type for t in tensors):
+        if any(t.device.type != self.device.type for t in tensors):
             self._refuse("other_device", full)
 
     def _after(self, known: _Operator, made: list[Tensor]) -> None:
         if any(t.dtype in WIDE for t in made):
             self._refuse("float64", known.full)
-        if any(_kind(t) != self.device.type for t in made):
+        if any(t.device.type != self.device.type for t in made):
             self._refuse("other_device", known.full)
         self.launched += known.computes
 
@@ -259,12 +246,3 @@ def first_difference(a: Signature, b: Signature) -> str:
     longer = max(a, b, key=lambda one: len(one.signature))
     extra = _shown(longer.sources[min(len(a.signature), len(b.signature))])
     return f"{len(a.signature)} operators became {len(b.signature)}; the first further one is at {extra}"
-
-
-def fake(build: Callable[[], Any]) -> tuple[Any, Any]:
-    """Run ``build`` on fake tensors; return its result and the mode to go on with."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    mode = FakeTensorMode()
-    with mode:
-        return build(), mode

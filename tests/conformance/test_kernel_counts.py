@@ -254,7 +254,7 @@ def few(device: str, strategy: str, count: int) -> bool:
 @pytest.mark.parametrize("strategy", TINY["null"])
 def test_a_tiny_step_launches_no_more_than_it_did(strategy: str) -> None:
     with open_backend("null") as backend:
-        count = static.trace_fake(backend, strategy, 1, 1.0, torch.float32).launched
+        count = static.trace_shapes(backend, strategy, 1, 1.0, torch.float32).launched
     assert few("null", strategy, count)
 
 
@@ -264,7 +264,7 @@ from lantern_accel.device.plugins import open_backend
 from lantern_accel.testing import static
 with open_backend("hpu", {"software": "on"}) as backend:
     for strategy in sys.argv[1:]:
-        seen = static.trace_fake(backend, strategy, 1, 1.0, backend.dtypes().compute)
+        seen = static.trace_shapes(backend, strategy, 1, 1.0, backend.dtypes().compute)
         print(strategy, seen.launched)
 """
 

@@ -20,7 +20,7 @@ def test_a_step_on_fake_cuda_tensors_reads_nothing_and_stays_on_the_gpu(
     backend.device = torch.device("cuda", 0)
     for strategy, batch, temperature in (("lantern++", 2, 1.0), ("eagle2", 1, 0.0)):
         with Indexing():
-            seen = static.trace_fake(backend, strategy, batch, temperature, torch.bfloat16)
+            seen = static.trace_shapes(backend, strategy, batch, temperature, torch.bfloat16)
         assert seen.violations == []
         assert len(seen.signature) > 300
         made = {str(entry[-1]) for entry in seen.signature}
@@ -40,6 +40,6 @@ def test_a_host_read_in_a_step_is_found_on_fake_cuda_tensors(
 
     monkeypatch.setattr(backend, "write", reads)
     with Indexing():
-        seen = static.trace_fake(backend, "lantern++", 1, 1.0, torch.float32)
+        seen = static.trace_shapes(backend, "lantern++", 1, 1.0, torch.float32)
     assert {one.rule for one in seen.violations} == {"host_read"}
     assert seen.violations[0].operator == "aten::_local_scalar_dense"

@@ -26,6 +26,7 @@ from lantern_accel.errors import LanternError, NotCapturableError
 from lantern_accel_cuda import faults
 from lantern_accel_cuda.handles import event
 from lantern_accel_cuda.handles import stream as stream_of
+from lantern_accel_cuda.kernels.counters import Counters, recording
 
 #: Runs before a capture: the first makes handles, workspaces and kernels, the rest settle them.
 WARMUPS = 3
@@ -129,6 +130,8 @@ class Recorder:
         self.failure = ""
         """Why a capture failed, in one line; nothing is captured from then on."""
         self._failed_takes: list[_Take] = []
+        #: Of the recordings' own: other streams may run kernels while these are replayed.
+        self._counters = Counters()
 
     @property
     def live(self) -> int:
@@ -157,7 +160,8 @@ class Recorder:
         current = torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
         try:
-            with torch.cuda.stream(stream):
+            # The first run makes as many counters as are needed, so that none is made while recording.
+            with recording(self._counters), torch.cuda.stream(stream):
                 for _ in range(WARMUPS):
                     step()
             current.wait_stream(stream)
@@ -165,7 +169,8 @@ class Recorder:
                 replay = Replay(step)
                 replay.seconds = time.perf_counter() - began
                 return replay
-            replay = self._record(step, name, stream)
+            with recording(self._counters):
+                replay = self._record(step, name, stream)
         except Exception as error:
             raise self._failed(error, step, name) from error
         replay.seconds = time.perf_counter() - began
@@ -237,3 +242,4 @@ class Recorder:
         for one in list(self._made):
             one.release()
         self._pool = self._stream = None
+        self._counters = Counters()

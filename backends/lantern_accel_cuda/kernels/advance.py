@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lantern_accel.device.plan import Buffers, NoDrafts, Window
-from lantern_accel_cuda.kernels.few import locks
+from lantern_accel_cuda.kernels.counters import counters_of
 from lantern_accel_cuda.kernels.race import PIECE, WARPS, exponential_of, threefry
 
 #: Below every score; behind a row's end.
@@ -298,7 +298,7 @@ def _chosen(
             best, codes, weights, tokens, length, newest, root, step, steps, histogram, last_length,
             finite, holds, report, tokens if row_keys is None else row_keys,
             tokens if row_previous is None else row_previous,
-            tokens if row_tokens is None else row_tokens, locks(weights.device, 1),
+            tokens if row_tokens is None else row_tokens, counters_of(weights.device, 1),
             images, count, pieces, last, histogram.shape[1], passes, wide,
             SIZE=size, WINDOW=window, RECALL=recalls,
             BLOCK_L=triton.next_power_of_2(count), BLOCK_P=triton.next_power_of_2(pieces),

@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lantern_accel_cuda.kernels.counters import counters_of
+
 #: What steps are served in. Float16 could not hold a norm's input times its weight, and float32 is there
 #: for exactness and not for speed.
 DTYPES = (torch.bfloat16,)
@@ -182,26 +184,6 @@ def _few(
         )  # fmt: skip
 
 
-#: Every counter that was made: what was recorded may still have it.
-_kept: list[Tensor] = []
-#: Counters of every card, and how many there are at least: more than a step's products have tiles.
-_locks: dict[torch.device, Tensor] = {}
-LOCKS = 16384
-
-
-def locks(device: torch.device, count: int) -> Tensor:
-    """Return counters of programs that have ended: 0, and left at 0 by the last program of each tile.
-
-    They keep their address while they are enough: recorded steps have it.
-    """
-    held = _locks.get(device)
-    if held is None or len(held) < count:
-        held = torch.zeros(max(count, LOCKS), dtype=torch.int32, device=device)
-        _kept.append(held)
-        _locks[device] = held
-    return held
-
-
 def pieces_of(inputs: int, count: int, shape: Shape, cores: int) -> int:
     """Return among how many programs the inputs of a tile are shared, on a card of ``cores``."""
     tiles, blocks = -(-count // shape.outputs), -(-inputs // shape.inputs)
@@ -228,7 +210,7 @@ def _launch(
         size = tiles * pieces * rows
         part = torch.empty(size * sums * shape.outputs, dtype=torch.float32, device=x.device)
         squares = torch.empty(size, dtype=torch.float32, device=x.device)
-        lock = locks(x.device, tiles * triton.cdiv(rows, held))
+        lock = counters_of(x.device, tiles * triton.cdiv(rows, held))
     cos, sin, address, k, v = places or (out,) * 5
     shared = bool(places) and cos.shape[0] == 1
     with torch.cuda.device_of(x):

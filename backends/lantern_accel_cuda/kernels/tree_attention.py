@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lantern_accel_cuda.kernels.few import locks
+from lantern_accel_cuda.kernels.counters import counters_of
 
 #: Score of a hidden key: finite, so that a piece without a visible key makes no NaN.
 HIDDEN = tl.constexpr(-1.0e30)
@@ -144,7 +144,7 @@ def _tree_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cores: int) -
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     with torch.cuda.device_of(q):
         _attend[(rows * heads, chosen.splits, triton.cdiv(nodes, chosen.block_t))](
-            q, k, v, mask, part, peak, total, locks(q.device, rows * heads * nodes), out,
+            q, k, v, mask, part, peak, total, counters_of(q.device, rows * heads * nodes), out,
             width**-0.5, nodes, capacity, k.stride(1) // stored, heads,
             q.stride(0), q.stride(1), q.stride(2), mask.stride(0), mask.stride(2), chosen.splits,
             chosen.blocks,

@@ -109,16 +109,15 @@ def test_queries_are_rotated_and_the_caches_written(shared: bool) -> None:
 @interpreted
 def test_a_row_gives_the_same_bits_in_steps_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     from lantern_accel_cuda.kernels import few
+    from lantern_accel_cuda.kernels.counters import counters_of
 
     monkeypatch.setattr(few, "SHAPES", (few.Shape(16, 16, 4, 2),))
     x, weight, gain = drawn(0, 35, 72), drawn(1, 40, 72), drawn(2, 72)
     whole = few.gate(x, gain, EPS, weight, 0, MANY)
     for rows in (1, 17):
         assert torch.equal(few.gate(x[:rows], gain, EPS, weight, 0, MANY), whole[:rows])
-    device = torch.device("cpu")
-    assert not bool(
-        few.locks(device, 1).any()
-    )  # the last program of a tile leaves its counter at 0
+    # The last program of a tile leaves its counter at 0.
+    assert not bool(counters_of(torch.device("cpu"), 1).any())
 
 
 @interpreted

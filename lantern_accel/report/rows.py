@@ -303,7 +303,6 @@ def detail_of(strategy: Strategy) -> str:
         words += [f"windows of {tree.window}"] if tree.window else []
     elif isinstance(tree, Window):
         words = [f"window of {tree.length}, {tree.fresh}"]
-        words += [] if strategy.invariant else [tree.tail]
     elif isinstance(tree, ChainTree):
         words = [f"chain of {tree.length}"]
     fields = rule.model_dump(exclude={"kind"}) if rule.relaxed else {}

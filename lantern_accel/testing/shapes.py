@@ -48,7 +48,7 @@ class Shape(Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # torch's own is typed as a static method
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run an operator outside of a mode, as within one."""
@@ -77,13 +77,13 @@ class WithoutData(TorchDispatchMode):
         """Begin the block."""
         self._before.append(torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch types none of them
         return self
 
     def __exit__(self, *exc: Any) -> None:
         """End the block."""
         torch._C._set_only_lift_cpu_tensors(self._before.pop())
-        super().__exit__(*exc)
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]  # as above
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -16,7 +16,7 @@ from lantern_accel.tuning import windows as tuning
 
 def test_what_is_tried(tiny_model):
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
-        (plain,) = tuning.windows(pipe.strategy("scd"), 16)
+        plain = tuning.windows(pipe.strategy("scd"), 16)
         assert [w.length for w in plain] == [3, 4, 6, 8, 12, 16], "none is longer than the image"
         assert [tuning.words(one) for one in tuning.windows(pipe.strategy("scd"), 4)] == [
             "window:3", "window:4"

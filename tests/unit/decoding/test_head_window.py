@@ -107,7 +107,7 @@ def test_tokens_differ_where_guesses_were_kept_untested(monkeypatch: pytest.Monk
     def known(self: Any, window: Tensor, *rest: Any) -> Any:
         made = decide(self, window, *rest)
         tokens = torch.cat((window[:, 1:], made.tokens[:, -1:]), dim=1)
-        return type(made)(tokens, made.count, made.price)
+        return type(made)(tokens, made.count)
 
     decide = HeadWindow.decide
     monkeypatch.setattr(HeadWindow, "decide", known)

@@ -33,8 +33,8 @@ def test_every_buffer_is_the_operators_and_the_data_show_it(
     recalled: list[int] = []
     honest = InvariantWindow._recalled
 
-    def counted(self: Any, window: Any, tokens: Any, first: Any, taken: Any) -> Any:
-        found = honest(self, window, tokens, first, taken)
+    def counted(self: Any, window: Any, tokens: Any, first: Any) -> Any:
+        found = honest(self, window, tokens, first)
         recalled.append(int((found != tokens).sum()))
         gained.append(int(first.max()))
         return found

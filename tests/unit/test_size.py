@@ -1,0 +1,78 @@
+"""How much there is, as bounds that may only fall: lines, loose types, and questions of a source's type.
+
+After a change that lowers a count, lower its bound here. One that would raise it has to remove something
+first, or to say in its commit why the bound is worth raising.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "lantern_accel"
+#: Classes of :mod:`lantern_accel.strategy` that say where drafts come from.
+SOURCES = {"NoTree", "ChainTree", "StaticTree", "DynamicTree", "Window", "SelfDrafts"}
+SOURCES |= {"AdaptiveSource", "DraftSource"}
+
+
+def trees(folder: Path = PACKAGE) -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(folder.rglob("*.py")):
+        yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def lines(folder: Path) -> int:
+    return sum(len(p.read_text(encoding="utf-8").splitlines()) for p in folder.rglob("*.py"))
+
+
+def annotations(module: ast.Module) -> Iterator[ast.expr | None]:
+    """Go through the annotations of variables, arguments but ``*given`` and ``**more``, and returns."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.AnnAssign):
+            yield node.annotation
+        elif isinstance(node, ast.arguments):
+            yield from (a.annotation for a in (*node.posonlyargs, *node.args, *node.kwonlyargs))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.returns
+
+
+def loose() -> int:
+    """Count the annotations that are ``Any`` and nothing else."""
+    return sum(
+        isinstance(note, ast.Name) and note.id == "Any"
+        for _, tree in trees()
+        for note in annotations(tree)
+    )
+
+
+def names(node: ast.expr) -> Iterator[str]:
+    return (one.id for one in ast.walk(node) if isinstance(one, ast.Name))
+
+
+def questions() -> int:
+    """Count the calls of isinstance outside ``strategy/`` that ask which source of drafts it is."""
+    return sum(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "isinstance"
+        and bool(SOURCES.intersection(names(node.args[1])))
+        for path, tree in trees()
+        if PACKAGE / "strategy" not in path.parents
+        for node in ast.walk(tree)
+    )
+
+
+BOUNDS = {
+    "lines of the package": (lambda: lines(PACKAGE), 52081),
+    "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 5563),
+    "Any in annotations": (loose, 383),
+    "isinstance of a source of drafts outside strategy": (questions, 47),
+}
+
+
+@pytest.mark.parametrize("what", BOUNDS)
+def test_a_count_never_rises(what: str) -> None:
+    count, bound = BOUNDS[what]
+    assert count() <= bound, f"{what}: {count()}, and {bound} is the most"

@@ -355,7 +355,7 @@ class DeviceBackend(Backend):
 
     def facts(self) -> DeviceFacts:
         """Describe the processor and its memory."""
-        quota = host.cpu_quota()
+        quota, library = host.cpu_quota(), self.kernels.library if self.kernels else None
         return DeviceFacts(
             backend=self.name,
             device=str(self.device),
@@ -367,7 +367,8 @@ class DeviceBackend(Backend):
             threads=self.kernels.count() if self.kernels else torch.get_num_threads(),
             notes=(
                 f"instruction set: {torch.backends.cpu.get_cpu_capability()}",
-                f"native kernels: {self.kernels.library.unit if self.kernels else 'none'}",
+                f"native kernels: {library.words if library else 'none'}",
+                *((library.note,) if library and library.note else ()),
                 *(() if quota is None else (f"quota of processor time: {quota:.4g} cores",)),
             ),
         )

@@ -43,6 +43,15 @@ from lantern_accel_cpu.native.structures import (
 
 VERSION = 14
 PANEL = 32
+#: What units multiply with; those of tests have no words.
+MULTIPLY = {
+    "amx": "tiles of bfloat16 and int8",
+    "avx512bf16": "dot products of bfloat16",
+    "avx512": "vectors of 16 numbers",
+    "avx2": "vectors of 8 numbers",
+    "neon": "vectors of 4 numbers",
+    "plain": "vectors of 4 numbers",
+}
 
 
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
@@ -110,6 +119,19 @@ class Library:
             )
         self.unit: str = self.selected().decode()
 
+    @property
+    def words(self) -> str:
+        """The unit that multiplies, and with what."""
+        return named(self.unit)
+
+    @property
+    def note(self) -> str:
+        """Why a unit is used that is not this processor's best; empty where it is."""
+        asked = os.environ.get(build.UNIT_VARIABLE)
+        if asked == self.unit:
+            return f"the unit that {build.UNIT_VARIABLE} names"
+        return build.refused_tiles()
+
     # What setattr above fills in.
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
@@ -149,19 +171,21 @@ def load_or_warn() -> Library | None:
         return None
 
 
+def named(unit: str) -> str:
+    """Return a unit's name, and what it multiplies with."""
+    return f"{unit}: {MULTIPLY[unit]}" if unit in MULTIPLY else unit
+
+
 def describe() -> str:
-    """Say whether there are native kernels, without compiling them."""
+    """Say which unit multiplies in native kernels, if there are any, without compiling them."""
     if reason := build.missing():
         return f"no native kernels: {reason}"
-    if build.PREBUILT.is_file():
-        return "native kernels"
     units = build.chosen_units()
-    ready = build.target(units).is_file()
-    refused = build.refused_tiles()
-    return (
-        f"native kernels ({units[0]}{'' if ready else ', compiled on first use'})"
-        f"{'; ' * bool(refused)}{refused}"
-    )
+    ready = build.PREBUILT.is_file() or build.target(units).is_file()
+    # Of several the library takes the best that runs.
+    said = [named(units[0])] * (len(units) == 1) + ["compiled on first use"] * (not ready)
+    said += list(filter(None, [build.refused_tiles()]))
+    return f"native kernels ({'; '.join(said)})" if said else "native kernels"
 
 
 __all__ = ["PANEL", "Library", "byref", "describe", "load", "load_or_warn"]

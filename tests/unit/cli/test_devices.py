@@ -9,11 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from support import native
 
 from lantern_accel import cli
 from lantern_accel.cli import devices, main
 from lantern_accel.device import plugins
-from lantern_accel.device.plugins import DeviceStatus
+from lantern_accel.device.plugins import DeviceStatus, open_backend
+from lantern_accel.measure.environment import describe
+from lantern_accel_cpu.native import build, library
 
 READY = DeviceStatus(name="abacus", state="ready", devices=("10 rods", "10 rods", "5 rods"))
 ABSENT = DeviceStatus(
@@ -64,6 +68,23 @@ def test_opening_a_device_prints_its_facts(capsys: pytest.CaptureFixture[str]) -
     assert "memory_bytes: unknown\n" in out
     assert main(["devices", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["backend"] == "cpu"
+
+
+@native.needs_native
+def test_the_unit_that_multiplies_is_a_note_of_its_device(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = build.chosen_units()[0]
+    words = f"native kernels: {unit}: {library.MULTIPLY[unit]}"
+    monkeypatch.delenv(build.UNIT_VARIABLE, raising=False)
+    assert main(["devices", "cpu"]) == 0
+    assert words in capsys.readouterr().out
+    monkeypatch.setenv(build.UNIT_VARIABLE, unit)
+    assert main(["devices", "cpu", "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert words in notes and f"the unit that {build.UNIT_VARIABLE} names" in notes
+    with open_backend("cpu") as backend:
+        assert words in describe(backend, torch.float32).device.notes
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,16 @@ def test_without_a_compiler_decoding_goes_on_in_silence(monkeypatch: pytest.Monk
 
 
 @native.needs_native
+def test_the_unit_that_multiplies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    units = build.UNITS[build.family() or ""]
+    assert {name for name, unit in units.items() if not unit.test} <= {*library.MULTIPLY}
+    for name in build.wheel_units():
+        monkeypatch.setenv(build.UNIT_VARIABLE, name)
+        said = f"native kernels ({name}: {library.MULTIPLY[name]}; compiled on first use)"
+        assert library.describe() == said
+
+
+@native.needs_native
 def test_a_compiler_that_fails_is_told_of_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

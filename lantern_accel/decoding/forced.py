@@ -1,6 +1,8 @@
-"""Says what follows tokens that are given, by the passes that draw: teacher-forced decoding."""
+"""Runs passes over tokens that are given: teacher-forced decoding, and what a pass costs."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,28 +13,40 @@ from lantern_accel.decoding.step_engine import StepEngine
 TOKENS = 64
 
 
+def forced_pass(engine: StepEngine, first: int, count: int) -> Callable[[Tensor], Tensor]:
+    """Return a pass over ``count`` tokens from ``first`` on: from them, ``[B, count]``, to guided logits.
+
+    ``engine``: of plain decoding. The pass is its own, over many tokens and its cache.
+    """
+    state, v, g = engine.state, engine.verifying, engine.geometry
+    prompt = state.prefix_mask.unsqueeze(1).expand(-1, count, -1)
+    slots = v.slots[: len(v.slots) - g.prefix]
+    cells = v.slots[first : first + count]
+    image = (slots <= cells.unsqueeze(-1)).expand(len(prompt), -1, -1)
+    visible = torch.cat((prompt, image), dim=-1)
+    cells = cells.expand(g.batch, -1)
+
+    def run(tokens: Tensor) -> Tensor:
+        return v.run(state, tokens, cells, cells + 1, cells + g.prefix, visible)[1]
+
+    return run
+
+
 def forced_logits(engine: StepEngine, tokens: Tensor) -> Tensor:
     """Return the guided logits of every token of images, given those before: float32 ``[B, N, V]``.
 
     ``engine``: of plain decoding, with prompts in its buffers (:meth:`~.EngineBase.load`); ``tokens``
-    integer ``[B, N]``. Passes are the engine's own, over many tokens and its cache, so that logits are
-    those of its steps: to the bit where a device multiplies each row alone.
+    integer ``[B, N]``. Logits are those of its steps, to the bit where a device multiplies each row
+    alone.
     """
-    state, v, g = engine.state, engine.verifying, engine.geometry
-    count = min(TOKENS, g.tokens - 1)
-    found = [v.prefill(state)[1].unsqueeze(1)]
-    prompt = state.prefix_mask.unsqueeze(1).expand(-1, count, -1)
-    slots = v.slots[: len(v.slots) - g.prefix]
+    total = engine.geometry.tokens
+    count = min(TOKENS, total - 1)
+    found = [engine.verifying.prefill(engine.state)[1].unsqueeze(1)]
     known = 0
-    while known < g.tokens - 1:
+    while known < total - 1:
         # The last pass runs over some of the one before again: all have one shape.
-        first = min(known, g.tokens - 1 - count)
-        cells = v.slots[first : first + count]
-        image = (slots <= cells.unsqueeze(-1)).expand(len(prompt), -1, -1)
-        visible = torch.cat((prompt, image), dim=-1)
-        cells = cells.expand(g.batch, -1)
-        here = tokens[:, first : first + count]
-        _, logits = v.run(state, here, cells, cells + 1, cells + g.prefix, visible)
+        first = min(known, total - 1 - count)
+        logits = forced_pass(engine, first, count)(tokens[:, first : first + count])
         found.append(logits[:, known - first :])
         known = first + count
     return torch.cat(found, dim=1)

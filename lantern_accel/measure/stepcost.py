@@ -1,7 +1,8 @@
 """Measures a step at real sizes on random weights, next to the least that it could cost.
 
 A vanilla step, verification alone at several node counts and a whole LANTERN step are timed in turns
-with vanilla, from the middle of an image, so that ratios hold on a machine that drifts. The floor of a
+with vanilla, from the middle of an image, and passes of the target over 1 to 64 rows in turns with plain
+decoding's, so that ratios hold on a machine that drifts. The floor of a
 step is :func:`~lantern_accel.measure.work.floor_of` under ceilings that are measured first. How many
 tokens a step brings is a property of weights: it is a stated number or one from a run.
 """
@@ -20,7 +21,9 @@ import torch
 from pydantic import Field
 
 from lantern_accel import store
+from lantern_accel.decoding.forced import forced_pass
 from lantern_accel.decoding.geometry import check as check_settings
+from lantern_accel.decoding.step_engine import StepEngine
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.backend import Backend, check_clock, recorded
 from lantern_accel.device.capture import Replay
@@ -54,8 +57,8 @@ from lantern_accel.strategy.values import (
 COMMAND = "lantern-accel stepcost"
 #: Columns of the table: the field of a row, and how it is written.
 COLUMNS = {
-    "step": ("step", ""), "batch": ("batch", ""), "nodes": ("nodes", ""), "ms": ("ms", ".3f"),
-    "±": ("spread", ".0%"), "over vanilla": ("over_vanilla", ".2f"),
+    "step": ("step", ""), "batch": ("batch", ""), "nodes": ("nodes", ""), "rows": ("rows", ""),
+    "ms": ("ms", ".3f"), "±": ("spread", ".0%"), "over plain": ("over_vanilla", ".2f"),
     "floor ms": ("floor_ms", ".3f"), "of the floor": ("of_floor", ".0%"),
     "operators": ("operators", ""), "conversion": ("conversion", ".2f"),
     "speed-up": ("speedup", ".2f"),
@@ -73,12 +76,17 @@ class Acceptance(Record):
 
 
 class Cost(Record):
-    """One kind of step: its samples, vanilla's taken in turns with them, and what it needs."""
+    """One kind of step: its samples, vanilla's taken in turns with them, and what it needs.
 
-    kind: Literal["vanilla", "verify", "step"]
+    A ``pass`` is the target's alone, without guidance, so that it has as many rows as nodes; what it is
+    taken in turns with is a pass of as many rows as vanilla's.
+    """
+
+    kind: Literal["pass", "vanilla", "verify", "step"]
     label: str
     batch: int
     nodes: int
+    rows: int | None = Field(None, description="of a pass of the target; null: an older file")
     ms: list[float] = Field(default_factory=list)
     vanilla_ms: list[float] = Field(default_factory=list)
     floor_flops: float = 0.0
@@ -95,7 +103,7 @@ class Cost(Record):
 
     @property
     def over_vanilla(self) -> float:
-        """Median of the ratios to the vanilla step timed next to each sample."""
+        """Median of the ratios to the plain step, or pass, timed next to each sample."""
         return statistics.median(a / b for a, b in zip(self.ms, self.vanilla_ms, strict=True))
 
 
@@ -126,6 +134,7 @@ class StepCost(Record):
                     "step": cost.label,
                     "batch": cost.batch,
                     "nodes": cost.nodes,
+                    "rows": cost.rows,
                     "ms": ms,
                     "spread": relative_spread(cost.ms),
                     "over_vanilla": over,
@@ -176,6 +185,8 @@ class StepCost(Record):
 
 #: Steps between two looks at the clock.
 INNER = 10
+#: Rows of the passes that are timed.
+ROWS = (1, 2, 4, 8, 16, 32, 48, 64)
 
 
 def bush(nodes: int) -> StaticTree:
@@ -206,14 +217,17 @@ class Timed:
         engine, g = self.engine, self.engine.geometry
         self.middle = g.tokens // 2
         self.inner = max(min(INNER, (g.tokens - self.middle) // (g.depth + 1) - 1), 1)
+        if cost.kind == "pass":
+            self.inner = max(INNER // cost.nodes, 1)
         need = g.prefix + g.ahead + self.middle + self.inner * (g.depth + 1)
         slots = next((n for n in engine.sizes if n >= need), engine.sizes[-1])
-        function = self._verification(slots) if cost.kind == "verify" else engine.steps[slots]
         state = engine.state
         state.reset()
         state.prefix_mask.fill_(True)
         state.uniforms.fill_(0.5)
         self._rewind()
+        made = {"pass": self._pass, "verify": self._verification}.get(cost.kind)
+        function = engine.steps[slots] if made is None else made(slots)
         with LaunchCounter() as counter:
             function()
         self.replay: Replay = recorded(backend, function, cost.kind)
@@ -221,14 +235,31 @@ class Timed:
         cost.operators, cost.captured = counter.counts.get("other", 0), self.replay.captured
         cost.capture_seconds, cost.capture_bytes = self.replay.seconds, self.replay.nbytes
         needs = step_needs(engine)
-        parts = [needs["verify"]] if cost.kind == "verify" else needs.values()
+        parts = needs.values() if cost.kind in ("vanilla", "step") else [needs["verify"]]
         cost.floor_flops, cost.floor_bytes = (sum(one) for one in zip(*parts, strict=True))
+        cost.rows = g.rows * cost.nodes
+        if cost.kind == "pass":  # the engine's own has one node
+            cost.floor_flops *= cost.nodes
 
     def __enter__(self) -> Timed:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.replay.release()
+
+    def _pass(self, slots: int) -> Callable[[], None]:
+        """Return a pass over as many tokens as there are nodes, ending before the image does."""
+        engine, count = self.engine, self.cost.nodes
+        assert isinstance(engine, StepEngine)
+        g, state = engine.geometry, engine.state
+        first = min(self.middle, g.tokens - 1 - count)
+        forward, tokens = forced_pass(engine, first, count), state.tokens[:, first : first + count]
+        sink = torch.zeros(g.batch, count, device=self.backend.device)
+
+        def run() -> None:
+            sink.copy_(forward(tokens)[:, :, 0])
+
+        return run
 
     def _verification(self, slots: int) -> Callable[[], None]:
         """Return verification alone; one column is kept, so that a compiler does not drop the head."""
@@ -271,6 +302,16 @@ class Timed:
 
 
 # --- a measurement --------------------------------------------------------------------------------
+
+
+def passes(tokens: int, branches: int) -> list[tuple[Cost, Strategy]]:
+    """List the passes that are measured, the plain one first, which has ``branches`` rows.
+
+    ``tokens``: of an image, which bound what one pass can have.
+    """
+    rows = [branches, *(n for n in ROWS if n < tokens and n != branches)]
+    cost = {n: Cost(kind="pass", label=f"pass {n}", batch=1, nodes=n) for n in rows}
+    return [(cost[n], Strategy(name="vanilla")) for n in rows]
 
 
 def plan(
@@ -400,26 +441,31 @@ def measure(
             report.ceilings = measure_ceilings(backend, compute, say)
             keep()
         known = {cost.key: len(cost.ms) for cost in report.costs}
-        for batch in batches:
-            every = plan(chosen, [batch], nodes, model.drafter is not None)
+        alone = sampling.model_copy(update={"cfg_scale": 1.0, "cfg_scale_image": None})
+        groups = [(plan(chosen, [n], nodes, model.drafter is not None), sampling) for n in batches]
+        groups.append((passes(manifest.target.num_tokens, sampling.branches), alone))
+        for every, settled in groups:
             todo = [one for one in every if known.get(one[0].key, 0) < repeats]
             if not todo:
                 continue
             base_cost, vanilla = every[0]
-            with Timed(backend, model, base_cost, vanilla, sampling) as base:
+            batch = base_cost.batch
+            with Timed(backend, model, base_cost, vanilla, settled) as base:
                 for cost, one in todo:
                     say(f"{cost.label}, batch {batch}: capture")
                     if cost is base_cost:
                         cost.ms = cost.vanilla_ms = [base.ms() for _ in range(repeats)]
                         cost.phase_ms = base.phase_ms()
                     else:
-                        with Timed(backend, model, cost, one, sampling) as timed:
+                        with Timed(backend, model, cost, one, settled) as timed:
                             timed.ms()
                             for _ in range(repeats):
                                 cost.ms.append(timed.ms())
                                 cost.vanilla_ms.append(base.ms())
                             cost.phase_ms = timed.phase_ms()
                     report.costs = [c for c in report.costs if c.key != cost.key] + [cost]
+                    # Passes at the end, by their rows: the plain one was measured first.
+                    report.costs.sort(key=lambda c: c.kind == "pass" and c.nodes)
                     say(f"{cost.label}, batch {batch}: {statistics.median(cost.ms):.3f} ms")
                     keep()
     keep()

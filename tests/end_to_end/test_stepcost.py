@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from lantern_accel.cli import main
-from lantern_accel.measure import ceilings
+from lantern_accel.measure import ceilings, stepcost
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "LARGEST_BUFFER", 2**20)
     monkeypatch.setattr(ceilings, "LARGEST_MATRIX", 512)
+    monkeypatch.setattr(stepcost, "ROWS", (1, 2, 4))
 
 
 def test_a_table_a_file_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,8 +38,9 @@ def test_a_table_a_file_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([*command, "--json"]) == 0
     said = capsys.readouterr()
     rows = json.loads(said.out)
-    assert [row["step"] for row in rows] == ["vanilla", "verify 4", "lantern++"]
-    assert rows[-1]["speedup"] is not None  # the number that was stated is kept
+    assert [row["step"] for row in rows][:4] == ["vanilla", "verify 4", "lantern++", "pass 1"]
+    assert rows[2]["speedup"] is not None  # the number that was stated is kept
+    assert [row["rows"] for row in rows[3:]] == [1, 2, 4]
     assert "capture" not in said.err
 
 

@@ -33,6 +33,18 @@ TINY = {
     "conditioning": "class", "prefix_length": 1,
 }  # fmt: skip
 
+ROWS = stepcost.ROWS
+
+
+def steps(report: StepCost) -> list[stepcost.Cost]:
+    """Return what was measured beside passes."""
+    return [cost for cost in report.costs if cost.kind != "pass"]
+
+
+@pytest.fixture(autouse=True)
+def _few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepcost, "ROWS", (1, 2, 4))
+
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> str:
@@ -137,7 +149,7 @@ def test_a_measurement_goes_on_where_it_stopped(
         stepcost.measure(backend, sized(tiny), **arguments)
     stored = StepCost.model_validate_json(out.read_text())
     assert [cost.label for cost in stored.costs] == ["vanilla", "verify 4"]
-    monkeypatch.undo()
+    monkeypatch.setattr(stepcost.Timed, "ms", seen)
     # Operators are counted that a native step has none of.
     monkeypatch.setattr(backend, "fused_step", lambda plan: None)
     acceptance = Acceptance(tokens_per_step=2.0, source="stated")
@@ -145,11 +157,17 @@ def test_a_measurement_goes_on_where_it_stopped(
         backend, sized(tiny), **arguments, acceptance=acceptance, say=said.append
     )
     assert not any("vanilla" in line or "ceilings" in line for line in said)
-    assert [cost.label for cost in report.costs] == ["vanilla", "verify 4", "lantern++"]
+    assert [cost.label for cost in steps(report)] == ["vanilla", "verify 4", "lantern++"]
     assert report.costs[0].ms == stored.costs[0].ms
     assert report.ceilings == stored.ceilings
     rows = report.rows()
-    assert [row["nodes"] for row in rows] == [1, 4, 4]
+    passes = [row["step"] for row in rows[3:]]
+    assert passes == [f"pass {n}" for n in (1, 2, 4)]
+    assert [row["nodes"] for row in rows[:3]] == [1, 4, 4]
+    assert [row["rows"] for row in rows] == [2, 8, 8, 1, 2, 4], "with guidance two a node"
+    assert rows[4]["over_vanilla"] == 1, "a plain pass has two rows"
+    floors = {row["rows"]: row["floor_ms"] for row in rows[3:]}
+    assert floors[1] <= floors[2] <= floors[4] <= 4 * floors[1]
     assert rows[0]["over_vanilla"] == 1
     assert rows[2]["speedup"] == pytest.approx(2 * rows[2]["conversion"])
     assert rows[0]["operators"] < rows[2]["operators"]
@@ -157,9 +175,28 @@ def test_a_measurement_goes_on_where_it_stopped(
         assert row["of_floor"] == pytest.approx(row["floor_ms"] / row["ms"])
     table = report.table()
     assert "tokens per step: 2 (stated)" in table
-    assert table.count("\n") == 7
+    assert table.count("\n") == 7 + len(passes)
     with pytest.raises(RequestError, match="its dtype is 'float32', not 'bfloat16'"):
         stepcost.measure(backend, sized(tiny), **{**arguments, "dtype": "bfloat16"})
+
+
+def test_passes_are_timed_next_to_the_plain_one(
+    backend: Backend, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What rows cost is known where nothing else is asked for, in plain passes."""
+    monkeypatch.setattr(stepcost, "ROWS", ROWS)
+    monkeypatch.setattr(stepcost.Timed, "ms", lambda self: 1.0 + 0.5 * self.cost.nodes)
+    report = stepcost.measure(
+        backend, sized(tiny), strategy="vanilla", nodes=(), repeats=2, dtype="float32"
+    )
+    passes = {c.nodes: c for c in report.costs if c.kind == "pass"}
+    assert {n: c.over_vanilla for n, c in passes.items()} == {
+        n: (1 + 0.5 * n) / 2 for n in (1, 2, 4, 8, 16, 32)
+    }, "an image has 36 tokens"
+    alone = stepcost.passes(tokens=256, branches=1)
+    assert [cost.rows for cost, _ in alone] == [None] * 8 and alone[0][0].nodes == 1
+    assert [cost.nodes for cost, _ in alone] == [1, 2, 4, 8, 16, 32, 48, 64]
+    assert [cost.nodes for cost, _ in stepcost.passes(256, 3)][:4] == [3, 1, 2, 4]
 
 
 def test_a_dynamic_tree_and_several_batches(backend: Backend, tiny: str) -> None:
@@ -167,7 +204,7 @@ def test_a_dynamic_tree_and_several_batches(backend: Backend, tiny: str) -> None
         backend, sized(tiny), strategy="eagle2", tree="dynamic:3,2,9", batches=(1, 2), nodes=(),
         repeats=1, dtype="float32",
     )  # fmt: skip
-    assert [(c.label, c.batch) for c in report.costs] == [
+    assert [(c.label, c.batch) for c in steps(report)] == [
         ("vanilla", 1), ("eagle2", 1), ("vanilla", 2), ("eagle2", 2),
     ]  # fmt: skip
 
@@ -259,5 +296,8 @@ def test_models_without_a_drafter_have_windows(name: str, drafter: bool) -> None
             top_k=20, nodes=(4,), repeats=2, dtype="float32",
         )  # fmt: skip
     drafted = ["verify 4", "eagle2"] if drafter else ["scd 4"]
-    assert [cost.label for cost in report.costs] == ["vanilla", *drafted]
+    assert [cost.label for cost in steps(report)] == ["vanilla", *drafted]
+    assert next(c for c in report.costs if c.kind == "pass" and c.over_vanilla == 1).rows == (
+        1 if name == "glm_image" else 2
+    )
     assert all(cost.floor_bytes > 0 and len(cost.ms) == 2 for cost in report.costs)

@@ -48,13 +48,8 @@ class DeviceBackend(Backend):
     version = "0.1.0"
     # Two rows keep a core busy already, and an image alone is the same whatever is made beside it.
     default_batch = 1
-    # With guidance 16 rows. A step of 8 tokens took 1.6 plain ones on one thread, one of 16 tokens 2.5 to
-    # 2.8 for 1.37 times the tokens, in bfloat16 and in float32; at batches of two and four, too, windows
-    # half as long as those of 16 positions were faster.
-    window_positions = 8
-    # With guidance ten rows. A step of the bundled model's dynamic tree of 5 nodes took 1.5 plain steps
-    # in bfloat16 and 1.7 in float32, one of 12 took 2.8 and 2.65 for a quarter more tokens (one thread).
-    tree_nodes = 5
+    # A matrix unit multiplies 32 rows in the time of one, vectors four to sixteen: it is measured.
+    free_rows = None
     # What libraries add to a process that decodes for the first time, beside tensors (measured on an
     # AVX-512 processor with torch 2.13): 25 to 30 MB of their code, which counts once it has run;
     # 0.55 MB for each shape of oneDNN's matrix product in bfloat16, of which vanilla has 16 and lantern++

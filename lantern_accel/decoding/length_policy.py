@@ -126,6 +126,16 @@ def _shifted(odds: float, shift: float, length: int) -> float:
     return tokens_of(moved / (1 + moved), length)
 
 
+def shifted(tokens: float, length: int, shift: float) -> float:
+    """Return the tokens per step of a window that usually brings ``tokens``, its odds shifted."""
+    return _shifted(_odds_of(tokens, length), shift, length) if length > 1 else tokens
+
+
+def odds_between(usual: float, found: float, length: int) -> float:
+    """Return the shift with which a window that usually brings ``usual`` tokens brings ``found``."""
+    return math.log(_odds_of(found, length) / _odds_of(usual, length))
+
+
 def rate_of_counts(counts: Mapping[int, Sequence[int]]) -> float:
     """Return the rate at which chains of several lengths bring what was counted, as one rate for all.
 

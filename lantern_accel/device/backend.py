@@ -169,9 +169,11 @@ class Backend(TensorOps, ABC):
     default_batch: int = 8
     """Images decoded together unless a request says otherwise."""
 
-    window_positions: int = 32
-    """Positions of all windows of a batch together, where nobody chose their length. With guidance they
-    are twice as many rows: about what a device multiplies in the time that reading the weights takes."""
+    free_rows: int | None = 64
+    """Rows that a pass is expected to have at about the cost of one; with guidance every token has two.
+    Windows of a batch whose length nobody chose have about so many. None: what rows cost is measured on
+    the model where it is first needed, and default trees follow it too; for devices that compile no
+    shapes."""
 
     reads_fewer_bits: bool = False
     """Whether a product with weights in fewer bits takes less time than with whole ones: then a copy of
@@ -179,10 +181,6 @@ class Backend(TensorOps, ABC):
 
     slowed: str = ""
     """Why this device decodes slower than it could here, and what to install; commands say it."""
-
-    tree_nodes: int | None = None
-    """Nodes of a drafter's tree, the root included, where nobody chose one and the model's has more: what
-    its pass costs here is worth no more of them. None: the model's tree, as it is."""
 
     capture_asked: bool = False
     """True where the user's options ask for captured steps: then one that cannot be is an error."""

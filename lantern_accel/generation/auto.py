@@ -8,8 +8,10 @@ a seed gives the same one whatever was chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -27,10 +29,19 @@ from lantern_accel.generation.comparison import ENOUGH, TIMED_AFTER, Comparison
 from lantern_accel.generation.copies import (
     DRAFTS,
     USUAL_RATES,
-    WINDOWS,
     ProductTimes,
     likely_copies,
+    own_windows,
     product_times,
+)
+from lantern_accel.generation.row_costs import (
+    TOKENS,
+    RowCosts,
+    auto_lengths,
+    known_worth,
+    row_costs,
+    tree_of,
+    window_tokens,
 )
 from lantern_accel.generation.timed import DRAFTER_STEPS, PRIOR_STEPS, Timed
 from lantern_accel.nn.transformer import projections
@@ -42,10 +53,8 @@ from lantern_accel.strategy.choices import (
     warn_of_stale,
     write_choice,
 )
-from lantern_accel.strategy.choose import shortened
 from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.sources import AdaptiveSource, DraftLength
-from lantern_accel.strategy.trees import cut_tree
 from lantern_accel.strategy.values import (
     AUTO,
     AUTO_CHAINS,
@@ -59,6 +68,7 @@ from lantern_accel.strategy.values import (
     Strategy,
     Window,
     adaptive_chain,
+    adaptive_window,
     self_drafted,
     with_tokens_per_step,
 )
@@ -75,15 +85,6 @@ MOST_DEPTHS = 4
 SAME_TEMPERATURE = 0.05
 
 
-def _of_device(manifest: Any, nodes: int | None) -> Any:
-    """Return a manifest whose default trees have at most ``nodes`` nodes; None: as they are."""
-    if nodes is None:
-        return manifest
-    names = ("static_tree", "dynamic_tree")
-    trees = {name: cut_tree(getattr(manifest.defaults, name), nodes) for name in names}
-    return manifest.model_copy(update={"defaults": manifest.defaults.model_copy(update=trees)})
-
-
 class Auto:
     """Chooses for one loaded model on one device."""
 
@@ -91,9 +92,27 @@ class Auto:
         self.model, self.backend, self.dtype = model, backend, dtype
         #: Whether the device has the memory for what a strategy drafts with.
         self.holds: Callable[[Strategy], bool] = lambda strategy: True
-        #: The model's manifest, with default trees that are no larger than this device's costs favour.
-        self.manifest = _of_device(model.manifest, backend.tree_nodes)
+        #: Whether it has the memory for the buffers of a strategy at a batch.
+        self.fits: Callable[[Strategy, int, Sampling], bool] = lambda *given: True
         self._known: dict[str, Choice | None] = {}
+
+    @cached_property
+    def costs(self) -> RowCosts:
+        """What rows of a pass cost here."""
+        return row_costs(self.model, self.backend, self.dtype)
+
+    @cached_property
+    def manifest(self) -> Any:
+        """The model's manifest, with default trees that are no larger than this device's costs favour."""
+        manifest = self.model.manifest
+        if self.model.drafter is None:
+            return manifest
+        defaults, branches = manifest.defaults, manifest.defaults.sampling.branches
+        trees = {
+            name: tree_of(self.costs, branches, getattr(defaults, name))
+            for name in ("static_tree", "dynamic_tree")
+        }
+        return manifest.model_copy(update={"defaults": defaults.model_copy(update=trees)})
 
     def key(self, strategy: Strategy, batch: int, sampling: Sampling) -> dict[str, Any]:
         """Return everything that a choice for auto, or a tuned window, depends on."""
@@ -109,7 +128,7 @@ class Auto:
             filters=[sampling.branches, sampling.top_k, sampling.top_p < 1, sampling.order],
             budget=strategy.tv_budget,
             invariant=strategy.invariant,
-            lengths=[list(AUTO_LENGTHS), list(AUTO_CHAINS), [*DRAFTS, *USUAL_RATES]],
+            lengths=[list(TOKENS), list(AUTO_CHAINS), [*DRAFTS, *USUAL_RATES]],
             timed_after=list(TIMED_AFTER),
             draft_head=self.guesses,
             tree=self.manifest.defaults.static_tree.name if self.model.drafter else None,
@@ -151,7 +170,11 @@ class Auto:
         found = read_choice(self.key(strategy, batch, sampling))
         if found is not None:
             return strategy.override(tree=found.strategy.tree)
-        return shortened(strategy, batch, self.backend.window_positions)
+        tree = strategy.tree
+        if not isinstance(tree, Window) or tree.draft_lengths:
+            return strategy
+        length = window_tokens(self.costs, batch * sampling.branches, batch, tree.length)
+        return strategy if length == tree.length else strategy.override(window=length)
 
     def resolve(self, strategy: Strategy, batch: int, sampling: Sampling) -> Strategy:
         """Return what auto stands for at this batch; any other strategy as it is."""
@@ -167,17 +190,63 @@ class Auto:
         window, head = strategy.tree, self.guesses
         worth = known_tokens_per_step(self.model.weights_hash, sampling.temperature, relaxed=False)
         known = {} if worth is None else worth.by_head if head else worth.tokens_per_step
-        window = window.model_copy(
-            update={
-                "draft_lengths": with_tokens_per_step(window.draft_lengths, known),
-                "fresh": "head" if head else window.fresh,
-            }
-        )
+        exact = strategy.model_copy(update={"acceptance": Exact(), "tv_budget": None})
+        update: dict[str, Any] = {"fresh": "head" if head else window.fresh}
         if self.backend.simulated:  # its times are no device's: steps are taken to cost alike
-            even = tuple(one.model_copy(update={"cost": 1.0}) for one in window.draft_lengths)
-            window = window.model_copy(update={"draft_lengths": even})
-        update = {"tree": window, "acceptance": Exact(), "tv_budget": None}
-        return strategy.model_copy(update=update)
+            even = (one.model_copy(update={"cost": 1.0}) for one in window.draft_lengths)
+            update["draft_lengths"] = with_tokens_per_step(tuple(even), known)
+            return exact.model_copy(update={"tree": window.model_copy(update=update)})
+        asked = exact.model_copy(update={"tree": window.model_copy(update=update)})
+        return self._windows(asked, self.costs, batch, sampling, known)
+
+    def _windows(
+        self,
+        strategy: Strategy,
+        costs: RowCosts,
+        batch: int,
+        sampling: Sampling,
+        known: Mapping[int, float],
+    ) -> Strategy:
+        """Return a strategy with windows of the lengths that may pay by these costs, where they fit.
+
+        ``known``: tokens per step by length; none: as usual.
+        """
+        window: Any = strategy.tree
+        tokens = self.model.manifest.target.num_tokens
+        lengths = auto_lengths(costs, batch * sampling.branches, batch, tokens, known)
+        worth = known_worth(known) if known else {}
+        while True:
+            made = adaptive_window(lengths).draft_lengths
+            update = {"length": lengths[-1], "draft_lengths": with_tokens_per_step(made, worth)}
+            found = strategy.model_copy(update={"tree": window.model_copy(update=update)})
+            if lengths[-1] <= AUTO_LENGTHS[-1] or self.fits(found, batch, sampling):
+                return found
+            lengths = lengths[:-1]
+
+    def lengthened(self, one: Timed, batch: int, sampling: Sampling) -> Timed:
+        """Return windows that were timed with longer ones, where these may pay by what was counted.
+
+        A step is taken to cost as the timed ones do, and more on their line. Not on a device that
+        compiles for minutes: it stays as it was.
+        """
+        tree: Any = one.strategy.tree
+        rows = batch * sampling.branches
+        if (
+            not isinstance(tree, Window)
+            or len(one.times) < 2
+            or self.backend.capture_patience < math.inf
+        ):
+            return one
+        costs = RowCosts.of_times({rows * n: ms for n, ms in one.times.items()})
+        known = {p.length: p.tokens_per_step for p in tree.draft_lengths if p.tokens_per_step}
+        made: Any = self._windows(one.strategy, costs, batch, sampling, known).tree
+        more = tuple(p for p in made.draft_lengths if p.length > tree.length)
+        if not more:
+            return one
+        prior = {p.length: p.tokens_per_step for p in more} if one.prior else {}
+        lengths = {"length": more[-1].length, "draft_lengths": (*tree.draft_lengths, *more)}
+        strategy = one.strategy.model_copy(update={"tree": tree.model_copy(update=lengths)})
+        return one.model_copy(update={"strategy": strategy, "prior": {**one.prior, **prior}})
 
     def choice(self, strategy: Strategy, batch: int, sampling: Sampling) -> Choice | None:
         """Return what is kept for this batch and these settings; None: nothing yet."""
@@ -248,13 +317,9 @@ class Auto:
             return []
         rows = batch * sampling.branches
         tokens = self.model.manifest.target.num_tokens
-        nodes = (1, *(n for n in WINDOWS if n))
+        counts = [rows * n for n in own_windows(windows.draft_lengths)]
         times: ProductTimes = product_times(
-            self.model.target,
-            self.backend,
-            self.dtype,
-            [rows * n for n in nodes],
-            self.backend.stopwatch,
+            self.model.target, self.backend, self.dtype, counts, self.backend.stopwatch
         )
 
         def holds(tree: SelfDrafts) -> bool:

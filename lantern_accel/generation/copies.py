@@ -27,8 +27,11 @@ from lantern_accel.strategy.values import SelfDrafts, self_drafted
 
 #: How often a copy's draft is kept, until it is counted: on the bundled model, activations in 8 bits.
 USUAL_RATES = {"int8": 0.975, "int6": 0.96, "int4": 0.9}
-#: Tokens of a copy's own window (0: none), and drafts a step: among these the best are predicted.
-WINDOWS, DRAFTS = (0, 2, 4, 8), (2, 4, 6, 8, 12, 16)
+#: Drafts a step: among these, and windows of the copy's own, the best are predicted.
+DRAFTS = (2, 4, 6, 8, 12, 16, 24, 32)
+#: Tokens of the longest of the copy's own windows that is tried in any case: longer ones where the
+#: target's of that length promise this share of its best.
+SHORT, NEAR = 8, 0.8
 #: What is kept of the drafts of a copy's windows, next to as many that it guessed one by one: some of a
 #: window have not settled when its passes are over. Measured: 0.94 to 1.05 for windows of 2 to 8.
 SETTLED = 0.96
@@ -114,6 +117,19 @@ def check_cost(timed: Sequence[DraftLength], nodes: int) -> float:
     return max(1.0, low + (high - low) * (nodes - a) / (b - a))
 
 
+def own_windows(timed: Sequence[DraftLength]) -> list[int]:
+    """Return the lengths of a copy's own window that may be worth trying, 1: it drafts token by token.
+
+    ``timed``: of the target's windows: where their rows are dear, a copy's are too.
+    """
+    promise = {
+        one.length: (one.tokens_per_step or usual_tokens_per_step(one.length)) / (one.cost or 1.0)
+        for one in timed
+    }
+    least = NEAR * max(promise.values(), default=1.0)
+    return sorted({1} | {n for n in promise if n <= SHORT or promise[n] >= least})
+
+
 def likely_copies(
     times: ProductTimes,
     rows: int,
@@ -144,10 +160,11 @@ def likely_copies(
     for name, rate in USUAL_RATES.items():
         if not holds(SelfDrafts(weights=name)):
             continue
-        for window in WINDOWS:
+        for length in own_windows(timed):
+            window = length if length > 1 else 0
             drafts = [n for n in DRAFTS if max(window, 2) <= n + 1 <= tokens]
-            gain = gains.get(window) or usual_tokens_per_step(max(window, 1))
-            cost = pass_cost(name, window or 1)
+            gain = gains.get(length) or usual_tokens_per_step(length)
+            cost = pass_cost(name, length)
             promises: dict[tuple[int, int], float] = {}
             for n in drafts:
                 needed = math.ceil(n / gain)

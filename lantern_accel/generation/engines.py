@@ -269,6 +269,10 @@ class Engines:
         free = self.backend.memory().left if need else None
         return free is None or need <= free
 
+    def fits(self, strategy: Strategy, batch: int, sampling: Sampling) -> bool:
+        """Return whether the buffers of a strategy fit in place of those that are kept."""
+        return self.capacity.fit(batch, strategy, sampling, spare=self.nbytes).batch == batch
+
     def _tell(self) -> None:
         """Warn of functions that run as they are, once."""
         left, self._uncaptured = self._uncaptured, []

@@ -58,7 +58,7 @@ class Loaded:
         self.dtype = dtype
         self.engines = Engines(model, backend, Capacity(model, backend, dtype))
         self.auto = Auto(model, backend, dtype)
-        self.auto.holds = self.engines.holds
+        self.auto.holds, self.auto.fits = self.engines.holds, self.engines.fits
 
     # --- settings ------------------------------------------------------------------------------
 
@@ -70,8 +70,7 @@ class Loaded:
     def strategy(self, strategy: str | Strategy = DEFAULT_STRATEGY, **changes: Any) -> Strategy:
         """Return a strategy by name, with this model's defaults, and changes applied.
 
-        A tree that nobody chose has no more nodes than the device's costs favour
-        (:attr:`.Backend.tree_nodes`).
+        A tree that nobody chose has no more nodes than the device's costs favour.
 
         ``changes``: ``tree`` (a tree, or text as ``--tree`` takes it), ``accept``, ``k``, ``delta``,
         ``lam``, ``residual``, ``neighbour_space``; None leaves the default.
@@ -83,9 +82,9 @@ class Loaded:
     ) -> Strategy:
         """Return a strategy with the window for requests of ``count`` images, ``batch`` at a time.
 
-        That is the one which ``lantern-accel tune`` kept for this device, or
-        :func:`~lantern_accel.strategy.choose.shortened`. Only for strategies by name, whose window
-        nobody chose. ``batch`` None: as many as usual.
+        That is the one which ``lantern-accel tune`` kept for this device, or what costs of rows favour
+        (:func:`.window_tokens`). Only for strategies by name, whose window nobody chose. ``batch`` None:
+        as many as usual.
         """
         if not isinstance(strategy.tree, Window) or strategy.name == AUTO:
             return strategy
@@ -296,7 +295,7 @@ class Loaded:
             found = self._timed(begun, strategy, batch, sampling)
         elif (due := self.auto.due(strategy, batch, sampling)) is not None:
             held -= copies_of(self.auto.resolve(strategy, batch, sampling))
-            found = self._timed_again(begun, due, batch)
+            found = self._timed_again(begun, due, batch, sampling)
         else:
             return ready
         if found is not None:
@@ -339,15 +338,18 @@ class Loaded:
             found.append(self.auto.timed(engine, begin))
         return Comparison(timed=found)
 
-    def _timed_again(self, begun: Timing, found: Comparison, batch: int) -> Comparison:
-        """Time once more what may yet prove best."""
+    def _timed_again(
+        self, begun: Timing, found: Comparison, batch: int, sampling: Sampling
+    ) -> Comparison:
+        """Time once more what may yet prove best, with longer windows where these may pay now."""
         for at in found.near(batch):
-            one = begun(found.timed[at].strategy)
+            source = self.auto.lengthened(found.timed[at], batch, sampling)
+            one = begun(source.strategy)
             if one is not None:
                 engine, begin = one
                 begin()
                 times = engine.calibrate(self.backend.stopwatch, ROUNDS_AGAIN, AGAIN_MS)
-                found.timed[at] = found.timed[at].timed_again(times)
+                found.timed[at] = source.timed_again(times)
         found.timings += 1
         return found
 

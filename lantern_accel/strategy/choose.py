@@ -7,7 +7,7 @@ from typing import Any
 from lantern_accel.errors import StrategyError, shown
 from lantern_accel.strategy.rules import AcceptanceRule, parse_rule
 from lantern_accel.strategy.sources import named_sources
-from lantern_accel.strategy.values import AUTO, NoTree, Strategy, Window, named_strategy
+from lantern_accel.strategy.values import AUTO, NoTree, Strategy, named_strategy
 
 #: Changes that belong to one strategy, with those to ask for in place of auto.
 ONE = {
@@ -22,21 +22,6 @@ ONE = {
 }
 #: What :func:`choose_strategy` takes beside a name.
 CHANGES = (*ONE, "coupling", "tv_budget", "relaxed")
-#: A shorter window than this has nothing to keep.
-SHORTEST = 4
-
-
-def shortened(strategy: Strategy, batch: int, positions: int) -> Strategy:
-    """Return a strategy with the window that a batch of so many images has if nobody chose its length.
-
-    A pass over the windows of a batch then has at most ``positions`` (:attr:`.Backend.window_positions`).
-    Other strategies, and windows that change their length by themselves, stay as they are.
-    """
-    tree = strategy.tree
-    if not isinstance(tree, Window) or tree.draft_lengths:
-        return strategy
-    length = min(tree.length, max(positions // batch, SHORTEST))
-    return strategy if length == tree.length else strategy.override(window=length)
 
 
 def choose_strategy(defaults: Any, strategy: str | Strategy, **changes: Any) -> Strategy:

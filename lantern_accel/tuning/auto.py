@@ -20,6 +20,7 @@ from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.length_policy import FixedLength, usual_tokens_per_step, with_costs
 from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.generation.auto import prune_lengths
+from lantern_accel.generation.row_costs import auto_lengths
 from lantern_accel.generation.timed import Timed
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.samples import about, batch_prompts, new_cell
@@ -30,7 +31,6 @@ from lantern_accel.strategy.sources import DraftSource
 from lantern_accel.strategy.values import (
     AUTO,
     AUTO_CHAINS,
-    AUTO_LENGTHS,
     Fresh,
     SelfDrafts,
     Strategy,
@@ -96,11 +96,11 @@ class AutoTuner(Search[AutoEvidence]):
 
     @cached_property
     def lengths(self) -> dict[str, list[int]]:
-        """The lengths of windows, and of the drafter's chains where there is one."""
+        """The lengths of windows, by what rows cost one image, and of the drafter's chains."""
         tokens = self.pipeline.model.manifest.target.num_tokens
-        drafter = self.pipeline.model.drafter is not None
+        drafter, costs = self.pipeline.model.drafter is not None, self.pipeline.auto.costs
         return {
-            "windows": [one for one in AUTO_LENGTHS if one <= tokens],
+            "windows": [*auto_lengths(costs, self.sampling.branches, 1, tokens, {})],
             "chains": [one for one in AUTO_CHAINS if drafter and one <= tokens],
         }
 

@@ -116,7 +116,7 @@ def test_the_copy_that_is_tried_is_predicted_before_one_is_made(
         tree: Any = made.tree
         assert tree.weights == "int6" and tree.window > 0 and tree.passes > 0
         rows = 2 * sampling.branches
-        assert asked_rows == [[rows, 2 * rows, 4 * rows, 8 * rows]]
+        assert asked_rows == [[n * rows for n in (1, 2, 4, 8, 16)]], "all rows cost alike"
         dear = Timed(strategy=promised(asked, 50.0))
         assert pipeline.auto.likely_copies(asked, dear, 2, sampling) == []
         assert not pipeline.engines.capacity.copies, "nothing was made yet"

@@ -54,8 +54,8 @@ def test_the_fastest_window_is_kept_and_used(command, tiny_model, tmp_path, monk
         assert [length(batch_size=1), length(batch_size=2)] == lengths
         # A length that was asked for stays; another temperature or strategy was not tuned.
         assert length(window=5) == 5 and length(tree="window:7") == 7
-        usual = pipe.backend.window_positions  # of one image
-        assert length(temperature=0) == length(strategy="sjd") == usual
+        # What costs of rows favour; the tests' are those of vectors.
+        assert length(temperature=0) == length(strategy="sjd") == 8
 
 
 def test_a_window_that_does_not_fit_is_left_out_and_a_run_goes_on(

@@ -17,7 +17,7 @@ from lantern_accel.strategy.values import SelfDrafts
 
 #: A target whose check of n nodes costs 1 and a twentieth for every node.
 TIMED = tuple(DraftLength(length=n, cost=1 + 0.05 * (n - 1)) for n in (1, 2, 4, 8, 16))
-NODES = (1, 2, 4, 8)
+NODES = (1, 2, 4, 8, 16)
 
 
 def times(**costs: float) -> dict[str, dict[int, float]]:
@@ -37,11 +37,23 @@ def fits(tree: SelfDrafts) -> bool:
 
 def test_memory_alone_makes_windows_of_the_copys_own_best() -> None:
     found = best(times(int8=0.5, int6=0.41, int4=0.28), 2, TIMED, 256, fits)
-    assert found is not None and found.tree.window == 8, "more rows cost nothing"
-    assert 1 <= found.tree.passes <= math.ceil(found.tree.length / 2.3)
+    assert found is not None and found.tree.window == 16, "more rows cost nothing"
+    assert 1 <= found.tree.passes <= math.ceil(found.tree.length / 2.9)
     lengths = [one.length for one in found.tree.draft_lengths]
-    assert lengths[0] == 1 and lengths[1] >= 8 and lengths == sorted(lengths)
+    assert lengths[0] == 1 and lengths[1] >= 16 and lengths == sorted(lengths)
     assert 2.3 < found.speedup < 4
+
+
+def test_own_windows_are_longer_where_the_targets_pay() -> None:
+    assert copies.own_windows(TIMED) == [1, 2, 4, 8, 16]
+    cheap = (
+        *(one.model_copy(update={"cost": 1.0}) for one in TIMED),
+        DraftLength(length=32, cost=1.1),
+    )
+    assert copies.own_windows(cheap) == [1, 2, 4, 8, 16, 32]
+    dear = [one.model_copy(update={"cost": 0.3 * one.length + 0.7}) for one in TIMED]
+    assert copies.own_windows(dear) == [1, 2, 4, 8], "so that products of 32 rows are not timed"
+    assert copies.own_windows([]) == [1]
 
 
 def test_a_copy_whose_rows_cost_drafts_one_token_a_pass() -> None:
@@ -62,7 +74,7 @@ def test_what_is_no_product_costs_a_copy_as_much_as_the_target() -> None:
 
 
 def test_a_copy_that_costs_what_the_target_does_promises_nothing() -> None:
-    known = {name: {2: 1.0, 4: 9.0, 8: 9.0, 16: 9.0} for name in ("full", *ROUNDINGS)}
+    known = {name: {2: 1.0} | dict.fromkeys((4, 8, 16, 32), 9.0) for name in ("full", *ROUNDINGS)}
     found = best(known, 2, TIMED, 256, fits)
     assert found is not None and found.speedup < 1
 

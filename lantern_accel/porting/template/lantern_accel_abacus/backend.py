@@ -55,10 +55,11 @@ class DeviceBackend(Backend):
     # # Images decoded together unless a request says otherwise.
     # default_batch: int = 8
 
-    # # Positions of all windows of a batch together, where nobody chose their length. With
-    # # guidance they are twice as many rows: about what a device multiplies in the time that
-    # # reading the weights takes.
-    # window_positions: int = 32
+    # # Rows that a pass is expected to have at about the cost of one; with guidance every token
+    # # has two. Windows of a batch whose length nobody chose have about so many. None: what rows
+    # # cost is measured on the model where it is first needed, and default trees follow it too;
+    # # for devices that compile no shapes.
+    # free_rows: int | None = 64
 
     # # Whether a product with weights in fewer bits takes less time than with whole ones: then a
     # # copy of the target in fewer bits may pay as a drafter.
@@ -66,10 +67,6 @@ class DeviceBackend(Backend):
 
     # # Why this device decodes slower than it could here, and what to install; commands say it.
     # slowed: str = ""
-
-    # # Nodes of a drafter's tree, the root included, where nobody chose one and the model's has
-    # # more: what its pass costs here is worth no more of them. None: the model's tree, as it is.
-    # tree_nodes: int | None = None
 
     # # True where the user's options ask for captured steps: then one that cannot be is an error.
     # capture_asked: bool = False

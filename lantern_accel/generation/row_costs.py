@@ -1,0 +1,236 @@
+"""What a pass over many rows costs in plain passes on a device, and how much is drafted for it.
+
+A row is one position of one branch of one image: with guidance two for every token of every image. Where
+a matrix unit multiplies, rows are nearly free until there are many; elsewhere a few cost a pass more.
+Lengths of windows and sizes of trees that nobody chose follow from these costs, and from what drafts
+usually bring.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import pairwise
+
+import torch
+from pydantic import Field, ValidationError
+
+from lantern_accel.decoding.adaptive import HOPELESS
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.forced import forced_pass
+from lantern_accel.decoding.length_policy import (
+    GAIN,
+    in_batch,
+    odds_between,
+    shifted,
+    usual_tokens_per_step,
+)
+from lantern_accel.decoding.logits import distribution
+from lantern_accel.decoding.step_engine import StepEngine
+from lantern_accel.device.backend import Backend, Stopwatch, inferring, recorded
+from lantern_accel.device.capture import Replay
+from lantern_accel.families.base import Model
+from lantern_accel.files import cache_dir, read_record, write_record
+from lantern_accel.records import Record
+from lantern_accel.strategy.choices import key_of
+from lantern_accel.strategy.sources import DraftSource
+from lantern_accel.strategy.trees import cut_tree
+from lantern_accel.strategy.values import AUTO_LENGTHS, Strategy
+
+#: Tokens of an image's passes that are timed, and those that windows may have.
+TOKENS = (1, 2, 4, 8, 16, 32, 64)
+#: Milliseconds and rounds of passes that are timed at least, and the most rounds; how long a pass is
+#: repeated, since a short one is no longer than a clock's noise.
+TIMED_MS, ROUNDS, MOST_ROUNDS, REPEATED_MS = 150.0, 2, 8, 1.0
+#: By how much the odds of acceptance are better than usual, as a logarithm, on an easy prompt.
+EASY = 1.0
+#: A shorter window than this has nothing to keep, where nobody chose its length.
+SHORTEST = 4
+#: Nodes of a drafter's tree, the root included, where nobody chose one: those among which costs decide.
+SIZES = (3, 5, 8, 13, 21, 34)
+#: The share of the best tree's promise with which a larger one is taken.
+NEARLY = 0.95
+
+
+class RowCosts(Record):
+    """Costs of a pass by its rows, relative to that with the fewest; ``timed``: they were measured."""
+
+    costs: dict[int, float] = Field(min_length=1)
+    timed: bool = True
+
+    @classmethod
+    def free(cls, rows: int) -> RowCosts:
+        """Return costs that nobody measured: so many rows cost as much as one, and more in proportion."""
+        return cls(costs={1: 1.0, rows: 1.0, 2 * rows: 2.0}, timed=False)
+
+    @classmethod
+    def of_times(cls, times: Mapping[int, float]) -> RowCosts:
+        """Return the costs of times by rows; no pass is taken to cost more than one of more rows."""
+        least = {n: min(ms for more, ms in times.items() if more >= n) for n in sorted(times)}
+        return cls(costs={n: ms / min(least.values()) for n, ms in least.items()})
+
+    def of(self, rows: int, plain: int) -> float:
+        """Return what a pass over ``rows`` costs in passes over ``plain`` rows, 1 at least."""
+        return max(1.0, self._of(rows) / self._of(plain))
+
+    def _of(self, rows: int) -> float:
+        """Return a cost: between the measured ones on lines, behind them on the last line."""
+        known = sorted(self.costs.items())
+        if len(known) == 1 or rows <= known[0][0]:
+            return known[0][1]
+        pairs = list(pairwise(known))
+        (a, low), (b, high) = next((pair for pair in pairs if rows <= pair[1][0]), pairs[-1])
+        return low + (high - low) * (rows - a) / (b - a)
+
+
+def window_tokens(costs: RowCosts, plain: int, batch: int, longest: int) -> int:
+    """Return the length of a window that nobody chose: the longest of those that promise about most.
+
+    ``plain``: rows of a plain pass of a batch; ``longest``: the strategy's own length, the most.
+    """
+    lengths = [n for n in TOKENS if SHORTEST <= n < longest] + [longest]
+    promise = {
+        n: in_batch(usual_tokens_per_step(n), batch) / costs.of(n * plain, plain) for n in lengths
+    }
+    return max(n for n in lengths if GAIN * promise[n] > max(promise.values()))
+
+
+def auto_lengths(
+    costs: RowCosts, plain: int, batch: int, tokens: int, worth: Mapping[int, float]
+) -> tuple[int, ...]:
+    """Return the lengths that auto's windows may have, 1 being plain decoding.
+
+    The usual ones, and longer ones where costs were measured and these promise nearly as much on an easy
+    prompt: a step costs no less than its pass. ``tokens``: of an image; ``worth``: tokens per step by
+    length that are known.
+    """
+    every, most = known_worth(worth), 0.0
+    kept: list[int] = []
+    for length in (n for n in TOKENS if n <= tokens):
+        brings = in_batch(shifted(every[length], length, EASY), batch)
+        promise = brings / costs.of(length * plain, plain)
+        most = max(most, promise)
+        if length > AUTO_LENGTHS[-1] and (promise < HOPELESS * most or not costs.timed):
+            break
+        kept.append(length)
+    return tuple(kept)
+
+
+def known_worth(worth: Mapping[int, float]) -> dict[int, float]:
+    """Return tokens per step of all :data:`TOKENS`: what is not known is as good as the next shorter."""
+    found, shift = {**worth, 1: 1.0}, 0.0
+    for length in TOKENS[1:]:
+        usual = usual_tokens_per_step(length)
+        if length in found:
+            shift = odds_between(usual, found[length], length)
+        else:
+            found[length] = shifted(usual, length, shift)
+    return found
+
+
+def tree_tokens(nodes: int) -> float:
+    """Return the tokens per step of a tree of so many nodes, the likeliest drafts.
+
+    One level deeper halves what a draft is worth and one sibling further quarters it, as
+    :func:`.cut_tree` has it. So there are 1, 1, 2, 3, 5, 8, ... drafts worth 1/2, 1/4, 1/8, ... tokens.
+    """
+    found, left, worth, many, more = 1.0, nodes - 1, 0.5, 1, 1
+    while left > 0:
+        found += worth * min(left, many)
+        left, worth, many, more = left - many, worth / 2, more, many + more
+    return found
+
+
+def tree_of(costs: RowCosts, branches: int, tree: DraftSource) -> DraftSource:
+    """Return a drafter's tree that nobody chose, with no more nodes than are worth their rows.
+
+    It stays as it is where costs were not measured.
+    """
+    if not costs.timed:
+        return tree
+    sizes = [n for n in SIZES if n < tree.size[0]] + [tree.size[0]]
+    promise = {n: tree_tokens(n) / costs.of(n * branches, branches) for n in sizes}
+    return cut_tree(tree, max(n for n in sizes if promise[n] >= NEARLY * max(promise.values())))
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def row_costs(model: Model, backend: Backend, dtype: torch.dtype) -> RowCosts:
+    """Return a model's costs on a device: those that are kept, else measured and kept from now on.
+
+    A device that says how many rows are free (:attr:`.Backend.free_rows`) is not measured.
+    """
+    if backend.free_rows is not None:
+        return RowCosts.free(backend.free_rows)
+    key = key_of("rows", model, backend, dtype, Strategy())
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    path = cache_dir() / "rows" / f"{digest[:24]}.json"
+    with suppress(KeyError, TypeError, ValidationError):  # a file of another kind, or none
+        return RowCosts.model_validate((read_record(path) or {})["measured"])
+    found = measure(backend, model)
+    write_record(path, {"key": key, "measured": found.model_dump(mode="json")})
+    return found
+
+
+@inferring
+def measure(backend: Backend, model: Model) -> RowCosts:
+    """Time passes over 1, 2, 4, ... tokens of an image with the draw of each, least of several rounds.
+
+    A round ends where more tokens could not pay, so that it is short next to an image.
+    """
+    target = model.family.fitted(model, model.family.usual_shape(model))[0]
+    sampling = model.manifest.defaults.sampling
+    engine = engine_for(target, None, backend, Strategy(name="vanilla"), sampling)
+    assert isinstance(engine, StepEngine)
+    branches, most = engine.geometry.branches, engine.geometry.tokens - 1
+    runs = {n: _drawing(engine, backend, n) for n in TOKENS if n <= most}
+    times: dict[int, float] = {}
+    number, spent = 0, 0.0
+    while number < ROUNDS or (spent < TIMED_MS and number < MOST_ROUNDS):
+        best = 0.0
+        for tokens, run in runs.items():
+            ms, rows = _ms(run, backend.stopwatch), branches * tokens
+            spent += ms
+            times[rows] = min(ms, times.get(rows, math.inf))
+            easy = shifted(usual_tokens_per_step(tokens), tokens, EASY)
+            promise = easy * times[branches] / times[rows]
+            best = max(best, promise)
+            if promise < HOPELESS * best:
+                break
+        number += 1
+    return RowCosts.of_times(times)
+
+
+def _drawing(engine: StepEngine, backend: Backend, count: int) -> Callable[[], None]:
+    """Return a pass over tokens in the middle of an image, and the draw of what follows each."""
+    state, g = engine.state, engine.geometry
+    first = min(g.tokens // 2, g.tokens - 1 - count)
+    forward = forced_pass(engine, first, count)
+    tokens = state.tokens[:, first : first + count]
+    positions = engine.verifying.slots[first + 1 : first + 1 + count].expand(g.batch, -1)
+    state.prefix_mask.fill_(True)
+
+    def run() -> None:
+        logits = forward(tokens)
+        if not engine.greedy:
+            engine.choices.of(distribution(logits, engine.filters), positions)
+
+    captures = backend.support("capture")
+    return Replay(run) if captures else recorded(backend, run, "pass")
+
+
+def _ms(run: Callable[[], None], watch: Callable[[], Stopwatch]) -> float:
+    """Return the milliseconds of a call, of several in a row where it is short."""
+    with watch() as one:
+        run()
+    count = math.ceil(REPEATED_MS / max(1e3 * one.seconds, REPEATED_MS / 16))
+    if count == 1:
+        return 1e3 * one.seconds
+    with watch() as every:
+        for _ in range(count):
+            run()
+    return 1e3 * every.seconds / count

@@ -166,7 +166,9 @@ def test_a_kernel_that_refuses_is_named_and_the_next_unit_serves(
         monkeypatch.setattr(build, "tiles_refused", lambda refused=refused: refused)
         assert build.chosen_units() == [unit]
         told = library.describe()
-        assert f"({unit}: " in told and told.endswith(f"is not used: {refused})" if refused else "int8)")
+        assert f"({unit}: " in told and told.endswith(
+            f"is not used: {refused})" if refused else "int8)"
+        )
     monkeypatch.setattr(build, "_features", lambda: known["avx2"].needs)
     assert build.chosen_units() == ["avx2"] and not build.refused_tiles(), "none to refuse"
 

@@ -19,7 +19,7 @@ from lantern_accel.measure.record import (
 )
 from lantern_accel.quality.interval import unpaired_ratio
 from lantern_accel.quality.interval import verdict as judge
-from lantern_accel.report.names import readable
+from lantern_accel.report.names import readable_names
 from lantern_accel.report.offers import Terms, offers
 from lantern_accel.report.projection import (
     Error,
@@ -41,7 +41,7 @@ from lantern_accel.report.record import (
     Ranking,
     RunSummary,
 )
-from lantern_accel.report.rows import Row, row_of, unsettled
+from lantern_accel.report.rows import Row, row_of, why_unsettled
 from lantern_accel.report.verdict import answer_all
 
 
@@ -74,7 +74,7 @@ def compare(
     """
     profiles = all_profiles() if profiles is None else profiles
     recorded = [run.name for run in runs]
-    runs = readable(runs)
+    runs = readable_names(runs)
     named = {old: run.name for old, run in zip(recorded, runs, strict=True)}
     terms = Terms() if terms is None else terms
     terms = terms.model_copy(
@@ -107,7 +107,7 @@ def compare(
 
 def _section(runs: Sequence[Run], profiles: Sequence[DeviceProfile], terms: Terms) -> ModelSection:
     rows = [row_of(run, cell) for run in runs for cell in run.cells if cell.samples]
-    uncounted = [run.name for run in runs if not _counted(run)]
+    uncounted = [run.name for run in runs if not _counts_operators(run)]
     projected = _projections([run for run in runs if run.name not in uncounted], runs, profiles)
     told = [one for one in projected if not one.assumed]
     return ModelSection(
@@ -141,7 +141,7 @@ def _pairs(runs: Sequence[Run]) -> Iterator[Pair]:
                 first=first.name,
                 second=second.name,
                 ratio=ratio,
-                verdict=judge(ratio, unsettled=unsettled(cell, other)),
+                verdict=judge(ratio, unsettled=why_unsettled(cell, other)),
             )
 
 
@@ -169,7 +169,7 @@ def _rankings(rows: Sequence[Row]) -> Iterator[Ranking]:
                 yield Ranking(batch=batch, temperature=temperature, relaxed=relaxed, places=places)
 
 
-def _counted(run: Run) -> bool:
+def _counts_operators(run: Run) -> bool:
     """Return whether every measured cell of a run knows what other devices would launch."""
     works = [cell.work for cell in run.cells if cell.samples]
     return all(isinstance(work, str) or counted_elsewhere(work) for work in works)
@@ -226,14 +226,14 @@ def _device_gaps(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> Iter
             yield Gap(
                 where=f"{profile.vendor} {profile.model}",
                 what=["every figure"],
-                reason=f"there is no run of this device among the files{_unprojected(runs, profile)}",
+                reason=f"there is no run of this device among the files{_why_unprojected(runs, profile)}",
                 command=f"lantern-accel profile --device {profile.backend} --model {model} "
                 f"-o {profile.name}.json",
                 device=True,
             )
 
 
-def _unprojected(runs: Sequence[Run], profile: DeviceProfile) -> str:
+def _why_unprojected(runs: Sequence[Run], profile: DeviceProfile) -> str:
     """Say which runs a device without a run cannot be projected from; empty where it can from all."""
     dtypes = sorted({run.settings.dtype for run in runs})
     lacking = [dtype for dtype in dtypes if limits_of_profile(profile, dtype) is None]
@@ -256,7 +256,7 @@ def _figure_gaps(
         rows = (row for section in sections for row in section.rows if row.run == run.name)
         parts += [row.model_dump(exclude=follow) for row in rows]
         for part in parts:
-            for field, reason in _missing(part, ""):
+            for field, reason in _find_missing(part, ""):
                 found.setdefault(reason, set()).add(field)
         for reason, fields in found.items():
             command = re.search(r"`([^`]+)`", reason)
@@ -278,13 +278,13 @@ def _command(run: Run, named: str) -> str:
     return named or ("" if run.state == "complete" else resumed)
 
 
-def _missing(part: Any, name: str) -> Iterator[tuple[str, str]]:
+def _find_missing(part: Any, name: str) -> Iterator[tuple[str, str]]:
     """Yield the field and the reason of every figure that is not there."""
     if isinstance(part, dict):
         for key, value in part.items():
-            yield from _missing(value, key)
+            yield from _find_missing(value, key)
     elif isinstance(part, list | tuple):
         for value in part:
-            yield from _missing(value, name)
+            yield from _find_missing(value, name)
     elif isinstance(part, str) and part.startswith(NOT_MEASURED):
         yield name, part.removeprefix(NOT_MEASURED)

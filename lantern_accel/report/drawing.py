@@ -75,7 +75,7 @@ def _pyplot() -> Any:
 
 
 @contextmanager
-def drawing(
+def draw_axes(
     into: list[Figure],
     name: str,
     title: str,
@@ -101,12 +101,12 @@ def drawing(
             yield axes
             stream = io.BytesIO()
             figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-            into.append(Figure(_themed(stream.getvalue().decode()), title, caption, wide))
+            into.append(Figure(_apply_theme(stream.getvalue().decode()), title, caption, wide))
         finally:
             plt.close(figure)
 
 
-def _themed(svg: str) -> str:
+def _apply_theme(svg: str) -> str:
     """Return the SVG element alone, sized by the page, colours and type by CSS variables."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)

@@ -9,13 +9,13 @@ import numpy as np
 
 from lantern_accel.measure.record import PHASES, Distance, Interval, Quality, Run, is_measured
 from lantern_accel.quality.interval import SAME
-from lantern_accel.report.drawing import Figure, colour, drawing, note, strategy_role
+from lantern_accel.report.drawing import Figure, colour, draw_axes, note, strategy_role
 from lantern_accel.report.names import short_device
 from lantern_accel.report.offers import cell_of
 from lantern_accel.report.record import Comparison, ModelSection
 from lantern_accel.report.rows import Row, achieved_rates
 from lantern_accel.report.verdict import at_setting
-from lantern_accel.report.writing import listed, times, upper
+from lantern_accel.report.writing import as_sentence_list, times, upper
 
 #: Of each run in a plot, and what its caption calls it.
 MARKERS = {
@@ -48,7 +48,7 @@ def figures(comparison: Comparison, runs: Sequence[Run]) -> dict[str, list[Figur
         _throughput(section, made)
         _phases(section, made)
         _compression(section, made)
-        _moved(section, made)
+        _plot_moved(section, made)
         _roofline(section, [run for run in runs if run.settings.model == section.model], made)
     return found
 
@@ -61,12 +61,12 @@ def _first_rows(section: ModelSection) -> list[Row]:
     return [r for one in section.first.answers for r in at_setting(section.rows, one.run)]
 
 
-def _compared(rows: Sequence[Row]) -> list[Row]:
+def _compared_rows(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that were held against plain decoding."""
     return [r for r in rows if isinstance(r.speedup, Interval) and r.strategy != "vanilla"]
 
 
-def _named(axes: Any, names: Sequence[str]) -> None:
+def _name_rows(axes: Any, names: Sequence[str]) -> None:
     """Name the rows of a plot, from the top down."""
     axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", labelcolor=colour("ink"))
@@ -82,11 +82,11 @@ def _log_log(axes: Any) -> None:
 
 def _verdicts(section: ModelSection, into: list[Figure]) -> None:
     """Draw every strategy's speed-up with its interval, and what follows from it."""
-    rows = _compared(_first_rows(section))
+    rows = _compared_rows(_first_rows(section))
     if not rows:
         return
     several = len({row.run for row in rows}) > 1
-    with drawing(
+    with draw_axes(
         into,
         "verdicts",
         "Does drafting pay?",
@@ -115,7 +115,7 @@ def _verdicts(section: ModelSection, into: list[Figure]) -> None:
                 va="center",
                 color=colour("ink"),
             )
-        _named(axes, [f"{r.strategy}, {r.run}" if several else r.strategy for r in rows])
+        _name_rows(axes, [f"{r.strategy}, {r.run}" if several else r.strategy for r in rows])
         # A sample that was held up must not flatten the picture: such an interval leaves the frame.
         axes.set_xlim(right=min(axes.get_xlim()[1], 2 * max(most, 1.0)))
         axes.set_xlabel("speed relative to plain decoding on the same device, 95 % interval")
@@ -142,7 +142,7 @@ def _model_sizes(comparison: Comparison, runs: Sequence[Run]) -> dict[str, list[
         every = [at for at, _, _, _ in points]
         if len(set(every)) < 2:
             continue  # a line through one point shows nothing
-        with drawing(
+        with draw_axes(
             found.setdefault(measured[0][0].settings.model, []),
             f"sizes {device}",
             f"Speed over model size: {short_device(device)}",
@@ -215,7 +215,7 @@ def _throughput(section: ModelSection, into: list[Figure]) -> None:
         names = list(dict.fromkeys(r.strategy for r in rows))
         if not rows:
             continue
-        with drawing(
+        with draw_axes(
             into,
             f"throughput {run}",
             f"Throughput by batch{_label(run, section)}",
@@ -246,7 +246,7 @@ def _phases(section: ModelSection, into: list[Figure]) -> None:
         rows = [r for r in rows if is_measured(r.phase_ms["draft"])]
         if not rows:
             continue
-        with drawing(
+        with draw_axes(
             into,
             f"phases {run}",
             f"Where the time goes{_label(run, section)}",
@@ -267,7 +267,7 @@ def _phases(section: ModelSection, into: list[Figure]) -> None:
                         shade = colour(f"p-{phase}")
                         axes.barh(i, value, 0.62, left=left, color=shade)
                         left += value
-            _named(axes, [r.strategy for r in rows])
+            _name_rows(axes, [r.strategy for r in rows])
             axes.set_xlabel("milliseconds per image")
 
 
@@ -333,10 +333,10 @@ def _runs_of(rows: Sequence[Row]) -> str:
 
 
 def _compression(section: ModelSection, into: list[Figure]) -> None:
-    rows = _compared(section.rows)
+    rows = _compared_rows(section.rows)
     if not rows:
         return
-    with drawing(
+    with draw_axes(
         into,
         "compression",
         "Step compression against speed",
@@ -349,12 +349,12 @@ def _compression(section: ModelSection, into: list[Figure]) -> None:
         axes.set_xlabel("tokens per step (step compression)")
 
 
-def _moved(section: ModelSection, into: list[Figure]) -> None:
-    rows = [r for r in _compared(section.rows) if r.moved is not None]
+def _plot_moved(section: ModelSection, into: list[Figure]) -> None:
+    rows = [r for r in _compared_rows(section.rows) if r.moved is not None]
     if not any(row.relaxed for row in rows):
         return
 
-    with drawing(
+    with draw_axes(
         into,
         "mass",
         "Speed against its price: total variation",
@@ -364,7 +364,7 @@ def _moved(section: ModelSection, into: list[Figure]) -> None:
         axes.set_xlabel("total variation used per token (0 is exact)")
 
 
-def _far(row: Row) -> Interval:
+def _image_distance(row: Row) -> Interval:
     """Return how far a row's images are from plain decoding's."""
     distance = row.price.distance if isinstance(row.price, Quality) else None
     return distance.value if isinstance(distance, Distance) else EXACT
@@ -377,11 +377,11 @@ def _distance(section: ModelSection, into: list[Figure]) -> None:
     found = [one.distance for one in prices if isinstance(one.distance, Distance)]
     if not found:
         return
-    rows = [row for row in rows if not row.relaxed or _far(row) is not EXACT]
+    rows = [row for row in rows if not row.relaxed or _image_distance(row) is not EXACT]
     images = min(one.images for one in prices if isinstance(one.distance, Distance))
     low, high = min(one.floor.low for one in found), max(one.floor.high for one in found)
 
-    with drawing(
+    with draw_axes(
         into,
         "distance",
         "Speed against the distance of the images",
@@ -390,9 +390,9 @@ def _distance(section: ModelSection, into: list[Figure]) -> None:
         + _runs_of(rows),
     ) as axes:
         axes.axvspan(low, high, color=colour("band"), lw=0)
-        _points(axes, rows, _far, lambda row: row.tokens_per_second)
+        _points(axes, rows, _image_distance, lambda row: row.tokens_per_second)
         axes.set_ylabel("tokens per second")
-        metrics = listed(list(dict.fromkeys(one.metric for one in found)))
+        metrics = as_sentence_list(list(dict.fromkeys(one.metric for one in found)))
         axes.set_xlabel(f"distance of the images from plain decoding's ({metrics})")
 
 
@@ -406,7 +406,7 @@ def _roofline(section: ModelSection, runs: Sequence[Run], into: list[Figure]) ->
         points = [(cell, both) for cell, both in cells if both is not None and both[1]]
         if not points or not is_measured(bandwidth) or not is_measured(flops):
             continue
-        with drawing(
+        with draw_axes(
             into,
             f"roofline {run.name}",
             f"Roofline{_label(run.name, section)}",

@@ -37,7 +37,7 @@ def disturbance(run: Run) -> float | None:
     return max((statistics.median(shares) for shares in known if shares), default=None)
 
 
-def disturbed(run: Run) -> list[str]:
+def disturbances(run: Run) -> list[str]:
     """Return that other programs disturbed a run, where they did."""
     shared = disturbance(run)
     if shared is None or shared <= DISTURBED:
@@ -69,7 +69,7 @@ def unpublishable(run: Run) -> list[str]:
         found.append("the code had changes that are in no commit")
     if disturbance(run) is None and any(cell.samples for cell in run.cells):
         found.append("what else ran on the host is not known")
-    return found + disturbed(run)
+    return found + disturbances(run)
 
 
 @dataclass

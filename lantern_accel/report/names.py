@@ -20,7 +20,7 @@ def short_device(name: str) -> str:
     return " ".join(bare.split()) or name
 
 
-def readable(runs: Sequence[Run]) -> list[Run]:
+def readable_names(runs: Sequence[Run]) -> list[Run]:
     """Return runs under names that a reader understands; a name that somebody chose stays.
 
     Runs of one device are told apart by what differs between them: threads, dtype, weights, options,

@@ -26,7 +26,7 @@ def schema_of(name: str) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name} | made
 
 
-def published(name: str) -> dict[str, Any]:
+def published_schema(name: str) -> dict[str, Any]:
     """Return the schema as the package carries it."""
     found: dict[str, Any] = json.loads((FOLDER / name).read_text(encoding="utf-8"))
     return found

@@ -44,7 +44,7 @@ def write(comparison: Comparison, runs: Sequence[Run], path: Path) -> None:
     if kind == ".json":
         text = json_text(comparison.model_dump(mode="json"))
     else:
-        text = page(comparison, runs) if kind == ".html" else markdown(comparison)
+        text = page(comparison, runs) if kind == ".html" else to_markdown(comparison)
     try:
         write_whole(path, text)
     except OSError as error:
@@ -59,7 +59,7 @@ def page(comparison: Comparison, runs: Sequence[Run]) -> str:
     from lantern_accel.report.drawing import palette_css, strategy_role
     from lantern_accel.report.figures import figures
 
-    return _rendered(
+    return _render(
         environment,
         "report.html.j2",
         comparison,
@@ -70,18 +70,18 @@ def page(comparison: Comparison, runs: Sequence[Run]) -> str:
     )
 
 
-def markdown(comparison: Comparison) -> str:
+def to_markdown(comparison: Comparison) -> str:
     """Return the Markdown text: the same tables, no plots."""
-    return _rendered(_environment(html_page=False), "report.md.j2", comparison)
+    return _render(_environment(html_page=False), "report.md.j2", comparison)
 
 
 def answer(comparison: Comparison) -> str:
     """Return what stands between title and appendix, in Markdown: the answer, its tables, the prices."""
-    told = markdown(comparison).partition(f"{PICTURES}\n")[0]
+    told = to_markdown(comparison).partition(f"{PICTURES}\n")[0]
     return told.partition("\n")[2].strip()
 
 
-def _rendered(environment: Any, template: str, comparison: Comparison, **more: Any) -> str:
+def _render(environment: Any, template: str, comparison: Comparison, **more: Any) -> str:
     models = comparison.models
     text = environment.get_template(template).render(
         c=comparison,
@@ -128,12 +128,13 @@ def _environment(*, html_page: bool) -> Any:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.globals["grouped"] = _grouped
-    names = "number percent reading interval span reason judged times listed size joined"
+    environment.globals["grouped"] = _group_by
+    names = "number percent reading interval span reason times size"
+    names += " verdict_words as_sentence_list join_words"
     environment.filters.update(
         {name: getattr(writing, name) for name in names.split()},
-        compared=lambda word: writing.judged(word, writing.AMONG_DEVICES),
-        coded=_coded,
+        compared=lambda word: writing.verdict_words(word, writing.AMONG_DEVICES),
+        coded=_mark_code,
         command=_command,
         cell=lambda text: str(text).replace("|", "\\|").replace("\n", " "),
     )
@@ -144,7 +145,7 @@ def _environment(*, html_page: bool) -> Any:
     return environment
 
 
-def _coded(text: object) -> Any:
+def _mark_code(text: object) -> Any:
     """Return text for the page with what stands between backticks as code."""
     from markupsafe import Markup, escape
 
@@ -162,7 +163,7 @@ def _command(text: object) -> Any:
     return Markup("<code>{}</code>").format(Markup(" ").join(words))
 
 
-def _grouped(items: Sequence[Any], *names: str) -> list[tuple[tuple[Any, ...], list[Any]]]:
+def _group_by(items: Sequence[Any], *names: str) -> list[tuple[tuple[Any, ...], list[Any]]]:
     """Return items by the values of attributes, in the order in which they come."""
     groups: dict[tuple[Any, ...], list[Any]] = {}
     for item in items:

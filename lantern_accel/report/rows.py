@@ -157,14 +157,14 @@ class Row(Record):
 
     @model_validator(mode="after")
     def _no_speedup_without_its_price(self) -> Row:
-        if self.relaxed and isinstance(self.speedup, Interval) and not priced(self.price):
+        if self.relaxed and isinstance(self.speedup, Interval) and not is_price_known(self.price):
             raise ValueError(
                 f"{self.strategy} on {self.device}: a relaxed strategy's speed-up without its price"
             )
         return self
 
 
-def priced(price: Quality | str | None) -> bool:
+def is_price_known(price: Quality | str | None) -> bool:
     """Say whether a relaxed strategy's price is known well enough to stand next to a speed-up.
 
     The moved mass and the agreement of tokens are needed; the feature distance may say why it is
@@ -184,7 +184,7 @@ def row_of(run: Run, cell: Cell) -> Row:
     if cell.relaxed:
         how = "--resume" if run.settings.plan.quality_images else "with `lantern-accel profile`"
         price = run.quality_of(cell) or not_measured(f"not in this run; `{run.command} {how}`")
-    hidden = cell.relaxed and not priced(price)
+    hidden = cell.relaxed and not is_price_known(price)
     speedup, verdict, each = against(cell, base, UNPRICED if hidden else NO_BASE, hidden)
     if base is cell:
         verdict = not_measured("vanilla is the base")
@@ -265,7 +265,7 @@ def against(
         return reason, reason, reason
     speedup = intervals.paired(intervals.speed_ratio, cell.rates, base.rates)
     each = [a / b for a, b in zip(cell.rates, base.rates, strict=False)]
-    return speedup, intervals.verdict(speedup, unsettled=unsettled(cell, base)), _spread(each)
+    return speedup, intervals.verdict(speedup, unsettled=why_unsettled(cell, base)), _spread(each)
 
 
 def _conversion(own: Any, base: Any, made: Any, steps: Any) -> Any:
@@ -277,7 +277,7 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread(low=min(values), middle=statistics.median(values), high=max(values))
 
 
-def unsettled(*cells: Cell) -> str:
+def why_unsettled(*cells: Cell) -> str:
     """Say why the times of one of the cells are not known to have settled; empty where all have."""
     for cell in cells:
         if not cell.warmup:

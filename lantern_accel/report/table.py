@@ -7,7 +7,7 @@ from typing import Any
 from lantern_accel.measure.record import STEP_PHASES, Cell, Run
 from lantern_accel.quality.interval import Interval, relative_spread
 from lantern_accel.report.rows import against, base_of, row_of, twin_of
-from lantern_accel.report.writing import judged
+from lantern_accel.report.writing import verdict_words
 
 HEAD = (
     "| strategy | batch | T | tokens/s | ± | speed-up | tokens per step | over prompts | conversion "
@@ -22,10 +22,10 @@ def plain_rows(run: Run) -> list[dict[str, Any]]:
     Unlike in a report a relaxed speed-up is shown without its price in images: its TV per token stands
     next to it.
     """
-    return [_plain(run, cell) for cell in run.cells if cell.samples]
+    return [_plain_row(run, cell) for cell in run.cells if cell.samples]
 
 
-def _plain(run: Run, cell: Cell) -> dict[str, Any]:
+def _plain_row(run: Run, cell: Cell) -> dict[str, Any]:
     row = row_of(run, cell)
     over, _, _ = against(cell, base_of(run, cell))
     exact, says, _ = against(cell, twin_of(run, cell) if cell.relaxed else None)
@@ -75,7 +75,7 @@ def table(run: Run) -> str:
         exact = "" if row["over_exact"] is None else f"{row['over_exact']:.2f}x"
         if row["over_exact_interval"]:
             low_, high_ = row["over_exact_interval"]
-            exact += f" ({low_:.2f} to {high_:.2f}, {judged(row['over_exact_verdict'])})"
+            exact += f" ({low_:.2f} to {high_:.2f}, {verdict_words(row['over_exact_verdict'])})"
         lines.append(
             f"| {row['strategy']} | {row['batch']} | {row['temperature']:g} "
             f"| {row['tokens_per_second']:.0f} | {spread} | {speedup} "

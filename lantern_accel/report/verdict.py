@@ -9,7 +9,7 @@ from typing import Any, Literal
 from lantern_accel.measure.record import Cell, Distance, Interval, Quality, Run, is_measured
 from lantern_accel.quality.interval import unpaired_ratio
 from lantern_accel.quality.interval import verdict as judge
-from lantern_accel.report.filing import disturbed, unpublishable
+from lantern_accel.report.filing import disturbances, unpublishable
 from lantern_accel.report.names import differences
 from lantern_accel.report.offers import Terms, cell_of
 from lantern_accel.report.record import (
@@ -21,17 +21,17 @@ from lantern_accel.report.record import (
     RunSummary,
     Standing,
 )
-from lantern_accel.report.rows import NO_BASE, Row, unsettled
+from lantern_accel.report.rows import NO_BASE, Row, why_unsettled
 from lantern_accel.report.writing import (
+    as_sentence_list,
     interval,
-    judged,
-    listed,
     number,
     percent,
     reason,
     size,
     times,
     upper,
+    verdict_words,
 )
 from lantern_accel.strategy.values import AUTO
 
@@ -55,7 +55,7 @@ LEVEL = 0.05
 # --- facts ----------------------------------------------------------------------
 
 
-def setting(rows: Sequence[Row]) -> tuple[int, float] | None:
+def first_setting(rows: Sequence[Row]) -> tuple[int, float] | None:
     """Return the batch size and temperature that a first screen is about; None without rows.
 
     The smallest batch that all runs have, or else the smallest of all; the temperature nearest to 1.
@@ -72,7 +72,7 @@ def setting(rows: Sequence[Row]) -> tuple[int, float] | None:
 def at_setting(rows: Sequence[Row], run: str) -> list[Row]:
     """Return a run's rows of the first screen, in the order in which they were measured."""
     mine = [row for row in rows if row.run == run]
-    for choice in (setting(rows), setting(mine)):
+    for choice in (first_setting(rows), first_setting(mine)):
         here = [row for row in mine if (row.batch, row.temperature) == choice]
         if here:
             return here
@@ -125,7 +125,7 @@ def answer(run: Run, rows: Sequence[Row]) -> Answer:
         unjudged=[r.strategy for r in others if r.verdict not in _WORDS],
         confidence=confidence,
         because=because,
-        untested=_untested(run, rows),
+        untested=_list_untested(run, rows),
         unpublishable=unpublishable(run),
     )
 
@@ -150,7 +150,7 @@ def _confidence(
     doubts = [] if run.state == "complete" else [f"the run is {run.state}"]
     if not all(row.settled for row in here):
         doubts.append("warm-up did not settle")
-    doubts += disturbed(run)
+    doubts += disturbances(run)
     because += doubts
     if doubts or run.settings.plan.quick or samples < FEW:
         return "low", because
@@ -159,7 +159,7 @@ def _confidence(
     return ("high" if narrow and samples >= MANY else "medium"), because
 
 
-def _untested(run: Run, rows: Sequence[Row]) -> list[str]:
+def _list_untested(run: Run, rows: Sequence[Row]) -> list[str]:
     mine = [row for row in rows if row.run == run.name]
     found = [] if any(row.strategy == AUTO for row in mine) else [AUTO]
     found.append(f"batches above {max(row.batch for row in mine)}")
@@ -169,7 +169,7 @@ def _untested(run: Run, rows: Sequence[Row]) -> list[str]:
 def _standings(runs: Sequence[Run], rows: Sequence[Row]) -> list[Standing]:
     """Hold every device against the slowest; empty where fewer than two can be compared."""
     found: list[tuple[Row, Cell]] = []
-    choice = setting(rows)
+    choice = first_setting(rows)
     for run in runs:
         here = [r for r in at_setting(rows, run.name) if (r.batch, r.temperature) == choice]
         exact = [row for row in here if row.exact]
@@ -189,7 +189,7 @@ def _standings(runs: Sequence[Run], rows: Sequence[Row]) -> list[Standing]:
             against_strategy=slowest.strategy,
             batch=row.batch,
             ratio=ratio,
-            verdict=judge(ratio, unsettled=unsettled(cell, base)),
+            verdict=judge(ratio, unsettled=why_unsettled(cell, base)),
         )
         for (row, cell), ratio in zip(found, ratios, strict=True)
     ]
@@ -230,9 +230,9 @@ def first_screen(comparison: Comparison, section: ModelSection) -> FirstScreen:
     return FirstScreen(
         opening=opening_lines(first),
         devices=[_sentences(comparison, section, one) for one in first.answers],
-        prices=_prices(section),
+        prices=_price_lines(section),
         warnings=[
-            _incomplete(run)
+            _incomplete_words(run)
             for run in comparison.runs
             if run.settings.model == section.model
             and run.name not in answered
@@ -248,7 +248,7 @@ def opening_lines(first: Answers) -> list[str]:
     """Say how many times one device is another, and what else differs between their runs."""
     if not first.standings:
         return []
-    words = "; ".join(map(_standing, first.standings))
+    words = "; ".join(map(_standing_words, first.standings))
     # A name is written as it was given, at the beginning of a sentence too.
     lines = [f"{upper(words) if words.startswith(NO_DIFFERENCE) else words}."]
     last = first.standings[-1]
@@ -258,18 +258,18 @@ def opening_lines(first: Answers) -> list[str]:
         how = f"all with {last.strategy}, the fastest exact strategy of each"
     else:
         how = "each with its fastest exact strategy: "
-        how += listed([f"{strategy} on {run}" for strategy, run in ran])
+        how += as_sentence_list([f"{strategy} on {run}" for strategy, run in ran])
     lines.append(f"At batch {last.batch}, {how}.")
     if first.differences:
         parts = [
-            f"{name} ({listed(list(dict.fromkeys(values)))})"
+            f"{name} ({as_sentence_list(list(dict.fromkeys(values)))})"
             for name, values in first.differences.items()
         ]
-        lines.append(f"The runs also differ in {listed(parts)}.")
+        lines.append(f"The runs also differ in {as_sentence_list(parts)}.")
     return lines
 
 
-def _standing(one: Standing) -> str:
+def _standing_words(one: Standing) -> str:
     ratio, run, against = times(one.ratio), one.run, one.against
     if one.verdict == "ambiguous":
         return f"{NO_DIFFERENCE} between {run} and {against} was shown for this work ({ratio})"
@@ -277,7 +277,7 @@ def _standing(one: Standing) -> str:
         return f"{run} is as fast as {against} for this work ({ratio})"
     value, _, span = ratio.partition("x")
     text = f"{run} is {value} times {against} for this work{span}"
-    return text + (f", {judged(one.verdict)}" if reason(one.verdict) else "")
+    return text + (f", {verdict_words(one.verdict)}" if reason(one.verdict) else "")
 
 
 # --- one device -------------------------------------------------------------------------------
@@ -291,14 +291,14 @@ def _sentences(comparison: Comparison, section: ModelSection, one: Answer) -> De
     shown = best if best is not None and one.pays in ("yes", "for a price") else None
     trust = f"Confidence: {one.confidence} ({', '.join(one.because)})."
     lines = [
-        _work(plain, shown, rows),
-        _rest(one, rows),
+        _work_words(plain, shown, rows),
+        _rest_words(one, rows),
         f"{trust} Not tested: {', '.join(one.untested)}.",
         f"Not for publication: {'; '.join(one.unpublishable)}." if one.unpublishable else "",
     ]
-    warnings = [] if run.state == "complete" else [_incomplete(run)]
+    warnings = [] if run.state == "complete" else [_incomplete_words(run)]
     return DeviceSentences(
-        run.name, _short(one, rows), [line for line in lines if line], warnings, rows
+        run.name, _short_answer(one, rows), [line for line in lines if line], warnings, rows
     )
 
 
@@ -308,14 +308,14 @@ def _row(rows: Sequence[Row], name: str | None) -> Row | None:
 
 def speed_words(row: Row) -> str:
     """Say how fast a row is: ``lantern++: 1.13x (0.91 to 1.32), not shown to be faster``."""
-    verdict = judged(row.verdict)
+    verdict = verdict_words(row.verdict)
     words = f"{row.strategy}: {times(row.speedup)}"
     if verdict == "faster":
         return f"{words}, {row.fidelity}"
     return f"{words}, {verdict}" + (f"; it {row.fidelity}" if row.relaxed or row.rounding else "")
 
 
-def _short(one: Answer, rows: Sequence[Row]) -> str:
+def _short_answer(one: Answer, rows: Sequence[Row]) -> str:
     best = _row(rows, one.best)
     if best is None:
         if all(row.strategy == "vanilla" for row in rows):
@@ -326,7 +326,7 @@ def _short(one: Answer, rows: Sequence[Row]) -> str:
     return f"{LEADS[one.pays]} {speed_words(best)}.{more}"
 
 
-def _work(plain: Row | None, shown: Row | None, rows: Sequence[Row]) -> str:
+def _work_words(plain: Row | None, shown: Row | None, rows: Sequence[Row]) -> str:
     """Say what an image takes: seconds, memory, energy."""
     first = shown or plain or rows[0]
     base = plain if shown is not None else None
@@ -339,12 +339,11 @@ def _work(plain: Row | None, shown: Row | None, rows: Sequence[Row]) -> str:
         energy = f"{number(first.joules_per_image)} J per image"
         if base is not None and is_measured(base.joules_per_image):
             energy += f" instead of {number(base.joules_per_image)}"
-    return (
-        f"{_time(first, base)}; memory: {memory or 'not measured'}; energy: {energy or 'no meter'}."
-    )
+    took = _time_words(first, base)
+    return f"{took}; memory: {memory or 'not measured'}; energy: {energy or 'no meter'}."
 
 
-def _time(row: Row, base: Row | None) -> str:
+def _time_words(row: Row, base: Row | None) -> str:
     if not isinstance(row.seconds_per_image, Interval):
         speed = f"{number(row.tokens_per_second.value)} tokens per second"
         if base is None:
@@ -358,7 +357,7 @@ def _time(row: Row, base: Row | None) -> str:
     return text
 
 
-def _rest(one: Answer, rows: Sequence[Row]) -> str:
+def _rest_words(one: Answer, rows: Sequence[Row]) -> str:
     """Say what was found of the strategies that the answer does not name."""
     others = [row for row in rows if row.strategy not in (one.best, one.priced)]
     also = [row for row in others if row.verdict == "faster"]
@@ -375,18 +374,18 @@ def _rest(one: Answer, rows: Sequence[Row]) -> str:
     for row in rows:
         if row.strategy in one.unjudged and row.strategy != one.best:
             without.setdefault(reason(row.verdict), []).append(row.strategy)
-    parts += [f"No verdict on {listed(names)}: {why}." for why, names in without.items()]
+    parts += [f"No verdict on {as_sentence_list(names)}: {why}." for why, names in without.items()]
     return " ".join(parts)
 
 
-def _incomplete(run: RunSummary) -> str:
+def _incomplete_words(run: RunSummary) -> str:
     return f"Run {run.name} is {run.state}, not complete; `{run.command} --resume` goes on."
 
 
 # --- prices -----------------------------------------------------------------------------------
 
 
-def _prices(section: ModelSection) -> list[str]:
+def _price_lines(section: ModelSection) -> list[str]:
     """Say for each relaxed strategy what it moves, and whether its images are shown to differ."""
     found: dict[str, dict[str, Quality]] = {}
     several = len({row.temperature for row in section.rows}) > 1
@@ -394,13 +393,13 @@ def _prices(section: ModelSection) -> list[str]:
         if isinstance(row.price, Quality):
             where = f"{row.run} at T {row.temperature:g}" if several else row.run
             found.setdefault(row.strategy, {}).setdefault(where, row.price)
-    return [f"{strategy}: {_price(runs)}" for strategy, runs in found.items()]
+    return [f"{strategy}: {_price_words(runs)}" for strategy, runs in found.items()]
 
 
-def _price(runs: Mapping[str, Quality]) -> str:
+def _price_words(runs: Mapping[str, Quality]) -> str:
     prices = list(runs.values())
     moved = [q.total_variation.value for q in prices if isinstance(q.total_variation, Interval)]
-    text = f"moves {_range(moved, percent)} of a token's probability; " if moved else ""
+    text = f"moves {_range_words(moved, percent)} of a token's probability; " if moved else ""
     known = {run: q.distance for run, q in runs.items() if isinstance(q.distance, Distance)}
     if not known:
         why = reason(prices[0].distance)
@@ -412,7 +411,7 @@ def _price(runs: Mapping[str, Quality]) -> str:
     weakest = max(known, key=lambda run: known[run].detectable)
     limits = detection_limit(known[weakest], runs[weakest].images)
     if len(runs) > 1:
-        where = f" on {listed(far)}" if far else ""
+        where = f" on {as_sentence_list(far)}" if far else ""
         measured = f"{len(known)} of {len(runs)} runs measured it"
         return f"{text}its images {verdict}{where}; {measured}. {limits}"
     (d,) = known.values()
@@ -436,12 +435,12 @@ def projection_error(section: ModelSection) -> str:
     if not factors:
         return ""
     return (
-        f"On the measured devices the roofline model promises {_range(factors, number)} times what was "
-        "measured, so read projections with that factor in mind."
+        f"On the measured devices the roofline model promises {_range_words(factors, number)} times "
+        "what was measured, so read projections with that factor in mind."
     )
 
 
-def _range(values: Sequence[float], written: Callable[[float], str]) -> str:
+def _range_words(values: Sequence[float], written: Callable[[float], str]) -> str:
     low, high = written(min(values)), written(max(values))
     return low if low == high else f"{low} to {high}"
 

@@ -61,7 +61,7 @@ def reason(value: object) -> str:
     return text.removeprefix(NOT_MEASURED) if text.startswith(NOT_MEASURED) else ""
 
 
-def judged(word: str, words: Mapping[str, str] = VERDICTS) -> str:
+def verdict_words(word: str, words: Mapping[str, str] = VERDICTS) -> str:
     """Return a verdict in words, or why there is none."""
     return f"no verdict: {reason(word)}" if reason(word) else words.get(word, word)
 
@@ -89,12 +89,12 @@ def size(count: Reading) -> str:
     return f"{number(value)} GiB"
 
 
-def joined(words: Iterable[object]) -> str:
+def join_words(words: Iterable[object]) -> str:
     """Return words with commas between."""
     return ", ".join(str(word) for word in words)
 
 
-def listed(words: Sequence[str], last: str = "and") -> str:
+def as_sentence_list(words: Sequence[str], last: str = "and") -> str:
     """Return words as a sentence has them: ``a, b and c``."""
     if len(words) < 2:
         return "".join(words)

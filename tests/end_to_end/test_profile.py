@@ -46,7 +46,7 @@ def measured(tiny_model, prompt_file, tmp_path_factory):
 
 def test_a_run_fits_the_published_schema(measured):
     jsonschema = pytest.importorskip("jsonschema")
-    check = jsonschema.Draft202012Validator(published.published("run-2.json"))
+    check = jsonschema.Draft202012Validator(published.published_schema("run-2.json"))
     check.validate(json.loads(measured.read_text()))
 
 

@@ -112,7 +112,7 @@ def test_the_report_states_the_terms_and_the_currency() -> None:
     runs = [timed("slow", [1.0] * 8), timed("fast", [0.5] * 8)]
     terms = Terms(latency_s=0.8, tv_budget=0.02, prices={"fast": 3.6}, currency="EUR")
     found = compare(runs, profiles=[], terms=terms)
-    for text in (render.markdown(found), render.page(found, runs)):
+    for text in (render.to_markdown(found), render.page(found, runs)):
         assert "strategies that move 2 % of a token&#39;s probability at most" in text.replace(
             "token's", "token&#39;s"
         )
@@ -120,7 +120,7 @@ def test_the_report_states_the_terms_and_the_currency() -> None:
         assert "per EUR" in text
         assert "no request took 0.8 s or less" in text
     assert Comparison.model_validate_json(found.model_dump_json()).terms == terms
-    plain = render.markdown(compare(runs, profiles=[]))
+    plain = render.to_markdown(compare(runs, profiles=[]))
     assert "1,000 images cost" not in plain
     assert "exact decoding, requests of any length, no price given" in plain
 

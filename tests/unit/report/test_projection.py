@@ -24,7 +24,7 @@ from lantern_accel.report.projection import (
     project,
     projected_rates,
 )
-from lantern_accel.report.render import markdown
+from lantern_accel.report.render import to_markdown
 from lantern_accel.report.rows import row_of
 
 LIMITS = Limits(flops=1e12, bandwidth=1e11, launch=1e-6, source="by hand")
@@ -191,7 +191,7 @@ def test_a_run_that_tells_its_own_launches_alone_is_not_projected(operators: int
         project(run, run.cells[0], profile())
     section = compare([run], profiles=[profile()]).models[0]
     assert (section.projections, section.uncounted) == ([], [run.name])
-    assert f"Not projected from: {run.name}" in markdown(compare([run], profiles=[profile()]))
+    assert f"Not projected from: {run.name}" in to_markdown(compare([run], profiles=[profile()]))
 
 
 def test_a_run_of_before_promises_no_gpu_thousands_of_tokens() -> None:

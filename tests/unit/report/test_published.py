@@ -24,7 +24,7 @@ def _plain(schema: Any) -> Any:
 
 @pytest.mark.parametrize("name", published.MODELS)
 def test_the_published_schema_is_the_records(name: str) -> None:
-    assert _plain(published.published(name)) == _plain(published.schema_of(name)), (
+    assert _plain(published.published_schema(name)) == _plain(published.schema_of(name)), (
         "run `python -m lantern_accel.report.published`, and think of the version"
     )
 
@@ -32,10 +32,10 @@ def test_the_published_schema_is_the_records(name: str) -> None:
 def test_what_is_written_fits_the_schema_and_what_is_not_does_not() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     run = invented_run()
-    check = jsonschema.Draft202012Validator(published.published("run-2.json"))
+    check = jsonschema.Draft202012Validator(published.published_schema("run-2.json"))
     data = run.model_dump(mode="json")
     check.validate(data)
-    report = jsonschema.Draft202012Validator(published.published("comparison-2.json"))
+    report = jsonschema.Draft202012Validator(published.published_schema("comparison-2.json"))
     report.validate(compare([run]).model_dump(mode="json"))
     data["cells"][0]["cold_seconds"] = "unknown"
     assert not check.is_valid(data)

@@ -124,7 +124,7 @@ def test_every_part_that_a_reader_needs_is_there(made: tuple[str, Comparison]) -
     # The model's error stands in the projection's own words, in Markdown too.
     said = "the roofline model promises"
     assert said in html[html.index('id="projected"') : html.index("How wrong the model is")]
-    markdown = render.markdown(made[1])
+    markdown = render.to_markdown(made[1])
     assert said in markdown[markdown.index("### Projected") : markdown.index("## Not measured")]
     assert re.search(r"copy [\d.]{1,5} GB/s", html)
 
@@ -149,7 +149,7 @@ def test_projections_are_in_no_ranking_and_no_plot(made: tuple[str, Comparison])
 def test_an_unpriced_speedup_is_printed_nowhere() -> None:
     run = invented_run("bare", names=["vanilla", "lantern++"], state="interrupted", quality=[])
     comparison = compare([run], profiles=[])
-    html, text = render.page(comparison, [run]), render.markdown(comparison)
+    html, text = render.page(comparison, [run]), render.to_markdown(comparison)
     assert "not shown: price unknown" in html
     for report in (html[: html.index('id="projected"')], text):
         assert not re.search(r"\d\.\d\dx", report)
@@ -176,7 +176,7 @@ def test_the_answer_fits_in_25_lines_of_markdown() -> None:
         for name in ("auto", "scd")
     ]
     for one in (run, every):
-        lines = first_screen_lines(render.markdown(compare([one], profiles=[])))
+        lines = first_screen_lines(render.to_markdown(compare([one], profiles=[])))
         assert 10 < len(lines) <= 25
         assert lines[2].startswith("**Does drafting pay here? ")
         assert all(len(line) < 300 for line in lines)
@@ -186,7 +186,7 @@ def test_the_answer_fits_in_25_lines_of_markdown() -> None:
 
 
 def test_nothing_is_said_twice_of_devices_without_a_run(made: tuple[str, Comparison]) -> None:
-    text = render.markdown(made[1])
+    text = render.to_markdown(made[1])
     assert text.count("there is no run of this device") == len(
         {gap.reason for gap in made[1].gaps if gap.device}
     )
@@ -222,7 +222,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_markdown_tables_are_whole(made: tuple[str, Comparison]) -> None:
-    text = render.markdown(made[1])
+    text = render.to_markdown(made[1])
     width = 0
     for line in text.splitlines():
         if line.startswith("|"):

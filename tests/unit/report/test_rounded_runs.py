@@ -53,7 +53,7 @@ def test_relaxed_rows_without_their_own_price_have_none() -> None:
 def test_reports_call_nothing_exact_that_is_rounded() -> None:
     for run, exact in ((invented_run(), True), (rounded(), False)):
         made = compare([run])
-        markdown = render.markdown(made)
+        markdown = render.to_markdown(made)
         lines = [line for line in markdown.splitlines() if line.startswith("| vanilla")]
         assert lines and all(("| exact |" in line) == exact for line in lines[:1])
         assert ("1.2 %" in markdown) != exact

@@ -11,9 +11,9 @@ from lantern_accel.generation.result import RoundingPrice
 from lantern_accel.measure.record import Run, Session
 from lantern_accel.report.comparison import compare
 from lantern_accel.report.filing import unpublishable
-from lantern_accel.report.names import differences, readable, short_device
+from lantern_accel.report.names import differences, readable_names, short_device
 from lantern_accel.report.record import Answer, Comparison
-from lantern_accel.report.verdict import FirstScreen, first_screen, setting
+from lantern_accel.report.verdict import FirstScreen, first_screen, first_setting
 from lantern_accel.strategy.values import Sampling
 
 
@@ -120,8 +120,8 @@ def test_confidence_follows_from_samples_and_spread(
 def test_the_screen_is_about_the_smallest_common_batch() -> None:
     one, other = invented_run("a", batches=(1, 4)), invented_run("b", batches=(4, 8))
     rows = compare([one, other], profiles=[]).models[0].rows
-    assert setting(rows) == (4, 1.0)
-    assert setting([]) is None
+    assert first_setting(rows) == (4, 1.0)
+    assert first_setting([]) is None
     assert {r.batch for t in screen_of(one, other).devices for r in t.rows} == {4}
 
 
@@ -206,26 +206,26 @@ def test_runs_that_nobody_named_are_called_after_their_device() -> None:
     assert short_device("Intel(R) Xeon(R) Processor @ 2.50GHz") == "Intel Xeon @ 2.50GHz"
     assert short_device("Slate 9") == "Slate 9"
     first = named("cpu-20261123-0800-89fa3cbb")
-    assert [r.name for r in readable([first])] == ["Intel Xeon @ 2.50GHz"]
-    assert readable([named("mine"), first])[0].name == "mine"
+    assert [r.name for r in readable_names([first])] == ["Intel Xeon @ 2.50GHz"]
+    assert readable_names([named("mine"), first])[0].name == "mine"
     one = named("cpu-20261123-0900-89fa3cbc", threads=1)
-    assert [r.name for r in readable([first, one])] == [
+    assert [r.name for r in readable_names([first, one])] == [
         "Intel Xeon @ 2.50GHz, 2 threads",
         "Intel Xeon @ 2.50GHz, 1 thread",
     ]
     rounded = named("cpu-20261123-0900-89fa3cbe")
     rounded.settings = rounded.settings.model_copy(update={"rounding": ROUNDED})
-    assert [r.name for r in readable([first, rounded])] == [
+    assert [r.name for r in readable_names([first, rounded])] == [
         "Intel Xeon @ 2.50GHz, full weights",
         "Intel Xeon @ 2.50GHz, int8 weights",
     ]
     later = named("cpu-20261123-0901-89fa3cbd")
-    assert [r.name for r in readable([first, later])] == [
+    assert [r.name for r in readable_names([first, later])] == [
         "Intel Xeon @ 2.50GHz, 2026-11-23 08:00",
         "Intel Xeon @ 2.50GHz, 2026-11-23 09:01",
     ]
     twins = [named(f"cpu-20261123-0800-{i:08x}") for i in range(3)]
-    assert len({r.name for r in readable(twins)}) == 3
+    assert len({r.name for r in readable_names(twins)}) == 3
 
 
 def test_a_report_keeps_the_name_that_the_file_has() -> None:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from lantern_accel.distributed.fleet import Kind, placed
-from lantern_accel.serving.gate import refused, too_long
+from lantern_accel.serving.guard import refuse_head, too_long
 from lantern_accel.serving.refusals import NO_RETRY, Refusal
 
 log = logging.getLogger("ray.serve")
@@ -114,7 +114,7 @@ class Router:
     async def __call__(self, request: Request) -> Response:
         """Answer with what a replica answers; ask the next kind where one is full or going down."""
         known = {**request.scope, "root_path": self.root_path}
-        refusal = refused(known, self.keys, self.most_body)
+        refusal = refuse_head(known, self.keys, self.most_body)
         if refusal is None:
             body = b""
             async for part in request.stream():

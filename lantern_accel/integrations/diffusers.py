@@ -23,7 +23,7 @@ from lantern_accel.integrations.decoding import (
     draw,
     fresh_seeds,
 )
-from lantern_accel.integrations.law import processors_of, sampling_of
+from lantern_accel.integrations.distribution import processors_of, sampling_of
 from lantern_accel.integrations.transformers import accelerated, glm_tokens
 from lantern_accel.integrations.transformers import restore as restore_model
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -175,10 +175,10 @@ def _accelerated_class(kind: type) -> type:
 
 def _reduce(self: Any, protocol: Any) -> Any:
     """Say how a copy is made: no name leads to this class, so that it is made of the library's."""
-    return _copied, (type(self).__mro__[1],), vars(self)
+    return _copy_of, (type(self).__mro__[1],), vars(self)
 
 
-def _copied(kind: Any) -> Any:
+def _copy_of(kind: Any) -> Any:
     accelerated_kind: Any = _accelerated_class(kind)
     return accelerated_kind.__new__(accelerated_kind)
 
@@ -221,11 +221,11 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
             raise RequestError(
                 f"there are {len(generator)} generators for {len(prompts)} images; give one, or one each"
             )
-        seeds = [(_seed(one), 0) for one in generator]
+        seeds = [(_seed_from(one), 0) for one in generator]
     elif generator is None:
         seeds = fresh_seeds(len(prompts))
     else:
-        seeds = [(_seed(generator), i) for i in range(len(prompts))]
+        seeds = [(_seed_from(generator), i) for i in range(len(prompts))]
     self._interrupt = False
     state: _Prior = vars(self)[_STATE]
     with self.progress_bar(total=sum(a * b for a, b in grids(rows, columns))) as bar:
@@ -249,5 +249,5 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     return own(self, **given)
 
 
-def _seed(generator: torch.Generator) -> int:
+def _seed_from(generator: torch.Generator) -> int:
     return generator.initial_seed() % 2**63

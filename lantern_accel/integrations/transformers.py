@@ -25,11 +25,11 @@ from lantern_accel.families.tokenizer import bucket, left_pad
 from lantern_accel.files import write_whole
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.decoding import Accelerated, Describe, draw, fresh_seeds
-from lantern_accel.integrations.law import (
+from lantern_accel.integrations.distribution import (
     check_outputs,
     check_stopping,
     processors_of,
-    refused,
+    refusal_of,
     sampling_of,
 )
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -74,7 +74,7 @@ def _wraps(model: Any) -> bool:
     return type(model).__module__.startswith("peft.")
 
 
-def _known(model: nn.Module) -> Accelerated:
+def _accelerated_for(model: nn.Module) -> Accelerated:
     ours: Accelerated | None = vars(model).get(_OURS)
     return accelerated(model) if ours is None else ours
 
@@ -129,7 +129,7 @@ def _generate_image(
     kwargs.pop("generation_mode")
     model: Any = ours.module
     if kwargs.pop("streamer", None) is not None:
-        raise refused("a streamer")
+        raise refusal_of("a streamer")
     check_stopping(kwargs.pop("stopping_criteria", None) or ())
     config, more = model._prepare_generation_config(kwargs.pop("generation_config", None), **kwargs)
     ids = inputs if inputs is not None else more.pop("input_ids", None)
@@ -140,7 +140,7 @@ def _generate_image(
             "the prompt must be token ids [batch, length], as the processor gives them"
         )
     if more:
-        raise refused(", ".join(f"{name}=" for name in more))
+        raise refusal_of(", ".join(f"{name}=" for name in more))
     check_outputs(config)
     scale = 5.0 if config.guidance_scale is None else float(config.guidance_scale)
     config.guidance_scale = None
@@ -157,12 +157,12 @@ def _generate_image(
     keep = (ids == config.bos_token_id) | (ids == start)
     other = torch.where(keep, ids, config.pad_token_id)
     condition = torch.cat((ids, other)) if sampling.branches == 2 else ids
-    rows, length = _padded(pipeline, condition, mask.bool())
+    rows, length = _pad_rows(pipeline, condition, mask.bool())
     tokens = draw(pipeline, rows, length, ours.strategy, sampling, fresh_seeds(len(ids)))
     return tokens.to(ids)
 
 
-def _padded(pipeline: Any, condition: Tensor, mask: Tensor) -> tuple[Rows, int]:
+def _pad_rows(pipeline: Any, condition: Tensor, mask: Tensor) -> tuple[Rows, int]:
     """Return rows of a bucket's length, left-padded, and that length; raises for what is too long."""
     target = pipeline.model.manifest.target
     longest = condition.shape[1]
@@ -198,7 +198,7 @@ def save_custom_generate(folder: str | Path) -> Path:
 
 def generate_saved(model: nn.Module, **kwargs: Any) -> Any:
     """Do what the file of :func:`save_custom_generate` is for."""
-    return _generate_image(_known(model), _own_generate(model), **kwargs)
+    return _generate_image(_accelerated_for(model), _own_generate(model), **kwargs)
 
 
 # --- callables --------------------------------------------------------------------------------------
@@ -216,12 +216,12 @@ def decode(
 ) -> Tensor:
     """Draw a picture's tokens; for ``model.generate(..., custom_generate=decode)``.
 
-    Returns prompt and tokens, int64 ``[B, prompt + N]``. GLM-Image: the law is the one that transformers
-    built, over codes alone. Chameleon: the prompt ends where the picture starts, and only image
-    tokens are drawn. Raises :class:`RequestError` for what the request asks for and this decoder
+    Returns prompt and tokens, int64 ``[B, prompt + N]``. GLM-Image: the distribution is the one that
+    transformers built, over codes alone. Chameleon: the prompt ends where the picture starts, and only
+    image tokens are drawn. Raises :class:`RequestError` for what the request asks for and this decoder
     does not do.
     """
-    ours = _known(model)
+    ours = _accelerated_for(model)
     check_outputs(generation_config)
     check_stopping(stopping_criteria or ())
     pipeline = ours.ready()
@@ -234,7 +234,7 @@ def decode(
     seeds = fresh_seeds(len(input_ids))
     if type(model).__name__ == GLM:
         if model_kwargs.get("pixel_values") is not None:
-            raise refused("pictures as input")
+            raise refusal_of("pictures as input")
         tokens = glm_tokens(ours, pipeline, input_ids, mask, image_grid_thw, sampling, seeds)
     else:
         tokens = _chameleon_tokens(

@@ -70,7 +70,7 @@ class Watch:
         found: list[Any] = [len(getattr(torch_modules, name)) for name in _GLOBAL_HOOKS]
         for path, one in self.modules():
             own = vars(one)
-            found += [path, type(one), "forward" in own, "_hf_hook" in own, _replaced(one)]
+            found += [path, type(one), "forward" in own, "_hf_hook" in own, _find_replaced(one)]
             found += [{n: value for n, value in own.items() if type(value) is float}]
             found += [list(own[name].values()) for name in _HOOKS]
         for path, t in self.tensors():
@@ -92,7 +92,7 @@ class Watch:
         """Raise :class:`ModelError` for a module that computes something else than our decoder does."""
         for name in _GLOBAL_HOOKS:
             for hook in getattr(torch_modules, name).values():
-                raise _other("every module", f"has the global hook {_named(hook)}", _HOOK)
+                raise _other("every module", f"has the global hook {_hook_name(hook)}", _HOOK)
         expected = self._expected()
         for path, one in self.modules():
             where, own = path or "the module", vars(one)
@@ -109,7 +109,7 @@ class Watch:
                 raise _other(where, f"is a {kind.__module__}.{kind.__qualname__}", _way_out(one))
             if "forward" in own or not f"{forward}.".startswith(_KNOWN):
                 raise _other(where, f"has the forward of {forward or 'another package'}", _HOOK)
-            for name in _replaced(one):
+            for name in _find_replaced(one):
                 raise _other(where, f"has another {name}() than its class", _HOOK)
             for name, value in vars(made).items() if made is not None else ():
                 if type(value) is float and "dropout" not in name and own.get(name) != value:
@@ -120,7 +120,7 @@ class Watch:
                     )
             for hook in (hook for name in _HOOKS for hook in own[name].values()):
                 if not getattr(hook, "__module__", "").startswith("transformers."):
-                    raise _other(where, f"has the hook {_named(hook)}", _HOOK)
+                    raise _other(where, f"has the hook {_hook_name(hook)}", _HOOK)
         for path in expected or ():
             raise _other(path, "is absent", "put it back")
         for path, t in self.tensors():
@@ -153,7 +153,7 @@ def _way_out(module: nn.Module) -> str:
     return "put the module back that the library made"
 
 
-def _replaced(module: nn.Module) -> list[str]:
+def _find_replaced(module: nn.Module) -> list[str]:
     """Return the methods with which a family prepares a pass that this one object has others of."""
     kind = type(module)
     return [
@@ -165,7 +165,7 @@ def _replaced(module: nn.Module) -> list[str]:
     ]
 
 
-def _named(hook: Any) -> str:
+def _hook_name(hook: Any) -> str:
     return getattr(hook, "__qualname__", type(hook).__qualname__)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def encoded(image: Image, request: ImageRequest) -> str:
+def encode_picture(image: Image, request: ImageRequest) -> str:
     """Return a picture in the format that was asked for, as base64."""
     stream, asked = io.BytesIO(), request.body
     more = {} if asked.output_format == "png" else {"quality": asked.output_compression}
@@ -26,7 +26,7 @@ def encoded(image: Image, request: ImageRequest) -> str:
     return base64.b64encode(stream.getvalue()).decode("ascii")
 
 
-def _drawn(one: Finished) -> Image:
+def _picture_of(one: Finished) -> Image:
     assert one.image is not None, "only a request of ids has no picture"
     return one.image
 
@@ -96,7 +96,7 @@ def figures(request: ImageRequest, model: str, done: Sequence[Finished], used: C
     drafts = speculation(done, used)
     return {
         "model": model,
-        "seed": _seed(request, done),
+        "seed": _reported_seed(request, done),
         "strategy": used.strategy.name,
         "relaxed": used.strategy.acceptance.relaxed,
         "exact": not used.strategy.acceptance.relaxed and not used.rounding,
@@ -113,7 +113,7 @@ def figures(request: ImageRequest, model: str, done: Sequence[Finished], used: C
     }
 
 
-def _seed(request: ImageRequest, done: Sequence[Finished]) -> int | list[int]:
+def _reported_seed(request: ImageRequest, done: Sequence[Finished]) -> int | list[int]:
     """Return the seed that was sent or drawn; where a list was sent, that of each image."""
     seeds = [request.seeds[one.index][0] for one in done]
     return seeds if isinstance(request.body.seed, list) and len(seeds) > 1 else seeds[0]
@@ -126,8 +126,8 @@ def whole_answer(
     ordered = sorted(done, key=lambda one: one.index)
     return {
         "created": int(time.time()),
-        "data": [{"b64_json": encoded(_drawn(one), request)} for one in ordered],
-        **_common(request, _drawn(done[0])),
+        "data": [{"b64_json": encode_picture(_picture_of(one), request)} for one in ordered],
+        **_common(request, _picture_of(done[0])),
         "usage": usage(ordered),
         **figures(request, model, ordered, used),
     }
@@ -148,7 +148,7 @@ def completed_event(
 ) -> dict[str, Any]:
     """Return ``image_generation.completed`` of one image."""
     return {
-        **_event("completed", request, _drawn(one), one.index),
+        **_event("completed", request, _picture_of(one), one.index),
         "usage": usage([one]),
         **figures(request, model, [one], used),
     }
@@ -157,7 +157,7 @@ def completed_event(
 def _event(kind: str, request: ImageRequest, image: Image, index: int) -> dict[str, Any]:
     return {
         "type": f"image_generation.{kind}",
-        "b64_json": encoded(image, request),
+        "b64_json": encode_picture(image, request),
         "created_at": int(time.time()),
         **_common(request, image),
         "image_index": index,

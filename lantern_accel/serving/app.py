@@ -26,7 +26,7 @@ from lantern_accel.families.tokenizer import PromptText
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.serving import answer, encoder
 from lantern_accel.serving.body import CLIENT_SIZES, ImageRequest, check_text, read_body
-from lantern_accel.serving.gate import ENDING, Ending, Gate
+from lantern_accel.serving.guard import ENDING, Ending, Guard
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.refusals import Refusal, check_model, refusal_of
 from lantern_accel.serving.studio import (
@@ -99,8 +99,8 @@ def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> Fast
         redoc_url=None,
     )  # fmt: skip
     app.state.studio = studio
-    app.add_middleware(Gate, metrics=metrics, limits=chosen)
-    if chosen.origins:  # outside the gate: a preflight brings no key, and errors are read too
+    app.add_middleware(Guard, metrics=metrics, limits=chosen)
+    if chosen.origins:  # outside the guard: a preflight brings no key, and errors are read too
         app.add_middleware(
             CORSMiddleware,
             allow_origins=chosen.origins,
@@ -177,7 +177,7 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             events = _events(inbox, asked, model, settings.silence, request.scope[ENDING])
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        return await _unless_left(request, [inbox], _whole(inbox, asked, model))
+        return await _unless_left(request, [inbox], _answer_whole(inbox, asked, model))
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:
@@ -274,7 +274,7 @@ async def _unless_left(
         leaving.cancel()
 
 
-async def _whole(inbox: Inbox, asked: ImageRequest, model: str) -> dict[str, Any]:
+async def _answer_whole(inbox: Inbox, asked: ImageRequest, model: str) -> dict[str, Any]:
     done, used = await inbox.finished()
     return await asyncio.to_thread(answer.whole_answer, asked, model, done, used)
 
@@ -318,7 +318,7 @@ async def _events(
             coming.cancel()
 
 
-def _logging() -> dict[str, Any]:
+def _log_settings() -> dict[str, Any]:
     """Return uvicorn's settings of logging, with our lines among its own."""
     found = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
     found["loggers"]["lantern_accel.serving"] = {"handlers": ["default"], "level": "INFO"}
@@ -335,8 +335,8 @@ class Server(uvicorn.Server):
                 host=host,
                 port=port,
                 log_level="info",
-                access_log=False,  # the gate writes a line per request
-                log_config=_logging(),
+                access_log=False,  # the guard writes a line per request
+                log_config=_log_settings(),
                 timeout_graceful_shutdown=max(1, round(grace)),
                 server_header=False,
             )

@@ -24,7 +24,7 @@ from lantern_accel.errors import LanternError, RequestError, StrategyError, half
 from lantern_accel.generation.request import build_request
 from lantern_accel.generation.settings import read_size
 from lantern_accel.serving.fields import NO_STEPS, read_names
-from lantern_accel.serving.refusals import Refusal, check_model, said, wrong
+from lantern_accel.serving.refusals import Refusal, check_model, quote, wrong_value
 from lantern_accel.strategy.values import Sampling, Strategy
 
 #: Sizes that clients send where their user chose none: mapped to the model's own, and said so.
@@ -130,18 +130,20 @@ def read_body(
     ``check`` raises for a text that the model cannot take.
     """
     if not isinstance(given, dict):
-        raise wrong(None, 'the body is no JSON object; send one such as {"prompt": "red heart"}')
+        raise wrong_value(
+            None, 'the body is no JSON object; send one such as {"prompt": "red heart"}'
+        )
     named, sent, ignored = read_names(given, Body.model_fields)
     try:
         body = Body.model_validate(named)
     except ValidationError as error:
-        raise _refused(error, named, sent) from None
+        raise _refuse_body(error, named, sent) from None
     if body.model is not None:
         check_model(body.model, manifest.name)
     for name in TEXTS:
         text = getattr(body, name)
         if isinstance(text, str) and len(text) > most_prompt:
-            raise wrong(
+            raise wrong_value(
                 name, f"the {name} has {len(text)} characters; at most {most_prompt} are read"
             )
     size, notes = _size(body.size, manifest, picture)
@@ -155,14 +157,14 @@ def read_body(
     try:
         request = build_request(manifest, body.prompt, settings, lambda strategy, _: strategy)
     except LanternError as error:
-        raise wrong(_blamed(error, settings, sent), str(error)) from None
+        raise wrong_value(_find_field(error, settings, sent), str(error)) from None
     for name in TEXTS:
         text = getattr(body, name)
         if isinstance(text, str):
             try:
                 check(text)
             except LanternError as error:
-                raise wrong(name, str(error)) from None
+                raise wrong_value(name, str(error)) from None
     return ImageRequest(
         body,
         strategy=request.strategy,
@@ -186,32 +188,34 @@ def check_text(found: object) -> None:
         if isinstance(one, dict):
             for name, value in one.items():
                 if half_pair(name):
-                    raise wrong(
+                    raise wrong_value(
                         None,
-                        f"the body has a field named {said(name)}, which holds half a surrogate pair and "
-                        "so is no text; send names and text as UTF-8",
+                        f"the body has a field named {quote(name)}, which holds half a surrogate pair "
+                        "and so is no text; send names and text as UTF-8",
                     )
                 waiting.append((name if field is None else field, value))
         elif isinstance(one, list):
             waiting += [(field, value) for value in one]
         elif isinstance(one, str) and half_pair(one):
-            raise wrong(
+            raise wrong_value(
                 None if field is None else field[:80],
-                f"{field or 'the body'} cannot be {said(one)}: it holds half a surrogate pair and so is "
+                f"{field or 'the body'} cannot be {quote(one)}: it holds half a surrogate pair and so is "
                 "no text; send names and text as UTF-8",
             )
 
 
-def _refused(error: ValidationError, given: Mapping[str, Any], sent: Mapping[str, str]) -> Refusal:
+def _refuse_body(
+    error: ValidationError, given: Mapping[str, Any], sent: Mapping[str, str]
+) -> Refusal:
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else "body"
     theirs = sent.get(name, name)
     if first["type"] == "missing":
         text = f"the field {name} is missing; it takes {TAKES.get(name, 'a value')}"
-        return wrong(name, text, "missing_required_parameter")
+        return wrong_value(name, text, "missing_required_parameter")
     kind = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    text = f"{theirs} cannot be {said(given.get(name))}; it takes {TAKES.get(name, kind)}"
-    return wrong(theirs, text)
+    text = f"{theirs} cannot be {quote(given.get(name))}; it takes {TAKES.get(name, kind)}"
+    return wrong_value(theirs, text)
 
 
 def _size(
@@ -222,13 +226,13 @@ def _size(
     try:
         asked = read_size(text)
     except RequestError as error:
-        raise wrong("size", str(error)) from None
+        raise wrong_value("size", str(error)) from None
     try:
         picture(asked)
         return asked, ()
     except RequestError as error:
         if text not in CLIENT_SIZES:
-            raise wrong("size", f"{error} (or send 'auto')") from None
+            raise wrong_value("size", f"{error} (or send 'auto')") from None
     width, height = picture(None)
     note = (
         f"size {text}, which clients send unasked, was taken for the model's own {width}x{height}"
@@ -239,29 +243,29 @@ def _size(
 def _seeds(body: Body) -> tuple[tuple[int, int], ...]:
     if isinstance(body.seed, list):
         if len(body.seed) != body.n:
-            raise wrong(
+            raise wrong_value(
                 "seed", f"there are {len(body.seed)} seeds for {body.n} images; send one for each"
             )
-        found = tuple((_seed(seed), 0) for seed in body.seed)
+        found = tuple((_draw_seed(seed), 0) for seed in body.seed)
     else:
-        seed = _seed(body.seed)
+        seed = _draw_seed(body.seed)
         found = tuple((seed, index) for index in range(body.n))
     return found
 
 
-def _seed(seed: int | None) -> int:
+def _draw_seed(seed: int | None) -> int:
     """Return a seed, drawn where none was sent, or -1 as others say it."""
     if seed is None or seed == -1:
         return secrets.randbelow(DRAWN_SEEDS)
     if not 0 <= seed < SEEDS:
-        raise wrong(
+        raise wrong_value(
             "seed",
-            f"seed cannot be {said(seed)}; it takes 0 to {SEEDS - 1}, or -1 for a random one",
+            f"seed cannot be {quote(seed)}; it takes 0 to {SEEDS - 1}, or -1 for a random one",
         )
     return seed
 
 
-def _blamed(
+def _find_field(
     error: LanternError, settings: Mapping[str, Any], sent: Mapping[str, str]
 ) -> str | None:
     """Return the field that a message speaks of, where it is one of those that were sent."""

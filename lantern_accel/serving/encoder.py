@@ -16,7 +16,7 @@ from lantern_accel.errors import LanternError
 from lantern_accel.generation.request import build_request
 from lantern_accel.records import first_wrong
 from lantern_accel.serving.body import Body, ImageRequest
-from lantern_accel.serving.refusals import said, wrong
+from lantern_accel.serving.refusals import quote, wrong_value
 from lantern_accel.serving.studio import Completed, Finished
 
 #: What the head's own requests default to, where it names no seed.
@@ -53,21 +53,23 @@ def read_generate(
     ``most_ids``: token ids of one prompt.
     """
     if not hasattr(family, "conditions_of"):
-        raise wrong(
+        raise wrong_value(
             None,
             f"the model {manifest.name!r} takes no prompts as ids; POST /v1/images/generations draws "
             "with it",
             "not_supported",
         )
     if not isinstance(given, dict):
-        raise wrong(None, "the body is no JSON object; send one with input_ids")
+        raise wrong_value(None, "the body is no JSON object; send one with input_ids")
     ids = given.get("input_ids")
     if not isinstance(ids, list) or not ids:
-        raise wrong("input_ids", "input_ids is missing; send token ids, or a list of lists of them")
+        raise wrong_value(
+            "input_ids", "input_ids is missing; send token ids, or a list of lists of them"
+        )
     several = isinstance(ids[0], list)
     every = ids if several else [ids]
     if len(every) > MOST:
-        raise wrong(
+        raise wrong_value(
             "input_ids", f"there are {len(every)} prompts in one request; send {MOST} at most"
         )
     pictures = _each("image_data", given.get("image_data"), len(every), several)
@@ -82,7 +84,9 @@ def _each(name: str, given: Any, count: int, several: bool) -> list[Any]:
     if not (several and isinstance(given, list)):
         return [given] * count
     if len(given) != count:
-        raise wrong(name, f"{name} has {len(given)} entries for {count} prompts; send one for each")
+        raise wrong_value(
+            name, f"{name} has {len(given)} entries for {count} prompts; send one for each"
+        )
     return given
 
 
@@ -90,15 +94,17 @@ def _request(ids: Any, picture: Any, params: Any, manifest: Any, most_ids: int) 
     table = int(getattr(manifest.target, "token_count", 0) or manifest.target.vocab_size)
     good = isinstance(ids, list) and all(type(one) is int and 0 <= one < table for one in ids)
     if not good or not ids:
-        raise wrong("input_ids", f"{said(ids)} are not token ids of this model, 0 to {table - 1}")
+        raise wrong_value(
+            "input_ids", f"{quote(ids)} are not token ids of this model, 0 to {table - 1}"
+        )
     if len(ids) > most_ids:
-        raise wrong("input_ids", f"a prompt has {len(ids)} ids; at most {most_ids} are read")
+        raise wrong_value("input_ids", f"a prompt has {len(ids)} ids; at most {most_ids} are read")
     try:
         # One picture, or a list of one, as the head sends it.
         grids = Picture.model_validate(picture[0] if isinstance(picture, list) else picture)
         _, rows, columns = grids.image_grid_thw[0]
     except (ValidationError, IndexError):
-        raise wrong(
+        raise wrong_value(
             "image_data",
             "image_data is to hold image_grid_thw, [[1, rows, columns], ...], large first",
         ) from None
@@ -109,9 +115,9 @@ def _request(ids: Any, picture: Any, params: Any, manifest: Any, most_ids: int) 
             settings["top_k"] = 0
         request = build_request(manifest, "ids", settings, lambda strategy, _: strategy)
     except ValidationError as error:
-        raise wrong("sampling_params", f"sampling_params: {first_wrong(error)}") from None
+        raise wrong_value("sampling_params", f"sampling_params: {first_wrong(error)}") from None
     except LanternError as error:
-        raise wrong("sampling_params", str(error)) from None
+        raise wrong_value("sampling_params", str(error)) from None
     seed = USUAL_SEED if read.sampling_seed is None else read.sampling_seed
     return ImageRequest(
         Body(prompt="ids"),

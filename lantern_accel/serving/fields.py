@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from lantern_accel.generation.settings import Settings
-from lantern_accel.serving.refusals import said, wrong
+from lantern_accel.serving.refusals import quote, wrong_value
 
 #: Taken as what they are called here.
 TAKEN = {"cfg_scale": "guidance_scale", "num_images": "n", "num_images_per_prompt": "n"}
@@ -60,15 +60,15 @@ def read_names(
     if any(side is not None for side in sides.values()):
         for name, side in sides.items():
             if type(side) is not int:
-                what = f"not {said(side)}" if name in given else f"and {name} is missing"
-                raise wrong(name, f"width and height are whole numbers of pixels, {what}")
+                what = f"not {quote(side)}" if name in given else f"and {name} is missing"
+                raise wrong_value(name, f"width and height are whole numbers of pixels, {what}")
         _take(found, sent, "width", "size", f"{sides['width']}x{sides['height']}")
     ignored = []
     for name in found:
         if name in fields or (found[name] is None and name in MEANT):
             continue
         if (text := _refusal(name, fields)) is not None:
-            raise wrong(name[:80], text, "unknown_parameter")
+            raise wrong_value(name[:80], text, "unknown_parameter")
         ignored.append(name[:80])
     return found, sent, tuple(ignored[:32])
 
@@ -77,10 +77,10 @@ def _take(found: dict[str, Any], sent: dict[str, str], theirs: str, ours: str, v
     if value is None:
         return
     if found.get(ours) not in (None, value):
-        raise wrong(
+        raise wrong_value(
             theirs,
             f"{theirs} means {ours} here, and {sent.get(ours, ours)} is sent too with another value, "
-            f"{said(found[ours])} and {said(value)}; leave one out",
+            f"{quote(found[ours])} and {quote(value)}; leave one out",
         )
     found[ours], sent[ours] = value, theirs
 
@@ -92,9 +92,9 @@ def _refusal(name: str, fields: Collection[str]) -> str | None:
     meant = MEANT.get(name)
     if meant is None and name in (*Settings.model_fields, "lambda"):
         return (
-            f"{said(name)} is a setting of `lantern-accel generate` that a server does not take; it "
+            f"{quote(name)} is a setting of `lantern-accel generate` that a server does not take; it "
             "takes strategy, relaxed, tv_budget, temperature, top_k, top_p and guidance_scale"
         )
     near = difflib.get_close_matches(name[:80].lower(), [*fields, *TAKEN], n=1, cutoff=NEAR)
     meant = meant or next(iter(near), None)
-    return None if meant is None else f"there is no field {said(name)} here; did you mean {meant}?"
+    return None if meant is None else f"there is no field {quote(name)} here; did you mean {meant}?"

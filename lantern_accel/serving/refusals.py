@@ -24,7 +24,7 @@ NO_RETRY = {"x-should-retry": "false"}
 SHUTTING_DOWN = "shutting_down"
 
 
-def said(value: object, most: int = 80) -> str:
+def quote(value: object, most: int = 80) -> str:
     """Return a value of a body for a message: short, and as JSON writes it."""
     try:
         text = json.dumps(value)
@@ -69,7 +69,7 @@ class Refusal(Exception):
         return JSONResponse(self.body(), self.status, dict(self.headers))
 
 
-def wrong(param: str | None, message: str, code: str = "invalid_value") -> Refusal:
+def wrong_value(param: str | None, message: str, code: str = "invalid_value") -> Refusal:
     """Return the refusal of a field's value."""
     return Refusal(400, message, param, code)
 
@@ -77,7 +77,7 @@ def wrong(param: str | None, message: str, code: str = "invalid_value") -> Refus
 def check_model(name: str, model: str) -> None:
     """Raise the refusal of a model that is not the one that is served."""
     if name != model:
-        text = f"no model is named {said(name)} here{did_you_mean(name, [model])}"
+        text = f"no model is named {quote(name)} here{did_you_mean(name, [model])}"
         raise Refusal(404, text, "model", "model_not_found")
 
 
@@ -86,7 +86,7 @@ def refusal_of(error: BaseException) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if isinstance(error, RequestError | StrategyError | DoesNotFitError):
-        return wrong(None, str(error))
+        return wrong_value(None, str(error))
     if isinstance(error, LanternError):
         return Refusal(500, str(error), code="device_failed", headers=NO_RETRY)
     text = f"the server failed ({type(error).__name__}); its log says more"
@@ -104,7 +104,7 @@ def busy(seconds: float, waiting: int, most: int) -> Refusal:
     )
 
 
-def closing() -> Refusal:
+def server_closing() -> Refusal:
     """Return the refusal of a server that is going down."""
     return Refusal(
         503,

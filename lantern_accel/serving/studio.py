@@ -23,7 +23,7 @@ from lantern_accel.families.base import Conditions, Rows
 from lantern_accel.generation.slots import Drawn, Slots
 from lantern_accel.serving.body import Body, ImageRequest
 from lantern_accel.serving.metrics import Metrics
-from lantern_accel.serving.refusals import busy, closing, lost, refusal_of, too_late
+from lantern_accel.serving.refusals import busy, lost, refusal_of, server_closing, too_late
 from lantern_accel.strategy.values import AUTO, Strategy
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Studio:
             job.left = len(job.request.seeds)
         with self._news:
             if self._closing:
-                raise closing()
+                raise server_closing()
             if self.broken is not None:
                 raise lost(self.broken)
             waiting = len(self._queue)
@@ -206,7 +206,7 @@ class Studio:
             self._queue = deque(one for one in self._queue if one.job.began is not None)
             self._news.notify()
         for job in dropped.values():
-            self._end(job, closing())
+            self._end(job, server_closing())
 
     def stop(self, seconds: float = 60.0) -> bool:
         """Drain, and wait for what runs; returns whether all of it was finished in time."""

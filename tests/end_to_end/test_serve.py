@@ -369,7 +369,7 @@ def test_a_client_that_does_not_read_is_let_go():
     import asyncio
     from types import SimpleNamespace
 
-    from lantern_accel.serving.gate import Gate
+    from lantern_accel.serving.guard import Guard
 
     left = []
 
@@ -386,10 +386,10 @@ def test_a_client_that_does_not_read_is_let_go():
         return {"type": "http.request", "body": b""}
 
     counter = SimpleNamespace(labels=lambda *more: SimpleNamespace(inc=lambda: None))
-    metrics: Any = SimpleNamespace(requests=counter)  # all that a gate asks of them
-    gate = Gate(app, metrics, ServerSettings(write_seconds=0.05))
+    metrics: Any = SimpleNamespace(requests=counter)  # all that a guard asks of them
+    guard = Guard(app, metrics, ServerSettings(write_seconds=0.05))
     scope = {"type": "http", "path": "/", "headers": []}
-    asyncio.run(asyncio.wait_for(gate(scope, receive, never), 10))
+    asyncio.run(asyncio.wait_for(guard(scope, receive, never), 10))
     assert left == ["the application"]
 
 

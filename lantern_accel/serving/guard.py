@@ -55,7 +55,7 @@ class TooLong(Exception):
     """A body that was longer than is read."""
 
 
-def refused(scope: Any, keys: Collection[str], most_body: int) -> Refusal | None:
+def refuse_head(scope: Any, keys: Collection[str], most_body: int) -> Refusal | None:
     """Return why a request is not let in, by what its head says; None where it is."""
     headers = {name.lower(): value for name, value in scope["headers"]}
     length = headers.get(b"content-length", b"0")
@@ -82,7 +82,7 @@ def too_long(most_body: int) -> Refusal:
     )
 
 
-class Gate:
+class Guard:
     """ASGI middleware around the whole application: one number, one count and one log line per request.
 
     Of the ``keys`` a request must bring one (``Authorization: Bearer KEY``); without any everybody may.
@@ -127,7 +127,7 @@ class Gate:
             ending.outcome = refusal.outcome
             await refusal.response()(scope, receive, told)
 
-        refusal = refused(scope, self.limits.keys, self.limits.most_body)
+        refusal = refuse_head(scope, self.limits.keys, self.limits.most_body)
         try:
             if refusal is not None:
                 await answer(refusal)

@@ -1,8 +1,8 @@
-"""The law of a token, read off the processors that transformers built for a request.
+"""The distribution of a token, read off the processors that transformers built for a request.
 
-Whatever a processor does that this decoder does not is refused by name: a token is drawn by the law that
-was asked for, or not at all. transformers adds a top-k of 50 where nobody asks for another; that is read
-off too.
+Whatever a processor does that this decoder does not is refused by name: a token is drawn by the
+distribution that was asked for, or not at all. transformers adds a top-k of 50 where nobody asks for
+another; that is read off too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HARMLESS = {
 _STOPS = {"MaxLengthCriteria", "EosTokenCriteria"}
 
 
-def refused(what: str) -> RequestError:
+def refusal_of(what: str) -> RequestError:
     """Return the error for something that a request asks for and this decoder does not do."""
     return RequestError(
         f"the request asks for {what}, which lantern-accel does not do; leave it out, or call restore() "
@@ -61,7 +61,7 @@ def sampling_of(
     for one in processors:
         name = type(one).__name__
         if not type(one).__module__.startswith("transformers.") and name not in _HARMLESS:
-            raise refused(f"the logits processor {name}")
+            raise refusal_of(f"the logits processor {name}")
         if name in _HARMLESS:
             continue
         if name in (
@@ -69,7 +69,7 @@ def sampling_of(
             "UnbatchedClassifierFreeGuidanceLogitsProcessor",
         ):
             if seen:
-                raise refused(f"guidance after {seen[-1]}")
+                raise refusal_of(f"guidance after {seen[-1]}")
             values["cfg_scale"] = float(one.guidance_scale)
         elif name == "TemperatureLogitsWarper":
             values["temperature"] = float(one.temperature)
@@ -78,7 +78,7 @@ def sampling_of(
         elif name == "TopPLogitsWarper" and _cuts(one):
             values["top_p"] = float(one.top_p)
         else:
-            raise refused(f"the logits processor {name}")
+            raise refusal_of(f"the logits processor {name}")
         if name in _ORDER:
             seen.append(name)
     if not sample:
@@ -86,7 +86,7 @@ def sampling_of(
             Sampling, {"cfg_scale": values["cfg_scale"], "temperature": 0.0}, "sampling"
         )
     if len(set(seen)) < len(seen) or ("TemperatureLogitsWarper" in seen[1:]):
-        raise refused(f"logits processors in the order {', '.join(seen)}")
+        raise refusal_of(f"logits processors in the order {', '.join(seen)}")
     if seen[-2:] == ["TopPLogitsWarper", "TopKLogitsWarper"]:
         values["order"] = "top_p_first"
     return validated(Sampling, values, "sampling")
@@ -101,7 +101,7 @@ def check_stopping(criteria: Iterable[Any]) -> None:
     """Raise :class:`RequestError` for a criterion that could end a picture before its last token."""
     for one in criteria:
         if type(one).__name__ not in _STOPS:
-            raise refused(f"the stopping criterion {type(one).__name__}")
+            raise refusal_of(f"the stopping criterion {type(one).__name__}")
 
 
 def check_outputs(config: Any) -> None:
@@ -111,6 +111,6 @@ def check_outputs(config: Any) -> None:
         "output_hidden_states",
     ):  # fmt: skip
         if getattr(config, name, False):
-            raise refused(f"{name}=True")
+            raise refusal_of(f"{name}=True")
     if (getattr(config, "num_beams", 1) or 1) > 1:
-        raise refused(f"num_beams={config.num_beams}")
+        raise refusal_of(f"num_beams={config.num_beams}")

@@ -7,12 +7,16 @@
 #ifdef DOT_PRODUCTS
 #include "pairs.h"
 #endif
+#ifdef TILES
+#include "tiled_attention.h"
+#endif
 
 struct Seen {
     // Of row r: the slots that any of its queries sees, slots[r * capacity ...], how many they are, and for
     // each query t 1 or 0 in keep[(r * count + t) * padded + i]. Padded to whole vectors with slot 0, 0.
     int32_t *slots, *found, *row_of;  // row_of: whose keys and values a row reads
     float* keep;
+    int32_t* open;  // [r * count + t]: so many of the first slots query t sees without a gap
     int64_t padded;
     int32_t capacity;
 };
@@ -27,9 +31,10 @@ Seen lists(int32_t rows, int32_t count, int32_t capacity) {
     s.capacity = (capacity + W - 1) / W * W;
     s.padded = s.capacity;
     size_t all = size_t(rows) * s.capacity;
-    s.slots = (int32_t*)scratch(4, (all + 2 * size_t(rows)) * sizeof(int32_t));
+    s.slots = (int32_t*)scratch(4, (all + (2 + size_t(count)) * size_t(rows)) * sizeof(int32_t));
     s.found = s.slots + all;
     s.row_of = s.found + rows;
+    s.open = s.row_of + rows;
     s.keep = (float*)scratch(5, size_t(rows) * count * s.padded * sizeof(float));
     return s;
 }
@@ -57,6 +62,19 @@ Seen seen(const Mask& mask) {
         }
     }
     return s;
+}
+
+// Count the slots that queries of these rows see without a gap, where attention asks for it.
+INLINE void count_open([[maybe_unused]] const Seen& s, [[maybe_unused]] int32_t rows, [[maybe_unused]] int32_t count) {
+#ifdef TILES
+    for (int32_t r = 0; r < rows; ++r)
+        for (int64_t q = int64_t(r) * count; q < int64_t(r + 1) * count; ++q) {
+            const float* keep = s.keep + q * s.padded;
+            int32_t open = 0;
+            while (open < s.found[r] && keep[open] != 0) ++open;
+            s.open[q] = open;
+        }
+#endif
 }
 
 // Put the rows that see anything in front; returns how many they are.
@@ -192,7 +210,15 @@ void attend_head(const float* q, int64_t q_stride, const T* k, const T* v, const
     const int32_t* slots = s.slots + int64_t(row) * s.capacity;
     const T* after = k + cache.head;  // the next head's keys
     int32_t m = to - from;
-#ifdef DOT_PRODUCTS
+#ifdef TILES
+    if constexpr (std::is_same<T, bf16>::value)
+        if (d % DEEP == 0) {
+            const float* keep = s.keep + (int64_t(row) * count + from) * s.padded;
+            attend_tiles(q + from * q_stride, q_stride, k, v, after, d, cache.slot, slots, n, keep, s.padded,
+                         s.open + int64_t(row) * count + from, m, out + from * out_stride, out_stride);
+            return;
+        }
+#elif defined(DOT_PRODUCTS)
     if constexpr (std::is_same<T, bf16>::value)
         if (d % (2 * W) == 0) {
             const float* keep = s.keep + (int64_t(row) * count + from) * s.padded;
@@ -296,6 +322,7 @@ template <class T> void attend_of(const Attend& g) {
     job.given = &g;
     job.q = q;
     job.s = seen(g.mask);
+    count_open(job.s, g.mask.rows, g.mask.count);
     bool small = size * job.s.found[0] < (1 << 17);
     pool_run(Job{&job, AttendJob<T>::work, nullptr, AttendJob<T>::chunks, 1}, small);
 }

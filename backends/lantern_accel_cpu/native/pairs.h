@@ -8,33 +8,6 @@
 
 namespace {
 
-// Lane i of vector j becomes lane j of vector i.
-INLINE void transpose(F (&a)[W]) {
-#pragma GCC unroll 4
-    for (int round = W; round > 1; round /= 2) {
-        F b[W];
-#pragma GCC unroll 16
-        for (int i = 0; i < W / 2; ++i) {
-            b[2 * i] = zip_low(a[i], a[i + W / 2]);
-            b[2 * i + 1] = zip_high(a[i], a[i + W / 2]);
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < W; ++i) a[i] = b[i];
-    }
-}
-
-// Keys of W slots across: lane s of vector j is pair j of slot s.
-INLINE void keys_across(const bf16* k, const int32_t* slots, int64_t stride, int64_t pairs, uint32_t* out) {
-    for (int64_t first = 0; first < pairs; first += W) {
-        F a[W];
-#pragma GCC unroll 16
-        for (int s = 0; s < W; ++s) a[s] = load<F>(k + slots[s] * stride + 2 * first);
-        transpose(a);
-#pragma GCC unroll 16
-        for (int j = 0; j < W; ++j) memcpy(out + (first + j) * W, &a[j], sizeof(F));
-    }
-}
-
 INLINE uint32_t pair_at(const bf16* p) {
     uint32_t pair;
     memcpy(&pair, p, sizeof pair);

@@ -105,6 +105,18 @@ template <class T> INLINE void soon(const T* rows, const int32_t* slots, int cou
         for (int64_t c = 0; c < d; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(rows + slots[s] * stride + c, 0, 2);
 }
 
+// Keys of W slots across: lane s of vector j is pair j of slot s.
+INLINE void keys_across(const bf16* k, const int32_t* slots, int64_t stride, int64_t pairs, uint32_t* out) {
+    for (int64_t first = 0; first < pairs; first += W) {
+        F a[W];
+#pragma GCC unroll 16
+        for (int s = 0; s < W; ++s) a[s] = load<F>(k + slots[s] * stride + 2 * first);
+        transpose(a);
+#pragma GCC unroll 16
+        for (int j = 0; j < W; ++j) memcpy(out + (first + j) * W, &a[j], sizeof(F));
+    }
+}
+
 template <class T> void rotate_write_of(const RotateWrite& g) {
     int64_t queries = int64_t(g.rows) * g.count;
     int32_t d = g.cache.width, heads = g.cache.heads;

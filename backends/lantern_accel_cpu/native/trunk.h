@@ -290,6 +290,7 @@ template <class T> void trunk_of(const Trunk& g, const Seen& s, int32_t seeing) 
     job.m = int64_t(seeing) * g.mask.count;
     if (job.m < queries) memset(g.out, 0, size_t(queries * g.out_stride) * sizeof(T));
     if (!job.m) return;
+    count_open(s, seeing, g.mask.count);
     job.dim = g.dim;
     job.hidden = g.hidden;
     job.wide = int64_t(g.cache.heads) * g.cache.width;

@@ -122,6 +122,21 @@ INLINE F sums(F (&a)[W]) {
     return a[0];
 }
 
+// Lane i of vector j becomes lane j of vector i.
+INLINE void transpose(F (&a)[W]) {
+#pragma GCC unroll 4
+    for (int round = W; round > 1; round /= 2) {
+        F b[W];
+#pragma GCC unroll 16
+        for (int i = 0; i < W / 2; ++i) {
+            b[2 * i] = zip_low(a[i], a[i + W / 2]);
+            b[2 * i + 1] = zip_high(a[i], a[i + W / 2]);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < W; ++i) a[i] = b[i];
+    }
+}
+
 // The sum and the largest of all lanes.
 #if WIDTH == 16
 INLINE float total(F x) { return _mm512_reduce_add_ps((__m512)x); }

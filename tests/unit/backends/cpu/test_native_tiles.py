@@ -1,4 +1,4 @@
-"""Products by tiles: the bits of vectors, of emulated tiles, and of what Intel's manual says."""
+"""Products and attention by tiles: bits of vectors, of emulated tiles, of what Intel's manual says."""
 
 from __future__ import annotations
 
@@ -104,6 +104,21 @@ def test_the_processor_does_what_is_emulated(kind: str) -> None:
         x = (native.draw(2, 50, 330) * scale).bfloat16()
         found = [product(kernels, x, packed(kernels, weight, kind), 1) for kernels in both]
         assert torch.equal(found[0].view(torch.int32), found[1].view(torch.int32)), scale
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("width", [32, 64, 96])
+def test_attention_depends_on_no_other_query(unit: str, width: int) -> None:
+    kernels, rows, count, capacity = native.kernels(unit), 2, 20, 90
+    kv = native.filled_cache(1, rows, capacity, 2, width, torch.bfloat16)
+    seen = torch.ones(rows, 1, count, capacity, dtype=torch.bool).tril(capacity - count - 10)
+    seen[0, :, :, [3, 40]] = False  # slots that no query sees
+    seen[1, :, 6, 7] = False  # and one that a query does not see among those that it sees
+    q = native.draw(5, rows, count, 2, width, dtype=torch.bfloat16)
+    whole = kernels.attend(q, kv, 0, seen)
+    for some in (1, 2, 3, 4, 7, 16, 17):
+        alone = kernels.attend(q[:, :some].contiguous(), kv, 0, seen[:, :, :some].contiguous())
+        assert torch.equal(alone, whole[:, :some]), some
 
 
 @pytest.mark.parametrize("unit", UNITS)

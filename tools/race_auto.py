@@ -11,7 +11,7 @@ were chosen on the built-in ones, so figures for publication come from others:
 
 A strategy's name may have a coupling behind it, to compare the two (docs/strategies.md):
 
-    python tools/race_auto.py --file tools/lantern-emoji/composed.txt --strategy scd@maximal
+    python tools/race_auto.py --file tools/lantern-emoji/composed.txt --strategy sjd@maximal
 
 With a size, random weights of that size are raced, and drafts are accepted as the model's own were on the
 same prompts and seeds, which are recorded first: its steps are the size's, its counts are replayed. A

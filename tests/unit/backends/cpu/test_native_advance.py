@@ -84,7 +84,8 @@ def kept(engine: Any) -> dict[str, Tensor]:
     found = {name: t.clone() for name, t in state.buffers.items() if name not in ("uniforms",)}
     found["tokens"] = found["tokens"][:, :-1]
     if engine.geometry.in_place:  # fresh drafts go as far as the next window does, or farther
-        found["q"] = found["q"][:, :-1]
+        if engine.geometry.kept:
+            found["q"] = found["q"][:, :-1]
         reach = state.length + getattr(engine, "now", engine.geometry.depth + 1)
         behind = torch.arange(found["tokens"].shape[1]) >= reach.unsqueeze(1)
         found["tokens"].masked_fill_(behind, 0)

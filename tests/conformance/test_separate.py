@@ -54,6 +54,7 @@ def test_a_crash_and_a_hang_cost_their_groups(glass: Path, monkeypatch: pytest.M
     assert {one.name for one in written[0].outcomes} | set(written[0].not_run) == set(found)
 
 
+@pytest.mark.long
 def test_an_interrupted_run_leaves_what_ran_and_is_resumed(glass: Path) -> None:
     out = glass / "report.json"
     words = ["conform", "glass", "--only", "whole.one", "--only", "slow", "-o", str(out)]

@@ -140,6 +140,7 @@ print("fine")
 """
 
 
+@pytest.mark.long
 def test_the_device_behaves_as_one(on_software_hpu: Run) -> None:
     assert "fine" in passes(on_software_hpu(script=DEVICE))
 
@@ -172,6 +173,7 @@ print("fine")
 """
 
 
+@pytest.mark.long
 def test_a_late_copy_to_pageable_memory_is_found_out(on_software_hpu: Run) -> None:
     """The review's fault: an event waited for, and the values of the wait before."""
     assert "fine" in passes(on_software_hpu(script=LATE))
@@ -228,6 +230,7 @@ for device, options in (("cpu", {}), ("hpu", {"software": "on"})):
 """
 
 
+@pytest.mark.long
 def test_a_seed_gives_the_tokens_of_the_cpu_s_native_steps(on_software_hpu: Run) -> None:
     strategies = ("vanilla", "eagle", "eagle2", "scd")
     said = passes(on_software_hpu(*strategies, script=SEEDED)).splitlines()

@@ -56,15 +56,10 @@ print("fine")
 """
 
 
-@pytest.mark.parametrize(
-    ("mode", "steps"),
-    [
-        ("graph", "30"),
-        *(pytest.param(mode, "200", marks=pytest.mark.long) for mode in ("graph", "compile")),
-    ],
-)
-def test_all_steps_of_a_bucket_are_one_graph(on_software_hpu: Run, mode: str, steps: str) -> None:
-    assert "fine" in passes(on_software_hpu(mode, steps, script=BUCKETS))
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["graph", "compile"])
+def test_all_steps_of_a_bucket_are_one_graph(on_software_hpu: Run, mode: str) -> None:
+    assert "fine" in passes(on_software_hpu(mode, "200", script=BUCKETS))
 
 
 LOWERED = """
@@ -204,19 +199,17 @@ HALVES = {"exact": "windows,chains,vanilla", "trees": "lantern++,eagle2"}
 SIZES = "1 plain,3 guided"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "kinds", "sizes", "index"),
     [
-        pytest.param("graph", "windows,lantern++", "2 guided", "int32", id="graph"),
         *(
-            pytest.param(mode, kinds, SIZES, "int32", id=f"{mode}-{half}", marks=pytest.mark.long)
+            pytest.param(mode, kinds, SIZES, "int32", id=f"{mode}-{half}")
             for mode in ("graph", "compile")
             for half, kinds in HALVES.items()
         ),
         # What torch before 2.8 takes, which lazy mode computes in 32 bits.
-        pytest.param(
-            "graph", "windows,chains", "2 guided", "int64", id="int64", marks=pytest.mark.long
-        ),
+        pytest.param("graph", "windows,chains", "2 guided", "int64", id="int64"),
     ],
 )
 def test_every_function_of_auto_is_captured_and_gives_the_tokens_of_the_cpu(
@@ -269,8 +262,7 @@ assert ends("graphs.fallback") == "failed"
 """
 
 
-@pytest.mark.parametrize(
-    "planted", ["in our code", pytest.param("another card", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("planted", ["in our code", "another card"])
 def test_the_faults_of_first_contact_are_caught_by_name(on_software_hpu: Run, planted: str) -> None:
     passes(on_software_hpu(planted, script=FIRST_CONTACT))

@@ -78,6 +78,7 @@ print("fine")
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("refused", ["everything", "layers"])
 def test_a_refused_step_still_draws_with_one_line(
     on_software_hpu: Run, tmp_path: Path, refused: str

@@ -51,7 +51,8 @@ print("fine")
 """
 
 
-@pytest.mark.parametrize("release", [pytest.param("1.19", marks=pytest.mark.long), "1.24"])
+@pytest.mark.long
+@pytest.mark.parametrize("release", ["1.19", "1.24"])
 def test_two_writes_to_one_buffer(on_software_hpu: Run, release: str) -> None:
     run = on_software_hpu(release, script=WRITES, LANTERN_HPU_SOFTWARE_RELEASE=release)
     assert "fine" in passes(run)

@@ -72,19 +72,14 @@ OWN_WINDOWS = "self:4,window=4,passes=3"
 EVERY = tuple(f"{strategy}={how}" for strategy in ("vanilla", "self") for how in ROUNDINGS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "drafts", "weights"),
     [
         pytest.param("graph", "self:2", ("self=int8", "vanilla=int4", "vanilla=int8"), id="graph"),
-        pytest.param("graph", OWN_WINDOWS, EVERY, id="graph-all", marks=pytest.mark.long),
+        pytest.param("graph", OWN_WINDOWS, EVERY, id="graph-all"),
         # Compiling takes a minute for each: a kind without groups, and one with them.
-        pytest.param(
-            "compile",
-            OWN_WINDOWS,
-            ("self=int6", "vanilla=int8"),
-            id="compile",
-            marks=pytest.mark.long,
-        ),
+        pytest.param("compile", OWN_WINDOWS, ("self=int6", "vanilla=int8"), id="compile"),
     ],
 )
 def test_rounded_weights_give_the_tokens_of_the_cpu(
@@ -156,7 +151,8 @@ print("fine")
 """
 
 
-@pytest.mark.parametrize("mode", ["graph", pytest.param("compile", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["graph", "compile"])
 def test_a_copy_in_floats_of_8_bits_drafts_and_the_target_decides(
     on_software_hpu: Run, mode: str
 ) -> None:

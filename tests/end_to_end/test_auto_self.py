@@ -247,6 +247,7 @@ def test_a_choice_whose_copy_does_not_fit_is_decoded_plainly(
         assert pipeline.auto.copies(asked) is None
 
 
+@pytest.mark.long
 def test_plans_and_fits_count_the_copy(tiny_model: Path) -> None:
     drafts = Strategy(name="self", tree=SelfDrafts(weights="int4"))
     planner = Planner(sized("llamagen-b-256"), dtype=torch.bfloat16)

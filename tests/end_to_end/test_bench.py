@@ -105,6 +105,7 @@ def test_a_batch_without_end_is_refused_at_once(command):
         assert "1024" in done.stderr
 
 
+@pytest.mark.long
 def test_weights_in_fewer_bits_stand_in_the_column_of_relaxation(
     command, tiny_model, tmp_path, monkeypatch
 ):

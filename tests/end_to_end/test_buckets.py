@@ -41,7 +41,10 @@ def parted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "engine_for", build)
 
 
-@pytest.mark.parametrize("strategy", ["vanilla", "lantern++", "auto"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["vanilla", *(pytest.param(s, marks=pytest.mark.long) for s in ("lantern++", "auto"))],
+)
 def test_every_bucket_is_captured_at_once_and_used(strategy: str, parted: None) -> None:
     with lantern_accel.load(device="cpu", dtype="float32") as pipeline:
         made: dict[str, Recorded] = {}

@@ -54,6 +54,7 @@ def test_anole_draws_with_every_strategy(command, anole, tmp_path, strategy):
     assert stats["sampling"]["cfg_scale"] == 3.0
 
 
+@pytest.mark.long
 def test_anole_in_the_original_layout_draws_its_1024_tokens(command, original, tmp_path):
     done = command(
         "generate", "a red fox", "--model", original, "--strategy", "vanilla", "-o",
@@ -81,6 +82,7 @@ def test_a_family_without_a_drafter_says_how_to_get_one(command, lumina, tmp_pat
     assert "lantern-accel train drafter" in done.stderr
 
 
+@pytest.mark.long
 def test_the_command_that_it_names_trains_one(command, lumina, tmp_path):
     (tmp_path / "prompts.txt").write_text("a red fox\nfox\n")
     settings = {"steps": 3, "batch_size": 2, "compile": False, "evaluate_every": 2}

@@ -87,6 +87,7 @@ def test_a_stopped_evaluation_goes_on_and_another_one_is_refused(
     assert "has schema version None" in command(*words).stderr
 
 
+@pytest.mark.long
 def test_what_cannot_be_measured_is_said(command, undrafted_model, class_model, tmp_path):
     out = tmp_path / "eval.json"
     done = command(

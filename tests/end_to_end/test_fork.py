@@ -68,13 +68,12 @@ def run(script: str, *words: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("native", "before"),
     [
-        ("off", "drawn"),
         pytest.param("on", "drawing", marks=needs_native),
         *[
             pytest.param(native, before, marks=[pytest.mark.long, *more])
             for native, more in (("off", ()), ("on", (needs_native,)))
             for before in ("loaded", "drawn", "drawing", "suspended", "own")
-            if (native, before) not in (("off", "drawn"), ("on", "drawing"))
+            if (native, before) != ("on", "drawing")
         ],
     ],
 )

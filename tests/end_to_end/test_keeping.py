@@ -220,7 +220,7 @@ def test_a_picture_that_is_there_is_kept(tmp_path: Path, monkeypatch, capsys) ->
     monkeypatch.chdir(tmp_path)
     picture = tmp_path / "heart.png"
     picture.write_bytes(b"somebody's")
-    words = ["generate", "red heart", "--quiet"]
+    words = ["generate", "red heart", "--quiet", "--strategy", "vanilla"]
     assert main([*words, "-o", str(picture)]) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert picture.read_bytes() == b"somebody's"

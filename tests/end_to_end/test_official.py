@@ -137,6 +137,7 @@ def test_without_a_drafter_the_way_to_one_is_named(command, small_classes, tmp_p
     assert "lantern-accel train drafter" in done.stderr
 
 
+@pytest.mark.long
 def test_presets_fill_in_what_is_left_open(command, classes, small_classes, tmp_path):
     words = (
         "generate", "3", "--model", small_classes, "--overwrite", "-o", tmp_path / "x.png", "--json",
@@ -167,6 +168,7 @@ def test_presets_fill_in_what_is_left_open(command, classes, small_classes, tmp_
 TRACED = ("lantern-emoji", "llamagen-3b-384")
 
 
+@pytest.mark.long
 def test_the_list_names_every_model(command, monkeypatch):
     real = listing._memory
     nothing = {"memory_bytes": {}, "fits": {}}
@@ -266,6 +268,7 @@ def test_check_finds_a_part_that_is_cut_short(command, tmp_path, part):
     assert done.stdout.count("unusable") == 1
 
 
+@pytest.mark.long
 def test_a_plan_for_a_device_that_is_not_here(command):
     words = ("models", "plan", "llamagen-t2i-stage2", "--memory", "24GB", "--json")
     small = json.loads(command(*words, "--strategy", "eagle", "--tree", "0").stdout)

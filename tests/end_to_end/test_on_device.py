@@ -23,6 +23,7 @@ def tool() -> ModuleType:
     return module
 
 
+@pytest.mark.long
 def test_a_device_is_checked_and_a_second_run_goes_on(tool, tmp_path: Path, capsys) -> None:
     arguments = ["--device", "cpu", "-o", str(tmp_path), "--quick", "--only", "device"]
     assert tool.main([*arguments, "--only", "conform"]) == 0
@@ -42,6 +43,7 @@ def test_a_device_is_checked_and_a_second_run_goes_on(tool, tmp_path: Path, caps
     assert "running" not in out
 
 
+@pytest.mark.long
 def test_a_stage_that_fails_is_reported_with_its_reason(tool, tmp_path: Path, capsys) -> None:
     arguments = ["--device", "null", "-o", str(tmp_path), "--only", "device", "--only", "generate"]
     assert tool.main(arguments) == 4  # a device's

@@ -42,6 +42,7 @@ def emoji(capsys: pytest.CaptureFixture[str]) -> Callable[..., CompletedProcess[
     return run
 
 
+@pytest.mark.long
 def test_the_whole_pipeline_makes_a_model_that_draws(command, emoji, work):
     for stage in TINY:
         done = emoji(stage, "--work", work, "--config", work / f"{stage}.json")
@@ -116,6 +117,7 @@ def test_a_continued_run_ends_as_an_unbroken_one(emoji, work):
         workspace.run_target(other, work, None, resume=True, device=device)
 
 
+@pytest.mark.long
 def test_a_target_grows_out_of_one_in_another_folder(emoji, work):
     emoji("tokenizer", "--work", work, "--config", work / "tokenizer.json")
     words = ["target", "--work", work, "--config"]
@@ -224,6 +226,7 @@ def write_captioned(folder: Path, count: int) -> None:
     (folder / "captions.jsonl").write_text("\n".join(lines))
 
 
+@pytest.mark.long
 def test_a_target_of_your_own_learns_captioned_images(command, undrafted_model, tmp_path):
     write_captioned(tmp_path / "images", 8)
     fields = ("scenes", "concept_weights")

@@ -23,6 +23,7 @@ def launched(*words):
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_two_processes_share_the_drawing_of_a_drafters_images(undrafted_model, tmp_path):
     pytest.importorskip("accelerate")
     prompts = tmp_path / "prompts.txt"
@@ -40,6 +41,7 @@ def test_two_processes_share_the_drawing_of_a_drafters_images(undrafted_model, t
     assert (tmp_path / "work/drafter/drafter.safetensors").is_file()
 
 
+@pytest.mark.long
 def test_two_processes_train_one_target(undrafted_model, tmp_path):
     pytest.importorskip("accelerate")
     write_captioned(tmp_path / "images", 8)

@@ -66,8 +66,20 @@ def run(engine: Any, seed: int = 5) -> Any:
         return engine.run()
 
 
-@pytest.mark.parametrize("tree", [CHAIN, TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize("decide", [at_random, by_acceptance, against])
+@pytest.mark.parametrize(
+    ("tree", "decide"),
+    [
+        (CHAIN, at_random),
+        *(
+            pytest.param(CHAIN, decide, marks=pytest.mark.long)
+            for decide in (by_acceptance, against)
+        ),
+        *(
+            pytest.param(TREE, decide, marks=pytest.mark.long)
+            for decide in (at_random, by_acceptance, against)
+        ),
+    ],
+)
 def test_images_follow_the_target_whatever_counts_decide(
     decide: Decide, tree: AdaptiveSource
 ) -> None:

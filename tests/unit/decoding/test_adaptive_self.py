@@ -63,14 +63,24 @@ def run(engine: Any, seed: int = 5) -> Any:
         return engine.run()
 
 
-@pytest.mark.parametrize("window", [0, 2], ids=["one by one", "own windows"])
-@pytest.mark.parametrize("decide", [at_random, by_acceptance, against])
+@pytest.mark.parametrize(
+    ("window", "decide"),
+    [
+        (0, at_random),
+        *(pytest.param(0, decide, marks=pytest.mark.long) for decide in (by_acceptance, against)),
+        *(
+            pytest.param(2, decide, marks=pytest.mark.long)
+            for decide in (at_random, by_acceptance, against)
+        ),
+    ],
+)
 def test_images_follow_the_enumerated_law_whatever_counts_decide(
     decide: Decide, window: int
 ) -> None:
     assert misfit_of(engine_of(IMAGES, window=window), decide) < SOUND
 
 
+@pytest.mark.long
 def test_even_a_rule_that_reads_drafts_changes_nothing() -> None:
     def looks(gains: Tensor, state: Any) -> Tensor:
         following = state.tokens.gather(1, (state.length + 1).clamp(max=4).unsqueeze(1))[:, 0]

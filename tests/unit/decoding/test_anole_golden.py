@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import pytest
@@ -36,6 +37,9 @@ RULES = {
     "k10_d0.1": Lantern(k=10, delta=0.1),
     "k50_d0.3": Lantern(k=50, delta=0.3),
 }
+
+#: Every tree and every kind of rule; the other pairs are long.
+PAIRS = [("static", "off"), ("dynamic", "k10_d0.1"), ("static", "k10_d5")]
 
 
 def filled(module: nn.Module, tensors: Mapping[str, Tensor], recipes: Mapping[str, Recipe]) -> None:
@@ -99,8 +103,13 @@ def decoded(tree: str, rule: str) -> tuple[Tensor, list[list[int]]]:
     return tokens + ids.image_first, accepted
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("tree", ["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("tree", "rule"),
+    [
+        pair if pair in PAIRS else pytest.param(*pair, marks=pytest.mark.long)
+        for pair in product(("static", "dynamic"), RULES)
+    ],
+)
 @pytest.mark.parametrize("image", [0, 1])
 def test_tokens_and_accepted_drafts_are_the_official_ones(image: int, tree: str, rule: str) -> None:
     sequences, name = golden("lantern_anole/sequences"), f"{image}.{tree}.{rule}"

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from support.engines import GREEDY, NAMED, SAMPLED, TREES, Models, engine_of, start
 from support.tiny import tiny_models
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lantern_accel.decoding.accept import Accepted
 from lantern_accel.decoding.adaptive import AdaptiveEngine
@@ -27,6 +26,7 @@ from lantern_accel.device.kv_cache import KVLayout
 from lantern_accel.device.operations import HostCopy, TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.values import Sampling, Strategy, Window, adaptive_window
+from lantern_accel.testing.shapes import WithoutData
 
 WINDOW = Strategy(tree=Window(length=5, passes=1), name="window")
 ADAPTIVE_WINDOW = Strategy(tree=adaptive_window((1, 2, 4)), name="adaptive window")
@@ -185,7 +185,7 @@ def test_reports_keep_an_image_in_its_bucket() -> None:
 
 
 @pytest.mark.parametrize("tree", ["mc_sim", "chain4", "lopsided", "dynamic"])
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_what_a_step_needs_lies_in_the_first_slots(
     models: Models, tree: str, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +326,6 @@ def test_a_step_reads_as_many_slots_as_its_bucket_has(models: Models, name: str)
     begin(engine)
     for slots, step in engine.steps.items():
         engine.verifying.ops = widths = Widths()
-        with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
+        with torch.inference_mode(), WithoutData():
             step()
         assert widths.seen == {slots}

@@ -182,18 +182,23 @@ def joint(models: Models, sampling: Sampling) -> Tensor:
     return first.view(6, 1, 1, 1) * second.view(6, 6, 1, 1) * third.view(6, 6, 6, 1) * p[..., 3, :]
 
 
+CHAIN = ChainTree(length=2)
+DRAFTED = StaticTree(paths=((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))
+BROAD, DEEP = DynamicTree(top_k=3, depth=1, total=9), DynamicTree(top_k=2, depth=2, total=7)
+
+
 @pytest.mark.parametrize(
-    "tree",
+    ("tree", "coupling", "images"),
     [
-        ChainTree(length=2),
-        StaticTree(paths=((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))),
-        DynamicTree(top_k=3, depth=1, total=9),
-        DynamicTree(top_k=2, depth=2, total=7),
+        (CHAIN, "invariant", 8_000),
+        (DEEP, "maximal", 8_000),
+        *(
+            pytest.param(tree, coupling, 20_000, marks=pytest.mark.long)
+            for tree in (CHAIN, DRAFTED, BROAD, DEEP)
+            for coupling in ("invariant", "maximal")
+        ),
     ],
-    ids=["chain", "eagle", "eagle2", "eagle2 deep"],
 )
-@pytest.mark.parametrize("coupling", ["invariant", "maximal"])
-@pytest.mark.parametrize("images", [8_000, pytest.param(20_000, marks=pytest.mark.long)])
 def test_sampled_images_follow_the_targets_joint_distribution(
     small: Models, tree: Tree, images: int, coupling: Coupling
 ) -> None:

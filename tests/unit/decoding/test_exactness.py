@@ -214,6 +214,7 @@ def test_a_wrong_residual_is_found(
     assert max(misfits(world, tokens)) > 2 * SOUND
 
 
+@pytest.mark.long
 def test_a_drafter_distribution_that_is_not_renormalised_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

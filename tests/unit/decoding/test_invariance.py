@@ -7,6 +7,7 @@ its law.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -106,18 +107,31 @@ def decoded(
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("given", [SAMPLED, PLAIN, GREEDY], ids=["filtered", "plain", "greedy"])
+@functools.cache
+def plainly(given: Sampling) -> Tensor:
+    """Return what decoding without drafts draws."""
+    return decoded(SOURCES["vanilla"], given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(SAMPLED, id="filtered"),
+        pytest.param(GREEDY, id="greedy"),
+        pytest.param(PLAIN, id="plain", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("name", [name for name in SOURCES if name != "vanilla"])
 def test_every_source_draws_vanillas_tokens(name: str, given: Sampling) -> None:
-    assert torch.equal(decoded(SOURCES[name], given), decoded(SOURCES["vanilla"], given))
+    assert torch.equal(decoded(SOURCES[name], given), plainly(given))
 
 
 @pytest.mark.parametrize("name", ["vanilla", "eagle", "eagle2", "scd", "self", *MOVING])
 def test_images_are_the_same_alone_and_in_any_batch(name: str) -> None:
-    images = (0, 1, 2, 3, 4, 5, 6, 7)
+    images = (0, 1, 2, 3)
     together = decoded(SOURCES[name], images=images)
-    assert torch.equal(decoded(SOURCES[name], images=images, batch=1), together)
-    assert torch.equal(decoded(SOURCES[name], images=images[:6], batch=3), together[:6])
+    assert torch.equal(decoded(SOURCES[name], images=images[:2], batch=1), together[:2])
+    assert torch.equal(decoded(SOURCES[name], images=images, batch=2), together)
 
 
 @pytest.mark.parametrize("name", MOVING)
@@ -133,7 +147,7 @@ def test_a_row_of_a_batch_may_be_another_requests() -> None:
     target, drafter = tiny_models(0)
     features, mask = captions(target, 8)
     seeds, images = [3, 2**40 + 9, 3], [0, 4, 2]
-    for tree in (NoTree(), Window(length=6), LOPSIDED):
+    for tree in (Window(length=6), LOPSIDED):
         alone = []
         for seed, image in zip(seeds, images, strict=True):
             alone.append(decoded(tree, images=(image,), seed=seed))

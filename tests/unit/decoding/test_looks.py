@@ -14,6 +14,7 @@ from lantern_accel.strategy.values import Sampling, Window, named_strategy
 from lantern_accel.testing import tiny
 
 
+@pytest.mark.long
 def test_few_steps_run_behind_an_image_s_end(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, _ = doubled_backend(monkeypatch)
     with torch.inference_mode():

@@ -247,18 +247,20 @@ def test_the_documented_example_runs() -> None:
     assert doctest.testmod(hookspecs) == doctest.TestResults(failed=0, attempted=7)
 
 
-def test_listing_and_importing_load_no_vendor_sdk() -> None:
+def test_listing_and_importing_load_no_vendor_sdk_and_the_kit_no_pytest() -> None:
     code = (
         "import sys, time, torch\n"
-        "start = time.perf_counter()\n"
+        "start = time.process_time()\n"
         "import lantern_accel\n"
-        "assert time.perf_counter() - start < 0.3\n"
+        "assert time.process_time() - start < 0.6\n"
         "from lantern_accel.device import plugins\n"
         "plugins.devices_report()\n"
         "sdks = {'habana_frameworks', 'pynvml', 'torch_xla', 'jax'} & set(sys.modules)\n"
         "assert not sdks, sdks\n"
+        "import lantern_accel.testing\n"
+        "assert 'pytest' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_asking_for_an_absent_device_does_not_even_import_torch() -> None:
@@ -271,7 +273,7 @@ def test_asking_for_an_absent_device_does_not_even_import_torch() -> None:
     specs = plugins.backend_specs()
     if specs["hpu"].probe().available:
         pytest.skip("the device is there")
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 FAILING = {

@@ -282,8 +282,13 @@ def test_the_papers_sampling_by_kind_of_model() -> None:
     assert stepcost.plan(chosen, (1,), (8,))[-1][0].nodes == 58
 
 
-@pytest.mark.parametrize("drafter", [True, False])
-@pytest.mark.parametrize("name", ["janus", "glm_image"])
+@pytest.mark.parametrize(
+    ("name", "drafter"),
+    [
+        ("janus", False),
+        pytest.param("glm_image", True, marks=pytest.mark.long),
+    ],
+)
 def test_models_without_a_drafter_have_windows(name: str, drafter: bool) -> None:
     """Their steps have a floor too; a prior without guidance has one row per image."""
     kind = family(name)

@@ -132,6 +132,7 @@ def test_a_result_that_cannot_be_shown_costs_no_other(tool, tmp_path: Path) -> N
     assert text == "failed or stopped: at check 3\n\nhalf of it"
 
 
+@pytest.mark.long
 def test_no_stage_begins_when_no_time_is_left(
     tool, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

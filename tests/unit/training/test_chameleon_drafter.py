@@ -73,6 +73,7 @@ def untrained(model: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_anole_gets_a_drafter_from_captioned_images(anole: Path, tmp_path: Path) -> None:
     images = tmp_path / "images"
     images.mkdir()
@@ -95,6 +96,7 @@ def test_anole_gets_a_drafter_from_captioned_images(anole: Path, tmp_path: Path)
     assert greedy(anole, tmp_path / "out") > 1.0
 
 
+@pytest.mark.long
 def test_lumina_gets_a_drafter_from_its_own_pictures(lumina: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with opened(lumina) as pipe:

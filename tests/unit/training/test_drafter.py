@@ -92,8 +92,20 @@ class Codes:
         return Features(codes, self.gpt.forward_dense(ids, codes[:, :-1]), None)
 
 
-@pytest.mark.parametrize("further", [{}, {"coupled": True, "top_p": 0.9, "predicted_share": 0.3}])
-@pytest.mark.parametrize("objective", ["plain", "lantern"])
+FURTHER = {"coupled": True, "top_p": 0.9, "predicted_share": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("objective", "further"),
+    [
+        ("lantern", {}),
+        pytest.param("plain", {}, marks=pytest.mark.long),
+        *(
+            pytest.param(objective, FURTHER, marks=pytest.mark.long)
+            for objective in ("plain", "lantern")
+        ),
+    ],
+)
 def test_training_lowers_what_the_objective_names(
     objective: str, further: dict[str, object], tmp_path: Path
 ) -> None:
@@ -231,6 +243,7 @@ def test_a_loaded_model_gets_a_drafter_of_its_own_images(conditioning: str, tmp_
         assert torch.equal(exact.tokens, drafted.tokens)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("grown", [{"n_layer": 2}, {"taps": [1]}, {"n_layer": 2, "taps": [1]}])
 def test_a_drafter_grows(grown: dict[str, Any], tmp_path: Path) -> None:
     """What it had stays, what is new begins as next to nothing, and decoding stays exact."""

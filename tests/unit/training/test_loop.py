@@ -90,13 +90,13 @@ test_loop.train(Path(sys.argv[1]), test_loop.Line(nap=0.03))
 """
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.long)])
-def test_a_run_killed_at_random_ends_as_an_unbroken_one(tmp_path: Path, times: int) -> None:
+@pytest.mark.long
+def test_a_run_killed_at_random_ends_as_an_unbroken_one(tmp_path: Path) -> None:
     """The moments are drawn anew in every run of the tests; all must end alike."""
     out = tmp_path / "killed"
     moments = random.Random()
     seen = 0
-    for _ in range(times):
+    for _ in range(3):
         process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(out)])
         until = seen + moments.randint(3, 12)
         try:
@@ -124,6 +124,7 @@ def _step(out: Path) -> int:
     return 0 if stored is None else int(stored["step"])
 
 
+@pytest.mark.long
 def test_a_termination_signal_keeps_the_step_under_way(tmp_path: Path) -> None:
     class Asked(Line):
         def step(
@@ -171,6 +172,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:
     assert _step(tmp_path) == 3
 
 
+@pytest.mark.long
 def test_a_wsd_run_is_made_longer_from_before_its_decay(tmp_path: Path) -> None:
     wsd = {"schedule": "wsd", "decay_share": 0.5, "checkpoint_every": 20}
     _, short = train(tmp_path / "a", steps=20, **wsd)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor
@@ -23,6 +25,13 @@ SIZES = [
     (34, 1024, 70),
     (100, 65, 31),
 ]
+
+
+@functools.cache
+def reference(name: str, outputs: int, inputs: int) -> tuple[Rounded, RoundedPanels, RoundedPanels]:
+    """Return a matrix as the reference rounds it, and a target's and a copy's panels of it."""
+    made = rounded(draw(4, outputs, inputs), ROUNDINGS[name])
+    return made, RoundedPanels.of(made), RoundedPanels.of(made, drafts=True)
 
 
 def check_product(found: Tensor, x: Tensor, made: Rounded) -> None:
@@ -88,8 +97,8 @@ def test_products_equal_those_in_float64(unit, name, dtype):
     with threads(2):
         for rows, inputs, outputs in SIZES:
             x = draw(3, rows, inputs, dtype=dtype)
-            made = rounded(draw(4, outputs, inputs), ROUNDINGS[name])
-            found = ops.linear(x, RoundedPanels.of(made), None)
+            made, panels, _ = reference(name, outputs, inputs)
+            found = ops.linear(x, panels, None)
             check_product(found, x, made)
 
 
@@ -126,8 +135,8 @@ def test_a_copys_products_lose_nothing_where_8_bits_hold_the_activations(unit, n
             whole[:, ::SPAN] = 127  # the largest of every span, so that a step is a power of two
             spans = torch.arange(inputs) // SPAN
             x = (whole * 2.0 ** -(3 + spans)).to(dtype)
-            made = rounded(draw(4, outputs, inputs), ROUNDINGS[name])
-            found = ops.linear(x, RoundedPanels.of(made, drafts=True), None)
+            made, _, panels = reference(name, outputs, inputs)
+            found = ops.linear(x, panels, None)
             check_product(found, x, made)
 
 

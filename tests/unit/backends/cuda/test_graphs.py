@@ -112,7 +112,9 @@ def test_closing_releases_every_recording(opened: Opened) -> None:
         replays[0]()
 
 
-@pytest.mark.parametrize("graph", ["step", pytest.param("phases", marks=pytest.mark.long), "off"])
+@pytest.mark.parametrize(
+    "graph", ["off", *(pytest.param(g, marks=pytest.mark.long) for g in ("step", "phases"))]
+)
 def test_a_replayed_engine_decodes_what_the_eager_one_does(
     monkeypatch: pytest.MonkeyPatch, graph: str
 ) -> None:

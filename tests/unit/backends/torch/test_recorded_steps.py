@@ -79,6 +79,7 @@ def drawn(
     return dict(json.loads(passes(done).splitlines()[-1]))
 
 
+@pytest.mark.long
 @registers
 def test_a_registered_graph_class_records_steps(
     device: Path, tmp_path: Path, expected: object

@@ -253,6 +253,7 @@ def test_a_device_that_lacks_bfloat16_passes_in_what_it_has() -> None:
         assert backend.dtypes().compute == torch.float32
 
 
+@pytest.mark.long
 def test_the_whole_self_check_passes_a_right_device(monkeypatch: pytest.MonkeyPatch) -> None:
     beads.install(monkeypatch)
     with plugins.open_backend("auto") as backend:

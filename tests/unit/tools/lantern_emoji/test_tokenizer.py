@@ -86,6 +86,7 @@ def test_training_writes_its_artefacts(tmp_path: Path) -> None:
     assert model.codebook().dtype == torch.float32
 
 
+@pytest.mark.long
 def test_training_learns(tmp_path: Path) -> None:
     short = train_tokenizer(config(steps=2), squares(), tmp_path / "a")
     longer = train_tokenizer(
@@ -94,6 +95,7 @@ def test_training_learns(tmp_path: Path) -> None:
     assert longer.mean_psnr > short.mean_psnr + 1.0
 
 
+@pytest.mark.long
 def test_a_killed_run_ends_as_an_unbroken_one(tmp_path: Path) -> None:
     class Killed(LineProgress):
         def advance(self, steps: int = 1, **metrics: float) -> None:
@@ -118,6 +120,7 @@ def test_another_configuration_is_refused_unless_started_again(tmp_path: Path) -
     train_tokenizer(config(steps=1, lr=0.5), squares(), tmp_path, resume=False)
 
 
+@pytest.mark.long
 def test_a_decoder_alone_leaves_every_code_as_it_was(tmp_path: Path) -> None:
     data = squares()
     train_tokenizer(config(steps=8, lr=3e-3, checkpoint_every=8), data, tmp_path / "whole")

@@ -148,9 +148,7 @@ class Watch:
         with self._lock:
             self._done.set()
             if self._raised:
-                # One that is under way comes too late. Not otherwise: CPython 3.11 looks for what is
-                # pending for ever after, and a profiled function then never begins.
-                _raise_in(self._watched, None)
+                _settle()
 
     def _watch(self) -> None:
         began = time.perf_counter()
@@ -172,10 +170,24 @@ class Watch:
                 self.on_wait(self.name, doing_now(), waited)
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise an exception in another thread; None takes back one that has not been raised yet."""
-    what = None if error is None else ctypes.py_object(error)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    """Raise an exception in a thread, where it next runs Python."""
+    what = ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
+
+
+def _settle() -> None:
+    """Let no exception come later that was to be raised in this thread.
+
+    It is raised here in place of the one that may be under way. One that is taken back is looked for by
+    CPython 3.11 for ever after, and a profiled function then never begins.
+    """
+    try:
+        _raise_in(threading.get_ident(), TimeLimit)
+        while True:
+            time.sleep(0)
+    except TimeLimit:
+        return
 
 
 def checks_of(backend: Backend) -> dict[str, Check]:

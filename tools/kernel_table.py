@@ -102,18 +102,21 @@ def _filter(size: int, cut: bool) -> Case:
 
 
 def _rounded(name: str, bits: int, rows: int) -> Case:
-    from lantern_accel_cuda.kernels import rounded
+    from lantern_accel_cuda.kernels import rounded, tiles
 
     number = "*fp32" if bits == 8 else "*bf16"
     types = HALVES | {"codes": "*i8" if bits == 8 else "*u8", "step": number, "offset": number}
-    constants = {
-        "BITS": bits, "BIAS": False, "WHOLE": False, "BLOCK_M": rows, "BLOCK_N": rounded.OUTPUTS,
-    }  # fmt: skip
-    types |= {"bias": "*bf16", "out": "*fp32"}
-    options = {"num_stages": rounded.STAGES}
-    shape = f"{name}, up to {rows} rows"
-    warps, aligned = rounded.warps_of(rows, bits), frozenset({"ld", "ld_x", "inputs", "outputs"})
-    return Case("rounded", shape, "rounded", "_product", constants, types, warps, options, aligned)
+    types |= {"bias": "*bf16", "out": "*fp32", "part": "*fp32"}
+    constants = {"BITS": bits, "BIAS": False, "WHOLE": False, "BLOCK_M": rows}
+    shape, aligned = f"{name}, up to {rows} rows", frozenset({"ld", "ld_x", "inputs", "outputs"})
+    if rows <= rounded.ROWS:
+        constants["BLOCK_N"], options = rounded.OUTPUTS, {"num_stages": rounded.STAGES}
+        made = "rounded", shape, "rounded", "_product", constants, types, rounded.WARPS
+    else:
+        constants["BLOCK_N"], options = tiles.OUTPUTS, {"num_stages": tiles.STAGES}
+        types["out"] = "*bf16"  # as in a layer
+        made = "tiles", shape, "tiles", "_tiles", constants, types, tiles.warps_of(rows)
+    return Case(*made, options, aligned)
 
 
 def cases() -> list[Case]:
@@ -180,7 +183,7 @@ def cases() -> list[Case]:
         ),
         *(
             _rounded(name, bits, rows)
-            for name, bits in (("int8", 8), ("int6", 6), ("int4", 4)) for rows in (16, 64)
+            for name, bits in (("int8", 8), ("int6", 6), ("int4", 4)) for rows in (16, 32, 64, 128)
         ),
         Case(
             "rounded, joining", "a bfloat16 result", "rounded", "_together",

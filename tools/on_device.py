@@ -43,7 +43,7 @@ try:
     from lantern_accel.device.plugins import choose_device
     from lantern_accel.errors import BackendError, RequestError, did_you_mean
     from lantern_accel.files import write_json, write_whole
-    from tools.on_device_report import target_lines, targets
+    from tools.on_device_report import target_lines, targets, weight_lines
     from tools.on_device_stages import Stage, stages
 except ModuleNotFoundError as missing:
     sys.exit(
@@ -154,7 +154,7 @@ def write_report(device: str, folder: Path, entries: dict[str, dict[str, Any]]) 
     variables = {k: v for k, v in sorted(os.environ.items()) if k.startswith(SHOWN)}
     lines = [f"# lantern_accel {lantern_accel.__version__} on `{device}`", ""]
     lines += [f"- `{name}={value}`" for name, value in variables.items()]
-    lines += target_lines(folder)
+    lines += target_lines(folder) + weight_lines(folder)
     for name, entry in entries.items():
         lines += ["", f"## {name}", "", f"`{entry['command']}`", "", entry["text"]]
     text = "\n".join(lines) + "\n"

@@ -162,3 +162,33 @@ def target_lines(folder: Path) -> list[str]:
             f"| {row['asked']:.3g} | {value}{verdict}{by} |"
         )
     return lines
+
+
+def weight_lines(folder: Path) -> list[str]:
+    """Return a table of what weights in fewer bits take, over the same step with all of them; [] without.
+
+    With all bits products of more than 64 rows are torch's own, on the matrix that codes stand for.
+    """
+    rows = []
+    for path in sorted(folder.glob("weights-*.json")):
+        size, _, weights = path.stem.removeprefix("weights-").rpartition("-")
+        whole = _milliseconds(folder / f"stepcost-{size}.json")
+        for step, ms in _milliseconds(path).items():
+            if step in whole:
+                cells = f"{whole[step]:.3g} | {ms:.3g} | {ms / whole[step]:.2f}"
+                rows.append(f"| {size} | {weights} | {step} | {cells} |")
+    if not rows:
+        return []
+    head = "| size | weights | step | ms with all bits | ms | of them |"
+    return ["", "## Weights in fewer bits at batch 1", "", head, "|---|---|---|---|---|---|", *rows]
+
+
+def _milliseconds(path: Path) -> dict[str, float]:
+    """Return what each step of a measurement takes at batch 1; {} where it was not measured."""
+    from lantern_accel.measure.stepcost import StepCost
+
+    try:
+        rows = StepCost.model_validate_json(path.read_text(encoding="utf-8")).rows()
+    except (OSError, ValueError):
+        return {}
+    return {row["step"]: row["ms"] for row in rows if row["batch"] == 1}

@@ -22,6 +22,8 @@ from tools.on_device_report import (
 #: Sizes whose step costs come first, then what else is measured of them.
 FIRST = ("llamagen-xl-384", "llamagen-b-256")
 SIZES = ("llamagen-xl-384", "llamagen-3b-384")
+#: Weights in fewer bits whose steps are raced against the same with all of them.
+FEWER = ("int8", "int4")
 #: Groups of the kit that a short look, and another set of options, are checked by.
 SHORT = ("kv", "operation", "attention", "accept")
 OTHERS = ("kv", "operation", "attention", "replay")
@@ -103,6 +105,13 @@ def stages(
             name + more, [*arguments, f"--output={at(name)}"], at(name), stepcost_text, 0.25
         )
 
+    def fewer(size: str, weights: str) -> Stage:
+        """Time plain steps and passes of 16 and 120 rows, with guidance, by weights in fewer bits."""
+        name = f"weights-{Path(size).stem}-{weights}"
+        arguments = ["stepcost", f"--size={size}", *on, *once, "--strategy=vanilla", "--nodes=8,60"]
+        arguments += [f"--weights={weights}", *repeats, f"--output={at(name)}"]
+        return Stage(name, arguments, at(name), stepcost_text, 0.25)
+
     def bench(name: str, images: list[str]) -> Stage:
         arguments = ["bench", *on, *images, *repeats, f"--output={at(name)}"]
         return Stage(name, arguments, at(name), bench_text)
@@ -124,6 +133,7 @@ def stages(
             0.25,
         ),
         bench("bench-quick" if quick else "bench", once),
+        *(fewer(chosen[0], weights) for weights in FEWER if not quick),
         *(stepcost(size, default, "8,60", once) for size in chosen if size not in ahead),
     ]
     for options in () if quick else others:

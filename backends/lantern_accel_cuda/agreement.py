@@ -280,27 +280,52 @@ def rounded(site: Site, rows: tuple[int, int] = (1, 33)) -> Measured:
 
     Not every combination: each of them is compiled, and a picture waits for that.
     """
-    from lantern_accel_cuda.kernels import rounded as kernels
-
     found, (few, many) = Measured(), rows
     for dtype in site.dtypes:
-        for name, how in ROUNDINGS.items():
-            cases = [(MATRICES[0], few, True), (MATRICES[1], many, False)]
-            if how.bits == 8:
-                cases += [(MATRICES[0], many, False), (MATRICES[1], few, True)]
-            for (outputs, inputs), count, biased in cases:
-                weight = round_weights(site.numbers(0, outputs, inputs) * inputs**-0.5, how)
-                columns = kernels.Columns.of(weight)
-                x = site.numbers(count, count, inputs, dtype=dtype)
-                bias = site.numbers(2, outputs, dtype=dtype) if biased else None
-                want = x.double() @ weight.dense(torch.float64).t()
-                want = want if bias is None else want + bias.double()
-                got, again = (kernels.multiply(x, columns, bias, site.cores) for _ in range(2))
-                if not torch.equal(got, again):
-                    raise Failed(f"{name}: products of {count} rows differ from call to call")
-                what = f"product with {name} weights in {dtype}"
-                found = _near(got, want, TOLERANCE[dtype], what)
+        for name in ROUNDINGS:
+            for shape, count, biased in ((MATRICES[0], few, True), (MATRICES[1], many, False)):
+                found, _ = _multiplied(site, name, shape, count, dtype, biased, tiled=False)
     return found
+
+
+def tiles(site: Site, rows: tuple[int, int] = (33, 100)) -> Measured:
+    """Compare the products of tens of rows by such weights, and a row's among fewer rows and more."""
+    from lantern_accel_cuda.kernels.tiles import DTYPES
+
+    found, (some, many) = Measured(), rows
+    for dtype in (one for one in site.dtypes if one in DTYPES):
+        for name, how in ROUNDINGS.items():
+            biased = how.bits == 4
+            found, part = _multiplied(site, name, MATRICES[not biased], some, dtype, biased)
+            if how.bits == 8:
+                found, whole = _multiplied(site, name, MATRICES[1], many, dtype)
+                if not torch.equal(part, whole[:some]):
+                    raise Failed(
+                        f"{name}: a row's product among {some} rows is another among {many}"
+                    )
+    return found
+
+
+def _multiplied(
+    site: Site, name: str, shape: tuple[int, int], count: int, dtype: torch.dtype,
+    biased: bool = False, tiled: bool = True,
+) -> tuple[Measured, Tensor]:  # fmt: skip
+    """Compare a product of the first ``count`` of some rows with the dense matrix's; return it, too."""
+    from lantern_accel_cuda.kernels import rounded as kernels
+
+    outputs, inputs = shape
+    weight = round_weights(site.numbers(0, outputs, inputs) * inputs**-0.5, ROUNDINGS[name])
+    columns = kernels.Columns.of(weight)
+    x = site.numbers(1, kernels.MOST_ROWS, inputs, dtype=dtype)[:count]
+    bias = site.numbers(2, outputs, dtype=dtype) if biased else None
+    want = x.double() @ weight.dense(torch.float64).t()
+    want = want if bias is None else want + bias.double()
+    got, again = (
+        kernels.multiply(x, columns, bias, site.cores, tiled=tiled) for _ in range(2)
+    )  # fmt: skip
+    if not torch.equal(got, again):
+        raise Failed(f"{name}: products of {count} rows differ from call to call")
+    return _near(got, want, TOLERANCE[dtype], f"product with {name} weights in {dtype}"), got
 
 
 def few(site: Site, rows: tuple[int, ...] = (3, 33)) -> Measured:
@@ -432,6 +457,7 @@ KERNELS: Mapping[str, Callable[[Site], Measured]] = {
     "race": race,
     "accept": walks,
     "rounded": rounded,
+    "tiles": tiles,
     "few": few,
     "advance": advance,
 }

@@ -151,9 +151,15 @@ class DeviceBackend(Backend):
         """Multiply by a packed weight: a tensor, or what :meth:`pack_rounded` made."""
         if isinstance(weight, Tensor):
             return super().linear(x, weight, bias)
-        from lantern_accel_cuda.kernels import rounded
+        return self._by_codes(x, weight, bias)
 
-        return rounded.multiply(x, weight, bias, self._cores)
+    def _by_codes(self, x: Tensor, weight: Any, bias: Tensor | None, sums: bool = False) -> Tensor:
+        """Multiply by what :meth:`pack_rounded` made: few rows by one kernel, tens of them by another."""
+        from lantern_accel_cuda.kernels import rounded, tiles
+
+        many = rounded.ROWS < x.numel() // x.shape[-1] <= rounded.MOST_ROWS
+        tiled = many and x.dtype in tiles.DTYPES and self.uses("tiles", x.dtype)
+        return rounded.multiply(x, weight, bias, self._cores, sums, tiled)
 
     def linear_add(
         self, x: Tensor, weight: Any, residual: Tensor, bias: Tensor | None = None
@@ -176,9 +182,7 @@ class DeviceBackend(Backend):
     def logits(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         """Leave the sums in float32: in Triton, and where torch's own product can."""
         if not isinstance(weight, Tensor):
-            from lantern_accel_cuda.kernels import rounded
-
-            return rounded.multiply(x, weight, bias, self._cores, sums=True)
+            return self._by_codes(x, weight, bias, sums=True)
         if x.dtype == torch.float32 or torch.is_grad_enabled() or not self._leaves_sums:
             return super().logits(x, weight, bias)
         flat = x.reshape(-1, x.shape[-1])

@@ -26,11 +26,12 @@ NAMES = (
     "race",
     "accept",
     "rounded",
+    "tiles",
     "few",
     "advance",
 )
 #: Of these, the ones that are checked in one dtype at a time, when they are to serve in it.
-BY_DTYPE = frozenset({"attend", "rms_norm", "swiglu", "rotate_write", "rounded", "few"})
+BY_DTYPE = frozenset({"attend", "rms_norm", "swiglu", "rotate_write", "rounded", "tiles", "few"})
 MEANINGS = {
     "preset": "fast: this backend's Triton kernels, each checked on the card first; safe: torch's own",
     "graph": "what one CUDA graph holds: the whole step, one of its phases (for profiling), nothing",

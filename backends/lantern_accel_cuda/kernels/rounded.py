@@ -1,4 +1,4 @@
-"""Multiplies few rows by weights in fewer bits, whose codes become numbers in registers.
+"""Multiplies up to 16 rows by weights in fewer bits, whose codes become numbers in registers.
 
 Codes lie with the outputs side by side, so that a program reads whole lines, and the codes of a group in
 planes: a byte of 4 bits holds inputs ``i`` and ``i + 32``, and one of the upper 2 of 6 bits holds ``i``,
@@ -21,13 +21,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.nn.rounding import Rounded, Rounding, packed
+from lantern_accel_cuda.kernels import tiles
 
 #: Rows above which a matrix is made dense once: then products cost more than reading does.
 MOST_ROWS = 128
 GROUP = 64
-#: Outputs of a program, and the rows that it multiplies at a time, at most.
-OUTPUTS, ROWS = 64, 64
-STAGES = 3
+#: Outputs of a program here, its rows, warps and stages. More rows are :mod:`.tiles`' where that serves.
+OUTPUTS, ROWS, WARPS, STAGES = 64, 16, 4, 3
 #: Programs for each multiprocessor, where inputs can be shared among so many; groups of each, at least.
 PROGRAMS, LEAST_GROUPS = 2, 4
 
@@ -194,45 +194,39 @@ def _together(parts, bias, out, count, size, outputs, BIAS: tl.constexpr, BLOCK:
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
-def warps_of(rows: int, bits: int) -> int:
-    """Return the warps of a program for a block of ``rows``; sums of 64 fill the registers of four.
-
-    But for 6 bits, whose four products leave eight warps too few registers each.
-    """
-    return 4 if rows < 64 or bits == 6 else 8
-
-
 def pieces_of(inputs: int, outputs: int, cores: int) -> int:
     """Return among how many programs the inputs of a matrix are shared, on a card of ``cores``.
 
     A row's result depends on it, so that the number of rows does not count.
     """
-    tiles, groups = -(-outputs // OUTPUTS), -(-inputs // GROUP)
-    return max(1, min(-(-PROGRAMS * cores // tiles), groups // LEAST_GROUPS))
+    blocks, groups = -(-outputs // OUTPUTS), -(-inputs // GROUP)
+    return max(1, min(-(-PROGRAMS * cores // blocks), groups // LEAST_GROUPS))
 
 
 def _multiplied(
     x: Tensor, codes: Tensor, step: Tensor, offset: Tensor | None, bias: Tensor | None,
-    bits: int, outputs: int, cores: int, sums: bool = False,
+    bits: int, outputs: int, cores: int, sums: bool = False, tiled: bool = True,
 ) -> Tensor:  # fmt: skip
     inputs = x.shape[-1]
     flat = x.reshape(-1, inputs).contiguous()
     rows, ld = len(flat), codes.shape[1]
     out = x.new_empty(*x.shape[:-1], outputs, dtype=torch.float32 if sums else x.dtype)
-    pieces = pieces_of(inputs, outputs, cores)
-    share = triton.cdiv(triton.cdiv(inputs, GROUP), pieces)
+    groups = triton.cdiv(inputs, GROUP)
+    share = triton.cdiv(groups, pieces_of(inputs, outputs, cores))
+    pieces = triton.cdiv(groups, share)
+    if tiled and rows > ROWS and x.dtype in tiles.DTYPES:
+        tiles.launch(flat, codes, step, offset, bias, out, bits, outputs, pieces, share)
+        return out
     whole = pieces == 1
     found = out if whole else x.new_empty(pieces, rows, outputs, dtype=torch.float32)
-    # Float32, there for exactness and not for speed, has no registers for more.
-    block = min(ROWS if x.element_size() == 2 else 16, max(16, triton.next_power_of_2(rows)))
-    grid = (triton.cdiv(outputs, OUTPUTS), pieces, triton.cdiv(rows, block))
+    grid = (triton.cdiv(outputs, OUTPUTS), pieces, triton.cdiv(rows, ROWS))
     added = out if bias is None else bias
     with torch.cuda.device_of(x):
         _product[grid](
             flat, codes, step, step if offset is None else offset, added, found,
             rows, flat.stride(0), inputs, outputs, ld, share,
-            BITS=bits, BIAS=bias is not None, WHOLE=whole, BLOCK_M=block, BLOCK_N=OUTPUTS,
-            num_warps=warps_of(block, bits), num_stages=STAGES,
+            BITS=bits, BIAS=bias is not None, WHOLE=whole, BLOCK_M=ROWS, BLOCK_N=OUTPUTS,
+            num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
         if not whole:
             size = rows * outputs
@@ -246,7 +240,7 @@ def _multiplied(
 _LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
 _LIBRARY.define(
     "rounded_product(Tensor x, Tensor codes, Tensor step, Tensor? offset, Tensor? bias, int bits,"
-    " int outputs, int cores, bool sums=False) -> Tensor"
+    " int outputs, int cores, bool sums=False, bool tiled=True) -> Tensor"
 )
 _LIBRARY.impl("rounded_product", _multiplied, "CompositeExplicitAutograd")
 
@@ -254,24 +248,30 @@ _LIBRARY.impl("rounded_product", _multiplied, "CompositeExplicitAutograd")
 @torch.library.register_fake("lantern_accel_cuda::rounded_product")
 def _shaped(
     x: Tensor, codes: Tensor, step: Tensor, offset: Tensor | None, bias: Tensor | None,
-    bits: int, outputs: int, cores: int, sums: bool = False,
+    bits: int, outputs: int, cores: int, sums: bool = False, tiled: bool = True,
 ) -> Tensor:  # fmt: skip
     return x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32 if sums else x.dtype)
 
 
 def multiply(
-    x: Tensor, weight: Columns, bias: Tensor | None, cores: int, sums: bool = False
+    x: Tensor,
+    weight: Columns,
+    bias: Tensor | None,
+    cores: int,
+    sums: bool = False,
+    tiled: bool = True,
 ) -> Tensor:
     """Multiply ``x [..., in]`` by a matrix in fewer bits: ``[..., out]``, on a card of ``cores``.
 
-    ``sums``: return them in float32, as they are. More than :data:`MOST_ROWS` rows take the matrix made
-    dense, whose sums are rounded.
+    ``sums``: return them in float32, as they are. ``tiled``: more than :data:`ROWS` rows in 16 bits may
+    take :mod:`.tiles`. More than :data:`MOST_ROWS` rows take the matrix made dense, whose sums are
+    rounded.
     """
     if x.numel() // x.shape[-1] > MOST_ROWS:
         out: Tensor = F.linear(x, weight.dense(x.dtype), bias)
         return out.float() if sums else out
     out = torch.ops.lantern_accel_cuda.rounded_product(
         x, weight.codes, weight.step, weight.offset, bias, weight.rounding.bits, weight.shape[0],
-        cores, sums,
+        cores, sums, tiled,
     )  # fmt: skip
     return out

@@ -39,7 +39,8 @@ def test_what_is_worth_most_comes_first(tool, tmp_path: Path) -> None:
     by_name = {stage.name: stage for stage in plan}
     xl, b, big = (f"llamagen-{size}" for size in ("xl-384", "b-256", "3b-384"))
     assert list(by_name) == [
-        "device", "conform", f"stepcost-{xl}", f"stepcost-{b}", "generate", "bench", f"stepcost-{big}",
+        "device", "conform", f"stepcost-{xl}", f"stepcost-{b}", "generate", "bench",
+        f"weights-{xl}-int8", f"weights-{xl}-int4", f"stepcost-{big}",
         "conform-attention=triton", f"stepcost-{xl}-attention=triton",
         f"stepcost-{big}-attention=triton", "tune", "bench-batches", f"stepcost-{xl}-batches",
         f"stepcost-{big}-batches", "profile", "race_official",
@@ -233,6 +234,19 @@ def test_targets_are_met_missed_or_not_measured(tool, tmp_path: Path) -> None:
     assert "| llamagen-xl-384 | vanilla | of floor | 0.75 | 0.80, met (default) |" in text
     assert "| llamagen-3b-384 | vanilla | of floor | 0.75 | not measured |" in text
     assert json.loads((tmp_path / "report.json").read_text())["targets"][0]["met"] is True
+
+
+def test_weights_in_fewer_bits_are_raced_against_all_of_them(tool, tmp_path: Path) -> None:
+    _stored(tmp_path)
+    full = json.loads((tmp_path / "stepcost-llamagen-xl-384.json").read_text())
+    full["costs"] = [full["costs"][0] | {"ms": [12.0]}]
+    (tmp_path / "weights-llamagen-xl-384-int8.json").write_text(json.dumps(full))
+    (tmp_path / "weights-llamagen-xl-384-int4.json").write_text("{")  # killed while it was written
+    tool.write_report("abacus", tmp_path, {})
+    text = (tmp_path / "report.md").read_text()
+    assert "| llamagen-xl-384 | int8 | vanilla | 20 | 12 | 0.60 |" in text and "int4" not in text
+    # They are no set of options: targets are the full model's.
+    assert tool.targets(tmp_path)[0]["options"] == "default"
 
 
 def test_the_best_options_are_judged_against_what_the_card_can_reach(tool, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ FILES = {
     "test_kernels.py": (11, 6),
     "test_race.py": (6, 4),
     "test_rounded.py": (25, 8),
+    "test_tiles.py": (11, 6),
     "test_sampling_kernels.py": (25, 9),
 }
 

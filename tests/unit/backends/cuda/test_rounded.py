@@ -50,7 +50,7 @@ def test_columns_give_back_what_they_were_made_of(name: str, outputs: int, input
     [
         (5, 33, 67),
         (2, 20, 576),
-        *(pytest.param(*case, marks=LONG) for case in ((1, 70, 64), (70, 20, 130), (2, 72, 1088))),
+        *(pytest.param(*case, marks=LONG) for case in ((1, 70, 64), (40, 20, 130), (2, 72, 1088))),
     ],
 )
 def test_products_are_those_of_the_dense_matrix(
@@ -66,7 +66,7 @@ def test_products_are_those_of_the_dense_matrix(
         want = x.double() @ made.dense(torch.float64).t()
         want = want if added is None else want + added.double()
         for sums in (False, True):
-            got = kernels.multiply(x, columns, added, CORES, sums)
+            got = kernels.multiply(x, columns, added, CORES, sums, tiled=False)
             assert got.dtype == (torch.float32 if sums else dtype)
             assert got.shape == (1, rows, outputs)
             # A sum of float32, and its rounding at the end.
@@ -82,9 +82,11 @@ def test_a_rows_product_depends_on_no_other_row_of_its_block(name: str) -> None:
     columns = kernels.Columns.of(rounded(drawn(4, 40, 640), ROUNDINGS[name]))
     assert kernels.pieces_of(640, 40, CORES) > 1
     x = drawn(5, 20, 640).half()
-    whole = kernels.multiply(x, columns, None, CORES)
-    for rows in (17, 19):  # blocks of 32 rows
-        assert torch.equal(kernels.multiply(x[:rows], columns, None, CORES), whole[:rows])
+    whole = kernels.multiply(x, columns, None, CORES, tiled=False)
+    for rows in (1, 17):
+        assert torch.equal(
+            kernels.multiply(x[:rows], columns, None, CORES, False, False), whole[:rows]
+        )
 
 
 @interpreted
@@ -129,6 +131,7 @@ def test_the_comparison_before_first_use_passes_and_finds_a_fault(
     from lantern_accel_cuda.kernels import rounded as kernels
 
     site = agreement.Site(torch.device("cpu"), CORES, (torch.float32,))
+    monkeypatch.setattr(agreement, "MATRICES", ((20, 72), (24, 576)))
     agreement.rounded(site, rows=(2, 17))
     real = kernels._levels
     monkeypatch.setattr(
@@ -152,7 +155,7 @@ def test_shapes_are_known_without_a_product() -> None:
     assert got.shape == (2, 3, 20) and got.dtype == torch.bfloat16
 
 
-def _compiled(bits: int, block: int, generation: int, whole: bool):
+def _compiled(bits: int, generation: int, whole: bool):
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -160,7 +163,7 @@ def _compiled(bits: int, block: int, generation: int, whole: bool):
     from lantern_accel_cuda.kernels import rounded as module
 
     constants = {
-        "BITS": bits, "BIAS": True, "WHOLE": whole, "BLOCK_M": block, "BLOCK_N": module.OUTPUTS,
+        "BITS": bits, "BIAS": True, "WHOLE": whole, "BLOCK_M": module.ROWS, "BLOCK_N": module.OUTPUTS,
     }  # fmt: skip
     types = {
         "x": "*bf16", "codes": "*i8" if bits == 8 else "*u8", "bias": "*bf16",
@@ -176,18 +179,18 @@ def _compiled(bits: int, block: int, generation: int, whole: bool):
         # Tensors begin at multiples of 16 bytes, and lines of codes are multiples of 16 long.
         attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
     )
-    options = {"num_warps": module.warps_of(block, bits), "num_stages": module.STAGES}
+    options = {"num_warps": module.WARPS, "num_stages": module.STAGES}
     return triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options)
 
 
 @compiles
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("bits", [8, 6, 4])
-@pytest.mark.parametrize("block", [16, 64])
+@pytest.mark.parametrize("whole", [False, True])
 def test_products_compile_for_sm_86_within_its_shared_memory_and_registers(
-    bits: int, block: int, tmp_path: Path
+    bits: int, whole: bool, tmp_path: Path
 ) -> None:
-    made = _compiled(bits, block, 86, whole=block == 64)
+    made = _compiled(bits, 86, whole)
     assert 0 < made.metadata.shared <= 99 * 1024
     assert_nothing_spills(made, tmp_path)
 
@@ -196,7 +199,7 @@ def test_products_compile_for_sm_86_within_its_shared_memory_and_registers(
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("generation", [80, 90])
 def test_other_generations_compile_too(generation: int) -> None:
-    assert "cubin" in _compiled(6, 16, generation, whole=False).asm
+    assert "cubin" in _compiled(6, generation, whole=False).asm
 
 
 @compiles

@@ -1,0 +1,181 @@
+"""Products of tens of rows with weights in fewer bits: interpreted, and compiled for sm_86 and sm_90."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.cubin import assert_nothing_spills
+from support.cuda_double import doubled_backend
+from support.interpreter import compiles, interpreted
+from torch import Tensor
+
+from lantern_accel.nn.rounding import ROUNDINGS, rounded
+from lantern_accel_cuda import agreement
+
+LONG = pytest.mark.long
+#: Multiprocessors with which inputs are shared among programs, and with which they are not.
+MANY, ONE = 82, 1
+BITS = (8, 6, 4)
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def columns_of(name: str, outputs: int, inputs: int) -> Any:
+    from lantern_accel_cuda.kernels.rounded import Columns
+
+    return Columns.of(rounded(drawn(1, outputs, inputs) * inputs**-0.5, ROUNDINGS[name]))
+
+
+@interpreted
+@pytest.mark.parametrize("name", ROUNDINGS)
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "cores"),
+    [
+        (17, 33, 67, MANY),
+        (33, 20, 576, MANY),
+        *(pytest.param(*one, marks=LONG) for one in ((128, 72, 576, MANY), (70, 70, 130, ONE))),
+    ],
+)
+def test_products_are_those_of_float64_and_of_the_kernel_of_few_rows(
+    name: str, rows: int, outputs: int, inputs: int, cores: int
+) -> None:
+    from lantern_accel_cuda.kernels import rounded as kernels
+
+    columns = columns_of(name, outputs, inputs)
+    x, bias = drawn(2, rows, inputs).half(), drawn(3, outputs).half()
+    dense = columns.dense(torch.float64)
+    scale = x.double().abs() @ dense.abs().t() + bias.double().abs()
+    for added, sums in ((None, True), (bias, False)):
+        want = x.double() @ dense.t() + (0 if added is None else added.double())
+        got = kernels.multiply(x, columns, added, cores, sums)
+        assert got.dtype == (torch.float32 if sums else torch.float16)
+        bound = inputs * 2.0**-23 * scale + torch.finfo(got.dtype).eps * want.abs()
+        assert ((got.double() - want).abs() <= bound).all()
+        few = kernels.multiply(x, columns, added, cores, sums, tiled=False)
+        assert ((got.double() - few.double()).abs() <= 2 * bound).all()
+
+
+@interpreted
+@pytest.mark.parametrize("name", ROUNDINGS)
+def test_a_row_gives_the_same_bits_among_any_number_of_rows(name: str) -> None:
+    from lantern_accel_cuda.kernels import rounded as kernels
+    from lantern_accel_cuda.kernels.counters import counters_of
+
+    columns, x = columns_of(name, 40, 640), drawn(5, 128, 640).half()
+    assert kernels.pieces_of(640, 40, MANY) > 1
+    whole = kernels.multiply(x, columns, None, MANY, sums=True)
+    for rows in (17, 40):  # of blocks of 32 and of 64, where the whole is one of 128
+        part = kernels.multiply(x[:rows], columns, None, MANY, sums=True)
+        assert torch.equal(part, whole[:rows])
+    assert not bool(counters_of(torch.device("cpu"), 1).any())
+
+
+@interpreted
+def test_a_row_that_is_no_number_spoils_no_other() -> None:
+    from lantern_accel_cuda.kernels import rounded as kernels
+
+    columns, x = columns_of("int4", 20, 130), drawn(6, 18, 130).half()
+    want = kernels.multiply(x, columns, None, MANY)
+    x[3, 129] = float("nan")
+    got = kernels.multiply(x, columns, None, MANY)
+    assert not bool(got[3].isfinite().any())
+    assert torch.equal(got[:3], want[:3]) and torch.equal(got[4:], want[4:])
+
+
+@interpreted
+def test_the_comparison_before_first_use_passes_and_finds_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from lantern_accel_cuda.kernels import tiles
+
+    site = agreement.Site(torch.device("cpu"), MANY, (torch.float16,))
+    monkeypatch.setattr(agreement, "MATRICES", ((20, 72), (24, 576)))
+    agreement.tiles(site)
+    honest = tiles.launch
+
+    def shifted(x: Tensor, *given: Any) -> None:
+        honest(x.roll(1, 1), *given)
+
+    monkeypatch.setattr(tiles, "launch", shifted)
+    with pytest.raises(agreement.Failed):
+        agreement.tiles(site)
+
+
+@compiles
+def test_rows_decide_what_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lantern_accel_cuda.kernels import rounded as kernels
+
+    backend, _ = doubled_backend(monkeypatch, preset="fast")
+    seen: list[bool] = []
+    monkeypatch.setattr(kernels, "multiply", lambda *given: seen.append(given[-1]) or given[0])
+    columns = columns_of("int6", 20, 70)
+
+    def asked(rows: int, dtype: torch.dtype = torch.bfloat16) -> bool:
+        backend.linear(torch.zeros(1, rows, 70, dtype=dtype), columns)
+        return seen.pop()
+
+    most = kernels.MOST_ROWS
+    assert [asked(rows) for rows in (1, 16, 17, most, most + 1)] == [False] * 2 + [True] * 2 + [
+        False
+    ]
+    assert not asked(32, torch.float32)
+    backend._trust = lambda kernel: not kernel.startswith("tiles")  # its check failed
+    assert not asked(32)
+
+
+def compiled(bits: int, block: int, generation: int, whole: bool) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from lantern_accel_cuda.kernels import tiles as module
+
+    constants = {
+        "BITS": bits, "BIAS": False, "WHOLE": whole, "BLOCK_N": module.OUTPUTS, "BLOCK_M": block,
+    }  # fmt: skip
+    number = "*fp32" if bits == 8 else "*bf16"
+    types = dict.fromkeys(("x", "bias", "out"), "*bf16") | dict.fromkeys(("step", "offset"), number)
+    types |= {"codes": "*i8" if bits == 8 else "*u8", "part": "*fp32", "lock": "*i32"}
+    names = module._tiles.arg_names
+    source = ASTSource(
+        fn=module._tiles,
+        signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+        attrs={
+            (names.index(n),): [["tt.divisibility", 16]]
+            for n in (*types, "ld_x", "ld", "inputs", "outputs")
+        },
+    )
+    options = {"num_warps": module.warps_of(block), "num_stages": module.STAGES}
+    return triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options)
+
+
+@compiles
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("generation", [86, 90])
+@pytest.mark.parametrize(
+    ("bits", "block"),
+    [
+        (4, 32),
+        (6, 128),
+        *(
+            pytest.param(bits, block, marks=LONG)
+            for bits in BITS
+            for block in (32, 64, 128)
+            if (bits, block) not in ((4, 32), (6, 128))
+        ),
+    ],
+)
+def test_they_compile_within_shared_memory_and_registers_for_tensor_cores(
+    bits: int, block: int, generation: int, tmp_path: Path
+) -> None:
+    made = compiled(bits, block, generation, whole=False)
+    assert 0 < made.metadata.shared <= 99 * 1024
+    assert_nothing_spills(made, tmp_path)
+    # On sm_90 all rows of a block are one instruction's, which takes the numbers from registers.
+    assert ("wgmma" if generation == 90 else "mma.sync") in made.asm["ptx"]

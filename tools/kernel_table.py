@@ -27,18 +27,19 @@ CODES = 16384
 
 FLOATS = (
     "logits scale image_scale penalty temperature weights uniforms probs q_rows rule_param best part peak"
-    " total bonus_uniform spare price cos sin"
+    " total bonus_uniform spare price cos sin c_out s_out"
 )
 INTEGERS = (
     "token kind tokens first_child num_children tests group positions address path length bonus place"
     " newest root step steps histogram last_length finite report row_keys row_previous row_tokens"
+    " following"
 )
 TYPES = {
     **dict.fromkeys(FLOATS.split(), "*fp32"),
     **dict.fromkeys(INTEGERS.split(), "*i64"),
     **dict.fromkeys(("neighbours", "keys", "codes", "lock"), "*i32"),
     "mask": "*i8",
-    "holds": "*i1",
+    **dict.fromkeys(("holds", "prefix_mask"), "*i1"),
 }
 HALVES = dict.fromkeys(("x", "weight", "out", "qkv", "q", "cache_k", "cache_v", "q_out"), "*bf16")
 
@@ -127,6 +128,10 @@ def cases() -> list[Case]:
     guide = {"BRANCHES": 2, "PENALTIES": False, "WHOLE": False, "HELD": False}
     fused, codes = ("fused", {**HALVES, "eps": "fp32"}), f"{CODES:,} codes"
     plain = {"enable_fp_fusion": False}
+    begun = {
+        "WIDTH": 1280, "HALF": 32, "HEADS": 20, "BLOCK_D": 2048, "BLOCK_P": 32, "BLOCK_H": 32,
+        "BLOCK_L": 1024,
+    }  # fmt: skip
     window = {
         "WINDOW": True, "RECALL": True, "COPY": False, "LEFT": False, "BLOCK_L": 16, "BLOCK_P": 16,
         "BLOCK_W": 16,
@@ -137,6 +142,7 @@ def cases() -> list[Case]:
         Case("rotate_write", "20 heads of 64", fused[0], "_rotate_write", rotate, fused[1]),
         Case("rotate_write", "32 heads of 100", fused[0], "_rotate_write", wide, fused[1]),
         *(_attention(n, width) for n, width in ((1, 64), (16, 64), (60, 64), (60, 100))),
+        Case("enter", "20 heads of 64", "enter", "_enter", begun, {**HALVES, "table": "*bf16"}),
         Case(
             "guide", codes, "sampling", "_guide", {"SIZE": CODES, "BLOCK": 1024} | guide,
             {"image_scale": "fp32", "out": "*fp32"},

@@ -418,13 +418,64 @@ def advance(site: Site, passes: int = 5) -> Measured:
     return Measured(f"{steps} steps wrote what the operators write", 0.0, 0.0)
 
 
-def _engine(ops: TensorOps, strategy: Strategy) -> Any:
-    """Return an engine of two images on a tiny model with a request loaded, on the operators."""
+class _Noting(TensorOps):
+    """The reference with a GPU's layout; it notes what a pass begins with, and runs no block."""
+
+    def kv_layout(self, *sizes: Any) -> Any:
+        return caches.layout(*sizes)
+
+    def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
+        return visible.to(torch.int8)
+
+    def trunk(self, blocks: Any, x: Tensor, at: Any, taps: Any = (), norm: Any = None) -> Tensor:
+        self.seen = (x, at.mask, at.cos, at.sin, at.address)
+        return x
+
+    def guide(self, logits: Tensor, token: Tensor, *given: Any) -> Tensor:
+        self.token = token
+        return super().guide(logits, token, *given)
+
+
+def enter(site: Site) -> Measured:
+    """Compare what a pass begins with, to the bit, in plain steps and windows, at an image's ends."""
+    from lantern_accel_cuda.kernels.enter import enter as begun
+
+    ops, cases = _Noting(), 0
+    ops.device, ops.index = site.device, site.index
+    for tree, images in ((NoTree(), 1), (Window(length=4), 2)):
+        strategy = Strategy(name="check", tree=tree, acceptance=Exact(), coupling="invariant")
+        engine = _engine(ops, strategy, images)
+        at, state, target = engine.geometry, engine.state, engine.verifying.target
+        many = site.uniforms(7, *state.tokens.shape) * at.vocab
+        state.tokens.copy_(many)
+        state.prefix_mask[:, 0] = False
+        for first in (0, at.tokens - 2):
+            length = (torch.arange(images, device=site.device) + first).clamp(max=at.tokens - 1)
+            state.length.copy_(length)
+            if at.depth == 0:
+                state.root.copy_(state.tokens.gather(1, length.unsqueeze(1)).squeeze(1))
+            engine._verify(engine._draft(), None)
+            layout, plan = engine.verifying.cache.layout, _plan(engine)
+            got = begun(
+                state.tokens, state.length, state.prefix_mask, target.tok_embeddings.weight,
+                (target.rope_cos, target.rope_sin), at.nodes, at.branches,
+                plan.sizes.slots - at.prefix - 1, layout.capacity, layout.heads,
+            )  # fmt: skip
+            for name, ours, theirs in zip(got._fields, got, (*ops.seen, ops.token), strict=True):
+                shared = name == "mask" and len(ours) == 1
+                if not torch.equal(ours.expand_as(theirs) if shared else ours, theirs):
+                    raise Failed(f"{name} is not what the operators begin with, with {tree}")
+            cases += 1
+    return Measured(f"{cases} passes began as by the operators", 0.0, 0.0)
+
+
+def _engine(ops: TensorOps, strategy: Strategy, images: int = 2) -> Any:
+    """Return an engine of some images on a tiny model with a request loaded, on the operators."""
     from lantern_accel.testing import tiny
 
     model = tiny.tiny_model(ops, ops.device, torch.float32)
     engine: Any = engine_for(
-        model.target, None, ops, strategy, Sampling(cfg_scale=2.5, top_k=12), batch=2
+        model.target, None, ops, strategy, Sampling(cfg_scale=2.5, top_k=12), batch=images
     )
     vars(engine)["model"] = model
     tiny.start(engine, 0)
@@ -459,6 +510,7 @@ KERNELS: Mapping[str, Callable[[Site], Measured]] = {
     "rounded": rounded,
     "tiles": tiles,
     "few": few,
+    "enter": enter,
     "advance": advance,
 }
 

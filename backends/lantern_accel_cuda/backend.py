@@ -108,7 +108,7 @@ class DeviceBackend(Backend):
             self._choices = Choices(self._key(), partial(measured, self.site))
         return self._choices(stage, weight.shape[0], weight.shape[1], weight.dtype)
 
-    def _serves_few(self, x: Tensor) -> bool:
+    def serves_few(self, x: Tensor) -> bool:
         """Return whether the kernels of few rows serve ``x [R, T, D]``, with those between them."""
         if not self.options.fused:
             return False
@@ -186,7 +186,7 @@ class DeviceBackend(Backend):
         if x.dtype == torch.float32 or torch.is_grad_enabled() or not self._leaves_sums:
             return super().logits(x, weight, bias)
         flat = x.reshape(-1, x.shape[-1])
-        if bias is None and weight.is_contiguous() and self._serves_few(flat.unsqueeze(0)):
+        if bias is None and weight.is_contiguous() and self.serves_few(flat.unsqueeze(0)):
             from lantern_accel_cuda import layers
 
             return layers.sums(x, weight, self.shape_of("sums", weight), self._cores)
@@ -255,22 +255,25 @@ class DeviceBackend(Backend):
     ) -> Tensor:
         """Run a stack of blocks: on few rows in five kernels a layer."""
         out = None
-        if self._serves_few(x):
+        if self.serves_few(x):
             from lantern_accel_cuda import layers
 
             out = layers.run(self, self._cores, blocks, x, at, taps, norm)
         return out if out is not None else super().trunk(blocks, x, at, taps, norm)
 
     def fused_step(self, plan: StepPlan) -> FusedStep | None:
-        """Do what follows a pass in kernels of its own: of plain steps and of windows, by the keys."""
+        """Do a whole step of a plain model, or what follows its pass: without drafts, or in windows."""
         from lantern_accel_cuda import steps
 
         # Asked in this order: a plan without a kernel checks none.
-        return (
-            steps.fused_step(self, plan)
-            if self.options.fused and steps.serves(plan) and self.uses("advance")
-            else None
-        )
+        if not self.options.fused or not steps.serves(plan):
+            return None
+        needed, dtype = ["advance"], None
+        if plan.target is not None:
+            needed += ["enter", "attend", "rms_norm", "swiglu", "rotate_write"]
+            dtype = plan.target.cache.layout.dtype
+        served = all(self.uses(name, dtype) for name in needed)
+        return steps.fused_step(self, plan, self._cores) if served else None
 
     def swiglu(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.device.kv_cache import KVCache, Pass
-from lantern_accel.device.plan import Block, Matrix, Norm
+from lantern_accel.device.plan import Block, Matrix, Norm, Stack
 from lantern_accel.nn.transformer import described
 from lantern_accel_cuda.kernels import few, fused
 
@@ -25,7 +25,17 @@ Rotary = tuple[Tensor, Tensor]
 class Ops(Protocol):
     """What stages need of the backend."""
 
+    def serves_few(self, x: Tensor) -> bool: ...
     def shape_of(self, stage: str, weight: Tensor) -> int | None: ...
+    def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor: ...
+    def linear_add(
+        self, x: Tensor, weight: Any, residual: Tensor, bias: Tensor | None = None
+    ) -> Tensor: ...
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def swiglu(self, x: Tensor) -> Tensor: ...
+    def rotate_write(
+        self, qkv: Tensor, rotary: Any, kv: KVCache, layer: int, address: Tensor
+    ) -> Tensor: ...
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor: ...
     def by_head(self, kv: KVCache, layer: int, count: int) -> tuple[Tensor, Tensor]: ...
 
@@ -100,14 +110,8 @@ def run(
 
     ``cores``: the card's multiprocessors.
     """
-    if x.shape[0] * x.shape[1] > few.MOST_ROWS or torch.is_grad_enabled():
-        return None
-    if at.cache is None or at.mask is None or at.address is None or at.mask.dtype != torch.int8:
-        return None
     stack = described(blocks)
-    if stack is None or at.cache.layout.dtype != x.dtype:
-        return None
-    if not all(_serves(one, x.dtype) for block in stack for one in _weights(block)):
+    if stack is None or not _few(stack, x, at):
         return None
     rotary = at.cos.unsqueeze(2), at.sin.unsqueeze(2)
     x = x.contiguous()
@@ -118,6 +122,46 @@ def run(
             states.append(x.clone())
     states.append(x if norm is None else norm(x, ops))
     return torch.cat(states, dim=-1) if taps else states[0]
+
+
+def run_stack(ops: Ops, cores: int, stack: Stack, x: Tensor, at: Pass) -> Tensor:
+    """Run a plan's blocks and norm on ``x [R, T, D]``, which is given up, as a target's trunk does."""
+    rotary = at.cos.unsqueeze(2), at.sin.unsqueeze(2)
+    fused_stages = ops.serves_few(x) and _few(stack.blocks, x, at)
+    for layer, block in enumerate(stack.blocks):
+        if fused_stages:
+            _layer(ops, cores, block, x, layer, at, rotary)
+        else:
+            x = _by_operation(ops, block, x, layer, at, rotary)
+    return ops.rms_norm(x, stack.norm.weight, stack.norm.eps)
+
+
+def _few(stack: Sequence[Block], x: Tensor, at: Pass) -> bool:
+    """Return whether the kernels of few rows serve a pass."""
+    if x.shape[0] * x.shape[1] > few.MOST_ROWS or torch.is_grad_enabled():
+        return False
+    if at.cache is None or at.mask is None or at.address is None or at.mask.dtype != torch.int8:
+        return False
+    whole = all(_serves(one, x.dtype) for block in stack for one in _weights(block))
+    return whole and at.cache.layout.dtype == x.dtype
+
+
+def _by_operation(
+    ops: Ops, block: Block, x: Tensor, layer: int, at: Pass, rotary: Rotary
+) -> Tensor:
+    """Return what one block makes of ``x``, by an operation of the backend after the other."""
+    kv = at.cache
+    assert kv is not None and at.address is not None and at.mask is not None
+    first, y = block.attention_norm, x
+    if first is not None:
+        y = ops.rms_norm(y, first.weight, first.eps)
+    qkv = ops.linear(y, block.wqkv.packed, block.wqkv.bias)
+    qkv = qkv.view(*qkv.shape[:-1], 3, block.heads, -1)
+    y = ops.attend(ops.rotate_write(qkv, rotary, kv, layer, at.address), kv, layer, at.mask)
+    x = ops.linear_add(y.flatten(-2), block.wo.packed, x, block.wo.bias)
+    y = ops.rms_norm(x, block.ffn_norm.weight, block.ffn_norm.eps)
+    y = ops.swiglu(ops.linear(y, block.w13.packed, block.w13.bias))
+    return ops.linear_add(y, block.w2.packed, x, block.w2.bias)
 
 
 def _layer(

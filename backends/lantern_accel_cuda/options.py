@@ -28,6 +28,7 @@ NAMES = (
     "rounded",
     "tiles",
     "few",
+    "enter",
     "advance",
 )
 #: Of these, the ones that are checked in one dtype at a time, when they are to serve in it.

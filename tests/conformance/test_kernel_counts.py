@@ -32,27 +32,28 @@ TINY = {
 }
 #: Of LlamaGen's sizes and one image, sampled with top-k, with a GPU's layout and Triton's kernels: the
 #: race is two, a walk down a tree is one behind one that filters, the rest one each. Passes of at most 64
-#: rows are five a layer, and what follows them is two, or four where drafts are drawn.
+#: rows are five a layer, what stands before them in plain steps and windows is one, and what follows them
+#: is two, or four where drafts are drawn.
 #: ``auto`` by the length of its steps, 1 being plain decoding.
 SIZES: dict[str, dict[tuple[str, int | None], int]] = {
     "llamagen-b-256": {
-        ("vanilla", None): 80,
-        ("auto", 1): 86,
-        ("auto", 16): 90,
+        ("vanilla", None): 67,
+        ("auto", 1): 67,
+        ("auto", 16): 69,
         ("lantern++", None): 273,
         ("eagle2", None): 433,
     },
     "llamagen-xl-384": {
-        ("vanilla", None): 200,
-        ("auto", 1): 206,
-        ("auto", 16): 210,
+        ("vanilla", None): 187,
+        ("auto", 1): 187,
+        ("auto", 16): 189,
         ("lantern++", None): 489,
         ("eagle2", None): 649,
     },
     "llamagen-3b-384": {
-        ("vanilla", None): 140,
-        ("auto", 1): 146,
-        ("auto", 16): 150,
+        ("vanilla", None): 127,
+        ("auto", 1): 127,
+        ("auto", 16): 129,
         ("lantern++", None): 381,
         ("eagle2", None): 541,
     },
@@ -158,18 +159,20 @@ class Fused(Null):
     def shape_of(self, stage: str, weight: Tensor) -> int | None:
         return 0
 
+    def serves_few(self, x: Tensor) -> bool:
+        return x.shape[0] * x.shape[1] <= 64
+
     def fused_step(self, plan: Any) -> Any:
         from lantern_accel_cuda import steps
 
-        after = steps.fused_step(self, plan)
-        if after is None:
+        found = steps.fused_step(self, plan, 132)
+        if found is None:
             return None
 
         def counted(logits: Tensor | None = None) -> bool:
-            assert logits is not None
             for _ in range(1 if plan.sizes.nodes == 1 else 2):
-                logits[:1, :1, :1] * 1.0  # an operator of advance is two kernels
-            return bool(after(logits))
+                plan.buffers.price * 1.0  # an operator of advance is two kernels
+            return bool(found(logits))
 
         return counted
 

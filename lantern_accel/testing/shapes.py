@@ -21,9 +21,9 @@ _META = torch.device("meta")
 class RefusedOperator(Exception):
     """An operator that needs data, or that torch cannot run on shapes alone; ``rule``: the kit's."""
 
-    def __init__(self, rule: str, what: str) -> None:
-        super().__init__(what)
-        self.rule = rule
+    def __init__(self, rule: str, operator: str, why: str = "") -> None:
+        super().__init__(f"{operator}: {why}" if why else operator)
+        self.rule, self.operator = rule, operator
 
 
 class Shape(Tensor):
@@ -168,11 +168,11 @@ class _Given:
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator on shapes; raises :class:`RefusedOperator` where it needs more."""
     if rule := _rule(func):
-        raise RefusedOperator(rule, str(func))
+        raise RefusedOperator(rule, func._schema.name)
     if func._schema.name == "aten::index" and any(
         isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in args[1]
     ):
-        raise RefusedOperator("dynamic_shape", str(func))
+        raise RefusedOperator("dynamic_shape", func._schema.name)
     given = _Given()
     plain = [given.meta(one) for one in args]
     named = {key: given.meta(one) for key, one in kwargs.items()}
@@ -184,7 +184,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         out = func(*plain, **named)
     except NotImplementedError as error:
-        raise RefusedOperator("operators", f"{func}: {error}") from error
+        raise RefusedOperator("operators", func._schema.name, str(error)) from error
     if _looks(func) and not next(iter(given.of.values())).is_inference():
         # A view of a tensor from outside of the inference mode is none of the mode's.
         with torch.inference_mode(False):

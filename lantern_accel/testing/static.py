@@ -38,12 +38,12 @@ STEPS = 2
 LONG = 200
 
 
-def _refused(error: BaseException) -> str | None:
-    """Return the rule that an operator without data was refused by; None: another error."""
+def _refused(error: BaseException) -> RefusedOperator | None:
+    """Return the refusal of an operator without data that an error comes of; None: another error."""
     chain: BaseException | None = error
     while chain is not None:
         if isinstance(chain, RefusedOperator):
-            return chain.rule
+            return chain
         chain = chain.__cause__
     return None
 
@@ -86,13 +86,13 @@ def trace_shapes(
                 recorder.launched = 0
                 engine.step()
         except Exception as error:
-            rule = _refused(error)
-            if rule is None:
+            refused = _refused(error)
+            if refused is None:
                 if recorder.violations:  # of which this error is a consequence
                     return recorder
                 raise
             recorder.violations.append(
-                Violation(rule, type(error).__name__, source_line(error) or "unknown")
+                Violation(refused.rule, refused.operator, source_line(error) or "unknown")
             )
     return recorder
 

@@ -123,8 +123,10 @@ def _rounded(name: str, bits: int, rows: int) -> Case:
 def cases() -> list[Case]:
     """Return every kernel at the shapes of LlamaGen-XL and 3B, or with all that it can do."""
     walk = {"KIND": 2, "AGGREGATE": True, "DRAWN": True, "NEAR": 16}
-    rotate = {"HEADS": 20, "WIDTH": 64, "STORED": 64, "BLOCK_H": 32, "BLOCK_P": 32}
-    wide = {"HEADS": 32, "WIDTH": 100, "STORED": 104, "BLOCK_H": 32, "BLOCK_P": 64}
+    from lantern_accel_cuda.kernels.fused import HEADS, WARPS
+
+    rotate = {"HEADS": 20, "WIDTH": 64, "STORED": 64, "BLOCK_H": HEADS, "BLOCK_P": 32}
+    wide = {"HEADS": 32, "WIDTH": 100, "STORED": 104, "BLOCK_H": HEADS, "BLOCK_P": 64}
     guide = {"BRANCHES": 2, "PENALTIES": False, "WHOLE": False, "HELD": False}
     fused, codes = ("fused", {**HALVES, "eps": "fp32"}), f"{CODES:,} codes"
     plain = {"enable_fp_fusion": False}
@@ -139,8 +141,8 @@ def cases() -> list[Case]:
     return [
         Case("rms_norm", "1,280 wide", fused[0], "_rms_norm", {"WIDTH": 1280, "BLOCK": 2048}, fused[1]),
         Case("swiglu", "3,456 wide", fused[0], "_swiglu", {"WIDTH": 3456, "BLOCK": 1024}, fused[1]),
-        Case("rotate_write", "20 heads of 64", fused[0], "_rotate_write", rotate, fused[1]),
-        Case("rotate_write", "32 heads of 100", fused[0], "_rotate_write", wide, fused[1]),
+        Case("rotate_write", "20 heads of 64", fused[0], "_rotate_write", rotate, fused[1], WARPS),
+        Case("rotate_write", "32 heads of 100", fused[0], "_rotate_write", wide, fused[1], WARPS),
         *(_attention(n, width) for n, width in ((1, 64), (16, 64), (60, 64), (60, 100))),
         Case("enter", "20 heads of 64", "enter", "_enter", begun, {**HALVES, "table": "*bf16"}),
         Case(

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from lantern_accel.device.kv_cache import KVCache
 
+#: Heads that a program rotates, and its warps: a plain step has few nodes, so that heads fill a card.
+HEADS, WARPS = 2, 1
+
 
 @triton.jit
 def _rms_norm(x, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
@@ -39,6 +42,14 @@ def _swiglu(x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + row * WIDTH + d, (gate * up).to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _turned(x, c, s, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr):
+    """Rotate pairs of neighbours of ``x [BLOCK_H, 2 BLOCK_P]`` in float32."""
+    even, odd = tl.split(tl.reshape(x.to(tl.float32), [BLOCK_H, BLOCK_P, 2]))
+    turned = tl.join(even * c - odd * s, odd * c + even * s)
+    return tl.reshape(turned, [BLOCK_H, 2 * BLOCK_P])
+
+
 @triton.jit(do_not_specialize=["nodes", "c_row"])
 def _rotate_write(
     qkv, cos, sin, address, cache_k, cache_v, q_out,
@@ -48,29 +59,25 @@ def _rotate_write(
 ):  # fmt: skip
     row = tl.program_id(0)
     node = tl.program_id(1)
-    h = tl.arange(0, BLOCK_H)
+    h = tl.program_id(2) * BLOCK_H + tl.arange(0, BLOCK_H)
     p = tl.arange(0, BLOCK_P)
-    inside = (h < HEADS)[:, None] & (p < WIDTH // 2)[None, :]
+    d = tl.arange(0, 2 * BLOCK_P)
+    # Whole lines are read and written: pairs part and join in registers.
+    inside = (h < HEADS)[:, None] & (d < WIDTH)[None, :]
     at = row * c_row + node * c_node + p
     c = tl.load(cos + at, mask=p < WIDTH // 2, other=0.0)[None, :]
     s = tl.load(sin + at, mask=p < WIDTH // 2, other=0.0)[None, :]
     # Addresses count (row, head, slot); the first head's gives the slot of all.
     slot = tl.load(address + (row * nodes + node) * HEADS).to(tl.int64) - row * HEADS * capacity
-    source = row * x_row + node * x_node + h[:, None] * x_head + 2 * p[None, :]
-    out = ((row * nodes + node) * HEADS + h[:, None]) * WIDTH + 2 * p[None, :]
-    even = tl.load(qkv + source, mask=inside, other=0.0).to(tl.float32)
-    odd = tl.load(qkv + source + 1, mask=inside, other=0.0).to(tl.float32)
-    tl.store(q_out + out, (even * c - odd * s).to(q_out.dtype.element_ty), mask=inside)
-    tl.store(q_out + out + 1, (odd * c + even * s).to(q_out.dtype.element_ty), mask=inside)
-    place = ((row * HEADS + h[:, None]).to(tl.int64) * capacity + slot) * STORED + 2 * p[None, :]
-    even = tl.load(qkv + source + x_part, mask=inside, other=0.0).to(tl.float32)
-    odd = tl.load(qkv + source + x_part + 1, mask=inside, other=0.0).to(tl.float32)
-    tl.store(cache_k + place, (even * c - odd * s).to(q_out.dtype.element_ty), mask=inside)
-    tl.store(cache_k + place + 1, (odd * c + even * s).to(q_out.dtype.element_ty), mask=inside)
-    even = tl.load(qkv + source + 2 * x_part, mask=inside, other=0.0)
-    odd = tl.load(qkv + source + 2 * x_part + 1, mask=inside, other=0.0)
-    tl.store(cache_v + place, even, mask=inside)
-    tl.store(cache_v + place + 1, odd, mask=inside)
+    source = qkv + row * x_row + node * x_node + h[:, None] * x_head + d[None, :]
+    out = ((row * nodes + node) * HEADS + h[:, None]) * WIDTH + d[None, :]
+    place = ((row * HEADS + h[:, None]).to(tl.int64) * capacity + slot) * STORED + d[None, :]
+    q = _turned(tl.load(source, mask=inside, other=0.0), c, s, BLOCK_H, BLOCK_P)
+    tl.store(q_out + out, q.to(q_out.dtype.element_ty), mask=inside)
+    k = _turned(tl.load(source + x_part, mask=inside, other=0.0), c, s, BLOCK_H, BLOCK_P)
+    tl.store(cache_k + place, k.to(q_out.dtype.element_ty), mask=inside)
+    v = tl.load(source + 2 * x_part, mask=inside, other=0.0)
+    tl.store(cache_v + place, v, mask=inside)
 
 
 _LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
@@ -111,14 +118,13 @@ def _rotate_and_store(
     rows, nodes, _, heads, width = qkv.shape
     out = torch.empty(rows, nodes, heads, width, dtype=qkv.dtype, device=qkv.device)
     with torch.cuda.device_of(qkv):
-        _rotate_write[(rows, nodes)](
+        _rotate_write[(rows, nodes, triton.cdiv(heads, HEADS))](
             qkv, cos, sin, address, k, v, out,
             nodes, k.shape[2],
             qkv.stride(0), qkv.stride(1), qkv.stride(2), qkv.stride(3),
             cos.stride(0) if cos.shape[0] > 1 else 0, cos.stride(1),
             HEADS=heads, WIDTH=width, STORED=k.shape[3],
-            BLOCK_H=triton.next_power_of_2(heads), BLOCK_P=triton.next_power_of_2(width // 2),
-            num_warps=4,
+            BLOCK_H=HEADS, BLOCK_P=triton.next_power_of_2(width // 2), num_warps=WARPS,
         )  # fmt: skip
     return out
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.compilations import Compilations
 from support.cubin import assert_nothing_spills
 from support.cuda_double import doubled_backend
 from support.interpreter import compiles, interpreted
@@ -209,3 +210,17 @@ def test_the_cache_is_read_in_enough_pieces_to_fill_the_gpu() -> None:
     many = plan(60, 704, 64, 1280, 2, 82)
     assert many.splits == 1
     assert many.blocks * many.block_l >= 704
+
+
+@compiles
+def test_a_plain_step_s_heads_are_rotated_by_programs_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from lantern_accel_cuda.kernels import fused
+
+    made = Compilations(monkeypatch)
+    cache = TensorOps().allocate(attention.layout(1, 2, 16, 20, 64, torch.bfloat16))
+    qkv, turn = torch.zeros(2, 1, 3, 20, 64, dtype=torch.bfloat16), torch.zeros(1, 1, 1, 1, 32)
+    address = TensorOps().address(cache, torch.zeros(2, 1, dtype=torch.int64))
+    fused.rotate_write(qkv, (turn, turn), cache, 0, address)
+    assert (made.launches, made.programs) == (["_rotate_write"], [20])

@@ -21,7 +21,12 @@ def compiled(kernel: Any, constants: dict[str, Any], types: dict[str, str], warp
         fn=kernel,
         signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
         constexprs={(names.index(n),): value for n, value in constants.items()},
-        attrs={},
+        # Tensors begin at multiples of 16 bytes, as a launch finds out: what is compiled is what runs.
+        attrs={
+            (names.index(n),): [["tt.divisibility", 16]]
+            for n in names
+            if n not in constants and types.get(n, "").startswith("*")
+        },
     )
     return triton.compile(source, target=GPUTarget("cuda", 86, 32), options={"num_warps": warps})
 

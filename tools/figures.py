@@ -144,7 +144,7 @@ def _lantern() -> Iterator[Figure]:
 def _costs() -> Iterator[Figure]:
     data = "profiles/auto/epyc-composed-batch1.json"
     batch = _read(data)["batches"]["1"]
-    tree = batch["auto"]["tree"]
+    tree = batch["auto"]["drafts"]
     lengths = tree["draft_lengths"]
     for one in lengths:
         drafts = "none" if one["length"] == 1 else f"a window of {one['length']}"

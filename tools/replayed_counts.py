@@ -80,7 +80,7 @@ class Recorder:
         if name in self._done:
             return
         self._done.add(name)
-        strategy = Strategy(name="recorded", tree=tree)
+        strategy = Strategy(name="recorded", drafts=tree)
         for number in range(len(self.prompts)):
             for seed in self.seeds:
                 for length in (one.length for one in tree.draft_lengths if one.length > 1):
@@ -136,8 +136,8 @@ class Replay:
         auto.keep = lambda choice: auto._known.__setitem__(repr(choice.key), choice)
 
     def _wrap(self, engine: Any) -> None:
-        source = source_of(engine.strategy.tree)
-        self.recorder.record(engine.strategy.tree)
+        source = source_of(engine.strategy.drafts)
+        self.recorder.record(engine.strategy.drafts)
         for name, step in list(engine.functions.items()):
             kind, _, rest = name.partition(" ")
             length = int(rest.split(" ")[0])

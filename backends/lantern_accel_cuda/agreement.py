@@ -390,7 +390,7 @@ def advance(site: Site, passes: int = 5) -> Measured:
     reference.device, reference.index = site.device, site.index
     steps = 0
     for tree in (NoTree(), Window(length=6)):
-        strategy = Strategy(name="check", tree=tree, acceptance=Exact(), coupling="invariant")
+        strategy = Strategy(name="check", drafts=tree, acceptance=Exact(), coupling="invariant")
         engine, rows = _engine(reference, strategy), site.numbers(5, 64, 48)
         after = fused_step(reference, replace(_plan(engine), target=None))
         if after is None:
@@ -443,7 +443,7 @@ def enter(site: Site) -> Measured:
     ops, cases = _Noting(), 0
     ops.device, ops.index = site.device, site.index
     for tree, images in ((NoTree(), 1), (Window(length=4), 2)):
-        strategy = Strategy(name="check", tree=tree, acceptance=Exact(), coupling="invariant")
+        strategy = Strategy(name="check", drafts=tree, acceptance=Exact(), coupling="invariant")
         engine = _engine(ops, strategy, images)
         at, state, target = engine.geometry, engine.state, engine.verifying.target
         many = site.uniforms(7, *state.tokens.shape) * at.vocab

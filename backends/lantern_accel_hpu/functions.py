@@ -34,9 +34,11 @@ def strategy_of(kind: str, vocab: int) -> Strategy:
     """Return a strategy by :data:`KINDS`, over trees that suit a tiny model."""
     if kind == "chains":
         tree = adaptive_chain(AUTO_CHAINS)
-        return tiny.tiny_strategy("vanilla", vocab).model_copy(update={"tree": tree, "name": kind})
+        return tiny.tiny_strategy("vanilla", vocab).model_copy(
+            update={"drafts": tree, "name": kind}
+        )
     if kind == "windows":
-        return Strategy(name=AUTO, tree=adaptive_window(AUTO_LENGTHS))
+        return Strategy(name=AUTO, drafts=adaptive_window(AUTO_LENGTHS))
     if kind in ROUNDINGS:
         return tiny.tiny_strategy("vanilla", vocab)
     return tiny.tiny_strategy(kind, vocab)
@@ -49,8 +51,8 @@ def engine_of(backend: Backend, kind: str, batch: int, guided: bool) -> Any:
     strategy, copy = strategy_of(kind, vocab), None
     shape = model.family.usual_shape(model)
     target, drafter = model.family.fitted(model, shape)
-    if isinstance(strategy.tree, SelfDrafts) or kind in ROUNDINGS:
-        how = ROUNDINGS[getattr(strategy.tree, "weights", kind)]
+    if isinstance(strategy.drafts, SelfDrafts) or kind in ROUNDINGS:
+        how = ROUNDINGS[getattr(strategy.drafts, "weights", kind)]
         fewer = replace(model, target=rounded_copy(model.target, backend, how))
         copy, _ = model.family.fitted(fewer, shape)
     if kind in ROUNDINGS:

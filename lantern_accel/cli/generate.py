@@ -247,7 +247,7 @@ def _summary(result: GenerationResult) -> None:
         say(stats.auto, label="auto", style="bold")
     if stats.rounding is not None:
         say(stats.rounding.text(), label="price", style="bold")
-    tree, how = stats.strategy.tree, "auto"
+    tree, how = stats.strategy.drafts, "auto"
     if stats.auto is None:
         how = stats.strategy.name
         if isinstance(tree, StaticTree) and not tree.name.startswith("custom"):

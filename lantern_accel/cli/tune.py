@@ -67,7 +67,7 @@ def tune(
         changes = {"relaxed": relaxed or None, "tv_budget": tv_budget} if auto else {}
         asked = pipeline.strategy(strategy, **changes)
         search = search_for(pipeline, asked, temperature=temperature, budget=max_seconds, say=note)
-        tree = isinstance(asked.tree, StaticTree)
+        tree = isinstance(asked.drafts, StaticTree)
         choices = search.run([1] if tree else sizes, repeats)
         if output is not None:
             write_json(output, search.written(choices))
@@ -75,7 +75,7 @@ def tune(
         return _tell_tree(choices[0])
     for size, choice in zip(sizes, choices, strict=True):
         chosen = choice.strategy
-        text = describe_auto(chosen) if auto else words(cast("Window", chosen.tree))
+        text = describe_auto(chosen) if auto else words(cast("Window", chosen.drafts))
         speed = f"{text}; measured {choice.speedup:.2f}x plain decoding"
         say(speed, label=f"batch {size}", style="bold green")
     say(str(choices_dir()), label="kept in", style="bold")
@@ -89,7 +89,7 @@ def _tell_tree(found: Any) -> None:
         say(
             " ".join(f"{rate:.2f}" for rate in row), label=f"accepted at depth {level + 1}, by rank"
         )
-    paths = found.strategy.tree.shape or ()
+    paths = found.strategy.drafts.shape or ()
     words = ",".join("".join(map(str, path)) for path in paths)
     fastest = max(one.tokens_per_second for one in found.measured[1:])
     say(f"{words} ({len(paths)} drafts)", label="tree", style="bold green")

@@ -124,7 +124,7 @@ class AdaptiveEngine(EngineBase):
     @property
     def draft_lengths(self) -> tuple[DraftLength, ...]:
         """What is known of those lengths that steps may have now."""
-        tree: Any = self.strategy.tree
+        tree: Any = self.strategy.drafts
         may = self.lengths if self.usable is None else self.usable
         return tuple(one for one in tree.draft_lengths if one.length in may)
 

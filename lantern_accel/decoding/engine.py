@@ -58,7 +58,7 @@ class Engine(StepEngine):
         self.verifying = replace(v, geometry=g, taps=v.taps if g.drafted else ())
 
     def _draft_with(self, drafter: Drafter | None) -> None:
-        tree, v = self.strategy.tree, self.verifying
+        tree, v = self.strategy.drafts, self.verifying
         cache = None if drafter is None else self.drafter_cache
         given: Setting[Any] = Setting(
             tree, self.geometry, v.target, self.ops, self.choices, v.guidance, drafter, cache

@@ -32,7 +32,7 @@ def engine_for(
 
     Arguments, and what is raised, as :class:`.StepEngine` has them.
     """
-    tree, shorter = strategy.tree, []
+    tree, shorter = strategy.drafts, []
     if isinstance(tree, AdaptiveSource) and tree.draft_lengths:
         every = [one.length for one in tree.draft_lengths]
         lengths = [length for length in every if length <= target.config.num_tokens] or every
@@ -40,7 +40,7 @@ def engine_for(
         tree = tree.of_length(lengths[-1])
     made = serving(tree)
     kind: type[StepEngine] = made if issubclass(made, StepEngine) else Engine
-    one = strategy if tree is strategy.tree else strategy.model_copy(update={"tree": tree})
+    one = strategy if tree is strategy.drafts else strategy.model_copy(update={"drafts": tree})
     longest = kind(
         target, drafter, ops, one, sampling, batch=batch, neighbours=neighbours, copy=copy
     )

@@ -108,7 +108,7 @@ def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
             "a budget of total variation has no meaning at temperature 0, where the target's law is "
             "one token; leave tv_budget out or choose a temperature above 0"
         )
-    widest = strategy.tree.widest
+    widest = strategy.drafts.widest
     if widest > vocab:
         raise StrategyError(
             f"the drafts have {widest} siblings, but there are {vocab} codes; choose a narrower tree"
@@ -123,7 +123,7 @@ def geometry_of(
     Raises :class:`StrategyError` where the strategy needs a drafter that is not there, drafts more in a
     row than the image has tokens, or has a setting that the codebook cannot serve.
     """
-    config, tree = target.config, strategy.tree
+    config, tree = target.config, strategy.drafts
     if not tree.needs_drafter:
         drafter = None
     elif drafter is None:

@@ -105,7 +105,7 @@ class JacobiEngine(StepEngine):
     def _sized(self, g: Geometry, target: Target, longest: JacobiEngine | None) -> Geometry:
         config, ops = target.config, self.ops
         _, device = place_of(target)
-        self.window = window = self.window_of(self.strategy.tree)
+        self.window = window = self.window_of(self.strategy.drafts)
         self.fresh = DraftInitializer(
             GIVEN if self.given else window.fresh,
             g.depth,

@@ -67,7 +67,7 @@ class SelfEngine(JacobiEngine):
         longest: SelfEngine | None = None,
         **more: Any,
     ) -> None:
-        drafts = strategy.tree
+        drafts = strategy.drafts
         assert isinstance(drafts, SelfDrafts)
         if copy is None and longest is None:
             raise StrategyError(
@@ -84,7 +84,7 @@ class SelfEngine(JacobiEngine):
         if drafts.window:
             guessed = getattr(target, "draft_head", None) is not None
             own = Window(length=drafts.window, fresh="head" if guessed else "above")
-        one = strategy.model_copy(update={"tree": own})
+        one = strategy.model_copy(update={"drafts": own})
         assert copy is not None
         self.copy = JacobiEngine(copy, None, ops, one, sampling, batch=batch, lender=self)
         positions = torch.arange(
@@ -99,7 +99,7 @@ class SelfEngine(JacobiEngine):
     def shorter(self, source: DraftSource) -> EngineBase:
         if isinstance(source, SelfDrafts):
             return super().shorter(source)
-        one = self.strategy.model_copy(update={"tree": _checked(1)})
+        one = self.strategy.model_copy(update={"drafts": _checked(1)})
         ops, batch, target = self.ops, self.geometry.batch, self.verifying.target
         return JacobiEngine(target, None, ops, one, self.sampling, batch=batch, longest=self)
 

@@ -157,7 +157,7 @@ class StepEngine(EngineBase):
 
     def shorter(self, source: DraftSource) -> EngineBase:
         """Return an engine of fewer drafts, by a source of the same kind, on this one's buffers."""
-        one = self.strategy.model_copy(update={"tree": source})
+        one = self.strategy.model_copy(update={"drafts": source})
         drafter = None if self.drafting is None else self.drafting.drafter
         target, batch = self.verifying.target, self.geometry.batch
         return type(self)(target, drafter, self.ops, one, self.sampling, batch=batch, longest=self)

@@ -157,20 +157,20 @@ class Auto:
         Only the default tree is replaced: a tree that was asked for stays. Warns where a tree
         was found under another version.
         """
-        if strategy.tree != self.manifest.defaults.static_tree:
+        if strategy.drafts != self.manifest.defaults.static_tree:
             return strategy
         key = self.tree_key(strategy, temperature)
         found = read_choice(key)
         if found is None:
             warn_of_stale(key)
-        return strategy if found is None else strategy.override(tree=found.strategy.tree)
+        return strategy if found is None else strategy.override(tree=found.strategy.drafts)
 
     def window(self, strategy: Strategy, batch: int, sampling: Sampling) -> Strategy:
         """Return a strategy with the window that was tuned for a batch, or else a usual one."""
         found = read_choice(self.key(strategy, batch, sampling))
         if found is not None:
-            return strategy.override(tree=found.strategy.tree)
-        tree = strategy.tree
+            return strategy.override(tree=found.strategy.drafts)
+        tree = strategy.drafts
         if not isinstance(tree, Window) or tree.draft_lengths:
             return strategy
         length = window_tokens(self.costs, batch * sampling.branches, batch, tree.length)
@@ -185,9 +185,9 @@ class Auto:
             if self.holds(found.strategy):
                 return found.strategy
             return _plainly(found.strategy)
-        assert isinstance(strategy.tree, Window)
+        assert isinstance(strategy.drafts, Window)
         # Windows are exact, also where a drafter's drafts may be relaxed.
-        window, head = strategy.tree, self.guesses
+        window, head = strategy.drafts, self.guesses
         worth = known_tokens_per_step(self.model.weights_hash, sampling.temperature, relaxed=False)
         known = {} if worth is None else worth.by_head if head else worth.tokens_per_step
         exact = strategy.model_copy(update={"acceptance": Exact(), "tv_budget": None})
@@ -195,8 +195,8 @@ class Auto:
         if self.backend.simulated:  # its times are no device's: steps are taken to cost alike
             even = (one.model_copy(update={"cost": 1.0}) for one in window.draft_lengths)
             update["draft_lengths"] = with_tokens_per_step(tuple(even), known)
-            return exact.model_copy(update={"tree": window.model_copy(update=update)})
-        asked = exact.model_copy(update={"tree": window.model_copy(update=update)})
+            return exact.model_copy(update={"drafts": window.model_copy(update=update)})
+        asked = exact.model_copy(update={"drafts": window.model_copy(update=update)})
         return self._windows(asked, self.costs, batch, sampling, known)
 
     def _windows(
@@ -211,14 +211,14 @@ class Auto:
 
         ``known``: tokens per step by length; none: as usual.
         """
-        window: Any = strategy.tree
+        window: Any = strategy.drafts
         tokens = self.model.manifest.target.num_tokens
         lengths = auto_lengths(costs, batch * sampling.branches, batch, tokens, known)
         worth = known_worth(known) if known else {}
         while True:
             made = adaptive_window(lengths).draft_lengths
             update = {"length": lengths[-1], "draft_lengths": with_tokens_per_step(made, worth)}
-            found = strategy.model_copy(update={"tree": window.model_copy(update=update)})
+            found = strategy.model_copy(update={"drafts": window.model_copy(update=update)})
             if lengths[-1] <= AUTO_LENGTHS[-1] or self.fits(found, batch, sampling):
                 return found
             lengths = lengths[:-1]
@@ -229,7 +229,7 @@ class Auto:
         A step is taken to cost as the timed ones do, and more on their line. Not on a device that
         compiles for minutes: it stays as it was.
         """
-        tree: Any = one.strategy.tree
+        tree: Any = one.strategy.drafts
         rows = batch * sampling.branches
         if (
             not isinstance(tree, Window)
@@ -239,13 +239,13 @@ class Auto:
             return one
         costs = RowCosts.of_times({rows * n: ms for n, ms in one.times.items()})
         known = {p.length: p.tokens_per_step for p in tree.draft_lengths if p.tokens_per_step}
-        made: Any = self._windows(one.strategy, costs, batch, sampling, known).tree
+        made: Any = self._windows(one.strategy, costs, batch, sampling, known).drafts
         more = tuple(p for p in made.draft_lengths if p.length > tree.length)
         if not more:
             return one
         prior = {p.length: p.tokens_per_step for p in more} if one.prior else {}
         lengths = {"length": more[-1].length, "draft_lengths": (*tree.draft_lengths, *more)}
-        strategy = one.strategy.model_copy(update={"tree": tree.model_copy(update=lengths)})
+        strategy = one.strategy.model_copy(update={"drafts": tree.model_copy(update=lengths)})
         return one.model_copy(update={"strategy": strategy, "prior": {**one.prior, **prior}})
 
     def choice(self, strategy: Strategy, batch: int, sampling: Sampling) -> Choice | None:
@@ -270,7 +270,7 @@ class Auto:
             update={"draft_lengths": with_tokens_per_step(tree.draft_lengths, worth.chains)}
         )
         # Under a name of its own: auto stands for what is chosen.
-        return asked.model_copy(update={"tree": tree, "name": "chains"})
+        return asked.model_copy(update={"drafts": tree, "name": "chains"})
 
     def trees(self, asked: Strategy) -> Strategy | None:
         """Return the drafter's default tree, cut to several depths; None where there is no drafter.
@@ -286,7 +286,7 @@ class Auto:
         every = range(1, depth + 2) if depth <= MOST_DEPTHS else (1, -(-depth // 2) + 1, depth + 1)
         lengths = tuple(DraftLength(length=length) for length in every)
         tree = tree.model_copy(update={"draft_lengths": lengths})
-        return asked.model_copy(update={"tree": tree, "name": "tree"})
+        return asked.model_copy(update={"drafts": tree, "name": "tree"})
 
     def copies(self, asked: Strategy) -> Strategy | None:
         """Return drafts by a copy of the target that may serve in a window's place; None where none may.
@@ -301,7 +301,7 @@ class Auto:
             return None
         tokens = self.model.manifest.target.num_tokens
         tree = self_drafted([length for length in AUTO_SELF if length <= tokens])
-        made = asked.model_copy(update={"tree": tree, "name": "self"})
+        made = asked.model_copy(update={"drafts": tree, "name": "self"})
         return made if self.holds(made) else None
 
     def likely_copies(
@@ -323,11 +323,11 @@ class Auto:
         )
 
         def holds(tree: SelfDrafts) -> bool:
-            return self.holds(usual.model_copy(update={"tree": tree}))
+            return self.holds(usual.model_copy(update={"drafts": tree}))
 
         found = likely_copies(times, rows, windows.draft_lengths, tokens, holds, windows.plain)
         good = [one.tree for one in found if one.speedup >= ENOUGH]
-        return [usual.model_copy(update={"tree": tree}) for tree in good]
+        return [usual.model_copy(update={"drafts": tree}) for tree in good]
 
     def unsettled(self, engine: object, asked: Strategy, batch: int, sampling: Sampling) -> bool:
         """Return whether the steps of an engine are to be timed before auto can use it."""
@@ -342,7 +342,7 @@ class Auto:
         """
         begin()
         times = engine.calibrate(self.backend.stopwatch)
-        tree: Any = engine.strategy.tree
+        tree: Any = engine.strategy.drafts
         # All lengths stay, so that the engine that was made serves on; those without a cost never run.
         every = with_costs(tree.draft_lengths, times)
         draft_lengths = [one for one in every if one.cost is not None]
@@ -352,7 +352,7 @@ class Auto:
         if by_head:  # which settles at once; at the length that is most likely taken
             usual = {p.length: p.tokens_per_step or engine.usual(p.length) for p in draft_lengths}
             length = max(draft_lengths, key=lambda p: usual[p.length] / (p.cost or 1.0)).length
-        if length > 1 and (by_head or not isinstance(engine.strategy.tree, Window)):
+        if length > 1 and (by_head or not isinstance(engine.strategy.drafts, Window)):
             begin()
             drafted = by_head or engine.strategy.needs_drafter
             most = DRAFTER_STEPS if drafted else COUNTED_STEPS
@@ -362,7 +362,7 @@ class Auto:
             usually = {one.length: usual_tokens_per_step(one.length) for one in every}
             every = with_tokens_per_step(every, usually)
             prior = {one.length: one.tokens_per_step for one in every if one.tokens_per_step}
-        update = {"tree": tree.model_copy(update={"draft_lengths": every}), "name": AUTO}
+        update = {"drafts": tree.model_copy(update={"draft_lengths": every}), "name": AUTO}
         made = engine.strategy.model_copy(update=update)
         sure = self._sureness(made, engine.sampling)
         one = Timed(strategy=made, counts=counts, prior=prior, sure=sure)
@@ -426,16 +426,16 @@ def prune_lengths(strategy: Strategy, draft_lengths: tuple[DraftLength, ...]) ->
 
     A length goes where a step costs more than the most that its drafts can bring.
     """
-    assert isinstance(strategy.tree, Window)
+    assert isinstance(strategy.drafts, Window)
     kept = tuple(p for p in draft_lengths if p.length == 1 or (p.cost or 1.0) < p.length)
     if len(kept) == 1:  # plain decoding alone: a window has two tokens at least, and is never used
         kept = draft_lengths[:2]
-    return strategy.tree.model_copy(update={"length": kept[-1].length, "draft_lengths": kept})
+    return strategy.drafts.model_copy(update={"length": kept[-1].length, "draft_lengths": kept})
 
 
 def _plainly(strategy: Strategy) -> Strategy:
     """Return plain decoding in a strategy's name: nothing is drafted, so that nothing is relaxed."""
-    update = {"tree": NoTree(), "acceptance": Exact(), "tv_budget": None}
+    update = {"drafts": NoTree(), "acceptance": Exact(), "tv_budget": None}
     return strategy.model_copy(update=update)
 
 
@@ -445,7 +445,7 @@ def describe_auto(strategy: Strategy, images: int = 1) -> str:
     ``images``: in a batch.
     """
     rule = "relaxed" if strategy.acceptance.relaxed else "exact"
-    tree = strategy.tree
+    tree = strategy.drafts
     plain = f"plain decoding ({rule}): no draft pays here at this batch"
     if isinstance(tree, NoTree):
         return plain

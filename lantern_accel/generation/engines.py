@@ -238,9 +238,9 @@ class Engines:
 
         Raises :class:`DoesNotFitError` where the device has no memory left for them.
         """
-        if not isinstance(strategy.tree, SelfDrafts):
+        if not isinstance(strategy.drafts, SelfDrafts):
             return None
-        how, model = rounding(strategy.tree.weights), self.model
+        how, model = rounding(strategy.drafts.weights), self.model
         if how.name not in self._copies:
             need, free = self.capacity.copy_bytes(strategy), self.backend.memory().left
             if free is not None and need > free:
@@ -257,7 +257,7 @@ class Engines:
     def keep_copies(self, names: frozenset[str]) -> None:
         """Free copies in other weights, and the engines that draft with them."""
         for key, one in list(self._ready.items()):
-            tree = one.engine.strategy.tree
+            tree = one.engine.strategy.drafts
             if isinstance(tree, SelfDrafts) and tree.weights not in names:
                 self._ready.pop(key).release()
         self._copies = {name: one for name, one in self._copies.items() if name in names}

@@ -86,7 +86,7 @@ class Loaded:
         (:func:`.window_tokens`). Only for strategies by name, whose window nobody chose. ``batch`` None:
         as many as usual.
         """
-        if not isinstance(strategy.tree, Window) or strategy.name == AUTO:
+        if not isinstance(strategy.drafts, Window) or strategy.name == AUTO:
             return strategy
         batch = batch or self.engines.usual_batch(count, strategy, sampling)
         size = self.engines.padded(min(batch, count), strategy, sampling)
@@ -356,5 +356,5 @@ class Loaded:
 
 def copies_of(strategy: Strategy) -> frozenset[str]:
     """Return the weights of the copies that a strategy drafts with: one, or none."""
-    tree = strategy.tree
+    tree = strategy.drafts
     return frozenset({tree.weights} if isinstance(tree, SelfDrafts) else ())

@@ -71,15 +71,17 @@ class Timed(BaseModel):
         """
         if self.plain is None:
             return self
-        tree: Any = self.strategy.tree
+        tree: Any = self.strategy.drafts
         times = {n: [ms] for n, ms in (self.times | {1: plain}).items()}
         tree = tree.model_copy(update={"draft_lengths": with_costs(tree.draft_lengths, times)})
-        return self.model_copy(update={"strategy": self.strategy.model_copy(update={"tree": tree})})
+        return self.model_copy(
+            update={"strategy": self.strategy.model_copy(update={"drafts": tree})}
+        )
 
     @property
     def draft_lengths(self) -> tuple[DraftLength, ...]:
         """The lengths whose cost is known."""
-        tree: Any = self.strategy.tree
+        tree: Any = self.strategy.drafts
         return tuple(one for one in tree.draft_lengths if one.cost is not None)
 
     def weighed(self) -> Timed:
@@ -90,7 +92,7 @@ class Timed(BaseModel):
         """
         if not self.counts:
             return self
-        tree: Any = self.strategy.tree
+        tree: Any = self.strategy.drafts
         lengths = [one.length for one in tree.draft_lengths]
         if self.prior:
             # An image whose drafts are bad takes more steps, and counts for no more than others.
@@ -105,12 +107,14 @@ class Timed(BaseModel):
             for one in tree.draft_lengths
         )
         tree = tree.model_copy(update={"draft_lengths": draft_lengths})
-        return self.model_copy(update={"strategy": self.strategy.model_copy(update={"tree": tree})})
+        return self.model_copy(
+            update={"strategy": self.strategy.model_copy(update={"drafts": tree})}
+        )
 
     def drafts_as(self, strategy: Strategy) -> bool:
         """Return whether a strategy's drafts come from this source."""
-        own: Any = self.strategy.tree
-        other: Any = strategy.tree
+        own: Any = self.strategy.drafts
+        other: Any = strategy.drafts
         if not isinstance(own, SelfDrafts) or not isinstance(other, SelfDrafts):
             return type(own) is type(other)
         return (own.weights, own.window) == (other.weights, other.window)

@@ -98,7 +98,7 @@ def choose_strategies(
     found = []
     for one in map(pipeline.strategy, wanted):
         changes: dict[str, Any] = {"tree": tree if one.needs_drafter else None}
-        if isinstance(one.tree, Window):
+        if isinstance(one.drafts, Window):
             changes["window"] = window
         found.append(pipeline.strategy(one.name, **changes))
     for temperature in temperatures:

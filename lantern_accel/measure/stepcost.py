@@ -265,7 +265,7 @@ class Timed:
         """Return verification alone; one column is kept, so that a compiler does not drop the head."""
         engine, state, g = self.engine, self.engine.state, self.engine.geometry
         device, index = self.backend.device, self.backend.index
-        tables = TreeTables(tree_paths(engine.strategy.tree))
+        tables = TreeTables(tree_paths(engine.strategy.drafts))
         topology = tables.topology(g.batch, device, index)
         topology.pop("group")
         tokens = torch.zeros(g.batch, g.nodes, dtype=index, device=device)
@@ -329,12 +329,12 @@ def plan(
         for count in nodes:
             if drafter:
                 cost = Cost(kind="verify", label=f"verify {count}", batch=batch, nodes=count)
-                found.append((cost, Strategy(name="verify", tree=bush(count))))
+                found.append((cost, Strategy(name="verify", drafts=bush(count))))
             else:
                 cost = Cost(kind="step", label=f"scd {count}", batch=batch, nodes=count)
                 found.append((cost, windows.override(window=count)))
         if drafter:
-            count = strategy.tree.size[0]
+            count = strategy.drafts.size[0]
             cost = Cost(kind="step", label=strategy.name, batch=batch, nodes=count)
             found.append((cost, strategy))
     return found
@@ -410,7 +410,7 @@ def measure(
     if tree is not None:
         chosen = chosen.override(tree=parse_tree(tree))
     sampling = sampling_of(manifest, cfg_scale, top_k)
-    if isinstance(chosen.tree, Window) and chosen.tree.fresh == "head":
+    if isinstance(chosen.drafts, Window) and chosen.drafts.fresh == "head":
         manifest = with_head(manifest)
         if getattr(manifest, "draft_head", None) is None:
             raise RequestError(

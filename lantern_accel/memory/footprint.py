@@ -202,9 +202,9 @@ def measure(
             if isinstance(out, Tensor):  # the finished images wait for the others
                 workspace[name] += (batch - together) * out.numel() // together
     weights = weight_bytes(manifest, dtype)
-    if isinstance(strategy.tree, SelfDrafts):
+    if isinstance(strategy.drafts, SelfDrafts):
         whole = _build(kind, manifest, "target", dtype)
-        weights["copy"] = copy_bytes(whole, strategy.tree, ops)
+        weights["copy"] = copy_bytes(whole, strategy.drafts, ops)
     cache = held.verifying.cache.layout.nbytes
     full = cache // traced * layers
     return Footprint(

@@ -98,7 +98,7 @@ class Capacity:
 
     def copy_bytes(self, strategy: Strategy) -> int:
         """Return the bytes of the copy that a strategy drafts with, 0 where it is held or none."""
-        tree = strategy.tree
+        tree = strategy.drafts
         if not isinstance(tree, SelfDrafts) or tree.weights in self.copies:
             return 0
         return copy_bytes(self.model.target, tree, self.backend)
@@ -114,7 +114,7 @@ class Capacity:
     def _bound(self, batch: int, strategy: Strategy, sampling: Sampling) -> int:
         t: Any = self.model.manifest.target
         rows = batch * sampling.branches
-        nodes = strategy.tree.size[0]
+        nodes = strategy.drafts.size[0]
         slots = t.prefix_length + t.num_tokens + 2 * nodes
         cache = 2 * (t.n_layer + 1) * rows * slots * t.dim * self.dtype.itemsize
         logits = 4 * rows * nodes * t.vocab_size

@@ -179,7 +179,7 @@ class Planner:
             dtype=str(dtype).removeprefix("torch."),
             batch=batch,
             strategy=strategy.name,
-            nodes=strategy.tree.size[0],
+            nodes=strategy.drafts.size[0],
             text_device=where,
             **found,
             runtime=self.runtime,
@@ -202,7 +202,7 @@ class Planner:
         """
         tried = [strategy]
         if strategy.name == AUTO and self.manifest.drafter is not None:
-            tried.append(strategy.model_copy(update={"tree": adaptive_chain(AUTO_CHAINS)}))
+            tried.append(strategy.model_copy(update={"drafts": adaptive_chain(AUTO_CHAINS)}))
             tried.append(self.strategy("eagle"))
         more: dict[str, Any] = {"batch": batch, "dtype": dtype, "ops": self.ops, "shape": shape}
         found = (measure(self.family, self.manifest, one, sampling, **more) for one in tried)
@@ -240,7 +240,7 @@ class Planner:
             fits(f"decode {largest} images together: --batch {largest}", batch=largest)
         if self.manifest.drafter is not None and strategy.needs_drafter:
             smaller = self.strategy("lantern++", tree="small_8")
-            if smaller.tree.size[0] < plan.nodes:
+            if smaller.drafts.size[0] < plan.nodes:
                 fits("verify a smaller tree: --tree small_8", strategy=smaller)
         if plan.nodes > 1:
             fits("decode plainly: --strategy vanilla", strategy=self.strategy("vanilla"))

@@ -251,7 +251,9 @@ def base_of(run: Run, cell: Cell) -> Cell | None:
 
 def twin_of(run: Run, cell: Cell) -> Cell | None:
     """Return exact decoding on a relaxed cell's tree, or in its window; None where it was not run."""
-    return _partner(run, cell, lambda o: not o.relaxed and o.strategy.tree == cell.strategy.tree)
+    return _partner(
+        run, cell, lambda o: not o.relaxed and o.strategy.drafts == cell.strategy.drafts
+    )
 
 
 def against(
@@ -289,7 +291,7 @@ def why_unsettled(*cells: Cell) -> str:
 
 def detail_of(strategy: Strategy) -> str:
     """Say tree and acceptance rule in a few words."""
-    tree, rule = strategy.tree, strategy.acceptance
+    tree, rule = strategy.drafts, strategy.acceptance
     words = [f"{tree.kind}, {tree.size[0] - 1} drafts"]
     if isinstance(tree, NoTree):
         words = ["one token per step"]

@@ -75,7 +75,7 @@ def speculation(done: Sequence[Finished], used: Completed) -> dict[str, Any] | N
 
     A step accepts a chain: drafts that compete for one place of it are counted once.
     """
-    if isinstance(used.strategy.tree, NoTree):
+    if isinstance(used.strategy.drafts, NoTree):
         return None
     histogram = steps_by_accepted(one.drawn.decoded for one in done)
     steps, drafts = sum(histogram), sum(one.drawn.drafts for one in done)

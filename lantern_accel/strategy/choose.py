@@ -99,9 +99,9 @@ def _automatic(defaults: Any, relaxed: bool | None, changes: dict[str, Any]) -> 
 
 def _check_tree(named: Strategy, tree: Any) -> None:
     """Refuse a tree under a name that says there is none, and none under one that drafts."""
-    if tree is None or isinstance(tree, NoTree) == isinstance(named.tree, NoTree):
+    if tree is None or isinstance(tree, NoTree) == isinstance(named.drafts, NoTree):
         return
-    if isinstance(named.tree, NoTree):
+    if isinstance(named.drafts, NoTree):
         raise StrategyError(
             f"the strategy {named.name!r} drafts nothing, so it has no tree; use the strategy "
             "'eagle' (exact) or 'lantern++' (relaxed) with this tree"

@@ -233,7 +233,7 @@ class Strategy(Frozen):
     """How a step drafts and accepts."""
 
     name: str = "custom"
-    tree: Tree = NoTree()
+    drafts: Tree = NoTree()
     acceptance: Acceptance = Exact()
     residual: Residual = "aggregate"
     coupling: Coupling | None = Field(
@@ -266,15 +266,15 @@ class Strategy(Frozen):
 
     @model_validator(mode="after")
     def _fits(self) -> Strategy:
-        if isinstance(self.tree, NoTree) and self.acceptance.relaxed:
+        if isinstance(self.drafts, NoTree) and self.acceptance.relaxed:
             raise ValueError("a strategy without a tree drafts nothing that could be relaxed")
         # Of auto it says what may be chosen: its windows are exact.
-        if isinstance(self.tree, Window) and self.acceptance.relaxed and self.name != AUTO:
+        if isinstance(self.drafts, Window) and self.acceptance.relaxed and self.name != AUTO:
             raise ValueError(
                 "a window's drafts are the model's own guesses, and nothing is relaxed there; relax a "
                 "drafter's drafts, as lantern and lantern++ do, or use exact acceptance"
             )
-        tree = self.tree
+        tree = self.drafts
         if isinstance(tree, Window) and self.coupling == "maximal" and not tree.published:
             raise ValueError(
                 "with the coupling 'maximal' a window is SJD's: of one length, fresh drafts of any code; "
@@ -285,7 +285,7 @@ class Strategy(Frozen):
                 "exact acceptance spends no total variation; leave tv_budget out, or choose "
                 "lantern or lantern++"
             )
-        if isinstance(self.tree, SelfDrafts) and not self.invariant:
+        if isinstance(self.drafts, SelfDrafts) and not self.invariant:
             raise ValueError(
                 "drafts of the model's own weights are compared with the tokens that the seed decides; "
                 "use exact acceptance and the coupling 'invariant'"
@@ -300,13 +300,13 @@ class Strategy(Frozen):
     @property
     def needs_drafter(self) -> bool:
         """Whether drafts are a drafter's."""
-        return self.tree.needs_drafter
+        return self.drafts.needs_drafter
 
     @property
     def invariant(self) -> bool:
         """Whether the image depends on the seed alone, and on no draft (:data:`Coupling`)."""
         if self.coupling is None:
-            return isinstance(self.tree, Window) or not self.acceptance.relaxed
+            return isinstance(self.drafts, Window) or not self.acceptance.relaxed
         return self.coupling == "invariant"
 
     @property
@@ -315,7 +315,7 @@ class Strategy(Frozen):
         # What a length costs and brings is data: the host reads it.
         hidden: Any = {"name": True, "draft_lengths": {"__all__": {"cost", "tokens_per_step"}}}
         return (
-            self.tree.model_dump_json(exclude=hidden),
+            self.drafts.model_dump_json(exclude=hidden),
             self.acceptance.bucket,
             self.residual,
             self.invariant,
@@ -343,14 +343,15 @@ class Strategy(Frozen):
         for key, value in changes.items():
             if value is None:
                 continue
-            if key == "tree" and isinstance(value, DraftSource):
-                values[key] = self._drafts_by(value)
+            key = "drafts" if key == "tree" else key  # a request's word for them
+            if key == "drafts" and isinstance(value, DraftSource):
+                values["drafts"] = self._drafts_by(value)
             elif key == "window":
-                if not isinstance(self.tree, Window):
+                if not isinstance(self.drafts, Window):
                     raise StrategyError(
                         f"the strategy {self.name!r} has no window; choose one of {_WINDOWS}"
                     )
-                values["tree"]["length"] = value
+                values["drafts"]["length"] = value
             elif key in values:
                 values[key] = value.model_dump() if isinstance(value, BaseModel) else value
             elif (
@@ -369,15 +370,15 @@ class Strategy(Frozen):
 
     def _drafts_by(self, tree: DraftSource) -> dict[str, Any]:
         """Return the values of other drafts: of a drafter in place of its own, else of the same kind."""
-        if not (self.tree.apart or tree.apart):
+        if not (self.drafts.apart or tree.apart):
             return tree.model_dump()
-        if type(self.tree) is type(tree):
-            return {**self.tree.model_dump(), **tree.model_dump(exclude_unset=True)}
+        if type(self.drafts) is type(tree):
+            return {**self.drafts.model_dump(), **tree.model_dump(exclude_unset=True)}
         other = _WINDOWS if isinstance(tree, Window) else repr(tree.kind)
         ask = other if tree.apart else "a strategy with a drafter, such as 'eagle' or 'lantern++'"
         raise StrategyError(
-            f"the strategy {self.name!r} has drafts of the kind {self.tree.kind!r} and takes none of the "
-            f"kind {tree.kind!r}; choose {ask}"
+            f"the strategy {self.name!r} has drafts of the kind {self.drafts.kind!r} and takes none of "
+            f"the kind {tree.kind!r}; choose {ask}"
         )
 
 
@@ -465,6 +466,6 @@ def named_strategy(
         if source is None or not source.by_name:
             known = [*points, *named_sources()]
             raise StrategyError(f"unknown strategy {name!r}{did_you_mean(name, known)}")
-        return Strategy(name=name, tree=validated(source, {}, name))
+        return Strategy(name=name, drafts=validated(source, {}, name))
     tree, acceptance = points[name]
-    return Strategy(name=name, tree=tree, acceptance=acceptance)
+    return Strategy(name=name, drafts=tree, acceptance=acceptance)

@@ -115,8 +115,8 @@ def tiny_strategy(name: str, vocab: int = 48, tokens: int = 36) -> Strategy:
     static = parse_tree("0,1,2,00,01,10,000")
     assert isinstance(static, StaticTree)
     chosen = named_strategy(name, static=static, dynamic=DynamicTree(top_k=3, depth=2, total=9))
-    if isinstance(chosen.tree, Window):
-        chosen = chosen.override(window=max(min(chosen.tree.length, tokens // 2), 4))
+    if isinstance(chosen.drafts, Window):
+        chosen = chosen.override(window=max(min(chosen.drafts.length, tokens // 2), 4))
     return chosen.override(k=min(K, vocab - 3) if "lantern" in name else None)
 
 
@@ -143,8 +143,8 @@ def tiny_engine(
     target, drafter = model.family.fitted(model, shape)
     chosen = tiny_strategy(strategy, vocab, model.manifest.target.num_tokens)
     copy = None
-    if isinstance(chosen.tree, SelfDrafts):
-        fewer = rounded_copy(model.target, backend, rounding(chosen.tree.weights), drafts=True)
+    if isinstance(chosen.drafts, SelfDrafts):
+        fewer = rounded_copy(model.target, backend, rounding(chosen.drafts.weights), drafts=True)
         copy, _ = model.family.fitted(replace(model, target=fewer), shape)
     engine = engine_for(
         target,

@@ -23,9 +23,9 @@ def search_for(pipeline: Pipeline, strategy: Strategy, **given: Any) -> Search[A
 
     if strategy.name == AUTO:
         return AutoTuner(pipeline, strategy, **given)
-    if isinstance(strategy.tree, Window):
+    if isinstance(strategy.drafts, Window):
         return WindowTuner(pipeline, strategy, **given)
-    if isinstance(strategy.tree, StaticTree):
+    if isinstance(strategy.drafts, StaticTree):
         return TreeTuner(pipeline, strategy, **given)
     raise StrategyError(
         f"{strategy.name} has no static tree and no window to tune; choose auto, eagle, lantern++ or scd"

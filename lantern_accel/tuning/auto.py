@@ -115,7 +115,7 @@ class AutoTuner(Search[AutoEvidence]):
         exact = self.strategy.model_copy(update={"acceptance": Exact(), "tv_budget": None})
         rules = {"windows": exact, "chains": self.strategy}
         return {
-            name: rules[name].model_copy(update={"name": name, "tree": made[name](lengths)})
+            name: rules[name].model_copy(update={"name": name, "drafts": made[name](lengths)})
             for name, lengths in self.lengths.items()
             if lengths
         }
@@ -127,14 +127,14 @@ class AutoTuner(Search[AutoEvidence]):
         found: dict[str, Strategy] = {}
         for weights, window in COPIES if usual is not None else ():
             assert usual is not None
-            most: Any = usual.tree
+            most: Any = usual.drafts
             # Drafts of a last pass that would settle only a part of them are mostly right already.
             counted = self.evidence.worth.get(window)
             gain = counted.tokens_per_step if counted else usual_tokens_per_step(max(window, 1))
             passes = max(1, int(most.length / gain)) if window else 0
             own = {"weights": weights, "window": window, "passes": passes}
             name = f"self, {weights}" + (f", windows of {window}" if window else "")
-            found[name] = usual.model_copy(update={"tree": most.model_copy(update=own)})
+            found[name] = usual.model_copy(update={"drafts": most.model_copy(update=own)})
         return found
 
     def settings(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class AutoTuner(Search[AutoEvidence]):
 
     def _count_copy(self, name: str, strategy: Strategy) -> None:
         """Count the tokens per step of a copy's most drafts; one that does not fit is left out."""
-        tree: Any = strategy.tree
+        tree: Any = strategy.drafts
         self.say(f"{name}: the copy is made once, and its drafts are counted")
         try:
             found = self._counted(strategy, tree.length + 1)
@@ -216,19 +216,19 @@ class AutoTuner(Search[AutoEvidence]):
             prompts = batch_prompts(self.prompts, batch, 0)
             times[batch] = self.pipeline.step_times(prompts, strategy, self.sampling, TIMED)
             self.keep()
-        tree: Any = strategy.tree
+        tree: Any = strategy.drafts
         every = with_tokens_per_step(with_costs(tree.draft_lengths, times[batch]), worth or {})
         return strategy.model_copy(
-            update={"tree": tree.model_copy(update={"draft_lengths": every})}
+            update={"drafts": tree.model_copy(update={"draft_lengths": every})}
         )
 
     def candidates(self, batch: int) -> dict[str, Strategy]:
         """Return who runs in the final of a batch, plain decoding first."""
         e = self.evidence
         windows = self.sources["windows"]
-        timed: Any = self._with_costs(batch, windows, e.times, e.tokens_per_step()).tree
+        timed: Any = self._with_costs(batch, windows, e.times, e.tokens_per_step()).drafts
         lengths = tuple(one for one in timed.draft_lengths if one.cost is not None)
-        window = windows.model_copy(update={"tree": prune_lengths(windows, lengths)})
+        window = windows.model_copy(update={"drafts": prune_lengths(windows, lengths)})
         found = {PLAIN: self.pipeline.strategy(PLAIN), AUTO: window}
         if chains := self.sources.get("chains"):
             worth = e.tokens_per_step(chains=True)
@@ -298,7 +298,7 @@ class AutoTuner(Search[AutoEvidence]):
     def run(self, batches: Sequence[int] = BATCHES, repeats: int = 3) -> list[Choice]:
         """Choose for each batch, then let go of the copies that no choice drafts with."""
         choices = super().run(batches, repeats)
-        used = (choice.strategy.tree for choice in choices)
+        used = (choice.strategy.drafts for choice in choices)
         held = frozenset(tree.weights for tree in used if isinstance(tree, SelfDrafts))
         self.pipeline.engines.keep_copies(held)
         return choices

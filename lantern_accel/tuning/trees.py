@@ -218,7 +218,7 @@ class TreeTuner(Search[TreeEvidence]):
             for _ in range(3):
                 self.sample(cell)
             ms = 1e3 * median((s.prefill + s.decode) / s.steps for s in cell.samples)
-            _, *features = _features(tree_paths(cell.strategy.tree))
+            _, *features = _features(tree_paths(cell.strategy.drafts))
             cost = dict(zip(("nodes", "depth", "tests"), features, strict=True)) | {"ms": ms}
             self.evidence.costs.append(cost)
             self.keep()

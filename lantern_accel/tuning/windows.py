@@ -34,9 +34,9 @@ class WindowEvidence(Evidence):
 
 def windows(strategy: Strategy, tokens: int) -> list[Window]:
     """Return the windows to try, the shortest first."""
-    assert isinstance(strategy.tree, Window)
+    assert isinstance(strategy.drafts, Window)
     lengths = [length for length in LENGTHS if length <= tokens] or [min(tokens, 2)]
-    return [strategy.tree.model_copy(update={"length": length}) for length in lengths]
+    return [strategy.drafts.model_copy(update={"length": length}) for length in lengths]
 
 
 def words(window: Window) -> str:
@@ -53,7 +53,7 @@ class WindowTuner(Search[WindowEvidence]):
     kind = WindowEvidence
 
     def __init__(self, pipeline: Pipeline, strategy: Strategy, **given: Any) -> None:
-        if not isinstance(strategy.tree, Window) or strategy.tree.draft_lengths:
+        if not isinstance(strategy.drafts, Window) or strategy.drafts.draft_lengths:
             raise StrategyError(f"the strategy {strategy.name!r} has no window to tune")
         super().__init__(pipeline, strategy, **given)
 

@@ -46,7 +46,7 @@ def test_a_choice_is_kept_and_a_seed_repeats(tiny_model, own, monkeypatch):
         again = pipeline.generate("red heart", seed=3)
     with load(tiny_model) as pipeline:
         later = pipeline.generate("red heart", seed=3)
-        trees = {engine.strategy.tree.kind for engine in timed}
+        trees = {engine.strategy.drafts.kind for engine in timed}
         assert trees == {"window", "static"}, "the drafter's tree is timed next to windows"
         assert len(timed) == 2, "the second pipeline reads what the first has kept"
         pipeline.generate("red heart", seed=3, num_images=2, batch_size=2)
@@ -59,7 +59,7 @@ def test_a_choice_is_kept_and_a_seed_repeats(tiny_model, own, monkeypatch):
 
 def test_a_tree_that_pays_is_taken_counted_and_draws_plain_tokens(tiny_model, own, monkeypatch):
     def calibrate(self, *rest, **more):
-        cost = 1.01 if self.strategy.tree.kind == "static" else 50.0
+        cost = 1.01 if self.strategy.drafts.kind == "static" else 50.0
         return {n: [1.0 if n == 1 else cost] * 3 for n in self.lengths}
 
     monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
@@ -73,14 +73,14 @@ def test_a_tree_that_pays_is_taken_counted_and_draws_plain_tokens(tiny_model, ow
         (one,) = [
             Timed.model_validate(found)
             for found in choice.evidence["timed"]
-            if found["strategy"]["tree"]["kind"] == "static"
+            if found["strategy"]["drafts"]["kind"] == "static"
         ]
-        tree = one.strategy.tree
+        tree = one.strategy.drafts
         assert isinstance(tree, StaticTree) and not one.prior
         assert max(one.counts) == tree.draft_lengths[-1].length
         deepest = max(len(path) for path in tree.paths)
         assert [each.length for each in tree.draft_lengths] == list(range(1, deepest + 2))
-        if isinstance(choice.strategy.tree, StaticTree):
+        if isinstance(choice.strategy.drafts, StaticTree):
             assert "trees of" in drawn.stats.auto and one.images == 1
 
 
@@ -89,7 +89,7 @@ def test_batches_of_one_request_may_draft_to_different_depths(tiny_model, own, m
 
     def calibrate(self, watch, rounds=3, least=None):
         paying = "window" if self.geometry.batch == 1 else "static"
-        cost = 1.01 if self.strategy.tree.kind == paying else 50.0
+        cost = 1.01 if self.strategy.drafts.kind == paying else 50.0
         return {n: [1.0 if n == 1 else cost] * rounds for n in self.lengths}
 
     monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
@@ -110,8 +110,8 @@ def test_a_busy_minute_does_not_decide_for_good(tiny_model, own, monkeypatch):
     busy, calls = [True], []
 
     def calibrate(self, watch, rounds=3, least=None):
-        calls.append((self.strategy.tree.kind, rounds))
-        cost = {"window": 3.0 if busy[0] else 1.01, "static": 2.5}[self.strategy.tree.kind]
+        calls.append((self.strategy.drafts.kind, rounds))
+        cost = {"window": 3.0 if busy[0] else 1.01, "static": 2.5}[self.strategy.drafts.kind]
         return {n: [1.0 if n == 1 else cost] * rounds for n in self.lengths}
 
     monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
@@ -125,7 +125,7 @@ def test_a_busy_minute_does_not_decide_for_good(tiny_model, own, monkeypatch):
         assert {rounds for _, rounds in calls[2:]} == {1}
         busy[0] = False
         third = pipeline.generate("red heart", seed=3)
-        assert isinstance(third.stats.strategy.tree, Window)
+        assert isinstance(third.stats.strategy.drafts, Window)
         for one in (first, second, third):
             assert torch.equal(one.tokens, want), "exact drafts change no image"
         for _ in range(8):
@@ -142,7 +142,7 @@ def test_a_deep_tree_is_cut_at_few_depths(tiny_model, own, monkeypatch):
         defaults = auto.manifest.defaults.model_copy(update={"static_tree": deep})
         auto.manifest = auto.manifest.model_copy(update={"defaults": defaults})
         made = auto.trees(asked)
-        assert [one.length for one in made.tree.draft_lengths] == [1, 5, 8]
+        assert [one.length for one in made.drafts.draft_lengths] == [1, 5, 8]
         monkeypatch.setattr(pipeline.model, "drafter", None)
         assert auto.trees(asked) is None
 
@@ -176,10 +176,10 @@ def promising(strategy, promise):
     """Return what was timed of a strategy's lengths: all that draft promise so much."""
     draft_lengths = tuple(
         one.model_copy(update={"cost": 1.0, "tokens_per_step": 1.0 if one.length == 1 else promise})
-        for one in strategy.tree.draft_lengths
+        for one in strategy.drafts.draft_lengths
     )
-    tree = strategy.tree.model_copy(update={"draft_lengths": draft_lengths})
-    return Timed(strategy=strategy.model_copy(update={"tree": tree}))
+    tree = strategy.drafts.model_copy(update={"draft_lengths": draft_lengths})
+    return Timed(strategy=strategy.model_copy(update={"drafts": tree}))
 
 
 @pytest.mark.parametrize("relaxed", [False, True])
@@ -193,7 +193,7 @@ def test_drafts_that_promise_little_are_left_to_plain_decoding(
         found = [promising(asked, promise) for promise in promises]
         pipeline.auto.settle(Comparison(timed=found), asked, 1, sampling)
         drawn = pipeline.generate("red heart", seed=1, strategy=asked)
-    assert isinstance(drawn.stats.strategy.tree, NoTree) == plain
+    assert isinstance(drawn.stats.strategy.drafts, NoTree) == plain
     assert drawn.stats.auto.startswith("plain decoding") == plain
 
 
@@ -204,7 +204,7 @@ def test_a_drafter_must_promise_more_than_windows(tiny_model, own, window, tree,
         found = [promising(asked, window), promising(pipeline.auto.trees(asked), tree)]
         pipeline.auto.settle(Comparison(timed=found), asked, 1, sampling)
         choice = pipeline.auto.choice(asked, 1, sampling)
-    assert choice.strategy.tree.kind == wins
+    assert choice.strategy.drafts.kind == wins
     assert choice.speedup == {"window": window, "static": tree}[wins], "as it was promised"
 
 
@@ -214,14 +214,14 @@ def test_a_choice_that_needs_a_drafter_is_left_where_there_is_none(undrafted_mod
         tree = pipeline.strategy("eagle")
         key = pipeline.auto.key(asked, 1, sampling)
         pipeline.auto.keep(choices.Choice(key=key, strategy=tree, source="tune"))
-        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, Window)
+        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).drafts, Window)
 
 
 def test_windows_stay_exact_where_a_drafters_drafts_may_be_relaxed(tiny_model, own):
     with load(tiny_model) as pipeline:
         asked, sampling = pipeline.strategy("auto", tv_budget=0.02), pipeline.sampling()
         windows = pipeline.auto.resolve(asked, 1, sampling)
-        assert isinstance(windows.tree, Window) and windows.tv_budget is None
+        assert isinstance(windows.drafts, Window) and windows.tv_budget is None
         assert not windows.acceptance.relaxed and pipeline.auto.trees(asked).acceptance.relaxed
 
 
@@ -260,7 +260,7 @@ def test_a_simulated_devices_times_choose_nothing(tiny_model, own, monkeypatch):
         monkeypatch.setattr(type(pipeline.backend), "simulated", True)
         drawn = pipeline.generate("red heart", seed=3)
     assert not (own / "choices").exists()
-    assert {one.cost for one in drawn.stats.strategy.tree.draft_lengths} == {1.0}
+    assert {one.cost for one in drawn.stats.strategy.drafts.draft_lengths} == {1.0}
 
 
 def test_tuning_goes_on_and_its_choice_is_used(tiny_model, own, monkeypatch):
@@ -307,7 +307,7 @@ def test_a_choice_may_be_plain_decoding(tiny_model, own):
         pipeline.auto.keep(choices.Choice(key=key, strategy=plain, speedup=1.0, source="tune"))
         drawn = pipeline.generate("red heart", seed=1)
         want = pipeline.generate("red heart", seed=1, strategy="vanilla")
-    assert isinstance(drawn.stats.strategy.tree, NoTree)
+    assert isinstance(drawn.stats.strategy.drafts, NoTree)
     assert torch.equal(drawn.tokens, want.tokens)
 
 

@@ -46,7 +46,7 @@ def costs(monkeypatch: pytest.MonkeyPatch, copy: float, others: float) -> None:
     """Let every step that drafts cost so much, with a copy and with anything else."""
 
     def calibrate(self: Any, *given: Any, **more: Any) -> dict[int, list[float]]:
-        cost = copy if isinstance(self.strategy.tree, SelfDrafts) else others
+        cost = copy if isinstance(self.strategy.drafts, SelfDrafts) else others
         return {n: [1.0 if n == 1 else cost] * 3 for n in self.lengths}
 
     monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
@@ -67,7 +67,7 @@ def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
         pipeline.release_engines()
         drawn = pipeline.generate("red heart", seed=3, num_images=2, batch_size=2)
         assert torch.equal(drawn.tokens, want)
-        tree = drawn.stats.strategy.tree
+        tree = drawn.stats.strategy.drafts
         assert isinstance(tree, SelfDrafts) and tree.weights == "int8"
         assert "drafts of the model's own weights in int8" in drawn.stats.auto
         assert drawn.stats.total_variation == 0
@@ -75,7 +75,7 @@ def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
         (one,) = [
             Timed.model_validate(found)
             for found in json.loads(path.read_text())["evidence"]["timed"]
-            if found["strategy"]["tree"]["kind"] == "self"
+            if found["strategy"]["drafts"]["kind"] == "self"
         ]
         assert one.images == 2 and sum(steps for _, steps in one.counts.values()) > 0
         for number in range(6):
@@ -83,12 +83,12 @@ def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
         choice = choices.read_choice(json.loads(path.read_text())["key"])
         assert choice is not None and choice.source == "while drawing"
         found = [Timed.model_validate(one) for one in choice.evidence["timed"]]
-        assert [one.images for one in found if isinstance(one.strategy.tree, SelfDrafts)] == [
+        assert [one.images for one in found if isinstance(one.strategy.drafts, SelfDrafts)] == [
             comparison.COUNTED_IMAGES
         ]
     with load(tiny_model) as pipeline:
         again = pipeline.generate("red heart", seed=3, num_images=2, batch_size=2)
-    assert torch.equal(again.tokens, want) and isinstance(again.stats.strategy.tree, SelfDrafts)
+    assert torch.equal(again.tokens, want) and isinstance(again.stats.strategy.drafts, SelfDrafts)
 
 
 def test_the_copy_that_is_tried_is_predicted_before_one_is_made(
@@ -113,7 +113,7 @@ def test_the_copy_that_is_tried_is_predicted_before_one_is_made(
         windows = Timed(strategy=promised(asked, 1.0))
         made, _ = pipeline.auto.likely_copies(asked, windows, 2, sampling)
         assert made.name == "self"
-        tree: Any = made.tree
+        tree: Any = made.drafts
         assert tree.weights == "int6" and tree.window > 0 and tree.passes > 0
         rows = 2 * sampling.branches
         assert asked_rows == [[n * rows for n in (1, 2, 4, 8, 16)]], "all rows cost alike"
@@ -130,12 +130,12 @@ def test_the_copy_that_is_tried_is_predicted_before_one_is_made(
 
 def promised(asked: Strategy, cost: float) -> Strategy:
     """Return a strategy whose lengths that draft cost so much."""
-    tree: Any = asked.tree
+    tree: Any = asked.drafts
     lengths = tuple(
         one.model_copy(update={"cost": 1.0 if one.length == 1 else cost})
         for one in tree.draft_lengths
     )
-    return asked.model_copy(update={"tree": tree.model_copy(update={"draft_lengths": lengths})})
+    return asked.model_copy(update={"drafts": tree.model_copy(update={"draft_lengths": lengths})})
 
 
 def test_what_windows_bring_is_counted_too_and_shifts_what_was_known(
@@ -152,7 +152,7 @@ def test_what_windows_bring_is_counted_too_and_shifts_what_was_known(
         engine = pipeline.engine(1, asked, sampling).engine
         assert isinstance(engine, automatic.AdaptiveEngine)
         drawn = 0
-        while not isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, NoTree):
+        while not isinstance(pipeline.auto.resolve(asked, 1, sampling).drafts, NoTree):
             engine.counted = {4: [150, 150], 1: [10, 10]}
             pipeline.auto.learn(engine, asked, 1, sampling)
             drawn += 1
@@ -161,12 +161,14 @@ def test_what_windows_bring_is_counted_too_and_shifts_what_was_known(
 
 def with_known(strategy: Strategy, known: dict[int, float]) -> Strategy:
     """Return a strategy of which the tokens per step of some lengths are known."""
-    tree: Any = strategy.tree
+    tree: Any = strategy.drafts
     lengths = tuple(
         one.model_copy(update={"tokens_per_step": known.get(one.length)})
         for one in tree.draft_lengths
     )
-    return strategy.model_copy(update={"tree": tree.model_copy(update={"draft_lengths": lengths})})
+    return strategy.model_copy(
+        update={"drafts": tree.model_copy(update={"draft_lengths": lengths})}
+    )
 
 
 def test_a_copy_that_does_not_pay_is_freed(
@@ -175,9 +177,9 @@ def test_a_copy_that_does_not_pay_is_freed(
     costs(monkeypatch, copy=50.0, others=50.0)
     with load(tiny_model) as pipeline:
         drawn = pipeline.generate("red heart", seed=3)
-        assert isinstance(drawn.stats.strategy.tree, NoTree)
+        assert isinstance(drawn.stats.strategy.drafts, NoTree)
         assert not pipeline.engines.capacity.copies
-        trees = [one.engine.strategy.tree for one in pipeline.engines.ready]
+        trees = [one.engine.strategy.drafts for one in pipeline.engines.ready]
         assert not any(isinstance(tree, SelfDrafts) for tree in trees)
 
 
@@ -196,24 +198,24 @@ def test_images_that_accept_little_undo_the_choice(tiny_model: Path, kept: Path)
         asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
         made = pipeline.auto.copies(asked)
         assert made is not None
-        tree: Any = made.tree
+        tree: Any = made.drafts
         draft_lengths = tuple(
             one.model_copy(update={"cost": 1.0 + 0.2 * (one.length - 1)})
             for one in tree.draft_lengths
         )
         made = made.model_copy(
-            update={"tree": tree.model_copy(update={"draft_lengths": draft_lengths})}
+            update={"drafts": tree.model_copy(update={"draft_lengths": draft_lengths})}
         )
         one = Timed(strategy=made, counts={3: [24, 12]}).weighed()
         pipeline.auto.settle(Comparison(timed=[one]), asked, 1, sampling)
-        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, SelfDrafts)
+        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).drafts, SelfDrafts)
         engine = pipeline.engine(1, asked, sampling).engine
         assert isinstance(engine, automatic.AdaptiveEngine)
         engine.counted = {3: [110, 100], 1: [5, 5]}
         pipeline.auto.learn(engine, asked, 1, sampling)
-        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, NoTree)
+        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).drafts, NoTree)
         pipeline.auto.learn(engine, asked, 1, sampling)  # nothing is left to learn
-        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, NoTree)
+        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).drafts, NoTree)
 
 
 def test_who_gets_no_copy(tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +223,7 @@ def test_who_gets_no_copy(tiny_model: Path, kept: Path, monkeypatch: pytest.Monk
         auto = pipeline.auto
         asked = pipeline.strategy("auto")
         made = auto.copies(asked)
-        assert made is not None and [p.length for p in made.tree.draft_lengths] == list(AUTO_SELF)
+        assert made is not None and [p.length for p in made.drafts.draft_lengths] == list(AUTO_SELF)
         assert auto.copies(pipeline.strategy("auto", relaxed=True)) is None
         monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 1 << 40)
         assert auto.copies(asked) is None
@@ -240,16 +242,16 @@ def test_a_choice_whose_copy_does_not_fit_is_decoded_plainly(
         copy = pipeline.auto.copies(asked)
         assert copy is not None
         pipeline.auto.keep(choices.Choice(key=key, strategy=copy, source="tune"))
-        assert pipeline.auto.resolve(asked, 1, sampling).tree == copy.tree
+        assert pipeline.auto.resolve(asked, 1, sampling).drafts == copy.drafts
         full = MemoryUse(limit=1000, in_use=999)
         monkeypatch.setattr(type(pipeline.backend), "memory", lambda self: full)
-        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, NoTree)
+        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).drafts, NoTree)
         assert pipeline.auto.copies(asked) is None
 
 
 @pytest.mark.long
 def test_plans_and_fits_count_the_copy(tiny_model: Path) -> None:
-    drafts = Strategy(name="self", tree=SelfDrafts(weights="int4"))
+    drafts = Strategy(name="self", drafts=SelfDrafts(weights="int4"))
     planner = Planner(sized("llamagen-b-256"), dtype=torch.bfloat16)
     plain, own = planner.plan(planner.strategy("vanilla")), planner.plan(drafts)
     copy = own.weights["copy"]
@@ -303,7 +305,9 @@ def test_tuning_counts_times_and_races_copies(
         names = {f"self, {w}" + (f", windows of {n}" if n else "") for w, n in tuning.COPIES}
         assert set(evidence.copy_counts) == names == set(evidence.copy_times)
         assert all("self" in [m.strategy.name for m in one.measured] for one in found)
-        chosen = {one.strategy.tree.weights for one in found if one.strategy.tree.kind == "self"}
+        chosen = {
+            one.strategy.drafts.weights for one in found if one.strategy.drafts.kind == "self"
+        }
         assert pipeline.engines.capacity.copies == chosen
         want = pipeline.generate("red heart", seed=1, strategy="vanilla").tokens
         assert torch.equal(pipeline.generate("red heart", seed=1).tokens, want)

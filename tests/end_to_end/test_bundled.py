@@ -111,14 +111,14 @@ def test_default_trees_are_as_large_as_the_device_favours(pipeline, monkeypatch,
     assert own.dynamic_tree.size[0] > most and own.static_tree.size[0] > most
     for name in ("eagle", "eagle2", "lantern", "lantern++"):
         for tree in (
-            pipeline.strategy(name).tree,
-            pipeline.request("pizza", strategy=name).strategy.tree,
+            pipeline.strategy(name).drafts,
+            pipeline.request("pizza", strategy=name).strategy.drafts,
         ):
             assert tree.size[0] == most, name
     # What was asked for stays, the model's own tree and a preset's among it.
     asked = own.dynamic_tree
     words = f"dynamic:{asked.top_k},{asked.depth},{asked.total}"
-    assert pipeline.request("pizza", strategy="lantern", tree=words).strategy.tree == asked
-    assert pipeline.strategy("lantern", tree=asked).tree == asked
-    assert pipeline.request("pizza", preset="paper-lantern").strategy.tree == EAGLE2_TREE
-    assert choose_strategies(pipeline, ["lantern"], (1.0,), words)[1].tree == asked
+    assert pipeline.request("pizza", strategy="lantern", tree=words).strategy.drafts == asked
+    assert pipeline.strategy("lantern", tree=asked).drafts == asked
+    assert pipeline.request("pizza", preset="paper-lantern").strategy.drafts == EAGLE2_TREE
+    assert choose_strategies(pipeline, ["lantern"], (1.0,), words)[1].drafts == asked

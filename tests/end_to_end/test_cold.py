@@ -47,7 +47,7 @@ def windows_of(pipeline) -> AdaptiveEngine:
     return next(
         engine
         for engine in found
-        if isinstance(engine, AdaptiveEngine) and isinstance(engine.strategy.tree, Window)
+        if isinstance(engine, AdaptiveEngine) and isinstance(engine.strategy.drafts, Window)
     )
 
 

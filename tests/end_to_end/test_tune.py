@@ -56,7 +56,7 @@ def test_tuning_keeps_a_tree_that_generate_uses(command, tiny_model, tmp_path, m
     done = command("tune", *words, "--repeats", 1, "-o", tmp_path / "evidence.json")
     assert done.returncode == 0, done.stderr
     found = choices.Choice.model_validate(json.loads((tmp_path / "evidence.json").read_text()))
-    tree, made = found.strategy.tree, found.evidence
+    tree, made = found.strategy.drafts, found.evidence
     assert found.whole and isinstance(tree, StaticTree) and tree.name == "tuned"
     candidates = [tune.Candidate.model_validate(one) for one in made["candidates"]]
     measured = [c for c in candidates if c.measured_tokens_per_second]
@@ -65,13 +65,16 @@ def test_tuning_keeps_a_tree_that_generate_uses(command, tiny_model, tmp_path, m
     assert found.measured[0].speedup == 1 and found.speedup == best
     assert all(0 < rate < 1 for row in made["rates"] for rate in row)
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
-        assert pipe.request("dog face", strategy="eagle").strategy.tree == tree
+        assert pipe.request("dog face", strategy="eagle").strategy.drafts == tree
         # Another rule, another temperature kind or a tree of one's own: not this one.
-        assert pipe.request("dog face", strategy="lantern++", k=3).strategy.tree.name != "tuned"
+        assert pipe.request("dog face", strategy="lantern++", k=3).strategy.drafts.name != "tuned"
         assert (
-            pipe.request("dog face", strategy="eagle", temperature=0).strategy.tree.name != "tuned"
+            pipe.request("dog face", strategy="eagle", temperature=0).strategy.drafts.name
+            != "tuned"
         )
-        assert pipe.request("dog face", strategy="eagle", tree="0,1").strategy.tree.name == "custom"
+        assert (
+            pipe.request("dog face", strategy="eagle", tree="0,1").strategy.drafts.name == "custom"
+        )
     done = command("generate", "dog face", *words, "-o", tmp_path / "a.png")
     assert "over the tree tuned" in done.stdout
 
@@ -105,7 +108,7 @@ def test_a_tree_of_another_version_is_refused_with_a_warning(tiny_model, tmp_pat
             stale = found.model_copy(update={"key": {**found.key, name: value}})
             choices.write_choice(stale)
             with pytest.warns(LanternWarning, match=f"was made for {name} '{value}', not"):
-                assert pipe.request("dog face", strategy="eagle").strategy.tree.name != "tuned"
+                assert pipe.request("dog face", strategy="eagle").strategy.drafts.name != "tuned"
         # Another device's tree, or another rule's, says nothing about this one.
         stored.unlink()
         other = found.model_copy(update={"key": {**found.key, "device_name": "another"}})
@@ -121,7 +124,7 @@ def test_a_shipped_tree_is_found(tiny_model, tmp_path, monkeypatch):
         (tmp_path / "profiles/choices").mkdir(parents=True)
         (tmp_path / "profiles/choices/cpu.json").write_text(found.sealed().model_dump_json())
         monkeypatch.setattr(choices, "profiles_dir", lambda: tmp_path / "profiles")
-        assert pipe.request("dog face", strategy="eagle").strategy.tree == found.strategy.tree
+        assert pipe.request("dog face", strategy="eagle").strategy.drafts == found.strategy.drafts
 
 
 @pytest.mark.parametrize("after", [1, 4, 7])

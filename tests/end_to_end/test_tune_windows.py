@@ -37,19 +37,19 @@ def test_the_fastest_window_is_kept_and_used(command, tiny_model, tmp_path, monk
     assert all(one["key"]["strategy"] == "scd" and one["key"]["temperature"] == 1 for one in kept)
     for one in kept:
         speeds = {
-            m["strategy"]["tree"].get("length"): m["tokens_per_second"] for m in one["measured"]
+            m["strategy"]["drafts"].get("length"): m["tokens_per_second"] for m in one["measured"]
         }
         plain = speeds.pop(None)
         best = max(speeds, key=lambda length: speeds[length])
-        assert one["strategy"]["tree"]["length"] == best
+        assert one["strategy"]["drafts"]["length"] == best
         assert one["speedup"] == pytest.approx(speeds[best] / plain)
     assert not list(choices_dir().glob("*.partial"))
-    lengths = [one["strategy"]["tree"]["length"] for one in kept]
+    lengths = [one["strategy"]["drafts"]["length"] for one in kept]
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
 
         def length(**settings):
             settings = {"strategy": "scd", **settings}
-            return pipe.request(["dog face"] * 2, **settings).strategy.tree.length
+            return pipe.request(["dog face"] * 2, **settings).strategy.drafts.length
 
         assert [length(batch_size=1), length(batch_size=2)] == lengths
         # A length that was asked for stays; another temperature or strategy was not tuned.
@@ -67,7 +67,7 @@ def test_a_window_that_does_not_fit_is_left_out_and_a_run_goes_on(
     sound, said = search.take_sample, []
 
     def small(pipeline, cell, *args, **more):
-        if isinstance(cell.strategy.tree, Window) and cell.strategy.tree.length > 3:
+        if isinstance(cell.strategy.drafts, Window) and cell.strategy.drafts.length > 3:
             raise DoesNotFitError("too large")
         if len(said) == 2:
             said.append("stopped")
@@ -83,4 +83,4 @@ def test_a_window_that_does_not_fit_is_left_out_and_a_run_goes_on(
         (choice,) = tuning.WindowTuner(pipe, scd, **again).run(repeats=1)
     assert sum("vanilla" in line for line in said) == 1, "measured once, although it was stopped"
     assert any("window:4 is left out: too large" in line for line in said)
-    assert {m.strategy.tree.length for m in choice.measured[1:]} == {2, 3}
+    assert {m.strategy.drafts.length for m in choice.measured[1:]} == {2, 3}

@@ -58,7 +58,7 @@ def test_chameleons_tokens_are_vanillas(write, tmp_path):
 
 def test_windows_that_nobody_chose_are_shorter_in_batches(classes):
     def length(**settings):
-        return pipe.request(3, **settings).strategy.tree.length
+        return pipe.request(3, **settings).strategy.drafts.length
 
     with lantern_accel.load(classes, device="cpu", dtype="float32") as pipe:
         assert length(strategy="scd") == 8

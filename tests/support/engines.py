@@ -35,10 +35,12 @@ TREES: dict[str, Tree] = {
 #: The five strategies by name, on trees of this file's size.
 NAMED: dict[str, Strategy] = {
     "vanilla": Strategy(name="vanilla"),
-    "eagle": Strategy(name="eagle", tree=SMALL_12),
-    "eagle2": Strategy(name="eagle2", tree=TREES["dynamic"]),
-    "lantern": Strategy(name="lantern", tree=TREES["dynamic"], acceptance=Lantern(k=8, delta=0.3)),
-    "lantern++": Strategy(name="lantern++", tree=SMALL_12, acceptance=LanternPP(k=8, lam=4)),
+    "eagle": Strategy(name="eagle", drafts=SMALL_12),
+    "eagle2": Strategy(name="eagle2", drafts=TREES["dynamic"]),
+    "lantern": Strategy(
+        name="lantern", drafts=TREES["dynamic"], acceptance=Lantern(k=8, delta=0.3)
+    ),
+    "lantern++": Strategy(name="lantern++", drafts=SMALL_12, acceptance=LanternPP(k=8, lam=4)),
 }
 
 Models = tuple[LlamaGenGPT, EagleDrafter]

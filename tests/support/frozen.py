@@ -59,8 +59,8 @@ def _named(name: str, tree: DraftSource | None = None, **changes: Any) -> Strate
 
 
 def _moving(strategy: Strategy, *lengths: int) -> Strategy:
-    tree = strategy.tree.model_copy(update={"draft_lengths": _lengths(*lengths)})
-    return strategy.model_copy(update={"tree": tree})
+    tree = strategy.drafts.model_copy(update={"draft_lengths": _lengths(*lengths)})
+    return strategy.model_copy(update={"drafts": tree})
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -135,8 +135,8 @@ def drawn(case: Case, model: TinyModel, ops: TensorOps, batch: int, seed: int) -
     shape = kind.usual_shape(model)
     target, drafter = kind.fitted(model, shape)
     copy = None
-    if isinstance(strategy.tree, SelfDrafts):
-        fewer = rounded_copy(model.target, ops, rounding(strategy.tree.weights), drafts=True)
+    if isinstance(strategy.drafts, SelfDrafts):
+        fewer = rounded_copy(model.target, ops, rounding(strategy.drafts.weights), drafts=True)
         copy, _ = kind.fitted(replace(model, target=fewer), shape)
     engine = engine_for(
         target,

@@ -93,7 +93,7 @@ def _draw_as(module: Any, engine: Any) -> None:
 
 def every_step_has_numbers_of_its_own(module: Any) -> None:
     model = _llamagen()
-    strategy = Strategy(tree=NoTree(), coupling="maximal")
+    strategy = Strategy(drafts=NoTree(), coupling="maximal")
     engine = Engine(model.target, None, TensorOps(), strategy, Sampling())
     _draw_as(module, engine)
     read = _rows_used(engine)
@@ -102,7 +102,7 @@ def every_step_has_numbers_of_its_own(module: Any) -> None:
 
 def every_window_has_numbers_of_its_own(module: Any) -> None:
     model = _llamagen()
-    strategy = Strategy(tree=Window(length=2, fresh="uniform"), coupling="maximal")
+    strategy = Strategy(drafts=Window(length=2, fresh="uniform"), coupling="maximal")
     engine = JacobiEngine(model.target, None, TensorOps(), strategy, Sampling())
     _draw_as(module, engine)
     assert len(set(_rows_used(engine))) >= 20  # a step reads its own for tests, then for drafts

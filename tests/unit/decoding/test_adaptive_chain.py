@@ -51,7 +51,7 @@ def engine_of(
     images: int, tree: AdaptiveSource = CHAIN, sampling: Sampling = SAMPLING, **more: Any
 ) -> AdaptiveEngine:
     target, drafter = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
-    strategy = Strategy(tree=tree, coupling="maximal")
+    strategy = Strategy(drafts=tree, coupling="maximal")
     return moving(target, strategy, sampling, drafter=drafter, batch=images, **more)
 
 
@@ -92,7 +92,7 @@ def test_greedily_every_rule_gives_the_plain_tokens(lengths: tuple[int, ...]) ->
     said: list[Tensor] = []
     for rule in (Walk(*lengths), Walk(1)):
         target, drafter = tiny_models(0, grid=4)
-        strategy = Strategy(tree=adaptive_chain((1, 2, 3, 4)))
+        strategy = Strategy(drafts=adaptive_chain((1, 2, 3, 4)))
         engine = moving(target, strategy, sampling, drafter=drafter, batch=2, rule=rule)
         said.append(run(engine).tokens)
     assert torch.equal(*said)
@@ -107,8 +107,10 @@ def test_one_length_decodes_as_its_drafts_alone(
     sampling = Sampling(top_k=20, cfg_scale=2.0)
     models = tiny_models(1, taps=taps)
     rule = Walk(length)
-    engine = moving(models[0], Strategy(tree=tree), sampling, drafter=models[1], batch=2, rule=rule)
-    own = Strategy(tree=tree.of_length(length))
+    engine = moving(
+        models[0], Strategy(drafts=tree), sampling, drafter=models[1], batch=2, rule=rule
+    )
+    own = Strategy(drafts=tree.of_length(length))
     alone = Engine(*models, TensorOps(), own, sampling, batch=2)
     one, other = run(engine), run(alone)
     assert torch.equal(one.tokens, other.tokens) and torch.equal(one.steps, other.steps)
@@ -134,7 +136,7 @@ def test_plain_decoding_is_not_left() -> None:
 def test_a_rule_hears_counts_and_what_is_left() -> None:
     rule = Walk(4, 2, 3)
     target, drafter = tiny_models(0, grid=4)
-    strategy, sampling = Strategy(tree=adaptive_chain((1, 2, 3, 4))), Sampling(top_k=20)
+    strategy, sampling = Strategy(drafts=adaptive_chain((1, 2, 3, 4))), Sampling(top_k=20)
     engine = moving(target, strategy, sampling, drafter=drafter, batch=3, rule=rule)
     done = run(engine)
     assert all(b.steps == 1 and all(0 <= g <= b.length for g in b.gained) for b in rule.blocks)
@@ -144,11 +146,11 @@ def test_a_rule_hears_counts_and_what_is_left() -> None:
 
 def test_it_is_the_engine_of_a_chain_with_paces() -> None:
     models, ops = tiny_models(0), TensorOps()
-    with_paces = engine_for(*models, ops, Strategy(tree=adaptive_chain((1, 3))), SAMPLING)
-    without = engine_for(*models, ops, Strategy(tree=ChainTree(length=2)), SAMPLING)
+    with_paces = engine_for(*models, ops, Strategy(drafts=adaptive_chain((1, 3))), SAMPLING)
+    without = engine_for(*models, ops, Strategy(drafts=ChainTree(length=2)), SAMPLING)
     assert isinstance(with_paces, AdaptiveEngine) and isinstance(without, Engine)
     with pytest.raises(StrategyError, match="no drafter"):
-        engine_for(models[0], None, ops, Strategy(tree=adaptive_chain((1, 3))), SAMPLING)
+        engine_for(models[0], None, ops, Strategy(drafts=adaptive_chain((1, 3))), SAMPLING)
 
 
 @pytest.mark.parametrize("lengths", [(1, 2), (2, 1, 4), (4, 4)])

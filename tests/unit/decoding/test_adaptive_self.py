@@ -49,7 +49,7 @@ def engine_of(
 ) -> AdaptiveEngine:
     target, _ = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
     copy = rounded_copy(target, REFERENCE, rounding(weights))
-    strategy = Strategy(tree=self_drafted(lengths, weights, window))
+    strategy = Strategy(drafts=self_drafted(lengths, weights, window))
     return moving(target, strategy, sampling, copy=copy, batch=images, **more)
 
 
@@ -96,10 +96,10 @@ def test_one_length_decodes_as_those_drafts_alone() -> None:
     copy = rounded_copy(target, REFERENCE, rounding("int6"))
     sampling, ops = Sampling(top_k=20, cfg_scale=2.0), TensorOps()
     for window in (0, 3):
-        strategy = Strategy(tree=self_drafted((1, 2, 6), "int6", window))
+        strategy = Strategy(drafts=self_drafted((1, 2, 6), "int6", window))
         adaptive = moving(target, strategy, sampling, copy=copy, batch=2, rule=Walk(6))
         tree = SelfDrafts(length=5, weights="int6", window=window)
-        alone = SelfEngine(target, None, ops, Strategy(tree=tree), sampling, batch=2, copy=copy)
+        alone = SelfEngine(target, None, ops, Strategy(drafts=tree), sampling, batch=2, copy=copy)
         one, other = run(adaptive), run(alone)
         assert torch.equal(one.tokens, other.tokens) and torch.equal(one.steps, other.steps)
 
@@ -107,7 +107,7 @@ def test_one_length_decodes_as_those_drafts_alone() -> None:
 def test_plain_steps_are_left_again() -> None:
     target, _ = tiny_models(0)
     copy = rounded_copy(target, REFERENCE, rounding("int8"))
-    strategy = Strategy(tree=self_drafted((1, 3, 5)))
+    strategy = Strategy(drafts=self_drafted((1, 3, 5)))
     rule = Walk(5, 1, 3)
     engine = moving(target, strategy, Sampling(top_k=20), copy=copy, batch=2, rule=rule)
     run(engine)
@@ -139,7 +139,7 @@ def test_every_family_draws_plain_tokens_for_a_batch_of_prompts(family: str) -> 
 
     def drawn(tree: Any, seed: int, temperature: float) -> Tensor:
         sampling = Sampling(temperature=temperature, cfg_scale=scale)
-        strategy = Strategy() if tree is None else Strategy(tree=tree)
+        strategy = Strategy() if tree is None else Strategy(drafts=tree)
         engine = engine_for(target, None, REFERENCE, strategy, sampling, batch=3, copy=copy)
         if isinstance(engine, AdaptiveEngine):
             engine.chosen = Coin(engine.lengths, seed)
@@ -163,7 +163,7 @@ def test_keys_that_the_copy_leaves_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
     target, _ = tiny_models(0, dim=64)
     copy = rounded_copy(target, REFERENCE, rounding("int4"))
     ops, sampling = target.ops, Sampling(top_k=0, top_p=0.95, cfg_scale=2.0)
-    strategy = Strategy(tree=self_drafted((1, 3, 5), "int4"))
+    strategy = Strategy(drafts=self_drafted((1, 3, 5), "int4"))
     rule = Walk(5, 1, 3)
     engine = moving(target, strategy, sampling, copy=copy, ops=ops, batch=2, rule=rule)
     want = run(engine_for(target, None, ops, Strategy(), sampling, batch=2)).tokens
@@ -187,7 +187,7 @@ def test_keys_that_the_copy_leaves_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
 def test_rounding_that_reaches_the_target_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: what is rounded for the copy replaces the target's own weights."""
     sampling, ops = Sampling(top_k=0, cfg_scale=2.0), TensorOps()
-    strategy = Strategy(tree=self_drafted((1, 3, 5), "int4"))
+    strategy = Strategy(drafts=self_drafted((1, 3, 5), "int4"))
     target, _ = tiny_models(0, dim=64)
     want = run(engine_for(target, None, ops, Strategy(), sampling, batch=2)).tokens
 
@@ -212,7 +212,7 @@ def test_a_copy_of_other_weights_costs_steps_alone() -> None:
     sampling, ops = Sampling(top_k=20, cfg_scale=2.0), TensorOps()
     target, _ = tiny_models(0, dim=64)
     other, _ = tiny_models(9, dim=64)
-    strategy = Strategy(tree=self_drafted((1, 3, 5)))
+    strategy = Strategy(drafts=self_drafted((1, 3, 5)))
     plain = run(engine_for(target, None, ops, Strategy(), sampling, batch=2))
     own, wrong = (
         moving(target, strategy, sampling, copy=copy, ops=ops, batch=2, rule=Walk(5))

@@ -35,7 +35,7 @@ SOUND = 4.9
 
 def engine_of(images: int, sampling: Sampling = SAMPLING, **more: Any) -> AdaptiveEngine:
     target, _ = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
-    strategy = Strategy(tree=adaptive_window((1, 2, 4)))
+    strategy = Strategy(drafts=adaptive_window((1, 2, 4)))
     return moving(target, strategy, sampling, batch=images, **more)
 
 
@@ -70,7 +70,7 @@ def test_greedily_every_rule_gives_the_plain_tokens(lengths: tuple[int, ...]) ->
         said = []
         for rule in (Walk(*lengths), Walk(1)):
             target, _ = tiny_models(0, grid=4)
-            strategy = Strategy(tree=adaptive_window((1, 2, 3, 4)))
+            strategy = Strategy(drafts=adaptive_window((1, 2, 3, 4)))
             engine = moving(target, strategy, sampling, batch=2, rule=rule)
             begin(engine)
             said.append(engine.run().tokens)
@@ -94,10 +94,10 @@ def test_a_rule_hears_counts_and_what_is_left() -> None:
 def test_one_length_decodes_as_the_window_alone() -> None:
     target, _ = tiny_models(1)
     sampling = Sampling(top_k=20, cfg_scale=2.0)
-    strategy = Strategy(tree=adaptive_window((1, 6)))
+    strategy = Strategy(drafts=adaptive_window((1, 6)))
     adaptive = moving(target, strategy, sampling, batch=2, rule=Walk(6))
     window = adaptive_window((1, 6)).model_copy(update={"draft_lengths": ()})
-    alone = JacobiEngine(target, None, TensorOps(), Strategy(tree=window), sampling, batch=2)
+    alone = JacobiEngine(target, None, TensorOps(), Strategy(drafts=window), sampling, batch=2)
     features, mask = captions(target, 2)
     condition = torch.cat((features, target.unconditional(2)))
     with torch.inference_mode():

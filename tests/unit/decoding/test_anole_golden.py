@@ -79,7 +79,7 @@ def decoded(tree: str, rule: str) -> tuple[Tensor, list[list[int]]]:
     condition, mask = left_pad([*prompts, *[anole_unconditional(ids)] * 2], 16, ids.pad)
     rows, columns = torch.arange(8192).view(-1, 1), torch.arange(50).view(1, -1)
     strategy = Strategy(
-        tree=NAIVE_EXTEND_57 if tree == "static" else EAGLE2_TREE, acceptance=RULES[rule]
+        drafts=NAIVE_EXTEND_57 if tree == "static" else EAGLE2_TREE, acceptance=RULES[rule]
     )
     engine = Engine(
         *models(),

@@ -28,8 +28,8 @@ from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.values import Sampling, Strategy, Window, adaptive_window
 from lantern_accel.testing.shapes import WithoutData
 
-WINDOW = Strategy(tree=Window(length=5, passes=1), name="window")
-ADAPTIVE_WINDOW = Strategy(tree=adaptive_window((1, 2, 4)), name="adaptive window")
+WINDOW = Strategy(drafts=Window(length=5, passes=1), name="window")
+ADAPTIVE_WINDOW = Strategy(drafts=adaptive_window((1, 2, 4)), name="adaptive window")
 CASES: dict[str, Strategy] = {
     **{name: NAMED[name] for name in ("vanilla", "eagle2", "lantern++")},
     "window": WINDOW,
@@ -43,7 +43,7 @@ def models() -> Models:
 
 
 def running(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 2) -> EngineBase:
-    if not isinstance(strategy.tree, Window):
+    if not isinstance(strategy.drafts, Window):
         made: EngineBase = engine_of(models, strategy, sampling, batch=batch)
     else:
         made = engine_for(models[0], None, TensorOps(), strategy, sampling, batch=batch)
@@ -190,7 +190,7 @@ def test_what_a_step_needs_lies_in_the_first_slots(
     models: Models, tree: str, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Positions below length + nodes lie in slots below it, whatever was accepted before."""
-    engine = engine_of(models, Strategy(tree=TREES[tree]), SAMPLED, batch=3)
+    engine = engine_of(models, Strategy(drafts=TREES[tree]), SAMPLED, batch=3)
     monkeypatch.setattr(engine, "_accept", any_path(engine, share))
     begin(engine)
     g, state = engine.geometry, engine.state

@@ -22,7 +22,7 @@ def timed(seconds: dict[int, float], slow: tuple[int, range] = (0, range(0))) ->
     """Return the costs found where a length takes ten times as long at some of its timings."""
     (target,) = tiny_models(2, vocab=5, grid=3, prefix=2, dim=8, sharpness=1.0)[:1]
     lengths = tuple(DraftLength(length=n, tokens_per_step=WORTH[n]) for n in LENGTHS)
-    engine = moving(target, Strategy(tree=Window(length=4, draft_lengths=lengths)), SAMPLING)
+    engine = moving(target, Strategy(drafts=Window(length=4, draft_lengths=lengths)), SAMPLING)
     begin(engine)
     seen = dict.fromkeys(LENGTHS, 0)
 

@@ -61,7 +61,7 @@ ALL = tuple((seed, guided) for seed in range(3) for guided in (True, False))
 def test_greedy_trees_give_vanillas_tokens(tree: str, which: tuple[tuple[int, bool], ...]) -> None:
     for seed, guided in which:
         models, sampling, plain = vanilla(seed, guided)
-        fast = finish(engine_of(models, Strategy(tree=TREES[tree]), sampling, batch=4))
+        fast = finish(engine_of(models, Strategy(drafts=TREES[tree]), sampling, batch=4))
         assert torch.equal(plain.tokens, fast.tokens)
         assert fast.histogram[:, 1:].sum() > 10, "drafts were accepted"
         assert fast.step_compression > 1.05
@@ -74,7 +74,7 @@ def test_greedy_trees_give_vanillas_tokens_within_a_guidance_interval(models: Mo
     whole = finish(engine_of(models, Strategy(), GREEDY.model_copy(update={"cfg_scale": 4.0}), 4))
     assert not torch.equal(plain.tokens, whole.tokens)
     for tree in ("small_12", "dynamic"):
-        fast = finish(engine_of(models, Strategy(tree=TREES[tree]), sampling, batch=4))
+        fast = finish(engine_of(models, Strategy(drafts=TREES[tree]), sampling, batch=4))
         assert torch.equal(plain.tokens, fast.tokens)
 
 
@@ -109,16 +109,16 @@ def test_drafts_are_guided_as_the_token_that_they_stand_for(models: Models) -> N
 def test_lambda_of_one_relaxes_nothing(models: Models) -> None:
     plain = finish(engine_of(models, Strategy(), GREEDY, batch=4))
     rule = LanternPP(k=8, lam=1.0)
-    fast = finish(engine_of(models, Strategy(tree=SMALL_12, acceptance=rule), GREEDY, batch=4))
+    fast = finish(engine_of(models, Strategy(drafts=SMALL_12, acceptance=rule), GREEDY, batch=4))
     assert torch.equal(plain.tokens, fast.tokens)
     assert not fast.price.any()
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_relaxation_saves_steps_and_says_what_it_moved(models: Models, sampling: Sampling) -> None:
-    strict = finish(engine_of(models, Strategy(tree=SMALL_12), sampling, batch=8))
+    strict = finish(engine_of(models, Strategy(drafts=SMALL_12), sampling, batch=8))
     rule = Lantern(k=10, delta=0.9)
-    loose = finish(engine_of(models, Strategy(tree=SMALL_12, acceptance=rule), sampling, batch=8))
+    loose = finish(engine_of(models, Strategy(drafts=SMALL_12, acceptance=rule), sampling, batch=8))
     assert loose.steps.sum() < strict.steps.sum()
     assert (loose.price > 0).all() and not strict.price.any()
 
@@ -129,7 +129,7 @@ def test_what_the_drafter_caught_up_on_is_one_dense_pass(
 ) -> None:
     """Of prompt and known tokens, whatever was drafted and refused in between, in every block."""
     target, drafter = models = tiny_models(0, blocks=blocks, taps=taps)
-    engine = engine_of(models, Strategy(tree=TREES["small_12"]), GREEDY, batch=2)
+    engine = engine_of(models, Strategy(drafts=TREES["small_12"]), GREEDY, batch=2)
     start(engine)
     state, c = engine.state, target.config
     condition, mask = state.condition.clone(), state.prefix_mask.repeat(2, 1)
@@ -205,7 +205,7 @@ def test_sampled_images_follow_the_targets_joint_distribution(
     sampling = Sampling(temperature=1.1, top_k=5, cfg_scale=1.7)
     expected = joint(small, sampling)
     assert float(expected.sum()) == pytest.approx(1.0, abs=1e-5)
-    strategy = Strategy(tree=tree, coupling=coupling)
+    strategy = Strategy(drafts=tree, coupling=coupling)
     engine = Engine(*small, TensorOps(), strategy, sampling, batch=BATCH)
     features, mask = captions(small[0], 2)
     rows = features[1:2].expand(BATCH, -1, -1)
@@ -312,21 +312,21 @@ def test_a_strategy_that_cannot_run_says_why(models: Models) -> None:
     with pytest.raises(StrategyError, match="needs a neighbour table"):
         Engine(target, drafter, ops, NAMED["lantern"], sampling)
     with pytest.raises(StrategyError, match=r"36 drafts deep.*36 tokens"):
-        Engine(target, drafter, ops, Strategy(tree=ChainTree(length=36)), sampling)
+        Engine(target, drafter, ops, Strategy(drafts=ChainTree(length=36)), sampling)
     with pytest.raises(StrategyError, match=r"k = 64 .*64 codes"):
         rule = Lantern(k=64)
-        Engine(target, drafter, ops, Strategy(tree=SMALL_12, acceptance=rule), sampling)
+        Engine(target, drafter, ops, Strategy(drafts=SMALL_12, acceptance=rule), sampling)
     with pytest.raises(StrategyError, match="top_k = 65"):
         Engine(target, drafter, ops, Strategy(), Sampling(top_k=65))
     with pytest.raises(StrategyError, match="10 siblings, but there are 6 codes"):
         few = tiny_models(0, vocab=6)
-        Engine(*few, ops, Strategy(tree=DynamicTree(top_k=10)), sampling)
+        Engine(*few, ops, Strategy(drafts=DynamicTree(top_k=10)), sampling)
 
 
 def test_a_static_tree_with_more_siblings_than_codes_says_why() -> None:
     few = tiny_models(0, vocab=6)
     with pytest.raises(StrategyError, match="siblings, but there are 6 codes"):
-        finish(Engine(*few, TensorOps(), Strategy(tree=WIDE), Sampling(temperature=0)))
+        finish(Engine(*few, TensorOps(), Strategy(drafts=WIDE), Sampling(temperature=0)))
 
 
 # --- static ------------------------------------------------------------------------------------------
@@ -336,10 +336,10 @@ def test_what_does_not_fit_the_engine_is_refused_before_decoding() -> None:
     models = tiny_models(0)
     vocab = models[0].config.vocab_size
     table = torch.zeros(vocab, 10, dtype=torch.int32)
-    wide = Strategy(tree=SMALL_12, acceptance=Lantern(k=20))
+    wide = Strategy(drafts=SMALL_12, acceptance=Lantern(k=20))
     with pytest.raises(StrategyError, match="reads 20 neighbours, the table has 10"):
         Engine(*models, TensorOps(), wide, Sampling(), neighbours=table)
-    official = Strategy(tree=SMALL_12, acceptance=Lantern(k=vocab - 1), residual="official")
+    official = Strategy(drafts=SMALL_12, acceptance=Lantern(k=vocab - 1), residual="official")
     with pytest.raises(StrategyError, match=f"k between 1 and {vocab - 2}"):
         Engine(*models, TensorOps(), official, Sampling(), neighbours=table)
     engine = Engine(*models, TensorOps(), Strategy(), Sampling(), batch=3)
@@ -382,7 +382,7 @@ def test_a_host_that_reads_late_gets_the_same_tokens(small: Models, lag: int) ->
     got = []
     for ops in (TensorOps(), LateOps()):
         tree = StaticTree(name="pair", paths=((0,), (1,)))
-        engine = Engine(*small, ops, Strategy(tree=tree), Sampling(top_k=5, cfg_scale=2), batch=2)
+        engine = Engine(*small, ops, Strategy(drafts=tree), Sampling(top_k=5, cfg_scale=2), batch=2)
         for seed in (0, 1):
             known: list[int] = []
             with torch.inference_mode():

@@ -44,7 +44,7 @@ def test_vanilla_tokens_are_the_official_ones(cap: int) -> None:
 
 @pytest.mark.parametrize("tree", ["static", pytest.param("dynamic", marks=pytest.mark.long)])
 def test_a_padded_caption_decodes_exactly_although_our_drafter_hides_its_pads(tree: str) -> None:
-    tokens, accepted = decoded(0, Strategy(tree=TREES[tree]))
+    tokens, accepted = decoded(0, Strategy(drafts=TREES[tree]))
     recorded = golden("lantern/greedy_sequences")[f"cap0.{tree}.off.tokens"]
     assert torch.equal(tokens, recorded.long())
     assert sum(accepted) > 50
@@ -62,7 +62,7 @@ PAIRS = [("dynamic", "k10_d0.1"), ("static", "k10_d5")]
     ],
 )
 def test_tokens_and_accepted_drafts_are_the_official_ones(tree: str, rule: str) -> None:
-    tokens, accepted = decoded(1, Strategy(tree=TREES[tree], acceptance=RULES[rule]))
+    tokens, accepted = decoded(1, Strategy(drafts=TREES[tree], acceptance=RULES[rule]))
     stored = golden("lantern/greedy_sequences")
     assert torch.equal(tokens, stored[f"cap1.{tree}.{rule}.tokens"].long())
     recorded = stored[f"cap1.{tree}.{rule}.best_and_accept"][:, 1].tolist()

@@ -49,5 +49,5 @@ def test_images_are_the_frozen_ones_in_every_batch(case: Case) -> None:
 def test_native_steps_draw_the_frozen_images(case: Case) -> None:
     with open_backend("cpu", {"native": "on", "threads": 2}) as ops:
         # Products with a copy in fewer bits are of whole numbers here: other drafts, same tokens.
-        copied = isinstance(STRATEGIES[case.strategy].tree, SelfDrafts)
+        copied = isinstance(STRATEGIES[case.strategy].drafts, SelfDrafts)
         check(case, ops, BATCHES, {"tokens"} if copied else {"tokens", "steps"})

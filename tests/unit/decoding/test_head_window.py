@@ -49,7 +49,7 @@ def plain(small: Any, sampling: Sampling, batch: int) -> Any:
 @pytest.mark.parametrize(("sampling", "batch"), [(SAMPLED, 3), (GREEDY, 1), (UNGUIDED, 1)])
 def test_guesses_change_no_token(sampling: Sampling, batch: int, length: int, passes: int) -> None:
     small = models()
-    window = Strategy(tree=Window(length=length, fresh="head", passes=passes))
+    window = Strategy(drafts=Window(length=length, fresh="head", passes=passes))
     found = finish(engine(small, window, sampling, batch))
     assert torch.equal(found.tokens, plain(small, sampling, batch).tokens)
 
@@ -73,7 +73,7 @@ def test_lengths_may_change_at_any_step(lengths: tuple[int, ...]) -> None:
     small = models()
     draft_lengths = tuple(DraftLength(length=n) for n in (1, 2, 4, 8))
     window = Window(length=8, fresh="head", draft_lengths=draft_lengths)
-    moving = engine(small, Strategy(tree=window), SAMPLED, 2)
+    moving = engine(small, Strategy(drafts=window), SAMPLED, 2)
     assert isinstance(moving, AdaptiveEngine)
     moving.chosen = Forced(list(lengths))
     assert torch.equal(finish(moving).tokens, plain(small, SAMPLED, 2).tokens)  # type: ignore[arg-type]
@@ -90,7 +90,7 @@ def test_a_head_that_is_always_right_fills_every_window(monkeypatch: pytest.Monk
         return want.gather(1, at).squeeze(1)
 
     monkeypatch.setattr(HeadWindow, "_guess", right)
-    found = finish(engine(small, Strategy(tree=Window(length=4, fresh="head")), SAMPLED, 2))
+    found = finish(engine(small, Strategy(drafts=Window(length=4, fresh="head")), SAMPLED, 2))
     assert torch.equal(found.tokens, want)
     assert found.steps.tolist() == [9, 9], "35 tokens, four a step"
 
@@ -111,13 +111,13 @@ def test_tokens_differ_where_guesses_were_kept_untested(monkeypatch: pytest.Monk
 
     decide = HeadWindow.decide
     monkeypatch.setattr(HeadWindow, "decide", known)
-    found = finish(engine(small, Strategy(tree=Window(length=4, fresh="head")), SAMPLED, 2))
+    found = finish(engine(small, Strategy(drafts=Window(length=4, fresh="head")), SAMPLED, 2))
     assert not torch.equal(found.tokens, plain(small, SAMPLED, 2).tokens)
 
 
 def test_what_a_head_cannot_draft_for_is_refused() -> None:
     window = Window(length=4, fresh="head")
     with pytest.raises(StrategyError, match=r"has no draft head.*window:16,above"):
-        engine(models(head=False), Strategy(tree=window), SAMPLED, 1)
+        engine(models(head=False), Strategy(drafts=window), SAMPLED, 1)
     with pytest.raises(ValueError, match="a window is SJD's"):
-        Strategy(tree=window, coupling="maximal")
+        Strategy(drafts=window, coupling="maximal")

@@ -92,7 +92,7 @@ def decoded(
     copy = None
     if isinstance(tree, SelfDrafts):
         copy = rounded_copy(target, ops, rounding(tree.weights))
-    engine = engine_for(target, drafter, ops, Strategy(tree=tree), given, batch=batch, copy=copy)
+    engine = engine_for(target, drafter, ops, Strategy(drafts=tree), given, batch=batch, copy=copy)
     if rule is not None:
         assert isinstance(engine, AdaptiveEngine)
         engine.chosen = rule(engine.lengths)
@@ -151,7 +151,7 @@ def test_a_row_of_a_batch_may_be_another_requests() -> None:
         alone = []
         for seed, image in zip(seeds, images, strict=True):
             alone.append(decoded(tree, images=(image,), seed=seed))
-        engine = engine_for(target, drafter, TensorOps(), Strategy(tree=tree), SAMPLED, batch=3)
+        engine = engine_for(target, drafter, TensorOps(), Strategy(drafts=tree), SAMPLED, batch=3)
         keys = noise.noise_keys(seeds, images)
         condition = torch.cat((features[images], target.unconditional(3)))
         with torch.inference_mode():
@@ -198,7 +198,7 @@ def test_a_table_is_made_for_every_request_and_every_image(
 def engine_on(ops: TensorOps, tree: Tree, given: Sampling = SAMPLED, batch: int = 3) -> Any:
     target, drafter = tiny_models(0)
     copy = rounded_copy(target, ops, rounding("int8")) if isinstance(tree, SelfDrafts) else None
-    return engine_for(target, drafter, ops, Strategy(tree=tree), given, batch=batch, copy=copy)
+    return engine_for(target, drafter, ops, Strategy(drafts=tree), given, batch=batch, copy=copy)
 
 
 def test_a_table_that_is_too_large_is_not_made() -> None:
@@ -219,7 +219,7 @@ def test_a_table_that_is_too_large_is_not_made() -> None:
 def test_what_has_no_noise_has_no_table(given: Sampling) -> None:
     target, _ = tiny_models(0)
     window = Window(length=4, fresh="uniform")
-    one = Strategy(tree=window, coupling="invariant" if given.greedy else "maximal")
+    one = Strategy(drafts=window, coupling="invariant" if given.greedy else "maximal")
     engine = engine_for(target, None, Tabled(), one, given)
     assert engine.state.noise.numel() == 0
 

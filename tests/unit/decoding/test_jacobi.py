@@ -77,7 +77,7 @@ def test_every_source_of_fresh_drafts_is_exact_when_greedy_and_draws_otherwise(
     plain = finish(engine_of(small, Strategy(), GREEDY, batch=2))
     couplings: tuple[Coupling, ...] = ("invariant", "maximal")
     for coupling in couplings if fresh == "uniform" else couplings[:1]:
-        window = Strategy(tree=parse_tree(f"window:6,{fresh}"), coupling=coupling)
+        window = Strategy(drafts=parse_tree(f"window:6,{fresh}"), coupling=coupling)
         assert torch.equal(finished(engine(small, window, GREEDY, batch=2)).tokens, plain.tokens)
         drawn = finished(engine(small, window, SAMPLED, batch=2))
         assert drawn.steps.max() <= 35 and drawn.tokens.max() < 64
@@ -124,8 +124,8 @@ def test_nothing_is_relaxed_in_a_window(rule: Lantern | LanternPP) -> None:
 def test_under_the_papers_coupling_a_window_is_sjds() -> None:
     for window in (Window(), Window(length=4, fresh="head"), adaptive_window((1, 4), "uniform")):
         with pytest.raises(ValueError, match="choose the strategy 'sjd'"):
-            Strategy(tree=window, coupling="maximal")
-    assert named("sjd").override(coupling="maximal").tree == Window(length=6, fresh="uniform")
+            Strategy(drafts=window, coupling="maximal")
+    assert named("sjd").override(coupling="maximal").drafts == Window(length=6, fresh="uniform")
 
 
 def test_steps_after_the_end_change_nothing() -> None:
@@ -162,7 +162,7 @@ def test_windows_as_text() -> None:
     assert found == Window(length=24, fresh="uniform", passes=2)
     assert found.size == (24, 23)
     sjd = named("sjd", 16)
-    assert sjd.override(tree=parse_tree("window:32")).tree == Window(length=32, fresh="uniform")
+    assert sjd.override(tree=parse_tree("window:32")).drafts == Window(length=32, fresh="uniform")
     assert Strategy.model_validate_json(sjd.model_dump_json()) == sjd
 
 
@@ -201,11 +201,11 @@ def test_settings_that_a_model_cannot_serve() -> None:
     with pytest.raises(StrategyError, match=r"37 tokens, but an image has 36 tokens; .* window"):
         engine(small, named("scd", 37), SAMPLED)
     with pytest.raises(StrategyError, match="k = 64 is too many for a codebook of 64 codes"):
-        check_settings(Strategy(tree=STATIC, acceptance=Lantern(k=64)), SAMPLED, 64)
-    wide = Strategy(tree=StaticTree(paths=tuple((rank,) for rank in range(5))))
+        check_settings(Strategy(drafts=STATIC, acceptance=Lantern(k=64)), SAMPLED, 64)
+    wide = Strategy(drafts=StaticTree(paths=tuple((rank,) for rank in range(5))))
     with pytest.raises(StrategyError, match="have 5 siblings, but there are 4 codes"):
         check_settings(wide, Sampling(), 4)
     with pytest.raises(StrategyError, match="needs a neighbour table"):
-        engine_for(*small, TensorOps(), Strategy(tree=STATIC, acceptance=LanternPP()), SAMPLED)
+        engine_for(*small, TensorOps(), Strategy(drafts=STATIC, acceptance=LanternPP()), SAMPLED)
     with pytest.raises(StrategyError, match="these strategies need none: 'vanilla', 'sjd', 'scd'"):
-        engine_for(small[0], None, TensorOps(), Strategy(name="eagle", tree=STATIC), SAMPLED)
+        engine_for(small[0], None, TensorOps(), Strategy(name="eagle", drafts=STATIC), SAMPLED)

@@ -164,7 +164,7 @@ def engine_on(
 ) -> JacobiEngine:
     """Build the real engine on a tiny model, with the passes' logits read off a table."""
     target, _ = tiny_models(0, vocab=VOCAB, grid=2, prefix=2, dim=8)
-    strategy = Strategy(tree=window, coupling=coupling)
+    strategy = Strategy(drafts=window, coupling=coupling)
     engine = JacobiEngine(target, None, TensorOps(), strategy, SAMPLING, batch=images)
     state, chain = engine.state, engine.forward.chain
 
@@ -316,7 +316,7 @@ def test_a_transformers_images_follow_its_joint_law(name: str, coupling: Couplin
     target, _ = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=16, sharpness=1.0)
     sampling = Sampling(top_k=3, cfg_scale=2.0)
     images = 20_000
-    strategy = Strategy(tree=WINDOWS[name], coupling=coupling)
+    strategy = Strategy(drafts=WINDOWS[name], coupling=coupling)
     engine = JacobiEngine(target, None, TensorOps(), strategy, sampling, batch=images)
     observed = counted(engine)
     every = torch.tensor(list(itertools.product(range(VOCAB), repeat=TOKENS)))

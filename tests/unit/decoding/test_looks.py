@@ -20,14 +20,14 @@ def test_few_steps_run_behind_an_image_s_end(monkeypatch: pytest.MonkeyPatch) ->
     with torch.inference_mode():
         model = tiny.tiny_model(backend, backend.device, torch.float32)
         asked = named_strategy("auto", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
-        assert isinstance(asked.tree, Window)
-        draft_lengths = tuple(one for one in asked.tree.draft_lengths if one.length <= 2)
-        window = asked.tree.model_copy(update={"length": 2, "draft_lengths": draft_lengths})
+        assert isinstance(asked.drafts, Window)
+        draft_lengths = tuple(one for one in asked.drafts.draft_lengths if one.length <= 2)
+        window = asked.drafts.model_copy(update={"length": 2, "draft_lengths": draft_lengths})
         engine = engine_for(
             model.target,
             None,
             backend,
-            asked.model_copy(update={"tree": window}),
+            asked.model_copy(update={"drafts": window}),
             Sampling(cfg_scale=2.0, top_k=32),
         )
         engine.model = model  # type: ignore[attr-defined]

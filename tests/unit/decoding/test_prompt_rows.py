@@ -206,7 +206,7 @@ def test_greedy_speculation_gives_vanilla_tokens(tree: str, newline: bool) -> No
     vanilla = decode(PROMPTS, newline=newline)
     for row, prompt in zip(tokens_of(vanilla), PROMPTS, strict=True):
         assert row.tolist() == reference(prompt, GREEDY, newline=newline)[0]
-    drafted = decode(PROMPTS, Strategy(tree=TREES[tree]), newline=newline)
+    drafted = decode(PROMPTS, Strategy(drafts=TREES[tree]), newline=newline)
     assert torch.equal(tokens_of(drafted), tokens_of(vanilla))
     assert int(drafted.state.steps.sum()) < int(vanilla.state.steps.sum())
 
@@ -215,15 +215,15 @@ def test_greedy_speculation_gives_vanilla_tokens(tree: str, newline: bool) -> No
 def test_three_branches_draft_and_accept(tree: str) -> None:
     three = Sampling(temperature=0, cfg_scale=3.0, cfg_scale_image=1.2)
     vanilla = decode(PROMPTS, sampling=three)
-    drafted = decode(PROMPTS, Strategy(tree=TREES[tree]), three)
+    drafted = decode(PROMPTS, Strategy(drafts=TREES[tree]), three)
     assert torch.equal(tokens_of(drafted), tokens_of(vanilla))
 
 
 RULES = [
-    Strategy(tree=TREES["static"], acceptance=LanternPP(k=6, lam=3.0)),
-    Strategy(tree=TREES["dynamic"], acceptance=Lantern(k=6, delta=0.3)),
-    Strategy(tree=TREES["static"], acceptance=LanternPP(k=6, lam=3.0), residual="optimal"),
-    Strategy(tree=TREES["dynamic"], acceptance=Lantern(k=6, delta=0.3), residual="official"),
+    Strategy(drafts=TREES["static"], acceptance=LanternPP(k=6, lam=3.0)),
+    Strategy(drafts=TREES["dynamic"], acceptance=Lantern(k=6, delta=0.3)),
+    Strategy(drafts=TREES["static"], acceptance=LanternPP(k=6, lam=3.0), residual="optimal"),
+    Strategy(drafts=TREES["dynamic"], acceptance=Lantern(k=6, delta=0.3), residual="official"),
 ]
 
 
@@ -241,7 +241,7 @@ def test_relaxed_pictures_obey_the_grammar(rule: int, temperature: float) -> Non
 
 
 def test_a_sampled_image_does_not_depend_on_its_batch() -> None:
-    strategy = Strategy(tree=TREES["static"])
+    strategy = Strategy(drafts=TREES["static"])
     sampling = Sampling(cfg_scale=3.0, top_k=10)
     whole = tokens_of(decode(PROMPTS, strategy, sampling, newline=True))
     for i, prompt in enumerate(PROMPTS):
@@ -253,7 +253,7 @@ def test_newlines_are_always_accepted() -> None:
     """Target and drafter give a row's end probability 1, so that no step stops before it."""
     c = models(True)[0].config
     sampling = Sampling(cfg_scale=3.0, top_k=10)
-    engine = engine_for(Strategy(tree=TREES["chain"]), sampling, 3, newline=True)
+    engine = engine_for(Strategy(drafts=TREES["chain"]), sampling, 3, newline=True)
     ids, mask = left_pad(contexts(PROMPTS, 2), 8, pad=1)
     passed = 0
     with torch.inference_mode():
@@ -271,7 +271,7 @@ def test_newlines_are_always_accepted() -> None:
 def test_the_drafter_reads_the_prompts_own_tokens() -> None:
     """The drafter's passes over prompt and picture equal one dense pass of the same rows."""
     target, drafter = models()
-    engine = engine_for(Strategy(tree=TREES["chain"]), GREEDY, 3)
+    engine = engine_for(Strategy(drafts=TREES["chain"]), GREEDY, 3)
     ids, mask = left_pad(contexts(PROMPTS, 2), 8, pad=1)
     with torch.inference_mode():
         engine.start(ids, mask, engine.randomness(5, [0, 1, 2]))
@@ -291,7 +291,7 @@ def test_the_drafter_reads_the_prompts_own_tokens() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_prompts_of_their_own_keep_the_step_one_graph(tree: str | None, temperature: float) -> None:
     """No host read, no data-dependent shape; steps and prompts of other content are one graph."""
-    strategy = Strategy(tree=TREES[tree]) if tree else Strategy()
+    strategy = Strategy(drafts=TREES[tree]) if tree else Strategy()
     sampling = Sampling(temperature=temperature, cfg_scale=3.0, cfg_scale_image=1.2, top_k=10)
     engine = engine_for(strategy, sampling, 2, newline=True)
     first: dict[str, Recorder] = {}

@@ -45,7 +45,7 @@ def sampling(model: Model, temperature: float) -> Sampling:
 
 def engine(model: Model, tree: Tree, given: Sampling, batch: int) -> Any:
     parts = model.family.fitted(model, model.family.usual_shape(model))
-    return engine_for(*parts, TensorOps(), Strategy(tree=tree), given, batch=batch)
+    return engine_for(*parts, TensorOps(), Strategy(drafts=tree), given, batch=batch)
 
 
 def begin(model: Model, one: Any, images: list[int], seed: int = 5) -> None:

@@ -37,7 +37,7 @@ def decode(strategy, target, copy=None, *, batch=2, seed=5, temperature=1.0, gui
 
 
 def self_drafts(text):
-    return Strategy(name="self", tree=parse_tree(text))
+    return Strategy(name="self", drafts=parse_tree(text))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -173,4 +173,4 @@ def test_relaxed_acceptance_and_a_missing_copy_are_refused():
     with pytest.raises(StrategyError, match="none was given"):
         decode(strategy, target)
     with pytest.raises(StrategyError, match="takes none of the kind 'self'; choose 'self'"):
-        Strategy(name="scd", tree=parse_tree("window:8")).override(tree=parse_tree("self:4"))
+        Strategy(name="scd", drafts=parse_tree("window:8")).override(tree=parse_tree("self:4"))

@@ -63,7 +63,7 @@ def test_committed_slots_are_never_written(models: Models, name: str) -> None:
 def test_any_pattern_of_acceptance_keeps_the_table(
     models: Models, tree: str, pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = engine_of(models, Strategy(tree=TREES[tree]), SAMPLED, batch=4)
+    engine = engine_of(models, Strategy(drafts=TREES[tree]), SAMPLED, batch=4)
     generator = torch.Generator().manual_seed(5)
 
     def accept(drafted, logits):  # type: ignore[no-untyped-def]

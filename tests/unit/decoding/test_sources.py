@@ -113,7 +113,7 @@ def joint(given: Sampling) -> Tensor:
     for place in range(TOKENS):
         batch = len(images)
         sizes = {"vocab": VOCAB, "grid": 2, "prefix": 2, "dim": 16}
-        engine = engine_of(Strategy(tree=NoTree(), coupling="maximal"), given, batch, sizes)
+        engine = engine_of(Strategy(drafts=NoTree(), coupling="maximal"), given, batch, sizes)
         features, mask = (t[:1] for t in captions(engine.verifying.target, 8))
         given_uniforms = engine.randomness(0, list(range(batch)))
         condition = features.expand(batch, -1, -1)
@@ -144,7 +144,7 @@ def joint(given: Sampling) -> Tensor:
 def test_images_follow_the_law_that_enumeration_gives(length: int, coupling: Coupling) -> None:
     given = Sampling(top_k=2, temperature=1.2, cfg_scale=1.0)
     sizes = {"vocab": VOCAB, "grid": 2, "prefix": 2, "dim": 16}
-    strategy = Strategy(tree=RowAbove(length=length), coupling=coupling)
+    strategy = Strategy(drafts=RowAbove(length=length), coupling=coupling)
     engine = engine_of(strategy, given, IMAGES, sizes)
     tokens = tokens_of(engine)
     cells = sum(tokens[:, i] * VOCAB ** (TOKENS - 1 - i) for i in range(TOKENS))
@@ -160,8 +160,8 @@ def test_images_follow_the_law_that_enumeration_gives(length: int, coupling: Cou
 @pytest.mark.parametrize("given", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("length", [1, 4, 9])  # a row has six tokens
 def test_its_images_are_vanillas_token_by_token(length: int, given: Sampling) -> None:
-    engine = engine_of(Strategy(tree=RowAbove(length=length)), given)
-    want = tokens_of(engine_of(Strategy(tree=NoTree()), given))
+    engine = engine_of(Strategy(drafts=RowAbove(length=length)), given)
+    want = tokens_of(engine_of(Strategy(drafts=NoTree()), given))
     assert torch.equal(tokens_of(engine), want)
     assert isinstance(engine, Engine) and engine.drafting is None
     # What it noted itself: every token but the first, and of each image's last step perhaps a few more.
@@ -170,7 +170,7 @@ def test_its_images_are_vanillas_token_by_token(length: int, given: Sampling) ->
 
 
 def test_it_can_be_relaxed_with_a_price() -> None:
-    strategy = Strategy(tree=RowAbove(length=3), acceptance=LanternPP(k=8, lam=4.0))
+    strategy = Strategy(drafts=RowAbove(length=3), acceptance=LanternPP(k=8, lam=4.0))
     engine = engine_of(strategy, SAMPLED)
     tokens_of(engine)
     assert float(engine.state.price.sum()) > 0
@@ -179,7 +179,7 @@ def test_it_can_be_relaxed_with_a_price() -> None:
 def test_a_strategy_is_chosen_by_its_name_and_by_text_and_goes_through_json() -> None:
     nothing: Any = StaticTree(paths=((0,),))
     chosen = named_strategy("row-above", static=nothing, dynamic=nothing)
-    assert chosen.tree == RowAbove() and not chosen.needs_drafter and chosen.invariant
+    assert chosen.drafts == RowAbove() and not chosen.needs_drafter and chosen.invariant
     assert parse_tree("row-above:length=7") == RowAbove(length=7)
     longer = chosen.override(tree=parse_tree("row-above:length=7"))
     assert Strategy.model_validate_json(longer.model_dump_json()) == longer
@@ -205,7 +205,7 @@ class Unmade(DraftSource):
 
 def test_a_source_that_nobody_makes_is_named() -> None:
     with pytest.raises(StrategyError, match="makes drafts of the kind 'unmade'"):
-        engine_of(Strategy(tree=Unmade()), SAMPLED)
+        engine_of(Strategy(drafts=Unmade()), SAMPLED)
 
 
 @pytest.fixture
@@ -239,6 +239,6 @@ def test_a_package_brings_one_by_its_entry_point(packages: Any) -> None:
     )
     packages("rubble", "raise ImportError('libstone is missing')\n")
     assert parse_tree("pebble").kind == "pebble"
-    assert Strategy.model_validate({"tree": {"kind": "pebble"}}).tree.size == (2, 1)
+    assert Strategy.model_validate({"drafts": {"kind": "pebble"}}).drafts.size == (2, 1)
     with pytest.raises(StrategyError, match=r"'rubble' cannot be loaded.*libstone is missing"):
         parse_tree("rubble")

@@ -281,7 +281,7 @@ def test_an_engines_dynamic_trees_keep_children_with_their_parents(
     target, drafter = tiny_models(0)
     shape = DynamicTree(top_k=5, depth=4, total=total)
     sampling = Sampling(temperature=1.0, top_k=top_k)
-    engine = Engine(target, drafter, TensorOps(), Strategy(tree=shape), sampling, batch=3)
+    engine = Engine(target, drafter, TensorOps(), Strategy(drafts=shape), sampling, batch=3)
     drafted: list[DraftTree] = []
     plain = Drafting._linked
 

@@ -21,7 +21,7 @@ def timed(cost: float, brings: float, plain: float | None) -> Timed:
         DraftLength(length=1, cost=1.0, tokens_per_step=1.0),
         DraftLength(length=4, cost=cost, tokens_per_step=brings),
     )
-    one = Timed(strategy=Strategy(tree=Window(length=4, draft_lengths=lengths)))
+    one = Timed(strategy=Strategy(drafts=Window(length=4, draft_lengths=lengths)))
     return one if plain is None else one.timed_again({1: [plain], 4: [cost * plain]})
 
 
@@ -65,7 +65,7 @@ def test_a_length_that_looked_hopeless_may_be_timed_later() -> None:
         DraftLength(length=4, tokens_per_step=2.4),
     )
     one = Timed(
-        strategy=Strategy(tree=Window(length=4, draft_lengths=lengths)), times={1: 4.0, 2: 4.8}
+        strategy=Strategy(drafts=Window(length=4, draft_lengths=lengths)), times={1: 4.0, 2: 4.8}
     )
     assert [p.length for p in one.relative_to(4.0).draft_lengths] == [1, 2]
     again = one.timed_again({1: [4.0], 2: [5.0], 4: [4.9]}).relative_to(4.0)

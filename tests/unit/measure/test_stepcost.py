@@ -119,7 +119,7 @@ def test_floors_by_hand(backend: Backend, tiny: str) -> None:
     vanilla = 4 * (3 * block + head) + 4 * 3 * row * (seen + 1)
     assert floor(Strategy(), "verify") == vanilla
     tree = parse_tree("0,1,00,01,000")
-    eagle = Strategy(tree=tree)
+    eagle = Strategy(drafts=tree)
     verify = vanilla + 4 * 3 * row * 5
     assert floor(eagle, "verify") == verify
     # The drafter catches up, then runs two levels of inner nodes; the head reads all three.
@@ -222,7 +222,7 @@ def test_the_middle_of_an_image_is_where_steps_are_timed(backend: Backend, tiny:
     tree = parse_tree("0,00,000")
     with torch.inference_mode():
         cost = stepcost.Cost(kind="step", label="chain", batch=1, nodes=4)
-        timed = stepcost.Timed(backend, model, cost, Strategy(tree=tree), Sampling(cfg_scale=3.0))
+        timed = stepcost.Timed(backend, model, cost, Strategy(drafts=tree), Sampling(cfg_scale=3.0))
         for _ in range(3):
             timed.ms()
             # No image may end while the clock runs: its steps would do nothing.

@@ -253,7 +253,7 @@ def test_auto_is_planned_with_the_drafter_that_it_may_draft_with() -> None:
 def test_a_window_by_a_draft_head_is_planned_with_it() -> None:
     manifest = read_manifest(bundled_models()["lantern-emoji"])
     tree = parse_tree("window:4,head")
-    by_head = Strategy(name="scd", tree=tree, coupling="invariant")
+    by_head = Strategy(name="scd", drafts=tree, coupling="invariant")
     found = measure(
         family(manifest.family), manifest, by_head, Sampling(), batch=2, dtype=torch.bfloat16
     )

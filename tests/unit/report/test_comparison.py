@@ -264,5 +264,5 @@ def test_details_name_the_tree_and_the_rule() -> None:
     assert texts["vanilla"] == "one token per step"
     assert texts["lantern++"] == "3 drafts, 2 deep, k 10, λ 2"
     assert texts["lantern"] == "dynamic, 4 drafts, 2 deep, k 1000, δ 0.2"
-    chain = Strategy(name="x", tree=ChainTree(length=3), acceptance=Exact())
+    chain = Strategy(name="x", drafts=ChainTree(length=3), acceptance=Exact())
     assert detail_of(chain) == "chain of 3"

@@ -29,7 +29,7 @@ def named(name: str) -> Strategy:
 
 
 def test_names_are_the_papers_combinations() -> None:
-    points = {name: (named(name).tree, named(name).acceptance) for name in STRATEGIES}
+    points = {name: (named(name).drafts, named(name).acceptance) for name in STRATEGIES}
     assert {name: points[name] for name in TREE_STRATEGIES} == {
         "vanilla": (NoTree(), Exact()),
         "eagle": (NAIVE_EXTEND_57, Exact()),
@@ -53,7 +53,7 @@ def test_a_models_own_defaults_are_used() -> None:
         lantern=Lantern(k=3),
         lantern_pp=LanternPP(k=5, lam=3),
     )
-    assert own.tree == SMALL_8 and own.acceptance == LanternPP(k=5, lam=3)
+    assert own.drafts == SMALL_8 and own.acceptance == LanternPP(k=5, lam=3)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_ends_of_the_ranges_are_allowed(rule: Any, values: dict[str, Any]) -
 
 def test_relaxation_without_a_tree_is_refused() -> None:
     with pytest.raises(ValidationError, match="drafts nothing that could be relaxed"):
-        Strategy(tree=NoTree(), acceptance=Lantern())
+        Strategy(drafts=NoTree(), acceptance=Lantern())
 
 
 def test_neighbour_columns_that_a_strategy_reads() -> None:
@@ -130,7 +130,7 @@ def test_override_changes_what_is_said_and_nothing_else() -> None:
     assert base.override(k=None, delta=None, tree=None) == base
     changed = base.override(delta=0.4, tree=ChainTree(length=2), residual="optimal")
     assert changed.acceptance == Lantern(delta=0.4)
-    assert (changed.tree, changed.residual) == (ChainTree(length=2), "optimal")
+    assert (changed.drafts, changed.residual) == (ChainTree(length=2), "optimal")
     assert base == named("lantern"), "the original stays"
     assert named("lantern++").override(lam=3.0, k=4).acceptance == LanternPP(k=4, lam=3.0)
 

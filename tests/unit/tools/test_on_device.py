@@ -277,7 +277,7 @@ def test_the_best_options_are_judged_against_what_the_card_can_reach(tool, tmp_p
 
 
 def test_what_tune_chose_is_shown(tool) -> None:
-    vanilla = {"name": "vanilla", "tree": {"kind": "none"}}
+    vanilla = {"name": "vanilla", "drafts": {"kind": "none"}}
     choice = {"key": {"batch": 4}, "strategy": vanilla, "speedup": 1.25, "source": "tune"}
     text = tool.stages("abacus", Path("x"), True)[-2].show({"choices": [choice]})
     assert text.startswith("- batch 4: plain decoding") and text.endswith("1.25x plain decoding")

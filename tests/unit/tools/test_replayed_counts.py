@@ -80,7 +80,7 @@ def test_another_models_steps_bring_what_was_recorded(
             counts.steps[key] = [[(at, 2) for at in range(0, 16, 2)]] * 2
         replay = tool.Replay(pipeline, recorder)
         replay.request = (1, 1)
-        strategy = Strategy(name="recorded", tree=copy)
+        strategy = Strategy(name="recorded", drafts=copy)
         sampling = pipeline.sampling()
         engine = pipeline.engine(2, strategy, sampling, pipeline.conditions(["dog face"]).shape)
         assert isinstance(engine.engine, automatic.AdaptiveEngine)
@@ -121,6 +121,6 @@ def test_a_race_of_a_size_says_that_its_counts_are_replayed(
     assert "acceptance replayed from" in capsys.readouterr().out
     made = SimpleNamespace(**json.loads(out.read_text()))
     assert made.size == str(size) and made.acceptance.startswith("replayed from")
-    tree = Strategy.model_validate(made.batches["1"]["auto"]).tree
+    tree = Strategy.model_validate(made.batches["1"]["auto"]).drafts
     assert isinstance(tree, NoTree | SelfDrafts) or tree.kind == "window"
     assert not list((tmp_path / "cache/choices").glob("*.json")), "replayed counts choose nothing"

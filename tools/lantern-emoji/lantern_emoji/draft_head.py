@@ -108,7 +108,7 @@ def record(
     pipeline: Pipeline, prompts: Sequence[str], seed: int, depths: int, progress: Progress
 ) -> Traces:
     """Draw pictures in windows, and return what the steps saw."""
-    strategy = pipeline.strategy("scd").model_copy(update={"tree": Window(length=SPAN)})
+    strategy = pipeline.strategy("scd").model_copy(update={"drafts": Window(length=SPAN)})
     sampling, parts = pipeline.sampling(), []
     progress.start("recording steps", len(prompts))
     for first in range(0, len(prompts), TOGETHER):

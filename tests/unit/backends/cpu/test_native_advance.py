@@ -105,7 +105,7 @@ def compare(one: Any, other: Any, when: object) -> None:
 
 
 def window(length: int, **changes: Any) -> Strategy:
-    return Strategy(name="scd", tree=Window(length=length, **changes))
+    return Strategy(name="scd", drafts=Window(length=length, **changes))
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -174,7 +174,7 @@ def test_a_number_that_is_not_finite_is_counted() -> None:
 
 
 def test_what_has_no_kernel_goes_the_engines_way() -> None:
-    sjd = Strategy(tree=Window(length=5, fresh="uniform"), coupling="maximal")
+    sjd = Strategy(drafts=Window(length=5, fresh="uniform"), coupling="maximal")
     with torch.inference_mode():
         engine = made(Whole(native.kernels(UNITS[0])), sjd, SAMPLED, 2)
     assert isinstance(engine, JacobiEngine) and engine.fused.after is None

@@ -49,7 +49,7 @@ def test_guesses_and_tokens_are_those_of_the_operators(
     draft_lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 5))
     moving = Window(length=5, fresh="head", draft_lengths=draft_lengths)
     for tree in (Window(length=4, fresh="head"), Window(length=8, fresh="head", passes=0), moving):
-        steps.compare(Strategy(name="scd", tree=tree), given, batch)
+        steps.compare(Strategy(name="scd", drafts=tree), given, batch)
 
 
 @pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (GREEDY, 2)])
@@ -59,7 +59,7 @@ def test_a_copys_own_windows_are_guessed_by_the_head(
     """Whichever way it is done, the tokens are plain decoding's, and the copy steps in one call."""
     monkeypatch.setattr(steps, "tiny_models", headed)
     monkeypatch.setattr(steps, "Pieces", Operators)
-    strategy = Strategy(name="self", tree=self_drafted((1, 4, 6), "int8", 4, 3))
+    strategy = Strategy(name="self", drafts=self_drafted((1, 4, 6), "int8", 4, 3))
     with steps.both() as (whole, pieces), torch.inference_mode():
         got, want = (steps.made(ops, strategy, given, batch) for ops in (whole, pieces))
         plain = steps.made(whole, Strategy(), given, batch)
@@ -77,7 +77,7 @@ def test_a_step_with_a_head_is_one_native_call_in_bfloat16_too(
     monkeypatch.setattr(steps, "tiny_models", headed)
     with open_backend("cpu", {"native": "on", "threads": 2}) as ops, torch.inference_mode():
         assert isinstance(ops, DeviceBackend)
-        strategy = Strategy(name="scd", tree=Window(length=4, fresh="head"))
+        strategy = Strategy(name="scd", drafts=Window(length=4, fresh="head"))
         engine = steps.made(ops, strategy, SAMPLED, 2, torch.bfloat16)
         assert engine.fused.guesses is not None
         plain = steps.made(ops, Strategy(), SAMPLED, 2, torch.bfloat16)
@@ -94,7 +94,7 @@ def test_guesses_in_bfloat16_are_nearly_all_those_of_the_operators(
 ) -> None:
     monkeypatch.setattr(steps, "tiny_models", headed)
     monkeypatch.setattr(steps, "Pieces", Operators)
-    strategy = Strategy(name="scd", tree=Window(length=6, fresh="head", passes=0))
+    strategy = Strategy(name="scd", drafts=Window(length=6, fresh="head", passes=0))
     same, every = 0, 0
     with steps.both() as (whole, pieces), torch.inference_mode():
         got, want = (

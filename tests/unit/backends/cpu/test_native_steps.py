@@ -76,8 +76,8 @@ def made(
         pack(model, ops)
     table = neighbours(target.config.vocab_size, 10)
     copy = None
-    if isinstance(strategy.tree, SelfDrafts):
-        copy = rounded_copy(target, ops, ROUNDINGS[strategy.tree.weights], drafts=True)
+    if isinstance(strategy.drafts, SelfDrafts):
+        copy = rounded_copy(target, ops, ROUNDINGS[strategy.drafts.weights], drafts=True)
     engine = engine_for(
         target, drafter, ops, strategy, given, batch=batch, neighbours=table, copy=copy
     )
@@ -145,12 +145,12 @@ def at_once(engine: Any) -> bool:
 @pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (UNGUIDED, 2)])
 def test_plain_steps_and_windows(given: Sampling, batch: int, dtype: torch.dtype) -> None:
     draft_lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 5))
-    windows = Strategy(name="windows", tree=Window(length=5, draft_lengths=draft_lengths))
-    for strategy in (NAMED["vanilla"], Strategy(name="scd", tree=Window(length=7)), windows):
+    windows = Strategy(name="windows", drafts=Window(length=5, draft_lengths=draft_lengths))
+    for strategy in (NAMED["vanilla"], Strategy(name="scd", drafts=Window(length=7)), windows):
         compare(strategy, given, batch, dtype=dtype, dim=64)
     for name in ("vanilla", "sjd"):
-        tree = NAMED["vanilla"].tree if name == "vanilla" else Window(length=5, fresh="uniform")
-        one = Strategy(name=name, tree=tree, coupling="maximal")
+        tree = NAMED["vanilla"].drafts if name == "vanilla" else Window(length=5, fresh="uniform")
+        one = Strategy(name=name, drafts=tree, coupling="maximal")
         compare(one, given, batch, dtype=dtype, dim=64)
 
 
@@ -158,17 +158,17 @@ def test_plain_steps_and_windows(given: Sampling, batch: int, dtype: torch.dtype
 @pytest.mark.parametrize("batch", [1, 3])
 def test_greedy_steps(batch: int, dtype: torch.dtype) -> None:
     draft_lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 5))
-    windows = Strategy(name="windows", tree=Window(length=5, draft_lengths=draft_lengths))
-    trees = [Strategy(name="eagle", tree=tree) for tree in (ChainTree(length=3), LOPSIDED)]
+    windows = Strategy(name="windows", drafts=Window(length=5, draft_lengths=draft_lengths))
+    trees = [Strategy(name="eagle", drafts=tree) for tree in (ChainTree(length=3), LOPSIDED)]
     beams = [DynamicTree(top_k=k, depth=d, total=n) for k, d, n in ((1, 0, 2), (3, 2, 9))]
     fresh = [Window(length=7, fresh=kind) for kind in ("above", "uniform")]
     for strategy in (
         NAMED["vanilla"],
         windows,
-        Strategy(name="self", tree=self_drafted((1, 4, 6), "int8")),
-        *(Strategy(name="scd", tree=one) for one in (*fresh, Window(length=7, passes=3))),
+        Strategy(name="self", drafts=self_drafted((1, 4, 6), "int8")),
+        *(Strategy(name="scd", drafts=one) for one in (*fresh, Window(length=7, passes=3))),
         *trees,
-        *(Strategy(name="eagle2", tree=tree) for tree in beams),
+        *(Strategy(name="eagle2", drafts=tree) for tree in beams),
     ):
         compare(strategy, GREEDY, batch, dtype=dtype, dim=64)
 
@@ -182,8 +182,8 @@ def test_relaxed_trees_without_temperature(
     flat = DynamicTree(top_k=4, depth=0, total=5)
     deep = [DynamicTree(top_k=k, depth=d, total=n) for k, d, n in ((3, 2, 9), (4, 3, 14))]
     prices = [
-        compare(Strategy(name="lantern", tree=tree, acceptance=rule), GREEDY, batch, dtype=dtype)
-        for tree in (LOPSIDED, NAMED["lantern++"].tree, flat, *deep)
+        compare(Strategy(name="lantern", drafts=tree, acceptance=rule), GREEDY, batch, dtype=dtype)
+        for tree in (LOPSIDED, NAMED["lantern++"].drafts, flat, *deep)
     ]
     assert sum(prices) > 0, "codes that are not the likeliest were kept"
 
@@ -193,13 +193,13 @@ def test_relaxed_trees_without_temperature(
 @pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (UNGUIDED, 2)])
 def test_drafts_of_a_copy(given: Sampling, batch: int, weights: str, dtype: torch.dtype) -> None:
     drafts = self_drafted((1, 4, 6), weights)
-    compare(Strategy(name="self", tree=drafts), given, batch, dtype=dtype, dim=64)
+    compare(Strategy(name="self", drafts=drafts), given, batch, dtype=dtype, dim=64)
 
 
 @pytest.mark.parametrize("weights", sorted(ROUNDINGS))
 def test_drafts_of_a_copys_windows_end_in_the_same_images(weights: str) -> None:
     # A native step draws no drafts behind its next window, so that those of a jump may differ.
-    strategy = Strategy(name="self", tree=self_drafted((1, 4, 6), weights, 4, 3))
+    strategy = Strategy(name="self", drafts=self_drafted((1, 4, 6), weights, 4, 3))
     with both() as (whole, pieces), torch.inference_mode():
         got, want, plain = (
             made(ops, one, SAMPLED, 3, dim=64)
@@ -214,7 +214,7 @@ def test_drafts_of_a_copys_windows_end_in_the_same_images(weights: str) -> None:
 def test_every_pass_of_a_copy_is_one_call() -> None:
     with both() as (whole, pieces), torch.inference_mode():
         for window in (0, 4):
-            strategy = Strategy(name="self", tree=self_drafted((1, 6), "int6", window))
+            strategy = Strategy(name="self", drafts=self_drafted((1, 6), "int6", window))
             for ops, native_ in ((whole, True), (pieces, False)):
                 engine = made(ops, strategy, SAMPLED, 1, dim=64)
                 assert at_once(engine.longest.copy) == native_ == at_once(engine.longest)
@@ -227,7 +227,7 @@ def test_every_pass_of_a_copy_is_one_call() -> None:
 def test_trees(
     tree: Tree, given: Sampling, batch: int, dtype: torch.dtype, coupling: Coupling
 ) -> None:
-    strategy = Strategy(name="eagle", tree=tree, coupling=coupling)
+    strategy = Strategy(name="eagle", drafts=tree, coupling=coupling)
     compare(strategy, given, batch, dtype=dtype, dim=64)
 
 
@@ -269,7 +269,7 @@ def test_beams_under_every_residual(residual: str) -> None:
 @pytest.mark.parametrize("taps", [(), (1,)])
 @pytest.mark.parametrize("lengths", [(2, 3, 4), (1, 2, 4)])
 def test_chains_that_change_their_length(lengths: tuple[int, ...], taps: tuple[int, ...]) -> None:
-    strategy = Strategy(name="chains", tree=adaptive_chain(lengths))
+    strategy = Strategy(name="chains", drafts=adaptive_chain(lengths))
     for batch in (1, 3):
         compare(strategy, SAMPLED, batch, taps=taps)
 
@@ -278,7 +278,7 @@ def test_trees_that_change_their_depth() -> None:
     lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 4))
     tree = LOPSIDED.model_copy(update={"draft_lengths": lengths})
     for coupling in COUPLINGS:
-        strategy = Strategy(name="trees", tree=tree, coupling=coupling)
+        strategy = Strategy(name="trees", drafts=tree, coupling=coupling)
         for batch in (1, 3):
             compare(strategy, SAMPLED, batch)
 

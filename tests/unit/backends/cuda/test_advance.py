@@ -92,7 +92,7 @@ def test_a_step_launches_so_many(
 
 
 def strategy(tree: Any, rule: Any = None, coupling: Any = "invariant") -> Strategy:
-    return Strategy(name="asked", tree=tree, acceptance=rule or Exact(), coupling=coupling)
+    return Strategy(name="asked", drafts=tree, acceptance=rule or Exact(), coupling=coupling)
 
 
 @compiles

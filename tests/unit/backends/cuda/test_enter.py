@@ -23,7 +23,7 @@ SAMPLING = Sampling(temperature=1.0, cfg_scale=2.0, top_k=12)
 
 
 def engine_of(backend: Any, tree: Any, batch: int = 1) -> Any:
-    asked = Strategy(name="asked", tree=tree, acceptance=Exact(), coupling="invariant")
+    asked = Strategy(name="asked", drafts=tree, acceptance=Exact(), coupling="invariant")
     model = tiny.tiny_model(backend, backend.device, torch.float32)
     engine: Any = engine_for(model.target, None, backend, asked, SAMPLING, batch=batch)
     vars(engine)["model"] = model
@@ -173,7 +173,7 @@ def test_a_target_that_no_kernel_multiplies_goes_by_operators(
     model = tiny.tiny_model(backend, backend.device, torch.float32)
     backend._trust = lambda kernel: not kernel.startswith("rounded")
     pack(model.target, backend, ROUNDINGS["int8"])
-    asked = Strategy(name="asked", tree=NoTree(), acceptance=Exact(), coupling="invariant")
+    asked = Strategy(name="asked", drafts=NoTree(), acceptance=Exact(), coupling="invariant")
     engine: Any = engine_for(model.target, None, backend, asked, SAMPLING)
     assert not steps.serves(engine.plan())
     assert engine.fused.whole is None and engine.fused.after is not None

@@ -38,7 +38,7 @@ def drafting_engine(
         target,
         drafter,
         TensorOps(),
-        Strategy(tree=tree),
+        Strategy(drafts=tree),
         Sampling(temperature=0, cfg_scale=cfg_scale),
     )
     assert engine.drafting is not None

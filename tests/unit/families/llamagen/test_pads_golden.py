@@ -27,7 +27,7 @@ def prefilled(cap: str, tree: Tree, mask_padding: bool) -> tuple[Engine, torch.T
         target,
         lantern_drafter(mask_padding=mask_padding),
         TensorOps(),
-        Strategy(tree=tree),
+        Strategy(drafts=tree),
         Sampling(temperature=0, cfg_scale=3.0),
     )
     rows = torch.stack((condition, target.unconditional(1)[0]))

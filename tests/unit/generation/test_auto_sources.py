@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import math
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from lantern_accel.decoding.length_policy import tokens_of
+from lantern_accel.generation.auto import Auto
 from lantern_accel.generation.comparison import MOST_NEAR, TIMED_AFTER, Comparison
 from lantern_accel.generation.timed import (
     DRAFTER_STEPS,
@@ -12,7 +18,7 @@ from lantern_accel.generation.timed import (
     Timed,
 )
 from lantern_accel.strategy.sources import DraftLength
-from lantern_accel.strategy.values import Strategy, Window
+from lantern_accel.strategy.values import Sampling, Strategy, Window
 
 
 def timed(cost: float, brings: float, plain: float | None) -> Timed:
@@ -131,3 +137,55 @@ def test_a_source_that_was_known_to_pay_is_given_up_by_some_images_alone() -> No
     assert one.young
     one.images = FEWEST_IMAGES
     assert not one.young
+
+
+class Device:
+    """A device whose steps are captured in no time."""
+
+    capture_patience = math.inf
+
+
+def lengthened(times: dict[int, float], rate: float, fits: bool = True) -> Timed:
+    """Return windows that took so long by length, and whose drafts were kept at a rate, lengthened."""
+    sizes = SimpleNamespace(manifest=SimpleNamespace(target=SimpleNamespace(num_tokens=256)))
+    auto = Auto(sizes, Device(), torch.float32)  # type: ignore[arg-type]  # what is read of them
+    auto.fits = lambda *given: fits
+    lengths = tuple(
+        DraftLength(length=n, cost=ms, tokens_per_step=tokens_of(rate, n))
+        for n, ms in times.items()
+    )
+    tree = Window(length=max(times), draft_lengths=lengths)
+    prior = {one.length: one.tokens_per_step or 1.0 for one in lengths}
+    one = Timed(strategy=Strategy(tree=tree), times=times, prior=prior)
+    made = auto.lengthened(one, 1, Sampling(cfg_scale=3.0))
+    assert made.times == times and made.draft_lengths == one.draft_lengths, (
+        "the rest is not timed yet"
+    )
+    return made
+
+
+def lengths_of(one: Timed) -> list[int]:
+    tree = one.strategy.tree
+    assert isinstance(tree, Window) and tree.length == tree.draft_lengths[-1].length
+    return [p.length for p in tree.draft_lengths]
+
+
+def test_windows_grow_where_their_steps_are_cheap_and_drafts_are_kept() -> None:
+    cheap = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.02, 16: 1.1}
+    made = lengthened(cheap, rate=0.95)
+    assert lengths_of(made) == [1, 2, 4, 8, 16, 32, 64]
+    assert set(made.prior) == {1, 2, 4, 8, 16, 32, 64} and made.prior[32] > made.prior[16]
+    middling = {1: 1.0, 2: 1.0, 4: 1.05, 8: 1.2, 16: 1.6}
+    assert lengths_of(lengthened(middling, rate=0.95))[-1] > 16
+    assert lengths_of(lengthened(middling, rate=0.3)) == [*middling], "what was counted decides"
+    assert lengths_of(lengthened(cheap, rate=0.95, fits=False)) == [*cheap]
+    dear = {1: 1.0, 2: 1.06, 4: 1.24, 8: 1.85, 16: 3.3}
+    for rate in (0.3, 0.7):
+        assert lengths_of(lengthened(dear, rate)) == [*dear]
+
+
+def test_windows_keep_their_lengths_where_a_new_one_is_compiled_for_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Device, "capture_patience", 30.0)
+    assert lengths_of(lengthened({1: 1.0, 16: 1.0}, rate=0.95)) == [1, 16]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from lantern_accel.decoding.forced import forced_pass as sound
 from lantern_accel.decoding.length_policy import usual_tokens_per_step
 from lantern_accel.device.backend import Backend, Stopwatch
 from lantern_accel.device.plugins import open_backend
@@ -110,7 +111,6 @@ def cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Backend]:
 def clock(backend: Backend, cost: Callable[[int], float], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let a pass over n tokens take ``cost(n)`` seconds; return the tokens of the passes that ran."""
     ran: list[int] = []
-    sound = rows.forced_pass
 
     def forced_pass(engine: Any, first: int, count: int) -> Any:
         forward = sound(engine, first, count)

@@ -28,7 +28,18 @@ def units() -> list[str]:
         return []
     features = build._features()
     known = build.UNITS[family]
-    return [n for n, unit in known.items() if not unit.needs or unit.needs <= (features or set())]
+    fit = [n for n, unit in known.items() if not unit.needs or unit.needs <= (features or set())]
+    return [name for name in fit if name != "amx" or not build.tiles_refused()]
+
+
+def unit_cases(*without: str) -> list[object]:
+    """Return the units as cases: this machine's own and emulated tiles, and in the long tier the others.
+
+    A unit takes a compiler 20 seconds and more.
+    """
+    every = [name for name in units() if name not in without]
+    quick = {*every[:1], "amxemulated"}
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.long) for n in every]
 
 
 def kernels(unit: str = "") -> Kernels:

@@ -294,7 +294,7 @@ def test_step_costs_and_races_are_shown_as_their_tables(tool, tmp_path: Path) ->
     stored = json.loads((tmp_path / "stepcost-llamagen-xl-384.json").read_text())
     by_name = {one.name: one for one in tool.stages("a", tmp_path, True, clone=Path("x"))}
     shown = by_name["stepcost-llamagen-xl-384"].show(stored)
-    assert "| lantern++ | 1 | 58 | 30.000 |" in shown
+    assert "| lantern++ | 1 | 58 |  | 30.000 |" in shown
     lap = {"seconds": 2.0, "cpu_seconds": 1.0, "work": {"tokens": 100}}
     runner = {"name": "official", "laps": [lap]}
     where = invented_run().environment.model_dump(mode="json")

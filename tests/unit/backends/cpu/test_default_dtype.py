@@ -56,7 +56,7 @@ def test_the_device_is_described_with_it() -> None:
 
 
 @native.needs_native
-@pytest.mark.parametrize("unit", [u for u in native.units() if u not in ("plain", "neon")])
+@pytest.mark.parametrize("unit", native.unit_cases("plain", "neon"))
 def test_exact_strategies_draw_the_same_tokens_in_bfloat16(
     unit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

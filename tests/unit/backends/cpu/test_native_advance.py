@@ -22,7 +22,7 @@ from lantern_accel_cpu.native import races, sampling, steps, windows
 from lantern_accel_cpu.native.kernels import Kernels
 
 pytestmark = native.needs_native
-UNITS = native.units()
+UNITS = native.unit_cases()
 PLAIN = Sampling(temperature=0.9, top_k=0, top_p=1.0, cfg_scale=2.0)
 
 

@@ -11,7 +11,7 @@ from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel_cpu.native import kernels as module
 
 pytestmark = native.needs_native
-UNITS = native.units()
+UNITS = native.unit_cases()
 DTYPES = [torch.float32, torch.bfloat16]
 #: In and out: one panel, ragged, odd, deeper than one piece.
 SIZES = [(32, 32), (33, 48), (5, 7), (256, 96), (2100, 40)]

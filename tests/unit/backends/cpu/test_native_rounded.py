@@ -11,7 +11,7 @@ from torch import Tensor
 from lantern_accel.nn.rounding import ROUNDINGS, Rounded, rounded
 from lantern_accel_cpu.backend import DeviceBackend
 from lantern_accel_cpu.native.rounded import RoundedPanels
-from tests.support.native import draw, kernels, needs_native, threads, units
+from tests.support.native import draw, kernels, needs_native, threads, unit_cases
 
 pytestmark = needs_native
 FORMATS = sorted(ROUNDINGS)
@@ -56,7 +56,7 @@ def test_panels_give_back_what_they_were_made_of(name, out, inputs):
     assert torch.equal(back.dense(torch.float32), made.dense(torch.float32))
 
 
-@pytest.mark.parametrize("unit", units())
+@pytest.mark.parametrize("unit", unit_cases())
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
@@ -89,7 +89,7 @@ def test_a_matrix_of_several_pieces_is_ordered_as_a_whole(monkeypatch):
     assert torch.equal(RoundedPanels.of(made).panels, whole)
 
 
-@pytest.mark.parametrize("unit", units())
+@pytest.mark.parametrize("unit", unit_cases())
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_products_equal_those_in_float64(unit, name, dtype):
@@ -102,7 +102,7 @@ def test_products_equal_those_in_float64(unit, name, dtype):
             check_product(found, x, made)
 
 
-@pytest.mark.parametrize("unit", units())
+@pytest.mark.parametrize("unit", unit_cases())
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("drafts", [False, True], ids=["target", "copy"])
 def test_a_rows_product_depends_on_no_other_row_and_on_no_thread(unit, name, drafts):
@@ -122,7 +122,7 @@ def test_a_rows_product_depends_on_no_other_row_and_on_no_thread(unit, name, dra
 SPAN = 256
 
 
-@pytest.mark.parametrize("unit", units())
+@pytest.mark.parametrize("unit", unit_cases())
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_copys_products_lose_nothing_where_8_bits_hold_the_activations(unit, name, dtype):
@@ -140,7 +140,7 @@ def test_a_copys_products_lose_nothing_where_8_bits_hold_the_activations(unit, n
             check_product(found, x, made)
 
 
-@pytest.mark.parametrize("unit", units())
+@pytest.mark.parametrize("unit", unit_cases())
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_largest_codes_and_activations_leave_no_register(unit, name, sign):
@@ -153,7 +153,7 @@ def test_the_largest_codes_and_activations_leave_no_register(unit, name, sign):
         check_product(found, x, made)
 
 
-@pytest.mark.parametrize("unit", units())
+@pytest.mark.parametrize("unit", unit_cases())
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_copys_products_are_off_by_half_a_step_of_each_activation_at_most(unit, name):
     ops = kernels(unit)

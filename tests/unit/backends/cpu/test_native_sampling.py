@@ -25,7 +25,7 @@ from lantern_accel_cpu.backend import DeviceBackend
 from lantern_accel_cpu.native import sampling
 
 pytestmark = native.needs_native
-UNITS = native.units()
+UNITS = native.unit_cases()
 #: Ragged, whole vectors, and long enough for every way to find the k-th value.
 SIZES = [1, 7, 33, 256, 5000]
 FILTERS = [
@@ -143,45 +143,45 @@ def situation(seed: int, vocab: int, drawn: bool) -> tuple[Any, Tensor]:
     return draft_tree(shapes, tokens, q=q if drawn else None), logits
 
 
+@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("drawn", [False, True], ids=["q=1", "drawn"])
 @pytest.mark.parametrize("residual", get_args(Residual))
 @pytest.mark.parametrize("kind", RULES)
 def test_a_tree_is_walked_as_the_reference_walks(
-    kind: str, residual: Residual, drawn: bool
+    kind: str, residual: Residual, drawn: bool, unit: str
 ) -> None:
     refused = accepted = 0
-    for unit in UNITS:
-        backend = DeviceBackend(0, kernels=native.kernels(unit))
-        for seed in range(12):
-            vocab = 29 if seed % 2 else 64
-            tree, logits = situation(100 * seed, vocab, drawn)
-            masked = seed % 3 == 0
-            if masked:
-                logits[..., ::5] = float("-inf")
-            budget = None  # with one the reference decides
-            table = None if kind == "exact" else neighbour_table(native.draw(5, vocab, 3), 8)
-            rule = Rule(
-                RULES[kind],
-                residual,
-                table,
-                torch.tensor(RULES[kind].runtime_values()),
-                budget,
-            )
-            top_k = 20 if seed % 4 == 1 else 0
-            filters = Filters(Sampling(top_k=top_k, top_p=0.95), 0.9, 0.95, backend)
-            tests, bonus = uniform(seed, 4, sum(tree.max_children)), uniform(seed + 1, 4)
-            got = accept(tree, logits, filters, rule, tests, bonus, masked=masked)
-            exactly: Any = Exactly()
-            exactly.filter = backend.filter
-            given = replace(filters, ops=exactly)
-            want = accept_sampling(tree, logits, rule, tests, bonus, given, masked)
-            assert torch.equal(got.path, want.path)
-            assert torch.equal(got.length, want.length)
-            assert torch.equal(got.bonus, want.bonus)
-            torch.testing.assert_close(got.weights, want.weights, rtol=1e-4, atol=1e-6)
-            torch.testing.assert_close(got.price, want.price, rtol=1e-4, atol=1e-5)
-            accepted += int(got.length.sum())
-            refused += int((got.length == 0).sum())
+    backend = DeviceBackend(0, kernels=native.kernels(unit))
+    for seed in range(12):
+        vocab = 29 if seed % 2 else 64
+        tree, logits = situation(100 * seed, vocab, drawn)
+        masked = seed % 3 == 0
+        if masked:
+            logits[..., ::5] = float("-inf")
+        budget = None  # with one the reference decides
+        table = None if kind == "exact" else neighbour_table(native.draw(5, vocab, 3), 8)
+        rule = Rule(
+            RULES[kind],
+            residual,
+            table,
+            torch.tensor(RULES[kind].runtime_values()),
+            budget,
+        )
+        top_k = 20 if seed % 4 == 1 else 0
+        filters = Filters(Sampling(top_k=top_k, top_p=0.95), 0.9, 0.95, backend)
+        tests, bonus = uniform(seed, 4, sum(tree.max_children)), uniform(seed + 1, 4)
+        got = accept(tree, logits, filters, rule, tests, bonus, masked=masked)
+        exactly: Any = Exactly()
+        exactly.filter = backend.filter
+        given = replace(filters, ops=exactly)
+        want = accept_sampling(tree, logits, rule, tests, bonus, given, masked)
+        assert torch.equal(got.path, want.path)
+        assert torch.equal(got.length, want.length)
+        assert torch.equal(got.bonus, want.bonus)
+        torch.testing.assert_close(got.weights, want.weights, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(got.price, want.price, rtol=1e-4, atol=1e-5)
+        accepted += int(got.length.sum())
+        refused += int((got.length == 0).sum())
     assert accepted > 20
     assert refused > 20
 

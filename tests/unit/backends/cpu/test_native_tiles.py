@@ -20,11 +20,7 @@ from lantern_accel_cpu.native.kernels import Kernels, Panels
 from lantern_accel_cpu.native.rounded import RoundedPanels
 
 #: Units with tiles that this processor runs: the emulated ones on all with AVX2.
-UNITS = [
-    unit
-    for unit in native.units()
-    if unit.startswith("amx") and not (unit == "amx" and build.tiles_refused())
-]
+UNITS = [unit for unit in native.units() if unit.startswith("amx")]
 pytestmark = [
     native.needs_native,
     pytest.mark.skipif(not UNITS, reason="this processor has neither tiles nor AVX2"),

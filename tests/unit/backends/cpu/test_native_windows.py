@@ -15,7 +15,7 @@ from lantern_accel_cpu.native import windows
 from lantern_accel_cpu.native.library import Library
 
 pytestmark = native.needs_native
-UNITS = native.units()
+UNITS = native.unit_cases()
 
 
 class Scanning(SamplingOps):

@@ -17,6 +17,7 @@ namespace {
 
 static_assert(DEEP == PANEL, "a panel's columns are a row of the next product's tiles");
 constexpr int FEW_ROWS = 4;  // that vectors multiply at a time
+constexpr int64_t QUARTER = DEEP / 4;  // lines of a step's weights
 constexpr int64_t SOON = 4096;  // bytes that are fetched into the first cache ahead of their use
 
 INLINE int64_t tile_steps(int64_t k) { return (k + DEEP - 1) / DEEP; }
@@ -240,16 +241,19 @@ INLINE void tile_product(const bf16* x, int64_t ldx, const bf16* w, int64_t step
         if (B > 1) tile_zero<2>(), tile_zero<3>();
     }
     for (; steps; --steps, x += TILE_ROWS * DEEP, w += DEEP * PANEL) {
-        fetch();
         tile_load<4>(x, TILE_BYTES);
+        fetch();
         tile_load<6>(w, ROW);
         tile_pairs<0, 4, 6>();
+        fetch();
         if (B > 1) {
             tile_load<5>(x + ldx, TILE_BYTES);
             tile_pairs<2, 5, 6>();
         }
+        fetch();
         tile_load<7>(w + 2 * HALF, ROW);
         tile_pairs<1, 4, 7>();
+        fetch();
         if (B > 1) tile_pairs<3, 5, 7>();
     }
     tile_store<0>(y, ROW);
@@ -273,30 +277,31 @@ INLINE void tile_products(const TileRows& x, int64_t block, bool two, int64_t fi
         tile_product<1>(at, ldx, w, steps, y, more, fetch);
 }
 
-// What is fetched while a panel is multiplied: of the weights that this thread reads later, a share each step.
+// What is fetched in a quarter of a step: of the weights that this thread reads a panel later a share, into the second
+// cache, and those of the next steps, into the first.
 struct Later {
     const char *far, *near;
     int64_t lines;
     INLINE_MEMBER void operator()() {
-        for (int64_t i = 0; i < lines; ++i) {
-            __builtin_prefetch(far + i * 64, 0, 2);
-            __builtin_prefetch(near + i * 64, 0, 3);
-        }
-        far += lines * 64, near += lines * 64;
+        for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(far + i * 64, 0, 2);
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < QUARTER; ++i) __builtin_prefetch(near + i * 64, 0, 3);
+        far += lines * 64, near += QUARTER * 64;
     }
 };
 
 void whole_tiles(const TileRows& x, int64_t m, const bf16* w, int64_t k, float* y, const char* far) {
-    int64_t steps = k / DEEP, rest = k % DEEP, calls = (tile_blocks(m) + 1) / 2, lines = (DEEP + calls - 1) / calls;
+    int64_t steps = k / DEEP, rest = k % DEEP, calls = (tile_blocks(m) + 1) / 2, lines = (QUARTER + calls - 1) / calls;
     alignas(64) bf16 last[DEEP * PANEL];
     if (rest) {
         size_t bytes = size_t(even(rest)) * PANEL * sizeof(bf16);
         memcpy(last, w + steps * DEEP * PANEL, bytes);
         memset((char*)last + bytes, 0, sizeof last - bytes);
     }
-    Later later{far, (const char*)w + SOON, lines};
+    Later later{far, nullptr, lines};
     two_blocks(m, [&](int64_t block, bool two) {
         float* to = y + block * TILE_ROWS * PANEL;
+        later.near = (const char*)w + SOON;
         tile_products(x, block, two, 0, w, steps, to, false, [&]() INLINE_LAMBDA { later(); });
         if (rest) tile_products(x, block, two, steps, last, 1, to, steps > 0, [] {});
     });
@@ -324,7 +329,7 @@ void rounded_tiles(const TileRows& x, int64_t m, const char* w, int kept, int64_
             kept == INT6 ? Wholes::group<6>(at + g * bytes, numbers + g * GROUP * PANEL, half)
                          : Wholes::group<4>(at + g * bytes, numbers + g * GROUP * PANEL, half);
         const char* other = far + taken / 2;
-        int64_t lines = (taken / 128 + steps * calls - 1) / (steps * calls);
+        int64_t lines = (taken / 2 / 64 / 4 + steps * calls - 1) / (steps * calls);
         auto fetch = [&]() INLINE_LAMBDA {
             for (int64_t i = 0; i < lines; ++i, other += 64) __builtin_prefetch(other, 0, 2);
         };

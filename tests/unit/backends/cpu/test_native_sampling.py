@@ -182,8 +182,8 @@ def test_a_tree_is_walked_as_the_reference_walks(
         torch.testing.assert_close(got.price, want.price, rtol=1e-4, atol=1e-5)
         accepted += int(got.length.sum())
         refused += int((got.length == 0).sum())
-    assert accepted > 20
-    assert refused > 20
+    assert accepted > 4
+    assert refused > 4
 
 
 def test_a_rule_of_another_kind_goes_the_reference_s_way() -> None:

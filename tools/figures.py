@@ -29,6 +29,7 @@ SERVING, ROBUSTNESS, XLA = "docs/serving.md", "docs/robustness.md", "docs/xla.md
 Figure = dict[str, Any]
 #: Where tools are that settled their question and have been removed.
 GONE = "git show 8c0ad61:tools/"
+RACE = "python tools/race_auto.py"
 
 #: Files of races against plain decoding, and whether the pages say how many tokens a step brought.
 AUTO = (
@@ -42,6 +43,11 @@ AVX2 = {
     "prompts-draw-6173": "the bundled model, 12 prompts, draw 6173",
     "llamagen-b-256-draw-6173": "LlamaGen-B's size, 8 prompts, draw 6173",
     "llamagen-xl-384-draw-6173": "LlamaGen-XL's size, 3 prompts, draw 6173",
+}
+AMX = {
+    "prompts": "the bundled model, 12 prompts",
+    "batch4": "the bundled model, 4 prompts, batches of four",
+    "llamagen-b-256": "LlamaGen-B's size, 4 prompts",
 }
 RACES = {
     "llamagen-bundled": (("float32", 1), ("float32", 2), ("bfloat16", 1), ("bfloat16", 2)),
@@ -80,8 +86,11 @@ def figures() -> list[Figure]:
         *_floor(),
         *_stepcost(),
         *_sized(),
-        *_rounded(),
-        *_avx2(),
+        *_rounded_steps("epyc", BITS),
+        *_machine("zen3", AVX2),
+        *_rounded_steps("zen3", BENCHMARKS),
+        *_machine("xeon", AMX),
+        *_passes(),
         *_races(),
         *_evaluation(),
         *_load(),
@@ -206,15 +215,13 @@ def _float32() -> Iterator[Figure]:
 
 
 def _couplings() -> Iterator[Figure]:
-    data = "profiles/bench/epyc-couplings.json"
+    command, data = GONE + "window_sources.py", "profiles/bench/epyc-couplings.json"
     rows = _read(data)["rows"]
-    command = GONE + "window_sources.py"
     for name, label in COUPLED.items():
         both = [rows[one]["pooled"] for one in (name, f"{name}, maximal")]
         text = f"| {label} | {both[0]:.2f} | {both[1]:.2f} |"
         yield _figure(f"tokens per step, {label}", text, data, command, STRATEGIES)
-    command = "python tools/race_auto.py"
-    data = "profiles/auto/epyc-couplings.json"
+    command, data = RACE, "profiles/auto/epyc-couplings.json"
     found = _read(data)["batches"]["1"]["summary"]
     for name in ("sjd", "eagle", "eagle2"):
         cells = [
@@ -226,9 +233,8 @@ def _couplings() -> Iterator[Figure]:
 
 
 def _sources() -> Iterator[Figure]:
-    data = "profiles/bench/epyc-couplings.json"
+    command, data = GONE + "window_sources.py", "profiles/bench/epyc-couplings.json"
     rows = _read(data)["rows"]
-    command = GONE + "window_sources.py"
     for name, label in SOURCES.items():
         text = f"| {label} | {rows[name]['pooled']:.2f} | {rows[name]['one_token']:.0%} |"
         yield _figure(f"drafts of a window, {name}", text, data, command, WINDOWS)
@@ -282,22 +288,22 @@ def _sized() -> Iterator[Figure]:
         yield _figure(f"auto at the size of {name}", text, data, command, BITS)
 
 
-def _avx2() -> Iterator[Figure]:
-    """Yield the rows of the table of a processor with AVX2 alone: races, then steps."""
-    command = "python tools/race_auto.py"
-    for name, label in AVX2.items():
-        data = f"profiles/auto/zen3-{name}.json"
-        found = _read(data)["batches"]["1"]["summary"]["auto"]
-        text = (
-            f"| {label} | {found['median']:.2f}x | {found['least']:.2f}x | {found['most']:.2f}x | "
-        )
-        text += f"{found['below_0.97']} | {found['tokens_per_step']:.2f} |"
-        yield _figure(f"auto with AVX2 alone, {name}", text, data, command, BENCHMARKS)
-    yield from _rounded_steps("zen3", BENCHMARKS)
+def _machine(machine: str, rows: dict[str, str]) -> Iterator[Figure]:
+    for name, label in rows.items():
+        data = f"profiles/auto/{machine}-{name}.json"
+        found = next(iter(_read(data)["batches"].values()))["summary"]["auto"]
+        text = f"| {label} | {found['median']:.2f}x | {found['least']:.2f}x | "
+        text += f"{found['most']:.2f}x | {found['below_0.97']} | {found['tokens_per_step']:.2f} |"
+        yield _figure(f"auto on {machine}, {name}", text, data, RACE, BENCHMARKS)
 
 
-def _rounded() -> Iterator[Figure]:
-    yield from _rounded_steps("epyc", BITS)
+def _passes() -> Iterator[Figure]:
+    for size in ("b", "xl"):
+        costs = _read(data := f"profiles/stepcost/xeon-llamagen-{size}.json")["costs"]
+        ms = {c["nodes"]: statistics.median(c["ms"]) for c in costs if c["kind"] == "pass"}
+        text = f"| LlamaGen-{size.upper()} | "
+        text += " | ".join(f"{ms[n] / ms[2]:.2f}" for n in (8, 16, 32, 64)) + " |"
+        yield _figure(f"rows on xeon, {size}", text, data, "lantern-accel stepcost", BENCHMARKS)
 
 
 def _rounded_steps(machine: str, page: str) -> Iterator[Figure]:

@@ -156,7 +156,7 @@ def lengthened(times: dict[int, float], rate: float, fits: bool = True) -> Timed
     )
     tree = Window(length=max(times), draft_lengths=lengths)
     prior = {one.length: one.tokens_per_step or 1.0 for one in lengths}
-    one = Timed(strategy=Strategy(tree=tree), times=times, prior=prior)
+    one = Timed(strategy=Strategy(drafts=tree), times=times, prior=prior)
     made = auto.lengthened(one, 1, Sampling(cfg_scale=3.0))
     assert made.times == times and made.draft_lengths == one.draft_lengths, (
         "the rest is not timed yet"
@@ -165,7 +165,7 @@ def lengthened(times: dict[int, float], rate: float, fits: bool = True) -> Timed
 
 
 def lengths_of(one: Timed) -> list[int]:
-    tree = one.strategy.tree
+    tree = one.strategy.drafts
     assert isinstance(tree, Window) and tree.length == tree.draft_lengths[-1].length
     return [p.length for p in tree.draft_lengths]
 

@@ -146,7 +146,7 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def half_pair(text: str) -> bool:
-    """Return whether half a surrogate pair is in a string, which then is no text and has no UTF-8."""
+    """Return whether half a surrogate pair is in a string, which then is not text and has no UTF-8."""
     return any("\ud800" <= sign <= "\udfff" for sign in text)
 
 

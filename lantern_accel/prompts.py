@@ -90,7 +90,7 @@ def _object(line: str, number: int, path: Path) -> Mapping[str, Any]:
         found = json.loads(line)
     except (ValueError, RecursionError):
         raise RequestError(
-            f"line {number} of {path} is no JSON; write one object per line"
+            f"line {number} of {path} is not JSON; write one object per line"
         ) from None
     if isinstance(found, str):
         return {"prompt": found}

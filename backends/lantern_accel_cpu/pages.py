@@ -39,10 +39,10 @@ LEAST = 1 << 16
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return zeros of a shape: in huge pages where they are many and Linux has such pages."""
     nbytes = torch.Size(shape).numel() * dtype.itemsize
-    room = _room(nbytes) if nbytes >= LEAST and wanted() else None
-    if room is None:
+    piece = _memory(nbytes) if nbytes >= LEAST and wanted() else None
+    if piece is None:
         return torch.zeros(shape, dtype=dtype, device="cpu")
-    return torch.frombuffer(room, dtype=dtype).view(shape)
+    return torch.frombuffer(piece, dtype=dtype).view(shape)
 
 
 def wanted() -> bool:
@@ -80,11 +80,11 @@ class _Mapping:
         if end > len(self.memory):
             return None
         self.next = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
-        room = memoryview(self.memory)[at:end]
-        weakref.finalize(room, _free, self.memory, at, self.next - at).atexit = False
+        piece = memoryview(self.memory)[at:end]
+        weakref.finalize(piece, _free, self.memory, at, self.next - at).atexit = False
         if at // GIVEN_BACK != self.next // GIVEN_BACK:
             heap.give_back()
-        return room
+        return piece
 
 
 def _free(memory: mmap.mmap, at: int, nbytes: int) -> None:
@@ -97,16 +97,16 @@ _lock = threading.Lock()
 _current: _Mapping | None = None
 
 
-def _room(nbytes: int) -> memoryview | None:
+def _memory(nbytes: int) -> memoryview | None:
     """Return memory for a tensor; None where no addresses are left for a mapping."""
     global _current
     with _lock:
-        room = None if _current is None else _current.take(nbytes)
-        if room is None:
+        piece = None if _current is None else _current.take(nbytes)
+        if piece is None:
             with suppress(OSError):
                 _current = _Mapping(max(MAPPING, nbytes))
-                room = _current.take(nbytes)
-        return room
+                piece = _current.take(nbytes)
+        return piece
 
 
 def _begin_in_child() -> None:

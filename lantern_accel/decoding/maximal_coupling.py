@@ -4,7 +4,7 @@ Draft ``x[i]`` was drawn from ``q[i]``; the pass gives ``p[i]``, the distributio
 drawn from. Testing x[i] with ``u q(x) < p(x)``, and where that fails drawing from what is left,
 ``norm(max(0, p - q))``, gives a token that is distributed as p[i], whatever q[i] was. The target's
 own distribution follows for the drafts up to the first that is replaced: they, and the replacement,
-were judged by the right past. The later ones were judged by drafts, and are drawn anew from their own
+were judged by the right past. The later ones were judged by drafts, and are drawn again from their own
 p[i], so that q[i] := p[i] is what they were drawn from when the next pass tests them.
 
 Source: SJD (arXiv 2410.01699).
@@ -41,7 +41,7 @@ def leading(accepted: Tensor, dtype: torch.dtype) -> Tensor:
 def couple(
     x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor, *, drawing: Draws | None = None
 ) -> Coupled:
-    """Test the drafts, replace the first that fails, and draw those behind it anew.
+    """Test the drafts, replace the first that fails, draw those behind it again.
 
     ``x`` integer ``[B, L - 1]``; ``p`` float32 ``[B, L, V]``, of which the last is the bonus's; ``q``
     float32 ``[B, L - 1, V]``; ``tests`` uniforms ``[B, L - 1]``, ``draws`` others ``[B, L]``.

@@ -58,7 +58,7 @@ class Controls:
         for text in texts:
             if half_pair(text):
                 raise RequestError(
-                    f"the prompt {shown(text)} holds half a surrogate pair and so is no text; send text "
+                    f"the prompt {shown(text)} holds half a surrogate pair and so is not text; send text "
                     "as UTF-8"
                 )
             found = self.find(text)

@@ -211,7 +211,7 @@ def check_prompts(prompt: object) -> tuple[str | int, ...]:
             raise RequestError(f"{shown(each)} is not a class id")
         if isinstance(each, str) and half_pair(each):
             raise RequestError(
-                f"the prompt {shown(each)} holds half a surrogate pair and so is no text; send text as "
+                f"the prompt {shown(each)} holds half a surrogate pair and so is not text; send text as "
                 "UTF-8"
             )
         if isinstance(each, str) and not each.strip():

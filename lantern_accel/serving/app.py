@@ -136,13 +136,13 @@ def _add_errors(app: FastAPI) -> None:
 
 
 async def _json(request: Request) -> object:
-    """Return the body; raises :class:`Refusal` for one that is no JSON, or no text."""
+    """Return the body; raises :class:`Refusal` for one that is not JSON, or no text."""
     try:
         found = json.loads(await request.body())
         check_text(found)
         return found
     except (ValueError, RecursionError) as error:
-        text = "the body is no JSON"
+        text = "the body is not JSON"
         if isinstance(error, json.JSONDecodeError):
             text += f" ({error.msg} at character {error.pos})"
         raise Refusal(400, f'{text}; send an object such as {{"prompt": "red heart"}}') from None

@@ -131,7 +131,7 @@ def read_body(
     """
     if not isinstance(given, dict):
         raise wrong_value(
-            None, 'the body is no JSON object; send one such as {"prompt": "red heart"}'
+            None, 'the body is not a JSON object; send one such as {"prompt": "red heart"}'
         )
     named, sent, ignored = read_names(given, Body.model_fields)
     try:
@@ -191,7 +191,7 @@ def check_text(found: object) -> None:
                     raise wrong_value(
                         None,
                         f"the body has a field named {quote(name)}, which holds half a surrogate pair "
-                        "and so is no text; send names and text as UTF-8",
+                        "and so is not text; send names and text as UTF-8",
                     )
                 waiting.append((name if field is None else field, value))
         elif isinstance(one, list):

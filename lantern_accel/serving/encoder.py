@@ -60,7 +60,7 @@ def read_generate(
             "not_supported",
         )
     if not isinstance(given, dict):
-        raise wrong_value(None, "the body is no JSON object; send one with input_ids")
+        raise wrong_value(None, "the body is not a JSON object; send one with input_ids")
     ids = given.get("input_ids")
     if not isinstance(ids, list) or not ids:
         raise wrong_value(

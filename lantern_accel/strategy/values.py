@@ -147,7 +147,7 @@ class Window(AdaptiveSource):
     Where noise decides, every draft behind a refused one becomes the token that its noise chooses
     (SCD-GS, arXiv 2510.24211). ``passes``: how many passes are recalled there: behind a replacement
     drafts are those of the pass that had seen this past, if one had (this project's). Under the coupling
-    ``maximal`` a window is SJD's: its drafts behind a refused one are drawn anew, fresh ones are any
+    ``maximal`` a window is SJD's: its drafts behind a refused one are drawn again, fresh ones are any
     code, its length stays, and nothing is recalled.
 
     ``draft_lengths``: shorter lengths between which the host moves by how many drafts were accepted, and

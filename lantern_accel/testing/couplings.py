@@ -60,7 +60,7 @@ def _alike(what: str, *pairs: tuple[str, Tensor, Tensor]) -> Tensor:
 
 
 def window(backend: Backend) -> Measured:
-    """Test windows of drafts, and draw anew from the first that fails on: tokens and counts."""
+    """Test windows of drafts, and draw again from the first that fails on: tokens and counts."""
     by, vocab, windows = True, 33, 0
     for length in (2, 7, 16):
         doing(what := f"a window of {length}")

@@ -30,7 +30,7 @@ class Shape(Tensor):
     """A tensor of a device without data; ``meta``: torch's tensor of the same shape and strides."""
 
     meta: Tensor
-    # As torch's own Parameter has it.
+    # As torch's own Parameter has it. The type is ignored since torch declares a method.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
@@ -70,7 +70,7 @@ class WithoutData(TorchDispatchMode):
     _mode_key = torch._C._TorchDispatchModeKey.FAKE
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as is its __init__
+        super().__init__()  # type: ignore[no-untyped-call]  # torch types none
         self._before: list[bool] = []  # an operator of several parts enters the block again
 
     def __enter__(self) -> WithoutData:
@@ -83,7 +83,7 @@ class WithoutData(TorchDispatchMode):
     def __exit__(self, *exc: Any) -> None:
         """End the block."""
         torch._C._set_only_lift_cpu_tensors(self._before.pop())
-        super().__exit__(*exc)  # type: ignore[no-untyped-call]  # as above
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]  # torch types none of them
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -183,7 +183,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         named.pop("pin_memory", None)
     try:
         out = func(*plain, **named)
-    except NotImplementedError as error:
+    except NotImplementedError as error:  # what torch raises for an operator without a meta kernel
         raise RefusedOperator("operators", func._schema.name, str(error)) from error
     if _looks(func) and not next(iter(given.of.values())).is_inference():
         # A view of a tensor from outside of the inference mode is none of the mode's.

@@ -50,7 +50,7 @@ def test_parquet_is_read_by_its_columns(tmp_path):
     ("name", "text", "says"),
     [
         ("a.txt", "\n \n", "holds no prompt"),
-        ("a.jsonl", '{"prompt": "x"}\n{', "line 2 .* is no JSON"),
+        ("a.jsonl", '{"prompt": "x"}\n{', "line 2 .* is not JSON"),
         ("a.jsonl", "3", "no object such as"),
         ("a.jsonl", '{"words": "x"}', "row 1 .* has no prompt"),
         ("a.jsonl", '{"prompt": " "}', "has no prompt"),

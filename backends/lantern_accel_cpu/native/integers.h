@@ -450,7 +450,7 @@ void byte_panel(const ByteRows& x, int64_t m, const char* w, int kept, int64_t k
 }
 
 // Scratch memory for m rows of k inputs, where products with these weights take bytes.
-ByteRows byte_room(int place, int64_t m, int64_t k, const Weights& w) {
+ByteRows byte_scratch(int place, int64_t m, int64_t k, const Weights& w) {
     if (!w.drafts || !multiplies_bytes()) return ByteRows{};
     int64_t spans = (k + SPAN - 1) / SPAN, all = m * spans;
     char* memory = (char*)scratch(place, size_t(all) * (SPAN + 4 + 4 * AT_ONCE));
@@ -460,7 +460,7 @@ ByteRows byte_room(int place, int64_t m, int64_t k, const Weights& w) {
 }
 #else
 void byte_panel(const ByteRows&, int64_t, const char*, int, int64_t, float*) {}
-ByteRows byte_room(int, int64_t, int64_t, const Weights&) { return ByteRows{}; }
+ByteRows byte_scratch(int, int64_t, int64_t, const Weights&) { return ByteRows{}; }
 template <class A> void to_bytes(const A*, int64_t, int64_t, int64_t, int, const ByteRows&) {}
 #endif
 

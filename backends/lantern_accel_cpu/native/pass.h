@@ -38,7 +38,7 @@ void logits_of(const T* states, int64_t stride, int64_t dim, const int64_t* head
     if (m < queries) std::fill(out, out + queries * vocab, 0.0f);
     if (!m) return;
     Weights w(weight);
-    HeadJob<T> job{weight, nullptr, heads, out, m, dim, even(dim), vocab, input_room<A>(33, m, dim, w)};
+    HeadJob<T> job{weight, nullptr, heads, out, m, dim, even(dim), vocab, input_scratch<A>(33, m, dim, w)};
     A* features = (A*)scratch(9, size_t(m * job.ldx) * sizeof(A));
     for (int64_t r = 0; r < m; ++r) copy_row(states + heads[r] * stride, dim, features + r * job.ldx);
     job.x = features;
@@ -118,7 +118,7 @@ template <class T> void guided_states(const WindowPass& g, const T* states) {
 template <class T> void window_pass_of(const WindowPass& g, float* out) {
     int64_t count = g.span, rows = g.images * g.branches, queries = rows * count, dim = g.trunk.dim;
     // Behind the image's slots comes one for what is past its end.
-    int64_t room = g.slots - g.prefix - 1;
+    int64_t limit = g.slots - g.prefix - 1;
     T* states = (T*)scratch(24, size_t(queries * dim) * sizeof(T));
     Queries<T> at(g.trunk, rows, count, g.slots, states, dim);
     auto node = [&](int64_t q, int64_t place, int64_t token, int64_t slot) {
@@ -132,16 +132,16 @@ template <class T> void window_pass_of(const WindowPass& g, float* out) {
         int64_t b = r % g.images, length = g.length[b];
         for (int64_t i = 0; i < g.span; ++i) {
             int64_t place = length + i, token = g.tokens[b * (g.image + 1) + std::min(place, g.image)];
-            node(r * count + i, place, token, place < room ? g.prefix + place : g.slots - 1);
+            node(r * count + i, place, token, place < limit ? g.prefix + place : g.slots - 1);
         }
         if (g.blind && length >= g.image - 1) continue;
         int32_t* list = at.list();
         int32_t prompt = seen_prompt(g.prompt + b * g.prefix, g.prefix, list);
-        int64_t image = std::min(length + count, room), found = prompt + image;
+        int64_t image = std::min(length + count, limit), found = prompt + image;
         for (int64_t i = 0; i < image; ++i) list[prompt + i] = int32_t(g.prefix + i);
         for (int64_t i = 0; i < count; ++i) {
             float* keep = at.keep(i);
-            int64_t sees = prompt + std::min(length + i + 1, room);
+            int64_t sees = prompt + std::min(length + i + 1, limit);
             std::fill(keep, keep + sees, 1.0f);
             std::fill(keep + sees, keep + found, 0.0f);
         }

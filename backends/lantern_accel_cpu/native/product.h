@@ -20,18 +20,18 @@ struct Inputs {
 
 // Scratch memory for m rows of k inputs, which are kept as A: two places, BEHIND each other.
 constexpr int BEHIND = 8;
-template <class A> Inputs input_room(int place, int64_t m, int64_t k, const Weights& w) {
-    Inputs room;
+template <class A> Inputs input_scratch(int place, int64_t m, int64_t k, const Weights& w) {
+    Inputs made;
     if (w.kept == WORDS) {
-        room.words = word_room(place, m, k);
-        return room;
+        made.words = word_scratch(place, m, k);
+        return made;
     }
-    room.bytes = byte_room(place, m, k, w);
+    made.bytes = byte_scratch(place, m, k, w);
 #ifdef TILES
-    room.byte_tiles = byte_tile_room(place + BEHIND, m, room.bytes, w.kept);
-    if (sizeof(A) == 2 && !room.bytes.numbers) room.tiles = tile_room(place, m, k, w.kept);
+    made.byte_tiles = byte_tile_scratch(place + BEHIND, m, made.bytes, w.kept);
+    if (sizeof(A) == 2 && !made.bytes.numbers) made.tiles = tile_scratch(place, m, k, w.kept);
 #endif
-    return room;
+    return made;
 }
 
 template <class A> void pack_inputs(const A* x, int64_t ldx, int64_t m, int64_t k, int kept, const Inputs& to) {
@@ -153,7 +153,7 @@ template <class T> void linear_of(const Linear& g) {
     for (int64_t r = 0; r < g.m; ++r) copy_row((const T*)g.x + r * g.x_stride, g.k, x + r * job.ldx);
     job.x = x;
     Weights w(g.weight);
-    job.inputs = input_room<A>(33, g.m, g.k, w);
+    job.inputs = input_scratch<A>(33, g.m, g.k, w);
     pack_inputs(x, job.ldx, g.m, g.k, w.kept, job.inputs);
     bool small = g.k * g.n * (g.m + 3) < (1 << 18);
     pool_run(Job{&job, LinearJob<T>::work, nullptr, LinearJob<T>::chunks, 1}, small);

@@ -13,11 +13,22 @@ namespace {
 constexpr int TILE_ROWS = 16, TILE_BYTES = 64;
 constexpr int DEEP = 32;  // inputs of bfloat16 in a tile's row
 
-// Within it tiles are all ours, and small numbers are 0 in vectors as they are in tiles.
-class Tiles {
-    uint32_t before;
+// Within it numbers below 2^-126 are 0 in vectors, as they are in tiles.
+class SmallIsZero {
+    uint32_t before = _mm_getcsr();
 
 public:
+    SmallIsZero() { _mm_setcsr(before | 0x8040); }
+    SmallIsZero(const SmallIsZero&) = delete;
+    ~SmallIsZero() { _mm_setcsr(before); }
+};
+
+// Within it tiles are all ours, too.
+class Tiles {
+    SmallIsZero zero;
+
+public:
+    Tiles() { configure(); }
     Tiles(const Tiles&) = delete;
 #ifdef LANTERN_EMULATED
     static constexpr int COUNT = 8;
@@ -28,22 +39,17 @@ public:
         static thread_local State mine;
         return mine;
     }
-    Tiles() : before(_mm_getcsr()) { _mm_setcsr(before | 0x8040); }
-    ~Tiles() { _mm_setcsr(before); }
+    static void configure() {}
 #else
-    Tiles() : before(_mm_getcsr()) {
+    static void configure() {
         struct alignas(64) {
             uint8_t palette = 1, start = 0, reserved[14] = {};
             uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
             uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
         } shape;
-        _mm_setcsr(before | 0x8040);
         asm volatile(".byte 0xc4, 0xe2, 0x78, 0x49, 0x00" ::"a"(&shape) : "memory");  // ldtilecfg (%rax)
     }
-    ~Tiles() {
-        asm volatile(".byte 0xc4, 0xe2, 0x78, 0x49, 0xc0" ::: "memory");  // tilerelease
-        _mm_setcsr(before);
-    }
+    ~Tiles() { asm volatile(".byte 0xc4, 0xe2, 0x78, 0x49, 0xc0" ::: "memory"); }  // tilerelease
 #endif
 };
 

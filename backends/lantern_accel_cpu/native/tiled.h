@@ -57,7 +57,7 @@ struct TileRows {
 };
 
 // Scratch memory for m rows of k inputs.
-TileRows tile_room(int place, int64_t m, int64_t k, int kept) {
+TileRows tile_scratch(int place, int64_t m, int64_t k, int kept) {
     TileRows to;
     to.steps = tile_steps(k);
     to.groups = (k + GROUP - 1) / GROUP;
@@ -357,14 +357,14 @@ void rounded_tiles(const TileRows& x, int64_t m, const char* w, int kept, int64_
 
 // As `panel`, of a panel of any kind; `far`: weights that this thread reads later, as many bytes as it reads here.
 void tiled_panel(const TileRows& x, int64_t m, const char* w, int kept, int64_t k, float* y, const char* far) {
-    Tiles ours;
     if (x.floats) {
+        SmallIsZero zero;
         int64_t calls = (m + FEW_ROWS - 1) / FEW_ROWS;
         blocks_of<FEW_ROWS>(m, [&](int64_t r, int64_t count) {
             for (int c = 0; c < PANEL; c += STEP)
                 pick_few<FEW_ROWS>(int(count), x, r, w, kept, c, k, y, Lines{far, calls > 1 ? 0 : 64});
         });
-    } else if (kept == WHOLE) {
+    } else if (Tiles ours; kept == WHOLE) {
         whole_tiles(x, m, (const bf16*)w, k, y, far);
     } else {
         rounded_tiles(x, m, w, kept, k, y, far);
@@ -419,7 +419,7 @@ struct ByteTiles {
     ByteTiles from(int64_t row) const { return ByteTiles{rows.from(row), tiles + row * rows.spans * SPAN}; }
 };
 
-ByteTiles byte_tile_room(int place, int64_t m, const ByteRows& rows, int kept) {
+ByteTiles byte_tile_scratch(int place, int64_t m, const ByteRows& rows, int kept) {
     if (!rows.numbers || m < border(kept)) return ByteTiles{};
     return ByteTiles{rows, (int8_t*)scratch(place, size_t(tile_blocks(m) * TILE_ROWS * rows.spans * SPAN))};
 }

@@ -111,15 +111,15 @@ INLINE void columns_back(float* x) {
 }
 
 // Sums of 32 or 64 columns of values, weighted by 16 queries' weights [16][ld]: float32 [16][columns]. n: slots, a
-// multiple of 32; room: bfloat16 [2][32][columns].
+// multiple of 32; buffer: bfloat16 [2][32][columns].
 INLINE void tile_values(const bf16* weight, int64_t ld, const bf16* v, const int32_t* slots, int64_t n, int64_t stride,
-                        int64_t columns, bf16* room, float* out, const bf16* ahead) {
+                        int64_t columns, bf16* buffer, float* out, const bf16* ahead) {
     constexpr int64_t HALF = DEEP / 2;
     bool wide = columns > DEEP;
     int64_t row = columns * 2 * int64_t(sizeof(bf16));
     tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
     for (int64_t i = 0; i < n; i += DEEP) {
-        bf16* pairs = room + i / DEEP % 2 * DEEP * columns;
+        bf16* pairs = buffer + i / DEEP % 2 * DEEP * columns;
         for (int64_t s = 0; s < DEEP; s += 2)
             for (int64_t c = 0; c < columns; c += DEEP)
                 columns_in_pairs(v + slots[i + s] * stride + c, v + slots[i + s + 1] * stride + c, pairs + s * columns + 2 * c);
@@ -137,16 +137,6 @@ INLINE void tile_values(const bf16* weight, int64_t ld, const bf16* v, const int
 }
 
 // --- few queries: the same sums by vectors ----------------------------------------------------------
-
-// Numbers below 2^-126 are 0 in vectors as they are in tiles.
-class SmallIsZero {
-    uint32_t before = _mm_getcsr();
-
-public:
-    SmallIsZero() { _mm_setcsr(before | 0x8040); }
-    SmallIsZero(const SmallIsZero&) = delete;
-    ~SmallIsZero() { _mm_setcsr(before); }
-};
 
 // Scores of M queries with W slots, whose keys lie across; q: float32 [M][d], numbers of bfloat16.
 template <int M> INLINE void few_scores(const float* q, int64_t d, const uint32_t* keys, float* out, int64_t ldo) {
@@ -252,9 +242,9 @@ void attend_tiles(const float* q, int64_t q_stride, const bf16* k, const bf16* v
     int64_t whole = (found + W - 1) / W * W, deep = (found + DEEP - 1) / DEEP * DEEP, blocks = deep / TILE_ROWS;
     int64_t ld = deep | DEEP;  // an odd number of lines: rows lie in many sets of the first cache
     size_t queries = size_t(TILE_ROWS * d) * sizeof(bf16), scores = size_t(TILE_ROWS * ld) * sizeof(float);
-    size_t sums = size_t(TILE_ROWS * WIDE) * sizeof(float), room = size_t(2 * DEEP * WIDE) * sizeof(bf16);
+    size_t sums = size_t(TILE_ROWS * WIDE) * sizeof(float), buffer = size_t(2 * DEEP * WIDE) * sizeof(bf16);
     size_t turns = size_t(SCORED_BLOCKS * SIZE) * sizeof(float);
-    size_t all = (1 + SCORED_BLOCKS) * queries + turns + scores + scores / 2 + sums + room + size_t(deep) * sizeof(int32_t);
+    size_t all = (1 + SCORED_BLOCKS) * queries + turns + scores + scores / 2 + sums + buffer + size_t(deep) * sizeof(int32_t);
     char* work = (char*)scratch(7, all);
     bf16* turned = (bf16*)work;
     bf16* copies = (bf16*)(work += queries);
@@ -263,7 +253,7 @@ void attend_tiles(const float* q, int64_t q_stride, const bf16* k, const bf16* v
     bf16* weight = (bf16*)(work += scores);
     float* sum = (float*)(work += scores / 2);
     bf16* pairs = (bf16*)(work += sums);
-    int32_t* slots = (int32_t*)(work += room);
+    int32_t* slots = (int32_t*)(work += buffer);
     memcpy(slots, seen, size_t(found) * sizeof(int32_t));
     std::fill(slots + found, slots + deep, found ? seen[0] : 0);
     for (int32_t t = 0; t < m; ++t)

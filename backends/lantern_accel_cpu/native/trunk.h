@@ -81,7 +81,7 @@ template <class T> struct TrunkJob {
                 copy(state + r * dim, dim, y);
             if (dim % 2) put1(y + dim, 0.0f);
         }
-        mine.inputs = input_room<A>(34, m, dim, before);
+        mine.inputs = input_scratch<A>(34, m, dim, before);
         pack_inputs(mine.x, ld_dim, m, dim, before.kept, mine.inputs);
         made = wanted;
         return mine;
@@ -311,8 +311,8 @@ template <class T> void trunk_of(const Trunk& g, const Seen& s, int32_t seeing) 
     job.mixed = (A*)scratch(2, job.m * job.ld_wide * sizeof(A));
     job.gated = (A*)scratch(3, job.m * job.ld_hidden * sizeof(A));
     const Block& first = g.blocks[0];
-    job.mixed_inputs = input_room<A>(35, job.m, job.wide, Weights(first.wo));
-    job.gated_inputs = input_room<A>(36, job.m, job.hidden, Weights(first.w2));
+    job.mixed_inputs = input_scratch<A>(35, job.m, job.wide, Weights(first.wo));
+    job.gated_inputs = input_scratch<A>(36, job.m, job.hidden, Weights(first.w2));
 #ifdef TILES
     bool groups = false;
     for (int32_t i = 0; i < g.layers; ++i) groups |= Weights(g.blocks[i].w2).kept == INT6 || Weights(g.blocks[i].w2).kept == INT4;

@@ -140,7 +140,7 @@ template <class A> void to_words(const A*, int64_t, int64_t, int64_t, const Word
 #endif
 
 // Scratch memory for m rows of k inputs.
-WordRows word_room(int place, int64_t m, int64_t k) {
+WordRows word_scratch(int place, int64_t m, int64_t k) {
     WordRows to;
     to.groups = (k + GROUP - 1) / GROUP;
     int64_t all = m * to.groups;

@@ -35,12 +35,12 @@ class Entered(NamedTuple):
 
 
 @triton.jit(
-    do_not_specialize=["images", "masks", "nodes", "prefix", "count", "room", "capacity"]
+    do_not_specialize=["images", "masks", "nodes", "prefix", "count", "limit", "capacity"]
 )  # fmt: skip
 def _enter(
     tokens, length, prefix_mask, table, cos, sin,
     x, mask, c_out, s_out, address, following,
-    images, masks, nodes, prefix, count, room, capacity,
+    images, masks, nodes, prefix, count, limit, capacity,
     WIDTH: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
@@ -59,7 +59,7 @@ def _enter(
     tl.store(c_out + here * HALF + p, tl.load(cos + at, mask=p < HALF, other=0.0), mask=p < HALF)
     tl.store(s_out + here * HALF + p, tl.load(sin + at, mask=p < HALF, other=0.0), mask=p < HALF)
     # What is behind the image lies in the last of the slots that a step looks at, which nobody sees.
-    slot = prefix + tl.minimum(place, room)
+    slot = prefix + tl.minimum(place, limit)
     h = tl.arange(0, BLOCK_H)
     line = ((row * HEADS + h) * capacity + slot).to(address.dtype.element_ty)
     tl.store(address + here * HEADS + h, line, mask=h < HEADS)
@@ -70,7 +70,7 @@ def _enter(
         for start in range(0, capacity, BLOCK_L):
             s = start + tl.arange(0, BLOCK_L)
             prompt = tl.load(prefix_mask + image * prefix + s, mask=s < prefix, other=0)
-            known = (s >= prefix) & (s - prefix <= place) & (s - prefix < room)
+            known = (s >= prefix) & (s - prefix <= place) & (s - prefix < limit)
             seen = (prompt.to(tl.int32) > 0) | known
             tl.store(mask + here * capacity + s, seen.to(tl.int8), mask=s < capacity)
 
@@ -78,14 +78,14 @@ def _enter(
 _LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
 _LIBRARY.define(
     "enter_pass(Tensor tokens, Tensor length, Tensor prefix_mask, Tensor table, Tensor cos, Tensor sin,"
-    " int nodes, int branches, int room, int capacity, int heads)"
+    " int nodes, int branches, int limit, int capacity, int heads)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
 def _like(
     tokens: Tensor, length: Tensor, prefix_mask: Tensor, table: Tensor, cos: Tensor, sin: Tensor,
-    nodes: int, branches: int, room: int, capacity: int, heads: int,
+    nodes: int, branches: int, limit: int, capacity: int, heads: int,
 ) -> Entered:  # fmt: skip
     images, rows = len(length), branches * len(length)
     half = cos.shape[-1]
@@ -102,15 +102,15 @@ def _like(
 
 def _entered(
     tokens: Tensor, length: Tensor, prefix_mask: Tensor, table: Tensor, cos: Tensor, sin: Tensor,
-    nodes: int, branches: int, room: int, capacity: int, heads: int,
+    nodes: int, branches: int, limit: int, capacity: int, heads: int,
 ) -> Entered:  # fmt: skip
     given = tokens, length, prefix_mask, table, cos, sin
-    out = _like(*given, nodes, branches, room, capacity, heads)
+    out = _like(*given, nodes, branches, limit, capacity, heads)
     images, width, half = len(length), table.shape[1], cos.shape[-1]
     with torch.cuda.device_of(table):
         _enter[(branches * images * nodes,)](
             *given, *out,
-            images, len(out.mask), nodes, prefix_mask.shape[1], tokens.shape[1] - 1, room, capacity,
+            images, len(out.mask), nodes, prefix_mask.shape[1], tokens.shape[1] - 1, limit, capacity,
             WIDTH=width, HALF=half, HEADS=heads,
             BLOCK_D=triton.next_power_of_2(width), BLOCK_P=triton.next_power_of_2(half),
             BLOCK_H=triton.next_power_of_2(heads),
@@ -125,15 +125,15 @@ torch.library.register_fake("lantern_accel_cuda::enter_pass")(_like)
 
 def enter(
     tokens: Tensor, length: Tensor, prefix_mask: Tensor, table: Tensor, rotary: tuple[Tensor, Tensor],
-    nodes: int, branches: int, room: int, capacity: int, heads: int,
+    nodes: int, branches: int, limit: int, capacity: int, heads: int,
 ) -> Entered:  # fmt: skip
     """Begin a pass over the ``nodes`` tokens of each image from position ``length [B]`` on.
 
     ``tokens [B, N + 1]``, ``prefix_mask`` bool ``[B, P]``; ``table [V, D]``: embeddings; ``rotary``: cos
     and sin, float32 ``[P + N, d/2]``. Of ``capacity`` slots a row has, the first P are the prompt's, and
-    ``room`` behind them the image's.
+    ``limit`` behind them the image's.
     """
     made = torch.ops.lantern_accel_cuda.enter_pass(
-        tokens, length, prefix_mask, table, *rotary, nodes, branches, room, capacity, heads
+        tokens, length, prefix_mask, table, *rotary, nodes, branches, limit, capacity, heads
     )
     return Entered(*made)

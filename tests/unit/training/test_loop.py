@@ -92,7 +92,7 @@ test_loop.train(Path(sys.argv[1]), test_loop.Line(nap=0.03))
 
 @pytest.mark.long
 def test_a_run_killed_at_random_ends_as_an_unbroken_one(tmp_path: Path) -> None:
-    """The moments are drawn anew in every run of the tests; all must end alike."""
+    """The moments are drawn again in every run of the tests; all must end alike."""
     out = tmp_path / "killed"
     moments = random.Random()
     seen = 0

@@ -646,7 +646,7 @@ class DeviceBackend(Backend):
     # def couple(
     #     self, x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor
     # ) -> tuple[Tensor, Tensor] | None:
-    #     """Test a window's drafts, replace the first that fails, and draw those behind it anew (SJD).
+    #     """Test a window's drafts, replace the first that fails, draw those behind it again (SJD).
     #
     #     Takes what :func:`lantern_accel.decoding.maximal_coupling.couple` does; returns its tokens
     #     ``[B, L]`` and counts ``[B]``. None where the device has no kernel for it, as here: then

@@ -96,7 +96,7 @@ def kept(engine: Any) -> dict[str, Tensor]:
         for name in ("length", "step", "steps", "histogram", "last_length", "price")
     }
     found["tokens"] = state.tokens[:, :n].clone()
-    # Drafts behind the next window are drawn anew before anything reads them.
+    # Drafts behind the next window are drawn again before anything reads them.
     reach = state.length + getattr(engine, "now", engine.geometry.depth + 1)
     found["tokens"].masked_fill_(torch.arange(n) >= reach.unsqueeze(1), 0)
     open_ = state.length < n - 1

@@ -71,13 +71,13 @@ def test_tensors_lie_in_huge_pages_where_the_kernel_gives_them() -> None:
 def test_packed_weights_and_caches_do(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = native.draw(0, 512, 512)
     found: list[int] = []
-    take = pages._room
+    take = pages._memory
 
     def counted(nbytes: int) -> memoryview | None:
         found.append(nbytes)
         return take(nbytes)
 
-    monkeypatch.setattr(pages, "_room", counted)
+    monkeypatch.setattr(pages, "_memory", counted)
     with open_backend("cpu") as backend:
         for dtype in (torch.float32, torch.bfloat16):
             backend.pack(weight.to(dtype))
@@ -158,10 +158,10 @@ def test_without_huge_pages_there_is_memory_all_the_same(
 
     if why == "off":
         monkeypatch.setenv(pages.VARIABLE, "0")
-        monkeypatch.setattr(pages, "_room", refuse)
+        monkeypatch.setattr(pages, "_memory", refuse)
     elif why == "no huge pages":
         monkeypatch.setattr(pages, "_has_huge_pages", lambda: False)
-        monkeypatch.setattr(pages, "_room", refuse)
+        monkeypatch.setattr(pages, "_memory", refuse)
     elif why == "no addresses":
         monkeypatch.setattr(pages, "_Mapping", refuse)
     else:

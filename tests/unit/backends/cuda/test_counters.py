@@ -27,7 +27,10 @@ def test_counters_are_zeros_that_keep_their_address_while_they_are_enough() -> N
 
 def test_each_stream_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     card, now = torch.device("cuda", 0), [7]
-    stream = lambda device: SimpleNamespace(cuda_stream=now[0])  # noqa: E731
+
+    def stream(device: object) -> SimpleNamespace:
+        return SimpleNamespace(cuda_stream=now[0])
+
     monkeypatch.setattr(torch.cuda, "current_stream", stream)
     monkeypatch.setattr(counters, "_streams", {})
     monkeypatch.setattr(Counters, "of", lambda self, device, count: self)

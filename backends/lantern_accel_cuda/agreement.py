@@ -397,7 +397,7 @@ def advance(site: Site, passes: int = 5) -> Measured:
             raise Failed(f"no kernel follows a pass with {tree}")
         for _ in range(passes):
             drafted = engine._draft()
-            x = drafted.nodes if isinstance(tree, Window) else drafted[0].tokens
+            x = drafted.window if isinstance(tree, Window) else drafted[0].tokens
             place = engine.state.length.unsqueeze(1) + torch.arange(x.shape[1], device=site.device)
             # Few codes are likely, by the place and the past: drafts are kept, earlier passes recalled.
             logits = rows[place] + 3 * rows[x]

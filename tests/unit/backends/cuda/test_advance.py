@@ -12,6 +12,7 @@ from support.cuda_double import doubled_backend
 from support.interpreter import compiles, interpreted
 
 from lantern_accel.decoding.sources.window import InvariantWindow
+from lantern_accel.device import plan
 from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.values import NoTree, Sampling, Strategy, Window
 from lantern_accel.testing.result import Failed
@@ -57,8 +58,15 @@ def test_a_fault_is_found_by_the_check_of_first_use(
     from lantern_accel_cuda.kernels import advance
 
     honest = advance.Advance.__call__
+
+    def narrower(self: advance.Advance, weights: torch.Tensor) -> None:
+        source = self.source
+        if isinstance(source, plan.Window):
+            source = replace(source, width=source.width - 1)
+        honest(replace(self, source=source), weights)
+
     if fault == "source":
-        monkeypatch.setattr(advance.Advance, "_left", property(lambda self: True))
+        monkeypatch.setattr(advance.Advance, "__call__", narrower)
     elif fault == "row":
         roll = lambda self, weights: honest(self, weights.roll(1, -1))  # noqa: E731
         monkeypatch.setattr(advance.Advance, "__call__", roll)

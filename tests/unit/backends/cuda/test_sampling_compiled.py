@@ -70,18 +70,10 @@ KERNELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "choose": ("advance", {"HALF": 512, "KEEP": True}, {}),
     "advance": (
         "advance",
-        {
-            "WINDOW": True,
-            "RECALL": True,
-            "COPY": True,
-            "LEFT": False,
-            "BLOCK_L": 16,
-            "BLOCK_P": 16,
-            "BLOCK_W": 16,
-        },
+        {"WINDOW": True, "RECALL": True, "BLOCK_L": 16, "BLOCK_P": 16, "BLOCK_W": 16},
         {},
     ),
-    "fresh": ("advance", {"HALF": 512, "LEFT": False}, {}),
+    "fresh": ("advance", {"HALF": 512}, {}),
     "drafted": ("advance", {"BLOCK_L": 16, "BLOCK_P": 16}, {}),
 }
 

@@ -50,11 +50,11 @@ def engine_of(backend: Backend, kind: str, batch: int, guided: bool) -> Any:
     vocab = model.manifest.target.vocab_size
     strategy, copy = strategy_of(kind, vocab), None
     shape = model.family.usual_shape(model)
-    target, drafter = model.family.fitted(model, shape)
+    target, drafter = model.family.target_for_shape(model, shape)
     if isinstance(strategy.drafts, SelfDrafts) or kind in ROUNDINGS:
         how = ROUNDINGS[getattr(strategy.drafts, "weights", kind)]
         fewer = replace(model, target=rounded_copy(model.target, backend, how))
-        copy, _ = model.family.fitted(fewer, shape)
+        copy, _ = model.family.target_for_shape(fewer, shape)
     if kind in ROUNDINGS:
         target, copy = copy, None
     sampling = Sampling(cfg_scale=2.5 if guided else 1.0, top_k=min(32, vocab))

@@ -108,7 +108,7 @@ class Model:
 class Conditions:
     """One condition per prompt, on the device: ``condition [n, ...]``, ``mask`` bool ``[n, prefix]``.
 
-    ``shape`` says what engine they need (:meth:`Family.fitted`) where not all of a model's are alike.
+    ``shape`` says what engine they need (:meth:`Family.target_for_shape`) where not all of a model's are alike.
     """
 
     condition: Tensor
@@ -401,7 +401,7 @@ class Family(ABC):
         condition = torch.cat([one.condition for one in conditions])
         return Conditions(condition, torch.cat([one.mask for one in conditions]), first.shape)
 
-    def fitted(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
+    def target_for_shape(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
         """Return target and drafter as the engine for conditions of this ``shape`` takes them."""
         return model.target, model.drafter
 

@@ -173,12 +173,12 @@ class TokenFamily(Family):
         shape: Hashable = (length, *grid) if names else length
         return Conditions(ids.to(device), mask.to(device), shape)
 
-    def fitted(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
+    def target_for_shape(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
         """Return target and drafter for a prompt length and a picture size; weights are shared."""
         if shape is None:
             return model.target, model.drafter
         sizes = shape if isinstance(shape, tuple) else (shape,)
-        target = model.target.fitted(**dict(zip(self.shape_names, sizes, strict=True)))
+        target = model.target.resized(**dict(zip(self.shape_names, sizes, strict=True)))
         return target, None if model.drafter is None else model.drafter.beside(target)
 
     def join(self, model: Model, conditions: Sequence[Conditions]) -> Conditions:

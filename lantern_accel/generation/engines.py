@@ -224,7 +224,7 @@ class Engines:
                 stacklevel=3,
             )
         check_settings(strategy, sampling, self.model.manifest.target.vocab_size)
-        parts = *self.model.family.fitted(self.model, shape), self.backend
+        parts = *self.model.family.target_for_shape(self.model, shape), self.backend
         copy, k = self.copy(strategy, shape), strategy.neighbours
         self._make_room(batch, strategy, sampling, shape)
         table = self.neighbours(k, strategy.neighbour_space) if k else None
@@ -252,7 +252,7 @@ class Engines:
             self._copies[how.name] = rounded_copy(model.target, self.backend, how, drafts=True)
             self.capacity.copies = frozenset(self._copies)
         drawn = replace(model, target=self._copies[how.name])
-        return model.family.fitted(drawn, shape)[0]
+        return model.family.target_for_shape(drawn, shape)[0]
 
     def keep_copies(self, names: frozenset[str]) -> None:
         """Free copies in other weights, and the engines that draft with them."""

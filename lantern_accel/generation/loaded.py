@@ -184,7 +184,7 @@ class Loaded:
         over; colours of the finished rows still change a little when the rest is known. None before the
         first row is finished, and where a picture is not one grid of rows.
         """
-        target, _ = self.model.family.fitted(self.model, shape)
+        target, _ = self.model.family.target_for_shape(self.model, shape)
         if above_of(target.config) is not None:
             return None, 0
         total, row = int(target.config.num_tokens), row_of(target.config)

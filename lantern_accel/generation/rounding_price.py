@@ -124,7 +124,7 @@ def next_tokens(
     ``tokens`` int64 ``[b, N]``: the images. It is what plain decoding draws from there.
     """
     rows = model.family.rows(model, conditions, sampling)
-    target = model.family.fitted(model, conditions.shape)[0]
+    target = model.family.target_for_shape(model, conditions.shape)[0]
     engine = engine_for(target, None, backend, PLAIN, sampling, batch=len(tokens))
     assert isinstance(engine, StepEngine)
     engine.load(rows.condition, rows.mask, engine.randomness(0, list(range(len(tokens)))))

@@ -182,7 +182,7 @@ def measure(backend: Backend, model: Model) -> RowCosts:
 
     A round ends where more tokens could not pay, so that it is short next to an image.
     """
-    target = model.family.fitted(model, model.family.usual_shape(model))[0]
+    target = model.family.target_for_shape(model, model.family.usual_shape(model))[0]
     sampling = model.manifest.defaults.sampling
     engine = engine_for(target, None, backend, Strategy(name="vanilla"), sampling)
     assert isinstance(engine, StepEngine)

@@ -174,7 +174,7 @@ def measure(
     noise_bytes = (ops or TensorOps()).noise_bytes
     with torch.inference_mode(), META:
         asked = kind.usual_shape(model) if shape is None else shape
-        fitted = kind.fitted(model, asked)
+        fitted = kind.target_for_shape(model, asked)
         table = None
         if strategy.neighbours:
             rows = fitted[0].config.vocab_size

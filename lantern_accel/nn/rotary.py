@@ -114,7 +114,7 @@ class RotaryNetwork(nn.Module):
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
 
-    def fitted(self: NetworkT, **sizes: int) -> NetworkT:
+    def resized(self: NetworkT, **sizes: int) -> NetworkT:
         """Return this network for another prompt length or picture size; weights are shared."""
         if all(getattr(self.config, name) == value for name, value in sizes.items()):
             return self

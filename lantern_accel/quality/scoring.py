@@ -94,7 +94,7 @@ def _logits(
         here = tokens[start : start + batch].to(device)
         made = pipeline.conditions(prompts[start : start + batch])
         rows = model.family.rows(model, made, GUIDED)
-        target = model.family.fitted(model, made.shape)[0]
+        target = model.family.target_for_shape(model, made.shape)[0]
         mask = rows.mask if target.own_prompts else torch.cat((rows.mask, rows.mask))
         # Masks matter only where captions are padded; class prefixes are one position.
         both = mask if mask.shape[1] > 1 else None

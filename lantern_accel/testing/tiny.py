@@ -140,12 +140,12 @@ def tiny_engine(
     scale = 2.5 if model.manifest.defaults.sampling.guided else 1.0
     sampling = Sampling(temperature=temperature, cfg_scale=scale, top_k=min(32, vocab))
     shape = model.family.usual_shape(model)
-    target, drafter = model.family.fitted(model, shape)
+    target, drafter = model.family.target_for_shape(model, shape)
     chosen = tiny_strategy(strategy, vocab, model.manifest.target.num_tokens)
     copy = None
     if isinstance(chosen.drafts, SelfDrafts):
         fewer = rounded_copy(model.target, backend, rounding(chosen.drafts.weights), drafts=True)
-        copy, _ = model.family.fitted(replace(model, target=fewer), shape)
+        copy, _ = model.family.target_for_shape(replace(model, target=fewer), shape)
     engine = engine_for(
         target,
         drafter,

@@ -116,7 +116,7 @@ class ModelFeatures:
     @cached_property
     def gpt(self) -> Teacher:
         """The target for this size of picture; prompts may be of any length."""
-        target: Teacher = self.family.fitted(self.pipeline.model, self._encoded.shape)[0]
+        target: Teacher = self.family.target_for_shape(self.pipeline.model, self._encoded.shape)[0]
         return target
 
     @torch.no_grad()

@@ -30,7 +30,7 @@ def engine_of(backend, strategy, how, dtype=torch.float32):
     model = tiny.tiny_model(backend, backend.device, dtype)
     fewer = replace(model, target=rounded_copy(model.target, backend, rounding(how)))
     shape = model.family.usual_shape(model)
-    (target, drafter), (copy, _) = (model.family.fitted(one, shape) for one in (model, fewer))
+    (target, drafter), (copy, _) = (model.family.target_for_shape(one, shape) for one in (model, fewer))
     chosen = tiny.tiny_strategy(strategy)
     if strategy == "self":
         chosen = chosen.override(tree=parse_tree(f"{drafts},{how}"))

@@ -133,11 +133,11 @@ def drawn(case: Case, model: TinyModel, ops: TensorOps, batch: int, seed: int) -
         top_k=min(32, manifest.target.vocab_size),
     )
     shape = kind.usual_shape(model)
-    target, drafter = kind.fitted(model, shape)
+    target, drafter = kind.target_for_shape(model, shape)
     copy = None
     if isinstance(strategy.drafts, SelfDrafts):
         fewer = rounded_copy(model.target, ops, rounding(strategy.drafts.weights), drafts=True)
-        copy, _ = kind.fitted(replace(model, target=fewer), shape)
+        copy, _ = kind.target_for_shape(replace(model, target=fewer), shape)
     engine = engine_for(
         target,
         drafter,

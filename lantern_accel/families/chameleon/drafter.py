@@ -45,7 +45,7 @@ class ChameleonDrafter(CodeNetwork, Drafter):
     def beside(self, target: ChameleonGPT) -> ChameleonDrafter:
         """Return this drafter for its target at another prompt length or picture size."""
         sizes = ("prefix_length", "height", "width")
-        return self.fitted(**{name: getattr(target.config, name) for name in sizes})
+        return self.resized(**{name: getattr(target.config, name) for name in sizes})
 
     def embed(self, codes: Tensor) -> Tensor:
         """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""

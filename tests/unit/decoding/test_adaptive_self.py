@@ -132,9 +132,9 @@ class Coin:
 def test_every_family_draws_plain_tokens_for_a_batch_of_prompts(family: str) -> None:
     model = tiny.tiny_model(REFERENCE, torch.device("cpu"), torch.float32, family)
     shape = model.family.usual_shape(model)
-    target, _ = model.family.fitted(model, shape)
+    target, _ = model.family.target_for_shape(model, shape)
     fewer = rounded_copy(model.target, REFERENCE, rounding("int4"))
-    copy, _ = model.family.fitted(replace(model, target=fewer), shape)
+    copy, _ = model.family.target_for_shape(replace(model, target=fewer), shape)
     scale = 2.5 if model.manifest.defaults.sampling.guided else 1.0
 
     def drawn(tree: Any, seed: int, temperature: float) -> Tensor:

@@ -94,7 +94,7 @@ def test_rows_with_prompts_of_their_own_and_forced_codes(
     plain = tokens_of(decode(prompts, sampling=greedy, newline=newline))
     target, _ = models(newline)
     c = target.config
-    fitted = target.fitted(prefix_length=8)
+    fitted = target.resized(prefix_length=8)
     for sampling in (greedy, greedy.model_copy(update={"temperature": 1.0, "top_k": 12})):
         running = engine_for(fitted, None, TensorOps(), named(name), sampling, batch=2)
         ids, mask = left_pad(contexts(prompts, sampling.branches), 8, pad=1)

@@ -89,8 +89,8 @@ def engine_for(
 ) -> Engine:
     target, drafter = models(newline)
     return Engine(
-        target.fitted(prefix_length=prefix),
-        drafter.fitted(prefix_length=prefix),
+        target.resized(prefix_length=prefix),
+        drafter.resized(prefix_length=prefix),
         TensorOps(),
         strategy,
         sampling,

@@ -44,7 +44,7 @@ def sampling(model: Model, temperature: float) -> Sampling:
 
 
 def engine(model: Model, tree: Tree, given: Sampling, batch: int) -> Any:
-    parts = model.family.fitted(model, model.family.usual_shape(model))
+    parts = model.family.target_for_shape(model, model.family.usual_shape(model))
     return engine_for(*parts, TensorOps(), Strategy(drafts=tree), given, batch=batch)
 
 
@@ -134,7 +134,7 @@ def test_a_drafter_has_no_tables_of_its_own(name: str) -> None:
     assert drafter.codes.data_ptr() == target.code_table.data_ptr()
     assert torch.equal(drafter.rope_cos, target.rope_cos[1:])
     other = {"prefix_length": target.config.prefix_length + 3}
-    longer = target.fitted(**other)
+    longer = target.resized(**other)
     beside = drafter.beside(longer)
     assert len(beside.rope_cos) == len(longer.rope_cos) - 1 == len(drafter.rope_cos) + 3
     assert beside.fc.weight is drafter.fc.weight

@@ -252,7 +252,7 @@ def test_glm_image_draws_by_the_law_that_transformers_built(strategy: str) -> No
     length = given["input_ids"].shape[1]
     with torch.no_grad():
         target = accelerated(model, strategy).ready().model.target
-        target = target.fitted(prefix_length=length, height=1, width=1)
+        target = target.resized(prefix_length=length, height=1, width=1)
         states = target.forward_dense(made[:, :length], made[:, length:-1])
         logits = model.lm_head(states[:, length - 1 :]).flatten(0, 1)
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper

@@ -143,7 +143,7 @@ def test_states_are_those_of_the_size_that_is_trained_on(kind: str, folder: Path
     with opened(folder, "none") as pipe:
         model = pipe.model
         encoded = Encoded(pipe, PROMPTS, size)
-        fitted = model.family.fitted(model, encoded.shape)[0]
+        fitted = model.family.target_for_shape(model, encoded.shape)[0]
         tokens = fitted.config.num_tokens
         codes = torch.randint(16, (4, tokens), generator=torch.Generator().manual_seed(0))
         device = TrainDevice(pipe.backend, "float32")

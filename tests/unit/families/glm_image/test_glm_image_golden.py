@@ -64,7 +64,7 @@ def test_logits(pipeline: Pipeline, index: int) -> None:
     rows, columns = said["large_grid"]
     # Once as it is, once left-padded as requests are: all positions are then 39 or 33 further.
     for length in (ids.shape[1], 64):
-        fitted = target.fitted(prefix_length=length, height=rows, width=columns)
+        fitted = target.resized(prefix_length=length, height=rows, width=columns)
         pads = length - ids.shape[1]
         condition = torch.nn.functional.pad(ids, (pads, 0), value=129)
         mask = torch.arange(length).view(1, -1) >= pads

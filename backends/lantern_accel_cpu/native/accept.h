@@ -132,7 +132,8 @@ INLINE void take_row(const float* from, int64_t n, float* to) {
 void walk(const Accept& g, int64_t image) {
     int64_t n = g.vocab, all = whole(n), slot = 0, node = 0, length = 0;
     Judge judge(g.rule, n);
-    float* work = (float*)scratch(15, size_t(4 * all) * sizeof(float));
+    Scratch scratch;
+    float* work = scratch.take<float>(4 * all);
     float *p = work, *after = work + all, *spare = work + 2 * all, *q_row = work + 3 * all;
     const float* logits = g.logits + image * g.nodes * n;
     const float* uniforms = g.uniforms + image * g.uniform_stride;
@@ -199,10 +200,11 @@ INLINE void lowest_leaves(const int64_t* first_child, const int64_t* num_childre
 void walk_greedily(const Accept& g, bool shaped, int64_t image) {
     int64_t n = g.vocab, all = whole(n), base = image * g.nodes, last = 0;
     Judge judge(g.rule, n);
-    int64_t* work = (int64_t*)scratch(16, size_t(5 * g.nodes) * sizeof(int64_t));
+    Scratch scratch;
+    int64_t* work = scratch.take<int64_t>(5 * g.nodes);
     int64_t *depth = work, *parent = work + g.nodes, *best = work + 2 * g.nodes, *rank = work + 3 * g.nodes;
     int64_t* borrowed = work + 4 * g.nodes;  // whether a draft is not the likeliest code
-    float* p = (float*)scratch(15, size_t(all) * sizeof(float));
+    float* p = scratch.take<float>(all);
     const int64_t *tokens = g.tokens + base, *first_child = g.first_child + base, *num_children = g.num_children + base;
     if (shaped)
         lowest_leaves(first_child, num_children, g.nodes, rank);

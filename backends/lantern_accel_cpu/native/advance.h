@@ -21,9 +21,10 @@ struct AdvanceJob {
 
 void advance(const Advance& g, const float* logits) {
     int64_t n = g.vocab;
-    float* p = (float*)scratch(18, size_t(g.images * n) * sizeof(float));
+    Scratch scratch;
+    float* p = scratch.take<float>(g.images * n);
     filter(g.filter, logits, g.images, n, p);
-    AdvanceJob job{g, p, (int64_t*)scratch(19, size_t(g.images) * sizeof(int64_t))};
+    AdvanceJob job{g, p, scratch.take<int64_t>(g.images)};
     pool_run(Job{&job, AdvanceJob::draw, nullptr, AdvanceJob::chunks, 1}, g.images * n < FEW_LOGITS);
     for (int64_t b = 0; b < g.images; ++b) {
         float first = p[b * n];

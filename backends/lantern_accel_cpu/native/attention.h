@@ -26,21 +26,21 @@ namespace {
 constexpr int QUERIES = 16;  // of one chunk at most
 
 // Lists for so many rows of `count` queries over `capacity` slots, not filled.
-Seen lists(int32_t rows, int32_t count, int32_t capacity) {
+Seen lists(Scratch& scratch, int32_t rows, int32_t count, int32_t capacity) {
     Seen s;
     s.capacity = (capacity + W - 1) / W * W;
     s.padded = s.capacity;
     size_t all = size_t(rows) * s.capacity;
-    s.slots = (int32_t*)scratch(4, (all + (2 + size_t(count)) * size_t(rows)) * sizeof(int32_t));
+    s.slots = scratch.take<int32_t>(all + (2 + size_t(count)) * size_t(rows));
     s.found = s.slots + all;
     s.row_of = s.found + rows;
     s.open = s.row_of + rows;
-    s.keep = (float*)scratch(5, size_t(rows) * count * s.padded * sizeof(float));
+    s.keep = scratch.take<float>(size_t(rows) * count * s.padded);
     return s;
 }
 
-Seen seen(const Mask& mask) {
-    Seen s = lists(mask.rows, mask.count, mask.capacity);
+Seen seen(Scratch& scratch, const Mask& mask) {
+    Seen s = lists(scratch, mask.rows, mask.count, mask.capacity);
     for (int32_t r = 0; r < mask.rows; ++r) {
         const uint8_t* row = mask.bytes + r * mask.row;
         int32_t* slots = s.slots + int64_t(r) * s.capacity;
@@ -227,7 +227,8 @@ void attend_head(const float* q, int64_t q_stride, const T* k, const T* v, const
             return;
         }
 #endif
-    float* work = (float*)scratch(7, (QUERIES * d + QUERIES * s.padded) * sizeof(float));
+    Scratch scratch;
+    float* work = scratch.take<float>(QUERIES * d + QUERIES * s.padded);
     float *turned = work, *p = work + QUERIES * d, scale[QUERIES];
     bool fast = d % (2 * W) == 0;
     if (fast) {
@@ -315,13 +316,14 @@ template <class T> struct AttendJob {
 template <class T> void attend_of(const Attend& g) {
     AttendJob<T> job;
     int64_t size = int64_t(g.mask.rows) * g.mask.count * g.cache.heads * g.cache.width;
-    float* q = (float*)scratch(9, size * sizeof(float));
+    Scratch scratch;
+    float* q = scratch.take<float>(size);
     float scale = 1.0f / sqrtf(float(g.cache.width));
     const T* from = (const T*)g.q;
     for (int64_t i = 0; i < size; ++i) q[i] = value(from[i]) * scale;
     job.given = &g;
     job.q = q;
-    job.s = seen(g.mask);
+    job.s = seen(scratch, g.mask);
     count_open(job.s, g.mask.rows, g.mask.count);
     bool small = size * job.s.found[0] < (1 << 17);
     pool_run(Job{&job, AttendJob<T>::work, nullptr, AttendJob<T>::chunks, 1}, small);

@@ -34,7 +34,8 @@ struct LikeliestJob {
     static int chunks(void* self, int) { return int(((LikeliestJob*)self)->rows); }
     static void work(void* self, int, int row) {
         LikeliestJob& job = *(LikeliestJob*)self;
-        float* own = (float*)scratch(14, size_t(whole(job.n)) * sizeof(float));
+        Scratch scratch;
+        float* own = scratch.take<float>(whole(job.n));
         take_row(job.weights + row * job.n, job.n, own);
         const float* luck = job.luck ? job.luck + row / job.each * job.n : nullptr;
         likeliest_row(own, luck, job.n, job.count, job.codes + row * job.count, job.scores + row * job.count);
@@ -58,6 +59,7 @@ void best_of(const float* values, int64_t n, int64_t count, int32_t* places) {
 // The pool of an image's candidates: top_k of the first level, then top_k rows of top_k children a level. Flat number f
 // lies in row f / top_k; `origin` has of every row the number of its parent and one more, 0 for the root.
 template <class T> struct Beam {
+    Scratch scratch;
     const TreeJob<T>& job;
     const TreeStep& g;
     int64_t k, levels, pool, room;  // levels behind the first; numbers of an image
@@ -71,12 +73,12 @@ template <class T> struct Beam {
     explicit Beam(const TreeJob<T>& given)
         : job(given), g(given.g), k(g.top_k), levels(g.depth - 1), pool(k + levels * k * k), room(1 + levels * k) {
         size_t beams = size_t(g.images * (levels + 1) * k), all = size_t(g.images * pool);
-        codes = (int64_t*)scratch(30, (all + size_t(g.images * room)) * sizeof(int64_t));
+        codes = scratch.take<int64_t>(all + size_t(g.images * room));
         origin = codes + all;
         size_t numbers = all + (g.keys ? size_t(g.images * (levels + 1) * g.vocab) : 0);
-        scores = (float*)scratch(31, numbers * sizeof(float));
+        scores = scratch.take<float>(numbers);
         luck = g.keys ? scores + all : nullptr;
-        at = (int32_t*)scratch(32, (2 * beams + size_t(pool)) * sizeof(int32_t));
+        at = scratch.take<int32_t>(2 * beams + size_t(pool));
         above = at + beams;
         places = above + beams;
     }
@@ -89,7 +91,8 @@ template <class T> struct Beam {
         Beam& beam = *(Beam*)self;
         const TreeStep& g = beam.g;
         int64_t b = chunk / (beam.levels + 1), d = chunk % (beam.levels + 1), n = g.vocab;
-        float* even = (float*)scratch(14, size_t(whole(n)) * sizeof(float));
+        Scratch scratch;
+        float* even = scratch.take<float>(whole(n));
         std::fill(even, even + n, 1.0f);
         OF_UNIT(perturb)(even, n, g.keys + b * 3, g.length[b] + 1 + d, beam.luck + chunk * n);
     }
@@ -103,7 +106,8 @@ template <class T> struct Beam {
         Beam& beam = *(Beam*)self;
         const TreeStep& g = beam.g;
         int64_t count = beam.level ? beam.k : 1, b = chunk / count, i = chunk % count, k = beam.k, n = g.vocab;
-        float* row = (float*)scratch(14, size_t(whole(n)) * sizeof(float));
+        Scratch scratch;
+        float* row = scratch.take<float>(whole(n));
         filter_row(beam.job.greedy() ? Filter{} : g.filter, beam.logits + chunk * n, n, row);
         int64_t first = b * beam.pool + (beam.level ? k + ((beam.level - 1) * k + i) * k : 0);
         const float* luck = beam.luck ? beam.luck + (b * (beam.levels + 1) + beam.level) * n : nullptr;
@@ -190,7 +194,8 @@ template <class T> struct Beam {
 template <class T> void draft_beam(const TreeJob<T>& job) {
     const TreeStep& g = job.g;
     Beam<T> beam(job);
-    typename TreeJob<T>::Room in = job.room(g.top_k);
+    Scratch scratch;
+    typename TreeJob<T>::Room in = job.room(scratch, g.top_k);
     if (g.keys)
         pool_run(Job{&beam, Beam<T>::make_luck, nullptr, Beam<T>::luck_chunks, 1}, g.images * g.depth * g.vocab < (1 << 13));
     job.catch_up(in.now);

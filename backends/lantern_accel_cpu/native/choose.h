@@ -67,7 +67,8 @@ void ranked_codes(const float* weights, int64_t n, const int32_t* key, int64_t p
 
 void choose_path(const Choose& g, int64_t image) {
     int64_t n = g.vocab, node = 0, length = 0, base = image * g.nodes;
-    float* p = (float*)scratch(15, size_t(whole(n)) * sizeof(float));
+    Scratch scratch;
+    float* p = scratch.take<float>(whole(n));
     const float* logits = g.logits + base * n;
     int64_t* path = g.path + image * (g.depth + 1);
     for (int32_t depth = 0; depth <= g.depth; ++depth) path[depth] = 0;
@@ -126,7 +127,8 @@ struct ChosenJob {
             job.chosen[chunk] = likeliest_code(logits, n, job.firsts[chunk]);
             return;
         }
-        float* p = keeps && n % W == 0 ? job.row(b, position) : (float*)scratch(14, size_t(whole(n)) * sizeof(float));
+        Scratch scratch;
+        float* p = keeps && n % W == 0 ? job.row(b, position) : scratch.take<float>(whole(n));
         filter_row(g.filter, logits, n, p);
         job.firsts[chunk] = p[0];
         job.chosen[chunk] = inside ? OF_UNIT(race)(p, n, g.keys + b * 3, position) : 0;
@@ -144,9 +146,10 @@ struct ChosenJob {
         if (position >= std::min(g.length[b] + g.span, g.image)) return;
         int64_t last = std::min(newest, g.image - 1), n = g.vocab;
         if (!g.keys && g.fresh == UNIFORM) return;
+        Scratch scratch;
         const float* from;
         if (g.fresh == UNIFORM) {
-            float* even = (float*)scratch(14, size_t(whole(n)) * sizeof(float));
+            float* even = scratch.take<float>(whole(n));
             std::fill(even, even + n, 1.0f / float(n));
             from = even;
         } else {
@@ -184,10 +187,9 @@ struct ChosenJob {
 
 void advance_chosen(const AdvanceChosen& g, const float* logits) {
     int64_t span = g.span, n = g.vocab, all = g.images * span;
-    size_t numbers = size_t(all + 2 * span);
-    int64_t* chosen = (int64_t*)scratch(19, numbers * sizeof(int64_t) + size_t(all) * sizeof(float));
-    int64_t *x = chosen + all, *gave = x + span;
-    ChosenJob job{g, logits, chosen, (float*)(gave + span)};
+    Scratch scratch;
+    int64_t *chosen = scratch.take<int64_t>(all + 2 * span), *x = chosen + all, *gave = x + span;
+    ChosenJob job{g, logits, chosen, scratch.take<float>(all)};
     bool small = all * n < FEW_LOGITS;
     pool_run(Job{&job, ChosenJob::work, nullptr, ChosenJob::chunks, 1}, small);
     for (int64_t b = 0; b < g.images; ++b) {

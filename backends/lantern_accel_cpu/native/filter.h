@@ -74,9 +74,9 @@ void drop_top_p(float* x, float* e, int64_t n, float most, float sum, float p) {
     constexpr int BINS = 2048;
     constexpr float FINE = 32.0f;
     double mass[BINS];
-    int64_t* in = (int64_t*)scratch(12, size_t(n) * (2 * sizeof(int64_t) + sizeof(int32_t)));
-    int64_t* some = in + n;
-    int32_t* bin_of = (int32_t*)(some + n);
+    Scratch scratch;
+    int64_t *in = scratch.take<int64_t>(2 * n), *some = in + n;
+    int32_t* bin_of = scratch.take<int32_t>(n);
     int64_t many = 0;
     for (int64_t i = 0; i < n; ++i) {  // without a branch, which would be guessed wrong at every code that is in
         in[many] = i;
@@ -139,7 +139,8 @@ INLINE void drop_below(float* x, int64_t all, float least) {
 // A row with a NaN, with +inf or without any finite number gives NaN, as torch's softmax does.
 void filter_row(const Filter& f, const float* logits, int64_t n, float* out) {
     int64_t all = whole(n);
-    float* x = (float*)scratch(11, size_t(all) * sizeof(float));
+    Scratch scratch;
+    float* x = scratch.take<float>(all);
     float t = f.temperature ? *f.temperature : 1.0f;
     for (int64_t i = 0; i < n; ++i) x[i] = logits[i] / t;
     for (int64_t i = n; i < all; ++i) x[i] = -INFINITY;
@@ -176,8 +177,8 @@ void filter_row(const Filter& f, const float* logits, int64_t n, float* out) {
 }
 
 // Running sums of n weights, in double. Quarters are summed side by side, and then put behind each other.
-INLINE double* running(const float* w, int64_t n) {
-    double* c = (double*)scratch(13, size_t(n + 1) * sizeof(double));
+INLINE double* running(Scratch& scratch, const float* w, int64_t n) {
+    double* c = scratch.take<double>(n + 1);
     int64_t each = n / 4;
     double a = 0, b = 0, d = 0, e = 0;
     for (int64_t i = 0; i < each; ++i) {
@@ -199,7 +200,8 @@ INLINE double* running(const float* w, int64_t n) {
 
 // The first code whose running sum is above u times the whole; the last one where none is.
 INLINE int64_t draw_row(const float* w, int64_t n, float u) {
-    const double* c = running(w, n);
+    Scratch scratch;
+    const double* c = running(scratch, w, n);
     float bar = u * float(c[n - 1]);
     int64_t low = 0, high = n;
     while (low < high) {
@@ -256,7 +258,8 @@ struct FilterJob {
                 filter_row(*job.f, job.logits + r * job.n, job.n, job.out + r * job.n);
                 continue;
             }
-            float* row = (float*)scratch(14, size_t(whole(job.n)) * sizeof(float));
+            Scratch scratch;
+            float* row = scratch.take<float>(whole(job.n));
             filter_row(*job.f, job.logits + r * job.n, job.n, row);
             memcpy(job.out + r * job.n, row, size_t(job.n) * sizeof(float));
         }
@@ -270,7 +273,8 @@ void filter(const Filter& f, const float* logits, int64_t rows, int64_t n, float
 
 // Codes [rows][count] from weights [rows][n] and uniforms [rows][count], without replacement.
 void draw(const float* weights, const float* uniforms, int64_t rows, int64_t n, int64_t count, int64_t* out) {
-    float* left = count > 1 ? (float*)scratch(14, size_t(n) * sizeof(float)) : nullptr;
+    Scratch scratch;
+    float* left = count > 1 ? scratch.take<float>(n) : nullptr;
     for (int64_t r = 0; r < rows; ++r) {
         const float* w = weights + r * n;
         for (int64_t c = 0; c < count; ++c) {

@@ -21,10 +21,10 @@ template <class T> struct Guessing {
     T *hidden, *mixed, *logits;
     float* p;
 
-    static Guessing of(const GuessHead& h, const AdvanceChosen& g, int64_t b, int64_t length) {
+    static Guessing of(Scratch& scratch, const GuessHead& h, const AdvanceChosen& g, int64_t b, int64_t length) {
         int64_t wide = h.hidden + h.rank, all = h.depths * h.hidden + g.span * wide + h.hidden + h.rank + g.vocab + h.dim * (g.span + 1);
-        T* at = (T*)scratch(37, size_t(all) * sizeof(T));
-        float* p = (float*)scratch(14, size_t(whole(g.vocab)) * sizeof(float));
+        T* at = scratch.take<T>(all);
+        float* p = scratch.take<float>(whole(g.vocab));
         Guessing made{h, g, b, length, g.tokens + b * (g.image + 1), at, at + h.depths * h.hidden, nullptr, nullptr, nullptr, p};
         made.hidden = made.seen + g.span * wide;
         made.mixed = made.hidden + h.hidden;
@@ -130,13 +130,14 @@ template <class T> struct Guessing {
 
 // Guess behind the pass of an image, or (x null) behind what was seen.
 INLINE void guess_drafts(const AdvanceChosen& g, int64_t b, int64_t length, const int64_t* x, const int64_t* chosen, int64_t count) {
+    Scratch scratch;
     const GuessHead& h = *g.head;
     const float* states = h.features + b * g.span * h.dim;
     if (h.dtype == BFLOAT16) {
-        auto one = Guessing<bf16>::of(h, g, b, length);
+        auto one = Guessing<bf16>::of(scratch, h, g, b, length);
         x ? one.after(x, chosen, count, states) : one.fresh(g.newest[b]);
     } else {
-        auto one = Guessing<float>::of(h, g, b, length);
+        auto one = Guessing<float>::of(scratch, h, g, b, length);
         x ? one.after(x, chosen, count, states) : one.fresh(g.newest[b]);
     }
 }

@@ -450,17 +450,17 @@ void byte_panel(const ByteRows& x, int64_t m, const char* w, int kept, int64_t k
 }
 
 // Scratch memory for m rows of k inputs, where products with these weights take bytes.
-ByteRows byte_scratch(int place, int64_t m, int64_t k, const Weights& w) {
+ByteRows byte_scratch(Scratch& scratch, int64_t m, int64_t k, const Weights& w) {
     if (!w.drafts || !multiplies_bytes()) return ByteRows{};
     int64_t spans = (k + SPAN - 1) / SPAN, all = m * spans;
-    char* memory = (char*)scratch(place, size_t(all) * (SPAN + 4 + 4 * AT_ONCE));
+    char* memory = scratch.take<char>(size_t(all) * (SPAN + 4 + 4 * AT_ONCE));
     ByteRows to{(int8_t*)memory, (float*)(memory + all * SPAN), nullptr, spans};
     to.sum = (int32_t*)(to.step + all);
     return to;
 }
 #else
 void byte_panel(const ByteRows&, int64_t, const char*, int, int64_t, float*) {}
-ByteRows byte_scratch(int, int64_t, int64_t, const Weights&) { return ByteRows{}; }
+ByteRows byte_scratch(Scratch&, int64_t, int64_t, const Weights&) { return ByteRows{}; }
 template <class A> void to_bytes(const A*, int64_t, int64_t, int64_t, int, const ByteRows&) {}
 #endif
 

@@ -343,5 +343,20 @@ int pool_threads();
 int pool_lanes();
 inline int lane_start(int total, int lane, int lanes) { return int(int64_t(total) * lane / lanes); }
 void pool_run(const Job& job, bool alone);
-// Memory of this thread, 64-byte aligned, kept until it asks the same place for more.
-void* scratch(int place, size_t bytes);
+
+// Memory of the thread that takes it, 64-byte aligned, for as long as this object lives: whatever a call below takes lies
+// elsewhere. What is given back the thread keeps for the next of its size.
+class Scratch {
+public:
+    __attribute__((always_inline)) Scratch() {}
+    __attribute__((always_inline)) ~Scratch() { clear(); }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    template <class T> __attribute__((always_inline)) T* take(size_t count) { return static_cast<T*>(bytes(count * sizeof(T))); }
+    // Give all back.
+    void clear();
+
+private:
+    void* bytes(size_t size);
+    struct Piece* pieces_ = nullptr;
+};

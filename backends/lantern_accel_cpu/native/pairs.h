@@ -113,7 +113,8 @@ void attend_pairs(const float* q, int64_t q_stride, const bf16* k, const bf16* v
     size_t queries = size_t(m) * d * sizeof(bf16), keys = size_t(d) / 2 * W * sizeof(uint32_t);
     size_t scores = size_t(m) * ld * sizeof(float), weights = size_t(m) * ld * sizeof(bf16);
     auto round = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
-    char* work = (char*)scratch(7, round(queries) + keys + round(scores) + round(weights) + m * sizeof(float));
+    Scratch scratch;
+    char* work = scratch.take<char>(round(queries) + keys + round(scores) + round(weights) + m * sizeof(float));
     bf16* turned = (bf16*)work;
     uint32_t* across = (uint32_t*)(work += round(queries));
     float* p = (float*)(work += keys);

@@ -38,8 +38,9 @@ void logits_of(const T* states, int64_t stride, int64_t dim, const int64_t* head
     if (m < queries) std::fill(out, out + queries * vocab, 0.0f);
     if (!m) return;
     Weights w(weight);
-    HeadJob<T> job{weight, nullptr, heads, out, m, dim, even(dim), vocab, input_scratch<A>(33, m, dim, w)};
-    A* features = (A*)scratch(9, size_t(m * job.ldx) * sizeof(A));
+    Scratch scratch;
+    HeadJob<T> job{weight, nullptr, heads, out, m, dim, even(dim), vocab, input_scratch<A>(scratch, m, dim, w)};
+    A* features = scratch.take<A>(m * job.ldx);
     for (int64_t r = 0; r < m; ++r) copy_row(states + heads[r] * stride, dim, features + r * job.ldx);
     job.x = features;
     pack_inputs(features, job.ldx, m, dim, w.kept, job.inputs);
@@ -48,6 +49,7 @@ void logits_of(const T* states, int64_t stride, int64_t dim, const int64_t* head
 
 // Where the queries of a pass lie, and what they see: filled in row by row, those that see nothing left out.
 template <class T> struct Queries {
+    Scratch scratch;
     Trunk t;
     Seen s;
     int64_t count, half, open = 0;
@@ -57,14 +59,14 @@ template <class T> struct Queries {
 
     // Of so many rows of `count` queries over so many slots. `given`: the blocks; out_stride: of the states.
     Queries(const Trunk& given, int64_t rows, int64_t count, int64_t capacity, void* out, int64_t out_stride)
-        : t(given), s(lists(int32_t(rows), int32_t(count), int32_t(capacity))), count(count), half(t.cache.width / 2) {
+        : t(given), s(lists(scratch, int32_t(rows), int32_t(count), int32_t(capacity))), count(count), half(t.cache.width / 2) {
         int64_t all = rows * count;
-        slots = (int64_t*)scratch(20, 3 * size_t(all) * sizeof(int64_t));
+        slots = scratch.take<int64_t>(3 * size_t(all));
         following = slots + all;
         heads = following + all;
-        cos = (float*)scratch(21, 2 * size_t(all * half) * sizeof(float));
+        cos = scratch.take<float>(2 * size_t(all * half));
         sin = cos + all * half;
-        x = (T*)scratch(22, size_t(all * t.dim) * sizeof(T));
+        x = scratch.take<T>(all * t.dim);
         t.x = x, t.out = out, t.out_stride = out_stride, t.slots = slots;
         t.mask = Mask{nullptr, 0, 0, int32_t(rows), int32_t(count), int32_t(capacity)};
         t.rotary = Rotary{cos, sin, count * half};
@@ -119,7 +121,8 @@ template <class T> void window_pass_of(const WindowPass& g, float* out) {
     int64_t count = g.span, rows = g.images * g.branches, queries = rows * count, dim = g.trunk.dim;
     // Behind the image's slots comes one for what is past its end.
     int64_t limit = g.slots - g.prefix - 1;
-    T* states = (T*)scratch(24, size_t(queries * dim) * sizeof(T));
+    Scratch scratch;
+    T* states = scratch.take<T>(queries * dim);
     Queries<T> at(g.trunk, rows, count, g.slots, states, dim);
     auto node = [&](int64_t q, int64_t place, int64_t token, int64_t slot) {
         int64_t cell = std::min(place, g.image - 1);
@@ -148,7 +151,7 @@ template <class T> void window_pass_of(const WindowPass& g, float* out) {
         at.see(r, found);
     }
     at.run();
-    float* logits = (float*)scratch(23, size_t(queries * g.vocab) * sizeof(float));
+    float* logits = scratch.take<float>(queries * g.vocab);
     logits_of(states, dim, dim, at.heads, at.open * count, queries, g.head, g.vocab, logits);
     if (g.features) guided_states(g, states);
     guide(Guide{logits, g.scale, nullptr, nullptr, at.following, nullptr, out, g.images, count, g.vocab, g.branches, 0});

@@ -15,6 +15,12 @@
 #include <thread>
 #include <vector>
 
+// What stands before the memory of a Scratch.
+struct alignas(64) Piece {
+    Piece* next;
+    int power;
+};
+
 namespace {
 
 constexpr int MOST_STAGES = 1024, MOST_LANES = 8;
@@ -201,14 +207,20 @@ void alone_run(const Job& job) {
     }
 }
 
-struct Memory {
-    struct Piece {
-        void* start = nullptr;
-        size_t bytes = 0;
-    };
-    Piece pieces[48];
-    ~Memory() {
-        for (auto& p : pieces) free(p.start);
+constexpr int SMALLEST = 12, SIZES = 48;  // powers of two, in bytes
+
+// What a thread has given back, by size, and whether it is ending: then nothing is kept.
+thread_local Piece* spare[SIZES];
+thread_local bool ended = false;
+
+struct Ending {
+    ~Ending() {
+        ended = true;
+        for (Piece*& first : spare)
+            while (Piece* piece = first) {
+                first = piece->next;
+                free(piece);
+            }
     }
 };
 
@@ -234,15 +246,32 @@ void pool_run(const Job& job, bool alone) {
     pool->run(job);
 }
 
-void* scratch(int place, size_t bytes) {
-    static thread_local Memory memory;
-    auto& piece = memory.pieces[place];
-    if (piece.bytes < bytes) {
-        free(piece.start);
-        size_t size = (bytes + bytes / 4 + 4095) / 4096 * 4096;
-        piece.start = aligned_alloc(64, size);
-        piece.bytes = piece.start ? size : 0;
-        if (!piece.start) abort();
+void* Scratch::bytes(size_t size) {
+    static thread_local Ending at_end;
+    (void)&at_end;
+    int power = SMALLEST;
+    while ((size_t(1) << power) < size + sizeof(Piece)) ++power;
+    Piece* piece = spare[power];
+    if (piece) {
+        spare[power] = piece->next;
+    } else {
+        piece = static_cast<Piece*>(aligned_alloc(64, size_t(1) << power));
+        if (!piece) abort();
+        piece->power = power;
     }
-    return piece.start;
+    piece->next = pieces_;
+    pieces_ = piece;
+    return piece + 1;
+}
+
+void Scratch::clear() {
+    while (Piece* piece = pieces_) {
+        pieces_ = piece->next;
+        if (ended) {
+            free(piece);
+            continue;
+        }
+        piece->next = spare[piece->power];
+        spare[piece->power] = piece;
+    }
 }

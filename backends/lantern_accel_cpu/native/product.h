@@ -18,18 +18,17 @@ struct Inputs {
 #endif
 };
 
-// Scratch memory for m rows of k inputs, which are kept as A: two places, BEHIND each other.
-constexpr int BEHIND = 8;
-template <class A> Inputs input_scratch(int place, int64_t m, int64_t k, const Weights& w) {
+// Memory for m rows of k inputs, which are kept as A.
+template <class A> Inputs input_scratch(Scratch& scratch, int64_t m, int64_t k, const Weights& w) {
     Inputs made;
     if (w.kept == WORDS) {
-        made.words = word_scratch(place, m, k);
+        made.words = word_scratch(scratch, m, k);
         return made;
     }
-    made.bytes = byte_scratch(place, m, k, w);
+    made.bytes = byte_scratch(scratch, m, k, w);
 #ifdef TILES
-    made.byte_tiles = byte_tile_scratch(place + BEHIND, m, made.bytes, w.kept);
-    if (sizeof(A) == 2 && !made.bytes.numbers) made.tiles = tile_scratch(place, m, k, w.kept);
+    made.byte_tiles = byte_tile_scratch(scratch, m, made.bytes, w.kept);
+    if (sizeof(A) == 2 && !made.bytes.numbers) made.tiles = tile_scratch(scratch, m, k, w.kept);
 #endif
     return made;
 }
@@ -59,11 +58,12 @@ template <class A> constexpr bool TILED = false;
 template <class T, class A, class Emit>
 void product(const A* x, int64_t ldx, int64_t m, const Weights& w, int64_t k, int64_t from, int64_t to,
              const char* after, const Inputs& inputs, Emit emit) {
-    float* tile = (float*)scratch(8, BLOCK * PANEL * sizeof(float));
+    Scratch scratch;
+    float* tile = scratch.take<float>(BLOCK * PANEL);
     int64_t size = w.panel<T>(k), groups = (k + GROUP - 1) / GROUP;
     float* sums = nullptr;
     if (!TILED<A> && !inputs.bytes.numbers && sizeof(A) == 2 && (w.kept == INT6 || w.kept == INT4)) {
-        sums = (float*)scratch(29, size_t(m * groups) * sizeof(float));
+        sums = scratch.take<float>(m * groups);
         group_sums(x, ldx, m, k, sums);
     }
     for (int64_t p = from; p < to; ++p)
@@ -149,11 +149,12 @@ template <class T> void linear_of(const Linear& g) {
     job.given = &g;
     job.count = panels(g.n);
     job.ldx = even(g.k);
-    A* x = (A*)scratch(9, g.m * job.ldx * sizeof(A));
+    Scratch scratch;
+    A* x = scratch.take<A>(g.m * job.ldx);
     for (int64_t r = 0; r < g.m; ++r) copy_row((const T*)g.x + r * g.x_stride, g.k, x + r * job.ldx);
     job.x = x;
     Weights w(g.weight);
-    job.inputs = input_scratch<A>(33, g.m, g.k, w);
+    job.inputs = input_scratch<A>(scratch, g.m, g.k, w);
     pack_inputs(x, job.ldx, g.m, g.k, w.kept, job.inputs);
     bool small = g.k * g.n * (g.m + 3) < (1 << 18);
     pool_run(Job{&job, LinearJob<T>::work, nullptr, LinearJob<T>::chunks, 1}, small);

@@ -61,9 +61,9 @@ struct Turns {
     float *turn, *cross;
 };
 
-INLINE Turns turns(const Rotary& rotary, int64_t queries, int32_t count, int32_t width) {
+INLINE Turns turns(Scratch& scratch, const Rotary& rotary, int64_t queries, int32_t count, int32_t width) {
     Turns t;
-    t.turn = (float*)scratch(6, 2 * queries * width * sizeof(float));
+    t.turn = scratch.take<float>(2 * queries * width);
     t.cross = t.turn + queries * width;
     int32_t half = width / 2;
     for (int64_t m = 0; m < queries; ++m) {
@@ -121,7 +121,8 @@ template <class T> void rotate_write_of(const RotateWrite& g) {
     int64_t queries = int64_t(g.rows) * g.count;
     int32_t d = g.cache.width, heads = g.cache.heads;
     int64_t wide = int64_t(heads) * d;
-    Turns t = turns(g.rotary, queries, g.count, d);
+    Scratch scratch;
+    Turns t = turns(scratch, g.rotary, queries, g.count, d);
     for (int64_t m = 0; m < queries; ++m) {
         const T* x = (const T*)g.qkv + m * 3 * wide;
         int64_t to = m / g.count * g.cache.row + g.slots[m] * g.cache.slot;

@@ -57,19 +57,17 @@ struct TileRows {
 };
 
 // Scratch memory for m rows of k inputs.
-TileRows tile_scratch(int place, int64_t m, int64_t k, int kept) {
+TileRows tile_scratch(Scratch& scratch, int64_t m, int64_t k, int kept) {
     TileRows to;
     to.steps = tile_steps(k);
     to.groups = (k + GROUP - 1) / GROUP;
     bool few = m < border(kept);
     int64_t rows = few ? m : tile_blocks(m) * TILE_ROWS;
-    size_t bytes = size_t(rows * to.steps * DEEP) * (few ? sizeof(float) : sizeof(bf16));
-    char* memory = (char*)scratch(place, bytes + size_t(m * to.groups) * sizeof(float));
     if (few)
-        to.floats = (float*)memory;
+        to.floats = scratch.take<float>(rows * to.steps * DEEP);
     else
-        to.tiles = (bf16*)memory;
-    to.sums = (float*)(memory + bytes);
+        to.tiles = scratch.take<bf16>(rows * to.steps * DEEP);
+    to.sums = scratch.take<float>(m * to.groups);
     return to;
 }
 
@@ -419,9 +417,9 @@ struct ByteTiles {
     ByteTiles from(int64_t row) const { return ByteTiles{rows.from(row), tiles + row * rows.spans * SPAN}; }
 };
 
-ByteTiles byte_tile_scratch(int place, int64_t m, const ByteRows& rows, int kept) {
+ByteTiles byte_tile_scratch(Scratch& scratch, int64_t m, const ByteRows& rows, int kept) {
     if (!rows.numbers || m < border(kept)) return ByteTiles{};
-    return ByteTiles{rows, (int8_t*)scratch(place, size_t(tile_blocks(m) * TILE_ROWS * rows.spans * SPAN))};
+    return ByteTiles{rows, scratch.take<int8_t>(tile_blocks(m) * TILE_ROWS * rows.spans * SPAN)};
 }
 
 void to_byte_tiles(int64_t m, const ByteTiles& to) {

@@ -206,7 +206,8 @@ void attend_few(const float* q, int64_t q_stride, const bf16* k, const bf16* v, 
     int64_t whole = (found + W - 1) / W * W, deep = (found + DEEP - 1) / DEEP * DEEP;
     size_t keys = size_t(d) / 2 * W * sizeof(uint32_t), queries = size_t(M) * d * sizeof(float);
     size_t scores = size_t(M) * deep * sizeof(float);
-    char* work = (char*)scratch(7, keys + queries + scores + size_t(deep) * sizeof(int32_t));
+    Scratch scratch;
+    char* work = scratch.take<char>(keys + queries + scores + size_t(deep) * sizeof(int32_t));
     uint32_t* across = (uint32_t*)work;
     float *turned = (float*)(work + keys), *p = (float*)(work + keys + queries);
     int32_t* slots = (int32_t*)(work + keys + queries + scores);
@@ -245,7 +246,8 @@ void attend_tiles(const float* q, int64_t q_stride, const bf16* k, const bf16* v
     size_t sums = size_t(TILE_ROWS * WIDE) * sizeof(float), buffer = size_t(2 * DEEP * WIDE) * sizeof(bf16);
     size_t turns = size_t(SCORED_BLOCKS * SIZE) * sizeof(float);
     size_t all = (1 + SCORED_BLOCKS) * queries + turns + scores + scores / 2 + sums + buffer + size_t(deep) * sizeof(int32_t);
-    char* work = (char*)scratch(7, all);
+    Scratch scratch;
+    char* work = scratch.take<char>(all);
     bf16* turned = (bf16*)work;
     bf16* copies = (bf16*)(work += queries);
     float* across = (float*)(work += SCORED_BLOCKS * queries);

@@ -30,7 +30,8 @@ template <class T> struct TreeJob {
     // The pending states, the first `width` of each row, as one feature each, [rows][width][dim].
     void fused(int64_t width, T* out) const {
         int64_t count = rows * width;
-        T* side = g.fuse ? (T*)scratch(25, size_t(count * wide) * sizeof(T)) : out;
+        Scratch scratch;
+        T* side = g.fuse ? scratch.take<T>(count * wide) : out;
         for (int64_t r = 0; r < count; ++r) {
             const T* from = (const T*)g.pending_features + (r / width * g.width + r % width) * wide;
             T* to = side + r * wide;
@@ -43,7 +44,8 @@ template <class T> struct TreeJob {
 
     // What the drafter's blocks read: tokens and the features that they follow.
     void read(const int64_t* codes, const T* features, int64_t count, T* x) const {
-        T* pair = (T*)scratch(25, size_t(count * 2 * dim) * sizeof(T));
+        Scratch scratch;
+        T* pair = scratch.take<T>(count * 2 * dim);
         for (int64_t r = 0; r < count; ++r) {
             memcpy(pair + r * 2 * dim, (const T*)g.own_embedding + codes[r] * dim, size_t(dim) * sizeof(T));
             memcpy(pair + r * 2 * dim + dim, features + r * dim, size_t(dim) * sizeof(T));
@@ -58,10 +60,11 @@ template <class T> struct TreeJob {
         int64_t width = 1, prefix = g.prefix - 1;
         for (int64_t b = 0; b < g.images; ++b) width = std::max(width, g.pending_count[b]);
         int64_t all = rows * width;
-        T* states = (T*)scratch(24, size_t(2 * all * dim) * sizeof(T));
+        Scratch scratch;
+        T* states = scratch.take<T>(2 * all * dim);
         T* features = states + all * dim;
         Queries<T> at(g.drafter, rows, width, g.own_slots, states, dim);
-        int64_t* codes = (int64_t*)scratch(26, size_t(all) * sizeof(int64_t));
+        int64_t* codes = scratch.take<int64_t>(all);
         for (int64_t r = 0; r < rows; ++r) {
             int64_t b = r % g.images, count = g.pending_count[b];
             int32_t* list = at.list();
@@ -102,7 +105,8 @@ template <class T> struct TreeJob {
             const TreeStep& g = d.job.g;
             int64_t n = g.vocab, count = g.inner_count[d.level], b = chunk / count, i = chunk % count;
             int64_t width = g.widths[d.level], node = g.inner[d.first + i], children = g.num_children[node];
-            float* row = (float*)scratch(14, size_t(2 * whole(n)) * sizeof(float));
+            Scratch scratch;
+            float* row = scratch.take<float>(2 * whole(n));
             int64_t* codes = g.tokens + b * g.nodes + g.first_child[node];
             if (d.job.greedy()) {
                 float most;
@@ -133,11 +137,11 @@ template <class T> struct TreeJob {
         float* logits;
         int64_t *codes, *heads, *following;
     };
-    Room room(int64_t widest) const {
+    Room room(Scratch& scratch, int64_t widest) const {
         int64_t all = rows * widest;
-        T* states = (T*)scratch(27, 3 * size_t(all * dim) * sizeof(T));
-        int64_t* lists = (int64_t*)scratch(28, 3 * size_t(all) * sizeof(int64_t));
-        float* logits = (float*)scratch(23, size_t((rows + g.images) * widest * g.vocab) * sizeof(float));
+        T* states = scratch.take<T>(3 * size_t(all * dim));
+        int64_t* lists = scratch.take<int64_t>(3 * size_t(all));
+        float* logits = scratch.take<float>((rows + g.images) * widest * g.vocab);
         return Room{states, states + all * dim, states + 2 * all * dim, logits, lists, lists + all, lists + 2 * all};
     }
 
@@ -165,7 +169,8 @@ template <class T> struct TreeJob {
     void draft() const {
         int64_t widest = 1;
         for (int64_t d = 0; d < g.depth; ++d) widest = std::max<int64_t>(widest, g.inner_count[d]);
-        Room in = room(widest);
+        Scratch scratch;
+        Room in = room(scratch, widest);
         for (int64_t b = 0; b < g.images; ++b) g.tokens[b * g.nodes] = g.root[b];
         catch_up(in.now);
         const int32_t* parent = this->parent(0);  // the same for all images
@@ -242,7 +247,8 @@ template <class T> struct TreeJob {
             if (!left_out(b)) at.see(r, found);
         }
         at.run();
-        float* logits = (float*)scratch(23, size_t(queries * g.vocab) * sizeof(float));
+        Scratch scratch;
+        float* logits = scratch.take<float>(queries * g.vocab);
         const T* last = (const T*)g.states + wide - dim;
         logits_of(last, wide, dim, at.heads, at.open * g.nodes, queries, g.head, g.vocab, logits);
         guide(Guide{logits, g.scale, nullptr, nullptr, at.following, nullptr, g.logits, g.images, g.nodes, g.vocab,
@@ -288,7 +294,8 @@ template <class T> struct TreeJob {
     // An accepted node stays in the slot that verification wrote, which becomes that of its position.
     void enter_slots(int64_t b, const int64_t* path, int64_t kept, int64_t length) const {
         int64_t *slot_of = g.slot_of + b * g.image_slots, *place_of = g.place_of + b * g.image_slots;
-        int64_t* slots = (int64_t*)scratch(28, size_t(g.nodes) * sizeof(int64_t));
+        Scratch scratch;
+        int64_t* slots = scratch.take<int64_t>(g.nodes);
         memcpy(slots, slot_of + length, size_t(g.nodes) * sizeof(int64_t));
         int64_t others = kept;
         for (int64_t i = 0; i < g.nodes; ++i) {

@@ -65,13 +65,15 @@ template <class T> struct TrunkJob {
     const Normed& normed(int layer, int step) {
         static thread_local uint64_t made = 0;
         static thread_local Normed mine;
+        static thread_local Scratch scratch;
         uint64_t wanted = number + layer * STEPS + step;
         if (made == wanted) return mine;
         const Block& b = given->blocks[layer];
         const T* weight = (const T*)(step == QKV ? b.attention_norm : b.ffn_norm);
         float eps = step == QKV ? b.attention_eps : b.ffn_eps;
         Weights before(step == QKV ? b.wqkv : b.w13);
-        mine.x = (A*)scratch(1, m * ld_dim * sizeof(A));
+        scratch.clear();
+        mine.x = scratch.take<A>(m * ld_dim);
         expect_rows(state, dim, dim);
         for (int64_t r = 0; r < m; ++r) {
             A* y = mine.x + r * ld_dim;
@@ -81,7 +83,7 @@ template <class T> struct TrunkJob {
                 copy(state + r * dim, dim, y);
             if (dim % 2) put1(y + dim, 0.0f);
         }
-        mine.inputs = input_scratch<A>(34, m, dim, before);
+        mine.inputs = input_scratch<A>(scratch, m, dim, before);
         pack_inputs(mine.x, ld_dim, m, dim, before.kept, mine.inputs);
         made = wanted;
         return mine;
@@ -209,7 +211,8 @@ template <class T> struct TrunkJob {
         range(panels(hidden), chunk, from, to);
         if (!gated_in_tiles) expect_rows(gated + from * PANEL, (to - from) * PANEL, ld_hidden, true);
         int64_t ups = hidden / PANEL;
-        float* kept = (float*)scratch(10, m * PANEL * sizeof(float));
+        Scratch scratch;
+        float* kept = scratch.take<float>(m * PANEL);
         for (int64_t one = from; one < to; ++one) {
             const char* going = one + 1 < to ? nullptr : next;
             product<T>(x.x, ld_dim, m, Weights(b.w13), dim, one, one + 1, going, x.inputs,
@@ -304,23 +307,24 @@ template <class T> void trunk_of(const Trunk& g, const Seen& s, int32_t seeing) 
     job.far = seen_slots * g.layers * job.wide * 2 * int64_t(sizeof(T)) > FAR_KEYS;
     job.shared = pool_threads() > 1;
     job.q_scale = 1.0f / sqrtf(float(g.cache.width));
-    float* f = (float*)scratch(0, job.m * (job.dim + job.wide + 2 * job.hidden) * sizeof(float));
+    Scratch scratch;
+    float* f = scratch.take<float>(job.m * (job.dim + job.wide + 2 * job.hidden));
     job.state = f;
     job.q = f + job.m * job.dim;
     job.both = job.q + job.m * job.wide;
-    job.mixed = (A*)scratch(2, job.m * job.ld_wide * sizeof(A));
-    job.gated = (A*)scratch(3, job.m * job.ld_hidden * sizeof(A));
+    job.mixed = scratch.take<A>(job.m * job.ld_wide);
+    job.gated = scratch.take<A>(job.m * job.ld_hidden);
     const Block& first = g.blocks[0];
-    job.mixed_inputs = input_scratch<A>(35, job.m, job.wide, Weights(first.wo));
-    job.gated_inputs = input_scratch<A>(36, job.m, job.hidden, Weights(first.w2));
+    job.mixed_inputs = input_scratch<A>(scratch, job.m, job.wide, Weights(first.wo));
+    job.gated_inputs = input_scratch<A>(scratch, job.m, job.hidden, Weights(first.w2));
 #ifdef TILES
     bool groups = false;
     for (int32_t i = 0; i < g.layers; ++i) groups |= Weights(g.blocks[i].w2).kept == INT6 || Weights(g.blocks[i].w2).kept == INT4;
     job.gated_in_tiles = job.gated_inputs.tiles.tiles && job.whole_gates && !groups;
     if (job.gated_in_tiles) job.gated_inputs.tiles.clear_below(job.m);
 #endif
-    job.turn = turns(g.rotary, queries, g.mask.count, g.cache.width);
-    job.places = (int64_t*)scratch(16, 2 * size_t(job.m) * sizeof(int64_t));
+    job.turn = turns(scratch, g.rotary, queries, g.mask.count, g.cache.width);
+    job.places = scratch.take<int64_t>(2 * size_t(job.m));
     job.given_as = job.places + job.m;
     for (int64_t r = 0; r < job.m; ++r) {
         int64_t row = job.s.row_of[r / g.mask.count], from = row * g.mask.count + r % g.mask.count;
@@ -339,7 +343,8 @@ template <class T> void trunk_of(const Trunk& g, const Seen& s, int32_t seeing) 
 }
 
 template <class T> void trunk_of(const Trunk& g) {
-    Seen s = seen(g.mask);
+    Scratch scratch;
+    Seen s = seen(scratch, g.mask);
     int32_t seeing = gather_seeing(s, g.mask.rows, g.mask.count);
     trunk_of<T>(g, s, seeing);
 }

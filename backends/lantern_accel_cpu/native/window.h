@@ -43,7 +43,8 @@ struct CoupleJob {
             *token = draw_row(p, n, u);
             return;
         }
-        float* row = (float*)scratch(15, size_t(whole(n)) * sizeof(float));
+        Scratch scratch;
+        float* row = scratch.take<float>(whole(n));
         left_over(p, g.q + (b * drafts + i) * n, n, row);
         *token = draw_row(row, n, u);
     }

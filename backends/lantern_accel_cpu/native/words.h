@@ -140,12 +140,12 @@ template <class A> void to_words(const A*, int64_t, int64_t, int64_t, const Word
 #endif
 
 // Scratch memory for m rows of k inputs.
-WordRows word_scratch(int place, int64_t m, int64_t k) {
+WordRows word_scratch(Scratch& scratch, int64_t m, int64_t k) {
     WordRows to;
     to.groups = (k + GROUP - 1) / GROUP;
     int64_t all = m * to.groups;
-    to.numbers = (int16_t*)scratch(place, size_t(all) * (GROUP * sizeof(int16_t) + sizeof(float)));
-    to.step = (float*)(to.numbers + all * GROUP);
+    to.numbers = scratch.take<int16_t>(all * GROUP);
+    to.step = scratch.take<float>(all);
     return to;
 }
 

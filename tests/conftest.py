@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 # Two workers with two threads each would spin on two cores; read before torch is imported.
@@ -18,6 +19,36 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest  # after the settings that torch reads when it is imported
 import torch
+
+#: This process's CPU time when the set-up of a test begins.
+BEGUN = pytest.StashKey[float]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cpu-limit",
+        type=float,
+        metavar="SECONDS",
+        help="fail a test without the mark `long` that takes more CPU time of pytest's own process",
+    )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    item.stash[BEGUN] = time.process_time()
+    yield
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Fail a passed test that took too long: the quick tier stays quick only if each test does."""
+    yield
+    limit, spent = item.config.getoption("--cpu-limit"), time.process_time() - item.stash[BEGUN]
+    if limit is not None and spent > limit and "long" not in item.keywords:
+        pytest.fail(
+            f"{spent:.1f} s of CPU time, and --cpu-limit is {limit:g}; make it quicker or mark it long",
+            pytrace=False,
+        )
 
 
 def pytest_collection_finish() -> None:

@@ -25,10 +25,15 @@ EXIT_CODES = {
 class LanternError(Exception):
     """Base of every error raised on purpose; the CLI prints it without a traceback.
 
-    ``exit_code``: what the command then exits with, one of :data:`EXIT_CODES`.
+    ``exit_code``: what the command then exits with, one of :data:`EXIT_CODES`. ``field``: the setting of
+    :func:`~lantern_accel.generate` that is wrong, by its name there; None where it is none.
     """
 
     exit_code: ClassVar[int] = 2
+
+    def __init__(self, message: str = "", *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class BackendError(LanternError):

@@ -1,39 +1,30 @@
-"""How options are listed by ``--help``, and how old names of options are answered.
+"""How ``--help`` lists options: many under headings, in plain text everywhere.
 
-Help is plain text on purpose: the same on a terminal, in a pipe and in the documentation.
+It is the same on a terminal, in a pipe and in the documentation.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
-from lantern_accel.errors import EXIT_CODES, RequestError
+from lantern_accel.errors import EXIT_CODES
 
 #: Headings in the order in which they are printed, and the parameters below each.
 GROUPS: dict[str, tuple[str, ...]] = {
     "What to draw, and where it goes": (
         "output", "overwrite", "stats_path", "as_json", "prompts", "prompts_file", "prompt", "num_images",
-        "size", "seed", "seeds", "compare", "grid", "scale", "metadata", "resume", "quiet", "on",
-        "workers",
+        "size", "seed", "grid", "scale", "no_metadata", "resume", "quiet", "verbose", "workers",
     ),
     "Model": ("model", "vq", "drafter", "text_encoder", "text_device", "embeddings", "weights"),
     "Device": ("device", "dtype", "exact_dtype", "threads", "option", "batch", "batch_size"),
-    "Drafting": (
-        "preset", "strategy", "tree", "window", "bits", "one", "coupling",
-    ),
-    "Relaxation": (
-        "relaxed", "tv_budget", "accept", "k", "delta", "lam", "residual", "neighbour_space",
-    ),
-    "Sampling": (
-        "temperature", "top_k", "top_p", "cfg_scale", "cfg_interval", "cfg_scale_image",
-        "guidance_scale", "negative_prompt",
-    ),
+    "Drafting": ("preset", "strategy", "tree", "window", "bits", "one", "coupling"),
+    "Relaxation": ("relaxed", "tv_budget", "accept"),
+    "Sampling": ("temperature", "top_k", "top_p", "cfg_scale", "guidance_scale", "negative_prompt"),
 }  # fmt: skip
 #: Which of the commands that measure is for what; docs/measuring.md says more.
 WHICH = (
@@ -41,6 +32,8 @@ WHICH = (
     "with prices and raw samples, for `compare` and for others. `stepcost` times steps of real model "
     "sizes on random weights. `tune` finds what is fastest here and keeps it for `generate`."
 )
+#: A command with fewer options than this lists them in one piece.
+MANY = 18
 
 
 def exit_codes() -> str:
@@ -49,36 +42,8 @@ def exit_codes() -> str:
     return f"Exit codes (docs/reference/exit-codes.md): {said}."
 
 
-#: Old names and new ones; a command without the new one does not know the old one either.
-RENAMED = {
-    "--batch-size": "--batch",
-    "--batches": "--batch",
-    "--strategies": "--strategy",
-    "--cfg": "--cfg-scale",
-    "--guidance": "--cfg-scale",
-    "--guidance-scale": "--cfg-scale",
-    "--budget": "--max-seconds",
-}
-#: Where ``--json`` wrote a file once: the option that writes it now.
-FILES = ("--stats", "--output")
-#: A command with fewer options than this lists them in one piece.
-MANY = 18
-
-
 class GroupedCommand(TyperCommand):
-    """A command whose ``--help`` lists many options under headings, and that knows old names."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        known = {name for one in self.params for name in one.opts}
-        _check_json(known, args)
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            old = str(getattr(error, "option_name", ""))
-            new = RENAMED.get(old)
-            if type(error).__name__ != "NoSuchOption" or new not in known:
-                raise
-            raise RequestError(f"{old} is now {new}; write {new} in its place") from None
+    """A command whose ``--help`` lists many options under headings."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         every = self.get_params(ctx)
@@ -94,19 +59,6 @@ class GroupedCommand(TyperCommand):
             if found:
                 with formatter.section(title):
                     formatter.write_dl(found)
-
-
-def _check_json(known: set[str], args: Sequence[str]) -> None:
-    """Refuse ``--json FILE``: ``--json`` is a flag, and the word after it would be another thing."""
-    at = next((at for at, word in enumerate(args) if word.partition("=")[0] == "--json"), None)
-    file = next((name for name in FILES if name in known), None)
-    if at is None or "--json" not in known or file is None:
-        return
-    _, sign, value = args[at].partition("=")
-    after = value if sign else next(iter(args[at + 1 : at + 2]), "")
-    if sign or after == "-" or after.lower().endswith(".json"):
-        wanted = "--json alone" if after in ("-", "") else f"{file} {after}"
-        raise RequestError(f"--json is now a flag that prints JSON; write {wanted} in its place")
 
 
 def tidy(app: typer.Typer) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -22,8 +22,6 @@ from lantern_accel.generation.result import (
 from lantern_accel.records import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from PIL.Image import Image
 
 
@@ -38,12 +36,7 @@ def free_name(count: int, stem: str = "lantern", suffix: str = ".png") -> Path:
 
 
 def check_files(
-    output: Path,
-    figures: Path | None,
-    count: int,
-    *,
-    overwrite: bool = True,
-    resume: bool = False,
+    output: Path, figures: Path | None, count: int, *, overwrite: bool, resume: bool
 ) -> None:
     """Raise before any work where a file could not be written, or two would be the same.
 
@@ -67,19 +60,19 @@ def check_files(
 
 
 class Notes(Record):
-    """What was asked, by digest, with which seed each run was begun, and which images are finished."""
+    """What was asked, by digest, with which seed it was begun, and which images are finished."""
 
     command: str
-    seeds: dict[int, int] = Field(default_factory=dict)
+    seed: int | None = None
     finished: list[int] = Field(default_factory=list)
 
 
 class Pictures:
-    """Where a command's images go: files of their own, or one picture at the end.
+    """Where a command's images go: ``each`` into a file of its own, or one picture at the end.
 
     Where a command draws several files, notes next to them (``.NAME.lantern.json``) say which are
-    finished, with which seeds, until all are; ``resume`` reads them. Raises :class:`RequestError` where
-    another command left them.
+    finished, and with which seed, until all are; ``resume`` reads them. Raises :class:`RequestError`
+    where another command left them.
     """
 
     def __init__(
@@ -88,13 +81,12 @@ class Pictures:
         count: int,
         scale: int,
         each: bool,
-        command: Any,
+        command: list[object],
         resume: bool,
         metadata: bool = True,
     ) -> None:
         self.output, self.count, self.scale = output, count, scale
-        self.metadata = metadata
-        self.each = each
+        self.each, self.metadata = each, metadata
         self.images: dict[int, Image] = {}
         self.written: list[Path] = []
         self._notes = output.with_name(f".{output.name[:200]}.lantern.json")
@@ -127,13 +119,14 @@ class Pictures:
         """Return whether an image was finished before."""
         return index in self._state.finished
 
-    def seed(self, run: int, given: int | None) -> int | None:
-        """Return the seed of a run: the one it was begun with, else the one that was given."""
-        return self._state.seeds.get(run, given)
+    @property
+    def seed(self) -> int | None:
+        """The seed that the pictures were begun with; None: not begun yet."""
+        return self._state.seed
 
-    def begin(self, run: int, seed: int) -> None:
-        """Note a run's seed."""
-        self._state.seeds[run] = seed
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self._state.seed = seed
 
     def add(self, index: int, image: Image) -> None:
         """Write an image that is done, or keep it for the one picture."""
@@ -145,11 +138,14 @@ class Pictures:
         if not self.each:
             self.images[index] = image
             return
-        save_image(image, self._file(index), self.metadata)
-        self.written.append(self._file(index))
+        self._write(index, image)
         if self.count > 1:
             self._state.finished.append(index)
             write_json(self._notes, self._state.model_dump(mode="json"))
+
+    def _write(self, index: int, image: Image) -> None:
+        save_image(image, self._file(index), self.metadata)
+        self.written.append(self._file(index))
 
     def write_grid(self, columns: int) -> None:
         """Write all images into one picture, ``columns`` in a row."""
@@ -157,33 +153,18 @@ class Pictures:
         save_image(whole, self.output, self.metadata)
         self.written.append(self.output)
 
-    def write_columns(self, columns: int, runs: int) -> None:
-        """Write one picture: a column for each of ``columns`` runs, a row per image, seed by seed."""
-        each = self.count // runs
-        order = [
-            self.images[(first + column) * each + row]
-            for first in range(0, runs, columns)
-            for row in range(each)
-            for column in range(columns)
-        ]
-        self.images = dict(enumerate(order))
-        self.write_grid(columns)
-
-    def write_tokens(self, results: Sequence[GenerationResult]) -> None:
-        """Write the tokens of results without pictures, ``tokens [n, N]``, into a safetensors file."""
-        import torch
+    def write_tokens(self, result: GenerationResult) -> None:
+        """Write the tokens of a result without pictures, ``tokens [n, N]``, into a safetensors file."""
         from safetensors.torch import save
 
         path = self.output.with_suffix(".safetensors")
-        data = save({"tokens": torch.cat([one.tokens for one in results])})
-        write_whole(path, data)
+        write_whole(path, save({"tokens": result.tokens}))
         self.written.append(path)
 
     def keep(self) -> list[Path]:
         """Write what is finished and waits for one picture as files of its own; return all files."""
         for index, image in self.images.items():
-            save_image(image, self._file(index), self.metadata)
-            self.written.append(self._file(index))
+            self._write(index, image)
         self.images.clear()
         return self.written
 

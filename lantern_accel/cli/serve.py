@@ -74,14 +74,11 @@ def serve(
         metavar="STRATEGY",
         help="Compile this strategy's steps before the first request; repeat for several.",
     ),
-    on: str | None = typer.Option(
+    workers: str | None = typer.Option(
         None,
-        "--on",
-        metavar="ray",
-        help="Serve from all devices of a Ray cluster, behind a router.",
-    ),
-    workers: str = typer.Option(
-        "auto", metavar="KIND=N,...", help="With --on ray: replicas by kind, such as CPU=2,GPU=4."
+        metavar="KIND=N,...",
+        help="Serve from a Ray cluster, behind a router: auto (all of its devices), or replicas by kind, "
+        "such as CPU=2,GPU=4.",
     ),
 ) -> None:
     """Answer OpenAI's images API with one model on one device, and show a page at /.
@@ -109,11 +106,9 @@ def serve(
         "origins": tuple(map(_origin, cors)),
         "root_path": _root_path(root_path),
     }
-    if on is not None:
-        if on != "ray" or load.device != "auto" or strategy:
-            raise RequestError(
-                "--on takes ray, where --workers says which devices; leave --device and --warm-up out"
-            )
+    if workers is not None:
+        if load.device != "auto" or strategy:
+            raise RequestError("--workers says which devices; leave --device and --warm-up out")
         return _on_ray(workers, load, given, host, port, slots)
     with load.opened() as pipeline:
         from lantern_accel.serving.app import Server, make_app
@@ -195,7 +190,7 @@ def _on_ray(
             from lantern_accel.distributed.service import start
         except ImportError as error:
             raise RequestError(
-                f"--on ray needs {error.name}, which is not installed; pip install 'lantern-accel[ray]'"
+                f"--workers needs {error.name}, which is not installed; pip install 'lantern-accel[ray]'"
             ) from None
         kinds = read_workers(workers, ray.cluster_resources(), load.threads)
         stop = threading.Event()

@@ -71,7 +71,7 @@ def connected() -> Iterator[Any]:
         import ray
     except ImportError:
         raise RequestError(
-            "--on ray needs Ray, which is not installed; pip install 'lantern-accel[ray]'"
+            "--workers needs Ray, which is not installed; pip install 'lantern-accel[ray]'"
         ) from None
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS")

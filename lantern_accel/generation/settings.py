@@ -32,6 +32,11 @@ def _said(text: str, *names: str, shown: type | None = None, **more: Any) -> Any
     return Field(None, description=text, json_schema_extra=extra, **more)  # type: ignore[arg-type]
 
 
+def _python(text: str) -> Any:
+    """Return a field that is no option of the command."""
+    return Field(None, description=text)
+
+
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
 
 
@@ -65,24 +70,24 @@ class Settings(Frozen):
     tree: str | Tree | None = _said(
         "none, chain:4, dynamic:TOP_K,DEPTH,TOTAL, a tree's name, paths 0,1,00,01, or window:16."
     )
-    window: int | None = _said(
+    window: int | None = _python(
         "Tokens in the window of a strategy that drafts in one. Default: 16 or fewer, depending on "
         "device and batch."
     )
     accept: Any = _said(
         "The acceptance rule with its values, such as lantern++:k=10,lambda=2.", shown=str
     )
-    k: int | None = _said("Neighbours that may count for a drafted code.")
-    delta: float | None = _said("LANTERN's bound on a draft's borrowed mass, in (0, 1].")
-    lam: float | None = _said("LANTERN++'s bound, 1 or more.", "--lambda")
-    residual: Residual | None = _said("aggregate, official or optimal.", shown=str)
+    k: int | None = _python("Neighbours that may count for a drafted code.")
+    delta: float | None = _python("LANTERN's bound on a draft's borrowed mass, in (0, 1].")
+    lam: float | None = _python("LANTERN++'s bound (lambda), 1 or more.")
+    residual: Residual | None = _python("aggregate, official or optimal.")
     coupling: Coupling | None = _said(
         "invariant (the default of exact strategies: a seed is a picture, whatever drafts), or maximal: "
         "speculative sampling as published.",
         shown=str,
     )
-    neighbour_space: NeighbourSpace | None = _said(
-        "Where neighbours are measured: decoder or raw.", shown=str
+    neighbour_space: NeighbourSpace | None = _python(
+        "Where neighbours are measured: decoder or raw."
     )
     tv_budget: float | None = _said(
         "The most total variation that relaxation may spend per token, in (0, 1)."
@@ -92,8 +97,8 @@ class Settings(Frozen):
     top_k: int | None = _said("Keep the k most likely codes; 0 keeps all.")
     top_p: float | None = _said("Keep the codes that hold this share.")
     cfg_scale: float | None = _said("Guidance; 1 or less is off.")
-    cfg_interval: int | None = _said("Guide up to this token after the first; -1: all.")
-    cfg_scale_image: float | None = _said(
+    cfg_interval: int | None = _python("Guide up to this token after the first; -1: all.")
+    cfg_scale_image: float | None = _python(
         "Anole's three-way guidance: weight of the prompt's pictures."
     )
 
@@ -139,7 +144,7 @@ def exactly(dtype: str) -> str:
 
 
 def option_name(name: str) -> str:
-    """Return what the command line calls a field of :class:`Settings`: ``--lambda`` for ``lam``."""
+    """Return what the command line calls a field of :class:`Settings`: ``--batch`` for ``batch_size``."""
     extra = Settings.model_fields[name].json_schema_extra
     names: Any = extra.get("names", []) if isinstance(extra, dict) else []
     own = f"--{name.replace('_', '-')}"
@@ -169,13 +174,13 @@ def read_settings(
         number = plain(float(value)) if short and value is not None else shown(value)
         bound = out_of_bounds(first["type"], first.get("ctx"))
         if bound:
-            raise RequestError(f"{named(name)} {bound}, not {number}") from None
+            raise RequestError(f"{named(name)} {bound}, not {number}", field=name) from None
         if first["type"] == "value_error":
-            raise RequestError(
-                f"{named(name)}: {first['msg'].removeprefix('Value error, ')}"
-            ) from None
+            text = f"{named(name)}: {first['msg'].removeprefix('Value error, ')}"
+            raise RequestError(text, field=name) from None
         meaning = fields[name].description or ""
-        raise RequestError(f"{named(name)} cannot be {shown(value)}; it takes: {meaning}") from None
+        text = f"{named(name)} cannot be {shown(value)}; it takes: {meaning}"
+        raise RequestError(text, field=name) from None
 
 
 def read_size(text: str) -> tuple[int, int]:
@@ -195,29 +200,33 @@ def read_size(text: str) -> tuple[int, int]:
 
 def check_prompts(prompt: object) -> tuple[str | int, ...]:
     """Return one prompt or several as a tuple; raises :class:`RequestError` for anything else."""
+
+    def refused(text: str) -> RequestError:
+        return RequestError(text, field="prompt")
+
     one = isinstance(prompt, str | int) and not isinstance(prompt, bool)
     try:
         prompts: tuple[Any, ...] = (prompt,) if one else tuple(prompt)  # type: ignore[arg-type]
     except TypeError:
-        raise RequestError(
-            f"{shown(prompt)} is not a prompt; give text, a class id, or a list of them"
-        ) from None
+        text = f"{shown(prompt)} is not a prompt; give text, a class id, or a list of them"
+        raise refused(text) from None
     if not prompts:
-        raise RequestError("there is no prompt; give at least one")
+        raise refused("there is no prompt; give at least one")
     for each in prompts:
         if not isinstance(each, str | int) or isinstance(each, bool):
-            raise RequestError(f"{shown(each)} is not a prompt; give text or a class id")
-        if isinstance(each, int) and abs(each) > MOST_CLASS_ID:
-            raise RequestError(f"{shown(each)} is not a class id")
-        if isinstance(each, str) and half_pair(each):
-            raise RequestError(
+            raise refused(f"{shown(each)} is not a prompt; give text or a class id")
+        if isinstance(each, int):
+            if abs(each) > MOST_CLASS_ID:
+                raise refused(f"{shown(each)} is not a class id")
+        elif half_pair(each):
+            raise refused(
                 f"the prompt {shown(each)} holds half a surrogate pair and so is not text; send text as "
                 "UTF-8"
             )
-        if isinstance(each, str) and not each.strip():
-            raise RequestError("the prompt is empty; describe a thing, such as 'red heart'")
-        if isinstance(each, str) and len(each) > MOST_PROMPT:
-            raise RequestError(
+        elif not each.strip():
+            raise refused("the prompt is empty; describe a thing, such as 'red heart'")
+        elif len(each) > MOST_PROMPT:
+            raise refused(
                 f"the prompt has {len(each):,} characters, and a prompt has at most {MOST_PROMPT:,}; "
                 "shorten it, or draw a file of prompts with --prompts"
             )

@@ -108,7 +108,9 @@ def test_the_command_that_it_names_trains_one(command, lumina, tmp_path):
         work / "drafter",
         *size,
     ]
-    made = command(*draw, "--strategy", "lantern++", "--k", 3, "-o", tmp_path / "fox.png")
+    made = command(
+        *draw, "--strategy", "lantern++", "--accept", "lantern++:k=3", "-o", tmp_path / "fox.png"
+    )
     assert made.returncode == 0, made.stderr
     assert size_of(tmp_path / "fox.png") == (16, 8)
     drawn = []

@@ -32,8 +32,8 @@ def test_the_command_draws_on_the_cpu_with_one_line(
         str(tiny_model),
         "--strategy",
         "lantern++",
-        "--k",
-        "3",
+        "--accept",
+        "lantern++:k=3",
         "-o",
         str(out),
     ]
@@ -64,8 +64,8 @@ def test_a_card_that_was_asked_for_ends_with_one_sentence(
         "card",
         "--strategy",
         "lantern++",
-        "--k",
-        "3",
+        "--accept",
+        "lantern++:k=3",
     ]
     words += ["-o", str(tmp_path / "a.png")]
     assert main(words) == 4

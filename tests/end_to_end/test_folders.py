@@ -164,19 +164,16 @@ def test_an_item_is_drawn_by_its_own_seed(tiny_model, tmp_path):
 
 def test_the_command_draws_a_folder_and_says_what_it_cannot(command, tiny_model, prompts, tmp_path):
     words = ["generate", "--prompts", prompts, "-m", tiny_model, "-d", "cpu", "--dtype", "float32"]
-    done = command(*words, "--on", "here", "-o", tmp_path / "out", "-s", "vanilla", "--seed", 5)
+    done = command(*words, "-o", tmp_path / "out", "-s", "vanilla", "--seed", 5)
     assert done.returncode == 0, done.stderr
     assert "6 images in" in done.stdout and "images/s" in done.stdout
     for more, says in (
-        (["--on", "her", "-o", tmp_path / "x"], "here"),
-        (["--on", "here"], "name one with --output"),
-        (["--on", "here", "-o", tmp_path / "x.png"], "a folder of images"),
-        (["--on", "here", "-o", tmp_path / "x", "--grid"], "leave --grid out"),
-        (["--on", "here", "-o", tmp_path / "x", "--workers", "CPU=2"], "give --on ray"),
-        (["--on", "here", "-o", tmp_path / "x", "-n", 2], "one image per row"),
-        (["--on", "ray", "-o", tmp_path / "x"], "leave --device out"),
-        (["--on", "here", "-o", tmp_path], "holds other files"),
-        (["--on", "here", "-o", prompts], "--output"),
+        (["--workers", "auto"], "name one with --output"),
+        (["--workers", "auto", "-o", tmp_path / "x.png"], "a folder of images"),
+        (["-o", tmp_path / "x", "--grid"], "leave --grid out"),
+        (["-o", tmp_path / "x", "-n", 2], "one image per row"),
+        (["--workers", "auto", "-o", tmp_path / "x"], "leave --device out"),
+        (["-o", tmp_path], "holds other files"),
     ):
         refused = command(*words, *more)
         assert refused.returncode == 2 and says in refused.stderr, refused.stderr

@@ -18,8 +18,8 @@ from lantern_accel.errors import DataError, RequestError
 
 LONG = "9" * 5000
 #: Options of ``generate`` that take numbers.
-NUMBERS = ("-n", "-b", "--seed", "--seeds", "--k", "--window", "--temperature", "--top-k", "--top-p",
-           "--cfg-scale", "--cfg-interval", "--tv-budget", "--threads", "--scale")  # fmt: skip
+NUMBERS = ("-n", "-b", "--seed", "--temperature", "--top-k", "--top-p",
+           "--cfg-scale", "--tv-budget", "--threads", "--scale")  # fmt: skip
 
 
 def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -54,8 +54,6 @@ def words(tiny_model: Path, tmp_path: Path) -> list[str]:
         (["--strategy", ""], "--strategy names none"),
         (["--preset", ""], "unknown preset ''"),
         (["--tree", "", "-s", "eagle"], "unknown tree ''"),
-        (["--compare", ""], "--strategy names none"),
-        (["--seeds", ""], "'' is not a seed"),
         (["--stats", ""], "is a folder; name a file in it"),
         (["--dtype", ""], "no dtype is named ''"),
         (["--device", ""], "device '' is not a device"),

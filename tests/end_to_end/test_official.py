@@ -147,7 +147,7 @@ def test_presets_fill_in_what_is_left_open(command, classes, small_classes, tmp_
     assert stats["strategy"]["name"] == "vanilla"
     assert (stats["sampling"]["cfg_scale"], stats["sampling"]["top_k"]) == (4.0, 0)
     words = ("generate", "3", "--model", classes, *words[4:])
-    done = command(*words, "--preset", "paper-lantern++", "--k", 5)
+    done = command(*words, "--preset", "paper-lantern++", "--accept", "lantern++:k=5")
     stats = json.loads(done.stdout)
     assert stats["strategy"]["acceptance"] == {"kind": "lantern++", "k": 5, "lam": 2.0}
     assert stats["strategy"]["residual"] == "official"

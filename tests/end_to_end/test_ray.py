@@ -66,7 +66,7 @@ def fleet(cluster, tiny_model, tmp_path_factory):
 
     def call(out: str, workers: str, *more: str) -> tuple[Path, subprocess.Popen[str]]:
         words = [sys.executable, "-m", "lantern_accel", "generate", "--prompts", str(prompts)]
-        words += ["-m", str(tiny_model), "--on", "ray", "--workers", workers, "--threads", "1"]
+        words += ["-m", str(tiny_model), "--workers", workers, "--threads", "1"]
         words += [
             "-o",
             str(folder / out),
@@ -188,8 +188,6 @@ def test_the_service_on_ray_speaks_to_openai_s_client(cluster, tiny_model):
         "-m",
         "lantern_accel",
         "serve",
-        "--on",
-        "ray",
         "--workers",
         "CPU=1,DSP=1@cpu",
     ]

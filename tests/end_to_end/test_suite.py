@@ -266,7 +266,7 @@ def test_pictures_from_elsewhere_are_measured_next_to_the_others(
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
     assert lines[1] == {"id": "000001", "prompt": "dog face"}
-    done = command("generate", "--prompts", tmp_path / "prompts.jsonl", "--on", "here", "--model",
+    done = command("generate", "--prompts", tmp_path / "prompts.jsonl", "--model",
                    tiny_model, "-o", tmp_path / "here", "--device", "cpu")  # fmt: skip
     assert done.returncode == 0, done.stderr
     made = request(pipeline, real, words=["vanilla"], pictures={"here": tmp_path / "here"})

@@ -43,7 +43,7 @@ def _models(draw: Any, whole: Path) -> dict[str, Any]:
         st.builds(lambda e: ["json", e], json_edits(base)), st.builds(lambda e: ["bytes", e], BYTES)
     ))  # fmt: skip
     words = draw(st.sampled_from([
-        [*GENERATE, "-s", "vanilla"], [*GENERATE, "-s", "lantern++", "--k", "3"],
+        [*GENERATE, "-s", "vanilla"], [*GENERATE, "-s", "lantern++", "--accept", "lantern++:k=3"],
         ["models", "check"], ["models", "check"], ["models", "plan"],
         ["train", "drafter", "--work", "{w}/work", "--steps", "1"],
     ]))  # fmt: skip
@@ -74,7 +74,7 @@ def _weights(draw: Any) -> dict[str, Any]:
     strategy = draw(st.sampled_from(STRATEGIES))
     words = [*GENERATE, "-s", strategy, "--model", "{w}/model"]
     if strategy == "lantern++":
-        words += ["--k", "3"]
+        words += ["--accept", "lantern++:k=3"]
     words += ["--dtype", draw(st.sampled_from(["float32", "bfloat16", "float16"]))]
     words += ["--temperature", draw(st.sampled_from(["0", "1"]))]
     name = f"{part}.safetensors"

@@ -1,4 +1,4 @@
-"""One spelling for the same thing in every command, and an answer to every old one."""
+"""One spelling for the same thing in every command."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from lantern_accel.cli import main
 from lantern_accel.cli.app import app
-from lantern_accel.cli.help import RENAMED
 from lantern_accel.cli.options import numbers, strategy_words, whole_numbers
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.strategy.values import DynamicTree, StaticTree, named_strategy
@@ -35,61 +33,12 @@ def options(command: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("words", EVERY)
-def test_no_command_has_an_old_spelling(words: str) -> None:
-    assert not set(RENAMED) & set(options(EVERY[words]))
-
-
-@pytest.mark.parametrize("words", EVERY)
 def test_the_same_option_is_the_same_kind_of_thing(words: str) -> None:
     """``--json`` is a flag, ``-o`` is ``--output``, ``-b`` ``--batch``, ``-s`` ``--strategy``."""
     known = options(EVERY[words])
     assert "--json" not in known or known["--json"].is_flag
     for short, long in (("-o", "--output"), ("-b", "--batch"), ("-s", "--strategy")):
         assert short not in known or known[short] is known[long]
-
-
-@pytest.mark.parametrize(
-    ("words", "new"),
-    [
-        (["generate", "x", "--batch-size", "2"], "--batch"),
-        (["generate", "x", "--batch-size=2"], "--batch"),
-        (["warm-up", "--batches", "1,2"], "--batch"),
-        (["warm-up", "--strategies", "scd"], "--strategy"),
-        (["profile", "-o", "a.json", "--strategies", "scd"], "--strategy"),
-        (["stepcost", "--cfg", "4"], "--cfg-scale"),
-        (["generate", "x", "--guidance-scale", "4"], "--cfg-scale"),
-        (["tune", "--budget", "9"], "--max-seconds"),
-    ],
-)
-def test_an_old_spelling_is_answered_with_the_new_one(
-    words: list[str], new: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words) == 2
-    out, told = capsys.readouterr()
-    assert not out and told.startswith("error: --") and f"is now {new}; write {new}" in told
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["generate", "x", "--json", "a.json"], "write --stats a.json"),
-        (["generate", "x", "--json=a.json"], "write --stats a.json"),
-        (["generate", "x", "--json", "-"], "write --json alone"),
-        (["conform", "cpu", "--json", "c.json"], "write --output c.json"),
-    ],
-)
-def test_json_with_a_file_is_answered(
-    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words) == 2
-    assert says in capsys.readouterr().err
-
-
-def test_an_option_that_never_was_is_left_to_the_parser(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["models", "check", "x", "--batch-size", "2"]) == 2
-    assert "No such option: --batch-size" in capsys.readouterr().err
 
 
 def test_several_stand_with_commas_between_or_repeated() -> None:

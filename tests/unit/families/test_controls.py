@@ -155,7 +155,7 @@ def test_the_command_and_files_of_prompts_refuse_it(
         told = capsys.readouterr().err
         assert "'<end_of_image>'" in told and "leave it out" in told
         assert not list(tmp_path.glob("*.png"))
-    main([*words, "--prompts", str(listed), "--on", "here", "-o", str(tmp_path / "drawn")])
+    main([*words, "--prompts", str(listed), "-o", str(tmp_path / "drawn")])
     told = capsys.readouterr().err
     assert "row 2" in told and "'<end_of_image>'" in told
     assert len(list((tmp_path / "drawn").rglob("*.png"))) == 1

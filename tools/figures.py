@@ -266,7 +266,7 @@ def _stepcost() -> Iterator[Figure]:
         data = f"profiles/stepcost/epyc-{name}.json"
         found = _read(data)
         plain, nodes = _steps(found)
-        floor = 1e3 * found["costs"][0]["floor_bytes"] / found["ceilings"]["read_bytes_per_s"]
+        floor = 1e3 * found["steps"][0]["floor_bytes"] / found["ceilings"]["read_bytes_per_s"]
         share = [100 * floor / ms for ms in reversed(plain)]
         text = (
             f"| {rows} | {plain[0]:.0f} to {plain[1]:.0f} ms | {floor:.0f} ms | {share[0]:.0f} to "
@@ -299,7 +299,7 @@ def _machine(machine: str, rows: dict[str, str]) -> Iterator[Figure]:
 
 def _passes() -> Iterator[Figure]:
     for size in ("b", "xl"):
-        costs = _read(data := f"profiles/stepcost/xeon-llamagen-{size}.json")["costs"]
+        costs = _read(data := f"profiles/stepcost/xeon-llamagen-{size}.json")["steps"]
         ms = {c["nodes"]: statistics.median(c["ms"]) for c in costs if c["kind"] == "pass"}
         text = f"| LlamaGen-{size.upper()} | "
         text += " | ".join(f"{ms[n] / ms[2]:.2f}" for n in (8, 16, 32, 64)) + " |"
@@ -312,7 +312,7 @@ def _rounded_steps(machine: str, page: str) -> Iterator[Figure]:
         data = f"profiles/stepcost/{machine}-llamagen-b-{weights}.json"
         found = _read(data)
         plain[weights], nodes = _steps(found)
-        floor = 1e3 * found["costs"][0]["floor_bytes"] / found["ceilings"]["read_bytes_per_s"]
+        floor = 1e3 * found["steps"][0]["floor_bytes"] / found["ceilings"]["read_bytes_per_s"]
         low, high = plain[weights]
         text = f"| `{weights}` | {low:.1f} to {high:.1f} ms | {100 * floor / high:.0f} to "
         text += f"{100 * floor / low:.0f} % | {nodes:.1f} ms |"
@@ -322,8 +322,8 @@ def _rounded_steps(machine: str, page: str) -> Iterator[Figure]:
 
 def _steps(found: Any) -> tuple[list[float], float]:
     """Return the least and the most of a plain step's medians, and a pass over eight nodes; ms."""
-    plain = [statistics.median(one["ms"]) for one in found["costs"] if one["nodes"] == 1]
-    wide = next(statistics.median(one["ms"]) for one in found["costs"] if one["nodes"] == 8)
+    plain = [statistics.median(one["ms"]) for one in found["steps"] if one["nodes"] == 1]
+    wide = next(statistics.median(one["ms"]) for one in found["steps"] if one["nodes"] == 8)
     return [min(plain), max(plain)], wide
 
 

@@ -13,9 +13,9 @@ ROOM = 1.1
 TARGETS = (
     ("llamagen-xl-384", "vanilla", "of_floor", OF_FLOOR, True),
     ("llamagen-3b-384", "vanilla", "of_floor", OF_FLOOR, True),
-    ("llamagen-3b-384", "verify 60", "over_vanilla", 1.2, False),
-    ("llamagen-xl-384", "lantern++", "over_vanilla", 1.35, False),
-    ("llamagen-3b-384", "lantern++", "over_vanilla", 1.15, False),
+    ("llamagen-3b-384", "verify 60", "over_plain", 1.2, False),
+    ("llamagen-xl-384", "lantern++", "over_plain", 1.35, False),
+    ("llamagen-3b-384", "lantern++", "over_plain", 1.15, False),
 )
 
 
@@ -77,9 +77,10 @@ def profile_text(found: dict[str, Any]) -> str:
 
 def stepcost_text(found: dict[str, Any]) -> str:
     """Show step costs as their table."""
-    from lantern_accel.measure.stepcost import StepCost
+    from lantern_accel.measure.record import Run
+    from lantern_accel.report.table import step_table
 
-    return StepCost.model_validate(found).table()
+    return step_table(Run.model_validate(found))
 
 
 def race_text(found: dict[str, Any]) -> str:
@@ -124,17 +125,18 @@ def targets(folder: Path) -> list[dict[str, Any]]:
 
 def _figures(path: Path, step: str, figure: str, bound: float) -> list[tuple[float, float]]:
     """Return a figure of a measurement and what is asked of it; [] where it was not measured."""
-    from lantern_accel.measure.stepcost import StepCost
+    from lantern_accel.measure.record import Run
+    from lantern_accel.report.table import step_rows
 
     try:
-        rows = StepCost.model_validate_json(path.read_text(encoding="utf-8")).rows()
+        rows = step_rows(Run.model_validate_json(path.read_text(encoding="utf-8")))
     except ValueError:  # the stage's own part of the report says that it cannot be shown
         return []
     here = {row["step"]: row for row in rows if row["batch"] == 1}
     if step not in here:
         return []
     asked = bound
-    if figure == "over_vanilla" and "vanilla" in here:
+    if figure == "over_plain" and "vanilla" in here:
         floors = here[step]["floor_ms"], here["vanilla"]["floor_ms"]
         if None not in floors:
             asked = max(bound, ROOM * floors[0] / floors[1])
@@ -185,10 +187,11 @@ def weight_lines(folder: Path) -> list[str]:
 
 def _milliseconds(path: Path) -> dict[str, float]:
     """Return what each step of a measurement takes at batch 1; {} where it was not measured."""
-    from lantern_accel.measure.stepcost import StepCost
+    from lantern_accel.measure.record import Run
+    from lantern_accel.report.table import step_rows
 
     try:
-        rows = StepCost.model_validate_json(path.read_text(encoding="utf-8")).rows()
+        rows = step_rows(Run.model_validate_json(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
     return {row["step"]: row["ms"] for row in rows if row["batch"] == 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import typer
@@ -15,7 +16,6 @@ from lantern_accel.cli.options import (
     whole_numbers,
     with_options,
 )
-from lantern_accel.errors import RequestError
 from lantern_accel.files import check_target
 
 
@@ -42,15 +42,6 @@ def stepcost(
     top_k: int = typer.Option(
         None, min=0, max=bounds.MOST_CODES, help="Default: 0 for classes, 1000 for text."
     ),
-    tokens_per_step: float = typer.Option(
-        None,
-        min=1,
-        max=bounds.MOST_NODES,
-        help="Assume that a step brings this many tokens.",
-    ),
-    acceptance_from: Path = typer.Option(
-        None, help="Take the tokens per step from this run of `bench` or `profile`."
-    ),
     repeats: int = typer.Option(
         10, min=1, max=bounds.MOST_SAMPLES, help="Samples per kind of step."
     ),
@@ -59,26 +50,23 @@ def stepcost(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON rows instead of the table."),
 ) -> None:
-    """Time a vanilla step, verification alone and a whole step on random weights of a real size."""
+    """Time a vanilla step, verification alone and a whole step on random weights of a real size.
+
+    The file is a run as `profile` writes it, with cells of steps.
+    """
     from lantern_accel.device.plugins import open_backend
 
     batches = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
     strategy_words([strategy])
-    if tokens_per_step and acceptance_from:
-        raise RequestError("give --tokens-per-step or --acceptance-from, not both")
     if output is not None:
         check_target(output)
     counts = whole_numbers("--nodes", [nodes], 2, bounds.MOST_NODES)
     with open_backend(on.device, on.options) as backend:
         from lantern_accel.families.random_weights import sized
-        from lantern_accel.measure.stepcost import Acceptance, measure, read_acceptance
+        from lantern_accel.measure.run import command_of
+        from lantern_accel.measure.steps import measure
 
-        acceptance = None
-        if tokens_per_step:
-            acceptance = Acceptance(tokens_per_step=tokens_per_step, source="stated")
-        elif acceptance_from:
-            acceptance = read_acceptance(acceptance_from, strategy)
-        report = measure(
+        run = measure(
             backend,
             sized(size),
             strategy=strategy,
@@ -90,10 +78,13 @@ def stepcost(
             batches=batches,
             nodes=counts,
             repeats=repeats,
-            acceptance=acceptance,
+            options=on.options,
             out=output,
+            command=command_of(sys.argv[1:]),
             say=note,
         )
+    from lantern_accel.report.table import step_rows, step_table
+
     if as_json:
-        return print_json(report.rows())
-    show_markdown(report.table())
+        return print_json(step_rows(run))
+    show_markdown(step_table(run))

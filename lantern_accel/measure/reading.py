@@ -82,7 +82,7 @@ def clock_fault(cell: Cell) -> str:
 
 
 def check_comparable(runs: Sequence[Run], origins: Sequence[str]) -> None:
-    """Raise RequestError where two runs share a name, or differ in what they are runs of.
+    """Raise RequestError where runs share a name or are of different things, or one has no request.
 
     Runs of different models may stand in one report (never in one comparison); runs of one model must
     agree in weights, tokens, sampling, prompts, protocol, and in each strategy's acceptance rule.
@@ -95,6 +95,11 @@ def check_comparable(runs: Sequence[Run], origins: Sequence[str]) -> None:
                 f"give it another name as NAME={origin}"
             )
         seen[run.name] = origin
+        if run.steps and not run.cells:
+            raise RequestError(
+                f"{origin} has steps alone, of random weights, and no request to compare; "
+                f"`{run.command}` prints its table"
+            )
     first: dict[str, Run] = {}
     for run in runs:
         other = first.setdefault(run.settings.model, run)

@@ -61,7 +61,7 @@ class PromptSet(_Record):
     """What was drawn: all prompts by digest, and the first ones in words."""
 
     source: str = Field(description="where they come from; for a file its name")
-    count: int = Field(ge=1)
+    count: int = Field(ge=0, description="0: a step on random weights has none")
     sha256: str
     used: list[str | int] = Field(description="the prompts that were drawn from, at most 64")
 
@@ -86,6 +86,7 @@ class RunSettings(_Record):
     seed: int
     dtype: str
     options: dict[str, Any] = Field(default_factory=dict, description="given to the backend")
+    weights: str = Field("full", description="the target's: full, int8, int6 or int4")
     rounding: RoundingPrice | None = Field(
         None,
         description="the price of the target's weights in fewer bits, which every figure has; null: "
@@ -284,6 +285,39 @@ class Cell(_Record):
         return not isinstance(self.strategy.acceptance, Exact)
 
 
+class StepCell(_Record):
+    """One kind of step, on its own: its samples, vanilla's taken in turns with them, and what it needs.
+
+    A ``pass`` is the target's alone, without guidance, so that it has as many rows as nodes; what it is
+    taken in turns with is a pass of as many rows as vanilla's.
+    """
+
+    kind: Literal["pass", "vanilla", "verify", "step"]
+    strategy: Strategy
+    batch: int = Field(ge=1)
+    nodes: int = Field(ge=1)
+    rows: int | None = Field(None, description="of a pass of the target; null: an older file")
+    ms: list[float] = Field(default_factory=list)
+    vanilla_ms: list[float] = Field(default_factory=list)
+    floor_flops: float = 0.0
+    floor_bytes: float = 0.0
+    operators: int = 0
+    captured: bool = False
+    capture_seconds: float = 0.0
+    capture_bytes: int = 0
+    phase_ms: dict[str, float] | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """What tells cells of steps apart."""
+        return self.kind, self.strategy.model_dump_json(), self.batch, self.nodes
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        return f"pass {self.nodes}" if self.kind == "pass" else self.strategy.name
+
+
 class Distance(_Record):
     """How far the images are from exact decoding's in a network's feature space."""
 
@@ -341,6 +375,7 @@ class Run(_Record):
     ceilings: Ceilings | NotMeasured
     sessions: list[Session]
     cells: list[Cell] = Field(default_factory=list)
+    steps: list[StepCell] = Field(default_factory=list, description="steps alone, of `stepcost`")
     quality: list[Quality] = Field(default_factory=list)
     contact_sheet: list[Strip] = Field(default_factory=list)
     conformance: ConformanceReport | NotMeasured
@@ -356,7 +391,8 @@ class Run(_Record):
     def _has_everything_once(self) -> Run:
         cells = [cell.key for cell in self.cells]
         prices = [(one.strategy.model_dump_json(), one.temperature) for one in self.quality]
-        for what, keys in (("cells", cells), ("prices", prices)):
+        steps = [one.key for one in self.steps]
+        for what, keys in (("cells", cells), ("prices", prices), ("steps", steps)):
             if len(set(keys)) < len(keys):
                 raise ValueError(f"two of its {what} are of one strategy and one setting")
         return self

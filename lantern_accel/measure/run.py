@@ -11,11 +11,14 @@ from __future__ import annotations
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from lantern_accel import store
 from lantern_accel.device.backend import Backend, check_clock
@@ -131,8 +134,101 @@ def command_of(arguments: Sequence[str]) -> str:
 Say = Callable[[str], None]
 
 
-class Profiler:
-    """Carries a run from wherever its file is to its end; without ``out`` nothing is written."""
+def fresh_run(
+    backend: Backend, dtype: torch.dtype, settings: RunSettings, name: str, command: str
+) -> Run:
+    """Return a run on an opened device that nothing was measured of yet."""
+    begun = not_measured("the run has just begun")
+    return Run(
+        name=name,
+        state="running",
+        command=command,
+        settings=settings,
+        environment=environment.describe(backend, dtype),
+        clock=begun,
+        ceilings=begun,
+        sessions=[],
+        conformance=not_measured(
+            "a quick run leaves it out; "
+            f"`lantern-accel conform {backend.name} -o checks.json` checks it, and "
+            "`lantern-accel compare` takes that file too"
+        ),
+    )
+
+
+class Measurement:
+    """A run and its file: opened or resumed, written as it grows; without ``out`` nothing is written."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        dtype: torch.dtype,
+        fresh: Run,
+        out: Path | None = None,
+        *,
+        resume: bool = False,
+        say: Say = lambda text: None,
+    ) -> None:
+        self.backend, self.dtype, self.out, self.say = backend, dtype, out, say
+        self.run = store.resume(out if resume else None, fresh, _identity)
+        self.run.settings.plan = fresh.settings.plan
+        self.keep = store.Keeper(out, self.run)
+        self.number = len(self.run.sessions)
+
+    @contextmanager
+    def session(self, load_seconds: float = 0.0) -> Iterator[None]:
+        """Measure inside the block, ceilings first; whatever ends it early, the file says why.
+
+        Raises BackendError where the device fails, RequestError on a simulated device, whose times
+        say nothing about the device.
+        """
+        check_clock(self.backend)
+        run = self.run
+        run.state = "running"
+        run.sessions.append(session := Session(started=_now(), load_seconds=load_seconds))
+        if note := environment.busy_note():
+            self.say(note)
+        try:
+            self.keep()
+            self.say("checking the stopwatch")
+            run.clock = check_stopwatch(self.backend)
+            if isinstance(run.ceilings, str):
+                run.ceilings = measure_ceilings(self.backend, self.dtype, self.say)
+                self.keep()
+            yield
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt)
+            first = (str(error).splitlines() or [""])[0]
+            known = isinstance(error, LanternError)
+            reason = str(error) if known else f"{type(error).__name__}: {first}"
+            run.state = "interrupted"
+            if stopped or isinstance(error, Exception):
+                self._end(session, "interrupted from the keyboard" if stopped else reason)
+            if stopped:
+                self.say(f"interrupted; {self.kept()}")
+            if isinstance(error, BackendError):  # of its own type, with what is left
+                error.args = (f"{error}; {self.kept()}",)
+            if known or not isinstance(error, Exception):
+                raise
+            raise BackendError(
+                f"the device {self.backend.device} failed while measuring ({reason}); {self.kept()}"
+            ) from error
+        run.environment.conditions_after = environment.conditions(self.backend)
+        run.state = "complete"
+        self._end(session, "")
+
+    def kept(self) -> str:
+        """Say what an interruption leaves, and how to go on."""
+        where = "lost; -o keeps it" if self.out is None else f"kept in {self.out}"
+        return f"what was finished is {where}; go on with the same command"
+
+    def _end(self, session: Session, reason: str) -> None:
+        session.ended, session.reason = _now(), reason
+        self.keep()
+
+
+class Profiler(Measurement):
+    """Carries a run of requests from wherever its file is to its end."""
 
     def __init__(
         self,
@@ -143,44 +239,26 @@ class Profiler:
         resume: bool = False,
         say: Say = lambda text: None,
     ) -> None:
-        self.pipeline, self.request, self.out, self.say = pipeline, request, out, say
+        self.pipeline, self.request = pipeline, request
         self.prompts = request.prompts.used
         self._began = time.perf_counter()
-        self.run = store.resume(out if resume else None, self._fresh(), _identity)
-        self.run.settings.plan = request.plan
-        self.keep = store.Keeper(out, self.run)
-        self.session = len(self.run.sessions)
-        self.cells = self._cells()
-
-    def _fresh(self) -> Run:
-        pipeline, request = self.pipeline, self.request
-        begun = not_measured("the run has just begun")
-        return Run(
-            name=request.name,
-            state="running",
-            command=request.command,
-            settings=RunSettings(
-                model=pipeline.model.manifest.name,
-                weights_hash=pipeline.model.weights_hash,
-                tokens=pipeline.model.manifest.target.num_tokens,
-                sampling=pipeline.sampling(),
-                prompts=request.prompts,
-                seed=request.seed,
-                dtype=str(pipeline.dtype).removeprefix("torch."),
-                options=request.options,
-                rounding=pipeline.model.rounding,
-                plan=request.plan,
-            ),
-            environment=environment.describe(pipeline.backend, pipeline.dtype),
-            clock=begun,
-            ceilings=begun,
-            sessions=[],
-            conformance=not_measured(
-                "a quick run leaves it out; "
-                f"`lantern-accel conform {pipeline.backend.name} -o checks.json` checks it, and "
-                "`lantern-accel compare` takes that file too"
-            ),
+        model = pipeline.model
+        settings = RunSettings(
+            model=model.manifest.name,
+            weights_hash=model.weights_hash,
+            tokens=model.manifest.target.num_tokens,
+            sampling=pipeline.sampling(),
+            prompts=request.prompts,
+            seed=request.seed,
+            dtype=str(pipeline.dtype).removeprefix("torch."),
+            options=request.options,
+            weights=model.rounding.weights if model.rounding else "full",
+            rounding=model.rounding,
+            plan=request.plan,
         )
+        fresh = fresh_run(pipeline.backend, pipeline.dtype, settings, request.name, request.command)
+        super().__init__(pipeline.backend, pipeline.dtype, fresh, out, resume=resume, say=say)
+        self.cells = self._cells()
 
     def _strategies(self, temperature: float, batch: int) -> list[Strategy]:
         """Return the wanted strategies as a request would have them: trees tuned, windows fitted."""
@@ -206,47 +284,17 @@ class Profiler:
     # --- the whole -----------------------------------------------------------------------------
 
     def measure(self) -> Run:
-        """Measure what the file does not hold yet; whatever ends the run early, the file says why.
-
-        Raises BackendError where the device fails, RequestError on a simulated device, whose times
-        say nothing about the device.
-        """
-        run = self.run
-        check_clock(self.pipeline.backend)
-        if all(map(self._done, self.cells)) and not self._unpriced() and run.state == "complete":
+        """Measure what the file does not hold yet; raises as :meth:`session`."""
+        complete = all(map(self._done, self.cells)) and not self._unpriced()
+        if complete and self.run.state == "complete":
             self.say("the run is complete already")
-            return run
-        run.state = "running"
-        session = Session(started=_now(), load_seconds=self.request.load_seconds)
-        run.sessions.append(session)
-        if note := environment.busy_note():
-            self.say(note)
-        try:
+            return self.run
+        with self.session(self.request.load_seconds):
             self._measure()
-        except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt)
-            first = (str(error).splitlines() or [""])[0]
-            known = isinstance(error, LanternError)
-            reason = str(error) if known else f"{type(error).__name__}: {first}"
-            run.state = "interrupted"
-            if stopped or isinstance(error, Exception):
-                self._end(session, "interrupted from the keyboard" if stopped else reason)
-            if stopped:
-                self.say(f"interrupted; {self._kept()}")
-            if isinstance(error, BackendError):
-                raise BackendError(f"{error}; {self._kept()}") from error
-            if known or not isinstance(error, Exception):
-                raise
-            device = self.pipeline.backend.device
-            raise BackendError(
-                f"the device {device} failed while measuring ({reason}); {self._kept()}"
-            ) from error
-        run.environment.conditions_after = environment.conditions(self.pipeline.backend)
-        run.state = "complete"
-        self._end(session, "")
-        return run
+        return self.run
 
-    def _kept(self) -> str:
+    def kept(self) -> str:
+        """Say what an interruption leaves, and how to go on."""
         done = sum(map(self._done, self.cells))
         if self.out is None:
             return f"{done} of {len(self.cells)} cells were finished; -o keeps them"
@@ -255,21 +303,11 @@ class Profiler:
             "same command and --resume"
         )
 
-    def _end(self, session: Session, reason: str) -> None:
-        session.ended, session.reason = _now(), reason
-        self.keep()
-
     def _measure(self) -> None:
-        run, backend, request = self.run, self.pipeline.backend, self.request
-        self.keep()
-        self.say("checking the stopwatch")
-        run.clock = check_stopwatch(backend)
-        if isinstance(run.ceilings, str):
-            run.ceilings = measure_ceilings(backend, self.pipeline.dtype, self.say)
-            self.keep()
+        run, request = self.run, self.request
         if isinstance(run.conformance, str) and request.conform is not None:
             self.say("checking the backend")
-            run.conformance = request.conform(backend)
+            run.conformance = request.conform(self.backend)
             self.keep()
         for temperature in request.temperatures:
             for batch in request.batches:
@@ -300,7 +338,7 @@ class Profiler:
         for cell in cells:
             if isinstance(cell.work, str) and not cell.samples:
                 self.say(f"{cell.name}: cold")
-                samples.cold(self.pipeline, cell, self.prompts, self.session)
+                samples.cold(self.pipeline, cell, self.prompts, self.number)
                 self.keep(force=False)
         if not cells:
             return
@@ -316,7 +354,7 @@ class Profiler:
             images_for(self._relaxed(temperature), self.request.plan.quality_images)
             for temperature in self.request.temperatures
         )
-        seconds = seconds_left(self.cells, self.request.plan, self.session, images)
+        seconds = seconds_left(self.cells, self.request.plan, self.number, images)
         return "" if seconds is None else f"; {about(seconds)} left"
 
     def _warm(self, cells: list[Cell]) -> None:
@@ -328,9 +366,9 @@ class Profiler:
             for cell in [cell for cell in cells if not cell.settled]:
                 self.say(f"{cell.name}: warm-up{self._left()}")
                 cell.warmup.append(
-                    samples.warm_up(self.pipeline, cell, self.prompts, 2 + number, self.session)
+                    samples.warm_up(self.pipeline, cell, self.prompts, 2 + number, self.number)
                 )
-                here = [w for w in cell.warmup if w.session == self.session]
+                here = [w for w in cell.warmup if w.session == self.number]
                 cell.settled = len(here) >= WARMUPS and samples.has_settled(here)
                 self.keep(force=False)
 
@@ -339,7 +377,7 @@ class Profiler:
             self.pipeline,
             cell,
             self.prompts,
-            session=self.session,
+            session=self.number,
             order=sum(len(one.samples) for one in self.run.cells),
             at=time.perf_counter() - self._began,
             seed=self.request.seed + 1 + len(cell.samples),

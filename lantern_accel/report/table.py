@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
-from lantern_accel.measure.record import STEP_PHASES, Cell, Run
+from lantern_accel.measure.record import STEP_PHASES, Cell, Run, is_measured
+from lantern_accel.measure.work import floor_of
 from lantern_accel.quality.interval import Interval, relative_spread
+from lantern_accel.records import markdown_table
 from lantern_accel.report.rows import against, base_of, row_of, twin_of
 from lantern_accel.report.writing import verdict_words
 
@@ -82,4 +85,65 @@ def table(run: Run) -> str:
             f"| {row['step_compression']:.2f} | {'' if few else f'{low:.2f} to {high:.2f}'} "
             f"| {conversion} | {exact} | {row['total_variation']:.3f} | {phases} |"
         )
+    return "\n".join(lines)
+
+
+# --- cells of steps -------------------------------------------------------------------------------
+
+#: Columns of the table of steps: the field of a row, and how it is written.
+STEP_COLUMNS = {
+    "step": ("step", ""), "batch": ("batch", ""), "nodes": ("nodes", ""), "rows": ("rows", ""),
+    "ms": ("ms", ".3f"), "±": ("spread", ".0%"), "plain ms": ("plain_ms", ".3f"),
+    "over plain": ("over_plain", ".2f"), "floor ms": ("floor_ms", ".3f"),
+    "of the floor": ("of_floor", ".0%"), "operators": ("operators", ""),
+}  # fmt: skip
+
+
+def step_rows(run: Run) -> list[dict[str, Any]]:
+    """Return one plain record per cell of steps, as the table prints it; None: not known.
+
+    ``plain_ms`` is of plain decoding's step, or pass, timed in turns with this one.
+    """
+    rows: list[dict[str, Any]] = []
+    for cell in run.steps:
+        if not cell.ms or isinstance(run.ceilings, str):
+            continue
+        ms, plain = statistics.median(cell.ms), statistics.median(cell.vanilla_ms)
+        floor = floor_of(cell.floor_flops, cell.floor_bytes, run.ceilings, run.settings.dtype)
+        row = {"step": cell.label, "batch": cell.batch, "nodes": cell.nodes, "rows": cell.rows}
+        row |= {"ms": ms, "spread": relative_spread(cell.ms)}
+        row |= {"plain_ms": plain, "over_plain": ms / plain}
+        row["floor_ms"] = 1e3 * floor if is_measured(floor) else None
+        row["of_floor"] = 1e3 * floor / ms if is_measured(floor) else None
+        rows.append(row | {"operators": cell.operators, "phase_ms": cell.phase_ms})
+    return rows
+
+
+def step_table(run: Run) -> str:
+    """Return the ceilings and the cells of steps as Markdown."""
+    lines = []
+    if not isinstance(run.ceilings, str):
+        c, dtype = run.ceilings, run.settings.dtype
+        figures = (
+            ("copy", c.copy_bytes_per_s, 1e9, "GB/s"),
+            ("read", c.read_bytes_per_s, 1e9, "GB/s"),
+            ("products", c.matmul_flops[dtype], 1e12, f"TFLOP/s in {dtype}"),
+        )
+        parts = (
+            f"{name} {value / unit:.3g} {words}" if is_measured(value) else f"{name} {value}"
+            for name, value, unit, words in figures
+        )
+        lines.append(", ".join(parts))
+    if (weights := run.settings.weights) != "full":
+        lines.append(f"{weights} weights, random ones: what rounding costs is not measured")
+    rows = step_rows(run)
+    cells = (
+        ["" if row[k] is None else format(row[k], f) for k, f in STEP_COLUMNS.values()]
+        for row in rows
+    )
+    lines += ["", *markdown_table([*STEP_COLUMNS], cells)]
+    for row in rows:
+        if row["phase_ms"]:
+            phases = ", ".join(f"{name} {ms:.3f}" for name, ms in row["phase_ms"].items())
+            lines.append(f"\n{row['step']}, batch {row['batch']}, ms by phase: {phases}")
     return "\n".join(lines)

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from lantern_accel.cli import main
-from lantern_accel.measure import ceilings, stepcost
+from lantern_accel.measure import ceilings, steps
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "LARGEST_BUFFER", 2**20)
     monkeypatch.setattr(ceilings, "LARGEST_MATRIX", 512)
-    monkeypatch.setattr(stepcost, "ROWS", (1, 2, 4))
+    monkeypatch.setattr(steps, "ROWS", (1, 2, 4))
 
 
 def test_a_table_a_file_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,9 +28,8 @@ def test_a_table_a_file_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "stepcost", "--size", str(size), "--device", "cpu", "--nodes", "4", "--repeats", "2",
         "--tree", "0,1,00", "--top-k", "20", "-o", str(out),
     ]  # fmt: skip
-    assert main([*command, "--tokens-per-step", "1.5"]) == 0
+    assert main(command) == 0
     said = capsys.readouterr()
-    assert "tokens per step: 1.5 (stated)" in said.out
     assert "| verify 4 | 1 | 4 |" in said.out
     assert "lantern++, batch 1: capture" in said.err
     stored = json.loads(out.read_text())
@@ -39,9 +38,11 @@ def test_a_table_a_file_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr()
     rows = json.loads(said.out)
     assert [row["step"] for row in rows][:4] == ["vanilla", "verify 4", "lantern++", "pass 1"]
-    assert rows[2]["speedup"] is not None  # the number that was stated is kept
+    assert all(row["ms"] / row["plain_ms"] == row["over_plain"] for row in rows)
     assert [row["rows"] for row in rows[3:]] == [1, 2, 4]
     assert "capture" not in said.err
+    assert main(["compare", str(out), "-o", str(tmp_path / "r.md")]) == 2
+    assert "steps alone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -50,8 +51,6 @@ def test_a_table_a_file_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--size", "llamagen-xs-256"], "no size is named 'llamagen-xs-256'"),
         (["--nodes", "many"], "--nodes takes numbers from 2 to 1024"),
         (["--strategy", "eagel"], "did you mean eagle"),
-        (["--tokens-per-step", "2", "--acceptance-from", "x.json"], "not both"),
-        (["--acceptance-from", "nowhere.json"], "there is no file nowhere.json"),
         (["--option", "threads"], "is not of the form NAME=VALUE"),
         (["--option", "speed=11"], "backend 'cpu' has no option 'speed'"),
     ],

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from support.runs import invented_run
 
-from lantern_accel.measure.stepcost import Cost, StepCost
+from lantern_accel.measure.record import StepCell
+from lantern_accel.strategy.values import Strategy
 
 TOOLS = Path(__file__).parents[3] / "tools"
 VARIANTS: tuple[dict[str, Any], ...] = ({}, {"attention": "triton"})
@@ -205,15 +206,14 @@ def _stored(out: Path) -> None:
     assert not isinstance(measured.ceilings, str)
     rates: dict[str, Any] = {"copy_bytes_per_s": 1e11, "read_bytes_per_s": 1e11}
     rates["matmul_flops"] = {"bfloat16": 1e11}
-    costs = [
-        Cost(kind="vanilla", label="vanilla", batch=1, nodes=1, ms=[20.0], vanilla_ms=[20.0],
-             floor_bytes=int(1.6e9)),
-        Cost(kind="step", label="lantern++", batch=1, nodes=58, ms=[30.0], vanilla_ms=[20.0],
-             floor_bytes=int(1.9e9)),
+    steps = [
+        StepCell(kind="vanilla", strategy=Strategy(name="vanilla"), batch=1, nodes=1, ms=[20.0],
+                 vanilla_ms=[20.0], floor_bytes=int(1.6e9)),
+        StepCell(kind="step", strategy=Strategy(name="lantern++"), batch=1, nodes=58, ms=[30.0],
+                 vanilla_ms=[20.0], floor_bytes=int(1.9e9)),
     ]  # fmt: skip
-    settings = {"dtype": "bfloat16"}
-    report = StepCost(settings=settings, environment=measured.environment, costs=costs)
-    report.ceilings = measured.ceilings.model_copy(update=rates)
+    ceilings = measured.ceilings.model_copy(update=rates)
+    report = invented_run(cells=[], quality=[], contact_sheet=[], steps=steps, ceilings=ceilings)
     (out / "stepcost-llamagen-xl-384.json").write_text(report.model_dump_json())
 
 
@@ -230,7 +230,7 @@ def test_targets_are_met_missed_or_not_measured(tool, tmp_path: Path) -> None:
     assert found["llamagen-3b-384", "vanilla"]["met"] is None
     tool.write_report("abacus", tmp_path, {})
     text = (tmp_path / "report.md").read_text()
-    assert "| llamagen-xl-384 | lantern++ | over vanilla | 1.35 | 1.50, missed (default) |" in text
+    assert "| llamagen-xl-384 | lantern++ | over plain | 1.35 | 1.50, missed (default) |" in text
     assert "| llamagen-xl-384 | vanilla | of floor | 0.75 | 0.80, met (default) |" in text
     assert "| llamagen-3b-384 | vanilla | of floor | 0.75 | not measured |" in text
     assert json.loads((tmp_path / "report.json").read_text())["targets"][0]["met"] is True
@@ -239,7 +239,7 @@ def test_targets_are_met_missed_or_not_measured(tool, tmp_path: Path) -> None:
 def test_weights_in_fewer_bits_are_raced_against_all_of_them(tool, tmp_path: Path) -> None:
     _stored(tmp_path)
     full = json.loads((tmp_path / "stepcost-llamagen-xl-384.json").read_text())
-    full["costs"] = [full["costs"][0] | {"ms": [12.0]}]
+    full["steps"] = [full["steps"][0] | {"ms": [12.0]}]
     (tmp_path / "weights-llamagen-xl-384-int8.json").write_text(json.dumps(full))
     (tmp_path / "weights-llamagen-xl-384-int4.json").write_text("{")  # killed while it was written
     tool.write_report("abacus", tmp_path, {})
@@ -254,7 +254,7 @@ def test_the_best_options_are_judged_against_what_the_card_can_reach(tool, tmp_p
     path = tmp_path / "stepcost-llamagen-xl-384.json"
     slow = json.loads(path.read_text())
     fast = json.loads(path.read_text())
-    fast["costs"][1]["ms"] = [26.0]
+    fast["steps"][1]["ms"] = [26.0]
     (tmp_path / "stepcost-llamagen-xl-384-attention=triton.json").write_text(json.dumps(fast))
 
     def whole() -> dict[str, Any]:
@@ -268,7 +268,7 @@ def test_the_best_options_are_judged_against_what_the_card_can_reach(tool, tmp_p
         True,
     )
     # 58 rows cost 40 ms of products here: no card is asked for less than its floors are apart.
-    slow["costs"][1] |= {"floor_flops": int(4e9), "ms": [48.0]}
+    slow["steps"][1] |= {"floor_flops": int(4e9), "ms": [48.0]}
     path.write_text(json.dumps(slow))
     (tmp_path / "stepcost-llamagen-xl-384-attention=triton.json").unlink()
     one = whole()

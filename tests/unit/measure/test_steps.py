@@ -1,4 +1,4 @@
-"""Step costs on random weights: floors by hand, resuming, acceptance, bad input."""
+"""Step costs on random weights: floors by hand, resuming, bad input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.runs import invented_run
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Backend, MemoryUse
@@ -22,9 +21,10 @@ from lantern_accel.errors import (
 )
 from lantern_accel.families.random_weights import random_model, sized
 from lantern_accel.families.registry import family
-from lantern_accel.measure import ceilings, stepcost, work
-from lantern_accel.measure.stepcost import Acceptance, StepCost, read_acceptance
+from lantern_accel.measure import ceilings, steps, work
+from lantern_accel.measure.record import Run, StepCell
 from lantern_accel.memory.footprint import weight_bytes
+from lantern_accel.report.table import step_rows, step_table
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
 
@@ -33,17 +33,17 @@ TINY = {
     "conditioning": "class", "prefix_length": 1,
 }  # fmt: skip
 
-ROWS = stepcost.ROWS
+ROWS = steps.ROWS
 
 
-def steps(report: StepCost) -> list[stepcost.Cost]:
-    """Return what was measured beside passes."""
-    return [cost for cost in report.costs if cost.kind != "pass"]
+def no_passes(run: Run) -> list[StepCell]:
+    """Return what was measured next to passes."""
+    return [cell for cell in run.steps if cell.kind != "pass"]
 
 
 @pytest.fixture(autouse=True)
 def _few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepcost, "ROWS", (1, 2, 4))
+    monkeypatch.setattr(steps, "ROWS", (1, 2, 4))
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_random_weights_are_seeded_and_of_the_asked_dtype(backend: Backend, tiny
 
 @pytest.mark.parametrize("nodes", [2, 8, 16, 32, 60])
 def test_a_bush_has_as_many_nodes_as_it_says(nodes: int) -> None:
-    assert stepcost.bush(nodes).size[0] == nodes
+    assert steps.bush(nodes).size[0] == nodes
 
 
 def test_floors_by_hand(backend: Backend, tiny: str) -> None:
@@ -133,113 +133,99 @@ def test_a_measurement_goes_on_where_it_stopped(
     out = tmp_path / "cost.json"
     said: list[str] = []
     arguments = {"nodes": (4,), "repeats": 2, "tree": "0,1,00", "out": out, "dtype": "float32"}
-    seen = stepcost.Timed.ms
+    seen = steps.StepTimer.ms
 
-    def stops(self: stepcost.Timed) -> float:
+    def stops(self: steps.StepTimer) -> float:
         if (
             self.engine.geometry.nodes == 4
             and self.engine.drafting is not None
-            and self.cost.kind == "step"
+            and self.cell.kind == "step"
         ):
             raise KeyboardInterrupt
         return seen(self)
 
-    monkeypatch.setattr(stepcost.Timed, "ms", stops)
+    monkeypatch.setattr(steps.StepTimer, "ms", stops)
     with pytest.raises(KeyboardInterrupt):
-        stepcost.measure(backend, sized(tiny), **arguments)
-    stored = StepCost.model_validate_json(out.read_text())
-    assert [cost.label for cost in stored.costs] == ["vanilla", "verify 4"]
-    monkeypatch.setattr(stepcost.Timed, "ms", seen)
+        steps.measure(backend, sized(tiny), **arguments)
+    stored = Run.model_validate_json(out.read_text())
+    assert [cell.label for cell in stored.steps] == ["vanilla", "verify 4"]
+    assert (stored.state, stored.sessions[0].reason) == (
+        "interrupted",
+        "interrupted from the keyboard",
+    )
+    monkeypatch.setattr(steps.StepTimer, "ms", seen)
     # Operators are counted that a native step has none of.
     monkeypatch.setattr(backend, "fused_step", lambda plan: None)
-    acceptance = Acceptance(tokens_per_step=2.0, source="stated")
-    report = stepcost.measure(
-        backend, sized(tiny), **arguments, acceptance=acceptance, say=said.append
-    )
+    run = steps.measure(backend, sized(tiny), **arguments, say=said.append)
     assert not any("vanilla" in line or "ceilings" in line for line in said)
-    assert [cost.label for cost in steps(report)] == ["vanilla", "verify 4", "lantern++"]
-    assert report.costs[0].ms == stored.costs[0].ms
-    assert report.ceilings == stored.ceilings
-    rows = report.rows()
+    assert [cell.label for cell in no_passes(run)] == ["vanilla", "verify 4", "lantern++"]
+    assert (run.state, len(run.sessions)) == ("complete", 2)
+    assert run.steps[0].ms == stored.steps[0].ms
+    assert run.ceilings == stored.ceilings
+    rows = step_rows(run)
     passes = [row["step"] for row in rows[3:]]
     assert passes == [f"pass {n}" for n in (1, 2, 4)]
     assert [row["nodes"] for row in rows[:3]] == [1, 4, 4]
     assert [row["rows"] for row in rows] == [2, 8, 8, 1, 2, 4], "with guidance two a node"
-    assert rows[4]["over_vanilla"] == 1, "a plain pass has two rows"
+    assert rows[4]["over_plain"] == 1, "a plain pass has two rows"
     floors = {row["rows"]: row["floor_ms"] for row in rows[3:]}
     assert floors[1] <= floors[2] <= floors[4] <= 4 * floors[1]
-    assert rows[0]["over_vanilla"] == 1
-    assert rows[2]["speedup"] == pytest.approx(2 * rows[2]["conversion"])
+    assert rows[0]["over_plain"] == 1
     assert rows[0]["operators"] < rows[2]["operators"]
     for row in rows:
         assert row["of_floor"] == pytest.approx(row["floor_ms"] / row["ms"])
-    table = report.table()
-    assert "tokens per step: 2 (stated)" in table
-    assert table.count("\n") == 7 + len(passes)
+        assert row["over_plain"] == row["ms"] / row["plain_ms"], "as the milliseconds next to it"
+    assert step_table(run).count("\n") == 6 + len(passes)
     with pytest.raises(RequestError, match="its dtype is 'float32', not 'bfloat16'"):
-        stepcost.measure(backend, sized(tiny), **{**arguments, "dtype": "bfloat16"})
+        steps.measure(backend, sized(tiny), **{**arguments, "dtype": "bfloat16"})
 
 
 def test_passes_are_timed_next_to_the_plain_one(
     backend: Backend, tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What rows cost is known where nothing else is asked for, in plain passes."""
-    monkeypatch.setattr(stepcost, "ROWS", ROWS)
-    monkeypatch.setattr(stepcost.Timed, "ms", lambda self: 1.0 + 0.5 * self.cost.nodes)
-    report = stepcost.measure(
+    monkeypatch.setattr(steps, "ROWS", ROWS)
+    monkeypatch.setattr(steps.StepTimer, "ms", lambda self: 1.0 + 0.5 * self.cell.nodes)
+    report = steps.measure(
         backend, sized(tiny), strategy="vanilla", nodes=(), repeats=2, dtype="float32"
     )
-    passes = {c.nodes: c for c in report.costs if c.kind == "pass"}
-    assert {n: c.over_vanilla for n, c in passes.items()} == {
+    passes = {row["nodes"]: row for row in step_rows(report) if row["step"].startswith("pass")}
+    assert {n: row["over_plain"] for n, row in passes.items()} == {
         n: (1 + 0.5 * n) / 2 for n in (1, 2, 4, 8, 16, 32)
     }, "an image has 36 tokens"
-    alone = stepcost.passes(tokens=256, branches=1)
-    assert [cost.rows for cost, _ in alone] == [None] * 8 and alone[0][0].nodes == 1
-    assert [cost.nodes for cost, _ in alone] == [1, 2, 4, 8, 16, 32, 48, 64]
-    assert [cost.nodes for cost, _ in stepcost.passes(256, 3)][:4] == [3, 1, 2, 4]
+    alone = steps.passes(tokens=256, branches=1)
+    assert [cell.nodes for cell in alone] == [1, 2, 4, 8, 16, 32, 48, 64]
+    assert [cell.nodes for cell in steps.passes(256, 3)][:4] == [3, 1, 2, 4]
 
 
 def test_a_dynamic_tree_and_several_batches(backend: Backend, tiny: str) -> None:
-    report = stepcost.measure(
+    report = steps.measure(
         backend, sized(tiny), strategy="eagle2", tree="dynamic:3,2,9", batches=(1, 2), nodes=(),
         repeats=1, dtype="float32",
     )  # fmt: skip
-    assert [(c.label, c.batch) for c in steps(report)] == [
+    assert [(c.label, c.batch) for c in no_passes(report)] == [
         ("vanilla", 1), ("eagle2", 1), ("vanilla", 2), ("eagle2", 2),
     ]  # fmt: skip
 
 
 def test_a_window_by_a_draft_head_is_timed_with_one_that_fits(backend: Backend, tiny: str) -> None:
     given = {"strategy": "scd", "tree": "window:4,head", "nodes": [2], "repeats": 1}
-    found = stepcost.measure(backend, sized(tiny), **given)
-    assert len(next(one for one in found.costs if one.label.startswith("scd")).ms) == 1
+    found = steps.measure(backend, sized(tiny), **given)
+    assert len(next(one for one in found.steps if one.label.startswith("scd")).ms) == 1
     with pytest.raises(RequestError, match=r"'tiny-janus' have no draft head"):
-        stepcost.measure(backend, family("janus").tiny(), **given)
+        steps.measure(backend, family("janus").tiny(), **given)
 
 
 def test_the_middle_of_an_image_is_where_steps_are_timed(backend: Backend, tiny: str) -> None:
     model = random_model(sized(tiny), backend, torch.float32)
     tree = parse_tree("0,00,000")
     with torch.inference_mode():
-        cost = stepcost.Cost(kind="step", label="chain", batch=1, nodes=4)
-        timed = stepcost.Timed(backend, model, cost, Strategy(drafts=tree), Sampling(cfg_scale=3.0))
+        cell = StepCell(kind="step", strategy=Strategy(drafts=tree), batch=1, nodes=4)
+        timed = steps.StepTimer(backend, model, cell, Sampling(cfg_scale=3.0))
         for _ in range(3):
             timed.ms()
             # No image may end while the clock runs: its steps would do nothing.
             assert 18 < int(timed.engine.state.length) < 35
-
-
-def test_acceptance_comes_from_a_run_or_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    path.write_text(invented_run().model_dump_json())
-    found = read_acceptance(path, "lantern++")
-    assert found.tokens_per_step == pytest.approx(2.4, rel=0.02)
-    assert found.source == "tiny, batch 1, temperature 1, from run.json"
-    with pytest.raises(RequestError, match="has no samples of chain"):
-        read_acceptance(path, "chain")
-    path.write_text("{}")
-    with pytest.raises(RequestError, match="is JSON, but no run of"):
-        read_acceptance(path, "eagle")
 
 
 def test_what_does_not_fit_is_told_before_it_is_made(
@@ -249,11 +235,11 @@ def test_what_does_not_fit_is_told_before_it_is_made(
     need = held["target"] + held["drafter"]
     monkeypatch.setattr(backend, "memory", lambda: MemoryUse(limit=2**34, free=need - 1))
     with pytest.raises(DeviceMemoryError, match=r"takes .* device cpu has .* free.*use the dtype"):
-        stepcost.measure(backend, sized(tiny), dtype="float32", strategy="eagle")
+        steps.measure(backend, sized(tiny), dtype="float32", strategy="eagle")
     free = iter([need])
     monkeypatch.setattr(backend, "memory", lambda: MemoryUse(limit=2**34, free=next(free, 2000)))
     with pytest.raises(DoesNotFitError, match="a batch of 64 needs"):
-        stepcost.measure(
+        steps.measure(
             backend,
             sized(tiny),
             strategy="eagle",
@@ -266,20 +252,20 @@ def test_what_does_not_fit_is_told_before_it_is_made(
 
 def test_bad_input(backend: Backend, tiny: str) -> None:
     with pytest.raises(RequestError, match="give a finite number"):
-        stepcost.measure(backend, sized(tiny), cfg_scale=float("inf"))
+        steps.measure(backend, sized(tiny), cfg_scale=float("inf"))
     with pytest.raises(StrategyError, match="unknown strategy 'lanten'; did you mean lantern"):
-        stepcost.measure(backend, sized(tiny), strategy="lanten")
+        steps.measure(backend, sized(tiny), strategy="lanten")
     with pytest.raises(StrategyError, match="too many for a codebook of 128"):
-        stepcost.measure(backend, sized(tiny), strategy="lantern")
+        steps.measure(backend, sized(tiny), strategy="lantern")
 
 
 def test_the_papers_sampling_by_kind_of_model() -> None:
     text, classes = sized("anole-7b"), sized("llamagen-xl-384")
-    assert stepcost.sampling_of(text, None, None) == Sampling(cfg_scale=7.5, top_k=1000)
-    assert stepcost.sampling_of(classes, None, None) == Sampling(cfg_scale=4.0)
-    assert stepcost.sampling_of(classes, 2.0, 5) == Sampling(cfg_scale=2.0, top_k=5)
+    assert steps.sampling_of(text, None, None) == Sampling(cfg_scale=7.5, top_k=1000)
+    assert steps.sampling_of(classes, None, None) == Sampling(cfg_scale=4.0)
+    assert steps.sampling_of(classes, 2.0, 5) == Sampling(cfg_scale=2.0, top_k=5)
     chosen = named_strategy("lantern++", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
-    assert stepcost.plan(chosen, (1,), (8,))[-1][0].nodes == 58
+    assert steps.whole_steps(chosen, 1, (8,))[-1].nodes == 58
 
 
 @pytest.mark.parametrize(
@@ -296,13 +282,12 @@ def test_models_without_a_drafter_have_windows(name: str, drafter: bool) -> None
     if drafter:
         manifest = kind.fitting_drafter(manifest)
     with open_backend("cpu") as backend:
-        report = stepcost.measure(
+        report = steps.measure(
             backend, manifest, strategy="eagle2" if drafter else "lantern++", tree=None,
             top_k=20, nodes=(4,), repeats=2, dtype="float32",
         )  # fmt: skip
     drafted = ["verify 4", "eagle2"] if drafter else ["scd 4"]
-    assert [cost.label for cost in steps(report)] == ["vanilla", *drafted]
-    assert next(c for c in report.costs if c.kind == "pass" and c.over_vanilla == 1).rows == (
-        1 if name == "glm_image" else 2
-    )
-    assert all(cost.floor_bytes > 0 and len(cost.ms) == 2 for cost in report.costs)
+    assert [cell.label for cell in no_passes(report)] == ["vanilla", *drafted]
+    plain = next(c for c in report.steps if c.kind == "pass" and c.ms == c.vanilla_ms)
+    assert plain.rows == (1 if name == "glm_image" else 2)
+    assert all(cell.floor_bytes > 0 and len(cell.ms) == 2 for cell in report.steps)

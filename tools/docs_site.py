@@ -1,8 +1,7 @@
 """Hooks of the documentation site (``mkdocs.yml``): pages that are made from the code and the root.
 
 The command reference is made from the commands and the Python reference from docstrings, so that they
-cannot say what those do not: ``python tools/docs_site.py`` writes both, and the scaffold's stubs of the
-backend interface (:mod:`backend_stubs`), and tests compare.
+cannot say what those do not: ``python tools/docs_site.py`` writes both, and tests compare.
 ``CHANGELOG.md`` and ``CONTRIBUTING.md`` become pages. Links that leave ``docs/`` work where the
 repository is browsed; on the site, where those files are not, the link becomes the file's name.
 """
@@ -108,6 +107,5 @@ def reference_pages() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    importlib.import_module("backend_stubs").write()
     for page_name, page_text in reference_pages().items():
         (ROOT / "docs" / "reference" / page_name).write_text(page_text, encoding="utf-8")

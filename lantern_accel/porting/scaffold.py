@@ -1,4 +1,7 @@
-"""Making a backend package from the template: the same files, under the name of a device."""
+"""Making a backend package from the template: the same files, under the name of a device.
+
+The backend's file gets stubs of the whole interface, as it is in this version.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 
 from lantern_accel.device.plugins import backend_specs, broken_plugins
 from lantern_accel.errors import DeviceRequestError
+from lantern_accel.porting.stubs import with_stubs
 
 #: The name that the template has, as a word of its files and of their names.
 TEMPLATE = "abacus"
@@ -71,8 +75,10 @@ def _copy(source: Path, target: Path, name: str) -> None:
         path = target / _renamed(one.name, name)
         if one.is_dir():
             _copy(one, path, name)
-        else:
-            path.write_text(_renamed(one.read_text(encoding="utf-8"), name), encoding="utf-8")
+            continue
+        text = one.read_text(encoding="utf-8")
+        text = with_stubs(text) if one.name == "backend.py" else text
+        path.write_text(_renamed(text, name), encoding="utf-8")
 
 
 def _renamed(text: str, name: str) -> str:

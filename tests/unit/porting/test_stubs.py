@@ -1,9 +1,8 @@
-"""The scaffold's stubs: every member of the interface as the interface has it, and each of them works."""
+"""The scaffold's stubs: every member of the interface, and each of them works."""
 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import re
 import sys
@@ -15,7 +14,7 @@ import pytest
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.sampling import SamplingOps
-from lantern_accel.testing.certificate import NOT_OVERRIDDEN
+from lantern_accel.porting.stubs import NOT_WRITTEN, with_stubs
 from lantern_accel.testing.kit import run_checks, select
 
 ROOT = Path(__file__).parents[3]
@@ -31,7 +30,7 @@ from torch import Tensor, nn
 
 def uncommented() -> str:
     """Return the template with every stub in force."""
-    head, _, stubs = TEMPLATE.read_text().partition("    # --- what you may override")
+    head, _, stubs = with_stubs(TEMPLATE.read_text()).partition("    # --- what you may override")
     # What is left a comment is a sentence: code follows the introduction's last line.
     lines = stubs.partition("Tensor and nn are torch's.\n")[2].splitlines()
     body = [re.sub(r"^    # ?", "    ", line) for line in lines]
@@ -45,7 +44,7 @@ def seam() -> dict[str, str]:
         (node,) = ast.parse(inspect.getsource(kind)).body
         assert isinstance(node, ast.ClassDef)
         found |= signatures(node)
-    required = {"facts", "synchronize", "device", *NOT_OVERRIDDEN}
+    required = {"facts", "synchronize", *NOT_WRITTEN}
     return {k: v for k, v in found.items() if not k.startswith("_") and k not in required}
 
 
@@ -70,19 +69,7 @@ def test_every_member_is_there_with_its_signature() -> None:
             assert ast.get_docstring(one), f"{one.name} says nothing"
 
 
-@pytest.fixture
-def stubs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("backend_stubs", ROOT / "tools/backend_stubs.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_they_say_what_the_docstrings_say(stubs: ModuleType) -> None:
-    """`python tools/docs_site.py` writes them."""
-    assert stubs.written(TEMPLATE.read_text()) == TEMPLATE.read_text()
-    # A convention that nobody should have to look for.
+def test_a_convention_that_nobody_should_have_to_look_for_is_there() -> None:
     assert "the reference it is added to the scores" in " ".join(uncommented().split())
 
 

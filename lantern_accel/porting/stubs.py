@@ -1,7 +1,7 @@
-"""Writes the stubs of the backend interface into the scaffold: ``python tools/docs_site.py``.
+"""The stubs of the backend interface that a new backend gets: every member that it may override.
 
-Every member that a backend may override, commented out, with its signature and what its docstring says of
-shapes, dtypes and conventions. A test compares, so that the stubs cannot say what the interface does not.
+They are made of the interface as it is, commented out, with its signatures and what its docstrings say of
+shapes, dtypes and conventions.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 
-TEMPLATE = (
-    Path(__file__).parents[1] / "lantern_accel/porting/template/lantern_accel_abacus/backend.py"
-)
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.sampling import SamplingOps
+
+#: Members that no backend writes.
+NOT_WRITTEN = ("device", "listen", "listener")
 HEAD = "    # --- what you may override "
 WIDTH = 90
 INTRODUCTION = """\
@@ -39,11 +41,6 @@ def own(text: str) -> set[str]:
 
 def members() -> Iterator[tuple[str, list[str], str]]:
     """Go through what may be overridden: its name, the lines that define it, and its docstring."""
-    from lantern_accel.device.backend import Backend
-    from lantern_accel.device.operations import TensorOps
-    from lantern_accel.device.sampling import SamplingOps
-    from lantern_accel.testing.certificate import NOT_OVERRIDDEN
-
     for kind in (Backend, TensorOps, SamplingOps):
         source = textwrap.dedent(inspect.getsource(kind))
         (found,) = ast.parse(source).body
@@ -57,7 +54,7 @@ def members() -> Iterator[tuple[str, list[str], str]]:
                 name, said, last = node.target.id, inspect.cleandoc(str(told)), node.end_lineno or 0
             else:
                 continue
-            if not name.startswith("_") and name not in (*NOT_OVERRIDDEN, "device"):
+            if not name.startswith("_") and name not in NOT_WRITTEN:
                 lines = source.splitlines()[node.lineno - 1 : last]
                 yield name, textwrap.dedent("\n".join(lines)).splitlines(), said
 
@@ -78,19 +75,12 @@ def stub(name: str, lines: list[str], said: str) -> list[str]:
     return [*lines, *(f"    {line}".rstrip() for line in body.splitlines())]
 
 
-def written(text: str) -> str:
-    """Return the scaffold's backend with the stubs behind what it has itself."""
-    kept = text.partition(HEAD)[0].rstrip()
-    mine = own(kept)
-    lines = [HEAD.ljust(100, "-")]
+def with_stubs(text: str) -> str:
+    """Return the source of a backend with stubs of all members behind those that it has itself."""
+    mine, lines = own(text), [HEAD.ljust(100, "-")]
     for part in INTRODUCTION.split("\n\n"):
         lines += ["    #", *(f"    # {line}" for line in textwrap.wrap(part, WIDTH))]
     for name, defined, said in members():
         if name not in mine:
             lines += ["", *(f"    # {line}".rstrip() for line in stub(name, defined, said))]
-    return "\n".join([kept, "", *lines, ""])
-
-
-def write() -> None:
-    """Bring the template up to date."""
-    TEMPLATE.write_text(written(TEMPLATE.read_text(encoding="utf-8")), encoding="utf-8")
+    return "\n".join([text.rstrip(), "", *lines, ""])

@@ -134,12 +134,11 @@ def target(
         explaining_the_disk(given.work),
         lantern_accel.load(model, device=given.device, options=options, drafter="none") as pipeline,
     ):
-        opened = TrainDevice(pipeline.backend, chosen.precision)
+        device = TrainDevice(pipeline.backend, chosen.precision)
         report = run_captioned_target(
-            pipeline, chosen, given.work, images, opened, console_progress(), resume=given.resume
+            pipeline, chosen, given.work, images, device, console_progress(), resume=given.resume
         )
-    if opened.main:
-        print_report(report, given.work / chosen.folder)
+    print_report(report, given.work / chosen.folder)
 
 
 @train.command("drafter")

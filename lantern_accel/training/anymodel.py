@@ -1,13 +1,7 @@
-"""Training a drafter for any model that the pipeline loads: your own, or a published one.
-
-The images come from a folder of captioned ones, or the target draws them itself, which takes
-nothing but prompts or class ids.
-"""
+"""Training a drafter for any model that the pipeline loads: your own, or a published one."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,16 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lantern_accel.errors import DataError
-from lantern_accel.families.base import Conditions, Family, Size
+from lantern_accel.families.base import Family, Size
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
-from lantern_accel.files import write_whole
-from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.quality.imageset import read_images
+from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.quality.progress import Progress
-from lantern_accel.quality.scoring import GUIDED, encode_images
+from lantern_accel.quality.scoring import GUIDED
 from lantern_accel.strategy.values import Sampling
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import (
@@ -36,44 +27,7 @@ from lantern_accel.training.drafter import (
     train_drafter,
 )
 from lantern_accel.training.loop import held_out
-
-CODES = "codes.pt"
-GIB = 1 << 30
-#: Memory for encoded prompts; those that do not fit are encoded each time they are drawn.
-KEPT_BYTES = GIB
-
-Prompt = str | int
-
-
-class Encoded:
-    """The conditions of prompts for one size of picture.
-
-    Every prompt is encoded once, so that one that the model cannot take is refused before any work,
-    and a large text encoder does not run in every step.
-    """
-
-    def __init__(
-        self, pipeline: Pipeline, prompts: Sequence[Prompt], size: Size | None = None
-    ) -> None:
-        self._pipeline, self._size = pipeline, size
-        self._known: dict[Prompt, Conditions] = {}
-        for prompt in dict.fromkeys(prompts):
-            made = pipeline.conditions([prompt], size)
-            self.shape = made.shape
-            if len(self._known) * made.condition.nbytes < KEPT_BYTES:
-                self._known[prompt] = made
-
-    def of(self, prompts: Sequence[Prompt]) -> Conditions:
-        """Return the conditions of some of the prompts."""
-        model = self._pipeline.model
-        made = [
-            self._known[prompt]
-            if prompt in self._known
-            else self._pipeline.conditions([prompt], self._size)
-            for prompt in prompts
-        ]
-        joined: Conditions = model.family.join(model, made)
-        return joined
+from lantern_accel.training.recording import Encoded, recorded_images
 
 
 class ModelFeatures:
@@ -89,7 +43,6 @@ class ModelFeatures:
         pipeline: Pipeline,
         prompts: Sequence[Prompt],
         codes: Tensor,
-        device: TrainDevice,
         *,
         text_dropout: float,
         encoded: Encoded | None = None,
@@ -105,7 +58,7 @@ class ModelFeatures:
         self.key = pipeline.model.weights_hash
         # Without guidance no row lacks its prompt in decoding either.
         self._sampling = GUIDED if self.family.guided else Sampling()
-        self._device, self._dropout = device, text_dropout if self.family.guided else 0.0
+        self._dropout = text_dropout if self.family.guided else 0.0
         held, trained = held_out(len(prompts), 0)
         self._rows = {True: held, False: trained}
         self._encoded = encoded or Encoded(pipeline, self.prompts)
@@ -170,77 +123,6 @@ class ModelFeatures:
         return torch.stack([one.to(condition.device) for one in found if one is not None])
 
 
-def own_images(
-    pipeline: Pipeline,
-    prompts: Sequence[Prompt],
-    seed: int,
-    progress: Progress,
-    path: Path,
-    batch: int = 8,
-    size: Size | None = None,
-) -> Tensor:
-    """Let the target draw one image per prompt: int64 ``[n, tokens]``, saved in ``path`` on the way."""
-    asked = [list(prompts), seed, *([list(size)] if size is not None else [])]
-    digest = hashlib.sha256(json.dumps(asked).encode())
-    digest.update(pipeline.model.weights_hash.encode())
-    key = digest.hexdigest()
-    done: list[Tensor] = []
-    if path.is_file():
-        try:
-            stored = torch.load(path, weights_only=True)
-            if stored["key"] == key:
-                done = list(stored["codes"].long())[: len(prompts)]
-        except Exception:  # whatever a damaged file makes torch raise; its images are drawn again
-            done = []
-    sampling, plain = pipeline.sampling(), pipeline.strategy("vanilla")
-    progress.start("drawing images to learn from", len(prompts))
-    progress.advance(len(done))
-    for start in range(len(done), len(prompts), batch):
-        here = list(prompts[start : start + batch])
-        # As many as the others have, so that the last few need no engine of their own.
-        filled = here + here[-1:] * (min(batch, len(prompts)) - len(here))
-        conditions = pipeline.conditions(filled, size)
-        rows = pipeline.model.family.rows(pipeline.model, conditions, sampling)
-        made = pipeline.draw_tokens(
-            rows, conditions.shape, plain, sampling, seed + start, range(len(filled))
-        )
-        done.extend(made[: len(here)])
-        progress.advance(len(here))
-        if (start // batch) % 16 == 15 or start + batch >= len(prompts):
-            kept = torch.stack(done)
-            write_whole(path, lambda stream, k=kept: torch.save({"key": key, "codes": k}, stream))  # type: ignore[misc]
-    progress.finish()
-    return torch.stack(done)
-
-
-def _drawn_together(
-    pipeline: Pipeline,
-    prompts: Sequence[Prompt],
-    seed: int,
-    progress: Progress,
-    out: Path,
-    device: TrainDevice,
-    size: Size | None,
-    batch: int,
-) -> Tensor:
-    """Let every process draw its share of the images; all of them return all."""
-    world = device.world
-    if len(prompts) < world:
-        raise DataError(f"{len(prompts)} images are too few for {world} processes; ask for more")
-
-    def share(rank: int, say: Progress) -> Tensor:
-        path = out / (CODES if world == 1 else f"{rank}-of-{world}-{CODES}")
-        first = seed + rank * len(prompts)
-        return own_images(pipeline, prompts[rank::world], first, say, path, batch, size)
-
-    mine = share(device.rank, progress if device.main else Progress())
-    device.wait()
-    codes = torch.empty(len(prompts), mine.shape[1], dtype=mine.dtype)
-    for rank in range(world):
-        codes[rank::world] = share(rank, Progress())
-    return codes
-
-
 def run_model_drafter(
     pipeline: Pipeline,
     config: DrafterTrainConfig,
@@ -256,65 +138,30 @@ def run_model_drafter(
 ) -> dict[str, Any]:
     """Train a drafter for a loaded model in ``out``; write ``drafter.safetensors`` and its config.
 
-    ``images``: a folder of captioned images (:mod:`lantern_accel.quality.imageset`). Without one the
-    target draws ``samples`` images of ``prompts`` (of random classes where it takes classes).
-    ``size``: width and height in pixels, for a model that draws several sizes; None: its own.
+    ``images``, ``prompts``, ``samples``: what it learns from, as :func:`.recording.recorded_images` takes
+    them. ``size``: width and height in pixels, for a model that draws several sizes; None: its own.
     """
-    say = Progress() if progress is None else progress
     model = pipeline.model
-    manifest = model.manifest
+    name = model.manifest.name
     start = None
     if config.start_from is not None:
-        if not isinstance(manifest, LlamaGenManifest):
+        if not isinstance(model.manifest, LlamaGenManifest):
             raise DataError(
-                f"start_from continues drafters of LlamaGen targets, and {manifest.name!r} is not one; "
+                f"start_from continues drafters of LlamaGen targets, and {name!r} is not one; "
                 "leave it out"
             )
         start = read_drafter(out.parent / config.start_from)
     if config.coupled and not model.family.guided:
         raise DataError(
-            f"coupled training learns guided distributions, and {manifest.name!r} is drawn without "
+            f"coupled training learns guided distributions, and {name!r} is drawn without "
             "guidance; leave coupled out"
         )
-    if images is not None and not hasattr(model.vq, "encode"):
-        raise DataError(
-            f"the model {manifest.name!r} comes without what turns pictures into codes, so that it "
-            "cannot learn from --images; name a file of --prompts, whose pictures it draws itself"
-        )
-    width, height = model.family.picture(manifest, size)
-    named: list[Prompt]
-    if images is not None:
-        found = read_images(images, width, height)
-        if found.skipped:
-            listed = ", ".join(f"{name} ({why})" for name, why in found.skipped.items())
-            say.log(f"skipped {len(found.skipped)} images: {listed}")
-        named = found.prompts
-        encoded = Encoded(pipeline, named, size)
-        down = manifest.vq.downsample
-        flat = encode_images(pipeline, found.pixels)
-        codes = model.family.tokens(model, flat.view(-1, height // down, width // down))
-    else:
-        rng = random.Random(config.seed)
-        if getattr(manifest.target, "conditioning", "text") == "class":
-            named = [rng.randrange(manifest.target.num_classes) for _ in range(samples)]
-        elif prompts:
-            named = [prompts[i % len(prompts)] for i in range(samples)]
-        else:
-            raise DataError(
-                "there is nothing to train on: name a folder of captioned images (--images), or a "
-                "file with one prompt per line (--prompts), which the target then draws"
-            )
-        encoded = Encoded(pipeline, named, size)
-        codes = _drawn_together(
-            pipeline, named, config.seed, say, out, device, size, config.images_at_once
-        )
-    source = ModelFeatures(
-        pipeline, named, codes, device, text_dropout=config.text_dropout, encoded=encoded,
-        kept_bytes=int(config.kept_gib * GIB), taps=config.taps,
+    named, codes, encoded = recorded_images(
+        pipeline, out, config.seed, Progress() if progress is None else progress,
+        images=images, prompts=prompts, samples=samples, size=size, batch=config.images_at_once,
     )  # fmt: skip
-    book, on_sphere = model.family.codebook(model)
-    if on_sphere and manifest.neighbour_space == "decoder":
-        book = F.normalize(book.float(), dim=-1)
-    return train_drafter(
-        config, source, out, device, progress, resume=resume, codebook=book, start=start
-    )
+    source = ModelFeatures(
+        pipeline, named, codes, text_dropout=config.text_dropout, encoded=encoded,
+        kept_bytes=int(config.kept_gib * (1 << 30)), taps=config.taps,
+    )  # fmt: skip
+    return train_drafter(config, source, out, device, progress, resume=resume, start=start)

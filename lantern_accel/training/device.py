@@ -1,8 +1,7 @@
-"""Runs training on a device opened through its backend, or on several through accelerate."""
+"""Runs training on a device that was opened through its backend."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
@@ -12,17 +11,13 @@ from torch import Tensor, nn
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.errors import BackendError, DeviceRequestError
+from lantern_accel.errors import DeviceRequestError
 
 Precision = Literal["auto", "bfloat16", "float32"]
 
 
 class TrainDevice:
-    """One opened device, and this process's place among those that ``accelerate launch`` started.
-
-    ``rank`` and ``world`` are 0 and 1 without it. Every process draws its own examples; gradients
-    are averaged; only ``main`` writes files.
-    """
+    """One opened device, and the dtype in which it trains."""
 
     def __init__(self, backend: Backend, precision: Precision = "auto") -> None:
         if backend.device.type == "meta":
@@ -30,20 +25,8 @@ class TrainDevice:
                 f"the backend {backend.name!r} has shapes and no data, so nothing can be trained "
                 "on it; choose another device (`lantern-accel devices` lists them)"
             )
-        self.backend = backend
-        self.device = backend.device
+        self.backend, self.device = backend, backend.device
         self.dtype = _dtype(backend, precision)
-        self._accelerator = _accelerator(host=self.device.type == "cpu")
-        self.rank, self.world = 0, 1
-        if self._accelerator is not None:
-            self.device = self._accelerator.device
-            self.rank = int(self._accelerator.process_index)
-            self.world = int(self._accelerator.num_processes)
-
-    @property
-    def main(self) -> bool:
-        """Whether this is the process that reports and writes files."""
-        return self.rank == 0
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Compute matrix products in this device's training dtype."""
@@ -66,15 +49,10 @@ class TrainDevice:
             if isinstance(getattr(part, "ops", None), TensorOps):
                 part.ops = ops  # type: ignore[assignment]
 
-    def prepare(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, *, compile: bool
-    ) -> tuple[Callable[..., Any], torch.optim.Optimizer]:
-        """Return the module to call in training (averaging gradients, compiled) and the optimizer."""
+    def prepare(self, module: nn.Module, *, compile: bool) -> Callable[..., Any]:
+        """Return the module to call in training, on the device's operations and compiled if asked."""
         self.adopt(module)
-        run: Any = module
-        if self._accelerator is not None:
-            run, optimizer = self._accelerator.prepare(module, optimizer)
-        return (self.backend.compile(run) if compile else run), optimizer
+        return self.backend.compile(module) if compile else module
 
     def descend(
         self,
@@ -84,33 +62,15 @@ class TrainDevice:
         rate: float,
         clip_norm: float,
     ) -> None:
-        """Take the optimizer's step at ``rate``: gradients averaged over all processes, and clipped."""
+        """Take the optimizer's step at ``rate`` with clipped gradients."""
         for group in optimizer.param_groups:
             group["lr"] = rate
-        if self._accelerator is not None:
-            self._accelerator.backward(loss)
-        else:
-            loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]
         self.backend.flush()
         nn.utils.clip_grad_norm_(list(weights), clip_norm)
         optimizer.step()
         self.backend.flush()
         optimizer.zero_grad(set_to_none=True)
-
-    def wait(self) -> None:
-        """Wait for the other processes."""
-        if self._accelerator is not None:
-            self._accelerator.wait_for_everyone()
-
-    def agree(self, value: float) -> float:
-        """Return the main process's ``value`` in every process, so that all stop at one step."""
-        if self._accelerator is None:
-            return value
-        from accelerate.utils import broadcast
-
-        # float32, which every device has; the main process gets what the others get.
-        shared = torch.tensor([value], dtype=torch.float32).to(self.device)
-        return float(broadcast(shared)[0])
 
 
 def _dtype(backend: Backend, precision: Precision) -> torch.dtype:
@@ -121,17 +81,3 @@ def _dtype(backend: Backend, precision: Precision) -> torch.dtype:
         return own
     order = [d for d in able if d in (torch.bfloat16, torch.float32)]
     return order[0] if order else torch.float32
-
-
-def _accelerator(*, host: bool) -> Any:
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return None
-    try:
-        from accelerate import Accelerator
-    except ImportError:
-        raise BackendError(
-            "several processes were started, but the package accelerate is not installed; "
-            "`pip install lantern-accel[multi]` brings it"
-        ) from None
-    # Autocast is this project's; accelerate is asked for the processes only.
-    return Accelerator(mixed_precision="no", cpu=host)

@@ -2,9 +2,8 @@
 
 The embedding comes from the target and stays frozen, as does the head. Loss (LANTERN's code): SmoothL1
 between predicted and true next feature, plus 0.1 times the cross-entropy between the head's
-distributions; uniform noise on the input features. ``"lantern"`` adds the share of drafts that relaxed
-acceptance would refuse; ``coupled`` takes both distributions as guidance makes them; ``predicted_share``
-feeds predictions, as deeper drafts are.
+distributions; uniform noise on the input features. ``coupled`` takes both distributions as guidance makes
+them; ``predicted_share`` feeds predictions, as deeper drafts are.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from pydantic import Field
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.checkpoints.layouts import OWN_WEIGHTS
-from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.rows import Allowed
 from lantern_accel.device.sampling import guide
 from lantern_accel.errors import DataError
@@ -47,21 +45,12 @@ class DrafterTrainConfig(TrainConfig):
     noise: float = Field(0.2, ge=0, description="width of the uniform noise on input features")
     feature_weight: float = Field(1.0, ge=0)
     token_weight: float = Field(0.1, ge=0)
-    objective: Literal["plain", "lantern"] = Field(
-        "plain", description="lantern: also lower the share that relaxed acceptance refuses"
-    )
-    lantern_weight: float = Field(0.2, ge=0, description="weight of that share")
-    lantern_k: int = Field(10, ge=1, description="neighbours that may count for a drafted code")
-    lantern_lambda: float = Field(4.0, ge=1, description="bound: lambda times the code's own mass")
     coupled: bool = Field(
         False,
         description="learn guided distributions: every image with and without its prompt (LANTERN's "
         "coupled CFG loss)",
     )
     cfg_scale: float = Field(3.0, gt=1, description="guidance that coupled rows are joined with")
-    top_p: float = Field(
-        1.0, gt=0, le=1, description="filter of both sides in the share that is refused"
-    )
     predicted_share: float = Field(
         0.0, ge=0, lt=1, description="share of positions that are fed the drafter's own prediction"
     )
@@ -110,41 +99,6 @@ class Teacher(Protocol):
     def head(self, features: Tensor) -> Tensor: ...
 
     def allowed(self) -> Allowed | None: ...
-
-
-def neighbourhoods(codebook: Tensor, k: int) -> Tensor:
-    """Return float32 ``[V, V]`` with a 1 in column x for each of the ``k`` nearest codes of x."""
-    table = neighbour_table(codebook.cpu(), k).long()
-    size = len(codebook)
-    return torch.zeros(size, size).scatter_(0, table.t(), 1.0)
-
-
-def relaxed_mass(p: Tensor, near: Tensor, lam: float) -> Tensor:
-    """Return LANTERN++'s accepted mass of each code, about ``min(p + neighbours' p, lambda p)``.
-
-    ``p [..., V]``, ``near [V, V]`` of :func:`neighbourhoods`. The rule itself takes whole neighbours
-    only, so this is its upper bound; it is continuous, which training needs.
-    """
-    return torch.minimum(p + p @ near.to(p.dtype), lam * p)
-
-
-def nucleus(p: Tensor, top_p: float, halvings: int = 16) -> Tensor:
-    """Return ``p [..., V]`` cut to the likeliest codes that hold ``top_p`` of it, renormalised.
-
-    The cut is found by bisection, since sorting every position costs more than the rest of a step; it
-    is off by codes whose mass is within ``2**-halvings`` of the largest. Gradients pass what is kept.
-    """
-    if top_p >= 1:
-        return p
-    with torch.no_grad():
-        low, high = torch.zeros_like(p[..., :1]), p.amax(-1, keepdim=True)
-        for _ in range(halvings):
-            middle = (low + high) / 2
-            enough = torch.where(p >= middle, p, 0.0).sum(-1, keepdim=True) >= top_p
-            low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
-        kept = p >= low
-    cut = torch.where(kept, p, 0.0)
-    return cut / cut.sum(-1, keepdim=True)
 
 
 @torch.no_grad()
@@ -198,7 +152,7 @@ def _frozen(layer: Projection, gpt: Any) -> nn.Linear:
     return made.requires_grad_(False)
 
 
-def choices(gpt: Teacher) -> tuple[Tensor | None, Tensor | None]:
+def free_choices(gpt: Teacher) -> tuple[Tensor | None, Tensor | None]:
     """Return where there is something to draft: positions of the loss, and the codes there.
 
     Both int64, ascending; None: all. Position i predicts image token ``i + 1``. Where a model's
@@ -216,22 +170,13 @@ def choices(gpt: Teacher) -> tuple[Tensor | None, Tensor | None]:
 class DrafterLoss(nn.Module):
     """The recipe's loss on one batch; also top-1 and top-3 agreement with the target's argmax."""
 
-    def __init__(
-        self,
-        drafter: Any,
-        gpt: Teacher,
-        config: DrafterTrainConfig,
-        near: Tensor | None = None,
-    ) -> None:
+    def __init__(self, drafter: Any, gpt: Teacher, config: DrafterTrainConfig) -> None:
         super().__init__()
-        self.drafter = drafter
-        self.config = config
-        positions, codes = choices(gpt)
+        self.drafter, self.config = drafter, config
+        positions, codes = free_choices(gpt)
         self.head, self.dim = FrozenHead(gpt, codes), int(gpt.config.dim)
-        self.register_buffer("near", near)
         self.register_buffer("positions", positions)
         self.positions: Tensor | None
-        self.near: Tensor | None
 
     def forward(
         self,
@@ -242,7 +187,7 @@ class DrafterLoss(nn.Module):
         condition: Tensor | None = None,
         own: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss and ``[top-1, top-3, refused]``; of a drafter with taps ``D`` is wider.
+        """Return the loss and ``[top-1, top-3]``; of a drafter with taps ``D`` is wider.
 
         ``codes [B, n]``; ``states, noise [B, prefix + n - 1, D]`` of the target over prompt and
         image; ``mask`` bool ``[B, prefix - 1]``; ``condition``: the target's; ``own`` bool
@@ -269,18 +214,11 @@ class DrafterLoss(nn.Module):
         if config.coupled:
             scale = logits.new_full((len(logits) // 2, 1), config.cfg_scale)
             logits, goal = guide(logits, scale), guide(goal, scale)
-        p = goal.softmax(-1)
-        soft = -(p * logits.log_softmax(-1)).sum(-1).mean()
+        soft = -(goal.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
         loss = loss + config.token_weight * soft
-        refused = loss.new_zeros(())
-        if self.near is not None:
-            accepted = relaxed_mass(nucleus(p, config.top_p), self.near, config.lantern_lambda)
-            drawn = nucleus(logits.softmax(-1), config.top_p)
-            refused = 1.0 - torch.minimum(drawn, accepted).sum(-1).mean()
-            loss = loss + config.lantern_weight * refused
         best = goal.argmax(-1, keepdim=True)
         top = logits.detach().topk(3, dim=-1).indices == best
-        figures = (top[..., 0].float().mean(), top.any(-1).float().mean(), refused.detach().float())
+        figures = top[..., 0].float().mean(), top.any(-1).float().mean()
         return loss, torch.stack(figures)
 
 
@@ -321,26 +259,19 @@ class DrafterTask(Task):
         config: DrafterTrainConfig,
         source: FeatureSource,
         device: TrainDevice,
-        codebook: Tensor | None = None,
-        *,
         start: EagleDrafter | None = None,
     ) -> None:
         self.config, self.source, self.device = config, source, device
         self.evaluate_every = config.evaluate_every
-        near = None
-        if config.objective == "lantern":
-            if codebook is None:
-                raise DataError("the lantern objective needs the codebook; this model has none")
-            near = neighbourhoods(codebook, config.lantern_k)
         self.drafter: Any = source.family.fresh_drafter(source.gpt, config.n_layer, config.taps)
         if start is not None:
             self._begin_with(start)
-        self.loss = DrafterLoss(self.drafter, source.gpt, config, near).to(device.device)
+        self.loss = DrafterLoss(self.drafter, source.gpt, config).to(device.device)
         self.trained = [p for p in self.drafter.parameters() if p.requires_grad]
-        optimizer = device.adamw(
+        self.optimizer = device.adamw(
             self.trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay
         )
-        self.run, self.optimizer = device.prepare(self.loss, optimizer, compile=config.compile)
+        self.run = device.prepare(self.loss, compile=config.compile)
         self.best = -1.0
         self.kept = {k: v.clone() for k, v in self._weights().items()}
 
@@ -421,7 +352,7 @@ class DrafterTask(Task):
     def evaluate(self, index: int) -> dict[str, float]:
         """Return held-out agreement, and keep the weights where it is the best."""
         rng, count = random.Random(99), self.config.evaluate_batches
-        total = torch.zeros(3)
+        total = torch.zeros(2)
         self.drafter.eval()
         for _ in range(count):
             batch = self.source.draw(
@@ -433,12 +364,11 @@ class DrafterTask(Task):
                 figures = self.loss(batch.codes, batch.states, still, mask, batch.condition)[1]
             total += figures.cpu() / count
         self.drafter.train()
-        top1, top3, refused = (float(x) for x in total)
+        top1, top3 = (float(x) for x in total)
         if top3 > self.best:
             self.best = top3
             self.kept = {k: v.clone() for k, v in self._weights().items()}
-        found = {"heldout_top1": top1, "heldout_top3": top3}
-        return found | ({"heldout_refused": refused} if self.loss.near is not None else {})
+        return {"heldout_top1": top1, "heldout_top3": top3}
 
 
 def train_drafter(
@@ -449,26 +379,23 @@ def train_drafter(
     progress: Progress | None = None,
     *,
     resume: bool = True,
-    codebook: Tensor | None = None,
     start: EagleDrafter | None = None,
 ) -> dict[str, Any]:
     """Train on a frozen target, resuming ``out/checkpoint.pt``; write ``drafter.safetensors``.
 
-    ``codebook [V, d]``, in the space in which neighbours are measured, is needed for the lantern
-    objective. ``start``: the drafter to train on. The weights with the best held-out top-3 agreement
-    are kept. Returns the report.
+    ``start``: the drafter to train on. The weights with the best held-out top-3 agreement are kept.
+    Returns the report.
     """
     seed_everything(config.seed)
-    task = DrafterTask(config, source, device, codebook, start=start)
+    task = DrafterTask(config, source, device, start)
     done = run(task, config, out, device, progress, resume=resume)
     last = task.evaluate(done.step)
     report = done.report(config, device, task.drafter, **last | {"heldout_top3": task.best})
-    if device.main:
-        task.put(task.kept)
-        made = source.family.drafter_files(task.drafter)
-        write_weights(made.weights, out / OWN_WEIGHTS)
-        write_json(out / made.config_name, made.config)
-        write_json(out / "report.json", report)
+    task.put(task.kept)
+    made = source.family.drafter_files(task.drafter)
+    write_weights(made.weights, out / OWN_WEIGHTS)
+    write_json(out / made.config_name, made.config)
+    write_json(out / "report.json", report)
     return report
 
 

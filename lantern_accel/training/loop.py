@@ -6,6 +6,7 @@ seed and the step alone, and whatever the last checkpoint lacks is done again.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import random
 import signal
@@ -30,36 +31,29 @@ from lantern_accel.records import Frozen
 from lantern_accel.training.device import TrainDevice
 
 CHECKPOINT = "checkpoint.pt"
-STABLE = "checkpoint-stable.pt"
 HELD_OUT_SHARE = 0.05
 Made = TypeVar("Made", bound=BaseModel)
 
 
 class TrainConfig(Frozen):
-    """The settings of every trainer; a checkpoint is continued only under equal settings.
+    """The settings of every trainer; a checkpoint is continued only under equal settings."""
 
-    With the ``"wsd"`` schedule (warm-up, stable, decay: arXiv 2404.06395) a run may be made longer
-    afterwards: the rate of the stable phase does not depend on the end.
-    """
-
-    steps: int = Field(default=1000, ge=1, description="optimizer steps")
-    batch_size: int = Field(default=32, ge=1, description="examples per step, on each device")
-    lr: float = Field(default=1e-3, gt=0, description="peak learning rate")
-    final_lr_ratio: float = Field(
-        default=0.02, ge=0, le=1, description="last rate divided by the peak rate"
-    )
+    steps: int = Field(1000, ge=1, description="optimizer steps")
+    batch_size: int = Field(32, ge=1, description="examples per step")
+    lr: float = Field(1e-3, gt=0, description="peak learning rate")
+    final_lr_ratio: float = Field(0.02, ge=0, le=1, description="last rate divided by the peak")
     schedule: Literal["cosine", "wsd"] = Field(
-        "cosine", description="wsd: constant, then linear to the last rate over decay_share"
+        "cosine",
+        description="wsd (warm-up, stable, decay: arXiv 2404.06395): constant, then linear to the "
+        "last rate over decay_share",
     )
     decay_share: float = Field(0.2, gt=0, le=1, description="share of a wsd run that decays")
-    warmup: int = Field(default=100, ge=0, description="steps of linear warm-up")
-    weight_decay: float = Field(default=0.01, ge=0)
-    clip_norm: float = Field(default=1.0, gt=0)
+    warmup: int = Field(100, ge=0, description="steps of linear warm-up")
+    weight_decay: float = Field(0.01, ge=0)
+    clip_norm: float = Field(1.0, gt=0)
     seed: int = 0
-    checkpoint_every: int = Field(default=200, ge=1, description="steps between checkpoints")
-    max_minutes: float | None = Field(
-        default=None, gt=0, description="wall-clock budget of all runs"
-    )
+    checkpoint_every: int = Field(200, ge=1, description="steps between checkpoints")
+    max_minutes: float | None = Field(None, gt=0, description="wall-clock budget of all runs")
     precision: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="auto: bfloat16 where the device prefers it to float32"
     )
@@ -94,7 +88,6 @@ def held_out(count: int, seed: int) -> tuple[list[int], list[int]]:
 
 # Fields that may change between a checkpoint and its continuation.
 _FREE_FIELDS = frozenset({"checkpoint_every", "evaluate_every", "samples_every"})
-_LENGTH_FIELDS = frozenset({"steps", "max_minutes", "decay_share"})
 
 
 def fraction_done(config: TrainConfig, step: int, elapsed: float) -> float:
@@ -103,13 +96,6 @@ def fraction_done(config: TrainConfig, step: int, elapsed: float) -> float:
     if config.max_minutes is not None:
         done = max(done, elapsed / (60.0 * config.max_minutes))
     return min(done, 1.0)
-
-
-def decaying(config: TrainConfig, step: int, elapsed: float) -> bool:
-    """Return whether a wsd run has left its stable phase."""
-    return (
-        config.schedule == "wsd" and fraction_done(config, step, elapsed) > 1.0 - config.decay_share
-    )
 
 
 def learning_rate(config: TrainConfig, step: int, elapsed: float) -> float:
@@ -144,13 +130,11 @@ def load_checkpoint(path: Path, config: TrainConfig) -> dict[str, Any] | None:
     """Return a checkpoint's ``step``, ``elapsed`` and ``state``, or None without one.
 
     Raises ``DataError`` naming the fields where the checkpoint was written under another configuration,
-    and where the file cannot be read. The length of a wsd run may differ.
+    and where the file cannot be read.
     """
     if not path.is_file():
-        if (
-            path.is_symlink() or path.exists()
-        ):  # a loop, a pipe: nothing could be written there either
-            raise DataError(f"{path} is no file; delete it to start again")
+        if path.is_symlink() or path.exists():  # a loop, a pipe
+            raise DataError(f"{path} is not a file; delete it to start again")
         return None
     try:
         payload: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -166,8 +150,7 @@ def load_checkpoint(path: Path, config: TrainConfig) -> dict[str, Any] | None:
     for name, setting in type(config).model_fields.items():
         if name not in stored and not setting.is_required():
             stored[name] = setting.get_default(call_default_factory=True)
-    free = _FREE_FIELDS | (_LENGTH_FIELDS if config.schedule == "wsd" else frozenset())
-    names = sorted((stored.keys() | wanted.keys()) - free)
+    names = sorted((stored.keys() | wanted.keys()) - _FREE_FIELDS)
     other = [name for name in names if stored.get(name) != wanted.get(name)]
     if other:
         changes = ", ".join(f"{n} was {stored.get(n)!r}, is {wanted.get(n)!r}" for n in other)
@@ -233,7 +216,7 @@ class Run:
             "steps": self.step,
             "seconds": self.elapsed,
             "parameters": sum(p.numel() for p in model.parameters()),
-            "images_seen": self.step * config.batch_size * device.world,
+            "images_seen": self.step * config.batch_size,
             **figures,
             "curve": self.curve,
             "device": str(device.device),
@@ -274,10 +257,10 @@ def run(
     an interrupt or a termination signal, once the checkpoint is written, and :class:`DataError`
     where the checkpoint is of another configuration, the disk is full or the loss is not a number.
     """
-    say: Progress = progress if progress is not None and device.main else Progress()
+    say = Progress() if progress is None else progress
     seed_everything(config.seed)
     at = Run()
-    stored = _stored(out, config) if resume else None
+    stored = load_checkpoint(out / CHECKPOINT, config) if resume else None
     if stored is not None:
         try:
             task.load_state(stored["state"]["task"])
@@ -291,12 +274,10 @@ def run(
         say.log(f"continuing {out / CHECKPOINT} at step {at.step}")
     began = time.monotonic() - at.elapsed
 
-    def save(name: str = CHECKPOINT) -> None:
-        if not device.main:
-            return
+    def save() -> None:
         state = {"task": task.state(), "curve": at.curve, "running": at.running}
         try:
-            save_checkpoint(out / name, config, step=at.step, elapsed=at.elapsed, state=state)
+            save_checkpoint(out / CHECKPOINT, config, step=at.step, elapsed=at.elapsed, state=state)
         except OSError as error:
             raise DataError(
                 f"the checkpoint of step {at.step} cannot be written to {out} ({error.strerror}); the "
@@ -308,15 +289,12 @@ def run(
     say.advance(at.step)
     with _stops() as asked:
         while True:
-            at.elapsed = device.agree(time.monotonic() - began)
+            at.elapsed = time.monotonic() - began
             done = fraction_done(config, at.step, at.elapsed)
-            if done >= 1.0 or device.agree(len(asked)):
+            if done >= 1.0 or asked:
                 break
-            if decaying(config, at.step, at.elapsed) and not (out / STABLE).is_file():
-                save(STABLE)
-            # One stream per step and process, so that a continued run draws what an unbroken one
-            # would.
-            own = (config.seed * 1_000_003 + at.step) * 1_009 + device.rank
+            # One stream per step, so that a continued run draws what an unbroken one would.
+            own = (config.seed * 1_000_003 + at.step) * 1_009
             rng = random.Random(own)
             torch.manual_seed(own % 2**63)  # of what torch draws by itself: dropout
             rate = learning_rate(config, at.step, at.elapsed)
@@ -330,19 +308,18 @@ def run(
                     f"run again: the checkpoint of step {saved} is whole"
                 )
             say.advance(1, **at.running)
-            if _due(task.evaluate_every, at.step) and device.main:
+            if task.evaluate_every and at.step % task.evaluate_every == 0:
                 at.curve.append({"step": at.step, **at.running, **task.evaluate(at.step)})
                 figures = " ".join(f"{k} {v:.4g}" for k, v in at.curve[-1].items() if k != "step")
                 say.log(f"step {at.step}: {figures}")
                 save_curves(at.curve, out / "curves.png")
-            if _due(task.samples_every, at.step) and device.main:
+            if task.samples_every and at.step % task.samples_every == 0:
                 task.draw_samples(out / "samples" / f"step-{at.step}.png")
             if at.step % config.checkpoint_every == 0:
                 save()
                 saved = at.step
     if at.step != saved or stored is None:
         save()
-    device.wait()
     say.finish()
     if asked:
         raise TrainingStopped(
@@ -350,23 +327,6 @@ def run(
             "command to continue"
         )
     return at
-
-
-def _stored(out: Path, config: TrainConfig) -> dict[str, Any] | None:
-    """Return the checkpoint to continue; the one before the decay where the run was made longer."""
-    stored = load_checkpoint(out / CHECKPOINT, config)
-    stable = out / STABLE
-    if stored is None or not stable.is_file():
-        return stored
-    kept = load_checkpoint(stable, config)
-    if kept is None or decaying(config, kept["step"], kept["elapsed"]):
-        return stored
-    stable.unlink()
-    return kept
-
-
-def _due(every: int | None, step: int) -> bool:
-    return bool(every) and step % (every or 1) == 0
 
 
 def move_average(
@@ -383,15 +343,11 @@ def _smooth(running: dict[str, float], metrics: dict[str, float]) -> None:
         running[name] = 0.98 * running.get(name, value) + 0.02 * value
 
 
-def save_curves(curve: Sequence[Mapping[str, float]], path: Path) -> bool:
-    """Plot each figure of ``curve`` over ``step`` in its own panel; return False without matplotlib."""
-    try:
-        import matplotlib  # noqa: F401, only looked for
-    except ImportError:
-        return False
+def save_curves(curve: Sequence[Mapping[str, float]], path: Path) -> None:
+    """Plot each figure of ``curve`` over ``step`` in its own panel, where matplotlib is installed."""
     names = sorted({name for point in curve for name in point} - {"step"})
-    if not names:
-        return False
+    if not names or importlib.util.find_spec("matplotlib") is None:
+        return
     with style.styled():
         figure, axes = style.panels(len(names), width=3.6, height=3.0)
         for axis, name in zip(axes, names, strict=True):
@@ -401,4 +357,3 @@ def save_curves(curve: Sequence[Mapping[str, float]], path: Path) -> bool:
             axis.set_title(name)
             axis.grid(True)
         style.save(figure, path)
-    return True

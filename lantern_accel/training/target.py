@@ -206,7 +206,7 @@ class TargetTask(Task):
         self.average = {k: v.detach().clone() for k, v in model.named_parameters()}
         matrices = [p for p in model.parameters() if p.dim() == 2]
         vectors = [p for p in model.parameters() if p.dim() != 2]
-        optimizer = device.adamw(
+        self.optimizer = device.adamw(
             [
                 {"params": matrices, "weight_decay": config.weight_decay},
                 {"params": vectors, "weight_decay": 0.0},
@@ -214,7 +214,7 @@ class TargetTask(Task):
             lr=config.lr,
             betas=(0.9, 0.95),
         )
-        self.loss, self.optimizer = device.prepare(model, optimizer, compile=config.compile)
+        self.loss = device.prepare(model, compile=config.compile)
 
     def step(self, index: int, rate: float, done: float, rng: random.Random) -> dict[str, float]:
         """Take one optimizer step."""
@@ -283,13 +283,12 @@ def train_target(
     done = run(task, config, out, device, progress, resume=resume)
     nll = done.running.get("loss")
     report = done.report(config, device, model, train_nll=nll, **task.evaluate(done.step))
-    if device.main:
-        kept = task.averaged()
-        write_model(kept.gpt, out, "target")
-        write_model(kept.text, out, "text")
-        write_json(out / "report.json", report)
-        if draw is not None:
-            draw(kept, out / "samples.png")
+    kept = task.averaged()
+    write_model(kept.gpt, out, "target")
+    write_model(kept.text, out, "text")
+    write_json(out / "report.json", report)
+    if draw is not None:
+        draw(kept, out / "samples.png")
     return report
 
 
@@ -354,11 +353,9 @@ def run_captioned_target(
         )
     codes = encode_images(pipeline, found.pixels)
     path = work / "text_tokenizer.json"
-    if device.main and not (resume and path.is_file()):
+    if not (resume and path.is_file()):
         save_text_tokenizer(train_text_tokenizer(captions), path)
-    if device.main:
-        write_model(pipeline.model.vq, work / "tokenizer", "vq")
-    device.wait()
+    write_model(pipeline.model.vq, work / "tokenizer", "vq")
     tokenizer = read_tokenizer(path)
     seed_everything(config.seed)
     model = TextTarget.fresh(

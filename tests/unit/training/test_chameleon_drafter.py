@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from support.chameleon import write_anole, write_lumina
 from torch.nn import functional as F
 
@@ -22,10 +23,11 @@ from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.models.locate import find_model
 from lantern_accel.quality.imageset import read_images
 from lantern_accel.training import loop
-from lantern_accel.training.anymodel import Encoded, ModelFeatures, run_model_drafter
+from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.drafter import DrafterTask, DrafterTrainConfig, choices
+from lantern_accel.training.drafter import DrafterTask, DrafterTrainConfig, free_choices
 from lantern_accel.training.folder import write_weights
+from lantern_accel.training.recording import Encoded
 
 SIZE = (16, 8)
 #: Of two buckets' lengths.
@@ -85,9 +87,7 @@ def test_anole_gets_a_drafter_from_captioned_images(anole: Path, tmp_path: Path)
     (images / "captions.jsonl").write_text("\n".join(lines))
     with opened(anole) as pipe:
         device = TrainDevice(pipe.backend, "float32")
-        settings = config(
-            steps=60, evaluate_every=20, checkpoint_every=30, objective="lantern", lantern_k=3
-        )
+        settings = config(steps=60, evaluate_every=20, checkpoint_every=30)
         report = run_model_drafter(pipe, settings, tmp_path / "out", device, images=images)
     losses = [point["loss"] for point in report["curve"]]
     assert losses[-1] < 0.8 * losses[0]
@@ -116,7 +116,8 @@ def test_lumina_gets_a_drafter_from_its_own_pictures(lumina: Path, tmp_path: Pat
             run_model_drafter(pipe, config(start_from="drafter"), out, device)
         with pytest.raises(ModelError, match="have one block and read"):
             run_model_drafter(pipe, config(n_layer=2), out, device, **words)
-    codes = torch.load(out / "codes.pt", weights_only=True)["codes"].view(8, 4, 9)
+    (kept,) = out.glob("codes-*.safetensors")
+    codes = load_file(kept)["codes"].view(8, 4, 9)
     assert (codes[:, :, -1] == 16).all()  # the newline's code
     assert report["curve"][-1]["loss"] < report["curve"][0]["loss"]
     # Beside the model it is found.
@@ -178,11 +179,11 @@ def test_a_killed_run_ends_as_an_unbroken_one(
 def test_prompts_of_any_length_and_none_share_a_batch(anole: Path) -> None:
     """A row's states are those of its prompt alone, without padding."""
     with opened(anole) as pipe:
-        target, device = pipe.model.target, TrainDevice(pipe.backend, "float32")
+        target = pipe.model.target
         codes = torch.randint(16, (3, 16), generator=torch.Generator().manual_seed(0))
         lengths: dict[float, set[int]] = {}
         for dropout in (0.0, 0.999):
-            source = ModelFeatures(pipe, PROMPTS, codes, device, text_dropout=dropout)
+            source = ModelFeatures(pipe, PROMPTS, codes, text_dropout=dropout)
             batch = source.draw(12, random.Random(1), heldout=False)
             assert batch.mask is not None
             assert batch.condition is not None
@@ -207,8 +208,8 @@ def test_the_loss_is_of_image_tokens_alone(lumina: Path) -> None:
         codes = torch.randint(16, (3, 4, 8), generator=torch.Generator().manual_seed(0))
         tokens = pipe.model.family.tokens(pipe.model, codes)
         encoded = Encoded(pipe, prompts, SIZE)
-        source = ModelFeatures(pipe, prompts, tokens, device, text_dropout=0.4, encoded=encoded)
-        positions, free = choices(source.gpt)
+        source = ModelFeatures(pipe, prompts, tokens, text_dropout=0.4, encoded=encoded)
+        positions, free = free_choices(source.gpt)
         assert positions is not None
         assert free is not None
         assert positions.tolist() == [i for i in range(35) if (i + 1) % 9 != 8]

@@ -1,4 +1,4 @@
-"""The loop of all trainers: killed, stopped, made longer, out of space."""
+"""The loop of all trainers: killed, stopped, out of space."""
 
 from __future__ import annotations
 
@@ -170,17 +170,6 @@ def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="loss of step 5 is not a number; lower lr"):
         train(tmp_path, Broken())
     assert _step(tmp_path) == 3
-
-
-@pytest.mark.long
-def test_a_wsd_run_is_made_longer_from_before_its_decay(tmp_path: Path) -> None:
-    wsd = {"schedule": "wsd", "decay_share": 0.5, "checkpoint_every": 20}
-    _, short = train(tmp_path / "a", steps=20, **wsd)
-    assert short.step == 20
-    longer, done = train(tmp_path / "a", **wsd)
-    assert done.step == STEPS
-    unbroken, _ = train(tmp_path / "b", **wsd)
-    assert same(longer, unbroken)
 
 
 def test_curves_and_samples_are_pictures_of_the_run(tmp_path: Path) -> None:

@@ -22,9 +22,10 @@ from lantern_accel.errors import CheckpointError, DataError, ModelError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.models.locate import find_model, named_parts
 from lantern_accel.quality.progress import Progress
-from lantern_accel.training.anymodel import Encoded, ModelFeatures, own_images, run_model_drafter
+from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import DrafterTrainConfig, FrozenHead
+from lantern_accel.training.recording import Encoded, own_images
 
 PROMPTS = ["a red cube", "two cats", "a cube on a sphere", "blue"]
 #: Pictures of a token, under which GLM-Image writes its small grid.
@@ -83,7 +84,7 @@ def test_pictures_to_learn_from_are_those_of_a_request(
     """The last batch is filled up, and pixels are left out."""
     given, size = SIZES[kind], None if SIZES[kind] is None else (32, 32)
     with opened(folder, "none") as pipe:
-        codes = own_images(pipe, PROMPTS[:3], 7, Progress(), tmp_path / "codes.pt", 2, size)
+        codes = own_images(pipe, PROMPTS[:3], 7, Progress(), tmp_path, 2, size)
         for first in (0, 2):
             here = PROMPTS[first : min(first + 2, 3)]
             want = pipe.generate(here, strategy="vanilla", seed=7 + first, size=given).tokens
@@ -109,8 +110,8 @@ def test_drafts_draw_vanillas_tokens(kind: str, folder: Path, trained: Path) -> 
 def test_training_brings_the_loss_down(kind: str, folder: Path, tmp_path: Path) -> None:
     """As EAGLE's recipe says, with both terms; the head's layers pass gradients."""
     settings = DrafterTrainConfig.model_validate(
-        {**CONFIG, "steps": 40, "evaluate_every": 20, "checkpoint_every": 20, "objective": "lantern",
-         "lantern_k": 3, "predicted_share": 0.2, "coupled": kind == "janus"}
+        {**CONFIG, "steps": 40, "evaluate_every": 20, "checkpoint_every": 20,
+         "predicted_share": 0.2, "coupled": kind == "janus"}
     )  # fmt: skip
     size = None if kind == "janus" else (32, 32)
     with opened(folder, "none") as pipe:
@@ -120,7 +121,6 @@ def test_training_brings_the_loss_down(kind: str, folder: Path, tmp_path: Path) 
         )  # fmt: skip
     losses = [point["loss"] for point in report["curve"]]
     assert losses[-1] < 0.95 * losses[0]
-    assert 0 <= report["heldout_refused"] <= 1
 
 
 def test_the_heads_law_is_the_targets(kind: str, folder: Path) -> None:
@@ -146,10 +146,7 @@ def test_states_are_those_of_the_size_that_is_trained_on(kind: str, folder: Path
         fitted = model.family.target_for_shape(model, encoded.shape)[0]
         tokens = fitted.config.num_tokens
         codes = torch.randint(16, (4, tokens), generator=torch.Generator().manual_seed(0))
-        device = TrainDevice(pipe.backend, "float32")
-        source = ModelFeatures(
-            pipe, PROMPTS, codes, device, text_dropout=0.4, encoded=encoded, taps=(1,)
-        )
+        source = ModelFeatures(pipe, PROMPTS, codes, text_dropout=0.4, encoded=encoded, taps=(1,))
         batch = source.draw(4, random.Random(1), heldout=False)
         assert batch.condition is not None and batch.mask is not None
         want = fitted.forward_dense(batch.condition, batch.codes[:, :-1], batch.mask, (1,))

@@ -70,8 +70,7 @@ def _stage(stage: str, given: Training, **more: Any) -> None:
             )
     finally:
         opened.backend.close()
-    if opened.main:
-        print_report(report, given.work / workspace.folder_of(chosen))
+    print_report(report, given.work / workspace.folder_of(chosen))
 
 
 @app.command("tokenizer")

@@ -259,13 +259,8 @@ def train_tokenizer(
     ``start``: the finished tokenizer whose decoder alone is trained on (``config.part``).
 
     ``out/checkpoint.pt`` is continued where an earlier run was stopped. Raises ``DataError`` where
-    the checkpoint is of another configuration, and where several processes were started.
+    the checkpoint is of another configuration.
     """
-    if device.world > 1:
-        raise DataError(
-            "the tokenizer's codebook is a moving average that processes do not share; train it in "
-            "one process (target and drafter take several)"
-        )
     if (config.part == "decoder") != (start is not None):
         raise DataError(
             "a decoder alone starts from a finished tokenizer, a whole tokenizer does not"

@@ -64,11 +64,10 @@ def _tokens(
 ) -> np.ndarray[Any, Any]:
     folder = _need(work / "tokenizer" / "vq.safetensors", "tokenizer").parent
     path = folder / TOKENS
-    if not path.is_file() and device.main:
+    if not path.is_file():
         vq = load_tokenizer(folder, device.device)
         encoded = encode_dataset(vq, data, dtype=device.dtype, progress=progress)
         write_whole(path, lambda stream: np.save(stream, encoded))
-    device.wait()
     tokens: np.ndarray[Any, Any] = np.load(path)
     if len(tokens) != len(data.records):
         raise DataError(
@@ -99,13 +98,10 @@ def _scene_tokens(
         with np.load(path) as stored:
             if str(stored["key"]) == key:
                 return SceneTokens(scenes, stored["codes"])
-    if device.main:
-        vq = load_tokenizer(folder, device.device)
-        codes = encode_scenes(vq, data, scenes, dtype=device.dtype, progress=progress)
-        write_whole(path, lambda stream: np.savez(stream, key=np.array(key), codes=codes))
-    device.wait()
-    with np.load(path) as stored:
-        return SceneTokens(scenes, stored["codes"])
+    vq = load_tokenizer(folder, device.device)
+    codes = encode_scenes(vq, data, scenes, dtype=device.dtype, progress=progress)
+    write_whole(path, lambda stream: np.savez(stream, key=np.array(key), codes=codes))
+    return SceneTokens(scenes, codes)
 
 
 def run_tokenizer(
@@ -129,9 +125,7 @@ def run_tokenizer(
         ).model_dump(mode="json")
     out = work / "tokenizer"
     report = train_tokenizer(config, data, out, device, progress, resume=resume)
-    if device.main:
-        (out / TOKENS).unlink(missing_ok=True)
-    device.wait()
+    (out / TOKENS).unlink(missing_ok=True)
     _tokens(work, data, device, progress)
     return report.model_dump(mode="json")
 
@@ -226,7 +220,6 @@ def run_drafter(
         target, train, judged["heldout_nll"], device,
         text_dropout=config.text_dropout, compile=config.compile, taps=config.taps,
     )  # fmt: skip
-    codebook = load_tokenizer(work / "tokenizer").codebook()
     start = read_drafter(work / config.start_from) if config.start_from else None
     return train_drafter(
         config,
@@ -235,7 +228,6 @@ def run_drafter(
         device,
         progress,
         resume=resume,
-        codebook=codebook,
         start=start,
     )
 

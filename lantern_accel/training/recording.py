@@ -1,0 +1,145 @@
+"""What a loaded model is shown while something learns from it: prompts, and images as their tokens.
+
+The images come from a folder of captioned ones, or the target draws them itself, which takes nothing but
+prompts or class ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lantern_accel.errors import DataError
+from lantern_accel.families.base import Conditions, Size
+from lantern_accel.files import read_tensors, write_tensors
+from lantern_accel.generation.pipeline import Pipeline, Prompt
+from lantern_accel.quality.imageset import read_images
+from lantern_accel.quality.progress import Progress
+from lantern_accel.quality.scoring import encode_images
+
+#: Memory for encoded prompts; those that do not fit are encoded each time they are drawn.
+KEPT_BYTES = 1 << 30
+#: Batches of drawn images between two writes of the file that keeps them.
+WRITE_EVERY = 16
+
+
+class Encoded:
+    """The conditions of prompts for one size of picture.
+
+    Every prompt is encoded once, so that one that the model cannot take is refused before any work,
+    and a large text encoder does not run in every step.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, prompts: Sequence[Prompt], size: Size | None = None
+    ) -> None:
+        self._pipeline, self._size = pipeline, size
+        self._known: dict[Prompt, Conditions] = {}
+        for prompt in dict.fromkeys(prompts):
+            made = pipeline.conditions([prompt], size)
+            self.shape = made.shape
+            if len(self._known) * made.condition.nbytes < KEPT_BYTES:
+                self._known[prompt] = made
+
+    def of(self, prompts: Sequence[Prompt]) -> Conditions:
+        """Return the conditions of some of the prompts."""
+        model = self._pipeline.model
+        found = (self._known.get(prompt) for prompt in prompts)
+        made = [
+            self._pipeline.conditions([prompt], self._size) if one is None else one
+            for prompt, one in zip(prompts, found, strict=True)
+        ]
+        joined: Conditions = model.family.join(model, made)
+        return joined
+
+
+def own_images(
+    pipeline: Pipeline,
+    prompts: Sequence[Prompt],
+    seed: int,
+    progress: Progress,
+    folder: Path,
+    batch: int = 8,
+    size: Size | None = None,
+) -> Tensor:
+    """Let the target draw one image per prompt: int64 ``[n, tokens]``, kept in ``folder`` on the way."""
+    asked = [list(prompts), seed, pipeline.model.weights_hash, size]
+    key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+    path = folder / f"codes-{key}.safetensors"
+    stored = read_tensors(path, lambda entry: entry["codes"].dim() == 2)
+    done = [] if stored is None else [*stored["codes"].long()][: len(prompts)]
+    sampling, plain = pipeline.sampling(), pipeline.strategy("vanilla")
+    progress.start("drawing images to learn from", len(prompts))
+    progress.advance(len(done))
+    for start in range(len(done), len(prompts), batch):
+        here = list(prompts[start : start + batch])
+        # As many as the others have, so that the last few need no engine of their own.
+        filled = here + here[-1:] * (min(batch, len(prompts)) - len(here))
+        conditions = pipeline.conditions(filled, size)
+        rows = pipeline.model.family.rows(pipeline.model, conditions, sampling)
+        made = pipeline.draw_tokens(
+            rows, conditions.shape, plain, sampling, seed + start, range(len(filled))
+        )
+        done.extend(made[: len(here)])
+        progress.advance(len(here))
+        if start // batch % WRITE_EVERY == WRITE_EVERY - 1 or start + batch >= len(prompts):
+            write_tensors(path, {"codes": torch.stack(done)})
+    progress.finish()
+    return torch.stack(done)
+
+
+def recorded_images(
+    pipeline: Pipeline,
+    folder: Path,
+    seed: int,
+    progress: Progress,
+    *,
+    images: Path | None = None,
+    prompts: Sequence[Prompt] = (),
+    samples: int = 256,
+    size: Size | None = None,
+    batch: int = 8,
+) -> tuple[list[Prompt], Tensor, Encoded]:
+    """Return prompts, the tokens of an image each, int64 ``[n, tokens]``, and the prompts encoded.
+
+    ``images``: a folder of captioned images (:mod:`lantern_accel.quality.imageset`). Without one the
+    target draws ``samples`` images of ``prompts`` (of random classes where it takes classes), ``batch``
+    together, and ``folder`` keeps them. Raises :class:`DataError` where there is nothing to learn from.
+    """
+    model = pipeline.model
+    manifest = model.manifest
+    if images is not None:
+        if not hasattr(model.vq, "encode"):
+            raise DataError(
+                f"the model {manifest.name!r} comes without what turns pictures into codes, so that it "
+                "cannot learn from --images; name a file of --prompts, whose pictures it draws itself"
+            )
+        width, height = model.family.picture(manifest, size)
+        found = read_images(images, width, height)
+        if found.skipped:
+            listed = ", ".join(f"{name} ({why})" for name, why in found.skipped.items())
+            progress.log(f"skipped {len(found.skipped)} images: {listed}")
+        encoded = Encoded(pipeline, found.prompts, size)
+        down = manifest.vq.downsample
+        flat = encode_images(pipeline, found.pixels)
+        tokens = model.family.tokens(model, flat.view(-1, height // down, width // down))
+        return found.prompts, tokens, encoded
+    chosen: list[Prompt]
+    if getattr(manifest.target, "conditioning", "text") == "class":
+        rng = random.Random(seed)
+        chosen = [rng.randrange(manifest.target.num_classes) for _ in range(samples)]
+    elif prompts:
+        chosen = [prompts[i % len(prompts)] for i in range(samples)]
+    else:
+        raise DataError(
+            "there is nothing to train on: name a folder of captioned images (--images), or a "
+            "file with one prompt per line (--prompts), which the target then draws"
+        )
+    encoded = Encoded(pipeline, chosen, size)
+    return chosen, own_images(pipeline, chosen, seed, progress, folder, batch, size), encoded

@@ -33,7 +33,7 @@ def conform(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     limit: float = typer.Option(
-        600.0, min=1, max=MOST_SECONDS, help="Seconds that a check may take."
+        600.0, min=1, max=MOST_SECONDS, help="Seconds that a check may take; not with --in-process."
     ),
     junit: Path = typer.Option(None, help="Write the report as JUnit XML."),
     certificate: Path = typer.Option(
@@ -81,7 +81,6 @@ def conform(
     told: dict[str, Any] = {
         "only": only,
         "certificate": certificate,
-        "limit": limit,
         "on_outcome": None if as_json else _tell,
         "on_wait": _wait,
     }
@@ -92,6 +91,7 @@ def conform(
             device,
             options,
             jobs=jobs,
+            limit=limit,
             resume=output if resume else None,
             command=command_line(),
             on_group=lambda found: kit.write_report(found, output, junit),

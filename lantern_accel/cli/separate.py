@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 #: Groups that measure time or memory: no other runs next to them.
 ALONE = ("device",)
-#: Seconds that a process may take to open the device, and beyond the limit of a check.
-OPENING, BEYOND = 300.0, 20.0
+#: Seconds that a process may take to open the device.
+OPENING = 300.0
 #: Seconds between an interrupt and a kill.
 PATIENCE = 10.0
 #: How a group's process ends where an interrupt came to it.
@@ -192,6 +192,7 @@ class Run:
         self.report: Report | None = None
         self.known: list[str] = []
         self.names: list[str] = []
+        self.waiting: dict[str, list[str]] = {}
         self.counters: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self._warned: set[str] = set()
 
@@ -240,14 +241,12 @@ class Run:
 
     def groups(self, names: Sequence[str], jobs: int, first: Child, limit: float) -> None:
         """Run the checks, a group a process and ``jobs`` at once."""
-        waiting: dict[str, list[str]] = {}
         for name in names:
-            waiting.setdefault(name.partition(".")[0], []).append(name)
-        order = sorted(waiting, key=lambda group: group in ALONE)
-        self._give(first, order.pop(0), waiting)
+            self.waiting.setdefault(name.partition(".")[0], []).append(name)
+        self._give(first, self._next())
         while True:
-            while order and self._room(order[0], jobs):
-                self._give(self.start(), order.pop(0), waiting)
+            while self.waiting and self._room(self._next(), jobs):
+                self._give(self.start(), self._next())
             for child, message in self.messages():
                 if self._take(child, message, limit):
                     break  # a group has ended
@@ -259,15 +258,18 @@ class Run:
             return not self.children
         return len(self.children) < jobs
 
-    def _give(self, child: Child, group: str, waiting: Mapping[str, list[str]]) -> None:
-        child.group, child.left = group, list(waiting[group])
+    def _next(self) -> str:
+        return min(self.waiting, key=lambda group: group in ALONE)
+
+    def _give(self, child: Child, group: str) -> None:
+        child.group, child.left = group, self.waiting.pop(group)
         child.tell({"checks": child.left})
 
     def _take(self, child: Child, message: Message, limit: float) -> bool:
         """Take note of a message; return whether the child has ended."""
         if "began" in message:
             child.check, child.doing = message["began"], ""
-            child.deadline = time.monotonic() + limit + BEYOND
+            child.deadline = time.monotonic() + limit
         elif "waits" in message:
             name, child.doing, seconds = message["waits"]
             if self.on_wait is not None:
@@ -275,7 +277,7 @@ class Run:
         elif "outcome" in message:
             child.left.remove(child.check)
             child.check = child.doing = ""
-            child.deadline = time.monotonic() + limit + BEYOND
+            child.deadline = time.monotonic() + limit
             self._keep(Outcome.model_validate(message["outcome"]))
         elif "done" in message:
             child.done = True
@@ -285,9 +287,16 @@ class Run:
         elif "error" in message:
             child.said = message["error"][1]
         elif "ended" in message:
-            if message["ended"] == INTERRUPTED and not child.done:
+            if child.late and child.check:
+                where = child.doing and f" ({child.doing})"
+                detail = f"took longer than its limit, {limit:g} s{where}; its process was ended"
+                self._keep(Outcome(name=child.check, state="failed", detail=detail))
+                if left := [name for name in child.left if name != child.check]:
+                    self.waiting[child.group] = left  # another process goes on with the group
+            elif message["ended"] == INTERRUPTED and not (child.done or child.late):
                 raise KeyboardInterrupt  # a terminal's, which may come to this process later
-            self._close(child, child.why(message["ended"]))
+            else:
+                self._close(child, child.why(message["ended"]))
             self.on_group(self.now())
             return True
         return False
@@ -363,12 +372,13 @@ def conform(
 ) -> Report:
     """Run the kit with a process for every group; ``on_group`` gets the report after each.
 
+    A check that takes ``limit`` seconds has failed; another process runs the rest of its group.
     ``resume``: a report whose checks are not run again. Raises what opening the device raises; a process
-    that is stopped later fails the checks that it did not come to.
+    that ends by itself fails the checks that it did not come to.
     """
     from lantern_accel.testing import kit
 
-    asked = {"device": device, "options": dict(options), "limit": limit, "jobs": jobs}
+    asked = {"device": device, "options": dict(options), "jobs": jobs}
     run = Run(asked, on_outcome=on_outcome, on_wait=on_wait, on_group=on_group)
     try:
         first = run.open()
@@ -465,11 +475,7 @@ def _serve(asked: Message, send: Callable[..., None], lines: Iterable[str]) -> N
             for name in message.get("checks", ()):
                 send(began=name)
                 outcome = kit.run_check(
-                    backend,
-                    name,
-                    checks[name],
-                    limit=asked["limit"],
-                    on_wait=lambda *told: send(waits=told),
+                    backend, name, checks[name], on_wait=lambda *told: send(waits=told)
                 )
                 send(outcome=outcome.model_dump(mode="json"))
             if more := message.get("certify"):

@@ -6,8 +6,7 @@ import importlib.metadata
 import platform
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,20 +14,16 @@ import torch
 from pydantic import Field
 
 from lantern_accel.device.backend import CAPABILITIES, Backend, DeviceFacts
-from lantern_accel.device.conformance import Outcome, Report
-from lantern_accel.device.entry_points import why
+from lantern_accel.device.conformance import Report
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.spec import API_VERSION, BackendSpec
-from lantern_accel.families.random_weights import random_model, sized
-from lantern_accel.families.registry import broken_families, family, published
+from lantern_accel.families.registry import broken_families
 from lantern_accel.files import write_json, write_whole
-from lantern_accel.memory.footprint import Shapes
 from lantern_accel.records import Record, markdown_table
-from lantern_accel.strategy.choose import choose_strategy
-from lantern_accel.strategy.values import Strategy
-from lantern_accel.testing import tiny
 from lantern_accel.testing.served import Served, who_serves
-from lantern_accel.testing.trace import Recorder
+
+#: Who serves an operation is watched in these: no drafts, a tree, relaxed acceptance, and a window.
+STRATEGIES = ("vanilla", "eagle2", "lantern++", "scd")
 
 # --- the interface --------------------------------------------------------------------------------
 
@@ -96,88 +91,6 @@ def members(backend: Backend, spec: BackendSpec | None = None) -> list[Member]:
     return sorted(found, key=lambda member: member.level, reverse=True)
 
 
-# --- kernels --------------------------------------------------------------------------------------
-
-#: What is counted: no drafts, a tree, relaxed acceptance, and a window.
-STRATEGIES = ("vanilla", "eagle2", "lantern++", "scd")
-
-
-class Kernels(Record):
-    """The kernels of one decoding step; ``kernels`` None: they could not be counted, ``why`` says so."""
-
-    model: str
-    strategy: str
-    dtype: str
-    nodes: int = Field(0, description="positions that the target judges per step and image")
-    kernels: int | None = None
-    why: str = Field(
-        "", description="what was counted in place of the backend's operations, and why"
-    )
-
-
-@contextmanager
-def without_data(backend: Backend) -> Iterator[None]:
-    """Let a backend make tensors of shapes only inside the block, with weights as they are."""
-    own: dict[str, Any] = {k: v for k, v in vars(backend).items() if k in ("device", "pack")}
-    backend.device = torch.device("meta")
-    # Packing reads weights, and these have no data; put back when the block ends.
-    backend.pack = lambda weight: weight  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del backend.pack
-        vars(backend).update(own)
-
-
-def count_kernels(backend: Backend) -> list[Kernels]:
-    """Count a step of every family's tiny model and of the first published one, in the best dtype.
-
-    The backend's layout and operations are used on the ``meta`` device, and the reference operations
-    where those do not run without data. A kernel that is called by address is not seen: it counts as
-    the operators that stand in for it.
-    """
-    dtype, large = backend.dtypes().compute, published()[0].name
-    kind = str(dtype).removeprefix("torch.")
-    found = []
-    with without_data(backend):
-        for model, strategy in [
-            *tiny.cases((*STRATEGIES, tiny.BY_HEAD)),
-            *((large, one) for one in STRATEGIES),
-        ]:
-            if model == large:
-                manifest = sized(large)
-                chosen = choose_strategy(manifest.defaults, strategy)
-            else:
-                manifest = family(model).tiny()
-                target = manifest.target
-                chosen = tiny.tiny_strategy(strategy, target.vocab_size, target.num_tokens)
-            name = model if model == large else f"tiny {model}"
-            found.append(Kernels(model=name, strategy=strategy, dtype=kind))
-            _count(backend, found[-1], manifest, chosen, dtype)
-    return found
-
-
-def _count(
-    backend: Backend, found: Kernels, manifest: Any, strategy: Strategy, dtype: torch.dtype
-) -> None:
-    """Count one step of a model of these sizes, first as the backend would run it."""
-    sampling = manifest.defaults.sampling
-    for ops in (backend, Shapes(backend)):
-        try:
-            engine = random_model(manifest, ops, dtype).engine(ops, strategy, sampling)
-            found.nodes = engine.geometry.nodes
-            with Recorder(torch.device("meta")) as seen:
-                engine.step()
-        except Exception as error:  # a kernel that takes no tensor without data, for example
-            known = f"not counted ({why(error)[:200]})"
-            found.why = found.why or f"the backend's operations do not run without data: {known}"
-            continue
-        found.kernels = seen.launched
-        if ops is not backend:
-            found.why = f"reference operations in the backend's layout; {found.why}"
-        break
-
-
 # --- the certificate ------------------------------------------------------------------------------
 
 
@@ -201,7 +114,6 @@ class Certificate(Record):
     served: list[Served] = Field(
         default_factory=list, description="empty where the device has no data to run steps on"
     )
-    kernels: list[Kernels]
     counters_before: dict[str, int]
     counters_after: dict[str, int]
 
@@ -225,7 +137,6 @@ def certify(
     not_run = [name for name in known if name not in ran]
     verdict, reason = _verdict(report, not_run)
     with backend.inference():
-        kernels = count_kernels(backend)
         served = [] if backend.device.type == "meta" else who_serves(backend, STRATEGIES)
     return Certificate(
         verdict=verdict,
@@ -241,7 +152,6 @@ def certify(
         capabilities=_capabilities(backend),
         interface=members(backend, spec),
         served=served,
-        kernels=kernels,
         counters_before=dict(before),
         counters_after=dict(after),
     )
@@ -306,124 +216,75 @@ def _capabilities(backend: Backend) -> dict[str, str]:
 
 # --- Markdown ---------------------------------------------------------------------------------------
 
+WORDS = {
+    "conforms": "conforms",
+    "fails": "does not conform",
+    "incomplete": "is not shown to conform",
+}
+
 
 def markdown(card: Certificate) -> str:
     """Return the certificate as a page."""
     report = card.report
-    words = {
-        "conforms": "conforms",
-        "fails": "does not conform",
-        "incomplete": "is not shown to conform",
-    }
+    states = [one.state for one in report.outcomes]
     reason = f": {card.why}" if card.why else ""
-    lines = [
-        f"# {report.backend} on {report.device_name}",
-        "",
-        f"**The backend {words[card.verdict]}{reason}.** {_counts(card)}",
-        "",
-        f"Made {card.made} UTC in {card.seconds:.0f} s by `{card.command}`.",
-        "",
-        *_table(("version of", ""), list(card.versions.items())),
-        *_table(("device", ""), [(k, _words(v)) for k, v in card.device if v not in (None, ())]),
-        *(_table(("option", ""), list(card.options.items())) if card.options else []),
-        "## Failed",
-        *_outcomes(report, "failed"),
-        "## Passed",
-        *_outcomes(report, "passed"),
-        "## Not applicable",
-        *_outcomes(report, "not applicable"),
-        "## Left out of this run",
-        *([f"- `{name}`" for name in card.not_run] or ["Nothing: every check there is was run."]),
-        "",
-        "## What the device can do",
-        *_table(("capability", "answer"), list(card.capabilities.items())),
-        "## Left to the reference",
-        *_left(card),
-        "## Who served what",
-        *_served(card),
-        "## Kernels of a step",
-        "Operators that compute (no views), counted on tensors without data in the backend's layout: a "
-        "kernel that is called by address counts as the operators that stand in for it. Batch 1.",
-        "",
-        *_table(
-            ("model", "strategy", "dtype", "nodes", "kernels", ""),
-            [
-                (
-                    k.model,
-                    k.strategy,
-                    k.dtype,
-                    k.nodes,
-                    "?" if k.kernels is None else k.kernels,
-                    k.why,
-                )
-                for k in card.kernels
-            ],
-        ),
-        "## Compilations and other counts",
-        *_counters(card),
-    ]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _counts(card: Certificate) -> str:
-    states = [one.state for one in card.report.outcomes]
-    return (
-        f"{states.count('passed')} checks passed, {states.count('failed')} failed, "
-        f"{states.count('not applicable')} do not apply, {len(card.not_run)} were left out."
-    )
-
-
-def _table(head: tuple[str, ...], rows: Iterable[Iterable[object]]) -> list[str]:
-    return [*markdown_table(head, rows), ""]
-
-
-def _words(value: object) -> str:
-    return "; ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
-
-
-def _outcomes(report: Report, state: str) -> list[str]:
-    found = [one for one in report.outcomes if one.state == state]
-    if not found:
-        return ["None.", ""]
-    rows = [(f"`{one.name}`", one.detail, _figure(one), f"{one.seconds:.1f}") for one in found]
-    return _table(("check", "what it found", "error (tolerance)", "s"), rows)
-
-
-def _figure(one: Outcome) -> str:
-    return "" if one.error is None else f"{one.error:.2g} ({one.tolerance:.2g})"
-
-
-def _left(card: Certificate) -> list[str]:
+    facts = [(k, "; ".join(map(str, v)) if isinstance(v, tuple | list) else v)
+             for k, v in card.device if v not in (None, ())]  # fmt: skip
     left = [one for one in card.interface if not one.written]
     costs = [(f"`{one.name}`", one.reference) for one in left if one.level == "recommended"]
     rest = ", ".join(f"`{one.name}`" for one in left if one.level == "optional")
     own = ", ".join(f"`{one.name}`" for one in card.interface if one.written)
-    table = (
-        _table(("recommended", "the reference"), costs) if costs else ["Nothing recommended.", ""]
-    )
-    return [
-        *table,
+    rows = [(f"`{one.operation}`", one.by, one.calls, one.to_reference) for one in card.served]
+    counts = [(n, card.counters_before.get(n, 0), c) for n, c in card.counters_after.items()]
+    lines = [
+        f"# {report.backend} on {report.device_name}",
+        "",
+        f"**The backend {WORDS[card.verdict]}{reason}.** {states.count('passed')} checks passed, "
+        f"{states.count('failed')} failed, {states.count('not applicable')} do not apply, "
+        f"{len(card.not_run)} were left out.",
+        "",
+        f"Made {card.made} UTC in {card.seconds:.0f} s by `{card.command}`.",
+        "",
+        *_table(("version of", ""), card.versions.items()),
+        *_table(("device", ""), facts),
+        *_table(("option", ""), card.options.items()),
+        *(line for state in ("failed", "passed", "not applicable") for line in _outcomes(report, state)),
+        "## Left out of this run",
+        *([f"- `{name}`" for name in card.not_run] or ["Nothing: every check there is was run."]),
+        "",
+        "## What the device can do",
+        *_table(("capability", "answer"), card.capabilities.items()),
+        "## Left to the reference",
+        *(_table(("recommended", "the reference"), costs) or ["Nothing recommended.", ""]),
         f"Optional: {rest or 'nothing'}.",
         "",
         f"The backend's own: {own or 'nothing'}.",
         "",
-    ]
+        "## Who served what",
+        "Calls of the interface in prefill and eager steps of tiny models, in the best dtype; none where "
+        "the device has shapes and no data. Native: an override that ran no operator of torch, so a "
+        "kernel of the backend's or its vendor's.",
+        "",
+        *_table(("operation", "served by", "calls", "by the reference"), rows),
+        "## Compilations and other counts",
+        *(_table(("counter", "before the checks", "after"), counts)
+          or ["The backend counts nothing, so nothing shows that a step is never compiled again."]),
+    ]  # fmt: skip
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def _served(card: Certificate) -> list[str]:
-    if not card.served:
-        return ["The device has shapes and no data, so that nothing was served.", ""]
-    told = (
-        "Calls of the interface in prefill and eager steps of tiny models, in the best dtype. Native: an "
-        "override that ran no operator of torch, so a kernel of the backend's or its vendor's."
-    )
-    rows = [(f"`{one.operation}`", one.by, one.calls, one.to_reference) for one in card.served]
-    return [told, "", *_table(("operation", "served by", "calls", "by the reference"), rows)]
+def _table(head: tuple[str, ...], rows: Iterable[Iterable[object]]) -> list[str]:
+    """Return a table's lines; none without a row."""
+    listed = list(rows)
+    return [*markdown_table(head, listed), ""] if listed else []
 
 
-def _counters(card: Certificate) -> list[str]:
-    before, after = card.counters_before, card.counters_after
-    if not after:
-        return ["The backend counts nothing, so nothing shows that a step is never compiled again."]
-    rows = [(name, before.get(name, 0), count) for name, count in after.items()]
-    return _table(("counter", "before the checks", "after"), rows)
+def _outcomes(report: Report, state: str) -> list[str]:
+    rows = [
+        (f"`{one.name}`", one.detail,
+         "" if one.error is None else f"{one.error:.2g} ({one.tolerance:.2g})", f"{one.seconds:.1f}")
+        for one in report.outcomes
+        if one.state == state
+    ]  # fmt: skip
+    heads = ("check", "what it found", "error (tolerance)", "s")
+    return [f"## {state.capitalize()}", *(_table(heads, rows) or ["None.", ""])]

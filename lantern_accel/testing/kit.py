@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import difflib
 import re
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,75 +119,21 @@ Wait = Callable[[str, str, float], None]
 EVERY = 10.0
 
 
-class TimeLimit(BaseException):
-    """A check took longer than it may. No ``Exception``: a check must not take it for its own."""
+@contextmanager
+def waiting(name: str, on_wait: Wait | None) -> Iterator[None]:
+    """Tell ``on_wait`` every few seconds what the block does, from another thread."""
+    done, began = threading.Event(), time.perf_counter()
 
+    def tell(on_wait: Wait) -> None:
+        while not done.wait(EVERY):
+            on_wait(name, doing_now(), time.perf_counter() - began)
 
-class Watch:
-    """Tells ``on_wait`` what a block does, and ends it by :class:`TimeLimit` after ``limit`` seconds.
-
-    A block is ended where it next runs Python; while a driver or compiler does not return, ``on_wait``
-    goes on telling what it was called for.
-    """
-
-    def __init__(self, name: str, limit: float | None, on_wait: Wait | None) -> None:
-        self.name, self.limit, self.on_wait = name, limit, on_wait
-        self._done = threading.Event()
-        self._raised = False
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._watched = threading.get_ident()
-
-    def __enter__(self) -> Watch:
-        if self.limit is not None or self.on_wait is not None:
-            self._thread = threading.Thread(target=self._watch, daemon=True)
-            self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        with self._lock:
-            self._done.set()
-            if self._raised:
-                _settle()
-
-    def _watch(self) -> None:
-        began = time.perf_counter()
-        ended = False
-        while True:
-            waited = time.perf_counter() - began
-            left = EVERY if self.limit is None or ended else self.limit - waited
-            if self._done.wait(max(min(EVERY, left), 0.0)):
-                return
-            waited = time.perf_counter() - began
-            with self._lock:
-                if self._done.is_set():
-                    return
-                if not ended and self.limit is not None and waited >= self.limit:
-                    ended = self._raised = True
-                    _raise_in(self._watched, TimeLimit)
-                    continue
-            if self.on_wait is not None:
-                self.on_wait(self.name, doing_now(), waited)
-
-
-def _raise_in(thread: int, error: type[BaseException]) -> None:
-    """Raise an exception in a thread, where it next runs Python."""
-    what = ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
-
-
-def _settle() -> None:
-    """Let no exception come later that was to be raised in this thread.
-
-    It is raised here in place of the one that may be under way. One that is taken back is looked for by
-    CPython 3.11 for ever after, and a profiled function then never begins.
-    """
+    if on_wait is not None:
+        threading.Thread(target=tell, args=(on_wait,), daemon=True).start()
     try:
-        _raise_in(threading.get_ident(), TimeLimit)
-        while True:
-            time.sleep(0)
-    except TimeLimit:
-        return
+        yield
+    finally:
+        done.set()
 
 
 def checks_of(backend: Backend) -> dict[str, Check]:
@@ -220,10 +166,9 @@ def run_check(
     name: str,
     check: Check,
     *,
-    limit: float | None = None,
     on_wait: Wait | None = None,
 ) -> Outcome:
-    """Run one check on an opened backend; one that raises, or takes ``limit`` seconds, has failed.
+    """Run one check on an opened backend; one that raises has failed.
 
     ``on_wait`` is told every few seconds what a check that takes long does.
     """
@@ -232,7 +177,7 @@ def run_check(
     try:
         if backend.device.type == "meta" and not name.startswith("static."):
             raise NotApplicable("the backend has shapes and no data")
-        with Watch(name, limit, on_wait), backend.inference():
+        with waiting(name, on_wait), backend.inference():
             found = check(backend)
         values: dict[str, Any] = {"state": "passed", **vars(found)}
     except NotApplicable as reason:
@@ -240,12 +185,11 @@ def run_check(
         values = {"state": "not applicable", "detail": str(reason), "needs_card": needs}
     except Failed as failure:
         values = {"state": "failed", "detail": str(failure), **failure.figures}
-    except TimeLimit:
-        values = {"state": "failed", "detail": f"took longer than its limit, {limit:g} s{_at()}"}
     except Exception as error:
         line = source_line(error, _foreign)
         what = f"{type(error).__name__}: {' '.join(str(error).split())}{line and f' ({line})'}"
-        values = {"state": "failed", "detail": f"{what}{_at()}", "cause": what}
+        at = f" ({doing_now()})" if doing_now() else ""
+        values = {"state": "failed", "detail": f"{what}{at}", "cause": what}
     return Outcome(name=name, seconds=time.perf_counter() - began, **values)
 
 
@@ -278,27 +222,22 @@ def near_misses(backend: Backend) -> list[str]:
     return found
 
 
-def _at() -> str:
-    return f" ({doing_now()})" if doing_now() else ""
-
-
 def run_checks(
     backend: Backend,
     checks: Mapping[str, Check] | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
     *,
-    limit: float | None = None,
     on_wait: Wait | None = None,
     on_report: Callable[[Report], None] | None = None,
 ) -> Report:
     """Run checks on an opened backend; a check that raises has failed, the others still run.
 
-    ``limit`` and ``on_wait``: as for :func:`run_check`. ``on_report`` gets the report after every check.
+    ``on_wait``: as for :func:`run_check`. ``on_report`` gets the report after every check.
     """
     chosen = checks_of(backend) if checks is None else checks
     report = report_of(backend)
     for name, check in chosen.items():
-        outcome = run_check(backend, name, check, limit=limit, on_wait=on_wait)
+        outcome = run_check(backend, name, check, on_wait=on_wait)
         report = report.with_outcomes([*report.outcomes, outcome], chosen)
         if on_outcome is not None:
             on_outcome(report.outcomes[-1])
@@ -331,14 +270,13 @@ def conform(
     junit: Path | None = None,
     certificate: Path | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
-    limit: float | None = None,
     on_wait: Wait | None = None,
 ) -> Report:
     """Open a device, run the checks in this process, write the reports that are asked for.
 
-    Reports are written after every check, so that what ran is kept where the run is stopped.
-    ``device``: a name with ``options`` for the backend, or what
-    :func:`~lantern_accel.device.plugins.choose_device` found. ``limit`` and ``on_wait``: as for
+    Reports are written after every check, so that what ran is kept where the run is stopped. Nothing
+    ends a check that hangs; the command's processes do. ``device``: a name with ``options`` for the
+    backend, or what :func:`~lantern_accel.device.plugins.choose_device` found. ``on_wait``: as for
     :func:`run_check`. ``certificate``: a Markdown file, with the same as JSON next to it
     (:mod:`lantern_accel.testing.certificate`). Raises :class:`RequestError` before any check runs where
     a file could not be written.
@@ -358,9 +296,7 @@ def conform(
         def keep(report: Report) -> None:
             write_report(report, json, junit)
 
-        report = run_checks(
-            backend, chosen_checks, on_outcome, limit=limit, on_wait=on_wait, on_report=keep
-        )
+        report = run_checks(backend, chosen_checks, on_outcome, on_wait=on_wait, on_report=keep)
         if certificate is not None:
             from lantern_accel.testing.certificate import certify, write
 

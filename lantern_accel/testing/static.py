@@ -214,10 +214,13 @@ def kept(value: Any, path: str, seen: set[int] | None = None) -> Iterator[tuple[
         inside = [(f"{path}[{index}]", one) for index, one in enumerate(value)]
     elif isinstance(value, nn.Module):
         # A packed weight is the device's own, and the place that it leaves is read by nobody.
-        left = "weight" if getattr(value, "packed", None) is not None else ""
-        named = {**value._parameters, **value._buffers, **value._modules}
-        named |= {n: one for n, one in vars(value).items() if n[0] != "_" and n != "packed"}
-        inside = [(f"{path}.{name}", one) for name, one in named.items() if name != left]
+        left = ("packed", "weight") if getattr(value, "packed", None) is not None else ("packed",)
+        named = dict(value.named_parameters(recurse=False)) | dict(
+            value.named_buffers(recurse=False)
+        )
+        named |= dict(value.named_children())
+        named |= {name: one for name, one in vars(value).items() if not name.startswith("_")}
+        inside = [(f"{path}.{name}", one) for name, one in named.items() if name not in left]
     elif is_dataclass(value) and not isinstance(value, type):
         inside = [(f"{path}.{one.name}", getattr(value, one.name)) for one in fields(value)]
         inside += [(f"{path}.{name}", one) for name, one in getattr(value, "__dict__", {}).items()]

@@ -93,10 +93,7 @@ def test_a_certificate_without_a_name_is_refused_before_any_check(
     ],
     ids=["all", "a failure", "a part", "simulated", "nothing"],
 )
-def test_the_verdict(
-    given: Report, known: list[str], verdict: str, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(certificate, "count_kernels", lambda backend: [])  # the next tests' subject
+def test_the_verdict(given: Report, known: list[str], verdict: str, why: str) -> None:
     with open_backend("null") as backend:
         card = certify(backend, given, known)
     assert card.verdict == verdict
@@ -119,40 +116,6 @@ def test_a_family_that_does_not_load_is_not_passed_over(monkeypatch: pytest.Monk
     with open_backend("null") as backend:
         card = certify(backend, report(PASSED), ["kv.slots"])
     assert (card.verdict, "shells" in card.why) == ("incomplete", True)
-
-
-def test_kernels_are_counted_in_the_backend_s_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bool] = []
-    real = DeviceBackend.write
-
-    def write(self, kv, layer, address, k, v):
-        seen.append(kv.layout.head_major)
-        real(self, kv, layer, address, k, v)
-
-    monkeypatch.setattr(DeviceBackend, "write", write)
-    with open_backend("cpu") as backend, backend.inference():
-        counted = certificate.count_kernels(backend)
-        assert backend.device.type == "cpu" and "pack" not in vars(backend)
-    assert seen and all(seen)
-    assert all(one.kernels and not one.why for one in counted), counted
-    small, large = counted[0], counted[-1]
-    assert small.nodes == large.nodes == 1
-    # A bound, so that growth is seen: 205 and 770 when this was written.
-    assert small.kernels is not None and small.kernels <= 400
-    assert large.kernels is not None and large.kernels <= 820
-
-
-def test_operations_that_take_no_tensor_without_data_are_said_to_be_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def attend(self, q, kv, layer, mask):
-        q.cpu().numpy()
-
-    monkeypatch.setattr(DeviceBackend, "attend", attend)
-    with open_backend("cpu") as backend, backend.inference():
-        counted = certificate.count_kernels(backend)
-    assert all(one.kernels for one in counted)
-    assert all("reference operations in the backend's layout" in one.why for one in counted)
 
 
 def test_counters_stand_before_and_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
-import sys
-import time
 import xml.etree.ElementTree as ET
 from functools import partial
 
@@ -21,7 +18,7 @@ from lantern_accel.cli import main
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, ModelError
 from lantern_accel.testing import CHECKS, Measured, NeedsCard, caches, run_checks, static, tiny
-from lantern_accel.testing.kit import Report, checks_of, run_check, select
+from lantern_accel.testing.kit import Report, checks_of, select
 from lantern_accel_cpu.backend import DeviceBackend
 
 
@@ -196,30 +193,6 @@ def test_a_failure_is_exit_code_1_and_the_others_still_run(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "failed: kv.sentinels" in out
     assert "passed: kv.round_trip" in out
-
-
-def test_after_a_check_that_took_too_long_python_can_be_profiled():
-    """``replay.kind`` does, in the same process: no function began again in CPython 3.11."""
-
-    def endless(backend):
-        while True:
-            time.sleep(0.001)
-
-    def called():
-        pass
-
-    with open_backend("cpu") as backend:
-        outcome = run_check(backend, "kv.endless", endless, limit=0.1)
-    assert "longer than its limit" in outcome.detail
-    seen = []
-    faulthandler.dump_traceback_later(120, exit=True)  # nothing else ends what hangs so
-    sys.setprofile(lambda frame, event, argument: seen.append(event))
-    try:
-        called()
-    finally:
-        sys.setprofile(None)
-        faulthandler.cancel_dump_traceback_later()
-    assert "call" in seen
 
 
 def test_an_unknown_check_is_named(capsys):

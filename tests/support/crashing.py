@@ -50,7 +50,8 @@ class Spec(BackendSpec):
             def checks(self):
                 return {
                     "drop.first": passes, "drop.crash": crash, "drop.last": passes,
-                    "stuck.hang": hang, "whole.one": passes, "whole.leak": fail, "slow.wait": wait,
+                    "stuck.hang": hang, "stuck.after": passes,
+                    "whole.one": passes, "whole.leak": fail, "slow.wait": wait,
                 }
 
         return Device(torch.device("cpu"))

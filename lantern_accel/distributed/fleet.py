@@ -147,18 +147,17 @@ def read_workers(text: str, resources: Mapping[str, float], threads: int | None)
 
 
 def placed(kind: Kind, threads: int | None) -> dict[str, Any]:
-    """Return how Ray places one worker of a kind.
+    """Return what Ray is asked for one worker of a kind.
 
     Ray gives a worker as many threads as it asks for cores, and one where it asks for none. One that
     holds an accelerator asks for no core, of which there may be fewer, and gets its threads by name.
     """
     variables = {n: v for n, v in os.environ.items() if PASSED_ON.fullmatch(n)}
-    options: dict[str, Any] = {"max_restarts": RESTARTS, "max_task_retries": RESTARTS}
+    options: dict[str, Any] = {"num_cpus": 0, "runtime_env": {"env_vars": variables}}
     if kind.resource == "CPU":
-        return {**options, "num_cpus": threads or 1, "runtime_env": {"env_vars": variables}}
+        return {**options, "num_cpus": threads or 1}
     if threads:
         variables["OMP_NUM_THREADS"] = str(threads)
-    options |= {"num_cpus": 0, "runtime_env": {"env_vars": variables}}
     if kind.resource == "GPU":
         return {**options, "num_gpus": 1}
     return {**options, "resources": {kind.resource: 1}}
@@ -181,7 +180,7 @@ class Fleet:
         self.ray, self.say = ray, say
         self.lost: list[str] = []
         self._actors: dict[str, Any] = {}
-        remote = ray.remote(Painter)
+        remote = ray.remote(max_restarts=RESTARTS, max_task_retries=RESTARTS)(Painter)
         for kind in kinds:
             for number in range(kind.count):
                 name = f"{kind.resource.lower()}-{number}"
@@ -232,10 +231,8 @@ class Fleet:
         """Draw what the workers that are alive can; what a lost one had is left for the next round."""
         pool = self.ray.util.ActorPool(list(self._actors.values()))
         size = min(CHUNK, max(1, -(-len(items) // len(self._actors))))
-        chunks = [items[at : at + size] for at in range(0, len(items), size)]
-
-        for chunk in chunks:
-            pool.submit(lambda actor, items: actor.draw.remote(items), chunk)
+        for at in range(0, len(items), size):
+            pool.submit(lambda actor, part: actor.draw.remote(part), items[at : at + size])
         while pool.has_next():
             try:
                 yield pool.get_next_unordered()

@@ -1,7 +1,7 @@
-"""Measuring a fleet: one run of ``lantern-accel profile`` per kind of device, in an actor that holds it.
+"""Measuring a fleet: one run of ``lantern-accel profile`` per kind of device, as a task of Ray's.
 
 Runs are made one after another, so that none disturbs another on the same machine. A run is written cell
-by cell on its worker; one that is killed is continued there, so that it costs the cell under way.
+by cell where it is measured; Ray starts a task that was killed again, and it goes on in that file.
 """
 
 from __future__ import annotations
@@ -21,45 +21,30 @@ from lantern_accel.distributed.fleet import Kind, known_kinds, lines_of, placed,
 from lantern_accel.errors import BackendError, RequestError
 from lantern_accel.files import write_whole
 
-#: Seconds that a device has to be placed and to answer before it is given up and named.
+#: Seconds that a device has to be placed before it is given up and named.
 PATIENCE = 120.0
 #: Names of types of devices by which Ray tells machines of one kind from others.
 TYPE = "accelerator_type:"
 
 
-class Gauge:
-    """The worker: it runs the command in a process of its own and gives back the run's file.
+def measure(device: str, words: Sequence[str], key: str) -> tuple[bytes, str]:
+    """Run ``lantern-accel profile`` with these words; return the run's file, and what went wrong.
 
-    What a device does to that process is not done to the worker. It knows nothing of Ray.
+    ``key`` names the run: where one of this name was broken off on this machine, it goes on. The file is
+    empty where not even its first cell was measured.
     """
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-
-    def answer(self) -> str:
-        """Return the device, once this worker has it."""
-        return self.device
-
-    def measure(self, words: Sequence[str], key: str) -> tuple[bytes, str]:
-        """Run ``lantern-accel profile`` with these words; return the run's file, and what went wrong.
-
-        ``key`` names the run: where one of this name was broken off on this machine, it goes on. The file
-        is empty where not even its first cell was measured.
-        """
-        path = Path(tempfile.gettempdir()) / f"lantern-accel-fleet-{os.getuid()}" / f"{key}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        call = [sys.executable, "-m", "lantern_accel", "profile", *words]
-        call += ["--device", self.device, "-o", str(path)]
-        call += ["--resume"] if path.exists() else []
-        done = subprocess.run(call, capture_output=True, text=True)
-        found = path.read_bytes() if path.exists() else b""
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            said = lines[-1] if lines else f"it ended with {done.returncode}"
-            return found, said[:500]
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return found, ""
+    path = Path(tempfile.gettempdir()) / f"lantern-accel-fleet-{os.getuid()}" / f"{key}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    call = [sys.executable, "-m", "lantern_accel", "profile", *words, "--device", device]
+    call += ["-o", str(path), *(["--resume"] if path.exists() else [])]
+    done = subprocess.run(call, capture_output=True, text=True)
+    found = path.read_bytes() if path.exists() else b""
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        return found, (lines[-1] if lines else f"it ended with {done.returncode}")[:500]
+    with contextlib.suppress(OSError):
+        path.unlink()
+    return found, ""
 
 
 @dataclass(frozen=True)
@@ -97,35 +82,26 @@ def measure_fleet(
     patience: float = PATIENCE,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Measured]:
-    """Measure every kind of device in turn; a device that never answers, or is lost, is named."""
+    """Measure every kind of device in turn; one that is not placed in time, or is lost, is named."""
     digest = hashlib.sha256(repr(list(words)).encode()).hexdigest()[:12]
     cores = int(ray.cluster_resources().get("CPU", 1))
     for kind in kinds:
         say(f"measuring {kind.name}")
         # All cores, so that nobody else computes next to a processor that is measured.
         options = placed(kind, cores if kind.resource == "CPU" else None)
-        options["max_restarts"] = options["max_task_retries"] = 1
         if kind.type:
             options["resources"] = {**options.get("resources", {}), f"{TYPE}{kind.type}": 0.001}
-        worker = ray.remote(Gauge).options(**options).remote(kind.device)
+        fate = "could not begin"
         try:
-            yield _measured(ray, worker, kind, words, f"{kind.name}-{digest}", patience)
-        finally:
-            ray.kill(worker)
-
-
-def _measured(
-    ray: Any, worker: Any, kind: Kind, words: Sequence[str], key: str, patience: float
-) -> Measured:
-    fate = "could not begin"
-    try:
-        ray.get(worker.answer.remote(), timeout=patience)
-        fate = "was lost"
-        return Measured(kind.name, *ray.get(worker.measure.remote(list(words), key)))
-    except ray.exceptions.GetTimeoutError:
-        return Measured(kind.name, b"", f"it did not answer within {patience:g} s")
-    except ray.exceptions.RayError as error:
-        return Measured(kind.name, b"", f"its worker {fate} ({lines_of(error)[0][:200]})")
+            ray.get(ray.remote(str).options(**options).remote(kind.device), timeout=patience)
+            fate = "was lost"
+            task = ray.remote(measure).options(**options, max_retries=1)
+            run = ray.get(task.remote(kind.device, list(words), f"{kind.name}-{digest}"))
+            yield Measured(kind.name, *run)
+        except ray.exceptions.GetTimeoutError:
+            yield Measured(kind.name, b"", f"it did not answer within {patience:g} s")
+        except ray.exceptions.RayError as error:
+            yield Measured(kind.name, b"", f"its worker {fate} ({lines_of(error)[0][:200]})")
 
 
 def write_runs(
@@ -141,9 +117,8 @@ def write_runs(
             wrong.append(f"{one.name}: {one.error}")
             say(wrong[-1])
         if one.file:
-            path = folder / f"{one.name}.json"
-            write_whole(path, one.file)
-            written.append(path)
+            written.append(folder / f"{one.name}.json")
+            write_whole(written[-1], one.file)
     if not written:
         raise BackendError(f"no device could be measured: {'; '.join(wrong)}")
     return written

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -122,6 +123,32 @@ def _agree(workers: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
+@dataclass
+class Share:
+    """What one worker drew in this call."""
+
+    device: str
+    images: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    joules: float | None = 0.0
+    tokens: int = 0
+    steps: int = 0
+    total_variation: float = 0.0
+
+    def figures(self, simulated: bool) -> dict[str, Any]:
+        """Return these and their rates; a device in software has no speed."""
+        drawn, tokens = self.images, self.tokens
+        return {
+            **asdict(self),
+            "images_per_second": drawn / self.seconds if self.seconds and not simulated else None,
+            "tokens_per_step": (tokens - drawn) / self.steps if self.steps else None,
+            "total_variation_per_token": self.total_variation / tokens if tokens else None,
+            "joules_per_image": self.joules / drawn if self.joules and drawn else None,
+            "simulated": simulated,
+        }
+
+
 class RunFolder:
     """Where one run's images go. Raises RequestError for a folder of another run, or of one to resume."""
 
@@ -132,7 +159,7 @@ class RunFolder:
         self._key = hashlib.sha256(text.encode()).hexdigest()
         self.finished: set[int] = set()
         self.failed: dict[int, str] = {}
-        self.devices: dict[str, dict[str, Any]] = {}
+        self.devices: dict[str, Share] = {}
         self.seed: int | None = None
         self._began = time.time()
         self._check(resume)
@@ -191,21 +218,17 @@ class RunFolder:
 
     def keep(self, batch: Batch, items: Mapping[int, Item]) -> None:
         """Write a batch's images, then their lines, and count them for its device."""
-        mine = self.devices.setdefault(
-            batch.worker,
-            {"device": batch.device, "images": 0, "failed": 0, "seconds": 0.0, "joules": 0.0,
-             "tokens": 0, "steps": 0, "total_variation": 0.0},
-        )  # fmt: skip
-        mine["seconds"] += batch.seconds
-        known = mine["joules"] is not None and batch.joules is not None
-        mine["joules"] = mine["joules"] + batch.joules if known else None
+        mine = self.devices.setdefault(batch.worker, Share(batch.device))
+        mine.seconds += batch.seconds
+        known = mine.joules is not None and batch.joules is not None
+        mine.joules = (mine.joules or 0.0) + (batch.joules or 0.0) if known else None
         lines = []
         for one in batch.images:
             if one.number in self.finished:  # drawn twice, since a worker was thought lost
                 continue
             if one.error is not None:
                 self.failed[one.number] = one.error
-                mine["failed"] += 1
+                mine.failed += 1
                 continue
             name = f"{items[one.number].name}{SUFFIX}"
             write_whole(self.path / name, one.picture)
@@ -222,13 +245,10 @@ class RunFolder:
             lines.append(json.dumps(line, sort_keys=True))
             self.finished.add(one.number)
             self.failed.pop(one.number, None)
-            mine["images"] += 1
-            mine["tokens"] += one.tokens
-            mine["steps"] += one.steps
-            mine["total_variation"] += one.price
-        self._append(lines)
-
-    def _append(self, lines: list[str]) -> None:
+            mine.images += 1
+            mine.tokens += one.tokens
+            mine.steps += one.steps
+            mine.total_variation += one.price
         if not lines:
             return
         with (self.path / JOURNAL).open("a+b") as stream:
@@ -244,19 +264,8 @@ class RunFolder:
         self, lost: Sequence[str], workers: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
         """Write and return the summary: images, throughput per worker, and what was lost."""
-        per = {}
-        for name, mine in sorted(self.devices.items()):
-            seconds, tokens, images = mine["seconds"], mine["tokens"], mine["images"]
-            simulated = any(one["worker"] == name and one["simulated"] for one in workers)
-            speed = images / seconds if seconds and not simulated else None
-            per[name] = {
-                **mine,
-                "images_per_second": speed,
-                "tokens_per_step": (tokens - images) / mine["steps"] if mine["steps"] else None,
-                "total_variation_per_token": mine["total_variation"] / tokens if tokens else None,
-                "joules_per_image": mine["joules"] / images if mine["joules"] and images else None,
-                "simulated": simulated,
-            }
+        simulated = {str(one["worker"]) for one in workers if one["simulated"]}
+        per = {name: mine.figures(name in simulated) for name, mine in sorted(self.devices.items())}
         summary = {
             "schema_version": SCHEMA,
             "images": len(self.finished),

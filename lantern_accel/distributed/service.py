@@ -188,16 +188,13 @@ def start(
     keys = given.pop("keys")
     replicas, handles = {}, []
     for kind in kinds:
-        options = placed(kind, threads)
-        for name in ("max_restarts", "max_task_retries"):
-            options.pop(name)  # Serve replaces replicas itself
         deployed = serve.deployment(
             Artist,
             name=kind.resource.lower(),
             num_replicas=kind.count,
             max_ongoing_requests=ONGOING,
             graceful_shutdown_timeout_s=given["grace"],
-            ray_actor_options=options,
+            ray_actor_options=placed(kind, threads),
         )
         replicas[kind.resource.lower()] = kind.count
         handles.append(deployed.bind(kind.load(load, threads), given, slots))

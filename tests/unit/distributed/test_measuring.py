@@ -10,7 +10,7 @@ import pytest
 
 from lantern_accel.distributed import measuring
 from lantern_accel.distributed.fleet import Kind
-from lantern_accel.distributed.measuring import Gauge, Measured, measure_fleet, models_of
+from lantern_accel.distributed.measuring import Measured, measure, measure_fleet, models_of
 from lantern_accel.errors import BackendError, RequestError
 
 CLUSTER = {"CPU": 8.0, "GPU": 4.0, "memory": 1e9, "node:a": 1.0}
@@ -38,10 +38,8 @@ def test_the_worker_runs_the_command_and_goes_on_where_it_was_broken_off(tmp_pat
         return SimpleNamespace(returncode=code, stderr=f"noise\n{said}\n")
 
     monkeypatch.setattr(measuring.subprocess, "run", run)
-    gauge = Gauge("cpu")
-    assert gauge.answer() == "cpu"
-    assert gauge.measure(["--quick"], "cpu-1") == (b"cell ", "the driver fell over")
-    assert gauge.measure(["--quick"], "cpu-1") == (b"cell cell ", "")
+    assert measure("cpu", ["--quick"], "cpu-1") == (b"cell ", "the driver fell over")
+    assert measure("cpu", ["--quick"], "cpu-1") == (b"cell cell ", "")
     assert calls[0][:4] == [sys.executable, "-m", "lantern_accel", "profile"]
     assert "--resume" not in calls[0] and "--resume" in calls[1]
     assert not list(tmp_path.rglob("*.json"))  # what was given back is not kept
@@ -58,35 +56,22 @@ class Ray:
             pass
 
     def __init__(self, **answers: Any) -> None:
-        self.answers, self.killed = answers, 0
+        self.answers, self.options = answers, list[dict[str, Any]]()
 
     def cluster_resources(self) -> dict[str, float]:
         return CLUSTER
 
-    def remote(self, kind: type) -> Any:
-        outer = self
+    def remote(self, function: Any) -> Any:
+        def options(**more: Any) -> Any:
+            self.options.append(more)
+            return SimpleNamespace(remote=lambda device, *given: self.answers[device][bool(given)])
 
-        class Handle:
-            def options(self, **more: Any) -> Handle:
-                return self
-
-            def remote(self, device: str) -> Any:
-                def answering() -> Any:
-                    return outer.answers[device]
-
-                answer = SimpleNamespace(remote=lambda: answering()[0])
-                measure = SimpleNamespace(remote=lambda words, key: answering()[1])
-                return SimpleNamespace(answer=answer, measure=measure)
-
-        return Handle()
+        return SimpleNamespace(options=options)
 
     def get(self, value: Any, timeout: float | None = None) -> Any:
         if isinstance(value, Exception):
             raise value
         return value
-
-    def kill(self, worker: Any) -> None:
-        self.killed += 1
 
 
 def test_a_silent_device_is_named_and_a_lost_one_costs_its_own_run(tmp_path):
@@ -98,7 +83,9 @@ def test_a_silent_device_is_named_and_a_lost_one_costs_its_own_run(tmp_path):
         Measured("cpu", b"{}", ""),
         Measured("gpu", b"", "it did not answer within 3 s"),
     ]
-    assert ray.killed == 2 and said == ["measuring cpu", "measuring gpu"]
+    assert said == ["measuring cpu", "measuring gpu"]
+    assert [more.get("max_retries") for more in ray.options] == [None, 1, None]
+    assert ray.options[0]["num_cpus"] == 8 and ray.options[2]["num_gpus"] == 1
     ray = Ray(cpu=("cpu", lost), gpu=("gpu", (b"part", "a cell failed")))
     found = list(measure_fleet(ray, models_of(CLUSTER, "auto"), []))
     assert found[0].error == "its worker was lost (The actor died)"

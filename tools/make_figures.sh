@@ -10,7 +10,7 @@ accel() { "$PYTHON" -m lantern_accel "$@"; }
 
 "$PYTHON" tools/lantern-emoji data
 rm -f docs/evaluation/lantern-emoji.json # figures of older code are not continued
-"$PYTHON" tools/lantern-emoji evaluate --model lantern-emoji -o docs/evaluation/lantern-emoji.json --plots docs/evaluation
+"$PYTHON" tools/lantern-emoji evaluate --model lantern-emoji -o docs/evaluation/lantern-emoji.json
 accel evaluate --model lantern-emoji --grid docs/evaluation/forty.png --seed 0 --dtype float32
 "$PYTHON" tools/evaluation_pages.py docs/evaluation/lantern-emoji.json
 "$PYTHON" tools/readme_pictures.py docs

@@ -13,8 +13,9 @@ import typer
 from lantern_accel import bounds
 from lantern_accel.cli.console import note, say, show_markdown, warn
 from lantern_accel.cli.options import LoadingParts, option, strategy_words, with_options
-from lantern_accel.errors import DataError, RequestError, did_you_mean
+from lantern_accel.errors import RequestError, did_you_mean
 from lantern_accel.files import check_target
+from lantern_accel.prompts import read_prompts
 
 if TYPE_CHECKING:
     from lantern_accel.evaluation.suite.drawing import SuiteRequest
@@ -22,11 +23,7 @@ if TYPE_CHECKING:
 
 SUITES = ("coco", "imagenet", "prompts")
 #: Options that the request takes as they are.
-AS_ASKED = (
-    *("chunk", "batch", "per_prompt", "reference", "save_reference", "geneval", "resamples"),
-)
-#: Stands in the place of a protocol's feature networks.
-STAND_IN = "efficientnet"
+AS_ASKED = ("chunk", "batch", "reference", "resamples")
 
 
 @dataclass(frozen=True)
@@ -37,18 +34,12 @@ class SuiteOptions:
     captions: Path | None = option(
         "COCO's captions_val2017.json, or a .jsonl of files and prompts; images are --images."
     )
-    prompts: Path | None = option(
-        "Prompts without real images: lines, PartiPrompts.tsv or GenEval's .jsonl."
-    )
+    prompts: Path | None = option("Prompts without real images: lines, PartiPrompts.tsv or .jsonl.")
     count: int | None = option("Prompts. Default: all.", min=2, max=bounds.MOST_SAMPLES)
     protocol: str | None = option("How to measure: lantern (coco, prompts), sjd, adm (imagenet).")
-    features: str | None = option(
-        "efficientnet: in the place of Inception, to try a suite without its weights."
-    )
-    reference: Path | None = option("Real images as --save-reference keeps them, or ADM's .npz.")
-    save_reference: Path | None = option("Keep what the network makes of the real images (.npz).")
+    reference: Path | None = option("Real images as ADM's .npz has them.")
     metric_weights: list[str] = option(
-        "Weights of a metric: inception, vgg16, ViT-B-32, ViT-B-16, hpsv2, imagereward.",
+        "Weights of a metric: inception, vgg16, ViT-B-32, ViT-B-16, hpsv2.",
         default=[],
         metavar="NAME=PATH",
     )
@@ -58,8 +49,6 @@ class SuiteOptions:
     batch: int = option(
         "Pictures together.", "--batch", "-b", default=1, min=1, max=bounds.MOST_BATCH
     )
-    per_prompt: int = option("Pictures per prompt.", default=1, min=1, max=1000)
-    geneval: Path | None = option("Also lay the pictures out here for GenEval.")
     pictures: list[str] = option(
         "Also measure pictures of these prompts drawn elsewhere.", default=[], metavar="NAME=FOLDER"
     )
@@ -96,7 +85,6 @@ def evaluate(
         help="JSON file to write; an interrupted run goes on in it.",
     ),
     load: LoadingParts,
-    plots: Path | None = typer.Option(None, help="Folder for the pictures (needs matplotlib)."),
     quick: bool = typer.Option(
         False, help="Few images and settings: for a first look, not for figures."
     ),
@@ -120,15 +108,16 @@ def evaluate(
 ) -> None:
     """Measure a model: the papers' first experiments, or with --suite the papers' table.
 
-    Parts: likelihood, ambiguity, interchange, frontier, distances, memorisation. With --suite only the
-    parts that --part names are measured too. The table is written next to the JSON, as .md, .tex and
-    .html; missing weights are named, with size and licence.
+    Parts: likelihood, ambiguity, interchange, frontier, distances. With --suite only the parts that
+    --part names are measured too. Tables are written next to the JSON, as .md; missing weights are
+    named, with size and licence.
     """
     # ``context.obj``: the images that a model's own trainer knows, as its command line passes them.
     from lantern_accel.device.plugins import choose_device
 
     choose_device(load.device, load.options)  # before torch: some devices read the environment then
     from lantern_accel.evaluation.schema import PARTS, Settings
+    from lantern_accel.evaluation.tables import check_targets, markdown, tables
     from lantern_accel.quality.imageset import CAPTIONS
     from lantern_accel.quality.progress import console_progress
 
@@ -143,8 +132,7 @@ def evaluate(
 
             if (captioned := ready.keywords["captioned"]) is None:
                 raise RequestError("--write-prompts is for captions; class ids are counted from 0")
-            each = range(suite.per_prompt)
-            write_prompts(suite.write_prompts, [p for p in captioned.prompts for _ in each])
+            write_prompts(suite.write_prompts, captioned.prompts)
             return say(str(suite.write_prompts), label="wrote", style="bold green")
         if images is not None and not (images / CAPTIONS).is_file():
             images = None  # the parts read another list
@@ -153,12 +141,10 @@ def evaluate(
     for name in part:
         if name not in PARTS:
             raise RequestError(f"no part is named {name!r}{did_you_mean(name, PARTS)}")
-    check_target(output if grid is None else grid)
-    if plots is not None and grid is None:
-        from lantern_accel.quality.style import check_matplotlib
-
-        check_matplotlib()
-        check_target(plots / "a.png")
+    if grid is None:
+        check_targets(output)
+    else:
+        check_target(grid)
     with load.opened() as pipeline:
         if grid is not None:
             from lantern_accel.evaluation.grid import FORTY, draw_grid
@@ -171,18 +157,13 @@ def evaluate(
         settings = Settings.quick(seed) if quick else Settings(seed=seed)
         source = context.obj(settings.images, settings.seed) if context.obj else None
         made = None if ready is None else _request(ready, suite, pipeline, names, seed)
-        run = Evaluator(pipeline, output, settings, images, source, plots, console_progress())
+        run = Evaluator(pipeline, output, settings, images, source, console_progress())
         report = run.run(tuple(part) or (PARTS if ready is None else ()), made)
     for name, why in report.skipped.items():
         warn(why, f"left out {name}")
-    say(str(output), label="wrote", style="bold green")
+    say(f"{output}, {output.with_suffix('.md')}", label="wrote", style="bold green")
     if report.suite is not None:
-        from lantern_accel.evaluation.tables import markdown, tables, targets
-
-        say(", ".join(map(str, targets(output))), label="wrote", style="bold green")
         show_markdown(markdown(tables(report.suite)[:1]))
-    if plots is not None:
-        say(str(plots), label="wrote", style="bold green")
 
 
 def _read(asked: SuiteOptions, images: Path | None, output: Path) -> partial[SuiteRequest]:
@@ -190,11 +171,10 @@ def _read(asked: SuiteOptions, images: Path | None, output: Path) -> partial[Sui
 
     ``images``: the folder of the captions' images.
     """
-    from lantern_accel.evaluation.suite.captions import prompts_alone, read_captions
+    from lantern_accel.evaluation.suite.captions import Captioned, read_captions
     from lantern_accel.evaluation.suite.drawing import SuiteRequest
     from lantern_accel.evaluation.suite.networks import read_given
     from lantern_accel.evaluation.suite.protocol import PROTOCOLS, USUAL
-    from lantern_accel.evaluation.tables import check_targets
 
     if asked.name not in SUITES:
         raise RequestError(
@@ -205,28 +185,15 @@ def _read(asked: SuiteOptions, images: Path | None, output: Path) -> partial[Sui
     if wanted not in PROTOCOLS:
         raise RequestError(f"no protocol is named {wanted!r}{did_you_mean(wanted, PROTOCOLS)}")
     protocol = PROTOCOLS[wanted]
-    if asked.features is not None:
-        if asked.features != STAND_IN:
-            raise RequestError(f"--features takes {STAND_IN}, not {asked.features!r}")
-        name = f"{protocol.name} with {STAND_IN}"
-        changes = {"name": name, "network": STAND_IN, "manifold": STAND_IN}
-        protocol = protocol.model_copy(update=changes)
-    check_targets(output)
-    for path in (asked.save_reference, asked.write_prompts, asked.geneval and asked.geneval / "a"):
-        if path is not None:
-            check_target(path)
+    if asked.write_prompts is not None:
+        check_target(asked.write_prompts)
     captioned: Any = None  # of classes: the model says how many
     if asked.name == "coco":
         assert asked.captions is not None and images is not None
         captioned = read_captions(asked.captions, images, protocol.caption)
     elif asked.name == "prompts":
         assert asked.prompts is not None
-        captioned = prompts_alone(asked.prompts)
-        if asked.geneval is not None and captioned.metadata is None:
-            raise DataError(
-                f"--geneval copies the lines of GenEval's evaluation_metadata.jsonl, and {asked.prompts} "
-                "is no .jsonl; name that file with --prompts"
-            )
+        captioned = Captioned(read_prompts(asked.prompts))
     return partial(
         SuiteRequest,
         name=asked.name,
@@ -268,8 +235,6 @@ def _fits(asked: SuiteOptions, images: Path | None) -> None:
     for kind, value in given.items():
         if value is not None and kind not in taken:
             raise RequestError(f"the suite {name} takes no --{kind}; leave it out")
-    if asked.geneval is not None and name != "prompts":
-        raise RequestError("--geneval goes with --prompts evaluation_metadata.jsonl")
 
 
 def _request(

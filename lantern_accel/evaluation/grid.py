@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -35,6 +34,8 @@ HELD_OUT_COMPOSITIONS = (
 """Pairings that no training scene shows (``tools/lantern-emoji: scenes.scene_split``)."""
 
 FORTY = (*SEEN, *HELD_OUT_CONCEPTS, *HELD_OUT_COMPOSITIONS)
+#: Columns of rows, pixels between pictures, and pixels above them for the strategies' names.
+BLOCKS, GAP, HEAD = 2, 2, 16
 
 
 def draw_grid(
@@ -44,34 +45,24 @@ def draw_grid(
     *,
     seed: int = 0,
     strategies: Sequence[str],
-    blocks: int = 2,
-    scale: int = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Draw each prompt with each strategy, image i always from the same seed, as one PNG.
-
-    The prompts are laid out in ``blocks`` columns of rows; ``scale`` enlarges the pictures.
-    """
-    made: list[list[Any]] = []
+    """Draw each prompt with each strategy, image i always from the same seed, as one PNG."""
+    made = []
     for name in strategies:
-        images = pipeline.generate(list(prompts), strategy=name, seed=seed).images
-        made.append([i.resize((i.width * scale, i.height * scale)) for i in images])
-        say(f"{name}: {len(images)} pictures")
+        made.append(pipeline.generate(list(prompts), strategy=name, seed=seed).images)
+        say(f"{name}: {len(made[-1])} pictures")
     side = made[0][0].width
-    label, gap, head = 3 * max(side, 64), 2, 16
-    rows = -(-len(prompts) // blocks)
-    block = label + len(strategies) * (side + gap)
-    size = (blocks * block, head + rows * (side + gap))
-    sheet = Image.new("RGB", size, "white")
-    pen = ImageDraw.Draw(sheet)
-    font = ImageFont.load_default(size=11)
-    for b in range(blocks):
+    label, rows = 3 * max(side, 64), -(-len(prompts) // BLOCKS)
+    block = label + len(strategies) * (side + GAP)
+    sheet = Image.new("RGB", (BLOCKS * block, HEAD + rows * (side + GAP)), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=11)
+    for b in range(BLOCKS):
         for s, name in enumerate(strategies):
-            pen.text((b * block + label + s * (side + gap), 2), name, fill="black", font=font)
+            pen.text((b * block + label + s * (side + GAP), 2), name, fill="black", font=font)
     for i, prompt in enumerate(prompts):
-        column, row = divmod(i, rows)
-        x, y = column * block, head + row * (side + gap)
+        x, y = i // rows * block, HEAD + i % rows * (side + GAP)
         pen.text((x + 4, y + side // 2 - 6), prompt, fill="black", font=font)
-        for s in range(len(strategies)):
-            sheet.paste(made[s][i], (x + label + s * (side + gap), y))
+        for s, images in enumerate(made):
+            sheet.paste(images[i], (x + label + s * (side + GAP), y))
     save_image(sheet, path)

@@ -5,9 +5,6 @@ Each part takes a loaded model and prompts or images, and returns its rows.
 
 from __future__ import annotations
 
-import math
-import random
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -17,15 +14,13 @@ from lantern_accel.device.backend import inferring
 from lantern_accel.evaluation.schema import (
     FrontierPoint,
     Interchange,
-    Memorisation,
-    Nearest,
     Settings,
     StrategyDistance,
 )
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.features import EfficientNetLite0, in_parts, to_pixels
 from lantern_accel.quality.interval import mean, paired, share
-from lantern_accel.quality.scoring import Ambiguity, tokens_of
+from lantern_accel.quality.scoring import tokens_of
 from lantern_accel.quality.set_metrics import kernel_distance, permutation_test
 from lantern_accel.strategy.values import Strategy
 
@@ -230,120 +225,3 @@ def distances(
         )
         say(f"{strategy.name}: {rows[-1].model_dump_json(exclude={'strategy'}, exclude_none=True)}")
     return rows
-
-
-def nearest_images(images: Tensor, pool: Tensor, batch: int = 512) -> tuple[Tensor, Tensor]:
-    """Return for each uint8 image ``[n, H, W, 3]`` its nearest in ``pool`` and the distance.
-
-    The distance is the root mean square of pixel differences, 0 to 255.
-    """
-    flat = images.flatten(1).float()
-    best = torch.full((len(flat),), float("inf"))
-    index = torch.zeros(len(flat), dtype=torch.int64)
-    own = flat.square().sum(1)
-    for start in range(0, len(pool), batch):
-        part = pool[start : start + batch].flatten(1).float()
-        gap = own[:, None] + part.square().sum(1) - 2.0 * flat @ part.t()
-        value, place = gap.min(1)
-        better = value < best
-        best = torch.where(better, value, best)
-        index = torch.where(better, place + start, index)
-    return index, (best.clamp_min(0.0) / flat.shape[1]).sqrt()
-
-
-def memorisation(
-    images: Tensor,
-    prompts: Sequence[str],
-    pool: Tensor,
-    names: Sequence[tuple[str, str]],
-    heldout: Tensor,
-) -> tuple[Memorisation, Tensor]:
-    """Find each sample's nearest training image; held-out images are the yardstick.
-
-    ``pool`` uint8 ``[m, H, W, 3]`` with ``names`` (concept, style). Returns the rows and the indices
-    of the nearest images.
-    """
-    index, gap = nearest_images(images, pool)
-    _, yardstick = nearest_images(heldout, pool)
-    rows = [
-        Nearest(prompt=prompt, nearest=names[i][0], style=names[i][1], distance=float(d))
-        for prompt, i, d in zip(prompts, index.tolist(), gap, strict=True)
-    ]
-    found = Memorisation(
-        samples=rows,
-        samples_median=float(gap.median()),
-        heldout_median=float(yardstick.median()),
-        heldout_count=len(heldout),
-    )
-    return found, index
-
-
-# --- text, to compare images with -----------------------------------------------------------------
-
-#: An n-gram model is far weaker than a language model: text is flatter here, and the comparison a bound.
-ORDER = 5
-SOURCE = (
-    "measured here: interpolated Witten-Bell 5-gram of byte-pair tokens over Python's own language "
-    "reference (pydoc_data.topics), held-out tenth; weaker than a language model, so flatter"
-)
-
-
-def corpus() -> str:
-    """Return the prose of this Python's language reference."""
-    from pydoc_data.topics import topics
-
-    return "\n\n".join(topics[name] for name in sorted(topics))
-
-
-class NGram:
-    """Interpolated n-gram model with Witten-Bell weights (IEEE Trans. Inf. Theory 37, 1991)."""
-
-    def __init__(self, tokens: list[int], vocabulary: int, order: int = ORDER) -> None:
-        self.vocabulary, self.order = vocabulary, order
-        self._after: list[dict[tuple[int, ...], Counter[int]]] = [
-            defaultdict(Counter) for _ in range(order)
-        ]
-        for i, token in enumerate(tokens):
-            for n in range(min(order, i + 1)):
-                self._after[n][tuple(tokens[i - n : i])][token] += 1
-
-    def distribution(self, context: list[int]) -> list[float]:
-        """Return the probabilities of all tokens after ``context``."""
-        p = [1.0 / self.vocabulary] * self.vocabulary
-        for n in range(self.order):
-            seen = self._after[n].get(tuple(context[len(context) - n :]))
-            if n > len(context) or seen is None:
-                break
-            total, kinds = sum(seen.values()), len(seen)
-            keep = kinds / (total + kinds)
-            p = [keep * value for value in p]
-            for token, count in seen.items():
-                p[token] += count / (total + kinds)
-        return p
-
-
-def text_ambiguity(vocabulary: int, positions: int, seed: int) -> Ambiguity:
-    """Measure next-token distributions of English prose over ``vocabulary`` byte-pair tokens."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    text = corpus()
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=max(vocabulary, 300),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([text], trainer)
-    tokens = tokenizer.encode(text).ids
-    size = tokenizer.get_vocab_size()
-    cut = len(tokens) * 9 // 10
-    model = NGram(tokens[:cut], size)
-    places = range(cut + ORDER, len(tokens))
-    chosen = random.Random(seed).sample(places, min(positions, len(places)))
-    figures = []
-    for i in chosen:
-        p = sorted(model.distribution(tokens[i - ORDER : i]), reverse=True)
-        figures.append((p[0], sum(p[:10]), -sum(x * math.log(x) for x in p if x > 0)))
-    rows = torch.tensor(figures, dtype=torch.float64).t()
-    return Ambiguity.over(rows, of="text: English prose", source=SOURCE, vocabulary=size)

@@ -13,15 +13,8 @@ from torch import Tensor
 from lantern_accel import store
 from lantern_accel._version import __version__
 from lantern_accel.errors import DataError, LanternError
-from lantern_accel.evaluation import plots
 from lantern_accel.evaluation.grid import FORTY
-from lantern_accel.evaluation.parts import (
-    distances,
-    frontier,
-    interchange,
-    memorisation,
-    text_ambiguity,
-)
+from lantern_accel.evaluation.parts import distances, frontier, interchange
 from lantern_accel.evaluation.schema import PARTS, Evaluation, Settings, Suite
 from lantern_accel.evaluation.suite.drawing import SuiteRequest
 from lantern_accel.evaluation.suite.run import SuiteRun
@@ -29,10 +22,9 @@ from lantern_accel.evaluation.tables import write_tables
 from lantern_accel.files import write_json
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.features import MEASURES, MISSING, is_there, load_network
-from lantern_accel.quality.imageset import ImageSet, Source, read_images, save_grid
+from lantern_accel.quality.imageset import ImageSet, Source, read_images
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import ambiguity, encode_images, likelihood
-from lantern_accel.quality.style import check_matplotlib
 
 
 class _Unmeasured(Exception):
@@ -44,9 +36,8 @@ class Evaluator:
     """Evaluates one loaded model into the file ``out``; a run that was stopped continues where it was.
 
     ``images``: a folder of captioned images (``lantern_accel.quality.imageset``); without one those of
-    ``source``, which a model's own trainer knows. ``plots``: a folder for pictures. Raises
-    :class:`DataError` where ``out`` holds an evaluation of another model or under other settings, and,
-    before anything is measured, where ``plots`` is given and matplotlib is not installed.
+    ``source``, which a model's own trainer knows. Raises :class:`DataError` where ``out`` holds an
+    evaluation of another model or under other settings.
     """
 
     pipeline: Pipeline
@@ -54,12 +45,9 @@ class Evaluator:
     settings: Settings = field(default_factory=Settings)
     images: Path | None = None
     source: Source | None = None
-    plots: Path | None = None
     say: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
-        if self.plots is not None:
-            check_matplotlib()
         self.net = load_network() if is_there() else None
         self.report = self._report()
         self._sets: dict[str, ImageSet] = {}
@@ -83,8 +71,7 @@ class Evaluator:
     def run(self, parts: tuple[str, ...] = PARTS, suite: SuiteRequest | None = None) -> Evaluation:
         """Measure the parts that are not in the report yet, then the suite; write after each.
 
-        ``suite``: what to draw and measure for the papers' tables, which are written next to ``out``, as
-        ``.md``, ``.tex`` and ``.html``.
+        ``suite``: what to draw and measure for the papers' tables, which are written next to ``out``.
         """
         own = environment(self.pipeline)["weights"]
         stored = self.report.environment.get("weights", "full")
@@ -106,13 +93,10 @@ class Evaluator:
         if self.net is None:
             self.report.skipped["features"] = MISSING
             self.save()
-        if self.plots is not None:
-            plots.save_plots(self.report, self.plots)
         if suite is not None:
             before = self.report.suite
             SuiteRun(self.pipeline, suite, before, self._keep_suite, self.say).run()
-        if self.report.suite is not None:
-            write_tables(self.report, self.out)
+        write_tables(self.report, self.out)
         return self.report
 
     def _keep_suite(self, suite: Suite) -> None:
@@ -183,7 +167,7 @@ class Evaluator:
     def _ambiguity(self) -> Any:
         settings = self.settings
         images, codes = self._codes("heldout")
-        rows = ambiguity(
+        return ambiguity(
             self.pipeline,
             images.prompts,
             codes,
@@ -192,8 +176,6 @@ class Evaluator:
             "held-out images",
             "measured here, teacher-forced on real images",
         )
-        vocab = self.pipeline.model.manifest.target.vocab_size
-        return [*rows, text_ambiguity(vocab, settings.positions, settings.seed)]
 
     def _interchange(self) -> Any:
         images, codes = self._codes("heldout")
@@ -220,22 +202,6 @@ class Evaluator:
             named.append(strategy.override(k=most) if strategy.neighbours > most else strategy)
         prompts = self._prompts(self.settings.distance_images)
         return distances(self.pipeline, prompts, named, self.settings.seed, self.net, self.say.log)
-
-    def _memorisation(self) -> Any:
-        heldout = self._set("heldout")
-        if self.images is not None or self.source is None:
-            raise _Unmeasured("the images that this model was trained on are not known")
-        trained, names = self.source.trained_on()
-        prompts = [str(p) for p in self._prompts(self.settings.memory_images)]
-        strategy = "vanilla" if self.pipeline.model.drafter is None else "lantern++"
-        made = self.pipeline.generate(prompts, strategy=strategy, seed=self.settings.seed)
-        samples = self.pipeline.pixels(made.tokens)
-        pool = torch.from_numpy(trained)
-        found, index = memorisation(samples, prompts, pool, names, torch.from_numpy(heldout.pixels))
-        if self.plots is not None:
-            pairs = torch.cat((samples, pool[index]), dim=1)  # below each its nearest
-            save_grid(pairs.numpy(), self.plots / "memorisation.png", columns=10)
-        return found
 
 
 def environment(pipeline: Pipeline) -> dict[str, Any]:

@@ -31,9 +31,6 @@ class Settings(Record):
     budget_k: tuple[int, ...] = (100,)
     tv_budget: tuple[float, ...] = (0.005, 0.01, 0.02, 0.05)
     distance_images: int = Field(40, ge=2, description="images per strategy in the distances")
-    memory_images: int = Field(
-        40, ge=1, description="samples whose nearest training image is searched for"
-    )
 
     @classmethod
     def quick(cls, seed: int = 0) -> Settings:
@@ -52,7 +49,6 @@ class Settings(Record):
             budget_k=(10,),
             tv_budget=(0.02,),
             distance_images=4,
-            memory_images=4,
         )
 
 
@@ -98,24 +94,6 @@ class StrategyDistance(Record):
     greedy_psnr: float | None
     greedy_feature_distance: float | None
     greedy_same_tokens: Interval | None
-
-
-class Nearest(Record):
-    """A sample and the training image nearest to it (root mean square of pixel differences, 0-255)."""
-
-    prompt: str
-    nearest: str
-    style: str
-    distance: float
-
-
-class Memorisation(Record):
-    """Distances of samples to their nearest training images, next to those of held-out images."""
-
-    samples: list[Nearest]
-    samples_median: float
-    heldout_median: float
-    heldout_count: int
 
 
 # --- suites: one row per strategy, and what was left out, with reasons ---------------------------
@@ -170,7 +148,6 @@ class Suite(Record):
     sampling: dict[str, Any]
     chunk: int = Field(ge=1, description="pictures of one request: what a stop can lose")
     batch: int = Field(ge=1, description="pictures decoded together")
-    per_prompt: int = 1
     prompts_source: str
     prompts_sha256: str
     reference: dict[str, Any] = Field(
@@ -207,8 +184,7 @@ class Evaluation(Record):
     interchange: list[Interchange] | None = None
     frontier: list[FrontierPoint] | None = None
     distances: list[StrategyDistance] | None = None
-    memorisation: Memorisation | None = None
     suite: Suite | None = None
 
 
-PARTS = ("likelihood", "ambiguity", "interchange", "frontier", "distances", "memorisation")
+PARTS = ("likelihood", "ambiguity", "interchange", "frontier", "distances")

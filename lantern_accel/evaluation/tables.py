@@ -1,16 +1,10 @@
-"""An evaluation as tables in three files: the papers' tables first, then their first experiments."""
+"""An evaluation as tables in a Markdown file: the papers' tables first, then their first experiments."""
 
 from __future__ import annotations
 
-import base64
-import html
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from markdown_it import MarkdownIt
 
 from lantern_accel.errors import DataError
 from lantern_accel.evaluation import plots
@@ -21,7 +15,7 @@ from lantern_accel.records import NOT_MEASURED, markdown_table
 from lantern_accel.strategy.values import Strategy
 
 #: Digits after the point, by column.
-_DIGITS = {"precision": 3, "recall": 3, "hpsv2": 4, "imagereward": 3, "total_variation": 4}
+_DIGITS = {"precision": 3, "recall": 3, "hpsv2": 4, "total_variation": 4}
 DASH = "—"
 
 
@@ -35,40 +29,32 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
 
-# --- files -----------------------------------------------------------------------------------------
-
-SUFFIXES = (".md", ".tex", ".html")
-
-
-def targets(out: Path) -> list[Path]:
-    """Return the files of tables that belong to an evaluation's JSON."""
-    return [out.with_suffix(suffix) for suffix in SUFFIXES]
-
-
 def check_targets(out: Path) -> None:
     """Refuse a name whose tables would be written over itself, or cannot be written."""
-    if out.suffix.lower() in SUFFIXES:
+    if out.suffix.lower() in (".md", ".png"):
         raise DataError(f"-o {out} is the name of a table; end it in .json, tables go next to it")
-    for path in (out, *targets(out)):
+    for path in (out, out.with_suffix(".md"), out.with_suffix(".png")):
         check_target(path)
 
 
-def write_tables(report: Evaluation, out: Path) -> list[Path]:
-    """Write the tables next to ``out``; the page has plots where matplotlib is installed."""
-    found = all_tables(report)
-    title = f"{report.model} on {report.environment.get('device', 'a device')}"
-    picture = plots.picture(report.suite) if report.suite is not None else None
-    drawn = [("Speed against quality; hollow: dominated", picture)] if picture else []
-    texts = (f"# {title}\n\n{markdown(found)}", latex(found), page(found, title, drawn))
-    for path, text in zip(targets(out), texts, strict=True):
-        write_whole(path, text)
-    return targets(out)
-
-
-def all_tables(report: Evaluation) -> list[Table]:
-    """Return every table that the evaluation has figures for."""
+def write_tables(report: Evaluation, out: Path) -> None:
+    """Write the tables next to ``out``, and where matplotlib is installed a plot that they show."""
     found = list(tables(report.suite)) if report.suite is not None else []
-    return [*found, *first_experiments(report)]
+    text = f"# {report.model} on {report.environment.get('device', 'a device')}\n\n"
+    if report.suite is not None and (picture := plots.picture(report.suite)) is not None:
+        name = out.with_suffix(".png")
+        write_whole(name, picture)
+        text += f"![Speed against quality; hollow: dominated]({name.name})\n\n"
+    write_whole(out.with_suffix(".md"), text + markdown([*found, *first_experiments(report)]))
+
+
+def markdown(found: Sequence[Table]) -> str:
+    """Return tables as Markdown."""
+    parts = []
+    for one in found:
+        lines = [f"## {one.title}", "", *markdown_table(one.heads, one.rows), ""]
+        parts.append("\n".join([*lines, *(f"- {note}" for note in one.notes)]).rstrip())
+    return "\n\n".join(parts) + "\n"
 
 
 # --- the parts -------------------------------------------------------------------------------------
@@ -102,7 +88,7 @@ PARTS: dict[str, tuple[str, dict[str, tuple[str, int | None]]]] = {
 }  # fmt: skip
 
 
-def shown(value: Any, places: int | None, unit: str = "") -> str:
+def shown(value: object, places: int | None, unit: str = "") -> str:
     """Return a figure as a table shows it, with its interval; a dash where it was not measured.
 
     ``places`` after the point; None: as many digits as it needs.
@@ -118,22 +104,12 @@ def shown(value: Any, places: int | None, unit: str = "") -> str:
 
 
 def first_experiments(report: Evaluation) -> Iterator[Table]:
-    """Yield the tables of likelihood, ambiguity, interchange, frontier, distances, memorisation."""
+    """Yield the tables of the parts that were measured."""
     for part, (title, columns) in PARTS.items():
         if found := getattr(report, part):
             fields = columns.values()
             rows = [[shown(getattr(row, name), places) for name, places in fields] for row in found]
             yield Table(title, list(columns), rows)
-    if report.memorisation:
-        m = report.memorisation
-        yield Table(
-            "Memorisation",
-            ["images", "median distance to the nearest training image"],
-            [
-                [f"{len(m.samples)} samples", f"{m.samples_median:.1f}"],
-                [f"{m.heldout_count} held-out images", f"{m.heldout_median:.1f}"],
-            ],
-        )
 
 
 def in_words(strategy: Strategy) -> str:
@@ -161,27 +137,18 @@ def tables(suite: Suite) -> list[Table]:
     rows = []
     for row in suite.rows:
         s = row.speed
-        cells = [
-            row.label,
-            shown(s.seconds_per_image, 3),
-            shown(s.speedup, 2, "x"),
-            shown(s.tokens_per_step, 2),
-            shown(s.total_variation, 4),
-        ]
-        rows.append(
-            [*cells, *(shown(row.metrics.get(c.key), _DIGITS.get(c.key, 2)) for c in measured)]
-        )
-    found = [Table(_title(suite), heads, rows, _notes(suite))]
+        speed = ((s.seconds_per_image, 3, ""), (s.speedup, 2, "x"), (s.tokens_per_step, 2, ""),
+                 (s.total_variation, 4, ""))  # fmt: skip
+        cells = [shown(*figure) for figure in speed]
+        cells += [shown(row.metrics.get(c.key), _DIGITS.get(c.key, 2)) for c in measured]
+        rows.append([row.label, *cells])
+    name = {"coco": "MS-COCO", "imagenet": "ImageNet", "prompts": suite.prompts_source}[suite.name]
+    title = f"{name}, {suite.count} images per strategy, seed {suite.seed}"
+    title += f", protocol {suite.protocol.name}"
+    found = [Table(title, heads, rows, _notes(suite))]
     columns = [[c.title, c.network, c.preprocessing or DASH, c.note or DASH] for c in suite.columns]
     found.append(Table("How it is measured", ["figure", "network", "pictures", "note"], columns))
-    if suite.published:
-        found.append(_published(suite))
-    return found
-
-
-def _title(suite: Suite) -> str:
-    name = {"coco": "MS-COCO", "imagenet": "ImageNet", "prompts": suite.prompts_source}[suite.name]
-    return f"{name}, {suite.count} images per strategy, seed {suite.seed}, protocol {suite.protocol.name}"
+    return [*found, _published(suite)] if suite.published else found
 
 
 def _notes(suite: Suite) -> list[str]:
@@ -193,12 +160,9 @@ def _notes(suite: Suite) -> list[str]:
         "TV per token: the total variation that relaxation may have moved, and what weights in fewer "
         "bits cost; 0 for exact strategies on the model's own weights.",
     ]
-    fid = [r.metrics.get("fid") for r in suite.rows]
-    limit = [r.metrics.get("fid_infinity") for r in suite.rows]
+    both = [(r.metrics.get("fid"), r.metrics.get("fid_infinity")) for r in suite.rows]
     gaps = [
-        a.value - b.value
-        for a, b in zip(fid, limit, strict=True)
-        if isinstance(a, Interval) and isinstance(b, Interval)
+        a.value - b.value for a, b in both if isinstance(a, Interval) and isinstance(b, Interval)
     ]
     if gaps:
         notes.append(
@@ -218,12 +182,7 @@ def _notes(suite: Suite) -> list[str]:
         text += f" Left out: {'; '.join(left)}." if left else ""
         text += f" Turned into RGB: {', '.join(odd)}." if odd else ""
         notes.append(text)
-    return [*notes, *_missing(suite)]
-
-
-def _missing(suite: Suite) -> list[str]:
-    """Return a line for each reason for which figures were not measured."""
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, dict[str, None]] = {}
     for row in suite.rows:
         figures: dict[str, Reading] = {
             **{column.title: row.metrics.get(column.key, "") for column in suite.columns},
@@ -232,17 +191,14 @@ def _missing(suite: Suite) -> list[str]:
         }
         for title, figure in figures.items():
             if isinstance(figure, str) and figure.startswith(NOT_MEASURED):
-                titles = reasons.setdefault(figure.removeprefix(NOT_MEASURED), [])
-                if title not in titles:
-                    titles.append(title)
-    return [f"Not measured: {', '.join(titles)} ({reason})." for reason, titles in reasons.items()]
+                reasons.setdefault(figure.removeprefix(NOT_MEASURED), {})[title] = None
+    return notes + [f"Not measured: {', '.join(of)} ({why})." for why, of in reasons.items()]
 
 
 def _published(suite: Suite) -> Table:
-    measured = {column.key: column for column in suite.columns}
-    keys = [key for key in measured if any(key in row.metrics for row in suite.published)]
+    titles = {column.key: column.title for column in suite.columns}
+    keys = [key for key in titles if any(key in row.metrics for row in suite.published)]
     heads = ["method", "model", "exact", "drafter", "speed-up", "tokens per step"]
-    heads += [measured[key].title for key in keys]
     rows = [
         [
             row.method,
@@ -256,79 +212,9 @@ def _published(suite: Suite) -> Table:
         ]
         for row in suite.published
     ]
-    return Table(
-        "Published by others",
-        [*heads, "source"],
-        rows,
-        [
-            "Other models, cards, code and protocols: their values are a yardstick for ratios, not for "
-            "the table above."
-        ],
+    note = (
+        "Other models, cards, code and protocols: their values are a yardstick for ratios, not for the "
+        "table above."
     )
-
-
-# --- the three forms ---------------------------------------------------------------------------
-
-
-def markdown(found: Sequence[Table]) -> str:
-    """Return tables as Markdown."""
-    parts = []
-    for one in found:
-        lines = [f"## {one.title}", "", *markdown_table(one.heads, one.rows), ""]
-        parts.append("\n".join([*lines, *(f"- {note}" for note in one.notes)]).rstrip())
-    return "\n\n".join(parts) + "\n"
-
-
-_TEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "↓": r"$\downarrow$", "↑": r"$\uparrow$", "—": "--", "`": "'",
-}  # fmt: skip
-
-
-def latex(found: Sequence[Table]) -> str:
-    """Return tables as LaTeX (booktabs), intervals small."""
-    parts = ["% \\usepackage{booktabs}"]
-    for one in found:
-        lines = [r"\begin{table}", r"\centering\small", rf"\caption{{{_tex(one.title)}}}"]
-        lines += [rf"\begin{{tabular}}{{l{'r' * (len(one.heads) - 1)}}}", r"\toprule"]
-        lines += [" & ".join(map(_tex, one.heads)) + r" \\", r"\midrule"]
-        lines += [" & ".join(map(_cell, row)) + r" \\" for row in one.rows]
-        lines += [r"\bottomrule", r"\end{tabular}"]
-        lines += [rf"\par\footnotesize {_tex(note)}" for note in one.notes]
-        parts.append("\n".join([*lines, r"\end{table}"]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _tex(text: str) -> str:
-    return "".join(_TEX.get(letter, letter) for letter in text)
-
-
-def _cell(text: str) -> str:
-    value, bracket, rest = text.partition(" [")
-    return rf"{_tex(value)} {{\scriptsize [{_tex(rest)}}}" if bracket else _tex(text)
-
-
-_CSS = """body{font:15px/1.5 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem}
-table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}
-table{display:block;overflow-x:auto}
-th,td{padding:.3rem .7rem;border-bottom:1px solid #ddd;text-align:right;vertical-align:top}
-th:first-child,td:first-child{text-align:left}small{color:#666;display:block}
-thead th{border-bottom:2px solid #333}figure{margin:1rem 0}img{max-width:100%}"""
-
-
-def page(found: Sequence[Table], title: str, pictures: Sequence[tuple[str, bytes]] = ()) -> str:
-    """Return tables as one self-contained HTML page; ``pictures`` are captions with PNG bytes."""
-    shown = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown(found))
-    parts = [re.sub(r" (\[[^]<]+\])</td>", r"<small>\1</small></td>", shown)]
-    for caption, content in pictures:
-        data = base64.b64encode(content).decode()
-        words = html.escape(caption)
-        parts.append(
-            f'<figure><img alt="{words}" src="data:image/png;base64,{data}">'
-            f"<figcaption>{words}</figcaption></figure>"
-        )
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>"
-        f"<style>{_CSS}</style><h1>{html.escape(title)}</h1>{''.join(parts)}</html>\n"
-    )
+    heads += [*(titles[key] for key in keys), "source"]
+    return Table("Published by others", heads, rows, [note])

@@ -42,9 +42,6 @@ class Source(Protocol):
         Raises :class:`DataError` where there are none for this model.
         """
 
-    def trained_on(self) -> tuple[NDArray[np.uint8], list[tuple[str, str]]]:
-        """Return every training image, uint8 ``[n, H, W, 3]``, with its concept and style."""
-
 
 def to_rgb(image: Image.Image) -> tuple[Image.Image, str | None]:
     """Return an image in RGB, transparency on white, and the name of its own mode where not RGB."""

@@ -7,13 +7,11 @@ with stand-ins and has a second set for dark screens. matplotlib is an extra.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.errors import DataError
 from lantern_accel.files import write_whole
 
 INK, MUTED, RULE, BAND, BAR = "#222222", "#5b6570", "#dfe3e7", "#eceff1", "#0072b2"
@@ -83,15 +81,6 @@ def rc(colour: Callable[[str], str] = lambda role: GROUND[role][0], size: float 
         "lines.linewidth": 1.4,
         "lines.markersize": 5.5,
     }
-
-
-def check_matplotlib(needed_by: str = "--plots") -> None:
-    """Raise :class:`DataError` where matplotlib is not installed; call it before measuring."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise DataError(
-            f"{needed_by} needs matplotlib, which is not installed; `pip install lantern-accel[eval]` "
-            "brings it. Or leave it out: the same command with it draws the plots later"
-        )
 
 
 @contextmanager

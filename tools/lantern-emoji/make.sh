@@ -16,5 +16,5 @@ lantern-accel train bundle "$to" --work "$work" --name lantern-emoji --cfg-scale
 lantern-accel train drafter --model "$to" --work "$work/own" --config "$here/drafter-own.json" \
   --prompts "$here/prompts.txt" --samples "$(wc -l < "$here/prompts.txt")" --into "$to"
 python "$here" head --model "$to"
-python "$here" evaluate --model "$to" -o "$to/eval.json" --plots "$to/plots"
+python "$here" evaluate --model "$to" -o "$to/eval.json"
 lantern-accel evaluate --model "$to" --grid "$to/grid.png"

@@ -10,18 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lantern_accel.errors import DataError
-from lantern_accel.files import (
-    read_bytes_file,
-    read_json_file,
-    read_lines,
-    read_text_file,
-    write_whole,
-)
-from lantern_accel.prompts import read_prompts
+from lantern_accel.files import read_bytes_file, read_json_file, read_text_file, write_whole
 from lantern_accel.quality.imageset import captioned
 
 #: Names that a reason lists at most.
 NAMED = 3
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 
 
 @dataclass(frozen=True)
@@ -31,22 +25,19 @@ class Captioned:
     prompts: list[str | int]
     images: list[Path] | None = None
     left_out: dict[str, str] = field(default_factory=dict)
-    #: Lines that GenEval wants copied, one per prompt.
-    metadata: list[str] | None = None
 
     def first(self, count: int | None) -> Captioned:
         """Return the first ``count``; raises :class:`DataError` where there are fewer."""
         there = len(self.prompts)
-        if count is None or count == there:
-            return self
-        if count > there:
+        if count is not None and count > there:
             gone = f" ({'; '.join(f'{k}: {v}' for k, v in self.left_out.items())})"
             raise DataError(
                 f"--count asks for {count} prompts, and there are {there} that can be used"
                 f"{gone if self.left_out else ''}; lower it"
             )
-        kept = {name: getattr(self, name) for name in ("prompts", "images", "metadata")}
-        return replace(self, **{name: one and one[:count] for name, one in kept.items()})
+        return replace(
+            self, prompts=self.prompts[:count], images=self.images and self.images[:count]
+        )
 
 
 def digest(prompts: Sequence[str | int]) -> str:
@@ -65,15 +56,18 @@ def read_captions(
     :class:`DataError` where nothing is left.
     """
     if not folder.is_dir():
-        raise DataError(f"--images names {folder}, which is no folder; name the one of the images")
-    lines = path.suffix == ".jsonl"
-    listed = captioned(path, _text(path).splitlines()) if lines else _coco(path)
+        raise DataError(
+            f"--images names {folder}, which is not a folder; name the one of the images"
+        )
+    listed = _listed(path)
     chosen: dict[str, str | int] = {}
     for name, caption in listed:
         kept = chosen.get(name)
         if kept is None or (choose == "longest" and len(str(caption)) > len(str(kept))):
             chosen[name] = caption
-    there = {one.name for one in folder.iterdir() if one.is_file() and _is_picture(one)}
+    there = {
+        one.name for one in folder.iterdir() if one.is_file() and one.suffix.lower() in PICTURES
+    }
     gone = [name for name in chosen if name not in there and not _is_there(folder / name)]
     left_out = _counted("captions whose image is not there", gone)
     left_out |= _counted("images without a caption", sorted(there - set(chosen)))
@@ -101,12 +95,6 @@ def read_captions(
     return Captioned(prompts, images, left_out)
 
 
-def prompts_alone(path: Path) -> Captioned:
-    """Return a file's prompts without images; of ``.jsonl`` with its lines, which GenEval wants."""
-    prompts = read_prompts(path)
-    return Captioned(prompts, metadata=read_lines(path) if path.suffix == ".jsonl" else None)
-
-
 def write_prompts(path: Path, prompts: Sequence[str | int]) -> None:
     """Write a line per picture, as ``lantern-accel generate --prompts`` reads them."""
     rows = [{"id": f"{i:06d}", "prompt": prompt} for i, prompt in enumerate(prompts)]
@@ -119,8 +107,11 @@ def class_prompts(classes: int, count: int | None, usual: int) -> Captioned:
     return Captioned([i % classes for i in range(usual if count is None else count)])
 
 
-def _coco(path: Path) -> list[tuple[str, str]]:
+def _listed(path: Path) -> list[tuple[str, str | int]]:
+    """Return names of images and their captions."""
     try:
+        if path.suffix == ".jsonl":
+            return [*captioned(path, read_text_file(path).splitlines())]
         value: Any = read_json_file(path)
         names = {one["id"]: str(one["file_name"]) for one in value["images"]}
         return [
@@ -140,23 +131,11 @@ def _coco(path: Path) -> list[tuple[str, str]]:
         ) from None
 
 
-def _text(path: Path) -> str:
-    try:
-        return read_text_file(path)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise DataError(f"{path} cannot be read ({why}); name another file") from None
-
-
 def _is_there(path: Path) -> bool:
     try:
         return path.is_file()
     except (OSError, ValueError):  # a name that no file can have
         return False
-
-
-def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 
 
 def _counted(what: str, names: Sequence[str]) -> dict[str, str]:

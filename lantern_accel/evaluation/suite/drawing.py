@@ -17,15 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from PIL.Image import Image
-
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import DataError, RequestError, StrategyError
 from lantern_accel.evaluation.suite.captions import Captioned, digest
 from lantern_accel.evaluation.suite.networks import FeatureNetwork, Scorer
 from lantern_accel.evaluation.suite.protocol import Protocol
-from lantern_accel.files import read_json_file, read_text_file, write_json, write_whole
+from lantern_accel.files import json_text, read_json_file, read_text_file, write_whole
 from lantern_accel.generation.pipeline import Pipeline, Prompt
+from lantern_accel.generation.result import png_bytes
 from lantern_accel.quality.set_metrics import FID_RESAMPLES
 from lantern_accel.store import check_same
 from lantern_accel.strategy.presets import PRESETS
@@ -49,10 +48,7 @@ class SuiteRequest:
     seed: int = 0
     chunk: int = CHUNK
     batch: int = 1
-    per_prompt: int = 1
     reference: Path | None = None
-    save_reference: Path | None = None
-    geneval: Path | None = None
     pictures: Mapping[str, Path] = field(default_factory=dict)
     weights: Mapping[str, Path] = field(default_factory=dict)
     host: bool = False
@@ -63,7 +59,7 @@ class SuiteRequest:
     @property
     def prompts(self) -> list[str | int]:
         """The prompt of each picture."""
-        return [one for one in self.captioned.prompts for _ in range(self.per_prompt)]
+        return self.captioned.prompts
 
 
 def choose_strategies(
@@ -105,7 +101,7 @@ def _strategy(
         try:
             asked["strategy"] = Strategy.model_validate_json(read_text_file(Path(label)))
         except (OSError, ValueError) as error:
-            why = (error.strerror if isinstance(error, OSError) else None) or "it is no strategy"
+            why = (error.strerror if isinstance(error, OSError) else None) or "not a strategy"
             raise StrategyError(f"{label} cannot be read as a strategy ({why})") from None
     elif name in {one.name for one in PRESETS}:
         asked = {"preset": name}
@@ -161,9 +157,9 @@ class Drawn:
         if not path.is_file():
             if folder.is_dir() and any(folder.iterdir()):
                 raise DataError(
-                    f"{folder} is not empty and is no folder of a suite; name another with --work"
+                    f"{folder} is not empty and not a suite's folder; name another with --work"
                 )
-            _write(path, wanted)
+            _write(path, json_text(wanted))
             return
         try:
             stored = dict(read_json_file(path))
@@ -186,7 +182,6 @@ class Drawn:
             "sampling": r.sampling.model_dump(mode="json"),
             "chunk": r.chunk,
             "batch": r.batch,
-            "images_per_prompt": r.per_prompt,
             "prompts": digest(self.prompts),
         }
 
@@ -196,7 +191,7 @@ class Drawn:
         slug = re.sub(r"[^a-z0-9.=+]+", "-", label.lower()).strip("-")[:60]
         place = self.folder / f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         if not (place / "strategy.json").is_file():
-            _write(place / "strategy.json", json.loads(text))
+            _write(place / "strategy.json", json_text(json.loads(text)))
         return place
 
     def paths(self, folder: Path) -> list[Path]:
@@ -237,7 +232,7 @@ class Drawn:
                     batch_size=r.batch,
                 )
                 for path, image in zip(here, made.images, strict=True):
-                    _save(image, path)
+                    _write(path, png_bytes(image))
                 stats = made.stats
                 done = Chunk(
                     images=stats.images,
@@ -249,7 +244,7 @@ class Drawn:
                     simulated=stats.simulated,
                     details=stats.model_dump(mode="json", exclude=set(_LEFT_OUT)),
                 )
-                _write(record, done.__dict__)
+                _write(record, json_text(done.__dict__))
                 first = False
             found.append(done)
             advance(len(here))
@@ -282,33 +277,10 @@ def drawn_pictures(label: str, folder: Path, count: int) -> list[Path]:
     )
 
 
-def _save(image: Image, path: Path) -> None:
+def _write(path: Path, content: bytes | str) -> None:
     try:
-        write_whole(path, lambda stream: image.save(stream, format="PNG"))
+        write_whole(path, content)
     except OSError as error:
-        raise _unwritable(path, error) from None
-
-
-def _write(path: Path, value: Any) -> None:
-    try:
-        write_json(path, value)
-    except OSError as error:
-        raise _unwritable(path, error) from None
-
-
-def _unwritable(path: Path, error: OSError) -> DataError:
-    return DataError(
-        f"{path} cannot be written ({error.strerror}); make room, or name another folder with --work"
-    )
-
-
-def save_geneval(
-    folder: Path, pictures: Sequence[Path], metadata: Sequence[str], per_prompt: int
-) -> None:
-    """Copy pictures into the folders that GenEval's scorer reads: ``00000/samples/0000.png``, ..."""
-    for i, line in enumerate(metadata):
-        place = folder / f"{i:05d}"
-        write_whole(place / "metadata.jsonl", f"{line}\n")
-        for j in range(per_prompt):
-            content = pictures[i * per_prompt + j].read_bytes()
-            write_whole(place / "samples" / f"{j:04d}.png", content)
+        raise DataError(
+            f"{path} cannot be written ({error.strerror}); make room, or name another folder with --work"
+        ) from None

@@ -1,35 +1,36 @@
 """The networks that judge a suite's pictures: features for FID and the like, and scores of prompts.
 
-``inception`` is torch-fidelity's, ``vgg16`` torchvision's, CLIP and HPSv2 are read through open_clip;
-``efficientnet`` is this package's own, whose weights come with the extra ``quality``: it shows that a
-suite runs, and no paper's figure can be compared with its own.
+``inception`` is torch-fidelity's, ``vgg16`` torchvision's, CLIP and HPSv2 are read through open_clip.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
 import os
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional as F
 
 from lantern_accel.errors import LanternError, ModelError, RequestError, did_you_mean
+from lantern_accel.evaluation.suite.protocol import WEIGHTS, Weights
 from lantern_accel.evaluation.suite.protocol import Protocol as PaperProtocol
-from lantern_accel.files import cache_dir, write_whole
+from lantern_accel.files import cache_dir
 from lantern_accel.models import hub
-from lantern_accel.quality import features as lite
 
 INSTALL = "pip install 'lantern-accel[metrics]'"
+#: How long a server may take to answer at all.
+REACH_SECONDS = 10
+Tell = Callable[[str], None]
+
+
+class Unavailable(LanternError):
+    """A figure cannot be measured here, and why."""
 
 
 def library(module: str) -> Any:
@@ -38,19 +39,15 @@ def library(module: str) -> Any:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:
         # RuntimeError: a torchvision that was built for another torch fails to register its operators.
-        raise Unavailable(missing(module.partition(".")[0], error)) from None
-
-
-def missing(module: str, error: Exception) -> str:
-    """Return why a library cannot be used, and what brings it."""
-    why = f"{module} cannot be imported ({error})"[:200]
-    if isinstance(error, ModuleNotFoundError) and error.name is not None:
-        of = "" if error.name.split(".")[0] == module else f", which {module} needs,"
-        why = f"{error.name}{of} is not installed"
-    return (
-        f"{why}; `{INSTALL}` brings it, where PyTorch publishes a torchvision for your torch "
-        "(https://pytorch.org/get-started)"
-    )
+        name = module.partition(".")[0]
+        why = f"{name} cannot be imported ({error})"[:200]
+        if isinstance(error, ModuleNotFoundError) and error.name is not None:
+            of = "" if error.name.split(".")[0] == name else f", which {name} needs,"
+            why = f"{error.name}{of} is not installed"
+        raise Unavailable(
+            f"{why}; `{INSTALL}` brings it, where PyTorch publishes a torchvision for your torch "
+            "(https://pytorch.org/get-started)"
+        ) from None
 
 
 @contextmanager
@@ -127,33 +124,10 @@ class Vgg16:
         return found.cpu(), None
 
 
-class EfficientNet:
-    """EfficientNet-Lite0, whose weights a package carries: for trying a suite without a network."""
-
-    name = lite.NETWORK
-    side = lite.SIDE
-
-    def __init__(self, device: torch.device) -> None:
-        try:
-            self._net = lite.load_network().to(device)
-        except lite.FeaturesMissing as error:
-            raise Unavailable(str(error)) from None
-        self._device = device
-
-    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        x = (images.to(self._device).float() - 127.0) / 128.0
-        if x.shape[-2:] != (lite.SIDE, lite.SIDE):
-            x = F.interpolate(x, size=(lite.SIDE, lite.SIDE), mode="bilinear", antialias=True)
-        found = self._net(x)
-        return found.cpu(), self._net._fc(found).cpu()
-
-
 def load_network(
     name: str, given: Mapping[str, Path], device: torch.device, tell: Tell
 ) -> FeatureNetwork:
     """Return a feature network by name; raises :class:`Unavailable` with the reason."""
-    if name == "efficientnet":
-        return EfficientNet(device)
     library("torch_fidelity" if name == "inception" else "torchvision")  # before large files
     path = weights_file(name, given, tell)
     return Inception(path, device) if name == "inception" else Vgg16(path, device)
@@ -208,48 +182,19 @@ class OpenClip:
         self._device, self._prefix, self._scale = device, prefix, scale
         self.name, self.note = name, note
 
+    @torch.no_grad()
     def __call__(self, images: Sequence[Image.Image], prompts: Sequence[str]) -> list[float]:
         pixels = torch.stack([self._prepare(image) for image in images]).to(self._device)
         text = self._tokens([self._prefix + prompt for prompt in prompts]).to(self._device)
-        with torch.no_grad():
-            seen = self._net.encode_image(pixels, normalize=True)
-            read = self._net.encode_text(text, normalize=True)
-            scores = self._scale * (seen * read).sum(dim=-1)
-        return [float(one) for one in scores.cpu()]
-
-
-class ImageReward:
-    """ImageReward's own package, which nobody keeps up: used where it is installed and works."""
-
-    name = "ImageReward 1.0"
-    note = "the package image-reward"
-
-    def __init__(self, path: Path, device: torch.device) -> None:
-        try:
-            import ImageReward as package
-
-            self._model: Any = package.load(str(path), device=str(device))
-        except Exception as error:  # it needs old releases of others, and fails in many ways
-            raise Unavailable(f"the package image-reward cannot be used ({error})"[:300]) from None
-
-    def __call__(self, images: Sequence[Image.Image], prompts: Sequence[str]) -> list[float]:
-        pairs = zip(images, prompts, strict=True)
-        with torch.no_grad():
-            return [float(self._model.score(prompt, image)) for image, prompt in pairs]
+        seen = self._net.encode_image(pixels, normalize=True)
+        read = self._net.encode_text(text, normalize=True)
+        return [float(one) for one in (self._scale * (seen * read).sum(dim=-1)).cpu()]
 
 
 def load_scorer(
-    key: str,
-    protocol: PaperProtocol,
-    given: Mapping[str, Path],
-    device: torch.device,
-    tell: Tell,
+    key: str, protocol: PaperProtocol, given: Mapping[str, Path], device: torch.device, tell: Tell
 ) -> Scorer:
-    """Return the scorer of ``clip``, ``hpsv2`` or ``imagereward``; raises :class:`Unavailable`."""
-    if key == "imagereward":
-        if importlib.util.find_spec("ImageReward") is None:
-            raise Unavailable("the package image-reward, which nobody keeps up, is not installed")
-        return ImageReward(weights_file("imagereward", given, tell), device)
+    """Return the scorer of ``clip`` or ``hpsv2``; raises :class:`Unavailable`."""
     library("open_clip")
     if key == "hpsv2":
         return OpenClip(
@@ -273,78 +218,7 @@ def load_scorer(
     )
 
 
-Tell = Callable[[str], None]
-#: How long a server may take to answer at all.
-REACH_SECONDS = 10
-
-
-class Unavailable(LanternError):
-    """A figure cannot be measured here, and why."""
-
-
-@dataclass(frozen=True)
-class Weights:
-    """One file of weights: what it is, how large, under which licence, and where it is published."""
-
-    key: str
-    title: str
-    size: str
-    licence: str
-    repo: str | None = None
-    file: str = ""
-    url: str = ""
-
-    @property
-    def named(self) -> str:
-        """The weights in words."""
-        where = f"{self.repo}: {self.file}" if self.repo else self.url
-        return f"{self.title}, {self.size}, {self.licence} ({where})"
-
-
-def _clip(key: str, model: str, repo: str, size: str) -> Weights:
-    return Weights(
-        key, f"CLIP {model} (OpenAI)", size, "MIT", repo=repo, file="open_clip_model.safetensors"
-    )
-
-
-WEIGHTS = {
-    one.key: one
-    for one in (
-        Weights(
-            "inception",
-            "Inception-v3 of FID, as torch-fidelity converted it",
-            "96 MB",
-            "Apache-2.0",
-            url="https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
-            "weights-inception-2015-12-05-6726825d.pth",
-        ),
-        Weights(
-            "vgg16",
-            "VGG16, ImageNet (torchvision)",
-            "553 MB",
-            "BSD-3-Clause",
-            url="https://download.pytorch.org/models/vgg16-397923af.pth",
-        ),
-        _clip("ViT-B-32", "ViT-B/32", "timm/vit_base_patch32_clip_224.openai", "605 MB"),
-        _clip("ViT-B-16", "ViT-B/16", "timm/vit_base_patch16_clip_224.openai", "599 MB"),
-        Weights(
-            "hpsv2",
-            "HPSv2.1 (a fine-tuned CLIP ViT-H/14)",
-            "about 4 GB",
-            "Apache-2.0",
-            repo="xswu/HPSv2",
-            file="HPS_v2.1_compressed.pt",
-        ),
-        Weights(
-            "imagereward",
-            "ImageReward 1.0",
-            "1.8 GB",
-            "Apache-2.0",
-            repo="THUDM/ImageReward",
-            file="ImageReward.pt",
-        ),
-    )
-}
+# --- their weights --------------------------------------------------------------------------------------
 
 
 def read_given(words: list[str]) -> dict[str, Path]:
@@ -374,9 +248,9 @@ def weights_file(key: str, given: Mapping[str, Path], tell: Tell) -> Path:
     one = WEIGHTS[key]
     try:
         return _from_hub(one.repo, one, tell) if one.repo else _from_url(one, tell)
-    except (hub.Absent, ModelError) as error:
+    except (hub.Absent, ModelError, OSError, RuntimeError, ValueError) as error:
         raise Unavailable(
-            f"{one.named} is not here and cannot be fetched ({error}); fetch it where there is a "
+            f"{one} is not here and cannot be fetched ({error}); fetch it where there is a "
             f"network and name it with --metric-weights {key}=PATH"
         ) from None
 
@@ -385,7 +259,7 @@ def _from_hub(repo: str, one: Weights, tell: Tell) -> Path:
     found = hub.cached(repo, one.file)
     if found is None:
         hub.reach(repo, one.file)
-        tell(f"fetching {one.named}")
+        tell(f"fetching {one}")
         found = hub.download(repo, one.file)
     return found
 
@@ -394,33 +268,13 @@ def _from_url(one: Weights, tell: Tell) -> Path:
     path = cache_dir() / "metrics" / one.url.rpartition("/")[2]
     if path.is_file():
         return path
-    _reach(one.url)
-    tell(f"fetching {one.named}")
-
-    def copy(stream: IO[bytes]) -> None:
-        seen = hashlib.sha256()
-        with urllib.request.urlopen(one.url, timeout=60) as answer:
-            while part := answer.read(1 << 20):
-                seen.update(part)
-                stream.write(part)
-        # As torch.hub has it: the name ends in the first digits of the content's hash.
-        if not seen.hexdigest().startswith(path.stem.rpartition("-")[2]):
-            raise OSError("what came is not what its name says")
-
-    try:
-        write_whole(path, copy)
-    except OSError as error:
-        raise hub.Absent(f"{type(error).__name__}: {error}") from None
-    return path
-
-
-def _reach(url: str) -> None:
-    """Raise :class:`hub.Absent` where a server cannot be reached: one question, no retries."""
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
         raise hub.Absent("HF_HUB_OFFLINE is set")
-    try:
-        request = urllib.request.Request(url, method="HEAD")
-        with urllib.request.urlopen(request, timeout=REACH_SECONDS):
-            return
-    except (OSError, ValueError):
-        raise hub.Absent("no network") from None
+    # One question without retries: torch's download waits for ever where there is no network.
+    request = urllib.request.Request(one.url, method="HEAD")
+    with urllib.request.urlopen(request, timeout=REACH_SECONDS):
+        tell(f"fetching {one}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The name ends in the first digits of the content's hash; what has another is not kept.
+    torch.hub.download_url_to_file(one.url, str(path), path.stem.rpartition("-")[2], progress=False)
+    return path

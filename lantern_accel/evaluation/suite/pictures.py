@@ -177,62 +177,28 @@ def look_once(
     return seen
 
 
-def save_reference(path: Path, features: Features, about: dict[str, Any]) -> None:
-    """Store features of real images with what they depend on, for ``--reference``."""
-    text = np.array(json.dumps(about))
-    write_whole(path, lambda stream: np.savez(stream, features=features, about=text))
-
-
 def read_reference(
     path: Path, network: FeatureNetwork, rule: Preprocessing, advance: Advance = lambda count: None
 ) -> Real:
-    """Read stored features, or ADM's reference batch (``arr_0``, with ``mu`` and ``sigma``).
+    """Read ADM's reference batch (``arr_0``, with ``mu`` and ``sigma``).
 
-    Raises :class:`DataError` for a file that is neither, and for one that was made with another
-    network or preprocessing than the suite's.
+    Raises :class:`DataError` for a file that is not one, and for moments of another network or
+    preprocessing than the suite's.
     """
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored if name not in ("mu_s", "sigma_s")}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or "it is no .npz of arrays"
+        why = (error.strerror if isinstance(error, OSError) else None) or "not an .npz of arrays"
         raise DataError(f"--reference {path} cannot be read ({why})") from None
-    if "features" in arrays and "about" in arrays:
-        return _stored(path, arrays, identity(network, rule))
-    if "arr_0" in arrays:
-        return _adm(path, arrays, network, rule, advance)
-    raise DataError(
-        f"--reference {path} has {', '.join(sorted(arrays)) or 'nothing'}; it takes what "
-        "--save-reference writes, or ADM's batch with arr_0"
-    )
-
-
-def _stored(path: Path, arrays: dict[str, Any], wanted: dict[str, Any]) -> Real:
-    try:
-        about = dict(json.loads(str(arrays["about"])))
-        features = np.asarray(arrays["features"], dtype=np.float32)
-        moments = Reference.of_features(features)
-    except ValueError:
-        raise DataError(f"--reference {path} is damaged; make it anew") from None
-    for name in wanted:
-        if about.get(name) != wanted[name]:
-            raise DataError(
-                f"--reference {path} was made with another {name}: {_short(about.get(name))}, and "
-                f"this suite has {_short(wanted[name])}; make it anew, or choose that protocol"
-            )
-    return Real(features, moments, about)
-
-
-def _adm(
-    path: Path,
-    arrays: dict[str, Any],
-    network: FeatureNetwork,
-    rule: Preprocessing,
-    advance: Advance,
-) -> Real:
-    images = arrays["arr_0"]
+    images = arrays.get("arr_0")
+    if images is None:
+        raise DataError(
+            f"--reference {path} has {', '.join(sorted(arrays)) or 'nothing'}; it takes ADM's batch "
+            "with arr_0"
+        )
     if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8 or len(images) < 2:
-        raise DataError(f"--reference {path}: arr_0 is no set of pictures, uint8 [n, h, w, 3]")
+        raise DataError(f"--reference {path}: arr_0 is not a set of pictures, uint8 [n, h, w, 3]")
     moments = None
     if "mu" in arrays and "sigma" in arrays:
         if "Inception" not in network.name or rule.to_network != "network":
@@ -244,7 +210,3 @@ def _adm(
     features = look(images, network, rule, advance).features
     about = {"source": path.name, "images": len(images), "moments": "stored" if moments else "ours"}
     return Real(features, moments or Reference.of_features(features), about)
-
-
-def _short(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)[:200]

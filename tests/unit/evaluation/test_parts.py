@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.chameleon import write_anole, write_lumina
 from support.models import write_tiny_model
 
 import lantern_accel
-from lantern_accel.cli import main
-from lantern_accel.errors import DataError
-from lantern_accel.evaluation.parts import NGram, interchange, nearest_images, psnr, text_ambiguity
-from lantern_accel.evaluation.run import Evaluator
+from lantern_accel.evaluation.parts import interchange, psnr
 from lantern_accel.quality.features import is_there, load_network, to_pixels
 from lantern_accel.quality.scoring import _logits, likelihood
 
@@ -61,49 +55,10 @@ def test_forced_ends_of_rows_are_not_scored(tmp_path: Path) -> None:
         assert row.replaced_by == "any code"
 
 
-def test_an_n_gram_model_is_a_distribution_that_knows_what_follows() -> None:
-    model = NGram([1, 2, 3] * 50, vocabulary=5, order=3)
-    for context in ([], [1], [2, 3], [4, 4, 4], [9]):
-        assert sum(model.distribution(context)) == pytest.approx(1.0)
-    assert model.distribution([3, 1])[2] > 0.9
-    assert min(model.distribution([3, 1])) > 0
-    unseen = model.distribution([4])
-    assert unseen[1] == pytest.approx(unseen[2], rel=0.1)
-
-
-def test_witten_bell_weights_are_the_published_ones() -> None:
-    model = NGram([0, 1, 0, 2], vocabulary=4, order=1)
-    # Unigrams: N = 4 tokens of T = 3 kinds; p(0) = (c(0) + T / V) / (N + T).
-    assert model.distribution([])[0] == pytest.approx((2 + 3 / 4) / 7)
-    assert model.distribution([])[3] == pytest.approx((3 / 4) / 7)
-
-
-@pytest.mark.long
-def test_text_is_less_ambiguous_than_chance_and_the_same_twice() -> None:
-    row = text_ambiguity(400, 60, seed=0)
-    assert row == text_ambiguity(400, 60, seed=0)
-    assert row.vocabulary == 400
-    assert row.cfg is None
-    assert "measured here" in row.source
-    assert 0.1 < row.top1_mean < 1
-    assert row.top1_mean < row.top10_mass < 1
-    assert 0 < row.entropy < math.log(400)
-
-
 def test_psnr_in_decibels() -> None:
     black = torch.zeros(2, 4, 4, 3, dtype=torch.uint8)
     assert psnr(black, black + 255).tolist() == pytest.approx([0.0, 0.0], abs=1e-9)
     assert psnr(black, black + 1).tolist() == pytest.approx([48.13, 48.13], abs=0.01)
-
-
-def test_the_nearest_image_is_found_across_parts() -> None:
-    rng = np.random.default_rng(0)
-    pool = torch.from_numpy(rng.integers(0, 255, (40, 4, 4, 3), dtype=np.uint8))
-    wanted = pool[[33, 2]].clone()
-    wanted[0, 0, 0, 0] ^= 4
-    index, gap = nearest_images(wanted, pool, batch=16)
-    assert index.tolist() == [33, 2]
-    assert gap.tolist() == pytest.approx([4 / math.sqrt(48), 0.0], abs=0.05)
 
 
 def test_feature_distances_tell_like_from_unlike() -> None:
@@ -119,19 +74,3 @@ def test_feature_distances_tell_like_from_unlike() -> None:
     assert float(net.distance(a, a)) == pytest.approx(0.0, abs=1e-5)
     assert float(net.distance(a, b)) < float(net.distance(a, c)) / 3
     assert net.vectors(disc).shape == (1, 1280)
-
-
-def test_plots_without_matplotlib_are_refused_before_anything_is_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def load(*args: object, **kwargs: object) -> None:
-        raise AssertionError("the model was loaded")
-
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(lantern_accel, "load", load)
-    given = ["evaluate", "-o", str(tmp_path / "eval.json"), "--plots", str(tmp_path / "plots")]
-    assert main(given) == 2
-    assert not (tmp_path / "eval.json").exists()
-    pipeline: Any = None  # is not touched
-    with pytest.raises(DataError, match="needs matplotlib, which is not installed"):
-        Evaluator(pipeline, tmp_path / "eval.json", plots=tmp_path / "plots")

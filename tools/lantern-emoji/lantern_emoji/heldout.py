@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lantern_accel.errors import DataError
 from lantern_accel.quality.imageset import ImageSet
@@ -43,9 +42,3 @@ class EmojiImages:
         return ImageSet(
             data.images[picked], [plain_caption(data.records[i], style) for i in picked]
         )
-
-    def trained_on(self) -> tuple[NDArray[np.uint8], list[tuple[str, str]]]:
-        """Return every training image with its concept and style."""
-        data = load_data()
-        rows = data.split("train")
-        return data.images[rows], [(data.records[i].concept, data.records[i].style) for i in rows]

@@ -28,7 +28,7 @@ class Painted:
     """One image as it comes back: the file's bytes, and its figures; or why there is none."""
 
     number: int
-    picture: bytes
+    picture: bytes = b""
     tokens_sha256: str = ""
     tokens: int = 0
     steps: int = 0
@@ -66,23 +66,19 @@ class Painter:
     ) -> None:
         import lantern_accel
 
-        self.pipeline = lantern_accel.load(**load, size=settings.get("size"))
+        self.pipeline = pipeline = lantern_accel.load(**load, size=settings.get("size"))
         self.name = name
-        pipeline = self.pipeline
-        wanted = slots or pipeline.backend.default_batch
+        self.size = slots or pipeline.backend.default_batch
         # Settings are checked here once; prompts are checked one by one.
         examples = pipeline.model.family.examples(pipeline.model.manifest)
-        batch = {"batch_size": wanted, "num_images": wanted}
+        batch = {"batch_size": self.size, "num_images": self.size}
         self.request = pipeline.request(examples[0], **{**settings, **batch, "seed": 0})
-        self.size = wanted
         self._notes: dict[int, str] = {}
         self._host = None
         if pipeline.dtype.itemsize == 4 and pipeline.backend.device.type != "cpu":
             # A sum in another order moves a pixel in some thousands by one level.
-            vq = copy.deepcopy(pipeline.model.vq).to("cpu")
-            self._host = replace(pipeline.model, vq=vq)
-        facts = pipeline.backend.facts()
-        self.device = f"{pipeline.backend.device} ({facts.name})"
+            self._host = replace(pipeline.model, vq=copy.deepcopy(pipeline.model.vq).to("cpu"))
+        self.device = f"{pipeline.backend.device} ({pipeline.backend.facts().name})"
 
     def facts(self) -> dict[str, Any]:
         """Return who this is: its device, dtype, model, and what decides the images besides prompts."""
@@ -111,21 +107,19 @@ class Painter:
         before = backend.energy_mj()
         painted: dict[int, Painted] = {}
         with backend.inference():
-            waiting: list[tuple[Item, Conditions]] = []
+            shapes: dict[Any, list[tuple[Item, Conditions]]] = {}
             for item in items:
                 try:
                     with noted() as notes:
                         made = self.pipeline.conditions([item.prompt], self.request.size)
-                    waiting.append((item, made))
+                    shapes.setdefault(made.shape, []).append((item, made))
                     if notes:
                         self._notes[item.number] = "; ".join(notes)
                         warnings.warn(self._notes[item.number], LanternWarning, stacklevel=2)
                 except RequestError as error:
-                    painted[item.number] = Painted(item.number, b"", error=str(error))
-            for shape in dict.fromkeys(made.shape for _, made in waiting):
-                group = [one for one in waiting if one[1].shape == shape]
-                for one in self._group(group):
-                    painted[one.number] = one
+                    painted[item.number] = Painted(item.number, error=str(error))
+            for group in shapes.values():
+                painted |= {one.number: one for one in self._group(group)}
         after = backend.energy_mj()
         joules = None if before is None or after is None else (after - before) / 1000
         images = tuple(painted[item.number] for item in items)
@@ -136,7 +130,7 @@ class Painter:
 
         pipeline, request = self.pipeline, self.request
         size = min(self.size, len(waiting))
-        if size < self.size and pipeline.backend.support("capture"):
+        if pipeline.backend.support("capture"):
             size = self.size  # captured steps of the usual size are there
         slots: Slots[tuple[Item, Conditions]] = Slots(
             pipeline, request.strategy, request.sampling, size, waiting[0][1]
@@ -147,12 +141,11 @@ class Painter:
             while left and slots.joinable:
                 item, conditions = one = left.pop(0)
                 asked = request.sampling, request.negative_prompt, request.size
-                rows = pipeline.rows(conditions, *asked)
-                slots.join(one, rows, item.seed, item.index)
+                slots.join(one, pipeline.rows(conditions, *asked), item.seed, item.index)
             slots.advance()
             for (item, conditions), made in slots.news():
                 if isinstance(made, NotFiniteError):
-                    found.append(Painted(item.number, b"", error=str(made)))
+                    found.append(Painted(item.number, error=str(made)))
                 elif not isinstance(made, int):
                     found.append(self._painted(item, conditions, made))
         return found

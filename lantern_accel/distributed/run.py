@@ -8,7 +8,6 @@ one without is drawn again, to the same result.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import secrets
@@ -23,6 +22,7 @@ from lantern_accel.distributed.painter import Batch, Painter
 from lantern_accel.errors import RequestError
 from lantern_accel.files import digest_of, read_json_file, write_json, write_whole
 from lantern_accel.prompts import Item, read_items
+from lantern_accel.store import check_same
 
 SCHEMA = 1
 #: What the images are: PNG.
@@ -150,49 +150,40 @@ class Share:
 
 
 class RunFolder:
-    """Where one run's images go. Raises RequestError for a folder of another run, or of one to resume."""
+    """Where a run's images go. Raises RequestError for a folder of another run, or of one to resume."""
 
     def __init__(self, path: Path, asked: Mapping[str, Any], resume: bool) -> None:
         """``asked``: what decides the images, the base seed left out; it must be the same to resume."""
-        self.path = path
-        text = json.dumps(asked, sort_keys=True, default=str)
-        self._key = hashlib.sha256(text.encode()).hexdigest()
+        self.path, self.asked = path, dict(asked)
         self.finished: set[int] = set()
         self.failed: dict[int, str] = {}
         self.devices: dict[str, Share] = {}
         self.seed: int | None = None
         self._began = time.time()
-        self._check(resume)
-
-    def _check(self, resume: bool) -> None:
-        path = self.path
-        if path.exists() and not path.is_dir():
-            raise RequestError(f"{path} is a file; name a folder for the images")
         try:
             path.mkdir(parents=True, exist_ok=True)
             found = read_json_file(path / RUN)
+            theirs, seed = dict(found["asked"]), int(found["seed"])
         except FileNotFoundError:
             if any(path.iterdir()):
                 raise RequestError(
                     f"{path} holds other files; name a new folder for the images"
                 ) from None
             return
+        except FileExistsError:
+            raise RequestError(f"{path} is a file; name a folder for the images") from None
         except OSError as error:
             raise RequestError(
                 f"{path} cannot be used ({error.strerror}); choose another"
             ) from None
-        except ValueError:
+        except (ValueError, KeyError, TypeError):
             raise RequestError(f"{path / RUN} is damaged; choose another folder") from None
         if not resume:
             raise RequestError(
                 f"{path} holds a run already; --resume continues it, or choose another folder"
             )
-        if not isinstance(found, dict) or found.get("asked_sha256") != self._key:
-            raise RequestError(
-                f"{path} holds the run of another command; repeat that one with --resume, or choose "
-                "another folder"
-            )
-        self.seed = int(found["seed"])
+        check_same(path, theirs, self.asked, "folder with --output")
+        self.seed = seed
         self._read_journal()
 
     def begin(self, seed: int, facts: Mapping[str, Any]) -> None:
@@ -201,20 +192,17 @@ class RunFolder:
         for part in self.path.glob(".lantern-*.part"):  # of a process that was killed
             with contextlib.suppress(OSError):
                 part.unlink()
-        written = {"schema_version": SCHEMA, "asked_sha256": self._key, "seed": seed, **facts}
+        written = {"schema_version": SCHEMA, "asked": self.asked, "seed": seed, **facts}
         write_json(self.path / RUN, written)
 
     def _read_journal(self) -> None:
         """Take over what is finished; the last line may be torn."""
-        with contextlib.suppress(FileNotFoundError), (self.path / JOURNAL).open("rb") as lines:
-            for line in lines:
-                try:
+        with contextlib.suppress(FileNotFoundError):
+            for line in (self.path / JOURNAL).read_bytes().splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError):
                     one = json.loads(line)
-                    number, there = int(one["number"]), (self.path / str(one["file"])).is_file()
-                except (ValueError, KeyError, TypeError):
-                    continue
-                if there:
-                    self.finished.add(number)
+                    if (self.path / str(one["file"])).is_file():
+                        self.finished.add(int(one["number"]))
 
     def keep(self, batch: Batch, items: Mapping[int, Item]) -> None:
         """Write a batch's images, then their lines, and count them for its device."""
@@ -222,7 +210,7 @@ class RunFolder:
         mine.seconds += batch.seconds
         known = mine.joules is not None and batch.joules is not None
         mine.joules = (mine.joules or 0.0) + (batch.joules or 0.0) if known else None
-        lines = []
+        lines = b""
         for one in batch.images:
             if one.number in self.finished:  # drawn twice, since a worker was thought lost
                 continue
@@ -242,37 +230,36 @@ class RunFolder:
                 "worker": batch.worker,
                 **({} if one.note is None else {"note": one.note}),
             }
-            lines.append(json.dumps(line, sort_keys=True))
+            lines += json.dumps(line, sort_keys=True).encode() + b"\n"
             self.finished.add(one.number)
             self.failed.pop(one.number, None)
             mine.images += 1
             mine.tokens += one.tokens
             mine.steps += one.steps
             mine.total_variation += one.price
-        if not lines:
-            return
-        with (self.path / JOURNAL).open("a+b") as stream:
-            lead = b""
-            if stream.tell():  # a torn line of a process that was killed ends here
-                stream.seek(-1, os.SEEK_END)
-                lead = b"" if stream.read(1) == b"\n" else b"\n"
-            stream.write(lead + "".join(f"{line}\n" for line in lines).encode())
-            stream.flush()
-            os.fsync(stream.fileno())
+        if lines:
+            with (self.path / JOURNAL).open("a+b") as stream:
+                if stream.tell():  # a torn line of a process that was killed ends here
+                    stream.seek(-1, os.SEEK_END)
+                    lines = lines if stream.read(1) == b"\n" else b"\n" + lines
+                stream.write(lines)
+                stream.flush()
+                os.fsync(stream.fileno())
 
     def summarise(
         self, lost: Sequence[str], workers: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
         """Write and return the summary: images, throughput per worker, and what was lost."""
         simulated = {str(one["worker"]) for one in workers if one["simulated"]}
-        per = {name: mine.figures(name in simulated) for name, mine in sorted(self.devices.items())}
         summary = {
             "schema_version": SCHEMA,
             "images": len(self.finished),
             "failed": {str(n): text for n, text in sorted(self.failed.items())},
             "seed": self.seed,
             "seconds_of_this_call": time.time() - self._began,
-            "workers_of_this_call": per,
+            "workers_of_this_call": {
+                name: mine.figures(name in simulated) for name, mine in sorted(self.devices.items())
+            },
             "lost_workers": list(lost),
         }
         write_json(self.path / SUMMARY, summary)

@@ -95,7 +95,7 @@ def test_a_run_that_was_killed_is_continued_to_the_same_images(run, tmp_path):
     (folder / "000000.png").unlink()
     with pytest.raises(RequestError, match="--resume continues it"):
         run(seed=5)
-    with pytest.raises(RequestError, match="another command"):
+    with pytest.raises(RequestError, match=r"its settings is .* name another folder"):
         run(seed=6, resume=True)
     drawn: list[int] = []
 

@@ -20,7 +20,7 @@ from lantern_accel.cli.profiles import commands as profiles
 from lantern_accel.cli.serve import serve
 from lantern_accel.cli.stepcost import stepcost
 from lantern_accel.cli.train import train
-from lantern_accel.cli.tune import tune, warm_up
+from lantern_accel.cli.tune import tune
 
 app = typer.Typer(
     name="lantern-accel",
@@ -81,7 +81,6 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "conform": conform,
     "port": port,
     "evaluate": evaluate,
-    "warm-up": warm_up,
     "serve": serve,
 }
 for name, command in COMMANDS.items():

@@ -35,7 +35,6 @@ def conform(
     limit: float = typer.Option(
         600.0, min=1, max=MOST_SECONDS, help="Seconds that a check may take; not with --in-process."
     ),
-    junit: Path = typer.Option(None, help="Write the report as JUnit XML."),
     certificate: Path = typer.Option(
         None, help="Write a certificate: Markdown, with the same as JSON next to it."
     ),
@@ -66,7 +65,7 @@ def conform(
         raise RequestError("--resume goes on with the report of --output; name it with -o")
     from lantern_accel.device.plugins import choose_device
 
-    check_targets(output, junit, certificate=certificate)
+    check_targets(output, certificate=certificate)
     options = read_options(option)
     if software:
         options["software"] = True
@@ -85,7 +84,7 @@ def conform(
         "on_wait": _wait,
     }
     if in_process:
-        report = kit.conform(chosen, json=output, junit=junit, **told)
+        report = kit.conform(chosen, json=output, **told)
     else:
         report = separate.conform(
             device,
@@ -94,7 +93,7 @@ def conform(
             limit=limit,
             resume=output if resume else None,
             command=command_line(),
-            on_group=lambda found: kit.write_report(found, output, junit),
+            on_group=lambda found: kit.write_report(found, output),
             **told,
         )
     if as_json:

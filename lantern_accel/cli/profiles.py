@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from lantern_accel.cli.console import print_json, say, warn
 from lantern_accel.cli.options import AsJson
 from lantern_accel.errors import RequestError
 
-
-class _Commands(TyperGroup):
-    """Commands of runs; what used to list devices is answered with where that went."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        from lantern_accel.device.datasheets import load_profile
-
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            load_profile(args[0])
-            raise RequestError(
-                f"`lantern-accel hardware {args[0]}` shows what is known of a device; `profiles` keeps "
-                "measured runs"
-            )
-        return super().resolve_command(ctx, args)
-
-
 commands = typer.Typer(
-    cls=_Commands,
     help="List measured runs, or file one of your own.",
     no_args_is_help=False,
     rich_markup_mode=None,

@@ -19,12 +19,11 @@ from lantern_accel.cli.options import (
     option,
     with_options,
 )
-from lantern_accel.errors import DataError, DiskFullError, StrategyError
+from lantern_accel.errors import DataError, DiskFullError
 from lantern_accel.files import disk_is_full
 from lantern_accel.generation.settings import read_size
 from lantern_accel.prompts import read_prompts
-from lantern_accel.strategy.rules import Lantern, LanternPP, validated
-from lantern_accel.strategy.values import DynamicTree, Sampling, StaticTree
+from lantern_accel.strategy.values import Sampling
 
 train = typer.Typer(
     help="Train a drafter for any model, or a target of your own. All stages resume.",
@@ -73,26 +72,6 @@ def explaining_the_disk(where: Path) -> Iterator[None]:
         ) from error
 
 
-def moved(stage: str, what: str, instead: str = "") -> DataError:
-    """Return the error that says where a stage of the bundled model's training is now."""
-    return DataError(
-        f"{what} moved out of the package, next to the bundled model's settings: in a copy of the "
-        f"repository, run `python tools/lantern-emoji {stage}` with the same options{instead}"
-    )
-
-
-def _moved_command(stage: str, what: str) -> None:
-    words = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-
-    @train.command(stage, hidden=True, context_settings=words)
-    def command() -> None:
-        raise moved(stage, what)
-
-
-_moved_command("data", "fetching the bundled model's training images")
-_moved_command("tokenizer", "training an image tokenizer on them")
-
-
 def print_report(report: dict[str, Any], folder: Path) -> None:
     """Print a trainer's figures as JSON, and say where it wrote."""
     left_out = ("curve", "config", "environment")
@@ -106,21 +85,13 @@ def target(
     *,
     given: Training,
     folder: str = typer.Option(None, help="Its folder in WORK; bundle reads `target`."),
-    images: Path | None = typer.Option(
-        None, help="Folder with captions.jsonl and images to learn from."
-    ),
+    images: Path = typer.Option(..., help="Folder with captions.jsonl and images to learn from."),
     model: str = typer.Option(
         "lantern-emoji", help="The LlamaGen model whose image tokenizer reads and draws pictures."
     ),
 ) -> None:
     """Train a target of your own, a text-conditional LlamaGen transformer, on captioned images."""
     options = given.options
-    if images is None:
-        raise moved(
-            "target",
-            "training on the bundled model's images",
-            "; to train on your own, name a folder of captioned ones with --images",
-        )
     from lantern_accel.device.plugins import choose_device
 
     choose_device(given.device, options)  # before torch: some vendors read the environment then
@@ -146,8 +117,8 @@ def target(
 def drafter(
     *,
     given: Training,
-    model: str | None = typer.Option(
-        None, help="The model: whatever generate takes, official files included."
+    model: str = typer.Option(
+        ..., help="The model: whatever generate takes, official files included."
     ),
     images: Path | None = typer.Option(
         None, help="A folder with captions.jsonl and images to learn from."
@@ -175,12 +146,6 @@ def drafter(
 ) -> None:
     """Train an EAGLE drafter for a model, on captioned images or on what the model draws."""
     options = given.options
-    if model is None:
-        raise moved(
-            "drafter",
-            "training a drafter on the bundled model's images",
-            "; for any other model, name it with --model",
-        )
     from lantern_accel.device.plugins import choose_device
 
     choose_device(given.device, options)  # before torch, as above
@@ -193,7 +158,6 @@ def drafter(
     from lantern_accel.training.folder import with_drafter
 
     chosen = given.settings(DrafterTrainConfig)
-
     pixels = read_size(size) if size else None
     folder = bundled_models().get(model, Path(model))
     if into is not None and not (folder / "model.json").is_file():
@@ -224,11 +188,8 @@ def drafter(
         )
     print_report(report, given.work / "drafter")
     if into is not None:
-        say(
-            str(with_drafter(folder, given.work / "drafter", into)),
-            label="wrote",
-            style="bold green",
-        )
+        made = with_drafter(folder, given.work / "drafter", into)
+        say(str(made), label="wrote", style="bold green")
 
 
 @train.command("bundle")
@@ -240,15 +201,9 @@ def bundle(
         Path("lantern-train"), "--work", "-w", help="Folder of the training run."
     ),
     name: str = typer.Option("my-model", help="The model's name."),
-    cfg_scale: float = typer.Option(3.0, help="Default guidance."),
-    top_k: int = typer.Option(0, help="Default top-k; 0 keeps all codes."),
-    top_p: float = typer.Option(1.0, help="Default top-p; 1 keeps all codes."),
-    tree: str = typer.Option("small_8", help="Default static tree."),
-    dynamic_tree: str = typer.Option("dynamic:4,3,12", help="Default dynamic tree."),
-    k: int = typer.Option(10, help="LANTERN++'s default k."),
-    lam: float = typer.Option(2.0, "--lambda", help="LANTERN++'s default lambda."),
-    lantern_k: int = typer.Option(100, help="LANTERN's default k."),
-    delta: float = typer.Option(0.2, help="LANTERN's default delta."),
+    config: Path = typer.Option(
+        None, help="JSON or TOML with the model's defaults: sampling, trees, acceptance rules."
+    ),
     summary: str = typer.Option("", help="One line about the model, for listings."),
     licence: str = typer.Option("", help="Its licence, for listings."),
 ) -> None:
@@ -256,19 +211,13 @@ def bundle(
     from lantern_accel.families.manifest import ModelDefaults
     from lantern_accel.strategy.trees import parse_tree
     from lantern_accel.training.folder import bundle as put_together
+    from lantern_accel.training.folder import read_config
 
-    static, dynamic = parse_tree(tree), parse_tree(dynamic_tree)
-    if not isinstance(static, StaticTree):
-        raise StrategyError(f"--tree {tree} is not a static tree; name one or list its paths")
-    if not isinstance(dynamic, DynamicTree):
-        raise StrategyError(f"--dynamic-tree {dynamic_tree} is not dynamic:TOP_K,DEPTH,TOTAL")
-    sampling = {"cfg_scale": cfg_scale, "top_k": top_k, "top_p": top_p}
-    defaults = ModelDefaults(
-        sampling=validated(Sampling, sampling, "sampling"),
-        static_tree=static,
-        dynamic_tree=dynamic,
-        lantern=validated(Lantern, {"k": lantern_k, "delta": delta}, "lantern"),
-        lantern_pp=validated(LanternPP, {"k": k, "lam": lam}, "lantern++"),
-    )
+    small: dict[str, Any] = {
+        "sampling": Sampling(cfg_scale=3.0),
+        "static_tree": parse_tree("small_8"),
+        "dynamic_tree": parse_tree("dynamic:4,3,12"),
+    }
+    defaults = read_config(ModelDefaults, config, **(small if config is None else {}))
     made = put_together(work, to, name, defaults, summary, licence)
     say(str(made), label="wrote", style="bold green")

@@ -1,8 +1,7 @@
-"""``lantern-accel tune``: what is fastest here, kept for later requests; ``warm-up``: compiled ahead."""
+"""``lantern-accel tune``: what is fastest here, kept for later requests."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,12 +9,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import note, say
-from lantern_accel.cli.options import (
-    Loading,
-    strategy_words,
-    whole_numbers,
-    with_options,
-)
+from lantern_accel.cli.options import Loading, strategy_words, whole_numbers, with_options
 from lantern_accel.files import check_target, write_json
 from lantern_accel.strategy.values import AUTO, StaticTree, Window
 
@@ -95,34 +89,3 @@ def _tell_tree(found: Any) -> None:
     say(f"{words} ({len(paths)} drafts)", label="tree", style="bold green")
     say(f"{fastest:.0f} tokens/s, {found.speedup:.2f}x vanilla", label="speed", style="bold")
     say(str(choice_path(found.key)), label="kept", style="bold")
-
-
-@with_options
-def warm_up(
-    load: Loading,
-    batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Batch sizes, such as 1,2,4."),
-    strategy: list[str] = typer.Option(
-        ["auto"], "--strategy", "-s", help="Names, separated by commas or repeated."
-    ),
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but errors."),
-) -> None:
-    """Compile the steps of these batch sizes and strategies ahead of time.
-
-    Later commands find them in the cache folder, if the device's compiler keeps one.
-    """
-    sizes = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
-    names = strategy_words(strategy)
-    began = time.perf_counter()
-
-    def told(bucket: str, seconds: float) -> None:
-        if not quiet:
-            say(f"{seconds:.1f} s", label=bucket, style="bold")
-
-    with load.opened(quiet) as pipeline:
-        pipeline.engines.keep(len(sizes) * len(names))
-        pipeline.warm_up(sizes, names, told)
-        captured = bool(pipeline.backend.support("capture"))
-        where = pipeline.backend.device
-    if not quiet:
-        eagerly = "" if captured else f"; {where} runs steps eagerly, so little was compiled"
-        say(f"{time.perf_counter() - began:.1f} s{eagerly}", label="ready in", style="bold green")

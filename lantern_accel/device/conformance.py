@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 from typing import Literal
 
@@ -92,30 +91,6 @@ class Report(Record):
             )
             lines.append(f"{o.state:14} {o.name:28}{figure} {o.detail}".rstrip())
         return "\n".join([*lines, self.summary()])
-
-    def junit(self) -> bytes:
-        """Return the report as JUnit XML."""
-        suite = ET.Element(
-            "testsuite",
-            name=f"lantern_accel.{self.backend}",
-            tests=str(len(self.outcomes)),
-            failures=str(sum(o.state == "failed" for o in self.outcomes)),
-            skipped=str(sum(o.state == "not applicable" for o in self.outcomes)),
-        )
-        properties = ET.SubElement(suite, "properties")
-        for key in ("device_name", "simulated", "needs_card", "torch"):
-            ET.SubElement(properties, "property", name=key, value=str(getattr(self, key)))
-        for o in self.outcomes:
-            group, _, name = o.name.partition(".")
-            case = ET.SubElement(
-                suite, "testcase", classname=group, name=name, time=f"{o.seconds:.3f}"
-            )
-            if o.state == "failed":
-                ET.SubElement(case, "failure", message=o.detail)
-            elif o.state == "not applicable":
-                ET.SubElement(case, "skipped", message=o.detail)
-        whole: bytes = ET.tostring(suite, encoding="utf-8", xml_declaration=True)
-        return whole
 
 
 #: A check that takes this many times as long, and at least so many seconds more, has become slower.

@@ -267,7 +267,6 @@ def conform(
     only: str | Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
     json: Path | None = None,
-    junit: Path | None = None,
     certificate: Path | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
     on_wait: Wait | None = None,
@@ -284,7 +283,7 @@ def conform(
     from lantern_accel.device.plugins import choose_device
     from lantern_accel.files import check_targets
 
-    check_targets(json, junit, certificate=certificate)
+    check_targets(json, certificate=certificate)
     chosen = choose_device(device, options) if isinstance(device, str) else device
     with chosen.open() as backend:
         for text in near_misses(backend):
@@ -294,7 +293,7 @@ def conform(
         before = backend.counters()
 
         def keep(report: Report) -> None:
-            write_report(report, json, junit)
+            write_report(report, json)
 
         report = run_checks(backend, chosen_checks, on_outcome, on_wait=on_wait, on_report=keep)
         if certificate is not None:
@@ -312,11 +311,9 @@ def conform(
     return report
 
 
-def write_report(report: Report, json: Path | None = None, junit: Path | None = None) -> None:
-    """Write a report as JSON, as JUnit XML, or as both."""
-    from lantern_accel.files import write_json, write_whole
+def write_report(report: Report, json: Path | None) -> None:
+    """Write a report as JSON, where a file is named."""
+    from lantern_accel.files import write_json
 
     if json is not None:
         write_json(json, report.model_dump(mode="json"))
-    if junit is not None:
-        write_whole(junit, report.junit())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import numpy as np
@@ -55,10 +54,10 @@ def test_generate_gives_the_tokens_of_the_cpu(
 
 @pytest.mark.long
 def test_conform_passes_all_that_needs_no_card(on_software_hpu: Run, tmp_path: Path) -> None:
-    files = tmp_path / "report.json", tmp_path / "junit.xml"
-    words = ["conform", "hpu", "--software", "-o", str(files[0]), "--junit", str(files[1])]
+    out = tmp_path / "report.json"
+    words = ["conform", "hpu", "--software", "-o", str(out)]
     shown = passes(on_software_hpu(*words, LANTERN_HPU_SOFTWARE=""))
-    report = json.loads(files[0].read_text())
+    report = json.loads(out.read_text())
     assert report["device_name"] == "software HPU"
     assert report["simulated"] is True
     assert [o for o in report["outcomes"] if o["state"] == "failed"] == []
@@ -71,9 +70,6 @@ def test_conform_passes_all_that_needs_no_card(on_software_hpu: Run, tmp_path: P
     if index_dtype() == torch.int32:
         assert "static.indices" in names
     assert f" not applicable ({len(left)} need a card)" in shown
-    suite = ET.parse(files[1]).getroot()
-    found = {p.get("name"): p.get("value") for p in suite.iter("property")}
-    assert (found["device_name"], found["needs_card"]) == ("software HPU", str(len(left)))
 
 
 PLANT = """

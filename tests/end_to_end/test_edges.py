@@ -27,7 +27,6 @@ WRITERS: list[tuple[list[str], str, str]] = [
     (["evaluate"], "-o", "e.json"),
     (["evaluate"], "--grid", "g.png"),
     (["conform", "cpu"], "-o", "c.json"),
-    (["conform", "cpu"], "--junit", "c.xml"),
     (["conform", "cpu"], "--certificate", "c.md"),
     (["compare", "measured.json"], "-o", "c.html"),
     (["generate", "dog"], "-o", "a.png"),

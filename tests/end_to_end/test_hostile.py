@@ -79,7 +79,6 @@ def test_numbers_that_are_none(
         (["stepcost", "--cfg-scale", "inf"], "Invalid value for '--cfg-scale'"),
         (["stepcost", "--cfg-scale", LONG], "Invalid value for '--cfg-scale'"),
         (["stepcost", "--nodes", f"8,{LONG}"], "--nodes takes numbers from 2 to 1024"),
-        (["warm-up", "--batch", LONG], "takes numbers from 1 to 1024"),
         (["models", "plan", "lantern-emoji", "--memory", ""], "'' is not a size"),
         (["models", "plan", "lantern-emoji", "--memory", "1.2.3"], "'1.2.3' is not a size"),
         (["models", "plan", "lantern-emoji", "--memory", "٣GB"], "is not a size"),

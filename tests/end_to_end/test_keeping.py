@@ -193,17 +193,6 @@ def test_a_fault_is_one_sentence_a_file_and_exit_3(
     assert "error: No space left on device" in capsys.readouterr().err
 
 
-def test_warming_up_is_a_command_with_its_time(
-    tiny_model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["warm-up", "-m", str(tiny_model), "-d", "cpu", "--strategy", "vanilla,eagle"]
-    assert main([*words, "--batch", "1,2,4"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in told[:2]] == ["vanilla x 1", "eagle x 1"]
-    assert len(told) == 7 and told[-1].startswith("ready in: ")
-    assert main([*words, "--batch", "²"]) == 2
-
-
 def test_a_picture_that_is_there_is_kept(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     picture = tmp_path / "heart.png"

@@ -48,3 +48,8 @@ def markdown_table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> lis
     """Return the lines of a Markdown table; a cell is one line, with its bars escaped."""
     shown = [[" ".join(str(cell).replace("|", "\\|").split()) for cell in row] for row in rows]
     return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *shown)]
+
+
+def format_bytes(nbytes: int) -> str:
+    """Write a number of bytes for people."""
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**28 else f"{nbytes / 2**20:.0f} MiB"

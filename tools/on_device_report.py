@@ -58,7 +58,7 @@ def bench_text(found: dict[str, Any]) -> str:
 
 def tune_text(found: dict[str, Any]) -> str:
     """Show what was chosen for each batch."""
-    from lantern_accel.generation.auto import describe_auto
+    from lantern_accel.generation.decision import describe_auto
     from lantern_accel.strategy.choices import Choice
 
     lines = []

@@ -121,18 +121,17 @@ class Replay:
 
     def __init__(self, pipeline: Any, recorder: Recorder) -> None:
         self.recorder, self.counts, self.request = recorder, recorder.counts, (0, 0)
-        make = pipeline.engines._made
+        capture = pipeline.engines._capture_steps
 
-        def made(*given: Any) -> Any:
-            ready = make(*given)
-            if isinstance(ready.engine, AdaptiveEngine):
+        def captured(ready: Any, limit: Any) -> None:
+            fresh = not ready.steps
+            capture(ready, limit)
+            if fresh and isinstance(ready.engine, AdaptiveEngine):
                 self._wrap(ready.engine)
-            return ready
 
-        pipeline.engines._made = made
-        # Counts that are replayed are no reason to choose anything later, and a drafter has none.
+        pipeline.engines._capture_steps = captured
+        # Counts that are replayed are no reason to choose anything later.
         auto = pipeline.auto
-        auto.trees = lambda asked: None
         auto.keep = lambda choice: auto._known.__setitem__(repr(choice.key), choice)
 
     def _wrap(self, engine: Any) -> None:

@@ -14,14 +14,14 @@ import sys
 from pathlib import Path
 
 from lantern_accel.files import write_json
-from lantern_accel.strategy.choices import Worth
+from lantern_accel.strategy.choices import Payoff
 from lantern_accel.tuning.auto import AutoEvidence
 
 
-def worth_of(evidence: AutoEvidence, prompts: str) -> Worth:
+def worth_of(evidence: AutoEvidence, prompts: str) -> Payoff:
     """Return the record that ships; lengths that were not counted are left out."""
     key = evidence.settings["key"]
-    return Worth(
+    return Payoff(
         model=key["model"],
         weights_hash=key["weights_hash"],
         temperature=key["temperature"],

@@ -15,7 +15,6 @@ from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.values import (
     AUTO,
-    AUTO_CHAINS,
     AUTO_LENGTHS,
     Sampling,
     SelfDrafts,
@@ -33,7 +32,7 @@ KINDS = ("windows", "chains", "vanilla", "lantern++", "eagle2", "self", "int8", 
 def strategy_of(kind: str, vocab: int) -> Strategy:
     """Return a strategy by :data:`KINDS`, over trees that suit a tiny model."""
     if kind == "chains":
-        tree = adaptive_chain(AUTO_CHAINS)
+        tree = adaptive_chain((1, 2, 3, 4))
         return tiny.tiny_strategy("vanilla", vocab).model_copy(
             update={"drafts": tree, "name": kind}
         )

@@ -147,9 +147,11 @@ def _download(row: dict[str, Any]) -> str:
 
 
 def _memory_cells(row: dict[str, Any]) -> list[str]:
-    from lantern_accel.memory.plan import size
+    from lantern_accel.records import format_bytes
 
-    peaks = ", ".join(f"{size(held)} in {dtype}" for dtype, held in row["memory_bytes"].items())
+    peaks = ", ".join(
+        f"{format_bytes(held)} in {dtype}" for dtype, held in row["memory_bytes"].items()
+    )
     fits = [f"{device} ({', '.join(kinds)})" for device, kinds in row["fits"].items() if kinds]
     return [peaks, ", ".join(fits)]
 
@@ -270,8 +272,8 @@ def plan(
 
 def _tell_plan(made: MemoryPlan, largest: int | None, usual: dict[str, dict[str, int]]) -> None:
     """Print what memory a plan takes, and on what it fits."""
-    from lantern_accel.memory.plan import size
     from lantern_accel.models.check import NAMES
+    from lantern_accel.records import format_bytes
 
     nodes = f"{made.nodes} node{'s' if made.nodes > 1 else ''}"
     text = f"{made.model}, {made.dtype}, batch {made.batch}, {made.strategy} ({nodes})"
@@ -290,11 +292,11 @@ def _tell_plan(made: MemoryPlan, largest: int | None, usual: dict[str, dict[str,
     held[f"process and driver ({'measured' if made.runtime_measured else 'assumed'})"] = (
         made.runtime
     )
-    show_table(["what", "memory"], [[what, size(count)] for what, count in held.items()])
-    where = f" of {size(made.capacity)}" if made.capacity else ""
-    if where and made.device != size(made.capacity or 0):
+    show_table(["what", "memory"], [[what, format_bytes(count)] for what, count in held.items()])
+    where = f" of {format_bytes(made.capacity)}" if made.capacity else ""
+    if where and made.device != format_bytes(made.capacity or 0):
         where += f" on {made.device}"
-    say(f"{size(made.peak)}{where}", label="peak", style="bold")
+    say(f"{format_bytes(made.peak)}{where}", label="peak", style="bold")
 
     def together(most: int) -> str:
         return f"at most {most} image{'s' * (most != 1)} together"

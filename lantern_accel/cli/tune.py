@@ -52,7 +52,7 @@ def tune(
     strategy_words([strategy])
     with load.opened() as pipeline:
         # torch, which the device precedes
-        from lantern_accel.generation.auto import describe_auto
+        from lantern_accel.generation.decision import describe_auto
         from lantern_accel.strategy.choices import choices_dir
         from lantern_accel.tuning import search_for
         from lantern_accel.tuning.windows import words

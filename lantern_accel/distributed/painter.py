@@ -133,7 +133,7 @@ class Painter:
         if pipeline.backend.support("capture"):
             size = self.size  # captured steps of the usual size are there
         slots: Slots[tuple[Item, Conditions]] = Slots(
-            pipeline, request.strategy, request.sampling, size, waiting[0][1]
+            pipeline.runtime, request.strategy, request.sampling, size, waiting[0][1]
         )
         found: list[Painted] = []
         left = list(waiting)
@@ -141,7 +141,8 @@ class Painter:
             while left and slots.joinable:
                 item, conditions = one = left.pop(0)
                 asked = request.sampling, request.negative_prompt, request.size
-                slots.join(one, pipeline.rows(conditions, *asked), item.seed, item.index)
+                rows = pipeline.runtime.rows(conditions, *asked)
+                slots.join(one, rows, item.seed, item.index)
             slots.advance()
             for (item, conditions), made in slots.news():
                 if isinstance(made, NotFiniteError):
@@ -157,7 +158,7 @@ class Painter:
         done, shape, host = drawn.decoded, conditions.shape, self._host
         if host is None:
             seeds = [item.seed + item.index]
-            made = self.pipeline.pictures(done.tokens, shape, [item.prompt], seeds)
+            made = self.pipeline.runtime.pictures(done.tokens, shape, [item.prompt], seeds)
             assert made, "a worker that cannot draw was refused when it began"
         else:
             made = pictures(host.family.pixels(host, done.tokens, shape))

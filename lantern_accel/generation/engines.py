@@ -6,11 +6,12 @@ import math
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lantern_accel.decoding.adaptive import AdaptiveEngine
@@ -33,14 +34,69 @@ from lantern_accel.errors import (
 from lantern_accel.families.base import Model, Rows
 from lantern_accel.files import cache_dir
 from lantern_accel.memory.limits import Capacity
-from lantern_accel.memory.plan import size as written
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
+from lantern_accel.records import format_bytes
 from lantern_accel.strategy.sources import fault_of
 from lantern_accel.strategy.values import AUTO, NeighbourSpace, Sampling, SelfDrafts, Strategy
 
 #: Engines (buffers of one bucket) that are kept for reuse.
 KEPT_ENGINES = 4
+
+
+@dataclass
+class Capture:
+    """How long a request may wait for captures that it could do without: seconds, all together."""
+
+    left: float
+
+    def spend(self, seconds: float) -> None:
+        """Count a capture; one that may take longer than what is left is not begun."""
+        self.left -= seconds
+
+
+#: All that an engine can use, and no more than its steps need.
+ALL, NONE = Capture(math.inf), Capture(-1.0)
+
+
+def within(seconds: float) -> Capture:
+    """Return a limit for one request."""
+    return Capture(seconds)
+
+
+class CapturedStep(Replay):
+    """The captured functions of a step, by name; a call looks at the whole cache."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        super().__init__(step)
+        self.parts: dict[str, Replay] = {}
+
+    def add(self, name: str, part: Replay) -> None:
+        """Count a function in; the one called ``step``, if any, is run by a call."""
+        self.parts[name] = part
+        if name == "step":
+            self._step = part
+        parts = self.parts.values()
+        self.captured, self.kind = all(one.captured for one in parts), part.kind
+        self.nbytes = sum(one.nbytes for one in parts)
+        self.seconds = sum(one.seconds for one in parts)
+
+    def expect(self, calls: int) -> None:
+        for one in self.parts.values():
+            one.expect(calls // len(self.parts))
+
+    def timed(self) -> dict[str, float] | None:
+        whole = self.parts.get("step")
+        return None if whole is None else whole.timed()
+
+    def tracing(self) -> float | None:
+        spent = [one.tracing() for one in self.parts.values()]
+        return max((seconds for seconds in spent if seconds is not None), default=None)
+
+    def release(self) -> None:
+        super().release()
+        for one in self.parts.values():
+            one.release()
 
 
 @dataclass(frozen=True)
@@ -53,58 +109,25 @@ class CapturedEngine:
 
     engine: EngineBase
     prefill: Replay
-    step: Replay
-    steps: Mapping[int, Callable[[], None]]
+    step: CapturedStep
+    steps: dict[int, Callable[[], None]]
 
     def begin(self, rows: Rows, seed: int | Sequence[int], images: Sequence[int]) -> None:
         """Run the prompts of a batch, ``rows``; ``seed`` and ``images`` pick each image's randomness."""
         uniforms = self.engine.randomness(seed, list(images))
         self.engine.start(rows.condition, rows.mask, uniforms, self.prefill)
 
+    def expect(self, batches: int) -> None:
+        """Announce so many batches, before the first begins."""
+        self.prefill.expect(batches)
+        # Half as many steps as tokens: about what speculation leaves.
+        drafts = self.engine.geometry.depth > 0
+        self.step.expect(batches * self.engine.geometry.tokens // (2 if drafts else 1))
+
     def release(self) -> None:
         """Free what the captured functions hold."""
         self.prefill.release()
         self.step.release()
-
-
-class Moving(Replay):
-    """A step that is one of several captured ones, as the engine says."""
-
-    def __init__(self, step: Callable[[], None], parts: Sequence[Replay]) -> None:
-        super().__init__(step)
-        self.parts: list[Replay] = []
-        self.add(parts)
-
-    def add(self, parts: Sequence[Replay]) -> None:
-        """Count further ones in, which may come later."""
-        self.parts += parts
-        self.captured = all(one.captured for one in self.parts)
-        self.nbytes = sum(one.nbytes for one in self.parts)
-        self.seconds = sum(one.seconds for one in self.parts)
-
-    def expect(self, calls: int) -> None:
-        for one in self.parts:
-            one.expect(calls // len(self.parts))
-
-    def release(self) -> None:
-        super().release()
-        for one in self.parts:
-            one.release()
-
-
-class Bucketed(Moving):
-    """A step captured for each bucket of the cache: a call looks at the whole, which comes last."""
-
-    def __init__(self, parts: Sequence[Replay]) -> None:
-        super().__init__(parts[-1], parts)
-        self.kind = parts[-1].kind
-
-    def timed(self) -> dict[str, float] | None:
-        return self.parts[-1].timed()
-
-    def tracing(self) -> float | None:
-        spent = [one.tracing() for one in self.parts]
-        return max((seconds for seconds in spent if seconds is not None), default=None)
 
 
 def bucket(images: int) -> int:
@@ -115,13 +138,11 @@ def bucket(images: int) -> int:
 class Engines:
     """Makes engines for one model on one device and keeps some; closes none by itself."""
 
-    def __init__(self, model: Model, backend: Backend, capacity: Capacity) -> None:
-        self.model, self.backend, self.capacity = model, backend, capacity
+    def __init__(self, model: Model, backend: Backend, dtype: torch.dtype) -> None:
+        self.model, self.backend, self.dtype = model, backend, dtype
+        self.capacity = Capacity(model, backend, dtype)
         self.kept = KEPT_ENGINES
         self.warmed: list[str] = []
-        #: Seconds that may still go into captures which the present request could do without; below 0
-        #: it has waited enough.
-        self.patience = math.inf
         #: Functions that could not be captured: the name, the seconds of a call, and why.
         self._uncaptured: list[tuple[str, float, str]] = []
         self._warned = False
@@ -150,8 +171,22 @@ class Engines:
             one.release()
         self._ready.clear()
 
-    def padded(self, images: int, strategy: Strategy, sampling: Sampling) -> int:
-        """Return the batch to decode ``images`` with: the next bucket where captured steps are reused.
+    def batch_of(
+        self, images: int, asked: int | None, strategy: Strategy, sampling: Sampling
+    ) -> int:
+        """Return how many of ``images`` are decoded together; ``asked``: as many as was asked for.
+
+        None: as many as the device likes, and as fit in place of the engines that are kept.
+        """
+        if asked is not None:
+            return min(asked, images)
+        usual = min(self.backend.default_batch, images)
+        if usual == 1 or (strategy.needs_drafter and self.model.drafter is None):
+            return usual
+        return max(1, self.capacity.fit(usual, strategy, sampling, spare=self.nbytes).batch)
+
+    def rows_of(self, images: int, strategy: Strategy, sampling: Sampling) -> int:
+        """Return the rows to decode ``images`` with: the next bucket where captured steps are reused.
 
         Rows that are not asked for are finished from the start. A device that runs steps eagerly has
         nothing to reuse, and a bucket that does not fit is not taken.
@@ -159,8 +194,7 @@ class Engines:
         larger = bucket(images)
         if larger == images or not self.backend.support("capture"):
             return images
-        found = self.capacity.fit(larger, strategy, sampling, spare=self.nbytes)
-        return larger if found.batch == larger else images
+        return larger if self.fits(strategy, larger, sampling) else images
 
     def neighbours(self, k: int, space: NeighbourSpace | None = None) -> Tensor:
         """Return the neighbour table of the codebook, int32 ``[V, k]``, from the disk cache or new.
@@ -170,8 +204,6 @@ class Engines:
         space = space or self.model.manifest.neighbour_space
         if (k, space) not in self._neighbours:
             rows, on_sphere = self.model.family.codebook(self.model)
-            import torch
-
             table = cached_neighbour_table(
                 rows, k, normalise=on_sphere and space == "decoder", cache=cache_dir()
             )
@@ -195,27 +227,32 @@ class Engines:
             engine_for(*parts, strategy, sampling, neighbours=table, copy=model.target)
 
     def get(
-        self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
+        self,
+        batch: int,
+        strategy: Strategy,
+        sampling: Sampling,
+        shape: Hashable = None,
+        capture: Capture = ALL,
     ) -> CapturedEngine:
         """Return the engine of these settings with its captured functions, made on first use.
 
-        Settings that are data, such as temperatures and bounds, share an engine.
+        Settings that are data, such as temperatures and bounds, share an engine. Later calls capture
+        what an earlier one did not wait for, as ``capture`` allows. Raises :class:`DoesNotFitError`.
         """
         key = (batch, strategy.bucket, sampling.bucket, shape)
         with explained(self.backend):
-            if key in self._ready:
-                self._more(self._ready[key])
-            else:
-                self._ready[key] = self._made(batch, strategy, sampling, shape)
+            ready = self._ready.get(key) or self._made(batch, strategy, sampling, shape)
+            self._capture_steps(ready, capture)
+            self._ready[key] = ready
         self._tell()
         self._ready.move_to_end(key)
-        self._ready[key].engine.configure(strategy, sampling)
-        return self._ready[key]
+        ready.engine.configure(strategy, sampling)
+        return ready
 
     def _made(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable
     ) -> CapturedEngine:
-        """Make an engine where there is room for it, and capture its functions."""
+        """Make an engine where there is room for it, and capture its prefill."""
         if self.warmed:
             warnings.warn(
                 f"this bucket ({strategy.name} x {batch}, or its sampling) was not warmed up and is "
@@ -229,9 +266,8 @@ class Engines:
         self._make_room(batch, strategy, sampling, shape)
         table = self.neighbours(k, strategy.neighbour_space) if k else None
         engine = engine_for(*parts, strategy, sampling, batch=batch, neighbours=table, copy=copy)
-        return CapturedEngine(
-            engine, self._capture(engine.prefill, "prefill"), *self._steps(engine)
-        )
+        prefill = self._capture(engine.prefill, "prefill")
+        return CapturedEngine(engine, prefill, CapturedStep(engine.step), {})
 
     def copy(self, strategy: Strategy, shape: Hashable = None) -> Any:
         """Return the target with the weights that a strategy drafts with, made once; None: with none.
@@ -245,9 +281,10 @@ class Engines:
             need, free = self.capacity.copy_bytes(strategy), self.backend.memory().left
             if free is not None and need > free:
                 raise DoesNotFitError(
-                    f"a copy of {model.manifest.name} in {how.name} to draft with takes {written(need)}, "
-                    f"device {self.backend.device} has {written(free)} free; draft with fewer bits "
-                    "(--tree self:4,int4), or choose a strategy without a copy, such as 'scd'"
+                    f"a copy of {model.manifest.name} in {how.name} to draft with takes "
+                    f"{format_bytes(need)}, device {self.backend.device} has {format_bytes(free)} free; "
+                    "draft with fewer bits (--tree self:4,int4), or choose a strategy without a copy, "
+                    "such as 'scd'"
                 )
             self._copies[how.name] = rounded_copy(model.target, self.backend, how, drafts=True)
             self.capacity.copies = frozenset(self._copies)
@@ -291,53 +328,39 @@ class Engines:
                 stacklevel=3,
             )
 
-    def _steps(self, engine: EngineBase) -> tuple[Replay, Mapping[int, Callable[[], None]]]:
-        """Capture an engine's step for every bucket, or each of the functions that it moves between.
+    def _capture_steps(self, ready: CapturedEngine, capture: Capture) -> None:
+        """Capture a step for every bucket of the cache and length, before the image that needs them.
 
-        Before the image: a request does not stop in the middle of one to make a graph.
+        Of several lengths at least one, plain decoding first; further ones as ``capture`` allows, the
+        longest first: where bytes are what a step costs, it promises most.
         """
+        engine, step, steps = ready.engine, ready.step, ready.steps
         if not isinstance(engine, AdaptiveEngine):
-            whole, found = engine.sizes[-1], engine.steps
-            steps = {
-                slots: self._capture(one, "step" if slots == whole else f"step {slots}")
-                for slots, one in found.items()
-            }
-            replays = list(steps.values())
-            return (replays[0] if len(replays) == 1 else Bucketed(replays)), steps
-        step = Moving(engine.step, [])
-        self._lengths(engine, step)
-        return step, engine.steps
-
-    def _lengths(self, engine: AdaptiveEngine, step: Moving) -> None:
-        """Capture one more length at least, plain decoding first; further ones as patience allows.
-
-        The longest of them first: where bytes are what a step costs, it promises most.
-        """
+            for slots, one in engine.steps.items() if not steps else ():
+                name = "step" if slots == engine.sizes[-1] else f"step {slots}"
+                steps[slots] = part = self._capture(one, name)
+                step.add(name, part)
+            return
         took = 0.0
         order = sorted(engine.lengths, key=lambda length: (length > 1, -length))
-        for length in order:
-            done = engine.usable or frozenset[int]()
+        done = frozenset[int]() if not steps else engine.usable
+        for length in order if done is not None else ():
+            assert done is not None
             if length in done:
                 continue
-            if took > self.patience:
-                self.patience = -1.0
+            if done and took > capture.left:
+                capture.left = NONE.left
                 return
             began = time.perf_counter()
             for name, one in engine.functions_of(length).items():
                 engine.functions[name] = part = self._capture(one, name)
-                step.add([part])
+                step.add(name, part)
             took = time.perf_counter() - began
             if done:  # an image needs one
-                self.patience -= took
-            engine.usable = done | {length}
+                capture.spend(took)
+            engine.usable = done = done | {length}
+            steps.update(engine.steps)
         engine.usable = None
-
-    def _more(self, ready: CapturedEngine) -> None:
-        """Capture what an earlier request did not wait for."""
-        engine, step = ready.engine, ready.step
-        if isinstance(engine, AdaptiveEngine) and engine.usable is not None and self.patience >= 0:
-            assert isinstance(step, Moving)
-            self._lengths(engine, step)
 
     def _capture(self, function: Callable[[], None], name: str) -> Replay:
         """Capture a function; one that the device cannot capture, and was not told to, stays as it is.
@@ -381,24 +404,11 @@ class Engines:
                 return
             self._ready.popitem(last=False)[1].release()
 
-    def usual_batch(self, images: int, strategy: Strategy, sampling: Sampling) -> int:
-        """Return how many images to decode together where a request does not say."""
-        usual = min(self.backend.default_batch, images)
-        drafts = strategy.needs_drafter
-        if usual == 1 or (drafts and self.model.drafter is None):
-            return usual
-        return max(1, self.capacity.fit(usual, strategy, sampling, spare=self.nbytes).batch)
 
-    def expect(
-        self, size: int, times: int, strategy: Strategy, sampling: Sampling, shape: Hashable
-    ) -> None:
-        """Announce to the captured functions how many batches of a size are coming."""
-        self.patience = self.backend.capture_patience
-        ready = self.get(size, strategy, sampling, shape)
-        ready.prefill.expect(times)
-        # Half as many steps as tokens: about what speculation leaves.
-        drafts = ready.engine.geometry.depth > 0
-        ready.step.expect(times * ready.engine.geometry.tokens // (2 if drafts else 1))
+def copies_of(strategy: Strategy) -> frozenset[str]:
+    """Return the weights of the copies that a strategy drafts with: one, or none."""
+    drafts = strategy.drafts
+    return frozenset({drafts.weights} if isinstance(drafts, SelfDrafts) else ())
 
 
 @contextmanager

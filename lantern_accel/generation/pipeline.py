@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import time
-from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.base import Decoded
 from lantern_accel.decoding.buckets import Steps
 from lantern_accel.device.backend import Backend, inferring
@@ -28,9 +25,11 @@ from lantern_accel.errors import (
     RequestError,
     shown,
 )
-from lantern_accel.families.base import Model, Prompt, Rows
-from lantern_accel.generation.engines import CapturedEngine, explained, of_image
-from lantern_accel.generation.loaded import Loaded
+from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
+from lantern_accel.generation.auto import Auto
+from lantern_accel.generation.decide import decide
+from lantern_accel.generation.decision import Decision
+from lantern_accel.generation.engines import CapturedEngine, Engines, explained, of_image, within
 from lantern_accel.generation.notebook import bar, notebook
 from lantern_accel.generation.request import (
     DEFAULT_STRATEGY,
@@ -39,13 +38,13 @@ from lantern_accel.generation.request import (
     build_request,
     wanted_images,
 )
-from lantern_accel.generation.result import GenerationResult, PhaseSeconds, describe
+from lantern_accel.generation.result import GenerationResult, PhaseSeconds
+from lantern_accel.generation.runtime import Runtime
 from lantern_accel.generation.settings import takes_settings
 from lantern_accel.generation.stream import Stream
-from lantern_accel.strategy.values import (
-    Sampling,
-    Strategy,
-)
+from lantern_accel.strategy.choose import choose_strategy
+from lantern_accel.strategy.rules import validated
+from lantern_accel.strategy.values import Sampling, Strategy
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -56,14 +55,19 @@ __all__ = ["CapturedEngine", "Pipeline", "Prompt"]
 OnImages = Callable[[int, "list[Image]"], None]
 
 
-def _told(
-    report: Callable[[int, int], None], before: int, images: int, count: int, known: int
-) -> None:
-    """Report tokens of a request of ``count``, ``known`` by the slowest of a batch's ``images``."""
-    report(before + known * images, count)
+def _reporter(
+    report: Callable[[int, int], None] | None, tokens: int, done: int, images: int, count: int
+) -> Callable[[int], None] | None:
+    """Return what reports the tokens known of a request, from those of a batch's slowest image.
+
+    ``tokens``: of an image; ``done``: images before the batch's ``images``, of ``count``.
+    """
+    if report is None:
+        return None
+    return lambda known: report(done * tokens + known * images, count * tokens)
 
 
-class Pipeline(Loaded):
+class Pipeline:
     """Generates images; reuses its buffers from call to call. Close it, or use it with ``with``.
 
     Threads may share a pipeline: its calls run one after another, and a stream's next event is one call.
@@ -78,7 +82,7 @@ class Pipeline(Loaded):
         otherwise: Callable[[BackendError], Pipeline] | None = None,
     ) -> None:
         """``otherwise`` gives the pipeline that serves where this device fails before its first image."""
-        super().__init__(model, backend, dtype)
+        self.runtime = Runtime(model, backend, dtype)
         self._otherwise = otherwise
         self.request_lock = RequestLock(lambda: self.backend)
 
@@ -119,18 +123,96 @@ class Pipeline(Loaded):
         self.engines.release()
         self.backend.close()
 
+    # --- what is loaded ------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Model:
+        """The loaded model."""
+        return self.runtime.model
+
+    @property
+    def backend(self) -> Backend:
+        """The device."""
+        return self.runtime.backend
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the target computes in."""
+        return self.runtime.dtype
+
+    @property
+    def engines(self) -> Engines:
+        """The engines that are kept for reuse."""
+        return self.runtime.engines
+
+    @property
+    def auto(self) -> Auto:
+        """What is known of this device's steps, and kept for it."""
+        return self.runtime.auto
+
+    @property
+    def manifest(self) -> Any:
+        """The model's manifest, with the default trees that this device's costs favour."""
+        return self.auto.manifest
+
+    def conditions(self, prompts: Sequence[Prompt], size: Size | None = None) -> Conditions:
+        """Return what the prompts become before decoding, one condition per prompt."""
+        return self.runtime.conditions(prompts, size)
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raise :class:`RequestError` for a prompt that this model cannot draw."""
+        self.conditions(prompts)
+
+    def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:
+        """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""
+        return self.runtime.pixels(tokens, shape)
+
     # --- settings ------------------------------------------------------------------------------
+
+    def strategy(self, strategy: str | Strategy = DEFAULT_STRATEGY, **changes: Any) -> Strategy:
+        """Return a strategy by name, with this model's defaults, and changes applied.
+
+        A tree that nobody chose has no more nodes than the device's costs favour.
+
+        ``changes``: ``tree`` (a tree, or text as ``--tree`` takes it), ``accept``, ``k``, ``delta``,
+        ``lam``, ``residual``, ``neighbour_space``; None leaves the default.
+        """
+        return choose_strategy(self.manifest.defaults, strategy, **changes)
+
+    def sampling(self, **overrides: Any) -> Sampling:
+        """Return this model's sampling settings with overrides (None leaves the default)."""
+        values = self.model.manifest.defaults.sampling.model_dump()
+        values.update({k: v for k, v in overrides.items() if v is not None})
+        return validated(Sampling, values, "sampling")
 
     def request(self, prompt: Prompt | Sequence[Prompt], **settings: Any) -> GenerationRequest:
         """Check a request and fill in a preset's or the model's defaults, before any work is done."""
-        made = build_request(self.manifest, prompt, settings, self.auto.tuned)
-        named = isinstance(settings.get("strategy"), str)
-        if named and settings.get("tree") is None and settings.get("window") is None:
-            fitted = self.fitted(made.strategy, made.batch_size, made.count, made.sampling)
-            made = made.model_copy(update={"strategy": fitted})
-        return made
+        return build_request(self.manifest, prompt, settings, self._tuned)
+
+    def _tuned(
+        self, strategy: Strategy, batch: int | None, count: int, sampling: Sampling
+    ) -> Strategy:
+        size = self.engines.batch_of(count, batch, strategy, sampling)
+        rows = self.engines.rows_of(size, strategy, sampling)
+        return self.auto.tuned(strategy, rows, sampling)
 
     # --- engines -------------------------------------------------------------------------------
+
+    def release_engines(self) -> None:
+        """Free the buffers and captured steps that are kept for the next call."""
+        self.engines.release()
+
+    @inferring
+    def engine(
+        self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
+    ) -> CapturedEngine:
+        """Return the engine of these settings with its captured functions, made on first use.
+
+        ``auto`` stands for what is known of this batch. ``shape``: that of the conditions it will start
+        from, where a model's are not all alike.
+        """
+        used = self.auto.resolve(strategy, batch, sampling)
+        return self.engines.get(batch, used, sampling, shape)
 
     @inferring
     def warm_up(
@@ -153,7 +235,7 @@ class Pipeline(Loaded):
             )
         settings = self.sampling(**sampling)
         with self.request_lock.hold():
-            self.engines.warmed, self.engines.patience = [], math.inf
+            self.engines.warmed = []
             done: list[str] = []
             for batch, given in itertools.product(batches, strategies):
                 began = time.perf_counter()
@@ -166,10 +248,9 @@ class Pipeline(Loaded):
         """Make the engine of a batch and rehearse what a request does on it; return the bucket's name."""
         shape = self.model.family.usual_shape(self.model)
         chosen = self.strategy(given)
+        size = self.engines.rows_of(batch, chosen, sampling)
         if isinstance(given, str):
-            chosen = self.auto.tuned(chosen, sampling.temperature)
-            chosen = self.fitted(chosen, batch, batch, sampling)
-        size = self.engines.padded(batch, chosen, sampling)
+            chosen = self.auto.tuned(chosen, size, sampling)
         ready = self.engine(size, chosen, sampling, shape)
         engine, state, model = ready.engine, ready.engine.state, self.model
         condition, mask = torch.zeros_like(state.condition), torch.ones_like(state.prefix_mask)
@@ -196,6 +277,7 @@ class Pipeline(Loaded):
         on_progress: Callable[[int, int], None] | None = None,
         on_images: OnImages | None = None,
         only: Sequence[int] | None = None,
+        decision: Decision | None = None,
         **settings: Any,
     ) -> GenerationResult:
         """Generate images for one prompt or a list; see :func:`lantern_accel.generate`.
@@ -204,14 +286,18 @@ class Pipeline(Loaded):
         with the time that is left), ``on_images`` each batch when
         it is done: the index of its first image among those drawn, and the images. ``only``: indices of
         the images to draw, of those that the request would draw; each is what it would be among all.
+        ``decision``: an earlier result's ``stats.decision``, to decode with that; raises RequestError
+        where it was made for something else.
         """
+        if decision is not None and settings.get("strategy") is None:
+            settings["strategy"] = decision.strategy
         if on_progress is None and (page := notebook()) is not None:
             on_progress = bar(page)
         with self.request_lock.hold():
             while True:
                 request = self.request(prompt, **settings)
                 try:
-                    return self._draw(request, on_progress, on_images, only)
+                    return self._draw(request, on_progress, on_images, only, decision)
                 except (BackendError, RuntimeError) as error:  # torch's own are RuntimeErrors
                     self._move_on(error)
                     settings = {**settings, "seed": request.seeds or request.seed}
@@ -231,7 +317,8 @@ class Pipeline(Loaded):
         """
         if type(partials) is not int or partials < 0:
             raise RequestError(f"partials cannot be {shown(partials)}; give 0 or more pictures")
-        return Stream(self, self.request_lock, self.request(prompt, **settings), partials)
+        request = self.request(prompt, **settings)
+        return Stream(self.runtime, self.request_lock, request, partials)
 
     def _move_on(self, error: BackendError | RuntimeError) -> None:
         """Serve from the next device where ``auto`` chose this one and it has drawn nothing yet."""
@@ -244,9 +331,7 @@ class Pipeline(Loaded):
         except Exception as late:  # a device that failed may fail to close; it is left as it is
             error.add_note(f"closing it failed too: {late}")
         other = self._otherwise(error)
-        self.model, self.backend, self.dtype = other.model, other.backend, other.dtype
-        self.engines, self._otherwise = other.engines, other._otherwise
-        self.auto = other.auto
+        self.runtime, self._otherwise = other.runtime, other._otherwise
 
     @inferring
     def _draw(
@@ -255,84 +340,72 @@ class Pipeline(Loaded):
         on_progress: Callable[[int, int], None] | None,
         on_images: OnImages | None,
         only: Sequence[int] | None,
+        given: Decision | None,
     ) -> GenerationResult:
-        strategy, sampling = request.strategy, request.sampling
+        runtime, watch = self.runtime, self.backend.stopwatch
         images: list[Image] = []
         parts: list[Decoded] = []
         spent = dict.fromkeys(("prefill", "decode", "pixels"), 0.0)
         buffers = 0
-        used: Strategy | None = None
 
         def keep(lost: DeviceLostError) -> None:
             lost.images = images
 
-        watch = self.backend.stopwatch
+        @contextlib.contextmanager
+        def phase(name: str) -> Iterator[None]:
+            with watch() as one:
+                yield
+            spent[name] += one.seconds
+
         with explained(self.backend, keep), watch() as total:
             with watch() as text:
                 conditions = self.conditions(request.prompts, request.size)
-            shape = conditions.shape
-            wanted = wanted_images(request, only)
-            batch = request.batch_size or self.engines.usual_batch(len(wanted), strategy, sampling)
-            batch = min(batch, len(wanted))
-            chunks = [wanted[at : at + batch] for at in range(0, len(wanted), batch)]
-            sizes = [self.engines.padded(len(chunk), strategy, sampling) for chunk in chunks]
-            for size in dict.fromkeys(sizes):
-                chosen = self.auto.resolve(strategy, size, sampling)
-                self.engines.expect(size, sizes.count(size), chosen, sampling, shape)
-            for chunk, size in zip(chunks, sizes, strict=True):
-                spare = size - len(chunk)
-                full = [*chunk, *[chunk[-1]] * spare]
-                picked = conditions.pick([index // request.num_images for index in full])
-                rows = self.rows(picked, sampling, request.negative_prompt, request.size)
-                ready = self.engine_for(rows, size, strategy, sampling, shape)
-                engine = ready.engine
-                buffers = max(buffers, engine.nbytes)
-                with watch() as prefill:
+            wanted, capture = wanted_images(request, only), within(self.backend.capture_patience)
+            decision = decide(runtime, request, conditions, wanted, capture, given)
+            chunks = [*decision.chunks(wanted)]
+            for at, (part, chunk) in enumerate(chunks):
+                more = request.sampling, conditions.shape, capture
+                ready = self.engines.get(part.rows, part.strategy, *more)
+                if part not in (before for before, _ in chunks[:at]):
+                    ready.expect(sum(part is one for one, _ in chunks))
+                buffers = max(buffers, ready.engine.nbytes)
+                full = [*chunk, *[chunk[-1]] * (part.rows - len(chunk))]
+                rows = runtime.rows_of(request, conditions, full)
+                with phase("prefill"):
                     ready.begin(rows, *request.randomness(full))
-                    if spare:  # rows that nobody asked for are finished
-                        engine.leave_out(len(chunk))
-                tokens = engine.geometry.tokens
-                part = len(images) * tokens, len(chunk), len(wanted) * tokens
-                report = None if on_progress is None else partial(_told, on_progress, *part)
-                with watch() as decode, of_image(chunk):
-                    done = engine.run(ready.steps, report)
-                used = used or self.auto.resolve(strategy, size, sampling)
-                self.auto.learn(engine, strategy, size, sampling)
-                with watch() as drawing:
-                    asked = [request.prompts[index // request.num_images] for index in chunk]
-                    seeds = [seed + at for seed, at in zip(*request.randomness(chunk), strict=True)]
-                    made = self.pictures(done.tokens, shape, asked, seeds)
-                    describe(made, request, chunk[: len(made)], self.model.manifest.name)
-                done = Decoded(**{name: value[: len(chunk)] for name, value in vars(done).items()})
-                for name, one in (("prefill", prefill), ("decode", decode), ("pixels", drawing)):
-                    spent[name] += one.seconds
+                    if len(chunk) < part.rows:  # rows that nobody asked for are finished
+                        ready.engine.leave_out(len(chunk))
+                report = _reporter(
+                    on_progress,
+                    ready.engine.geometry.tokens,
+                    len(images),
+                    len(chunk),
+                    len(wanted),
+                )
+                with phase("decode"), of_image(chunk):
+                    done = ready.engine.run(ready.steps, report)
+                self.auto.learn(ready.engine, request.strategy, part.rows, request.sampling)
+                with phase("pixels"):
+                    made = runtime.pictures_of(request, conditions.shape, chunk, done.tokens)
                 if on_images is not None:
                     on_images(len(images), made)
                 images += made
-                parts.append(done)
+                parts.append(Decoded(**{k: value[: len(chunk)] for k, value in vars(done).items()}))
                 self._otherwise = None  # this device serves
-        assert used is not None  # a request has one image at least
-        return self.finished(
-            request,
-            used,
-            parts,
-            images,
-            PhaseSeconds(text=text.seconds, total=total.seconds, **spent),
-            batch=batch,
-            slots=sizes[0],
-            buffers=buffers,
-            columns=request.num_images if only is None else 0,
-        )
+        seconds = PhaseSeconds(text=text.seconds, total=total.seconds, **spent)
+        columns = request.num_images if only is None else 0
+        return runtime.finished(request, decision, parts, images, seconds, buffers, columns)
 
     def _begun(
         self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling
     ) -> tuple[CapturedEngine, Rows]:
         """Return the engine of one batch of prompts, and what its images start from."""
         conditions = self.conditions(prompts)
-        self.engines.patience = math.inf  # what is measured is measured with all of its lengths
         rows = self.model.family.rows(self.model, conditions, sampling)
         with explained(self.backend):
-            ready = self.engine_for(rows, len(prompts), strategy, sampling, conditions.shape)
+            ready = self.runtime.engine_for(
+                rows, len(prompts), strategy, sampling, conditions.shape
+            )
         return ready, rows
 
     @inferring
@@ -352,7 +425,7 @@ class Pipeline(Loaded):
         each image's randomness; ``on_progress`` gets the tokens known of the slowest image.
         """
         with self.request_lock.hold(), explained(self.backend):
-            ready = self.engine_for(rows, len(images), strategy, sampling, shape)
+            ready = self.runtime.engine_for(rows, len(images), strategy, sampling, shape)
             ready.begin(rows, seed, images)
             return ready.engine.run(ready.steps, on_progress).tokens
 
@@ -390,7 +463,6 @@ class Pipeline(Loaded):
         """Time the steps of every length of a window with several, in turns: milliseconds by length."""
         with self.request_lock.hold():
             ready, rows = self._begun(prompts, strategy, sampling)
-            assert isinstance(ready.engine, AdaptiveEngine)
             with explained(self.backend):
                 ready.begin(rows, 0, range(len(prompts)))
                 return ready.engine.calibrate(self.backend.stopwatch, rounds=rounds)

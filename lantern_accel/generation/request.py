@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
 
 DEFAULT_STRATEGY = AUTO
-#: A strategy over the tree that was tuned for a device, from the strategy and the temperature.
-Tuned = Callable[[Strategy, float], Strategy]
+#: A strategy over the drafts that were tuned for a device, from the strategy, the images that are decoded
+#: together (None: as many as is usual), at most all of them, and the sampling.
+Tuned = Callable[[Strategy, int | None, int, Sampling], Strategy]
 
 
 class GenerationRequest(Frozen):
@@ -58,7 +59,7 @@ class GenerationRequest(Frozen):
 
 
 def build_request(
-    manifest: Any, prompt: object, given: dict[str, Any], tuned: Tuned
+    manifest: Any, prompt: object, given: dict[str, Any], tuned: Tuned | None = None
 ) -> GenerationRequest:
     """Check keywords and fill in a preset's or the model's defaults.
 
@@ -83,8 +84,6 @@ def build_request(
     )
     values = {**manifest.defaults.sampling.model_dump(), **sampling, **settings.sampling_changes()}
     final = validated(Sampling, values, "sampling")
-    if changes.get("tree") is None and not isinstance(name, Strategy):
-        chosen = tuned(chosen, final.temperature)
     images, seed, seeds = settings.num_images or 1, settings.seed, None
     if isinstance(seed, tuple):
         if len(seed) != images * len(prompts):
@@ -93,6 +92,9 @@ def build_request(
                 "one number for all"
             )
         seed, seeds = seed[0], seed
+    free = changes.get("tree") is None and changes.get("window") is None
+    if tuned is not None and free and not isinstance(name, Strategy):
+        chosen = tuned(chosen, settings.batch_size, images * len(prompts), final)
     return GenerationRequest(
         prompts=prompts,
         strategy=chosen,

@@ -15,6 +15,7 @@ from pydantic import Field
 from lantern_accel._version import __version__
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_whole
+from lantern_accel.generation.decision import Decision
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.values import Sampling, Strategy
 
@@ -96,6 +97,7 @@ class GenerationStats(Frozen):
     weights_hash: str
     strategy: Strategy
     auto: str | None = Field(None, description="what auto stood for; None: the strategy was named")
+    decision: Decision = Field(description="what was decided before the first image")
     sampling: Sampling
     seed: int
     seeds: list[int] | None = Field(None, description="of each image; None: one for all")

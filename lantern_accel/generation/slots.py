@@ -22,12 +22,12 @@ from lantern_accel.decoding.looks import DRAFTING_BLOCK, PLAIN_BLOCK
 from lantern_accel.device.backend import inferring
 from lantern_accel.errors import BackendError, DoesNotFitError, NotFiniteError
 from lantern_accel.families.base import Conditions, Rows
-from lantern_accel.generation.engines import CapturedEngine, explained
-from lantern_accel.memory.plan import size as written
+from lantern_accel.generation.engines import NONE, CapturedEngine, explained
+from lantern_accel.records import format_bytes
 from lantern_accel.strategy.values import Sampling, Strategy
 
 if TYPE_CHECKING:
-    from lantern_accel.generation.loaded import Loaded
+    from lantern_accel.generation.runtime import Runtime
 
 #: What stands for an image with those who draw it.
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class Slots(Generic[T]):
 
     def __init__(
         self,
-        pipeline: Loaded,
+        pipeline: Runtime,
         strategy: Strategy,
         sampling: Sampling,
         size: int,
@@ -112,11 +112,7 @@ class Slots(Generic[T]):
             self.single = engines.get(1, *more)
             return self.single
         # Of the single one only the prefill runs, so no more of its steps than one are captured.
-        engines.patience, before = 0.0, engines.patience
-        try:
-            self.single = engines.get(1, *more)
-        finally:
-            engines.patience = before
+        self.single = engines.get(1, *more, NONE)
         ready = engines.get(self.size, *more)
         if self.single not in engines.ready:
             raise DoesNotFitError(
@@ -144,7 +140,9 @@ class Slots(Generic[T]):
         need = sum(one.nbytes for one in self._buffers.values())
         free = self.backend.memory().left if self.backend.device.type == "cpu" else None
         if free is not None and need > free:
-            raise DoesNotFitError(f"{written(need)} of buffers do not fit the {written(free)} free")
+            raise DoesNotFitError(
+                f"{format_bytes(need)} of buffers do not fit the {format_bytes(free)} free"
+            )
         with explained(self.backend):
             copies = {name: one.to("cpu", copy=True) for name, one in self._buffers.items()}
         self._aside = copies, self.engine.now

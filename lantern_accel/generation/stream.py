@@ -14,7 +14,8 @@ from torch import Tensor
 from lantern_accel.decoding.base import Decoded
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import LanternError, NotFiniteError, RequestError
-from lantern_accel.generation.result import GenerationResult, PhaseSeconds, describe, png_bytes
+from lantern_accel.generation.decide import decided, part_of
+from lantern_accel.generation.result import GenerationResult, PhaseSeconds, png_bytes
 from lantern_accel.generation.slots import Drawn, Slots
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
     from lantern_accel.device.backend import Backend
     from lantern_accel.families.base import Conditions
-    from lantern_accel.generation.loaded import Loaded
     from lantern_accel.generation.request import GenerationRequest, RequestLock
+    from lantern_accel.generation.runtime import Runtime
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,14 @@ class Stream:
 
     def __init__(
         self,
-        pipeline: Loaded,
+        runtime: Runtime,
         lock: RequestLock,
         request: GenerationRequest,
         partials: int,
     ) -> None:
         self.request = request
         self._result: GenerationResult | None = None
-        self._pipeline, self._lock, self._partials = pipeline, lock, partials
+        self._runtime, self._lock, self._partials = runtime, lock, partials
         self._seconds = dict.fromkeys(("text", "prefill", "decode", "pixels", "total"), 0.0)
         #: Lets threads that share a stream take its events one after another.
         self._taking = threading.RLock()
@@ -90,7 +91,7 @@ class Stream:
     @property
     def backend(self) -> Backend:
         """The device that draws."""
-        return self._pipeline.backend
+        return self._runtime.backend
 
     def __iter__(self) -> Iterator[Progress]:
         return self
@@ -156,19 +157,19 @@ class Stream:
                 raise
 
     def _begin(self) -> tuple[Slots[int], Conditions]:
-        pipeline, request = self._pipeline, self.request
+        runtime, request = self._runtime, self.request
         with self._timed("text"):
-            conditions = pipeline.conditions(request.prompts, request.size)
+            conditions = runtime.conditions(request.prompts, request.size)
         asked = request.strategy, request.sampling
-        size = request.batch_size or pipeline.engines.usual_batch(request.count, *asked)
+        size = runtime.engines.batch_of(request.count, request.batch_size, *asked)
         first = conditions.pick([0])
-        slots = Slots[int](pipeline, *asked, min(size, request.count), first)
+        slots = Slots[int](runtime, *asked, size, first)
         self._conditions, self._slots = conditions, slots
         return slots, conditions
 
     def _turn(self) -> None:
         """Let images join, run some steps, and keep what is new as events."""
-        pipeline, request = self._pipeline, self.request
+        runtime, request = self._runtime, self.request
         slots, conditions = self._slots, self._conditions
         if slots is None or conditions is None:
             slots, conditions = self._begin()
@@ -176,10 +177,8 @@ class Stream:
         while self._wanted and slots.joinable:
             with self._timed("prefill"):
                 index = self._wanted.pop(0)
-                picked = conditions.pick([index // request.num_images])
-                asked = request.sampling, request.negative_prompt, request.size
                 (seed,), (at,) = request.randomness([index])
-                slots.join(index, pipeline.rows(picked, *asked), seed, at)
+                slots.join(index, runtime.rows_of(request, conditions, [index]), seed, at)
         with self._timed("decode"):
             slots.advance()
         for index, one in slots.news():
@@ -192,25 +191,21 @@ class Stream:
         self, slots: Slots[int], conditions: Conditions, index: int, one: Drawn | int
     ) -> Progress:
         """Return what is known of an image: the complete one, or that of a row."""
-        pipeline, request = self._pipeline, self.request
+        runtime, request = self._runtime, self.request
         image: Image | None = None
         rows = 0
         if isinstance(one, Drawn):
             tokens = one.decoded.tokens[0]
-            prompt = request.prompts[index // request.num_images]
             with self._timed("pixels"):
-                (seed,), (at,) = request.randomness([index])
-                of = conditions.shape, [prompt], [seed + at]
-                image = next(iter(pipeline.pictures(one.decoded.tokens, *of)), None)
-            if image is not None:
-                describe([image], request, [index], pipeline.model.manifest.name)
+                made = runtime.pictures_of(request, conditions.shape, [index], one.decoded.tokens)
+                image = next(iter(made), None)
             rows = 0 if image is None else image.height
             self._done[index] = one.decoded, image
         else:
             tokens = slots.so_far(one)
             share = len(tokens) * (self._partials + 1) // slots.tokens
             if share > self._shown.get(index, 0):
-                image, rows = pipeline.partial_picture(tokens, conditions.shape)
+                image, rows = runtime.partial_picture(tokens, conditions.shape)
                 self._shown[index] = share if image else self._shown.get(index, 0)
         return Progress(index, tokens, slots.tokens, image, rows, index in self._done)
 
@@ -218,16 +213,16 @@ class Stream:
         request, slots = self.request, self._slots
         assert slots is not None
         ordered = [self._done[index] for index in range(request.count)]
-        self._result = self._pipeline.finished(
+        runtime, size = self._runtime, slots.size
+        part = part_of(runtime, size, size, slots.strategy, request.sampling)
+        self._result = runtime.finished(
             request,
-            slots.strategy,
+            decided(runtime, request, [part]),
             [decoded for decoded, _ in ordered],
             [image for _, image in ordered if image is not None],
             PhaseSeconds(**self._seconds),
-            batch=slots.size,
-            slots=slots.size,
-            buffers=slots.engine.nbytes,
-            columns=request.num_images,
+            slots.engine.nbytes,
+            request.num_images,
         )
         self._over, self._slots, self._conditions = True, None, None
 

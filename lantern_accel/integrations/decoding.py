@@ -32,8 +32,8 @@ from lantern_accel.families.base import Family, Model, Rows
 from lantern_accel.families.registry import family
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.watch import Watch
-from lantern_accel.memory.plan import size
 from lantern_accel.nn.transformer import pack
+from lantern_accel.records import format_bytes
 from lantern_accel.strategy.values import Sampling, Strategy
 
 
@@ -70,7 +70,8 @@ class Memory:
     beside: int
 
     def __str__(self) -> str:
-        return f"{size(self.shared)} shared with the module, {size(self.beside)} beside it"
+        shared, beside = format_bytes(self.shared), format_bytes(self.beside)
+        return f"{shared} shared with the module, {beside} beside it"
 
 
 def _share(weights: ModuleWeights, kind: Family, manifest: Any, part: str, ops: Backend) -> Any:
@@ -253,7 +254,7 @@ def draw(
         images = [seeds[i][1] for i in places]
         one = chosen
         if isinstance(strategy, str):  # its window is as long as this batch wants
-            one = pipeline.fitted(chosen, len(images), len(images), sampling)
+            one = pipeline.auto.tuned(chosen, len(images), sampling)
         tokens = pipeline.draw_tokens(part, shape, one, sampling, seed, images, on_progress)
         out.update(zip(places, tokens, strict=True))
     return torch.stack([out[i] for i in range(len(seeds))])

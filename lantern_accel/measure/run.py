@@ -107,7 +107,7 @@ def choose_strategies(
     for temperature in temperatures:
         sampling = pipeline.sampling(temperature=temperature)
         for one in found:
-            pipeline.engines.check(pipeline.auto.tuned(one, temperature), sampling)
+            pipeline.engines.check(pipeline.auto.tuned(one, 1, sampling), sampling)
     return found
 
 
@@ -262,11 +262,12 @@ class Profiler(Measurement):
 
     def _strategies(self, temperature: float, batch: int) -> list[Strategy]:
         """Return the wanted strategies as a request would have them: trees tuned, windows fitted."""
-        found = [self.pipeline.auto.tuned(one, temperature) for one in self.request.strategies]
-        if self.request.window:
-            return found
         sampling = self.pipeline.sampling(temperature=temperature)
-        return [self.pipeline.fitted(one, batch, batch, sampling) for one in found]
+        auto, asked = self.pipeline.auto, self.request.window  # a window that was asked for stays
+        return [
+            one if asked and one.drafts.kind == "window" else auto.tuned(one, batch, sampling)
+            for one in self.request.strategies
+        ]
 
     def _cells(self) -> list[Cell]:
         """Return the wanted cells, those of the file where it has them."""

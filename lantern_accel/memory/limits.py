@@ -12,7 +12,8 @@ from lantern_accel.device.backend import DTYPES, Backend, MemoryUse
 from lantern_accel.errors import DeviceMemoryError, DoesNotFitError
 from lantern_accel.families.base import Found, Model
 from lantern_accel.memory.footprint import copy_bytes, weight_bytes
-from lantern_accel.memory.plan import Planner, most_images, size
+from lantern_accel.memory.plan import Planner, most_images
+from lantern_accel.records import format_bytes
 from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy
 
 #: Taken for pixels and everything else where only a rough bound is wanted.
@@ -38,15 +39,15 @@ def check_weights(backend: Backend, found: Found, dtype: torch.dtype) -> None:
     if free is None or need <= free:
         return
     others = [
-        f"{name} ({size(weights_bytes(found, other))})"
+        f"{name} ({format_bytes(weights_bytes(found, other))})"
         for name, other in DTYPES.items()
         if other in backend.compute_dtypes() and weights_bytes(found, other) <= free
     ]
     way = f"use the dtype {' or '.join(others)}" if others else "use a device with more memory"
     raise DeviceMemoryError(
-        f"the model {found.manifest.name} takes {size(need)} in {str(dtype).removeprefix('torch.')}, "
-        f"device {backend.device} has {size(free)} free{_total(backend.memory())}; {way}, or end other "
-        "programs that use it"
+        f"the model {found.manifest.name} takes {format_bytes(need)} in "
+        f"{str(dtype).removeprefix('torch.')}, device {backend.device} has {format_bytes(free)} free"
+        f"{_total(backend.memory())}; {way}, or end other programs that use it"
     )
 
 
@@ -57,14 +58,14 @@ def check_weights(backend: Backend, found: Found, dtype: torch.dtype) -> None:
 class Fit:
     """What a device's memory says to a batch: the images that fit, and the bytes that all need.
 
-    ``nbytes`` and ``free`` are None where the device does not say what it has left, or where a bound
-    far above the truth fits already.
+    ``nbytes`` is a bound far above the truth where that fits already; ``free`` is None where the device
+    does not say what it has left.
     """
 
     asked: int
     batch: int
-    nbytes: int | None = None
-    free: int | None = None
+    nbytes: int
+    free: int | None
 
     @property
     def advice(self) -> str:
@@ -77,14 +78,14 @@ class Fit:
         """Raise :class:`DoesNotFitError` with the advice where not all images fit."""
         if self.batch < self.asked:
             raise DoesNotFitError(
-                f"a batch of {self.asked} needs {size(self.nbytes or 0)} of caches and buffers, device "
-                f"{backend.device} has {size(self.free or 0)} free{_total(backend.memory())}; "
-                f"{self.advice}"
+                f"a batch of {self.asked} needs {format_bytes(self.nbytes)} of caches and buffers, "
+                f"device {backend.device} has {format_bytes(self.free or 0)} free"
+                f"{_total(backend.memory())}; {self.advice}"
             )
 
 
 def _total(use: MemoryUse) -> str:
-    return "" if use.limit is None else f" of {size(use.limit)}"
+    return "" if use.limit is None else f" of {format_bytes(use.limit)}"
 
 
 class Capacity:
@@ -153,8 +154,9 @@ class Capacity:
         held now and can be given up.
         """
         free = self.backend.memory().left
-        if free is None or self._bound(batch, strategy, sampling) < free + spare:
-            return Fit(batch, batch)
+        bound = self._bound(batch, strategy, sampling)
+        if free is None or bound < free + spare:
+            return Fit(batch, batch, bound, free)
 
         def needed(images: int) -> int:
             return self.needed(images, strategy, sampling, shape)

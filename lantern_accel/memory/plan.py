@@ -23,14 +23,13 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import DeviceRequestError, RequestError, did_you_mean, shown
 from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import Footprint, measure
+from lantern_accel.records import format_bytes
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.values import (
     AUTO,
-    AUTO_CHAINS,
     NO_DRAFTER,
     Sampling,
     Strategy,
-    adaptive_chain,
 )
 
 #: Held by a driver and its libraries on an accelerator that is not open here (assumed).
@@ -82,11 +81,6 @@ class MemoryPlan(Footprint):
         """Return everything as JSON values, sums included."""
         found = {"peak": self.peak, "fits": self.fits, "keeps_text": self.keeps_text}
         return {**self.model_dump(mode="json"), **found}
-
-
-def size(nbytes: int) -> str:
-    """Write a number of bytes for people."""
-    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**28 else f"{nbytes / 2**20:.0f} MiB"
 
 
 def most_images(needed: Callable[[int], int], free: int, limit: int) -> int:
@@ -196,14 +190,17 @@ class Planner:
         dtype: torch.dtype,
         shape: Hashable,
     ) -> Footprint:
-        """Return what decoding holds; for ``auto`` the most of its windows, chains and tree.
+        """Return what decoding holds; for ``auto`` that may relax, the most of its windows and its tree.
 
         A copy in fewer bits is left out: ``auto`` makes one only where it fits.
         """
         tried = [strategy]
-        if strategy.name == AUTO and self.manifest.drafter is not None:
-            tried.append(strategy.model_copy(update={"drafts": adaptive_chain(AUTO_CHAINS)}))
-            tried.append(self.strategy("eagle"))
+        if (
+            strategy.name == AUTO
+            and strategy.acceptance.relaxed
+            and self.manifest.drafter is not None
+        ):
+            tried.append(self.strategy("lantern++"))
         more: dict[str, Any] = {"batch": batch, "dtype": dtype, "ops": self.ops, "shape": shape}
         found = (measure(self.family, self.manifest, one, sampling, **more) for one in tried)
         return max(found, key=lambda one: one.buffers + max(one.workspace.values(), default=0))
@@ -228,7 +225,7 @@ class Planner:
             chosen = changes.pop("strategy", strategy)
             other = self.plan(chosen, sampling, **{**kept, **changes})
             if other.fits:
-                tips.append(f"{what} ({size(other.peak)})")
+                tips.append(f"{what} ({format_bytes(other.peak)})")
             return bool(other.fits)
 
         if plan.text_device == "device" and "text" in plan.workspace:
@@ -293,7 +290,7 @@ def planner_for(
     shape = None if picture is None else family(manifest.family).shape_for(manifest, picture)
     facts = {**_device(device, dtype), "shape": shape}
     if memory:
-        device, facts["capacity"] = device or size(memory), memory
+        device, facts["capacity"] = device or format_bytes(memory), memory
     return Planner(manifest, text_bytes=text, text_device=text_device, device=device, **facts)
 
 

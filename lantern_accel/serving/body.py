@@ -155,7 +155,7 @@ def read_body(
     settings = {ours: getattr(body, name) for ours, name in SETTINGS.items()}
     settings = {name: value for name, value in settings.items() if value is not None}
     try:
-        request = build_request(manifest, body.prompt, settings, lambda strategy, _: strategy)
+        request = build_request(manifest, body.prompt, settings)
     except LanternError as error:
         raise wrong_value(_find_field(error, settings, sent), str(error)) from None
     for name in TEXTS:

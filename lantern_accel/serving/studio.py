@@ -349,10 +349,9 @@ class Studio:
         pipeline, size = self.pipeline, self.limits.slots
         strategy = request.strategy
         if strategy.name != AUTO:  # as `generate` does with a strategy by name
-            strategy = pipeline.auto.tuned(strategy, request.sampling.temperature)
-            strategy = pipeline.fitted(strategy, size, size, request.sampling)
+            strategy = pipeline.auto.tuned(strategy, size, request.sampling)
         self._slots = self._key = None
-        self._slots = Slots(pipeline, strategy, request.sampling, size, conditions)
+        self._slots = Slots(pipeline.runtime, strategy, request.sampling, size, conditions)
 
     def _read(self, picture: Picture) -> None:
         """Turn the prompt into what an engine starts from."""
@@ -366,7 +365,7 @@ class Studio:
                     model, [request.ids], self.backend.device, request.grid
                 )
             against = request.body.negative_prompt
-            rows = self.pipeline.rows(conditions, request.sampling, against, request.size)
+            rows = self.pipeline.runtime.rows(conditions, request.sampling, against, request.size)
         picture.conditions, picture.rows = conditions, rows
         picture.job.notes = tuple(dict.fromkeys((*picture.job.notes, *notes)))
 
@@ -380,7 +379,7 @@ class Studio:
         if job.request.ids is None:
             with noted() as told, self._timed("pixels", job):
                 seed = picture.seed + picture.stream
-                made = self.pipeline.pictures(
+                made = self.pipeline.runtime.pictures(
                     drawn.decoded.tokens, shape, [job.request.body.prompt], [seed]
                 )
             if not made:
@@ -420,7 +419,9 @@ class Studio:
         due = -(-tokens * (picture.partials + 1) // (wanted + 1))
         if known < due:
             return
-        image, _ = self.pipeline.partial_picture(slots.so_far(row), picture.conditions.shape)
+        image, _ = self.pipeline.runtime.partial_picture(
+            slots.so_far(row), picture.conditions.shape
+        )
         if image is None:  # no row is finished yet
             return
         event = Partial(picture.index, picture.partials, image, known, tokens)

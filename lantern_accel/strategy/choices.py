@@ -76,14 +76,14 @@ class Choice(Record):
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-class Worth(Record):
+class Payoff(Record):
     """Tokens per step of a model, at one temperature: the device has no part in it.
 
     ``tokens_per_step``: of windows, by length; ``by_head``: of windows whose drafts its draft head
-    guesses; ``chains``: of its drafter's chains, by drafts and one.
+    guesses.
     """
 
-    kind: Literal["lantern_accel.worth"] = "lantern_accel.worth"
+    kind: Literal["lantern_accel.payoff"] = "lantern_accel.payoff"
     schema_version: Literal[1] = SCHEMA
     model: str
     weights_hash: str
@@ -92,7 +92,6 @@ class Worth(Record):
     prompts: str = Field(description="where the prompts come from")
     tokens_per_step: dict[int, float]
     by_head: dict[int, float] = Field(default_factory=dict)
-    chains: dict[int, float] = Field(default_factory=dict)
 
 
 def key_of(
@@ -193,11 +192,11 @@ def _shipped(kind: type[Kept]) -> Iterator[Kept]:
             yield found
 
 
-def known_tokens_per_step(weights_hash: str, temperature: float, relaxed: bool) -> Worth | None:
+def known_tokens_per_step(weights_hash: str, temperature: float, relaxed: bool) -> Payoff | None:
     """Return the shipped tokens per step of the nearest temperature; None for other models."""
     found = [
         one
-        for one in _shipped(Worth)
+        for one in _shipped(Payoff)
         if one.weights_hash == weights_hash and one.relaxed == relaxed
     ]
     greedy = [one for one in found if (one.temperature == 0) == (temperature == 0)]

@@ -310,6 +310,16 @@ class Strategy(Frozen):
         return self.coupling == "invariant"
 
     @property
+    def lengths(self) -> tuple[DraftLength, ...]:
+        """The lengths between which the host moves; () where all steps are alike."""
+        return self.drafts.draft_lengths if isinstance(self.drafts, AdaptiveSource) else ()
+
+    def with_drafts(self, drafts: DraftSource | None = None, **changes: Any) -> Strategy:
+        """Return it with other drafts, or with fields of its drafts changed; nothing is checked."""
+        made = (drafts or self.drafts).model_copy(update=changes)
+        return self.model_copy(update={"drafts": made})
+
+    @property
     def bucket(self) -> tuple[Any, ...]:
         """What fixes the shape of a step: all but the name and the values that are data."""
         # What a length costs and brings is data: the host reads it.
@@ -384,8 +394,8 @@ class Strategy(Frozen):
 
 #: The fastest of what is allowed, chosen for the device, the model, the batch and the picture.
 AUTO = "auto"
-#: Lengths of auto's window, few since a longer one takes some steps to settle, and of a drafter's chains.
-AUTO_LENGTHS, AUTO_CHAINS = (1, 2, 4, 8, 16), (1, 2, 3, 4)
+#: Lengths of auto's window, few since a longer one takes some steps to settle.
+AUTO_LENGTHS = (1, 2, 4, 8, 16)
 #: Lengths of auto's drafts by a copy of the target's own weights, those drafts and one.
 AUTO_SELF = (1, 2, 3, 5, 7, 9)
 #: Strategies whose drafts are a drafter's, and plain decoding.

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from lantern_accel.errors import DoesNotFitError, RequestError, StrategyError
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.generation.row_costs import HOPELESS
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.samples import about, new_cell
 from lantern_accel.strategy.choices import Choice
@@ -20,8 +21,6 @@ from lantern_accel.strategy.values import Strategy, Window
 from lantern_accel.tuning.search import PLAIN, Evidence, Search
 
 LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-#: A length that is this much slower than the best ends the search: longer ones cost more still.
-HOPELESS = 0.7
 FINALISTS = 3
 
 
@@ -67,7 +66,7 @@ class WindowTuner(Search[WindowEvidence]):
             if not self._try(batch, cells, name, self.strategy.override(tree=window)):
                 break
             speed = cells[name].tokens_per_second
-            if speed < HOPELESS * best:
+            if speed < HOPELESS * best:  # longer ones cost more still
                 break
             best = max(best, speed)
         return cells

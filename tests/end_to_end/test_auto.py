@@ -10,14 +10,12 @@ import pytest
 import torch
 
 import lantern_accel
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.errors import RequestError, StrategyError
-from lantern_accel.generation import auto as automatic
-from lantern_accel.generation import comparison
-from lantern_accel.generation.comparison import Comparison
-from lantern_accel.generation.timed import Timed
+from lantern_accel.generation.estimate import REQUESTS, Comparison, Estimate
 from lantern_accel.measure import samples
 from lantern_accel.strategy import choices
-from lantern_accel.strategy.values import NoTree, StaticTree, Strategy, Window
+from lantern_accel.strategy.values import NoTree, Strategy, Window
 from lantern_accel.tuning import auto as tuning
 
 
@@ -33,76 +31,44 @@ def load(model):
 
 def test_a_choice_is_kept_and_a_seed_repeats(tiny_model, own, monkeypatch):
     timed = []
-    sound = automatic.AdaptiveEngine.calibrate
+    sound = AdaptiveEngine.calibrate
 
     def calibrate(self, watch, rounds=None, least=None):
         if rounds is None:  # before the first image, not between the first ones
             timed.append(self)
         return sound(self, watch)
 
-    monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
+    monkeypatch.setattr(AdaptiveEngine, "calibrate", calibrate)
     with load(tiny_model) as pipeline:
         first = pipeline.generate("red heart", seed=3)
         again = pipeline.generate("red heart", seed=3)
     with load(tiny_model) as pipeline:
         later = pipeline.generate("red heart", seed=3)
-        trees = {engine.strategy.drafts.kind for engine in timed}
-        assert trees == {"window", "static"}, "the drafter's tree is timed next to windows"
-        assert len(timed) == 2, "the second pipeline reads what the first has kept"
+        assert {engine.strategy.drafts.kind for engine in timed} == {"window"}
+        assert len(timed) == 1, "the second pipeline reads what the first has kept"
         pipeline.generate("red heart", seed=3, num_images=2, batch_size=2)
-    assert len(timed) == 4, "another batch has costs of its own"
+    assert len(timed) == 2, "another batch has costs of its own"
     assert torch.equal(first.tokens, again.tokens) and torch.equal(first.tokens, later.tokens)
     assert first.stats.strategy.name == "auto"
     assert "exact" in first.stats.auto and first.stats.total_variation == 0
     assert len(list((own / "choices").glob("*.json"))) == 2
 
 
-def test_a_tree_that_pays_is_taken_counted_and_draws_plain_tokens(tiny_model, own, monkeypatch):
-    def calibrate(self, *rest, **more):
-        cost = 1.01 if self.strategy.drafts.kind == "static" else 50.0
-        return {n: [1.0 if n == 1 else cost] * 3 for n in self.lengths}
-
-    monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
-    monkeypatch.setattr(comparison, "ENOUGH", 1.0)
-    with load(tiny_model) as pipeline:
-        want = pipeline.generate("red heart", seed=3, strategy="vanilla").tokens
-        drawn = pipeline.generate("red heart", seed=3)
-        assert torch.equal(drawn.tokens, want)
-        asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
-        choice = pipeline.auto.choice(asked, 1, sampling)
-        (one,) = [
-            Timed.model_validate(found)
-            for found in choice.evidence["timed"]
-            if found["strategy"]["drafts"]["kind"] == "static"
-        ]
-        tree = one.strategy.drafts
-        assert isinstance(tree, StaticTree) and not one.prior
-        assert max(one.counts) == tree.draft_lengths[-1].length
-        deepest = max(len(path) for path in tree.paths)
-        assert [each.length for each in tree.draft_lengths] == list(range(1, deepest + 2))
-        if isinstance(choice.strategy.drafts, StaticTree):
-            assert "trees of" in drawn.stats.auto and one.images == 1
-
-
 def test_batches_of_one_request_may_draft_to_different_depths(tiny_model, own, monkeypatch):
-    """The last batch of a request is a smaller one, for which another kind of drafts may pay."""
+    """The last batch of a request is a smaller one, for which drafts may pay where else they do not."""
 
     def calibrate(self, watch, rounds=3, least=None):
-        paying = "window" if self.geometry.batch == 1 else "static"
-        cost = 1.01 if self.strategy.drafts.kind == paying else 50.0
+        cost = 1.01 if self.geometry.batch == 1 else 50.0
         return {n: [1.0 if n == 1 else cost] * rounds for n in self.lengths}
 
-    monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
-    monkeypatch.setattr(comparison, "ENOUGH", 1.0)
+    monkeypatch.setattr(AdaptiveEngine, "calibrate", calibrate)
     with load(tiny_model) as pipeline:
         want = pipeline.generate("red heart", seed=3, num_images=3, strategy="vanilla").tokens
         drawn = pipeline.generate("red heart", seed=3, num_images=3, batch_size=2)
-        depths = [
-            len(pipeline.generate("red heart", num_images=n, batch_size=n).stats.accepted_histogram)
-            for n in (1, 2)
-        ]
     assert torch.equal(drawn.tokens, want)
-    assert depths[0] != depths[1], "the batches draft alike, and nothing is tried"
+    two, one = drawn.stats.decision.parts
+    assert (two.images, one.images) == (2, 1)
+    assert isinstance(two.strategy.drafts, NoTree) and isinstance(one.strategy.drafts, Window)
     assert sum(drawn.stats.accepted_histogram) == drawn.stats.steps
 
 
@@ -110,41 +76,29 @@ def test_a_busy_minute_does_not_decide_for_good(tiny_model, own, monkeypatch):
     busy, calls = [True], []
 
     def calibrate(self, watch, rounds=3, least=None):
-        calls.append((self.strategy.drafts.kind, rounds))
-        cost = {"window": 3.0 if busy[0] else 1.01, "static": 2.5}[self.strategy.drafts.kind]
+        calls.append(rounds)
+        cost = 3.0 if busy[0] else 1.01
         return {n: [1.0 if n == 1 else cost] * rounds for n in self.lengths}
 
-    monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
+    monkeypatch.setattr(AdaptiveEngine, "calibrate", calibrate)
     with load(tiny_model) as pipeline:
         want = pipeline.generate("red heart", seed=3, strategy="vanilla").tokens
         first = pipeline.generate("red heart", seed=3)
         assert first.stats.auto.startswith("plain decoding")
-        assert [rounds for _, rounds in calls] == [3, 3]
+        assert calls == [3]
         second = pipeline.generate("red heart", seed=3)
         assert second.stats.auto.startswith("plain decoding"), "the machine is busy still"
-        assert {rounds for _, rounds in calls[2:]} == {1}
+        assert calls == [3, 1]
         busy[0] = False
         third = pipeline.generate("red heart", seed=3)
         assert isinstance(third.stats.strategy.drafts, Window)
         for one in (first, second, third):
             assert torch.equal(one.tokens, want), "exact drafts change no image"
-        for _ in range(8):
+        for _ in range(REQUESTS):
             pipeline.generate("red heart", seed=3)
         told = len(calls)
         pipeline.generate("red heart", seed=3)
         assert len(calls) == told, "it is settled"
-
-
-def test_a_deep_tree_is_cut_at_few_depths(tiny_model, own, monkeypatch):
-    with load(tiny_model) as pipeline:
-        asked, auto = pipeline.strategy("auto"), pipeline.auto
-        deep = StaticTree(paths=tuple((0,) * n for n in range(1, 8)))
-        defaults = auto.manifest.defaults.model_copy(update={"static_tree": deep})
-        auto.manifest = auto.manifest.model_copy(update={"defaults": defaults})
-        made = auto.trees(asked)
-        assert [one.length for one in made.drafts.draft_lengths] == [1, 5, 8]
-        monkeypatch.setattr(pipeline.model, "drafter", None)
-        assert auto.trees(asked) is None
 
 
 def test_the_command_says_what_auto_stands_for(command, tiny_model, own, tmp_path):
@@ -174,12 +128,9 @@ def test_a_changed_choice_is_not_used(tiny_model, own):
 
 def promising(strategy, promise):
     """Return what was timed of a strategy's lengths: all that draft promise so much."""
-    draft_lengths = tuple(
-        one.model_copy(update={"cost": 1.0, "tokens_per_step": 1.0 if one.length == 1 else promise})
-        for one in strategy.drafts.draft_lengths
-    )
-    tree = strategy.drafts.model_copy(update={"draft_lengths": draft_lengths})
-    return Timed(strategy=strategy.model_copy(update={"drafts": tree}))
+    lengths = [one.length for one in strategy.lengths]
+    brings = {n: 1.0 if n == 1 else promise for n in lengths}
+    return Estimate(strategy=strategy, times=dict.fromkeys(lengths, 1.0), known=brings)
 
 
 @pytest.mark.parametrize("relaxed", [False, True])
@@ -190,31 +141,39 @@ def test_drafts_that_promise_little_are_left_to_plain_decoding(
     with load(tiny_model) as pipeline:
         asked = pipeline.strategy("auto", relaxed=relaxed or None)
         sampling = pipeline.sampling()
-        found = [promising(asked, promise) for promise in promises]
-        pipeline.auto.settle(Comparison(timed=found), asked, 1, sampling)
+        found = tuple(promising(asked, promise) for promise in promises)
+        pipeline.auto.settle(Comparison(sources=found), asked, 1, sampling)
         drawn = pipeline.generate("red heart", seed=1, strategy=asked)
     assert isinstance(drawn.stats.strategy.drafts, NoTree) == plain
     assert drawn.stats.auto.startswith("plain decoding") == plain
 
 
-@pytest.mark.parametrize(("window", "tree", "wins"), [(1.4, 1.5, "window"), (1.4, 1.6, "static")])
-def test_a_drafter_must_promise_more_than_windows(tiny_model, own, window, tree, wins):
-    with load(tiny_model) as pipeline:
-        asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
-        found = [promising(asked, window), promising(pipeline.auto.trees(asked), tree)]
-        pipeline.auto.settle(Comparison(timed=found), asked, 1, sampling)
-        choice = pipeline.auto.choice(asked, 1, sampling)
-    assert choice.strategy.drafts.kind == wins
-    assert choice.speedup == {"window": window, "static": tree}[wins], "as it was promised"
-
-
 def test_a_choice_that_needs_a_drafter_is_left_where_there_is_none(undrafted_model, own):
     with load(undrafted_model) as pipeline:
-        asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
-        tree = pipeline.strategy("eagle")
+        asked, sampling = pipeline.strategy("auto", relaxed=True), pipeline.sampling()
         key = pipeline.auto.key(asked, 1, sampling)
+        tree = pipeline.strategy("lantern++")
         pipeline.auto.keep(choices.Choice(key=key, strategy=tree, source="tune"))
         assert isinstance(pipeline.auto.resolve(asked, 1, sampling).drafts, Window)
+        assert pipeline.auto.tree(asked) is None
+
+
+def test_a_drafters_tree_is_tried_where_relaxation_is_asked_for(tiny_model, own, monkeypatch):
+    def calibrate(self, watch, rounds=3, least=None):
+        cost = 1.01 if self.strategy.drafts.kind == "static" else 50.0
+        return {n: [1.0 if n == 1 else cost] * rounds for n in self.lengths}
+
+    monkeypatch.setattr(AdaptiveEngine, "calibrate", calibrate)
+    with load(tiny_model) as pipeline:
+        assert pipeline.auto.tree(pipeline.strategy("auto")) is None
+        drawn = pipeline.generate("red heart", seed=3, relaxed=True, tv_budget=0.5)
+        asked, sampling = pipeline.strategy("auto", tv_budget=0.5), pipeline.sampling()
+        choice = pipeline.auto.choice(asked, 1, sampling)
+        windows, tree = Comparison.model_validate(choice.evidence).sources
+        assert windows.strategy.drafts.kind == "window" and not windows.strategy.acceptance.relaxed
+        assert tree.strategy.drafts.kind == "static" and tree.strategy.acceptance.relaxed
+        assert max(tree.counts) == tree.strategy.lengths[-1].length
+        assert drawn.stats.strategy.tv_budget in (None, 0.5)
 
 
 def test_windows_stay_exact_where_a_drafters_drafts_may_be_relaxed(tiny_model, own):
@@ -222,7 +181,7 @@ def test_windows_stay_exact_where_a_drafters_drafts_may_be_relaxed(tiny_model, o
         asked, sampling = pipeline.strategy("auto", tv_budget=0.02), pipeline.sampling()
         windows = pipeline.auto.resolve(asked, 1, sampling)
         assert isinstance(windows.drafts, Window) and windows.tv_budget is None
-        assert not windows.acceptance.relaxed and pipeline.auto.trees(asked).acceptance.relaxed
+        assert not windows.acceptance.relaxed
 
 
 def test_exact_unless_asked(tiny_model):

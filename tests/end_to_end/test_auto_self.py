@@ -10,15 +10,14 @@ import pytest
 import torch
 
 import lantern_accel
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.length_policy import rate_of_counts, shifted_by_counts, tokens_of
 from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.families.random_weights import sized
 from lantern_accel.generation import auto as automatic
-from lantern_accel.generation import comparison
-from lantern_accel.generation.comparison import Comparison
+from lantern_accel.generation.estimate import REQUESTS, Comparison, Estimate
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.slots import Drawn, Slots
-from lantern_accel.generation.timed import Timed
 from lantern_accel.memory.plan import Planner
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import projections
@@ -49,7 +48,7 @@ def costs(monkeypatch: pytest.MonkeyPatch, copy: float, others: float) -> None:
         cost = copy if isinstance(self.strategy.drafts, SelfDrafts) else others
         return {n: [1.0 if n == 1 else cost] * 3 for n in self.lengths}
 
-    monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
+    monkeypatch.setattr(AdaptiveEngine, "calibrate", calibrate)
 
     def likely(self: Any, asked: Strategy, *given: Any) -> list[Strategy]:
         made: Strategy | None = self.copies(asked)
@@ -72,20 +71,16 @@ def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
         assert "drafts of the model's own weights in int8" in drawn.stats.auto
         assert drawn.stats.total_variation == 0
         (path,) = kept.glob("*.json")
-        (one,) = [
-            Timed.model_validate(found)
-            for found in json.loads(path.read_text())["evidence"]["timed"]
-            if found["strategy"]["drafts"]["kind"] == "self"
-        ]
-        assert one.images == 2 and sum(steps for _, steps in one.counts.values()) > 0
-        for number in range(6):
+        key = json.loads(path.read_text())["key"]
+        counted = []
+        for number in range(REQUESTS + 1):
+            choice = choices.read_choice(key)
+            assert choice is not None and choice.source == "while drawing"
+            found = Comparison.model_validate(choice.evidence)
+            (one,) = [s for s in found.sources if isinstance(s.strategy.drafts, SelfDrafts)]
+            counted.append(sum(steps for _, steps in one.counts.values()))
             pipeline.generate("dog face", seed=number, num_images=2, batch_size=2)
-        choice = choices.read_choice(json.loads(path.read_text())["key"])
-        assert choice is not None and choice.source == "while drawing"
-        found = [Timed.model_validate(one) for one in choice.evidence["timed"]]
-        assert [one.images for one in found if isinstance(one.strategy.drafts, SelfDrafts)] == [
-            comparison.COUNTED_IMAGES
-        ]
+        assert counted[0] < counted[1] < counted[2] and counted[-1] == counted[-2]
     with load(tiny_model) as pipeline:
         again = pipeline.generate("red heart", seed=3, num_images=2, batch_size=2)
     assert torch.equal(again.tokens, want) and isinstance(again.stats.strategy.drafts, SelfDrafts)
@@ -104,20 +99,19 @@ def test_the_copy_that_is_tried_is_predicted_before_one_is_made(
 
     monkeypatch.setattr(automatic, "product_times", cheap)
     monkeypatch.setattr(
-        automatic.AdaptiveEngine,
+        AdaptiveEngine,
         "calibrate",
         lambda self, *given: {n: [1.0] * 3 for n in self.lengths},
     )
     with load(tiny_model) as pipeline:
         asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
-        windows = Timed(strategy=promised(asked, 1.0))
+        windows = Estimate(strategy=promised(asked, 1.0))
         made, _ = pipeline.auto.likely_copies(asked, windows, 2, sampling)
-        assert made.name == "self"
         tree: Any = made.drafts
         assert tree.weights == "int6" and tree.window > 0 and tree.passes > 0
         rows = 2 * sampling.branches
         assert asked_rows == [[n * rows for n in (1, 2, 4, 8, 16)]], "all rows cost alike"
-        dear = Timed(strategy=promised(asked, 50.0))
+        dear = Estimate(strategy=promised(asked, 50.0))
         assert pipeline.auto.likely_copies(asked, dear, 2, sampling) == []
         assert not pipeline.engines.capacity.copies, "nothing was made yet"
         want = pipeline.generate("red heart", seed=3, strategy="vanilla").tokens
@@ -139,36 +133,21 @@ def promised(asked: Strategy, cost: float) -> Strategy:
 
 
 def test_what_windows_bring_is_counted_too_and_shifts_what_was_known(
-    tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, kept: Path
 ) -> None:
     with load(tiny_model) as pipeline:
         asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
-        made = promised(asked, 1.2)
-        known = {1: 1.0, 2: 1.5, 4: 2.0}
-        one = Timed(strategy=made, prior=known)
-        assert one.weighed() == one, "nothing was counted"
-        timed = one.model_copy(update={"strategy": with_known(made, known), "counts": {}})
-        pipeline.auto.settle(Comparison(timed=[timed]), asked, 1, sampling)
+        windows = pipeline.auto.windows(asked, 1, sampling)
+        times = {one.length: 1.0 if one.length == 1 else 1.2 for one in windows.strategy.lengths}
+        found = Comparison(sources=(windows.model_copy(update={"times": times}),))
+        pipeline.auto.settle(found, asked, 1, sampling)
         engine = pipeline.engine(1, asked, sampling).engine
-        assert isinstance(engine, automatic.AdaptiveEngine)
         drawn = 0
         while not isinstance(pipeline.auto.resolve(asked, 1, sampling).drafts, NoTree):
             engine.counted = {4: [150, 150], 1: [10, 10]}
             pipeline.auto.learn(engine, asked, 1, sampling)
             drawn += 1
-            assert drawn < comparison.COUNTED_IMAGES, "images that accept nothing are drawn plainly"
-
-
-def with_known(strategy: Strategy, known: dict[int, float]) -> Strategy:
-    """Return a strategy of which the tokens per step of some lengths are known."""
-    tree: Any = strategy.drafts
-    lengths = tuple(
-        one.model_copy(update={"tokens_per_step": known.get(one.length)})
-        for one in tree.draft_lengths
-    )
-    return strategy.model_copy(
-        update={"drafts": tree.model_copy(update={"draft_lengths": lengths})}
-    )
+            assert drawn < 8, "images that accept nothing are drawn plainly"
 
 
 def test_a_copy_that_does_not_pay_is_freed(
@@ -198,19 +177,11 @@ def test_images_that_accept_little_undo_the_choice(tiny_model: Path, kept: Path)
         asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
         made = pipeline.auto.copies(asked)
         assert made is not None
-        tree: Any = made.drafts
-        draft_lengths = tuple(
-            one.model_copy(update={"cost": 1.0 + 0.2 * (one.length - 1)})
-            for one in tree.draft_lengths
-        )
-        made = made.model_copy(
-            update={"drafts": tree.model_copy(update={"draft_lengths": draft_lengths})}
-        )
-        one = Timed(strategy=made, counts={3: [24, 12]}).weighed()
-        pipeline.auto.settle(Comparison(timed=[one]), asked, 1, sampling)
+        times = {one.length: 1.0 + 0.2 * (one.length - 1) for one in made.lengths}
+        one = Estimate(strategy=made, times=times, counts={3: (24, 12)})
+        pipeline.auto.settle(Comparison(sources=(one,)), asked, 1, sampling)
         assert isinstance(pipeline.auto.resolve(asked, 1, sampling).drafts, SelfDrafts)
         engine = pipeline.engine(1, asked, sampling).engine
-        assert isinstance(engine, automatic.AdaptiveEngine)
         engine.counted = {3: [110, 100], 1: [5, 5]}
         pipeline.auto.learn(engine, asked, 1, sampling)
         assert isinstance(pipeline.auto.resolve(asked, 1, sampling).drafts, NoTree)
@@ -273,7 +244,7 @@ def test_rows_of_a_batch_that_come_and_go_draw_plain_tokens(tiny_model: Path) ->
         asked = pipeline.strategy("self", tree="self:3,int8")
         prompts = ["red heart", "dog face", "red heart"]
         given = [pipeline.conditions([one]) for one in prompts]
-        slots: Slots[int] = Slots(pipeline, asked, sampling, 2, given[0])
+        slots: Slots[int] = Slots(pipeline.runtime, asked, sampling, 2, given[0])
         rows = [pipeline.model.family.rows(pipeline.model, one, sampling) for one in given]
         found: dict[int, torch.Tensor] = {}
         waiting, steps = [0, 1, 2], list[int]()
@@ -302,8 +273,7 @@ def test_tuning_counts_times_and_races_copies(
         asked = pipeline.strategy("auto")
         tuner = tuning.AutoTuner(pipeline, asked, prompts=["red heart"], say=told.append)
         found, evidence = tuner.run([1, 2], 1), tuner.evidence
-        names = {f"self, {w}" + (f", windows of {n}" if n else "") for w, n in tuning.COPIES}
-        assert set(evidence.copy_counts) == names == set(evidence.copy_times)
+        assert set(evidence.copy_counts) == {"self, 8 drafts in int8"} == set(evidence.copy_times)
         assert all("self" in [m.strategy.name for m in one.measured] for one in found)
         chosen = {
             one.strategy.drafts.weights for one in found if one.strategy.drafts.kind == "self"
@@ -311,7 +281,7 @@ def test_tuning_counts_times_and_races_copies(
         assert pipeline.engines.capacity.copies == chosen
         want = pipeline.generate("red heart", seed=1, strategy="vanilla").tokens
         assert torch.equal(pipeline.generate("red heart", seed=1).tokens, want)
-    assert any("tokens per step of 8 drafts" in text for text in told)
+    assert any(text.startswith("self, 8 drafts in int8:") for text in told)
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.93])

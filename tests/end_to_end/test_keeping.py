@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-import lantern_accel.generation.pipeline as pipeline_module
+import lantern_accel.generation.runtime as runtime_module
 from lantern_accel.cli import main
 from lantern_accel.files import cache_dir, write_json
 from lantern_accel.generation.result import picture_format
@@ -26,7 +26,7 @@ def words(tiny_model: Path, tmp_path: Path) -> list[str]:
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int, stop: Any) -> None:
     """Call ``stop`` when so many batches were drawn."""
-    real = pipeline_module.Pipeline.pixels
+    real = runtime_module.Runtime.pixels
     left = [batches]
 
     def pixels(self: Any, *given: Any) -> Any:
@@ -35,7 +35,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int, stop: Any) -> None
         left[0] -= 1
         return real(self, *given)
 
-    monkeypatch.setattr(pipeline_module.Pipeline, "pixels", pixels)
+    monkeypatch.setattr(runtime_module.Runtime, "pixels", pixels)
 
 
 def interrupt() -> None:

@@ -31,7 +31,7 @@ def opened(pipeline: Any, strategy: str, size: int, **sampling: Any) -> tuple[Sl
     request = pipeline.request(PROMPTS[0], strategy=strategy, batch_size=size, **sampling)
     with pipeline.backend.inference():
         first = pipeline.conditions(PROMPTS[:1])
-        slots = Slots(pipeline, request.strategy, request.sampling, size, first)
+        slots = Slots(pipeline.runtime, request.strategy, request.sampling, size, first)
 
         def join(prompt: str, seed: int, image: Any = None) -> int:
             with pipeline.backend.inference():

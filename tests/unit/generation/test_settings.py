@@ -21,7 +21,7 @@ MANIFEST = find_model("lantern-emoji").manifest
 
 
 def built(prompt: object = "pizza", **given: Any) -> Any:
-    return build_request(MANIFEST, prompt, given, lambda strategy, temperature: strategy)
+    return build_request(MANIFEST, prompt, given)
 
 
 @pytest.mark.parametrize(

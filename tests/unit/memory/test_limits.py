@@ -18,8 +18,9 @@ from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, DeviceLostError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.memory.limits import weights_bytes
-from lantern_accel.memory.plan import Planner, most_images, size
+from lantern_accel.memory.plan import Planner, most_images
 from lantern_accel.models.locate import find_model
+from lantern_accel.records import format_bytes
 from lantern_accel.strategy.values import STRATEGIES
 
 MODEL = find_model("lantern-emoji")
@@ -111,10 +112,10 @@ def test_a_model_that_does_not_fit_is_told_before_it_is_loaded(
     with pytest.raises(BackendError) as caught:
         lantern_accel.load(device="cpu", dtype="float32")
     assert str(caught.value) == (
-        f"the model lantern-emoji takes {size(weights_bytes(MODEL, torch.float32))} in float32, "
-        f"device cpu has {size(between)} free of 16.00 GiB; use the dtype bfloat16 "
-        f"({size(weights_bytes(MODEL, torch.bfloat16))}) or float16 "
-        f"({size(weights_bytes(MODEL, torch.float16))}), or end other programs that use it"
+        f"the model lantern-emoji takes {format_bytes(weights_bytes(MODEL, torch.float32))} in float32, "
+        f"device cpu has {format_bytes(between)} free of 16.00 GiB; use the dtype bfloat16 "
+        f"({format_bytes(weights_bytes(MODEL, torch.bfloat16))}) or float16 "
+        f"({format_bytes(weights_bytes(MODEL, torch.float16))}), or end other programs that use it"
     )
     limit(monkeypatch, free=1000)
     with pytest.raises(BackendError, match="use a device with more memory, or end other"):

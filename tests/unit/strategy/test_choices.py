@@ -1,4 +1,4 @@
-"""Worth that ships: found by weights and the nearest temperature, and never over what was measured."""
+"""Payoffs that ship: found by weights and the nearest temperature, and never over what was measured."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(choices, "profiles_dir", lambda: tmp_path)
     (tmp_path / "choices").mkdir()
     for temperature in (0.0, 0.7, 1.0):
-        worth = choices.Worth(
+        worth = choices.Payoff(
             model="m",
             weights_hash="abc",
             temperature=temperature,

@@ -83,7 +83,6 @@ def test_another_models_steps_bring_what_was_recorded(
         strategy = Strategy(name="recorded", drafts=copy)
         sampling = pipeline.sampling()
         engine = pipeline.engine(2, strategy, sampling, pipeline.conditions(["dog face"]).shape)
-        assert isinstance(engine.engine, automatic.AdaptiveEngine)
         engine.engine.chosen = tool.FixedLength(3)
         done, _ = pipeline.decode_only(["dog face"] * 2, strategy, sampling, 5)
         assert torch.equal(done.steps, torch.tensor([8, 8]))

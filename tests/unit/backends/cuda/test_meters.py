@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from support.cuda_double import CudaDouble, doubled_backend
 
 from lantern_accel.generation.auto import Auto
+from lantern_accel.generation.engines import Engines
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
 from lantern_accel.testing import tiny
@@ -117,7 +118,7 @@ def test_what_is_kept_of_measurements_serves_whatever_the_card_reads_now(
             backend, double = doubled_backend(patch)
             double.free = 20 * 2**30 - hash(repr(answers)) % 2**30
             model = tiny.tiny_model(backend, backend.device, torch.float32)
-            auto = Auto(model, backend, torch.float32)
+            auto = Auto(Engines(model, backend, torch.float32))
             keys.append((backend.facts().notes, auto.key(usual(), 1, Sampling())))
             trees = auto.tree_key(usual(), 1.0)
             keys[-1] += (trees,)
@@ -136,12 +137,14 @@ import pytest, torch
 from test_meters import nvml, usual
 from support.cuda_double import doubled_backend
 from lantern_accel.generation.auto import Auto
+from lantern_accel.generation.engines import Engines
 from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.values import Sampling
 from lantern_accel.testing import tiny
 sys.modules["pynvml"] = nvml(nvmlDeviceGetTemperature=int(sys.argv[1]))
 backend, _ = doubled_backend(pytest.MonkeyPatch())
-auto = Auto(tiny.tiny_model(backend, backend.device, torch.float32), backend, torch.float32)
+model = tiny.tiny_model(backend, backend.device, torch.float32)
+auto = Auto(Engines(model, backend, torch.float32))
 found = auto.choice(usual(), 1, Sampling())
 if found is None:
     key = auto.key(usual(), 1, Sampling())

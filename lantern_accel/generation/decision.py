@@ -1,0 +1,153 @@
+"""What a request is decoded with, as one value that is made before any engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from lantern_accel.decoding.length_policy import SURE, in_batch
+from lantern_accel.errors import RequestError
+from lantern_accel.records import Frozen, format_bytes
+from lantern_accel.strategy.values import (
+    AUTO,
+    NoTree,
+    Sampling,
+    SelfDrafts,
+    StaticTree,
+    Strategy,
+    Window,
+)
+
+if TYPE_CHECKING:
+    from lantern_accel.generation.request import GenerationRequest
+
+
+class Part(Frozen):
+    """How images that are decoded together are decoded.
+
+    ``rows`` of the engine, of which ``images`` are asked for; ``memory``: bytes that buffers, tables and
+    workspace take by an estimate, or by a bound far above it where that fits, of ``free`` ones; None:
+    the device does not say what it has left.
+    """
+
+    images: int = Field(ge=1)
+    rows: int = Field(ge=1)
+    strategy: Strategy
+    memory: int
+    free: int | None
+
+
+class Decision(Frozen):
+    """What a request is decoded with: strategies with their lengths and costs, batches and memory.
+
+    It serves where it was made: for one model, device, dtype and kind of sampling. ``asked``: the
+    strategy by the name that the request gave it; ``parts``: the largest batch first, and the rest of
+    the images.
+    """
+
+    kind: Literal["lantern_accel.decision"] = "lantern_accel.decision"
+    schema_version: Literal[1] = 1
+    model: str
+    weights_hash: str
+    backend: str
+    device: str
+    dtype: str
+    asked: str
+    sampling: Sampling
+    size: tuple[int, int] | None
+    parts: tuple[Part, ...] = Field(min_length=1)
+
+    @property
+    def strategy(self) -> Strategy:
+        """What most images are decoded with."""
+        return self.parts[0].strategy
+
+    @property
+    def batch(self) -> int:
+        """The most images that are decoded together."""
+        return self.parts[0].images
+
+    def chunks(self, wanted: Sequence[int]) -> Iterator[tuple[Part, Sequence[int]]]:
+        """Divide images into batches, each with the smallest part that holds it."""
+        for at in range(0, len(wanted), self.batch):
+            chunk = wanted[at : at + self.batch]
+            fitting = [one for one in self.parts if one.images >= len(chunk)]
+            yield min(fitting, key=lambda one: one.images), chunk
+
+    def text(self) -> list[str]:
+        """Say it in a line for each part."""
+        lines = []
+        for one in self.parts:
+            what = describe_auto(one.strategy, one.rows) if self.asked == AUTO else self.asked
+            costs = ", ".join(
+                f"{p.length}: {p.cost:.2f}" for p in one.strategy.lengths if p.cost is not None
+            )
+            lines.append(
+                f"{one.images} at once in {one.rows} rows: {what}"
+                + (f"; cost of a step by length: {costs}" if costs else "")
+                + f"; at most {format_bytes(one.memory)} of buffers and workspace"
+                + ("" if one.free is None else f" of {format_bytes(one.free)} free")
+            )
+        return lines
+
+    def check(self, here: Decision, request: GenerationRequest) -> None:
+        """Raise RequestError where it was made for something else than ``here``, or than was asked."""
+        names = {
+            "weights_hash": "the weights", "model": "the model", "backend": "the backend",
+            "device": "the device", "dtype": "the dtype", "size": "the size", "asked": "the strategy",
+        }  # fmt: skip
+        for name, what in names.items():
+            own, other = getattr(self, name), getattr(here, name)
+            if own != other:
+                raise RequestError(
+                    f"the decision was made for {what} {own!r}, and the request is for {other!r}; leave "
+                    "decision out, so that another one is made"
+                )
+        if self.sampling.bucket != here.sampling.bucket:
+            raise RequestError(
+                "the decision was made for other guidance or filters than the request's; leave decision "
+                "out, or ask for the same sampling"
+            )
+        if request.strategy.name != AUTO and request.strategy != self.strategy:
+            raise RequestError(
+                "the decision was made for other settings of the strategy than the request's; leave "
+                "decision out, or ask for the same drafts and rule"
+            )
+        if request.batch_size not in (None, self.batch):
+            raise RequestError(
+                f"the decision decodes {self.batch} images together, and the request asks for "
+                f"{request.batch_size}; leave one of decision and batch_size out"
+            )
+
+
+def describe_auto(strategy: Strategy, images: int = 1) -> str:
+    """Write what auto stands for in a few words, with the predicted speed-up where costs are known.
+
+    ``images``: in a batch.
+    """
+    rule = "relaxed" if strategy.acceptance.relaxed else "exact"
+    drafts = strategy.drafts
+    plain = f"plain decoding ({rule}): no draft pays here at this batch"
+    if isinstance(drafts, NoTree):
+        return plain
+    if not strategy.lengths:
+        return f"{strategy.name} ({rule})"
+    timed = [one for one in strategy.lengths if one.cost is not None]
+    longest = (timed or list(strategy.lengths))[-1].length
+    what, own = f"windows of up to {longest} tokens", 0
+    if isinstance(drafts, SelfDrafts):
+        what, own = f"up to {longest - 1} drafts of the model's own weights in {drafts.weights}", 1
+    elif isinstance(drafts, StaticTree):
+        what, own = f"trees of {len(drafts.paths)} drafts, up to {longest - 1} deep", 1
+    elif isinstance(drafts, Window) and drafts.fresh == "head":
+        what += " by its draft head"
+    if not timed:
+        return f"{what} ({rule})"
+    promises = {p: in_batch(p.tokens_per_step or 1.0, images) / (p.cost or 1.0) for p in timed}
+    best = max(timed, key=lambda one: promises[one])
+    if best.length == 1 or promises[best] < SURE:
+        return plain
+    mostly = f"mostly {best.length - own} ({rule})"
+    return f"{what}, {mostly}; predicted {promises[best]:.1f}x, not measured"

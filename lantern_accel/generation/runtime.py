@@ -1,0 +1,256 @@
+"""A loaded model on an opened device, with its engines, as drawing, streams and servers hold it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lantern_accel._version import __version__
+from lantern_accel.bounds import SEEDS
+from lantern_accel.decoding.base import Decoded, steps_by_accepted
+from lantern_accel.decoding.target import above_of, row_of
+from lantern_accel.device.backend import Backend, inferring
+from lantern_accel.errors import DoesNotFitError, RequestError
+from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
+from lantern_accel.generation.auto import Auto
+from lantern_accel.generation.decision import Decision, describe_auto
+from lantern_accel.generation.engines import ALL, Capture, CapturedEngine, Engines
+from lantern_accel.generation.request import GenerationRequest
+from lantern_accel.generation.result import (
+    GenerationResult,
+    GenerationStats,
+    PhaseSeconds,
+    describe,
+    pictures,
+)
+from lantern_accel.strategy.values import AUTO, Sampling, Strategy
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: What is shown where nothing of a picture is decided yet.
+EMPTY = 0xF0
+
+
+class Runtime:
+    """A loaded model on an opened device: its conditions, engines and pixels, and what auto knows."""
+
+    def __init__(self, model: Model, backend: Backend, dtype: torch.dtype) -> None:
+        self.model, self.backend, self.dtype = model, backend, dtype
+        self.engines = Engines(model, backend, dtype)
+        self.auto = Auto(self.engines)
+
+    def conditions(self, prompts: Sequence[Prompt], size: Size | None = None) -> Conditions:
+        """Return what the prompts become before decoding, one condition per prompt."""
+        device = self.backend.device
+        conditions = self.model.family.conditions(self.model, prompts, device, self.dtype, size)
+        text = self.model.text
+        if text is not None and not self.engines.capacity.keeps_text(len(prompts)):
+            text.release()
+        return conditions
+
+    def rows(
+        self,
+        conditions: Conditions,
+        sampling: Sampling,
+        negative: str | None = None,
+        size: Size | None = None,
+    ) -> Rows:
+        """Return what an engine starts from; with ``negative`` guidance leads away from that prompt.
+
+        It takes the place of the last branch, which has no prompt otherwise. Raises RequestError where
+        the model, or the request, has no such branch, or where it cannot hold this text.
+        """
+        rows = self.model.family.rows(self.model, conditions, sampling)
+        if not negative:
+            return rows
+        name = self.model.manifest.name
+        if conditions.condition.dim() == 1:
+            raise RequestError(
+                f"the model {name!r} draws classes, and a negative_prompt is text; leave it out"
+            )
+        if sampling.branches != 2:
+            raise RequestError(
+                "a negative_prompt takes the place of guidance's second branch, and this request has "
+                f"{sampling.branches}; set cfg_scale or guidance_scale above 1 where the model has "
+                "guidance, or leave negative_prompt out"
+            )
+        count = len(conditions.condition)
+        against = self.conditions([negative], size).pick([0] * count)
+        own = len(rows.mask) > count
+        same = own or bool((against.mask == conditions.mask).all())
+        if against.condition.shape != conditions.condition.shape or not same:
+            raise RequestError(
+                f"the model {name!r} runs a prompt and its negative_prompt under one mask, so both need "
+                "as many tokens; write one as long as the other"
+            )
+        condition, mask = rows.condition.clone(), rows.mask
+        condition[count:] = against.condition
+        if own:
+            mask = torch.cat((mask[:count], against.mask.to(mask.device)))
+        return Rows(condition, mask)
+
+    def rows_of(
+        self, request: GenerationRequest, conditions: Conditions, images: Sequence[int]
+    ) -> Rows:
+        """Return what an engine starts from for these images of a request."""
+        picked = conditions.pick([index // request.num_images for index in images])
+        return self.rows(picked, request.sampling, request.negative_prompt, request.size)
+
+    def pictures(
+        self, tokens: Tensor, shape: Hashable, prompts: Sequence[Prompt], seeds: Sequence[int]
+    ) -> list[Image]:
+        """Return the pictures of the first images of a batch, one per prompt.
+
+        ``tokens`` ``[b, N]``; ``seeds``: of whatever randomness is left after decoding. Empty where this
+        machine has nothing that paints.
+        """
+        count, seeds = len(prompts), [seed % SEEDS for seed in seeds]
+        painted = self.model.family.paint(self.model, tokens[:count], shape, prompts, seeds)
+        if painted is not None:
+            return painted
+        # All rows, for another number of images would be compiled anew.
+        return pictures(self.pixels(tokens, shape)[:count])
+
+    def pictures_of(
+        self, request: GenerationRequest, shape: Hashable, images: Sequence[int], tokens: Tensor
+    ) -> list[Image]:
+        """Return the pictures of a request's images, which say what they were drawn from."""
+        prompts = [request.prompts[index // request.num_images] for index in images]
+        seeds = [seed + at for seed, at in zip(*request.randomness(images), strict=True)]
+        made = self.pictures(tokens, shape, prompts, seeds)
+        describe(made, request, images[: len(made)], self.model.manifest.name)
+        return made
+
+    def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:
+        """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""
+        tokens = tokens.to(self.backend.device)
+        with self.backend.trim_memory():
+            return self.model.family.pixels(self.model, tokens, shape).cpu()
+
+    @inferring
+    def partial_picture(self, tokens: Tensor, shape: Hashable = None) -> tuple[Image | None, int]:
+        """Return a picture of an image's known tokens, and how many of its pixel rows are real.
+
+        ``tokens`` int64 ``[known]``, row by row from the top. The tokenizer's decoder looks at a whole
+        picture, so what is below the last finished row is filled with that row, decoded, and then painted
+        over; colours of the finished rows still change a little when the rest is known. None before the
+        first row is finished, and where a picture is not one grid of rows.
+        """
+        target, _ = self.model.family.target_for_shape(self.model, shape)
+        if above_of(target.config) is not None:
+            return None, 0
+        total, row = int(target.config.num_tokens), row_of(target.config)
+        rows = len(tokens) // row
+        if not rows:
+            return None, 0
+        full = torch.empty(total, dtype=torch.int64)
+        full[: rows * row] = tokens[: rows * row]
+        for at in range(rows, total // row):  # an end of a row keeps its column
+            full[at * row : (at + 1) * row] = tokens[(rows - 1) * row : rows * row]
+        pixels = self.pixels(full.unsqueeze(0), shape)
+        real = pixels.shape[1] * rows * row // total
+        pixels[:, real:] = EMPTY
+        return pictures(pixels)[0], real
+
+    @inferring
+    def engine_for(
+        self,
+        rows: Rows,
+        batch: int,
+        strategy: Strategy,
+        sampling: Sampling,
+        shape: Hashable,
+        capture: Capture = ALL,
+    ) -> CapturedEngine:
+        """Return the engine that decodes ``rows``, on which steps of ``auto`` are timed first if need be.
+
+        ``shape``: that of the conditions that the rows were made of.
+        """
+        used = self.chosen(lambda: rows, batch, strategy, sampling, shape, capture)
+        return self.engines.get(batch, used, sampling, shape, capture)
+
+    def chosen(
+        self,
+        rows: Callable[[], Rows],
+        batch: int,
+        strategy: Strategy,
+        sampling: Sampling,
+        shape: Hashable,
+        capture: Capture = ALL,
+    ) -> Strategy:
+        """Return what a strategy stands for, arguments as :meth:`engine_for` takes them."""
+        if strategy.name != AUTO:
+            return strategy
+
+        def begun(source: Strategy) -> tuple[CapturedEngine, Callable[[], None]] | None:
+            try:
+                one = self.engines.get(batch, source, sampling, shape, capture)
+            except DoesNotFitError:  # not beside the first
+                return None
+            return one, partial(one.begin, rows(), 0, range(batch))
+
+        return self.auto.choose(strategy, batch, sampling, begun)
+
+    # --- results -------------------------------------------------------------------------------
+
+    def finished(
+        self,
+        request: GenerationRequest,
+        decision: Decision,
+        parts: Sequence[Decoded],
+        images: list[Image],
+        seconds: PhaseSeconds,
+        buffers: int,
+        columns: int,
+    ) -> GenerationResult:
+        """Return the result of a request: its images, and what its batches, ``parts``, counted.
+
+        ``buffers``: bytes of the engine; ``columns``: images of each prompt.
+        """
+        model, backend = self.model, self.backend
+        rounding = model.rounding
+        steps = sum(int(p.steps.sum()) for p in parts)
+        drawn = torch.cat([p.tokens for p in parts]).clone()
+        tokens, count = drawn.numel(), len(drawn)
+        busy = seconds.prefill + seconds.decode
+        used, rows = decision.strategy, decision.parts[0].rows
+        stats = GenerationStats(
+            tokens=tokens,
+            tokens_sha256=hashlib.sha256(drawn.long().contiguous().numpy().tobytes()).hexdigest(),
+            steps=steps,
+            step_compression=(tokens - count) / steps if steps else 1.0,
+            accepted_histogram=steps_by_accepted(parts),
+            total_variation=sum(float(p.price.sum()) for p in parts) / tokens
+            + (0.0 if rounding is None else rounding.total_variation),
+            rounding=rounding,
+            seconds=seconds,
+            tokens_per_second=None if backend.simulated else tokens / busy if busy else 0.0,
+            images=count,
+            prompts=list(request.prompts),
+            device=str(backend.device),
+            device_name=backend.facts().name,
+            simulated=backend.simulated,
+            backend=backend.name,
+            backend_version=backend.version,
+            dtype=decision.dtype,
+            model=model.manifest.name,
+            weights_hash=model.weights_hash,
+            strategy=used,
+            auto=describe_auto(used, rows) if decision.asked == AUTO else None,
+            decision=decision,
+            sampling=request.sampling,
+            seed=request.seed,
+            seeds=None if request.seeds is None else list(request.seeds),
+            negative_prompt=request.negative_prompt,
+            batch_size=decision.batch,
+            buffers_bytes=buffers,
+            lantern_accel=__version__,
+            torch=torch.__version__,
+        )
+        return GenerationResult(images, drawn, stats, columns)

@@ -108,7 +108,7 @@ class Model:
 class Conditions:
     """One condition per prompt, on the device: ``condition [n, ...]``, ``mask`` bool ``[n, prefix]``.
 
-    ``shape`` says what engine they need (:meth:`Family.target_for_shape`) where not all of a model's are alike.
+    ``shape`` says what engine they need (:meth:`Family.target_for_shape`), where a model has several.
     """
 
     condition: Tensor

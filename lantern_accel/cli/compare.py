@@ -76,7 +76,7 @@ def compare(
         show_markdown(render.answer(comparison), NARROW)
         say("add -o report.html for pictures, plots and every figure", label="next")
         return
-    render.write(comparison, runs, output)
+    render.write(comparison, output)
     for section in comparison.models:
         screen = first_screen(comparison, section)
         for sentence in screen.opening:

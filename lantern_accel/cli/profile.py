@@ -282,7 +282,7 @@ def _measure_folder(
     from lantern_accel.cli.compare import compare
     from lantern_accel.distributed.fleet import connected
     from lantern_accel.distributed.measuring import measure_fleet, models_of, write_runs
-    from lantern_accel.measure.reading import check_comparable, read_file
+    from lantern_accel.measure.reading import check_comparable, read_run
     from lantern_accel.report import render
 
     for name, one in clash.items():
@@ -308,8 +308,7 @@ def _measure_folder(
     usable = []
     for path in found:  # one that cannot be compared must not cost the others their report
         try:
-            run: Any = read_file(path)
-            check_comparable([run], [str(path)])
+            check_comparable([read_run(path)], [str(path)])
             usable.append(str(path))
         except LanternError as error:
             tell(f"left out of the report: {error}")

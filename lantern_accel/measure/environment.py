@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
-import shutil
 import subprocess
 import time
 from dataclasses import asdict
@@ -60,10 +60,8 @@ def versions() -> dict[str, str]:
     """Return the versions of the packages that take part."""
     found = {}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -74,9 +72,6 @@ def _own_commit() -> tuple[str, bool | NotMeasured]:
 
 def commit_of(folder: Path) -> tuple[str, bool | NotMeasured]:
     """Return the commit that ``folder`` is checked out at and whether it was changed since."""
-    if shutil.which("git") is None:
-        missing = not_measured("git is not installed")
-        return missing, missing
 
     def git(*words: str) -> str:
         done = subprocess.run(
@@ -91,7 +86,7 @@ def commit_of(folder: Path) -> tuple[str, bool | NotMeasured]:
         git("ls-files", "--error-unmatch", "__init__.py")
         return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", "."))
     except (OSError, subprocess.TimeoutExpired):
-        missing = not_measured("the package is not a git checkout")
+        missing = not_measured("the package is not a git checkout, or git is not installed")
         return missing, missing
 
 
@@ -143,8 +138,7 @@ def busy_words(share: Reading) -> str:
 
 
 def _own_seconds() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    return sum(os.times()[:4])  # user and system, with those of children
 
 
 def _system_ticks() -> int | None:

@@ -19,26 +19,9 @@ from lantern_accel.records import digest
 
 #: Prompts that a run draws from at most; a longer file is known by its digest.
 USED = 64
-TUNING = (
-    "cat kitty", "full moon under watermelon black background", "pig face",
-    "notebook with decorative cover decorative", "dove", "honeybee", "snowflake",
-    "collision on purple", "yawning face", "seedling", "high voltage", "skateboard", "whale",
-    "kangaroo", "chocolate bar", "ice cream", "ladder", "crayon crayon", "scroll", "a carrot",
-    "a hot dog", "flag of italy", "tulip", "melon", "glowing star glow shining", "baggage claim",
-    "butterfly pretty", "seedling plant sprout", "revolving hearts", "cow face", "tired face",
-    "cowboy hat face",
-)  # fmt: skip
-"""Prompts that trees are tuned on."""
-REPORTING = (
-    "pine decoration", "amphora zodiac weapon", "green apple apple", "zipper-mouth face",
-    "zany face", "raising hands", "rose red", "strawberry", "four leaf clover", "mount fuji",
-    "grey heart", "adhesive bandage", "watch", "face with open eyes and hand over mouth", "lemon",
-    "house on a blue background", "blueberries", "orange heart right of coin on white",
-    "upwards button", "two hearts and red apple on green", "flag of grenada", "a purple heart",
-    "canoe", "rat", "sleepy face", "beating heart", "bottle with popping cork", "skier",
-    "top hat above rocket on a blue background", "a mushroom", "guitar", "cat",
-)  # fmt: skip
-"""Prompts that ``bench`` and ``profile`` report on."""
+#: The built-in prompts: trees are tuned on the first half; ``bench`` and ``profile`` report on the other.
+_DRAWN = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines()
+TUNING, REPORTING = tuple(_DRAWN[:32]), tuple(_DRAWN[32:])
 
 
 def built_in_prompts(

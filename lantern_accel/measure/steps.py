@@ -26,6 +26,7 @@ from lantern_accel.device.backend import Backend, check_clock, recorded
 from lantern_accel.device.capture import Replay
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Found
+from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.random_weights import RandomModel, random_model, with_head
 from lantern_accel.measure.record import Plan, PromptSet, Run, RunSettings, StepCell
 from lantern_accel.measure.run import Measurement, Say, fresh_run
@@ -200,7 +201,7 @@ def whole_steps(
     return found
 
 
-def sampling_of(manifest: Any, cfg_scale: float | None, top_k: int | None) -> Sampling:
+def sampling_of(manifest: Manifest, cfg_scale: float | None, top_k: int | None) -> Sampling:
     """Return the papers' sampling for text- or class-conditional models, with overrides.
 
     A model without guidance keeps its own: half the rows of other models.
@@ -216,7 +217,7 @@ def sampling_of(manifest: Any, cfg_scale: float | None, top_k: int | None) -> Sa
 
 
 def make_model(
-    backend: Backend, manifest: Any, dtype: str, neighbours: int, weights: str = FULL
+    backend: Backend, manifest: Manifest, dtype: str, neighbours: int, weights: str = FULL
 ) -> RandomModel:
     """Make a model of these sizes on an opened device, its target's weights rounded as ``weights`` says.
 
@@ -231,7 +232,7 @@ def make_model(
 
 def measure(
     backend: Backend,
-    manifest: Any,
+    manifest: Manifest,
     *,
     strategy: str = "lantern++",
     tree: str | None = None,

@@ -25,6 +25,7 @@ from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.selfdraft import SelfEngine
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.launches import computes
+from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.random_weights import random_model
 from lantern_accel.files import write_whole
 from lantern_accel.generation.pipeline import Pipeline, Prompt
@@ -98,7 +99,7 @@ def count_launches(engine: EngineBase, *, prefill: bool = True) -> dict[str, int
 
 @torch.inference_mode()
 def count_operators(
-    manifest: Any,
+    manifest: Manifest,
     strategy: Strategy,
     sampling: Sampling,
     batch: int,
@@ -265,7 +266,7 @@ def drafted_levels(engine: EngineBase) -> list[int]:
     return [len(level) for level in drafting.tables.inner[1:] if level]
 
 
-def measure_work(engine: EngineBase, manifest: Any) -> dict[str, Work]:
+def measure_work(engine: EngineBase, manifest: Manifest) -> dict[str, Work]:
     """Return the work of prefill and of each phase of a step.
 
     Launches are counted on this device, operators on the shapes of a model with this manifest.

@@ -11,13 +11,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from lantern_accel.errors import DataError
+from lantern_accel.families.manifest import Manifest
 from lantern_accel.files import UnreadableFile, read_bytes_file, read_text_file
 from lantern_accel.generation.result import image_grid, save_image
 
@@ -36,7 +37,7 @@ class ImageSet:
 class Source(Protocol):
     """Images that a model was trained on, and those that were kept from it."""
 
-    def images(self, manifest: Any, picture: tuple[int, int], split: str) -> ImageSet:
+    def images(self, manifest: Manifest, picture: tuple[int, int], split: str) -> ImageSet:
         """Return captioned images of the split ``"heldout"`` or ``"train"``, (width, height) pixels.
 
         Raises :class:`DataError` where there are none for this model.

@@ -48,7 +48,7 @@ def picks(n: int, seed: int) -> NDArray[np.int64]:
     return np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))
 
 
-def interval(value: Any, draws: Any, n: int) -> Interval:
+def interval(value: Array | float, draws: Array, n: int) -> Interval:
     """Return a figure with the interval of its resamples ``draws``."""
     low, high = np.quantile(draws, (0.025, 0.975))
     return Interval(value=float(value), low=float(low), high=float(high), n=n)
@@ -71,14 +71,20 @@ def mean(samples: Sequence[float]) -> Interval:
     return paired(lambda x: np.mean(x, axis=-1), samples)
 
 
-def share(part: Array, whole: Array) -> Any:
+def share(part: Array, whole: Array) -> Array:
     """Return the ratio of the sums over the last axis: tokens per step."""
-    return part.sum(axis=-1) / whole.sum(axis=-1)
+    found: Array = part.sum(axis=-1) / whole.sum(axis=-1)
+    return found
 
 
 def median(samples: Sequence[float]) -> Interval:
     """Return the median of samples and its interval."""
     return paired(lambda x: np.median(x, axis=-1), samples)
+
+
+def reciprocal(found: Interval) -> Interval:
+    """Return one over a figure above 0, with the ends of its interval."""
+    return Interval(value=1 / found.value, low=1 / found.high, high=1 / found.low, n=found.n)
 
 
 def percentile(samples: Sequence[float], p: float) -> Interval | str:
@@ -94,16 +100,17 @@ def percentile(samples: Sequence[float], p: float) -> Interval | str:
     return paired(lambda x: np.percentile(x, p, axis=-1), samples)
 
 
-def speed_ratio(a: Array, b: Array) -> Any:
+def ratio_of_medians(a: Array, b: Array) -> Array:
     """Return the ratio of the medians over the last axis."""
-    return np.median(a, axis=-1) / np.median(b, axis=-1)
+    found: Array = np.median(a, axis=-1) / np.median(b, axis=-1)
+    return found
 
 
 def unpaired_ratio(above: Sequence[float], below: Sequence[float]) -> Interval:
     """Return the ratio of two medians of samples that were not taken together, and its interval."""
     a, b = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
-    draws = speed_ratio(a[picks(len(a), 3)], b[picks(len(b), 4)])
-    return interval(speed_ratio(a, b), draws, min(len(a), len(b)))
+    draws = ratio_of_medians(a[picks(len(a), 3)], b[picks(len(b), 4)])
+    return interval(ratio_of_medians(a, b), draws, min(len(a), len(b)))
 
 
 def relative_spread(values: Sequence[float]) -> float | None:

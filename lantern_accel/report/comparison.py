@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
-from itertools import combinations
 from typing import Any
 
 from lantern_accel._version import __version__
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.device.datasheets import DeviceProfile, all_profiles
-from lantern_accel.measure.record import (
-    NOT_MEASURED,
-    Interval,
-    Run,
-)
-from lantern_accel.quality.interval import unpaired_ratio
-from lantern_accel.quality.interval import verdict as judge
+from lantern_accel.measure.record import NOT_MEASURED, Interval, Run
 from lantern_accel.report.names import readable_names
 from lantern_accel.report.offers import Terms, offers
 from lantern_accel.report.projection import (
-    Error,
     Projected,
-    ProjectionError,
-    counted_elsewhere,
+    counts_operators,
     limits_of_profile,
-    limits_of_run,
-    model_error,
+    model_errors,
     project,
     refuse_projected,
 )
@@ -36,27 +25,32 @@ from lantern_accel.report.record import (
     Comparison,
     Gap,
     ModelSection,
-    Pair,
     Place,
     Ranking,
     RunSummary,
 )
-from lantern_accel.report.rows import Row, row_of, why_unsettled
+from lantern_accel.report.rows import Row, row_of, same_rounds
 from lantern_accel.report.verdict import answer_all
 
 
-def rank(rows: Sequence[Any]) -> list[tuple[int, Row]]:
-    """Order measured rows, fastest first; whose interval reaches that of a place's first shares it.
+def rank(rows: Sequence[Row | Projected]) -> list[tuple[int, Row]]:
+    """Order measured rows by images per second; whose interval reaches a place's first shares it.
 
-    The first of a place decides, so that a chain of overlaps does not tie rows that are far apart.
-    Raises ProjectionError where an entry is projected.
+    The first of a place decides, so that a chain of overlaps does not tie rows that are far apart. Rows
+    whose requests were not timed as a whole are left out. Raises ProjectionError where an entry is
+    projected.
     """
     refuse_projected(rows)
-    ordered: list[Row] = sorted(rows, key=lambda row: -row.tokens_per_second.value)
+    speeds = [
+        (row.images_per_second, row)
+        for row in rows
+        if isinstance(row, Row) and isinstance(row.images_per_second, Interval)
+    ]
+    speeds.sort(key=lambda one: -one[0].value)
     places: list[tuple[int, Row]] = []
     first = 0  # of the present place
-    for index, row in enumerate(ordered):
-        if row.tokens_per_second.high < ordered[first].tokens_per_second.low:
+    for index, (speed, row) in enumerate(speeds):
+        if speed.high < speeds[first][0].low:
             first = index
         places.append((first + 1, row))
     return places
@@ -74,7 +68,7 @@ def compare(
     """
     profiles = all_profiles() if profiles is None else profiles
     recorded = [run.name for run in runs]
-    runs = readable_names(runs)
+    runs = [same_rounds(run) for run in readable_names(runs)]
     named = {old: run.name for old, run in zip(recorded, runs, strict=True)}
     terms = Terms() if terms is None else terms
     terms = terms.model_copy(
@@ -108,46 +102,24 @@ def compare(
 def _section(runs: Sequence[Run], profiles: Sequence[DeviceProfile], terms: Terms) -> ModelSection:
     rows = [row_of(run, cell) for run in runs for cell in run.cells if cell.samples]
     uncounted = [run.name for run in runs if not _counts_operators(run)]
-    projected = _projections([run for run in runs if run.name not in uncounted], runs, profiles)
-    told = [one for one in projected if not one.assumed]
+    bare = _without_run(runs, profiles)
+    projected = _projections([run for run in runs if run.name not in uncounted], bare)
+    shown = [one for one in projected if not one.assumed]
+    settings = runs[0].settings
     return ModelSection(
-        model=runs[0].settings.model,
-        weights_hash=runs[0].settings.weights_hash,
-        tokens=runs[0].settings.tokens,
+        model=settings.model,
+        weights_hash=settings.weights_hash,
+        tokens=settings.tokens,
         first=answer_all(runs, rows),
         offers=offers(runs, rows, terms),
         rows=rows,
-        pairs=list(_pairs(runs)),
         rankings=list(_rankings(rows)),
-        projections=told,
-        launch_bound=sorted({one.device for one in projected} - {one.device for one in told}),
+        projections=shown,
+        launch_bound=sorted({one.device for one in projected} - {one.device for one in shown}),
         uncounted=uncounted,
-        errors=list(_errors(runs, rows, profiles)),
+        model_errors=model_errors(runs),
         contact_sheet={run.name: run.contact_sheet for run in runs if run.contact_sheet},
     )
-
-
-def _pairs(runs: Sequence[Run]) -> Iterator[Pair]:
-    for first, second in combinations(runs, 2):
-        mine, others = ({_key(c): c for c in run.cells if c.samples} for run in (first, second))
-        for key, cell in mine.items():
-            if (other := others.get(key)) is None:
-                continue
-            ratio = unpaired_ratio(cell.rates, other.rates)
-            yield Pair(
-                strategy=cell.strategy.name,
-                batch=cell.batch,
-                temperature=cell.temperature,
-                first=first.name,
-                second=second.name,
-                ratio=ratio,
-                verdict=judge(ratio, unsettled=why_unsettled(cell, other)),
-            )
-
-
-def _key(cell: Any) -> tuple[str, int, float]:
-    # Trees are tuned for a device; the acceptance rule was checked to be the same.
-    return cell.strategy.name, cell.batch, cell.temperature
 
 
 def _rankings(rows: Sequence[Row]) -> Iterator[Ranking]:
@@ -172,73 +144,46 @@ def _rankings(rows: Sequence[Row]) -> Iterator[Ranking]:
 def _counts_operators(run: Run) -> bool:
     """Return whether every measured cell of a run knows what other devices would launch."""
     works = [cell.work for cell in run.cells if cell.samples]
-    return all(isinstance(work, str) or counted_elsewhere(work) for work in works)
+    return all(isinstance(work, str) or counts_operators(work) for work in works)
 
 
-def _projections(
-    runs: Sequence[Run], every: Sequence[Run], profiles: Sequence[DeviceProfile]
-) -> list[Projected]:
+def _projections(runs: Sequence[Run], bare: Sequence[DeviceProfile]) -> list[Projected]:
     """Project each cell, from the first run that has it, onto the devices without any run."""
-    bare = _without_run(every, profiles)
     found, seen = [], set()
     for run in runs:
         for cell in run.cells:
             # What a relaxed strategy gains on paper is not shown without its price either.
             unpriced = cell.relaxed and run.quality_of(cell) is None
-            if _key(cell) in seen or not cell.samples or isinstance(cell.work, str) or unpriced:
-                continue
-            seen.add(_key(cell))
-            found += [one for p in bare if (one := project(run, cell, p)) is not None]
+            # Trees are tuned for a device; the acceptance rule was checked to be the same.
+            key = cell.strategy.name, cell.batch, cell.temperature
+            if key not in seen and cell.samples and not isinstance(cell.work, str) and not unpriced:
+                seen.add(key)
+                found += [one for p in bare if (one := project(run, cell, p)) is not None]
     return found
 
 
 def _without_run(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> list[DeviceProfile]:
-    return [profile for profile in profiles if not any(_is_of(run, profile) for run in runs)]
-
-
-def _is_of(run: Run, profile: DeviceProfile) -> bool:
-    device = run.environment.device
-    return profile.matches(device.backend, device.name)
-
-
-def _errors(
-    runs: Sequence[Run], rows: Sequence[Row], profiles: Sequence[DeviceProfile]
-) -> Iterator[Error]:
-    """Hold the model against every measured cell: with the run's ceilings, and the profile's."""
-    speeds = {(r.run, r.strategy, r.batch, r.temperature): r.tokens_per_second.value for r in rows}
-    for run in runs:
-        sheets = [limits_of_profile(p, run.settings.dtype) for p in profiles if _is_of(run, p)]
-        for cell in (one for one in run.cells if one.samples):
-            measured = speeds[(run.name, *_key(cell))]
-            for limits in (limits_of_run(run, cell), *sheets):
-                if limits is not None:
-                    with contextlib.suppress(ProjectionError):
-                        yield model_error(run, cell, measured, limits)
+    devices = [run.environment.device for run in runs]
+    return [p for p in profiles if not any(p.matches(one.backend, one.name) for one in devices)]
 
 
 # --- what is missing --------------------------------------------------------------------------
 
 
 def _device_gaps(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> Iterator[Gap]:
-    models = list(dict.fromkeys(run.settings.model for run in runs))
+    dtypes = sorted({run.settings.dtype for run in runs})
     for profile in _without_run(runs, profiles):
-        for model in models:
+        lacking = [dtype for dtype in dtypes if limits_of_profile(profile, dtype) is None]
+        peak = f", and its profile has no peak in {' or '.join(lacking)} to project from"
+        for model in dict.fromkeys(run.settings.model for run in runs):
             yield Gap(
                 where=f"{profile.vendor} {profile.model}",
                 what=["every figure"],
-                reason=f"there is no run of this device among the files{_why_unprojected(runs, profile)}",
+                reason=f"there is no run of this device among the files{peak if lacking else ''}",
                 command=f"lantern-accel profile --device {profile.backend} --model {model} "
                 f"-o {profile.name}.json",
                 device=True,
             )
-
-
-def _why_unprojected(runs: Sequence[Run], profile: DeviceProfile) -> str:
-    """Say which runs a device without a run cannot be projected from; empty where it can from all."""
-    dtypes = sorted({run.settings.dtype for run in runs})
-    lacking = [dtype for dtype in dtypes if limits_of_profile(profile, dtype) is None]
-    peak = f", and its profile has no peak in {' or '.join(lacking)} to project from"
-    return peak if lacking else ""
 
 
 def _figure_gaps(
@@ -250,14 +195,13 @@ def _figure_gaps(
         found: dict[str, set[str]] = {}
         device = run.environment.device
         known = {"conformance"} if (device.backend, device.name) in checked else set()
-        parts: list[Any] = [run.model_dump(exclude={"contact_sheet", "cells"} | known)]
+        parts = [run.model_dump(exclude={"contact_sheet", "cells", "steps"} | known)]
         parts += [cell.model_dump(exclude={"warmup", "samples"}) for cell in run.cells]
-        follow = {"verdict", "price", "conversion", "exact_verdict", "speedup_over_prompts"}
+        follow = {"verdict", "price", "conversion", "exact_verdict"}
         rows = (row for section in sections for row in section.rows if row.run == run.name)
         parts += [row.model_dump(exclude=follow) for row in rows]
-        for part in parts:
-            for field, reason in _find_missing(part, ""):
-                found.setdefault(reason, set()).add(field)
+        for field, reason in _find_missing(parts, ""):
+            found.setdefault(reason, set()).add(field)
         for reason, fields in found.items():
             command = re.search(r"`([^`]+)`", reason)
             yield Gap(

@@ -11,10 +11,14 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from lantern_accel.errors import RequestError
 from lantern_accel.quality import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 INSTALL = "pip install 'lantern-accel[report]'"
 WIDTH, HEIGHT = 4.7, 2.9
@@ -61,7 +65,7 @@ def colour(role: str) -> str:
     return _SENTINEL[role]
 
 
-def _pyplot() -> Any:
+def _pyplot() -> ModuleType:
     try:
         import matplotlib
     except ImportError:
@@ -83,7 +87,7 @@ def draw_axes(
     *,
     height: float = HEIGHT,
     wide: bool = False,
-) -> Iterator[Any]:
+) -> Iterator[Axes]:
     """Give axes in the report's style, and add the figure drawn on them; ``name``: that no other has."""
     plt = _pyplot()
     settings = {
@@ -119,7 +123,7 @@ def _apply_theme(svg: str) -> str:
     return svg.replace("<svg", '<svg aria-hidden="true"', 1).strip()
 
 
-def note(axes: Any, text: str, point: tuple[float, float], away: tuple[int, int] = (6, 4)) -> None:
+def note(axes: Axes, text: str, point: tuple[float, float], away: tuple[int, int] = (6, 4)) -> None:
     """Write a word next to a point, ``away`` from it in points of type."""
     axes.annotate(
         text,

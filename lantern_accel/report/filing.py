@@ -10,8 +10,8 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from lantern_accel.device.datasheets import DeviceProfile, Figure
 from lantern_accel.errors import RequestError
@@ -25,8 +25,6 @@ from lantern_accel.report.writing import percent
 SLACK = 1.05
 #: Stopwatch over host clock on work of a known end, where both see the same.
 CLOCKS = (0.9, 1.1)
-
-
 #: Others' share of the host's cores above which a run is called disturbed.
 DISTURBED = 0.1
 
@@ -72,45 +70,39 @@ def unpublishable(run: Run) -> list[str]:
     return found + disturbances(run)
 
 
-@dataclass
-class Examined:
+class Examined(NamedTuple):
     """What was found in a run: ``faults`` forbid filing it, ``notes`` go with it."""
 
-    faults: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    faults: list[str]
+    notes: list[str]
 
 
 def examine(run: Run, profiles: Sequence[DeviceProfile]) -> Examined:
     """Check a run for completeness, agreeing clocks and plausible rates."""
-    found = Examined()
-    if run.state != "complete":
-        found.faults.append(f"it is {run.state}; `{run.command} --resume` completes it")
-    if not run.cells:
-        found.faults.append("it holds no measurement")
-    for cell in run.cells:
-        if len(cell.samples) < 2:
-            found.faults.append(
-                f"{cell.name}: it has {len(cell.samples)} samples, two are the least"
-            )
-    if isinstance(run.clock, str):
-        found.faults.append(f"its stopwatch was not checked ({run.clock})")
-    elif not CLOCKS[0] <= run.clock.ratio <= CLOCKS[1]:
-        found.faults.append(
-            f"its stopwatch read {run.clock.ratio:.2f} of the host's clock on work of a known end"
-        )
-    if run.settings.plan.quick:
-        found.notes.append("quick: few samples, so that its intervals are wide")
-    found.notes += [f"not for publication: {one}" for one in unpublishable(run)]
     device = run.environment.device
     known = next((one for one in profiles if one.matches(device.backend, device.name)), None)
-    if known is not None:
-        found.faults += _beyond(run, known)
-    else:
-        found.notes.append(
+    faults = [] if known is None else _beyond(run, known)
+    if run.state != "complete":
+        faults.insert(0, f"it is {run.state}; `{run.command} --resume` completes it")
+    if not run.cells:
+        faults.append("it holds no measurement of requests")
+    few = [cell for cell in run.cells if len(cell.samples) < 2]
+    faults += [f"{c.name}: it has {len(c.samples)} samples, two are the least" for c in few]
+    if isinstance(run.clock, str):
+        faults.append(f"its stopwatch was not checked ({run.clock})")
+    elif not CLOCKS[0] <= run.clock.ratio <= CLOCKS[1]:
+        faults.append(
+            f"its stopwatch read {run.clock.ratio:.2f} of the host's clock on work of a known end"
+        )
+    notes = [f"not for publication: {one}" for one in unpublishable(run)]
+    if run.settings.plan.quick:
+        notes.append("quick: few samples, so that its intervals are wide")
+    if known is None:
+        notes.append(
             f"no datasheet of {device.name!r} is known, so its rates were compared with none; add "
             "profiles/NAME.toml to have them compared"
         )
-    return found
+    return Examined(faults, notes)
 
 
 def _beyond(run: Run, profile: DeviceProfile) -> list[str]:
@@ -119,37 +111,35 @@ def _beyond(run: Run, profile: DeviceProfile) -> list[str]:
     def limit(figure: Figure | None) -> float:
         return figure.value if figure is not None and figure.kind == "datasheet" else math.inf
 
-    faults: list[str] = []
-    has, dtype = f"and {profile.model} has", run.environment.dtype
+    dtype = run.environment.dtype
     width, memory = limit(profile.bandwidth_bytes_per_s), limit(profile.memory_bytes)
     flops = limit(next((f for name, f in profile.peak_flops.items() if name == dtype), None))
+    chip = profile.on_chip_bytes.value if profile.on_chip_bytes is not None else 0.0
+    claims: list[tuple[str, float, float, float, str]] = []
     if not isinstance(run.ceilings, str):
         for name in ("copy_bytes_per_s", "read_bytes_per_s"):
-            rate = getattr(run.ceilings, name)
-            if is_measured(rate) and rate > SLACK * width:
-                faults.append(f"{name} is {rate / 1e9:.0f} GB/s, {has} {width / 1e9:.0f}")
-    chip = profile.on_chip_bytes.value if profile.on_chip_bytes is not None else 0.0
+            if is_measured(rate := getattr(run.ceilings, name)):
+                claims.append((f"{name} is", rate, width, 1e9, "GB/s"))
     for cell in run.cells:
         if not cell.samples or isinstance(cell.work, str):
             continue
         seconds = statistics.median(s.decode * s.images / s.steps for s in cell.samples)
         step = [cell.work[name] for name in STEP_PHASES]
-        moved = sum(one.bytes for one in step)
-        if moved > chip and moved / seconds > SLACK * width:
-            faults.append(
-                f"{cell.name}: its steps would read {moved / seconds / 1e9:.0f} GB/s, {has} "
-                f"{width / 1e9:.0f}"
+        moved, done = sum(one.bytes for one in step), sum(one.flops for one in step)
+        if moved > chip:
+            claims.append(
+                (f"{cell.name}: its steps would read", moved / seconds, width, 1e9, "GB/s")
             )
-        done = sum(one.flops for one in step) / seconds
-        if done > SLACK * flops:
-            faults.append(
-                f"{cell.name}: its steps would do {done / 1e12:.1f} TFLOP/s, {has} "
-                f"{flops / 1e12:.1f} in {dtype}"
-            )
+        would = f"{cell.name}: its steps would do"
+        claims.append((would, done / seconds, flops, 1e12, f"TFLOP/s in {dtype}"))
         used = None if isinstance(cell.memory, str) else cell.memory.peak_bytes
-        if is_measured(used) and used > SLACK * memory:
-            faults.append(f"{cell.name}: it used more memory than {profile.model} has")
-    return faults
+        if is_measured(used):
+            claims.append((f"{cell.name}: it used", used, memory, 2**30, "GiB"))
+    return [
+        f"{words} {value / unit:.1f} {name}, and {profile.model} has {most / unit:.1f}"
+        for words, value, most, unit, name in claims
+        if value > SLACK * most
+    ]
 
 
 def file_name(run: Run) -> str:

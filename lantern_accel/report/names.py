@@ -1,4 +1,4 @@
-"""Names of runs that a reader understands: the device, and what tells two runs of it apart."""
+"""Names of runs that a reader understands: the device, and what distinguishes two runs of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime
 from lantern_accel.measure.record import Run
 
 #: What ``lantern-accel profile`` names a run that nobody named: device, moment, chance.
-GENERATED = re.compile(r"(?P<device>.+)-(?P<moment>\d{8}-\d{4})-(?P<chance>[0-9a-f]{8})")
+GENERATED = re.compile(r".+-(?P<moment>\d{8}-\d{4})-[0-9a-f]{8}")
 #: A commit that is known, and as many of its characters as people read.
 COMMIT, READ = re.compile(r"[0-9a-f]{7,64}"), 7
 
@@ -23,29 +23,27 @@ def short_device(name: str) -> str:
 def readable_names(runs: Sequence[Run]) -> list[Run]:
     """Return runs under names that a reader understands; a name that somebody chose stays.
 
-    Runs of one device are told apart by what differs between them: threads, dtype, weights, options,
+    Runs of one device are distinguished by what differs between them: threads, dtype, weights, options,
     torch, commit; where nothing does, by the moment.
     """
-    chosen = {run.name for run in runs if not GENERATED.fullmatch(run.name)}
+    taken = {run.name for run in runs if not GENERATED.fullmatch(run.name)}
     labels = [_label(run, runs) for run in runs]
     found: list[Run] = []
     for run, label in zip(runs, labels, strict=True):
-        taken = chosen | {one.name for one in found}
-        twins = labels.count(label) > 1
-        if run.name not in chosen and twins:
-            generated = GENERATED.fullmatch(run.name)
-            assert generated is not None
-            moment = datetime.strptime(generated["moment"], "%Y%m%d-%H%M")
-            label = f"{label}, {moment:%Y-%m-%d %H:%M}"
-        if run.name in chosen or label in taken:
-            label = run.name
-        found.append(run.model_copy(update={"name": label}))
+        if generated := GENERATED.fullmatch(run.name):
+            if labels.count(label) > 1:
+                moment = datetime.strptime(generated["moment"], "%Y%m%d-%H%M")
+                label = f"{label}, {moment:%Y-%m-%d %H:%M}"
+            name = run.name if label in taken else label
+            taken.add(name)
+            run = run.model_copy(update={"name": name})
+        found.append(run)
     return found
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return what differs between runs besides their devices: values in their order, by property."""
-    found = {name: [read(run) for run in runs] for name, read in _PROPERTIES.items()}
+    found = {name: [read(run) for run in runs] for name, (read, _) in _PROPERTIES.items()}
     return {name: values for name, values in found.items() if len(set(values)) > 1}
 
 
@@ -53,11 +51,10 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
     device = short_device(run.environment.device.name)
     rest = [one for one in runs if short_device(one.environment.device.name) == device]
     words = [device]
-    for name, read in _PROPERTIES.items():
+    for read, written in _PROPERTIES.values():
         alike = [one for one in rest if read(one) == read(run)]
         if len(alike) < len(rest):
-            mine = read(run)
-            words.append(_WORDS.get((name, mine), _WORDS.get((name, ""), "{}")).format(mine))
+            words.append(re.sub("^1 threads$", "1 thread", written.format(read(run))))
             rest = alike
     return ", ".join(words)
 
@@ -73,20 +70,16 @@ def _options(run: Run) -> str:
     return ", ".join(f"{k}={v}" for k, v in sorted(given.items())) or "no options"
 
 
-#: What may differ between runs of one device, by the word that a reader gets.
-_PROPERTIES: dict[str, Callable[[Run], str]] = {
-    "threads": lambda run: str(run.environment.threads or "unknown"),
-    "dtype": lambda run: run.settings.dtype,
-    "weights": lambda run: run.settings.rounding.weights if run.settings.rounding else "full",
-    "options": _options,
-    "torch": lambda run: run.environment.torch,
-    "commit": _commit,
-}
-#: How a label says it; where nothing stands here, the value is enough.
-_WORDS = {
-    ("threads", ""): "{} threads",
-    ("threads", "1"): "{} thread",
-    ("weights", ""): "{} weights",
-    ("torch", ""): "torch {}",
-    ("commit", ""): "commit {}",
+def _weights(run: Run) -> str:
+    return run.settings.rounding.weights if run.settings.rounding else run.settings.weights
+
+
+#: What may differ between runs of one device, and how a label says it.
+_PROPERTIES: dict[str, tuple[Callable[[Run], str], str]] = {
+    "threads": (lambda run: str(run.environment.threads or "unknown"), "{} threads"),
+    "dtype": (lambda run: run.settings.dtype, "{}"),
+    "weights": (_weights, "{} weights"),
+    "options": (_options, "{}"),
+    "torch": (lambda run: run.environment.torch, "torch {}"),
+    "commit": (_commit, "commit {}"),
 }

@@ -1,4 +1,4 @@
-"""Finds what each device gives a buyer: images per second, per joule and per currency unit, on his terms.
+"""Finds what each device gives a buyer: images per second and what 1,000 images cost, on his terms.
 
 Of every device that is the strategy and batch size with the most goodput within the terms: requests that
 come too late count as time spent and as no image.
@@ -14,13 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from lantern_accel.errors import RequestError, did_you_mean, shown
-from lantern_accel.measure.record import (
-    Cell,
-    Interval,
-    NotMeasured,
-    Reading,
-    Run,
-)
+from lantern_accel.measure.record import Cell, Interval, NotMeasured, Reading, Run
 from lantern_accel.quality import interval as intervals
 from lantern_accel.records import Record
 from lantern_accel.report.rows import Row, readings
@@ -28,13 +22,6 @@ from lantern_accel.report.rows import Row, readings
 #: The largest price and bound that are believed; larger ones are typing mistakes.
 MOST = 1e9
 _AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+) ?(?P<unit>[A-Za-z]{3}|[$€£¥])?")
-
-
-#: What an offer says as its row does.
-OF_ROW = (
-    *("run", "strategy", "batch", "temperature", "fidelity", "latency"),
-    *("joules_per_image", "images_per_joule"),
-)
 
 
 class Terms(Record):
@@ -51,31 +38,24 @@ class Terms(Record):
 
 
 class Offer(Record):
-    """What a device gives for the terms: its best strategy and batch size."""
+    """What a device gives for the terms: its best strategy and batch size, or why it gives nothing."""
 
     run: str
-    strategy: str
-    batch: int
-    temperature: float
-    fidelity: str
-    moved: float = Field(description="share of a token's probability that is moved away")
-    images_per_second: Interval = Field(description="of requests in time, over all requests' time")
-    in_time: float = Field(description="share of the requests that were in time")
-    latency: dict[str, Interval | NotMeasured] = Field(
-        description="seconds per request, by percentile"
+    reason: str = Field("", description="why nothing is given; empty: the fields below say what is")
+    strategy: str = ""
+    batch: int = 0
+    fidelity: str = ""
+    images_per_second: Interval | None = Field(
+        None, description="of requests in time, over all requests' time"
     )
-    joules_per_image: Reading
-    images_per_joule: Reading
-    price_per_hour: float | None
-    images_per_unit: float | None = Field(description="images per unit of the currency")
-    cost_of_1000: Interval | None = Field(description="of 1,000 images, in the currency")
-
-
-class Refusal(Record):
-    """A device that has nothing to offer on these terms, and why."""
-
-    run: str
-    reason: str
+    in_time: float = Field(0.0, description="share of the requests that were in time")
+    latency: dict[str, Interval | NotMeasured] = Field(
+        default_factory=dict, description="seconds per request, by percentile"
+    )
+    images_per_joule: Reading = 0.0
+    cost_of_1000: Interval | None = Field(
+        None, description="of 1,000 images, in the currency; None: no price was given"
+    )
 
 
 def read_prices(
@@ -89,10 +69,10 @@ def read_prices(
     prices: dict[str, float] = {}
     units: set[str] = set()
     for word in words:
-        name, sign, amount = word.rpartition("=")
+        name, _, amount = word.rpartition("=")
         found = _AMOUNT.fullmatch(amount.strip())
         price = float(found["number"]) if found else math.nan
-        if not sign or not name or found is None or not 0 < price <= MOST:
+        if not name or found is None or not 0 < price <= MOST:
             raise RequestError(
                 f"--price {shown(word)} is not a price; write NAME=AMOUNT, such as gpu=2.10EUR for an "
                 "hour of the device of run gpu"
@@ -113,28 +93,32 @@ def read_prices(
     return prices, "".join(units)
 
 
-def offers(runs: Sequence[Run], rows: Sequence[Row], terms: Terms) -> list[Offer | Refusal]:
+def offers(runs: Sequence[Run], rows: Sequence[Row], terms: Terms) -> list[Offer]:
     """Return what each device offers, cheapest or else fastest first, then those without an offer."""
     found: list[Offer] = []
-    refused: list[Refusal] = []
+    refused: list[Offer] = []
     for run in runs:
         mine = [row for row in rows if row.run == run.name]
         if not mine:
             continue
         good = [row for row in mine if row.moved is not None and row.moved <= terms.tv_budget]
         made = [one for row in good if (one := _offer(run, row, terms)) is not None]
-        served = [one for one in made if one.images_per_second.value > 0]
-        if served:
-            found.append(max(served, key=lambda one: one.images_per_second.value))
+        best = max(made, key=_rate, default=None)
+        if best is not None and _rate(best) > 0:
+            found.append(best)
             continue
         why = "whole requests were not timed" if good else "nothing that was measured is so exact"
         why = f"no request took {terms.latency_s:g} s or less" if made else why
-        refused.append(Refusal(run=run.name, reason=why))
-    found.sort(key=lambda one: -one.images_per_second.value)
+        refused.append(Offer(run=run.name, reason=why))
+    found.sort(key=_rate, reverse=True)
     costs = {one.run: one.cost_of_1000.value for one in found if one.cost_of_1000 is not None}
     if len(costs) == len(found):
         found.sort(key=lambda one: costs[one.run])
-    return [*found, *refused]
+    return found + refused
+
+
+def _rate(offer: Offer) -> float:
+    return 0.0 if offer.images_per_second is None else offer.images_per_second.value
 
 
 def _offer(run: Run, row: Row, terms: Terms) -> Offer | None:
@@ -143,24 +127,23 @@ def _offer(run: Run, row: Row, terms: Terms) -> Offer | None:
     totals = readings([s.total for s in cell.samples])
     if isinstance(totals, str):
         return None
-    bound = math.inf if terms.latency_s is None else terms.latency_s
-    images = [float(s.images) for s in cell.samples]
-    served = [n if total <= bound else 0.0 for n, total in zip(images, totals, strict=True)]
-    rate = intervals.paired(intervals.share, served, totals)
+    in_time = [total <= (terms.latency_s or math.inf) for total in totals]
+    images = [float(s.images) * good for s, good in zip(cell.samples, in_time, strict=True)]
+    rate = intervals.paired(intervals.share, images, totals)
     price = terms.prices.get(run.name)
     cost = None
     if price is not None and rate.low > 0:
-        each = 1000 * price / 3600
-        cost = Interval(
-            value=each / rate.value, low=each / rate.high, high=each / rate.low, n=rate.n
+        each = intervals.reciprocal(rate)
+        cost = each.model_copy(
+            update={end: getattr(each, end) * price / 3.6 for end in ("value", "low", "high")}
         )
     return Offer(
-        **{name: getattr(row, name) for name in OF_ROW},
-        moved=row.moved or 0.0,
+        **{
+            name: getattr(row, name) for name in ("run", "strategy", "batch", "fidelity", "latency")
+        },
+        images_per_joule=row.images_per_joule,
         images_per_second=rate,
-        in_time=float(np.mean([total <= bound for total in totals])),
-        price_per_hour=price,
-        images_per_unit=None if price is None else 3600 * rate.value / price,
+        in_time=float(np.mean(in_time)),
         cost_of_1000=cost,
     )
 

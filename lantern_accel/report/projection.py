@@ -3,8 +3,7 @@
 A phase of a step takes ``max(operations / peak, bytes / bandwidth) + launches x cost of a launch``; a
 request takes its prefill and as many steps as the measured acceptance makes it. On the device of the run
 launches are those that it counted. On any other they are the reference's operators, since a native call
-of one device hides what another would launch: a run without that count is not projected. Acceptance
-belongs to the model and the strategy, not to the device, so it is taken from a measured run. A projection
+of one device hides what another would launch: a run without that count is not projected. A projection
 is a type of its own: rankings refuse it.
 """
 
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -42,43 +41,20 @@ class Limits:
     """Nobody measured what a launch costs here."""
 
 
-class OfCell(Frozen):
-    """A figure of one strategy at one batch size and temperature, on one device."""
+class Projected(Frozen):
+    """A projected speed of one strategy at one batch size and temperature: never measured or ranked."""
 
+    measured: Literal[False] = False
     device: str
     strategy: str
     batch: int
     temperature: float
-
-
-class Projected(OfCell):
-    """A projected speed: never measured, never ranked."""
-
-    measured: Literal[False] = False
     profile: str
     tokens_per_second: float
-    ceiling_tokens_per_second: float
-    """The same without the cost of launches: no software can be faster by this model."""
-    bound: str
-    """What the time goes to: bytes, operations or launches."""
+    bound: str = Field(description="what the time goes to: bytes, operations or launches")
     assumed: bool = Field(description="what binds is the assumed cost of a launch")
     acceptance_from: str
     assumptions: str
-
-
-class Error(OfCell):
-    """Projection against measurement on one cell of a device that has both."""
-
-    run: str
-    measured_tokens_per_second: float
-    projected_tokens_per_second: float
-    ceiling_tokens_per_second: float
-    limits: str
-
-    @property
-    def factor(self) -> float:
-        """Projected over measured: 2 promises twice what was seen."""
-        return self.projected_tokens_per_second / self.measured_tokens_per_second
 
 
 def limits_of_profile(profile: DeviceProfile, dtype: str) -> Limits | None:
@@ -86,16 +62,16 @@ def limits_of_profile(profile: DeviceProfile, dtype: str) -> Limits | None:
     figures = profile.reached_flops.get(dtype) or profile.peak_flops.get(dtype)  # type: ignore[call-overload]
     if figures is None or profile.bandwidth_bytes_per_s is None:
         return None
-    launch = ASSUMED_LAUNCH if profile.launch_seconds is None else profile.launch_seconds.value
-    how = "assumed" if profile.launch_seconds is None else profile.launch_seconds.kind
+    known = profile.launch_seconds
+    launch = ASSUMED_LAUNCH if known is None else known.value
     return Limits(
         figures.value,
         profile.bandwidth_bytes_per_s.value,
         launch,
         f"{figures.kind} {figures.value / 1e12:g} TFLOP/s in {dtype}, "
         f"{profile.bandwidth_bytes_per_s.kind} {profile.bandwidth_bytes_per_s.value / 1e9:g} GB/s, "
-        f"{how} {launch * 1e6:g} \N{MICRO SIGN}s per launch",
-        launch_assumed=profile.launch_seconds is None,
+        f"{'assumed' if known is None else known.kind} {launch * 1e6:g} \N{MICRO SIGN}s per launch",
+        launch_assumed=known is None,
     )
 
 
@@ -117,22 +93,10 @@ def phase_seconds(work: Work, limits: Limits) -> float:
     return floor + work.launches * limits.launch
 
 
-def step_seconds(work: Mapping[str, Work], limits: Limits) -> tuple[float, str]:
-    """Return the seconds of one step, prefill left out, and what binds them."""
-    step = [one for name, one in work.items() if name != "prefill"]
-    parts = {
-        "operations": sum(one.flops for one in step) / limits.flops,
-        "bytes": sum(one.bytes for one in step) / limits.bandwidth,
-        "launches": sum(one.launches for one in step) * limits.launch,
-    }
-    seconds = sum(phase_seconds(one, limits) for one in step)
-    return seconds, max(parts, key=lambda name: parts[name])
-
-
-def projected_rates(
+def projected_rate(
     cell: Cell, tokens: int, limits: Limits, *, elsewhere: bool = False
-) -> tuple[float, float, str]:
-    """Return tokens per second of a cell on a device, the same without launches, and what binds it.
+) -> tuple[float, str]:
+    """Return tokens per second of a cell on a device, and what binds its steps.
 
     ``tokens`` per image; ``elsewhere``: on another device than the cell's own. Raises ProjectionError
     where the cell lacks its work, has no sample, or, for elsewhere, its operators were not counted.
@@ -141,22 +105,25 @@ def projected_rates(
     if isinstance(work, str) or not cell.samples:
         raise ProjectionError(f"{cell.name} has no work or no sample to project from")
     if elsewhere:
-        if not counted_elsewhere(work):
+        if not counts_operators(work):
             raise ProjectionError(
                 f"{cell.name} counts only what its own device launched, so nothing follows for another; "
                 "measure it again with this version"
             )
         work = {name: w.model_copy(update={"launches": w.operators}) for name, w in work.items()}
+    step = [one for name, one in work.items() if name != "prefill"]
     steps = statistics.median(s.steps / s.images for s in cell.samples)
-    rates = []
-    for one in (limits, replace(limits, launch=0.0)):
-        prefill = phase_seconds(work["prefill"], one) if "prefill" in work else 0.0
-        seconds = prefill + steps * step_seconds(work, one)[0]
-        rates.append(cell.batch * tokens / seconds)
-    return rates[0], rates[1], step_seconds(work, limits)[1]
+    prefill = phase_seconds(work["prefill"], limits) if "prefill" in work else 0.0
+    seconds = prefill + steps * sum(phase_seconds(one, limits) for one in step)
+    parts = {
+        "operations": sum(one.flops for one in step) / limits.flops,
+        "bytes": sum(one.bytes for one in step) / limits.bandwidth,
+        "launches": sum(one.launches for one in step) * limits.launch,
+    }
+    return cell.batch * tokens / seconds, max(parts, key=lambda name: parts[name])
 
 
-def counted_elsewhere(work: Mapping[str, Work]) -> bool:
+def counts_operators(work: Mapping[str, Work]) -> bool:
     """Return whether it is known what the work would launch on a device that fuses nothing."""
     verify = work.get("verify")
     known = all(one.operators is not None for one in work.values())
@@ -166,12 +133,12 @@ def counted_elsewhere(work: Mapping[str, Work]) -> bool:
 def project(run: Run, cell: Cell, profile: DeviceProfile) -> Projected | None:
     """Project a measured cell onto a profiled device; None where the profile lacks the dtype.
 
-    Raises ProjectionError as :func:`projected_rates`.
+    Raises ProjectionError as :func:`projected_rate`.
     """
     limits = limits_of_profile(profile, run.settings.dtype)
     if limits is None:
         return None
-    rate, ceiling, bound = projected_rates(cell, run.settings.tokens, limits, elsewhere=True)
+    rate, bound = projected_rate(cell, run.settings.tokens, limits, elsewhere=True)
     return Projected(
         device=f"{profile.vendor} {profile.model}",
         profile=profile.name,
@@ -179,7 +146,6 @@ def project(run: Run, cell: Cell, profile: DeviceProfile) -> Projected | None:
         batch=cell.batch,
         temperature=cell.temperature,
         tokens_per_second=rate,
-        ceiling_tokens_per_second=ceiling,
         bound=bound,
         assumed=limits.launch_assumed and bound == "launches",
         acceptance_from=run.name,
@@ -187,20 +153,19 @@ def project(run: Run, cell: Cell, profile: DeviceProfile) -> Projected | None:
     )
 
 
-def model_error(run: Run, cell: Cell, measured: float, limits: Limits) -> Error:
-    """Hold the model against a measured cell, ``measured`` tokens per second."""
-    rate, ceiling, _ = projected_rates(cell, run.settings.tokens, limits)
-    return Error(
-        run=run.name,
-        device=run.environment.device.name,
-        strategy=cell.strategy.name,
-        batch=cell.batch,
-        temperature=cell.temperature,
-        measured_tokens_per_second=measured,
-        projected_tokens_per_second=rate,
-        ceiling_tokens_per_second=ceiling,
-        limits=limits.source,
-    )
+def model_errors(runs: Sequence[Run]) -> list[float]:
+    """Return projected over measured tokens per second of each cell, by its own run's ceilings.
+
+    2 promises twice what was seen.
+    """
+    found = []
+    for run in runs:
+        for cell in run.cells:
+            limits = limits_of_run(run, cell)
+            if limits is not None and cell.samples and not isinstance(cell.work, str):
+                rate, _ = projected_rate(cell, run.settings.tokens, limits)
+                found.append(rate / cell.tokens_per_second)
+    return found
 
 
 def refuse_projected(entries: Sequence[object]) -> None:

@@ -23,12 +23,11 @@ from lantern_accel.measure.record import (
 )
 from lantern_accel.quality.interval import Verdict
 from lantern_accel.records import Record
-from lantern_accel.report.offers import Offer, Refusal, Terms
-from lantern_accel.report.projection import Error, Projected
+from lantern_accel.report.offers import Offer, Terms
+from lantern_accel.report.projection import Projected
 from lantern_accel.report.rows import Row
 
 COMPARISON: Literal["lantern_accel.comparison"] = "lantern_accel.comparison"
-Pays = Literal["yes", "for a price", "not shown", "no", "unknown"]
 
 
 class Answer(Record):
@@ -37,17 +36,11 @@ class Answer(Record):
     run: str
     batch: int
     temperature: float
-    pays: Pays
+    pays: Literal["yes", "for a price", "not shown", "no", "unknown"]
     best: str | None = Field(description="the strategy that the answer is about")
     priced: str | None = Field(
         None, description="a relaxed strategy that is faster still, which has a price"
     )
-    plain_seconds: Interval | NotMeasured = Field(description="per image, plain decoding")
-    best_seconds: Interval | NotMeasured | None = Field(description="per image, None: none is best")
-    unshown: list[str] = Field(description="strategies whose interval allows faster and slower")
-    same: list[str]
-    slower: list[str]
-    unjudged: list[str] = Field(description="strategies without a verdict")
     confidence: Literal["low", "medium", "high"]
     because: list[str]
     untested: list[str]
@@ -91,25 +84,13 @@ class RunSummary(Record):
     sessions: list[Session]
 
 
-class Pair(Record):
-    """One strategy on two devices: the first over the second."""
-
-    strategy: str
-    batch: int
-    temperature: float
-    first: str
-    second: str
-    ratio: Interval | NotMeasured
-    verdict: Verdict | NotMeasured
-
-
 class Place(Record):
     """One row of a ranking; rows of the same rank have overlapping intervals."""
 
     rank: int
     run: str
     strategy: str
-    tokens_per_second: Interval
+    images_per_second: Interval
 
 
 class Ranking(Record):
@@ -128,9 +109,8 @@ class ModelSection(Record):
     weights_hash: str
     tokens: int
     first: Answers = Field(description="what the first screen says")
-    offers: list[Offer | Refusal] = Field(description="what a buyer gets on the terms")
+    offers: list[Offer] = Field(description="what a buyer gets on the terms")
     rows: list[Row]
-    pairs: list[Pair]
     rankings: list[Ranking]
     projections: list[Projected]
     launch_bound: list[str] = Field(
@@ -140,7 +120,9 @@ class ModelSection(Record):
         [],
         description="runs whose files do not tell what other devices would launch: not projected",
     )
-    errors: list[Error]
+    model_errors: list[float] = Field(
+        description="projected over measured speed of each cell, by its run's own ceilings"
+    )
     contact_sheet: dict[str, list[Strip]] = Field(description="by run")
 
 

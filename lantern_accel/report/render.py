@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lantern_accel.errors import RequestError
 from lantern_accel.files import check_target, json_text, write_whole
 from lantern_accel.measure import samples
-from lantern_accel.measure.record import PHASES, Interval, Quality, Run
+from lantern_accel.measure.record import PHASES, Interval, Quality
 from lantern_accel.quality import interval as intervals
 from lantern_accel.report import writing
-from lantern_accel.report.offers import Offer
 from lantern_accel.report.record import Comparison
 from lantern_accel.report.rows import PERCENTILES
 from lantern_accel.report.verdict import QUESTION, first_screen, pricing_terms, projection_error
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
 
 KINDS = (".html", ".md", ".json")
 INSTALL = "pip install 'lantern-accel[report]'"
@@ -34,7 +37,7 @@ def check_kind(path: Path) -> None:
     check_target(path)
 
 
-def write(comparison: Comparison, runs: Sequence[Run], path: Path) -> None:
+def write(comparison: Comparison, path: Path) -> None:
     """Write the comparison in the form that the name's ending asks for.
 
     Raises RequestError where there is no room for it, or no right to write there.
@@ -44,7 +47,7 @@ def write(comparison: Comparison, runs: Sequence[Run], path: Path) -> None:
     if kind == ".json":
         text = json_text(comparison.model_dump(mode="json"))
     else:
-        text = page(comparison, runs) if kind == ".html" else to_markdown(comparison)
+        text = page(comparison) if kind == ".html" else to_markdown(comparison)
     try:
         write_whole(path, text)
     except OSError as error:
@@ -53,7 +56,7 @@ def write(comparison: Comparison, runs: Sequence[Run], path: Path) -> None:
         ) from None
 
 
-def page(comparison: Comparison, runs: Sequence[Run]) -> str:
+def page(comparison: Comparison) -> str:
     """Return the self-contained HTML page."""
     environment = _environment(html_page=True)
     from lantern_accel.report.drawing import palette_css, strategy_role
@@ -64,7 +67,7 @@ def page(comparison: Comparison, runs: Sequence[Run]) -> str:
         "report.html.j2",
         comparison,
         css=palette_css() + "\n" + (TEMPLATES / "report.css").read_text(encoding="utf-8"),
-        figures=figures(comparison, runs),
+        figures=figures(comparison),
         strategies=list(dict.fromkeys(row.strategy for s in comparison.models for row in s.rows)),
         role=strategy_role,
     )
@@ -77,11 +80,11 @@ def to_markdown(comparison: Comparison) -> str:
 
 def answer(comparison: Comparison) -> str:
     """Return what stands between title and appendix, in Markdown: the answer, its tables, the prices."""
-    told = to_markdown(comparison).partition(f"{PICTURES}\n")[0]
-    return told.partition("\n")[2].strip()
+    text = to_markdown(comparison).partition(f"{PICTURES}\n")[0]
+    return text.partition("\n")[2].strip()
 
 
-def _render(environment: Any, template: str, comparison: Comparison, **more: Any) -> str:
+def _render(environment: Environment, template: str, comparison: Comparison, **more: Any) -> str:
     models = comparison.models
     text = environment.get_template(template).render(
         c=comparison,
@@ -102,7 +105,7 @@ def _render(environment: Any, template: str, comparison: Comparison, **more: Any
     return str(text)
 
 
-def _protocol(environment: Any) -> list[list[str]]:
+def _protocol(environment: Environment) -> list[list[str]]:
     """Return how figures are made: names, each with its paragraph."""
     text = environment.get_template("protocol.j2").render(
         gain=samples.GAIN,
@@ -116,7 +119,7 @@ def _protocol(environment: Any) -> list[list[str]]:
     return [" ".join(one.split("\n")).split(": ", 1) for one in text.strip().split("\n\n")]
 
 
-def _environment(*, html_page: bool) -> Any:
+def _environment(*, html_page: bool) -> Environment:
     try:
         import jinja2
     except ImportError:
@@ -133,19 +136,17 @@ def _environment(*, html_page: bool) -> Any:
     names += " verdict_words as_sentence_list join_words"
     environment.filters.update(
         {name: getattr(writing, name) for name in names.split()},
-        compared=lambda word: writing.verdict_words(word, writing.AMONG_DEVICES),
         coded=_mark_code,
         command=_command,
         cell=lambda text: str(text).replace("|", "\\|").replace("\n", " "),
     )
     environment.tests["interval"] = lambda value: isinstance(value, Interval)
-    environment.tests["offer"] = lambda value: isinstance(value, Offer)
     environment.tests["priced"] = lambda value: isinstance(value, Quality)
     environment.tests["missing"] = lambda value: bool(writing.reason(value))
     return environment
 
 
-def _mark_code(text: object) -> Any:
+def _mark_code(text: object) -> Markup:
     """Return text for the page with what stands between backticks as code."""
     from markupsafe import Markup, escape
 
@@ -155,7 +156,7 @@ def _mark_code(text: object) -> Any:
     )
 
 
-def _command(text: object) -> Any:
+def _command(text: object) -> Markup:
     """Return a command as code whose words are not broken at their hyphens."""
     from markupsafe import Markup
 

@@ -1,11 +1,11 @@
-"""The rows of the comparison: a strategy on a device, its speed, and the price beside it."""
+"""The rows of the comparison: a strategy on a device, its speed, and the price next to it."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -25,15 +25,7 @@ from lantern_accel.quality import interval as intervals
 from lantern_accel.quality.interval import Verdict
 from lantern_accel.records import Record
 from lantern_accel.report.writing import percent
-from lantern_accel.strategy.values import (
-    ChainTree,
-    DynamicTree,
-    NoTree,
-    SelfDrafts,
-    StaticTree,
-    Strategy,
-    Window,
-)
+from lantern_accel.strategy.values import Strategy
 
 NO_TWIN = not_measured("no exact strategy of this run has the same tree")
 UNPRICED = not_measured(
@@ -45,14 +37,6 @@ PERCENTILES = (50, 95, 99)
 AS_MEASURED = (
     *("batch", "temperature", "stands_for", "settled", "cold_seconds", "captured", "capture_kind"),
 )
-
-
-class Spread(Record):
-    """The range of a figure over requests with different prompts: ends and median."""
-
-    low: float
-    middle: float
-    high: float
 
 
 class Row(Record):
@@ -70,23 +54,20 @@ class Row(Record):
     batch: int
     temperature: float
     samples: int
-    seconds: float = Field(description="timed seconds in all")
     settled: bool
     others_cpu: Reading = Field(description="median share of the host that others used")
-    tokens_per_second: Interval
-    images_per_second: Interval | NotMeasured
+    tokens_per_second: Interval = Field(description="of decoding, text and pixels left out")
+    images_per_second: Interval | NotMeasured = Field(description="of whole requests")
     seconds_per_image: Interval | NotMeasured = Field(
         description="median request, text to pixels, over its images"
     )
     latency: dict[str, Interval | NotMeasured] = Field(
         description="seconds per request, by percentile"
     )
-    speedup: Interval | NotMeasured
+    speedup: Interval | NotMeasured = Field(description="of whole requests, over plain decoding")
     verdict: Verdict | NotMeasured
     step_compression: Interval = Field(description="tokens per target forward of an image")
     conversion: Interval | NotMeasured
-    over_prompts: Spread = Field(description="the same of single requests: their prompts differ")
-    speedup_over_prompts: Spread | NotMeasured
     over_exact: Interval | NotMeasured | None = Field(
         description="speed over exact decoding on the same tree; None: this is exact"
     )
@@ -99,16 +80,9 @@ class Row(Record):
     cold_seconds: Reading
     captured: bool
     capture_kind: str = Field("", description="how a step runs again; empty: an older run")
-    tracing_ms: float | None = Field(
-        None, description="host time per step in which Python traces it again; None: it does not"
-    )
     peak_bytes: Reading
-    buffers_bytes: Reading
     joules_per_image: Reading
     images_per_joule: Reading
-    tokens_per_s_per_gb_s: Reading
-    bandwidth_fraction: Reading
-    matmul_fraction: Reading
     phase_ms: dict[str, Reading] = Field(description="per image, by phase")
     phases_from: str = Field(description="the step whose split is used: eager or recording")
 
@@ -148,13 +122,6 @@ class Row(Record):
         moved = self.total_variation
         return None if moved is None else moved.value
 
-    @property
-    def step_runs(self) -> str:
-        """Say how a step runs again, and what tracing it costs where it is traced."""
-        if self.tracing_ms is not None:
-            return f"{self.capture_kind}, {self.tracing_ms:.2g} ms of Python"
-        return self.capture_kind or "not recorded"
-
     @model_validator(mode="after")
     def _no_speedup_without_its_price(self) -> Row:
         if self.relaxed and isinstance(self.speedup, Interval) and not is_price_known(self.price):
@@ -177,6 +144,25 @@ def is_price_known(price: Quality | str | None) -> bool:
     )
 
 
+def same_rounds(run: Run) -> Run:
+    """Return a run whose cells of one batch size and temperature have the samples of the same rounds.
+
+    Fast cells take more samples than slow ones; every figure of a report is of those that all have. A
+    cell that has fewer than were planned, since the run goes on, costs the others none.
+    """
+    counts: dict[tuple[int, float], list[int]] = {}
+    for cell in run.cells:
+        if cell.samples:
+            counts.setdefault((cell.batch, cell.temperature), []).append(len(cell.samples))
+    planned = run.settings.plan.samples
+    cells = []
+    for cell in run.cells:
+        here = counts.get((cell.batch, cell.temperature), [0])
+        rounds = min([n for n in here if n >= planned] or here)
+        cells.append(cell.model_copy(update={"samples": cell.samples[:rounds]}))
+    return run.model_copy(update={"cells": cells})
+
+
 def row_of(run: Run, cell: Cell) -> Row:
     """Build the row of a cell with samples."""
     base = base_of(run, cell)
@@ -185,17 +171,23 @@ def row_of(run: Run, cell: Cell) -> Row:
         how = "--resume" if run.settings.plan.quality_images else "with `lantern-accel profile`"
         price = run.quality_of(cell) or not_measured(f"not in this run; `{run.command} {how}`")
     hidden = cell.relaxed and not is_price_known(price)
-    speedup, verdict, each = against(cell, base, UNPRICED if hidden else NO_BASE, hidden)
+    speedup, verdict = against(cell, base, UNPRICED if hidden else NO_BASE, hidden)
     if base is cell:
         verdict = not_measured("vanilla is the base")
     over_exact: Interval | str | None = None
     exact_verdict: str | None = None
     if cell.relaxed:
         twin, reason = twin_of(run, cell), UNPRICED if hidden else NO_TWIN
-        over_exact, exact_verdict, _ = against(cell, twin, reason, hidden)
+        over_exact, exact_verdict = against(cell, twin, reason, hidden)
     made = [float(s.tokens - s.images) for s in cell.samples]
     steps = [float(s.steps) for s in cell.samples]
+    conversion: Interval | str = NO_BASE
+    if isinstance(speedup, str) or base is None:
+        conversion = speedup
+    else:
+        conversion = intervals.paired(_conversion, *seconds_of(base, cell), made, steps)
     totals = readings([s.total for s in cell.samples])
+    seconds = if_measured(totals, lambda n: intervals.median([t / cell.batch for t in n]))
     per_image = _energy(cell, run)
     rounding = run.settings.rounding
     return Row(
@@ -208,30 +200,24 @@ def row_of(run: Run, cell: Cell) -> Row:
         + ("" if rounding is None else f", {rounding.weights} weights"),
         relaxed=cell.relaxed,
         samples=len(cell.samples),
-        seconds=sum(s.prefill + s.decode for s in cell.samples),
-        others_cpu=_of(readings([s.others_cpu for s in cell.samples]), statistics.median),
+        others_cpu=if_measured(readings([s.others_cpu for s in cell.samples]), statistics.median),
         tokens_per_second=intervals.median(cell.rates),
-        images_per_second=_of(totals, lambda n: intervals.median([cell.batch / t for t in n])),
-        seconds_per_image=_of(totals, lambda n: intervals.median([t / cell.batch for t in n])),
-        latency={f"p{p}": _of(totals, partial(intervals.percentile, p=p)) for p in PERCENTILES},
+        images_per_second=if_measured(seconds, intervals.reciprocal),
+        seconds_per_image=seconds,
+        latency={
+            f"p{p}": if_measured(totals, partial(intervals.percentile, p=p)) for p in PERCENTILES
+        },
         speedup=speedup,
         verdict=verdict,
         step_compression=intervals.paired(intervals.share, made, steps),
-        conversion=speedup
-        if isinstance(speedup, str) or base is None
-        else intervals.paired(_conversion, cell.rates, base.rates, made, steps),
-        over_prompts=_spread([m / s for m, s in zip(made, steps, strict=True)]),
-        speedup_over_prompts=each,
+        conversion=conversion,
         over_exact=over_exact,
         exact_verdict=exact_verdict,
         price=price,
         rounding=None if rounding is None else intervals.mean(rounding.by_image),
-        tracing_ms=None if cell.tracing_seconds is None else 1e3 * cell.tracing_seconds,
-        peak_bytes=_of(cell.memory, lambda memory: memory.peak_bytes),
-        buffers_bytes=_of(cell.memory, lambda memory: memory.buffers_bytes),
+        peak_bytes=if_measured(cell.memory, lambda memory: memory.peak_bytes),
         joules_per_image=per_image,
         images_per_joule=1 / per_image if is_measured(per_image) and per_image else per_image,
-        **_fractions(run, cell),
         **{name: getattr(cell, name) for name in AS_MEASURED},
         phase_ms=phase_ms(cell),
         phases_from=cell.step_ms_from,
@@ -256,27 +242,36 @@ def twin_of(run: Run, cell: Cell) -> Cell | None:
     )
 
 
+def seconds_of(*cells: Cell) -> list[list[float]]:
+    """Return the seconds per image of each cell's samples: whole requests, text to pixels.
+
+    Where a request of one of the cells was not timed as a whole: of decoding, for all of them.
+    """
+    whole = all(is_measured(s.total) for cell in cells for s in cell.samples)
+    return [
+        [float(s.total if whole else s.prefill + s.decode) / cell.batch for s in cell.samples]
+        for cell in cells
+    ]
+
+
 def against(
     cell: Cell, base: Cell | None, reason: str = NO_BASE, hidden: bool = False
-) -> tuple[Interval | str, Verdict | str, Spread | str]:
-    """Return the speed over another cell of the run, its verdict, and its spread over prompts.
+) -> tuple[Interval | str, Verdict | str]:
+    """Return the speed of whole requests over another cell of the run, and its verdict.
 
     ``reason`` takes their places where there is no other cell, or its figures are to be ``hidden``.
     """
     if base is None or hidden:
-        return reason, reason, reason
-    speedup = intervals.paired(intervals.speed_ratio, cell.rates, base.rates)
-    each = [a / b for a, b in zip(cell.rates, base.rates, strict=False)]
-    return speedup, intervals.verdict(speedup, unsettled=why_unsettled(cell, base)), _spread(each)
+        return reason, reason
+    speedup = intervals.paired(intervals.ratio_of_medians, *seconds_of(base, cell))
+    return speedup, intervals.verdict(speedup, unsettled=why_unsettled(cell, base))
 
 
-def _conversion(own: Any, base: Any, made: Any, steps: Any) -> Any:
+def _conversion(
+    base: intervals.Array, own: intervals.Array, made: intervals.Array, steps: intervals.Array
+) -> intervals.Array:
     """Return the part of the step compression that becomes speed."""
-    return intervals.speed_ratio(own, base) / intervals.share(made, steps)
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    return Spread(low=min(values), middle=statistics.median(values), high=max(values))
+    return intervals.ratio_of_medians(base, own) / intervals.share(made, steps)
 
 
 def why_unsettled(*cells: Cell) -> str:
@@ -290,23 +285,13 @@ def why_unsettled(*cells: Cell) -> str:
 
 
 def detail_of(strategy: Strategy) -> str:
-    """Say tree and acceptance rule in a few words."""
-    tree, rule = strategy.drafts, strategy.acceptance
-    words = [f"{tree.kind}, {tree.size[0] - 1} drafts"]
-    if isinstance(tree, NoTree):
-        words = ["one token per step"]
-    elif isinstance(tree, StaticTree):
-        deep = max(len(path) for path in tree.paths)
-        words = [f"{len(tree.paths)} drafts, {deep} deep"]
-    elif isinstance(tree, DynamicTree):
-        words = [f"dynamic, {tree.total - 1} drafts, {tree.depth + 1} deep"]
-    elif isinstance(tree, SelfDrafts):
-        words = [f"{tree.length} drafts of its own weights in {tree.weights}"]
-        words += [f"windows of {tree.window}"] if tree.window else []
-    elif isinstance(tree, Window):
-        words = [f"window of {tree.length}, {tree.fresh}"]
-    elif isinstance(tree, ChainTree):
-        words = [f"chain of {tree.length}"]
+    """Say source of drafts and acceptance rule in a few words."""
+    drafts, rule = strategy.drafts, strategy.acceptance
+    nodes, deep = drafts.size
+    words = [
+        f"{drafts.kind}, {nodes - 1} drafts, {deep} deep" if nodes > 1 else "one token per step"
+    ]
+    words += [f"in {bits}"] if (bits := getattr(drafts, "weights", "")) else []
     fields = rule.model_dump(exclude={"kind"}) if rule.relaxed else {}
     symbols = {"delta": "δ", "lam": "λ"}
     words += [
@@ -333,9 +318,9 @@ def phase_ms(cell: Cell) -> dict[str, Reading]:
         )
 
     found: dict[str, Reading] = {
-        "text": _of(readings([s.text for s in cell.samples]), per_image),
+        "text": if_measured(readings([s.text for s in cell.samples]), per_image),
         "prefill": per_image([s.prefill for s in cell.samples]),
-        "pixels": _of(readings([s.pixels for s in cell.samples]), per_image),
+        "pixels": if_measured(readings([s.pixels for s in cell.samples]), per_image),
     }
     if isinstance(cell.step_ms, str):
         found |= dict.fromkeys((*STEP_PHASES, "host"), cell.step_ms)
@@ -355,13 +340,16 @@ def phase_ms(cell: Cell) -> dict[str, Reading]:
     return {name: found[name] for name in PHASES}
 
 
+Value, Found = TypeVar("Value"), TypeVar("Found")
+
+
 def readings(values: Sequence[Reading]) -> list[float] | NotMeasured:
     """Return all numbers, or the first reason why there are not all."""
     numbers = [value for value in values if is_measured(value)]
     return next((str(value) for value in values if not is_measured(value)), numbers)
 
 
-def _of(value: Any, figure: Callable[[Any], Any]) -> Any:
+def if_measured(value: Value | str, figure: Callable[[Value], Found]) -> Found | str:
     """Return a figure of what was measured, or why it was not."""
     return value if isinstance(value, str) else figure(value)
 
@@ -374,29 +362,3 @@ def _energy(cell: Cell, run: Run) -> Reading:
         backend = run.environment.device.backend
         return not_measured(f"backend {backend!r} reads no energy meter")
     return total / 1e3 / sum(images for _, images in used)
-
-
-def _fractions(run: Run, cell: Cell) -> dict[str, Reading]:
-    """Return the shares of the run's own ceilings that decoding reached, and tokens per GB/s."""
-    names = ("bandwidth_fraction", "matmul_fraction", "tokens_per_s_per_gb_s")
-    if isinstance(run.ceilings, str):
-        return dict.fromkeys(names, run.ceilings)
-    bandwidth = run.ceilings.bandwidth
-    flops = run.ceilings.matmul_flops.get(run.settings.dtype, not_measured("no such ceiling"))
-    reached = cell.work if isinstance(cell.work, str) else achieved_rates(cell)
-    rate = statistics.median(cell.rates)
-    return {
-        "tokens_per_s_per_gb_s": _of(bandwidth, lambda most: rate / (most / 1e9)),
-        "bandwidth_fraction": _of(reached, lambda r: _of(bandwidth, lambda most: r[1] / most)),
-        "matmul_fraction": _of(reached, lambda r: _of(flops, lambda most: r[0] / most)),
-    }
-
-
-def achieved_rates(cell: Cell) -> tuple[float, float] | None:
-    """Return the FLOP/s and bytes per second that decoding reached by the model's needs."""
-    if isinstance(cell.work, str) or not cell.samples:
-        return None
-    step = [work for name, work in cell.work.items() if name != "prefill"]
-    # A step serves all images of a batch at once.
-    steps = statistics.median(s.steps / s.images / s.decode for s in cell.samples)
-    return steps * sum(w.flops for w in step), steps * sum(w.bytes for w in step)

@@ -1,4 +1,4 @@
-"""A run as a table in the terminal, and as plain records: what ``bench`` prints."""
+"""A run as a table in the terminal, and as plain records: what ``bench`` and ``stepcost`` print."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 from lantern_accel.measure.record import STEP_PHASES, Cell, Run, is_measured
 from lantern_accel.measure.work import floor_of
+from lantern_accel.quality import interval as intervals
 from lantern_accel.quality.interval import Interval, relative_spread
 from lantern_accel.records import markdown_table
-from lantern_accel.report.rows import against, base_of, row_of, twin_of
+from lantern_accel.report.rows import base_of, twin_of, why_unsettled
 from lantern_accel.report.writing import verdict_words
 
 HEAD = (
@@ -22,43 +23,47 @@ HEAD = (
 def plain_rows(run: Run) -> list[dict[str, Any]]:
     """Return one plain record per measured cell, as the table prints it; None: not known.
 
-    Unlike in a report a relaxed speed-up is shown without its price in images: its TV per token stands
-    next to it.
+    Speeds are of decoding, text and pixels left out. Unlike in a report a relaxed speed-up is shown
+    without its price in images: its TV per token stands next to it.
     """
     return [_plain_row(run, cell) for cell in run.cells if cell.samples]
 
 
 def _plain_row(run: Run, cell: Cell) -> dict[str, Any]:
-    row = row_of(run, cell)
-    over, _, _ = against(cell, base_of(run, cell))
-    exact, says, _ = against(cell, twin_of(run, cell) if cell.relaxed else None)
+    over, _ = _decoding_over(cell, base_of(run, cell))
+    exact, verdict = _decoding_over(cell, twin_of(run, cell) if cell.relaxed else None)
     tokens = sum(s.tokens for s in cell.samples)
+    by_prompt = [(s.tokens - s.images) / s.steps for s in cell.samples]
     return {
         "strategy": cell.strategy.name,
         "batch": cell.batch,
         "temperature": cell.temperature,
         "tokens_per_second": cell.tokens_per_second,
         "spread": relative_spread(cell.rates),
-        "speedup": _value(over),
+        "speedup": over and over.value,
         "speedup_interval": _ends(over),
         "step_compression": cell.step_compression,
-        "step_compression_over_prompts": [row.over_prompts.low, row.over_prompts.high],
-        "conversion": over.value / cell.step_compression if isinstance(over, Interval) else None,
-        "over_exact": _value(exact),
+        "step_compression_over_prompts": [min(by_prompt), max(by_prompt)],
+        "conversion": over and over.value / cell.step_compression,
+        "over_exact": exact and exact.value,
         "over_exact_interval": _ends(exact),
-        "over_exact_verdict": says if isinstance(exact, Interval) else None,
+        "over_exact_verdict": verdict,
         "total_variation": sum(s.total_variation * s.tokens for s in cell.samples) / tokens,
         "samples": len(cell.samples),
         "phase_ms": {} if isinstance(cell.step_ms, str) else cell.step_ms,
     }
 
 
-def _value(found: Interval | str) -> float | None:
-    return found.value if isinstance(found, Interval) else None
+def _decoding_over(cell: Cell, base: Cell | None) -> tuple[Interval | None, str | None]:
+    """Return how many times as fast as another cell this one decodes, and the verdict."""
+    if base is None:
+        return None, None
+    found = intervals.paired(intervals.ratio_of_medians, cell.rates, base.rates)
+    return found, intervals.verdict(found, unsettled=why_unsettled(cell, base))
 
 
-def _ends(found: Interval | str) -> list[float] | None:
-    return [found.low, found.high] if isinstance(found, Interval) and found.n > 1 else None
+def _ends(found: Interval | None) -> list[float] | None:
+    return [found.low, found.high] if found is not None and found.n > 1 else None
 
 
 def table(run: Run) -> str:

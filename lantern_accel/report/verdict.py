@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from lantern_accel.measure.record import Cell, Distance, Interval, Quality, Run, is_measured
 from lantern_accel.quality.interval import unpaired_ratio
 from lantern_accel.quality.interval import verdict as judge
 from lantern_accel.report.filing import disturbances, unpublishable
 from lantern_accel.report.names import differences
-from lantern_accel.report.offers import Terms, cell_of
-from lantern_accel.report.record import (
-    Answer,
-    Answers,
-    Comparison,
-    ModelSection,
-    Pays,
-    RunSummary,
-    Standing,
-)
-from lantern_accel.report.rows import NO_BASE, Row, why_unsettled
+from lantern_accel.report.offers import Offer, Terms, cell_of
+from lantern_accel.report.record import Answer, Answers, Comparison, ModelSection, Standing
+from lantern_accel.report.rows import Row, seconds_of, why_unsettled
 from lantern_accel.report.writing import (
     as_sentence_list,
     interval,
@@ -49,6 +41,13 @@ LEADS = {
     "no": "No. The nearest is",
     "unknown": "Not known. The nearest is",
 }
+#: What is said of the strategies that an answer does not name, by their verdict.
+ALSO = {
+    "faster": "Also faster",
+    "ambiguous": "Not shown to be faster",
+    "same": "As fast as plain decoding",
+    "slower": "Slower",
+}
 #: A permutation test's p-value below which images are called different.
 LEVEL = 0.05
 
@@ -73,8 +72,7 @@ def at_setting(rows: Sequence[Row], run: str) -> list[Row]:
     """Return a run's rows of the first screen, in the order in which they were measured."""
     mine = [row for row in rows if row.run == run]
     for choice in (first_setting(rows), first_setting(mine)):
-        here = [row for row in mine if (row.batch, row.temperature) == choice]
-        if here:
+        if here := [row for row in mine if (row.batch, row.temperature) == choice]:
             return here
     return []
 
@@ -92,45 +90,37 @@ def answer_all(runs: Sequence[Run], rows: Sequence[Row]) -> Answers:
 def answer(run: Run, rows: Sequence[Row]) -> Answer:
     """Answer for one run, which has rows."""
     here = at_setting(rows, run.name)
-    plain = next((row for row in here if row.strategy == "vanilla"), None)
-    others = [row for row in here if row.strategy != "vanilla"]
-    compared = [row for row in others if isinstance(row.speedup, Interval)]
-    faster = sorted((r for r in compared if r.verdict == "faster"), key=_speedup, reverse=True)
-    exact = [row for row in faster if not row.relaxed]
-    relaxed = [row for row in faster if row.relaxed]
+    compared = [r for r in here if r.strategy != "vanilla" and isinstance(r.speedup, Interval)]
     # Where none is faster, the nearest: one with a verdict, if there is one.
-    nearest = sorted(compared, key=lambda row: (row.verdict in _WORDS, _speedup(row)), reverse=True)
-    best = next(iter(exact or relaxed or nearest), None)
-    still = relaxed[0] if exact and relaxed and _speedup(relaxed[0]) > _speedup(exact[0]) else None
-    names = {word: [r.strategy for r in compared if r.verdict == word] for word in _WORDS}
-    pays: dict[Pays, list[Any]] = {  # the first that has something decides
-        "yes": exact,
-        "for a price": relaxed,
-        "not shown": names["ambiguous"],
-        "no": names["slower"] + names["same"],
-    }
+    compared.sort(key=lambda row: (row.verdict in ALSO, _speedup(row)), reverse=True)
+    faster = [row for row in compared if row.verdict == "faster"]
+    exact = [row for row in faster if not row.relaxed]
+    best = next(iter(exact or faster or compared), None)
+    still = faster[0] if exact and faster[0].relaxed else None
+    verdicts = {row.verdict for row in compared}
+    pays: Literal["yes", "for a price", "not shown", "no", "unknown"] = "unknown"
+    if faster:
+        pays = "yes" if exact else "for a price"
+    elif "ambiguous" in verdicts:
+        pays = "not shown"
+    elif verdicts & {"same", "slower"}:
+        pays = "no"
     confidence, because = _confidence(run, here, best)
+    mine = [row for row in rows if row.run == run.name]
+    untested = [] if any(row.strategy == AUTO for row in mine) else [AUTO]
+    untested.append(f"batches above {max(row.batch for row in mine)}")
     return Answer(
         run=run.name,
         batch=here[0].batch,
         temperature=here[0].temperature,
-        pays=next((word for word, found in pays.items() if found), "unknown"),
+        pays=pays,
         best=None if best is None else best.strategy,
         priced=None if still is None else still.strategy,
-        plain_seconds=NO_BASE if plain is None else plain.seconds_per_image,
-        best_seconds=None if best is None else best.seconds_per_image,
-        unshown=names["ambiguous"],
-        same=names["same"],
-        slower=names["slower"],
-        unjudged=[r.strategy for r in others if r.verdict not in _WORDS],
         confidence=confidence,
         because=because,
-        untested=_list_untested(run, rows),
+        untested=untested + ["other devices"] * (len({row.device for row in rows}) == 1),
         unpublishable=unpublishable(run),
     )
-
-
-_WORDS = ("faster", "ambiguous", "same", "slower")
 
 
 def _speedup(row: Row) -> float:
@@ -148,8 +138,7 @@ def _confidence(
     if best is not None and best.verdict == "faster" and compared > 1:
         because.append(f"the best of {compared}, so perhaps lucky")
     doubts = [] if run.state == "complete" else [f"the run is {run.state}"]
-    if not all(row.settled for row in here):
-        doubts.append("warm-up did not settle")
+    doubts += [] if all(row.settled for row in here) else ["warm-up did not settle"]
     doubts += disturbances(run)
     because += doubts
     if doubts or run.settings.plan.quick or samples < FEW:
@@ -159,28 +148,20 @@ def _confidence(
     return ("high" if narrow and samples >= MANY else "medium"), because
 
 
-def _list_untested(run: Run, rows: Sequence[Row]) -> list[str]:
-    mine = [row for row in rows if row.run == run.name]
-    found = [] if any(row.strategy == AUTO for row in mine) else [AUTO]
-    found.append(f"batches above {max(row.batch for row in mine)}")
-    return found + ["other devices"] * (len({row.device for row in rows}) == 1)
-
-
 def _standings(runs: Sequence[Run], rows: Sequence[Row]) -> list[Standing]:
     """Hold every device against the slowest; empty where fewer than two can be compared."""
     found: list[tuple[Row, Cell]] = []
     choice = first_setting(rows)
     for run in runs:
         here = [r for r in at_setting(rows, run.name) if (r.batch, r.temperature) == choice]
-        exact = [row for row in here if row.exact]
-        if exact:
-            row = max(exact, key=lambda one: (one.settled, one.tokens_per_second.value))
+        if exact := [row for row in here if row.exact]:
+            row = max(exact, key=lambda one: (one.settled, _rate(one)))
             found.append((row, cell_of(run, row)))
     if not found:
         return []
-    found.sort(key=lambda one: -one[0].tokens_per_second.value)
+    found.sort(key=lambda one: -_rate(one[0]))
     slowest, base = found.pop()
-    ratios = [unpaired_ratio(cell.rates, base.rates) for _, cell in found]
+    ratios = [unpaired_ratio(*seconds_of(base, cell)) for _, cell in found]
     return [
         Standing(
             run=row.run,
@@ -193,6 +174,12 @@ def _standings(runs: Sequence[Run], rows: Sequence[Row]) -> list[Standing]:
         )
         for (row, cell), ratio in zip(found, ratios, strict=True)
     ]
+
+
+def _rate(row: Row) -> float:
+    """Return a row's images per second; its tokens per second where requests were not timed whole."""
+    whole = row.images_per_second
+    return whole.value if isinstance(whole, Interval) else row.tokens_per_second.value
 
 
 # --- sentences ------------------------------------------------------------------
@@ -218,7 +205,7 @@ class FirstScreen:
     """How many times one device is another, and what else differs; empty for a single run."""
     devices: list[DeviceSentences]
     prices: list[str]
-    """What relaxation does to images, a sentence a strategy."""
+    """What relaxation does to images, a sentence a strategy and run."""
     warnings: list[str]
     """Of runs that have no row yet."""
 
@@ -227,24 +214,38 @@ def first_screen(comparison: Comparison, section: ModelSection) -> FirstScreen:
     """Return a model's first screen; only measured rows are looked at."""
     first = section.first
     answered = {one.run for one in first.answers}
+    mine = [run for run in comparison.runs if run.settings.model == section.model]
+    incomplete = {
+        run.name: f"Run {run.name} is {run.state}, not complete; `{run.command} --resume` goes on."
+        for run in mine
+        if run.state != "complete"
+    }
+    temperatures = {row.temperature for row in section.rows}
     return FirstScreen(
-        opening=opening_lines(first),
-        devices=[_sentences(comparison, section, one) for one in first.answers],
-        prices=_price_lines(section),
-        warnings=[
-            _incomplete_words(run)
-            for run in comparison.runs
-            if run.settings.model == section.model
-            and run.name not in answered
-            and run.state != "complete"
+        opening=_opening(first),
+        devices=[
+            DeviceSentences(
+                one.run,
+                _short_answer(one, rows),
+                [line for line in _lines(one, rows, section.offers, comparison.terms) if line],
+                [incomplete[one.run]] if one.run in incomplete else [],
+                rows,
+            )
+            for one in first.answers
+            if (rows := at_setting(section.rows, one.run))
         ],
+        prices=[
+            f"{row.strategy}{f' on {row.run}' if len(mine) > 1 else ''}"
+            f"{f' at T {row.temperature:g}' if len(temperatures) > 1 else ''}: "
+            f"{_price_words(row.price)}"
+            for row in _priced_rows(section.rows)
+            if isinstance(row.price, Quality)
+        ],
+        warnings=[text for name, text in incomplete.items() if name not in answered],
     )
 
 
-# --- several devices --------------------------------------------------------------------------
-
-
-def opening_lines(first: Answers) -> list[str]:
+def _opening(first: Answers) -> list[str]:
     """Say how many times one device is another, and what else differs between their runs."""
     if not first.standings:
         return []
@@ -254,11 +255,10 @@ def opening_lines(first: Answers) -> list[str]:
     last = first.standings[-1]
     ran = [(one.strategy, one.run) for one in first.standings]
     ran.append((last.against_strategy, last.against))
-    if len({strategy for strategy, _ in ran}) == 1:
-        how = f"all with {last.strategy}, the fastest exact strategy of each"
-    else:
-        how = "each with its fastest exact strategy: "
-        how += as_sentence_list([f"{strategy} on {run}" for strategy, run in ran])
+    how = f"all with {last.strategy}, the fastest exact strategy of each"
+    if len({strategy for strategy, _ in ran}) > 1:
+        pairs = as_sentence_list([f"{strategy} on {run}" for strategy, run in ran])
+        how = f"each with its fastest exact strategy: {pairs}"
     lines.append(f"At batch {last.batch}, {how}.")
     if first.differences:
         parts = [
@@ -280,33 +280,11 @@ def _standing_words(one: Standing) -> str:
     return text + (f", {verdict_words(one.verdict)}" if reason(one.verdict) else "")
 
 
-# --- one device -------------------------------------------------------------------------------
-
-
-def _sentences(comparison: Comparison, section: ModelSection, one: Answer) -> DeviceSentences:
-    rows = at_setting(section.rows, one.run)
-    run = next(run for run in comparison.runs if run.name == one.run)
-    best = _row(rows, one.best)
-    plain = _row(rows, "vanilla")
-    shown = best if best is not None and one.pays in ("yes", "for a price") else None
-    trust = f"Confidence: {one.confidence} ({', '.join(one.because)})."
-    lines = [
-        _work_words(plain, shown, rows),
-        _rest_words(one, rows),
-        f"{trust} Not tested: {', '.join(one.untested)}.",
-        f"Not for publication: {'; '.join(one.unpublishable)}." if one.unpublishable else "",
-    ]
-    warnings = [] if run.state == "complete" else [_incomplete_words(run)]
-    return DeviceSentences(
-        run.name, _short_answer(one, rows), [line for line in lines if line], warnings, rows
-    )
-
-
 def _row(rows: Sequence[Row], name: str | None) -> Row | None:
     return next((row for row in rows if row.strategy == name), None)
 
 
-def speed_words(row: Row) -> str:
+def _speed_words(row: Row) -> str:
     """Say how fast a row is: ``lantern++: 1.13x (0.91 to 1.32), not shown to be faster``."""
     verdict = verdict_words(row.verdict)
     words = f"{row.strategy}: {times(row.speedup)}"
@@ -321,128 +299,116 @@ def _short_answer(one: Answer, rows: Sequence[Row]) -> str:
         if all(row.strategy == "vanilla" for row in rows):
             return "Not known: only plain decoding was measured."
         return "Not known: no strategy can be held against plain decoding."
-    still = _row(rows, one.priced) if one.pays == "yes" else None
-    more = f" Faster still, for a price: {speed_words(still)}." if still is not None else ""
-    return f"{LEADS[one.pays]} {speed_words(best)}.{more}"
+    still = _row(rows, one.priced)
+    more = "" if still is None else f" Faster still, for a price: {_speed_words(still)}."
+    return f"{LEADS[one.pays]} {_speed_words(best)}.{more}"
 
 
-def _work_words(plain: Row | None, shown: Row | None, rows: Sequence[Row]) -> str:
-    """Say what an image takes: seconds, memory, energy."""
-    first = shown or plain or rows[0]
-    base = plain if shown is not None else None
-    memory = energy = None
-    if is_measured(first.peak_bytes):
-        memory = size(first.peak_bytes)
-        if base is not None and is_measured(base.peak_bytes):
-            memory += f" instead of {size(base.peak_bytes)}"
-    if is_measured(first.joules_per_image):
-        energy = f"{number(first.joules_per_image)} J per image"
-        if base is not None and is_measured(base.joules_per_image):
-            energy += f" instead of {number(base.joules_per_image)}"
-    took = _time_words(first, base)
-    return f"{took}; memory: {memory or 'not measured'}; energy: {energy or 'no meter'}."
+def _lines(one: Answer, rows: Sequence[Row], offers: Sequence[Offer], terms: Terms) -> list[str]:
+    """Say what an image takes and costs, what other strategies did, and how sure that is."""
+    plain, best = _row(rows, "vanilla"), _row(rows, one.best)
+    shown = best if one.pays in ("yes", "for a price") else None
+    return [
+        _work_words(shown or plain or rows[0], plain if shown is not None else None),
+        *(
+            f"1,000 images cost {interval(offer.cost_of_1000, terms.currency)} with "
+            f"{offer.strategy} at batch {offer.batch}."
+            for offer in offers
+            if offer.run == one.run and offer.cost_of_1000 is not None
+        ),
+        _rest_words([row for row in rows if row.strategy not in (one.best, one.priced, "vanilla")]),
+        f"Confidence: {one.confidence} ({', '.join(one.because)}). "
+        f"Not tested: {', '.join(one.untested)}.",
+        f"Not for publication: {'; '.join(one.unpublishable)}." if one.unpublishable else "",
+    ]
 
 
-def _time_words(row: Row, base: Row | None) -> str:
-    if not isinstance(row.seconds_per_image, Interval):
-        speed = f"{number(row.tokens_per_second.value)} tokens per second"
-        if base is None:
-            return f"Decoding makes {speed} with {row.strategy}"
-        return f"Decoding makes {speed} instead of {number(base.tokens_per_second.value)}"
-    text = f"An image takes {number(row.seconds_per_image.value)} s"
+def _work_words(first: Row, base: Row | None) -> str:
+    """Say what an image takes, and instead of what: seconds, memory, energy."""
+
+    def both(name: str, written: Callable[[float], str], unit: str, without: str) -> str:
+        own, other = (None if row is None else getattr(row, name) for row in (first, base))
+        if not is_measured(own):
+            return without
+        instead = f" instead of {written(other)}" if is_measured(other) else ""
+        return f"{written(own)}{unit}{instead}"
+
+    whole = isinstance(first.seconds_per_image, Interval)
+    figures = [
+        number(found.value)
+        for row in (first, base)
+        if row is not None
+        and isinstance(found := row.seconds_per_image if whole else row.tokens_per_second, Interval)
+    ]
+    text = (
+        f"An image takes {figures[0]} s"
+        if whole
+        else f"Decoding makes {figures[0]} tokens per second"
+    )
     if base is None:
-        return f"{text} with {'plain decoding' if row.strategy == 'vanilla' else row.strategy}"
-    if isinstance(base.seconds_per_image, Interval):
-        return f"{text} instead of {number(base.seconds_per_image.value)} s"
-    return text
+        text += f" with {'plain decoding' if first.strategy == 'vanilla' else first.strategy}"
+    elif len(figures) > 1:
+        text += f" instead of {figures[1]}{' s' if whole else ''}"
+    memory = both("peak_bytes", size, "", "not measured")
+    energy = both("joules_per_image", number, " J per image", "no meter")
+    return f"{text}; memory: {memory}; energy: {energy}."
 
 
-def _rest_words(one: Answer, rows: Sequence[Row]) -> str:
+def _rest_words(others: Sequence[Row]) -> str:
     """Say what was found of the strategies that the answer does not name."""
-    others = [row for row in rows if row.strategy not in (one.best, one.priced)]
-    also = [row for row in others if row.verdict == "faster"]
-    found = {
-        "Also faster": [row.strategy for row in also if not row.relaxed],
-        "Also faster, for a price": [row.strategy for row in also if row.relaxed],
-        "Not shown to be faster": one.unshown,
-        "As fast as plain decoding": one.same,
-        "Slower": one.slower,
-    }
-    rest = {label: [n for n in names if n != one.best] for label, names in found.items()}
-    parts = [f"{label}: {', '.join(names)}." for label, names in rest.items() if names]
+    groups: dict[str, list[str]] = {}
+    for verdict, words in ALSO.items():
+        for row in others:
+            if row.verdict == verdict:
+                price = ", for a price" if verdict == "faster" and row.relaxed else ""
+                groups.setdefault(words + price, []).append(row.strategy)
+    parts = [f"{words}: {', '.join(names)}." for words, names in groups.items()]
     without: dict[str, list[str]] = {}
-    for row in rows:
-        if row.strategy in one.unjudged and row.strategy != one.best:
+    for row in others:
+        if row.verdict not in ALSO:
             without.setdefault(reason(row.verdict), []).append(row.strategy)
     parts += [f"No verdict on {as_sentence_list(names)}: {why}." for why, names in without.items()]
     return " ".join(parts)
 
 
-def _incomplete_words(run: RunSummary) -> str:
-    return f"Run {run.name} is {run.state}, not complete; `{run.command} --resume` goes on."
-
-
 # --- prices -----------------------------------------------------------------------------------
 
 
-def _price_lines(section: ModelSection) -> list[str]:
-    """Say for each relaxed strategy what it moves, and whether its images are shown to differ."""
-    found: dict[str, dict[str, Quality]] = {}
-    several = len({row.temperature for row in section.rows}) > 1
-    for row in section.rows:
-        if isinstance(row.price, Quality):
-            where = f"{row.run} at T {row.temperature:g}" if several else row.run
-            found.setdefault(row.strategy, {}).setdefault(where, row.price)
-    return [f"{strategy}: {_price_words(runs)}" for strategy, runs in found.items()]
+def _priced_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return a row for each price: of a strategy and run, at each temperature."""
+    return list({(r.strategy, r.run, r.temperature): r for r in rows if r.relaxed}.values())
 
 
-def _price_words(runs: Mapping[str, Quality]) -> str:
-    prices = list(runs.values())
-    moved = [q.total_variation.value for q in prices if isinstance(q.total_variation, Interval)]
-    text = f"moves {_range_words(moved, percent)} of a token's probability; " if moved else ""
-    known = {run: q.distance for run, q in runs.items() if isinstance(q.distance, Distance)}
-    if not known:
-        why = reason(prices[0].distance)
-        missing = f"was not measured: {why}" if why else prices[0].distance
-        return f"{text}the distance of its images {missing}."
-    far = [run for run, d in known.items() if d.p_value < LEVEL]
+def _price_words(price: Quality) -> str:
+    """Say what a relaxed strategy moves, and whether its images are shown to differ."""
+    moved = price.total_variation
+    text = ""
+    if isinstance(moved, Interval):
+        text = f"moves {percent(moved.value)} of a token's probability; "
+    found = price.distance
+    if not isinstance(found, Distance):
+        why = reason(found)
+        return f"{text}the distance of its images {f'was not measured: {why}' if why else found}."
     verdict = "were not shown to differ from vanilla's"
-    verdict = "are farther from vanilla's than chance explains" if far else verdict
-    weakest = max(known, key=lambda run: known[run].detectable)
-    limits = detection_limit(known[weakest], runs[weakest].images)
-    if len(runs) > 1:
-        where = f" on {as_sentence_list(far)}" if far else ""
-        measured = f"{len(known)} of {len(runs)} runs measured it"
-        return f"{text}its images {verdict}{where}; {measured}. {limits}"
-    (d,) = known.values()
+    if found.p_value < LEVEL:
+        verdict = "are farther from vanilla's than chance explains"
     return (
-        f"{text}its {prices[0].images} images {verdict} ({d.metric} {interval(d.value)}; "
-        f"p = {d.p_value:.2g}). {limits}"
-    )
-
-
-def detection_limit(distance: Distance, images: int) -> str:
-    """Say what so many images cannot show."""
-    return (
-        f"With {images} images, differences below about {number(distance.detectable)} would often be "
-        "missed."
+        f"{text}its {price.images} images {verdict} ({found.metric} {interval(found.value)}; "
+        f"p = {found.p_value:.2g}). With {price.images} images, differences below about "
+        f"{number(found.detectable)} would often be missed."
     )
 
 
 def projection_error(section: ModelSection) -> str:
     """Say how far the roofline model is from what was measured; empty where nothing can be said."""
-    factors = [e.factor for e in section.errors if e.limits.startswith("ceilings")]
-    if not factors:
+    if not section.model_errors:
         return ""
+    low, high = number(min(section.model_errors)), number(max(section.model_errors))
     return (
-        f"On the measured devices the roofline model promises {_range_words(factors, number)} times "
-        "what was measured, so read projections with that factor in mind."
+        "On the measured devices the roofline model promises "
+        f"{low if low == high else f'{low} to {high}'} times what was measured, so read projections "
+        "with that factor in mind."
     )
-
-
-def _range_words(values: Sequence[float], written: Callable[[float], str]) -> str:
-    low, high = written(min(values)), written(max(values))
-    return low if low == high else f"{low} to {high}"
 
 
 def pricing_terms(terms: Terms) -> str:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from lantern_accel.measure.record import NOT_MEASURED, Interval, Reading, is_measured
 
 MISSING = "not measured"
-#: Verdicts in words, on a strategy against plain decoding and on one device against another.
+#: Verdicts in words, on a strategy against plain decoding.
 VERDICTS = {
     "faster": "faster",
     "slower": "slower",
     "same": "the same speed",
     "ambiguous": "not shown to be faster",
 }
-AMONG_DEVICES = VERDICTS | {"ambiguous": "no difference shown"}
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -61,9 +60,9 @@ def reason(value: object) -> str:
     return text.removeprefix(NOT_MEASURED) if text.startswith(NOT_MEASURED) else ""
 
 
-def verdict_words(word: str, words: Mapping[str, str] = VERDICTS) -> str:
+def verdict_words(word: str) -> str:
     """Return a verdict in words, or why there is none."""
-    return f"no verdict: {reason(word)}" if reason(word) else words.get(word, word)
+    return f"no verdict: {reason(word)}" if reason(word) else VERDICTS.get(word, word)
 
 
 def times(value: Interval | float | str) -> str:

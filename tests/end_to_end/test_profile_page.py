@@ -26,7 +26,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         invented_run("two", device="A device with a rather long name, 141 GB", speed=900),
     ]
     path = tmp_path_factory.mktemp("page") / "report.html"
-    write(compare(runs), runs, path)
+    write(compare(runs), path)
     return path
 
 
@@ -74,7 +74,7 @@ def test_the_answer_fits_one_screen(browser: Any, tmp_path: Path, scheme: str) -
 
     run = read_run(profiles_dir() / "measured" / "cpu-lantern-emoji.json")
     path = tmp_path / "report.html"
-    write(compare([run], profiles=[]), [run], path)
+    write(compare([run], profiles=[]), path)
     context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
     page = context.new_page()
     page.goto(path.as_uri())

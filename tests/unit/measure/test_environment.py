@@ -27,7 +27,7 @@ def test_a_commit_and_whether_it_was_changed(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").write_text("")
     commit, _ = environment.commit_of(package)
-    assert commit == "not measured: the package is not a git checkout"  # below one, not of it
+    assert commit.startswith("not measured: the package is not a git checkout")  # below one, not of it
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "first")
     commit, dirty = environment.commit_of(package)
@@ -38,8 +38,8 @@ def test_a_commit_and_whether_it_was_changed(tmp_path: Path) -> None:
 
 
 def test_without_git_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment.shutil, "which", lambda name: None)
-    assert environment.commit_of(tmp_path)[0] == "not measured: git is not installed"
+    monkeypatch.setenv("PATH", "")
+    assert environment.commit_of(tmp_path)[0].startswith("not measured: ")
 
 
 def test_conditions_are_numbers_or_reasons() -> None:

@@ -30,7 +30,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
 def test_pairing_takes_out_what_disturbs_both() -> None:
     drift = np.linspace(1, 5, 20)
     above, below = (2 * drift).tolist(), drift.tolist()
-    paired = statistics.paired(statistics.speed_ratio, above, below)
+    paired = statistics.paired(statistics.ratio_of_medians, above, below)
     apart = statistics.unpaired_ratio(above, below)
     assert paired.value == apart.value == 2
     assert paired.high - paired.low < 1e-9
@@ -59,7 +59,7 @@ def test_noise_alone_seldom_gets_a_verdict() -> None:
     told = 0
     for _ in range(200):
         pair = rng.lognormal(0, 0.3, (2, statistics.FEWEST))
-        found = statistics.paired(statistics.speed_ratio, pair[0].tolist(), pair[1].tolist())
+        found = statistics.paired(statistics.ratio_of_medians, pair[0].tolist(), pair[1].tolist())
         told += statistics.verdict(found) in ("faster", "slower")
     assert told <= 26  # 1 of 16 is 12.5; with three samples it is 1 of 4
 

@@ -76,8 +76,6 @@ def test_the_command_files_a_run_and_says_what_it_is_worth(tmp_path, capsys):
     assert "--overwrite" in capsys.readouterr().err
 
 
-def test_devices_are_listed_by_hardware(capsys):
-    assert main(["profiles", "rtx3090"]) == 2
-    assert "lantern-accel hardware rtx3090" in capsys.readouterr().err
+def test_measured_runs_are_listed(capsys):
     assert main(["profiles"]) == 0
     assert "lantern-emoji" in capsys.readouterr().out

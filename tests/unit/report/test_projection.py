@@ -19,10 +19,10 @@ from lantern_accel.report.projection import (
     ProjectionError,
     limits_of_profile,
     limits_of_run,
-    model_error,
+    model_errors,
     phase_seconds,
     project,
-    projected_rates,
+    projected_rate,
 )
 from lantern_accel.report.render import to_markdown
 from lantern_accel.report.rows import row_of
@@ -69,7 +69,7 @@ def test_a_rate_is_prefill_and_the_measured_number_of_steps() -> None:
         "prefill": Work(flops=0, bytes=1e9, launches=0),  # 10 ms
         "verify": Work(flops=0, bytes=1e8, launches=0),  # 1 ms
     }
-    rate, _, bound = projected_rates(cell, TOKENS, LIMITS)
+    rate, bound = projected_rate(cell, TOKENS, LIMITS)
     assert rate == pytest.approx(4 * TOKENS / (0.010 + 255 * 0.001))
     assert bound == "bytes"
 
@@ -107,15 +107,19 @@ def test_a_run_s_own_ceilings_are_taken_or_none() -> None:
 def test_the_error_is_projected_over_measured() -> None:
     run = invented_run(names=["vanilla"])
     cell = run.cells[0]
-    expected, _, _ = projected_rates(cell, TOKENS, LIMITS)
-    assert model_error(run, cell, expected / 2, LIMITS).factor == pytest.approx(2)
+    limits = limits_of_run(run, cell)
+    assert limits is not None
+    expected, _ = projected_rate(cell, TOKENS, limits)
+    assert model_errors([run]) == [expected / cell.tokens_per_second]
+    said = to_markdown(compare([run], profiles=[]))
+    assert f"promises {expected / cell.tokens_per_second:.2f} times" in said
 
 
 def test_a_cell_without_its_work_is_not_projected() -> None:
     run = invented_run(names=["vanilla"])
     run.cells[0].work = not_measured("x")
     with pytest.raises(ProjectionError, match="no work"):
-        projected_rates(run.cells[0], TOKENS, LIMITS)
+        projected_rate(run.cells[0], TOKENS, LIMITS)
 
 
 # --- the planted projection ---------------------------------------------------------------------
@@ -150,7 +154,7 @@ def test_a_device_with_a_run_is_not_projected() -> None:
     run.environment.device = device
     section = compare([run], profiles=[profile()]).models[0]
     assert section.projections == []
-    assert {e.limits.split()[0] for e in section.errors} == {"ceilings", "datasheet"}
+    assert len(section.model_errors) == 1
 
 
 def test_a_relaxed_strategy_without_its_price_is_not_projected_either() -> None:
@@ -174,8 +178,8 @@ def test_what_a_native_call_hides_is_charged_to_other_devices() -> None:
     hidden = Work(flops=0, bytes=2e8, launches=0, operators=1000)  # 1 ms of bytes
     run.cells[0].work = {"verify": hidden}
     cell, limits = run.cells[0], Limits(flops=1e12, bandwidth=2e11, launch=2e-6, source="")
-    at_home, _, _ = projected_rates(cell, TOKENS, limits)
-    elsewhere, _, bound = projected_rates(cell, TOKENS, limits, elsewhere=True)
+    at_home, _ = projected_rate(cell, TOKENS, limits)
+    elsewhere, bound = projected_rate(cell, TOKENS, limits, elsewhere=True)
     assert at_home == pytest.approx(3 * elsewhere)  # 1 ms, and 1 ms and 1,000 launches of 2 us
     assert bound == "launches"
     found = project(run, cell, profile())

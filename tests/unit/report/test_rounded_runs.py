@@ -57,7 +57,7 @@ def test_reports_call_nothing_exact_that_is_rounded() -> None:
         lines = [line for line in markdown.splitlines() if line.startswith("| vanilla")]
         assert lines and all(("| exact |" in line) == exact for line in lines[:1])
         assert ("1.2 %" in markdown) != exact
-        page = render.page(made, [run])
+        page = render.page(made)
         assert (">of its weights<" in page) != exact
         assert ("int8 weights" in page) != exact
 

@@ -12,7 +12,6 @@ import torch
 from lantern_accel.errors import DataError
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.quality.progress import (
-    BarProgress,
     LineProgress,
     Progress,
     console_progress,
@@ -140,11 +139,7 @@ def test_lines_tell_step_loss_and_time_left() -> None:
     assert said.count("\n") == 6
 
 
-def test_a_pipe_gets_plain_lines() -> None:
-    assert isinstance(console_progress(), LineProgress)
-
-
-@pytest.mark.parametrize("progress", [BarProgress(), Progress()])
+@pytest.mark.parametrize("progress", [console_progress(), Progress()])
 def test_every_progress_takes_two_stages(
     progress: Progress, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,9 @@ def test_a_commit_and_whether_it_was_changed(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").write_text("")
     commit, _ = environment.commit_of(package)
-    assert commit.startswith("not measured: the package is not a git checkout")  # below one, not of it
+    assert commit.startswith(
+        "not measured: the package is not a git checkout"
+    )  # below one, not of it
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "first")
     commit, dirty = environment.commit_of(package)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.evaluation.parts import chosen
+from lantern_accel.evaluation.parts import default_point
 from lantern_accel.evaluation.schema import Evaluation, FrontierPoint
 from lantern_accel.models.bundle import bundled_models, read_manifest
 from lantern_accel.quality.interval import Interval
@@ -87,7 +87,7 @@ def rule(report: Evaluation) -> Iterator[str]:
     """Yield what the rule for defaults picks, and what the model's defaults are."""
     defaults = read_manifest(bundled_models()[report.model]).defaults
     for name, own in (("lantern", defaults.lantern), ("lantern++", defaults.lantern_pp)):
-        picked = chosen(report.frontier or [], name)
+        picked = default_point(report.frontier or [], name)
         same = (
             "its default settings"
             if picked.strategy.acceptance == own

@@ -250,9 +250,9 @@ def _workers(
         with Here(Painter(load.keywords(), settings, slots=slots)) as here:
             yield here
         return
-    from lantern_accel.distributed.fleet import Fleet, connected, read_workers
+    from lantern_accel.distributed.fleet import Fleet, ray_cluster, read_workers
 
-    with connected() as ray:
+    with ray_cluster() as ray:
         kinds = read_workers(workers, ray.cluster_resources(), load.threads)
         if not quiet:
             note(f"workers: {', '.join(map(str, kinds))}")

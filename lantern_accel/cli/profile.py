@@ -280,7 +280,7 @@ def _measure_folder(
     ``given``: options of ``profile`` for every run, by name; ``clash``: those that only one device has.
     """
     from lantern_accel.cli.compare import compare
-    from lantern_accel.distributed.fleet import connected
+    from lantern_accel.distributed.fleet import ray_cluster
     from lantern_accel.distributed.measuring import measure_fleet, models_of, write_runs
     from lantern_accel.measure.reading import check_comparable, read_run
     from lantern_accel.report import render
@@ -301,7 +301,7 @@ def _measure_folder(
     for name, value in given.items():
         for one in value if isinstance(value, list) else [value]:
             words += [] if one is None else [name, str(one)]
-    with connected() as ray:
+    with ray_cluster() as ray:
         models = models_of(ray.cluster_resources(), workers)
         runs = measure_fleet(ray, models, words, patience=patience, say=tell)
         found = write_runs(output, runs, tell)

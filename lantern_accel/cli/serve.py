@@ -181,9 +181,9 @@ def _on_ray(
     slots: int | None,
 ) -> None:
     """Serve from a cluster until a signal comes."""
-    from lantern_accel.distributed.fleet import connected, read_workers
+    from lantern_accel.distributed.fleet import ray_cluster, read_workers
 
-    with connected() as ray:
+    with ray_cluster() as ray:
         try:
             from ray import serve
 

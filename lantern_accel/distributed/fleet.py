@@ -62,7 +62,7 @@ class Kind:
 
 
 @contextmanager
-def connected() -> Iterator[Any]:
+def ray_cluster() -> Iterator[Any]:
     """Give Ray, connected to the cluster of ``RAY_ADDRESS`` or one on this machine; leave it at the end.
 
     Raises RequestError where Ray is not installed.
@@ -86,7 +86,7 @@ def connected() -> Iterator[Any]:
         ray.shutdown()
 
 
-def counted(resources: Mapping[str, float]) -> dict[str, int]:
+def device_counts(resources: Mapping[str, float]) -> dict[str, int]:
     """Return what a cluster has of the resources that may be devices."""
     return {
         name: int(count)
@@ -103,7 +103,7 @@ def known_kinds(resources: Mapping[str, float]) -> list[Kind]:
     from lantern_accel.device.plugins import backend_specs
 
     words = {word for name, spec in backend_specs().items() for word in (name, *spec.aliases)}
-    every = [Kind(name, count, name.lower()) for name, count in counted(resources).items()]
+    every = [Kind(name, count, name.lower()) for name, count in device_counts(resources).items()]
     return [kind for kind in every if kind.device in words]
 
 
@@ -115,7 +115,7 @@ def read_workers(text: str, resources: Mapping[str, float], threads: int | None)
     """
     from lantern_accel.device.plugins import backend_specs
 
-    devices, known = counted(resources), known_kinds(resources)
+    devices, known = device_counts(resources), known_kinds(resources)
     if text == "auto":
         cores = devices.get("CPU", 0)
         processors = Kind("CPU", max(1, cores // (threads or cores or 1)), "cpu")
@@ -146,7 +146,7 @@ def read_workers(text: str, resources: Mapping[str, float], threads: int | None)
     return kinds
 
 
-def placed(kind: Kind, threads: int | None) -> dict[str, Any]:
+def placement(kind: Kind, threads: int | None) -> dict[str, Any]:
     """Return what Ray is asked for one worker of a kind.
 
     Ray gives a worker as many threads as it asks for cores, and one where it asks for none. One that
@@ -184,7 +184,7 @@ class Fleet:
         for kind in kinds:
             for number in range(kind.count):
                 name = f"{kind.resource.lower()}-{number}"
-                self._actors[name] = remote.options(**placed(kind, threads)).remote(
+                self._actors[name] = remote.options(**placement(kind, threads)).remote(
                     kind.load(load, threads), dict(settings), slots=slots, name=name
                 )
         self.workers = sorted(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.distributed.fleet import Kind, known_kinds, lines_of, placed, read_workers
+from lantern_accel.distributed.fleet import Kind, known_kinds, lines_of, placement, read_workers
 from lantern_accel.errors import BackendError, RequestError
 from lantern_accel.files import write_whole
 
@@ -88,7 +88,7 @@ def measure_fleet(
     for kind in kinds:
         say(f"measuring {kind.name}")
         # All cores, so that nobody else computes next to a processor that is measured.
-        options = placed(kind, cores if kind.resource == "CPU" else None)
+        options = placement(kind, cores if kind.resource == "CPU" else None)
         if kind.type:
             options["resources"] = {**options.get("resources", {}), f"{TYPE}{kind.type}": 0.001}
         fate = "could not begin"

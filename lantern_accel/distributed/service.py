@@ -16,7 +16,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from lantern_accel.distributed.fleet import Kind, placed
+from lantern_accel.distributed.fleet import Kind, placement
 from lantern_accel.serving.guard import refuse_head, too_long
 from lantern_accel.serving.refusals import NO_RETRY, Refusal
 
@@ -194,7 +194,7 @@ def start(
             num_replicas=kind.count,
             max_ongoing_requests=ONGOING,
             graceful_shutdown_timeout_s=given["grace"],
-            ray_actor_options=placed(kind, threads),
+            ray_actor_options=placement(kind, threads),
         )
         replicas[kind.resource.lower()] = kind.count
         handles.append(deployed.bind(kind.load(load, threads), given, slots))

@@ -109,7 +109,7 @@ def strategies(pipeline: Pipeline, settings: Settings) -> Iterator[Strategy]:
             yield pipeline.strategy("lantern++", k=k, lam=lam)
 
 
-def chosen(points: Sequence[FrontierPoint], name: str) -> FrontierPoint:
+def default_point(points: Sequence[FrontierPoint], name: str) -> FrontierPoint:
     """Return the point that the rule for defaults picks among a strategy's, budgets left out.
 
     Of those that move less than :data:`MOST_MOVED` of a token's mass, the one with the most tokens

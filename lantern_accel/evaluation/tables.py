@@ -88,7 +88,7 @@ PARTS: dict[str, tuple[str, dict[str, tuple[str, int | None]]]] = {
 }  # fmt: skip
 
 
-def shown(value: object, places: int | None, unit: str = "") -> str:
+def figure_text(value: object, places: int | None, unit: str = "") -> str:
     """Return a figure as a table shows it, with its interval; a dash where it was not measured.
 
     ``places`` after the point; None: as many digits as it needs.
@@ -108,7 +108,10 @@ def first_experiments(report: Evaluation) -> Iterator[Table]:
     for part, (title, columns) in PARTS.items():
         if found := getattr(report, part):
             fields = columns.values()
-            rows = [[shown(getattr(row, name), places) for name, places in fields] for row in found]
+            rows = [
+                [figure_text(getattr(row, name), places) for name, places in fields]
+                for row in found
+            ]
             yield Table(title, list(columns), rows)
 
 
@@ -139,8 +142,8 @@ def tables(suite: Suite) -> list[Table]:
         s = row.speed
         speed = ((s.seconds_per_image, 3, ""), (s.speedup, 2, "x"), (s.tokens_per_step, 2, ""),
                  (s.total_variation, 4, ""))  # fmt: skip
-        cells = [shown(*figure) for figure in speed]
-        cells += [shown(row.metrics.get(c.key), _DIGITS.get(c.key, 2)) for c in measured]
+        cells = [figure_text(*figure) for figure in speed]
+        cells += [figure_text(row.metrics.get(c.key), _DIGITS.get(c.key, 2)) for c in measured]
         rows.append([row.label, *cells])
     name = {"coco": "MS-COCO", "imagenet": "ImageNet", "prompts": suite.prompts_source}[suite.name]
     title = f"{name}, {suite.count} images per strategy, seed {suite.seed}"
@@ -205,9 +208,9 @@ def _published(suite: Suite) -> Table:
             row.model + (f", {row.hardware}" if row.hardware else ""),
             "yes" if row.exact else "no",
             "yes" if row.drafter else "no",
-            shown(row.speedup, 2, "x"),
-            shown(row.tokens_per_step, 2),
-            *(shown(row.metrics.get(key), 2) for key in keys),
+            figure_text(row.speedup, 2, "x"),
+            figure_text(row.tokens_per_step, 2),
+            *(figure_text(row.metrics.get(key), 2) for key in keys),
             "; ".join(part for part in (row.source, row.note) if part),
         ]
         for row in suite.published

@@ -10,7 +10,7 @@ from torch import Tensor
 from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.backend import Backend
 from lantern_accel.strategy.trees import parse_tree, tree_paths
-from lantern_accel.testing.result import Measured, Worst, compare, doing, served
+from lantern_accel.testing.result import Measured, Worst, compare, doing, left_to_reference
 from lantern_accel.testing.tiny import normal
 from lantern_accel.testing.tolerances import FLOAT32, MARGIN, ROUNDING, dtypes_of, short, stored
 
@@ -21,7 +21,9 @@ LAYERS, ROWS, SLOTS = 2, 3, 93
 EXPONENTIAL = 8
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None = None) -> Tensor:
+def attention_of(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None = None
+) -> Tensor:
     """Return attention in float64: q [R, t, H, d], k and v [R, L, H, d], seen [R, 1, t, >= L]."""
     weights = _scores(q, k, seen, scale).softmax(-1)
     return torch.einsum("rhtl,rlhd->rthd", weights, v.double())
@@ -49,7 +51,7 @@ def bound(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, dtype: torch.dtype) -> 
     length = k.shape[1]
     each = 2 * off + 2 * ROUNDING[dtype] + MARGIN * FLOAT32 * (EXPONENTIAL + length**0.5)
     spread = torch.einsum("rhtl,rlhd->rthd", weights * each, v.double().abs())
-    return spread + stored(attended(q, k, v, seen), dtype)
+    return spread + stored(attention_of(q, k, v, seen), dtype)
 
 
 def mistakes(
@@ -66,27 +68,27 @@ def mistakes(
     """
     every = torch.ones_like(seen)
     found = {
-        "the mask is not used": attended(q, k, v, every),
-        "the mask is turned round (True: may be seen)": attended(q, k, v, ~seen),
-        "the mask is shifted by one slot: each slot has the next one's": attended(
+        "the mask is not used": attention_of(q, k, v, every),
+        "the mask is turned round (True: may be seen)": attention_of(q, k, v, ~seen),
+        "the mask is shifted by one slot: each slot has the next one's": attention_of(
             q, k, v, seen.roll(-1, -1)
         ),
-        "the mask is shifted by one slot: each slot has the one before's": attended(
+        "the mask is shifted by one slot: each slot has the one before's": attention_of(
             q, k, v, seen.roll(1, -1)
         ),
-        "the mask is shifted by one query": attended(q, k, v, seen.roll(1, -2)),
-        "scores are not divided by the root of the head's width": attended(q, k, v, seen, 1.0),
-        "scores are divided by the head's width, not its root": attended(
+        "the mask is shifted by one query": attention_of(q, k, v, seen.roll(1, -2)),
+        "scores are not divided by the root of the head's width": attention_of(q, k, v, seen, 1.0),
+        "scores are divided by the head's width, not its root": attention_of(
             q, k, v, seen, 1.0 / q.shape[-1]
         ),
-        "every head is the first one": attended(
+        "every head is the first one": attention_of(
             q, k[:, :, :1].expand_as(k), v[:, :, :1].expand_as(v), seen
         ),
-        "values of the slot before are read": attended(q, k, v.roll(1, 1), seen),
-        "keys and values are exchanged": attended(q, v, k, seen),
+        "values of the slot before are read": attention_of(q, k, v.roll(1, 1), seen),
+        "keys and values are exchanged": attention_of(q, v, k, seen),
     }
     if other is not None:
-        found["another layer's cache is read"] = attended(q, other[0], other[1], seen)
+        found["another layer's cache is read"] = attention_of(q, other[0], other[1], seen)
     share, leaked = _leaked(got, q, k, v, seen)
     if leaked is not None:
         found[
@@ -154,13 +156,13 @@ def cached(backend: Backend) -> Measured:
                 got = backend.attend(q.to(backend.device), cache, 1, mask)
                 count = min(length, SLOTS)
                 keys, values, seen = k[1][:, :count], v[1][:, :count], seen[..., :count]
-                want = attended(q, keys, values, seen)
+                want = attention_of(q, keys, values, seen)
                 other = k[0][:, :count], v[0][:, :count]
                 causes = partial(mistakes, got, q, keys, values, seen, other)
                 near = bound(q, keys, values, seen, dtype)
                 worst.add(compare(got, want, near, what, dtype=dtype, causes=causes))
     detail = f"{worst.count} passes in {', '.join(map(short, dtypes))} against float64"
-    return worst.measured(detail + served(backend, "attend", "mask"))
+    return worst.measured(detail + left_to_reference(backend, "attend", "mask"))
 
 
 def dense(backend: Backend) -> Measured:
@@ -184,9 +186,9 @@ def dense(backend: Backend) -> Measured:
                     got = backend.attend_dense(q.to(to), k.to(to), v.to(to), mask)
                     causes = partial(mistakes, got, q, k, v, seen)
                     near = bound(q, k, v, seen, dtype)
-                    want = attended(q, k, v, seen)
+                    want = attention_of(q, k, v, seen)
                     worst.add(compare(got, want, near, what, dtype=dtype, causes=causes))
     detail = (
         f"{worst.count} passes without a cache in {', '.join(map(short, dtypes))} against float64"
     )
-    return worst.measured(detail + served(backend, "attend_dense"))
+    return worst.measured(detail + left_to_reference(backend, "attend_dense"))

@@ -8,7 +8,7 @@ from torch import Tensor
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.testing import tiny
-from lantern_accel.testing.attention import attended, bound
+from lantern_accel.testing.attention import attention_of, bound
 from lantern_accel.testing.result import Failed, Measured
 from lantern_accel.testing.tolerances import dtypes_of
 
@@ -16,7 +16,9 @@ NOT_JUDGED = "attention fails by itself, so what it sees was not judged (attenti
 LAYERS, ROWS, CAPACITY, HEADS, WIDTH = 2, 4, 29, 3, 16
 
 
-def filled(backend: Backend, dtype: torch.dtype, sign: int = 1) -> tuple[KVCache, Tensor, Tensor]:
+def filled_cache(
+    backend: Backend, dtype: torch.dtype, sign: int = 1
+) -> tuple[KVCache, Tensor, Tensor]:
     """Return a cache with known random content, and that content: k, v [layers, R, L, H, d].
 
     ``sign``: 1, or -1 for another content.
@@ -62,7 +64,7 @@ def _seen(backend: Backend, cache: KVCache, k: Tensor, v: Tensor) -> str:
     mask = backend.mask(seen.to(backend.device), dtype)
     for layer in range(LAYERS):
         given = q, k[layer], v[layer], seen
-        want, near = attended(*given), bound(*given, dtype)
+        want, near = attention_of(*given), bound(*given, dtype)
         got = backend.attend(q.to(backend.device), cache, layer, mask).cpu().double()
         if got.shape != want.shape or not bool(((got - want).abs() <= near).all()):
             return f"what attention sees of layer {layer}"
@@ -75,7 +77,7 @@ def _attends(backend: Backend, dtype: torch.dtype) -> bool:
     A cache is not judged by attention that fails by itself.
     """
     try:
-        return not _seen(backend, *filled(backend, dtype))
+        return not _seen(backend, *filled_cache(backend, dtype))
     except Exception:  # attention's check meets it again, and tells it
         return False
 
@@ -85,7 +87,7 @@ def _blind(backend: Backend, dtype: torch.dtype) -> bool:
     try:
         found = []
         for sign in (1, -1):
-            cache, _, _ = filled(backend, dtype, sign)
+            cache, _, _ = filled_cache(backend, dtype, sign)
             every = torch.ones(ROWS, 1, 5, cache.layout.capacity, dtype=torch.bool)
             q = tiny.normal(4, ROWS, 5, HEADS, WIDTH).to(dtype).to(backend.device)
             mask = backend.mask(every.to(backend.device), dtype)
@@ -99,7 +101,7 @@ def round_trip(backend: Backend) -> Measured:
     """Write every slot of every layer and read it back."""
     seen = True
     for dtype in dtypes_of(backend):
-        cache, k, v = filled(backend, dtype)
+        cache, k, v = filled_cache(backend, dtype)
         if wrong := _holds(backend, cache, k, v):
             raise Failed(f"what was written in {dtype} does not come back (seen in {wrong})")
         if not _attends(backend, dtype):
@@ -113,7 +115,7 @@ def round_trip(backend: Backend) -> Measured:
 
 def sentinels(backend: Backend) -> Measured:
     """Overwrite two slots a row, through int64 addresses; the others stay."""
-    cache, k, v = filled(backend, torch.float32)
+    cache, k, v = filled_cache(backend, torch.float32)
     slots = torch.tensor([[3, 7], [0, 27], [5, 6], [28, 1]], device=backend.device)
     new = tiny.normal(3, ROWS, 2, HEADS, WIDTH)
     backend.write(

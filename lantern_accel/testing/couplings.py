@@ -17,7 +17,7 @@ from lantern_accel.device.sampling import FLOOR
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.strategy.values import Sampling
 from lantern_accel.testing.numeric import drafted_tree
-from lantern_accel.testing.result import Failed, Measured, doing, served
+from lantern_accel.testing.result import Failed, Measured, doing, left_to_reference
 from lantern_accel.testing.tiny import normal
 from lantern_accel.testing.tolerances import FLOAT32
 
@@ -141,7 +141,9 @@ def likeliest(backend: Backend) -> Measured:
             want = values.double() if scores is None else scores.log().clamp(min=FLOOR)
             _ranked(f"{name} of {vocab} codes", found, want, backend.index)
             rows += 10
-    return Measured(f"{rows} rows give their largest codes{served(backend, 'likeliest', 'best')}")
+    return Measured(
+        f"{rows} rows give their largest codes{left_to_reference(backend, 'likeliest', 'best')}"
+    )
 
 
 def _ranked(what: str, found: tuple[Tensor, Tensor], want: Tensor, index: torch.dtype) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from lantern_accel.device.backend import Backend, DeviceFacts
 from lantern_accel.families.registry import family_names
 from lantern_accel.testing import tiny
-from lantern_accel.testing.result import Failed, Measured, doing, served
+from lantern_accel.testing.result import Failed, Measured, doing, left_to_reference
 
 #: Of float32 logits, relative to the largest: hundreds of roundings of a tiny model, far below a fault.
 NEAR = 2e-4
@@ -199,7 +199,7 @@ def drawn(backend: Backend) -> Measured:
             raise Failed(f"{family}, {strategy}: {wrong[0]}")
         turned += [f"{family}, {strategy}"] * len(wrong)
     edge = f"; one request by {' and '.join(turned)} met a draw at its edge" if turned else ""
-    told = served(backend, "fused_step", "fused_guesses")
+    told = left_to_reference(backend, "fused_step", "fused_guesses")
     return Measured(f"{tokens} sampled tokens are the CPU's, in as many steps{edge}{told}")
 
 

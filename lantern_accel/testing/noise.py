@@ -14,7 +14,7 @@ from torch import Tensor
 from lantern_accel.device.backend import Backend, recorded
 from lantern_accel.device.noise import MOST_CODES, noise_keys
 from lantern_accel.device.plan import Filter
-from lantern_accel.testing.result import Failed, Measured, Worst, compare, doing, served
+from lantern_accel.testing.result import Failed, Measured, Worst, compare, doing, left_to_reference
 from lantern_accel.testing.tiny import normal
 from lantern_accel.testing.tolerances import FLOAT32
 
@@ -122,7 +122,9 @@ def noise(backend: Backend) -> Measured:
     worst.add(compare(got, want, NEAR * want, what, dtype=torch.float32, causes=causes))
     graphs = _graphs(backend, worst)
     told = f"{worst.count} sets of noise are within two units in the last place of float64"
-    return worst.measured(f"{told}; {graphs} graphs have the same bits{served(backend, 'perturb')}")
+    return worst.measured(
+        f"{told}; {graphs} graphs have the same bits{left_to_reference(backend, 'perturb')}"
+    )
 
 
 #: A small vocabulary, and one that no block of a device divides.
@@ -256,5 +258,5 @@ def race(backend: Backend) -> Measured:
             )
         drawn += several.numel() + alone.numel()
     return Measured(
-        f"{drawn} codes win their race in float64{served(backend, 'race', 'race_siblings')}"
+        f"{drawn} codes win their race in float64{left_to_reference(backend, 'race', 'race_siblings')}"
     )

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.nn.rounding import ROUNDINGS, Rounded, rounded
-from lantern_accel.testing.result import Failed, Measured, Worst, compare, doing, served
+from lantern_accel.testing.result import Failed, Measured, Worst, compare, doing, left_to_reference
 from lantern_accel.testing.tiny import normal
 from lantern_accel.testing.tolerances import (
     FLOAT32,
@@ -85,7 +85,7 @@ def linear(backend: Backend) -> Measured:
             )
             _products(backend, worst, packed, given.double(), x, bias, residual, what)
     detail = f"{worst.count} products in {', '.join(map(short, dtypes))} against float64"
-    return worst.measured(detail + served(backend, "linear", "linear_add", "pack"))
+    return worst.measured(detail + left_to_reference(backend, "linear", "linear_add", "pack"))
 
 
 def _unpacked(backend: Backend, packed: Any, given: Tensor, what: str) -> None:
@@ -164,7 +164,7 @@ def logits(backend: Backend) -> Measured:
                 what = f"logits of {outputs} codes, {rows} rows, in {short(dtype)}"
                 worst.add(compare(got, want, near, what, dtype=torch.float32, causes=causes))
     detail = f"{worst.count} heads of up to {max(n for _, n in HEADS)} codes against float64"
-    return worst.measured(detail + served(backend, "logits"))
+    return worst.measured(detail + left_to_reference(backend, "logits"))
 
 
 def fewer_bits(backend: Backend) -> Measured:
@@ -195,7 +195,7 @@ def fewer_bits(backend: Backend) -> Measured:
                     for packed in made:
                         worst.add(_rounded_product(backend, packed, weight, dtype, drafts, shown))
     detail = f"{worst.count} products with weights in fewer bits against float64"
-    told = served(backend, "pack_rounded", "linear_rounded")
+    told = left_to_reference(backend, "pack_rounded", "linear_rounded")
     return worst.measured(detail + told + ("" if at_once else "; the reference serves pack_fewer"))
 
 
@@ -264,7 +264,7 @@ def rms_norm(backend: Backend) -> Measured:
                             dtype=dtype, causes=partial(_wrong_norms, got, wide, times, eps))
                 )  # fmt: skip
     detail = f"{worst.count} norms in {', '.join(map(short, dtypes))} against float64"
-    return worst.measured(detail + served(backend, "rms_norm"))
+    return worst.measured(detail + left_to_reference(backend, "rms_norm"))
 
 
 def _wrong_norms(got: Tensor, x: Tensor, weight: Tensor, eps: float) -> dict[str, Tensor]:
@@ -317,7 +317,7 @@ def swiglu(backend: Backend) -> Measured:
                             dtype=dtype, causes=partial(_wrong_gates, x.double()))
                 )  # fmt: skip
     detail = f"{worst.count} gated products in {', '.join(map(short, dtypes))} against float64"
-    return worst.measured(detail + served(backend, "swiglu"))
+    return worst.measured(detail + left_to_reference(backend, "swiglu"))
 
 
 def _wrong_gates(x: Tensor) -> dict[str, Tensor]:
@@ -351,4 +351,6 @@ def put(backend: Backend) -> Measured:
             )
             compare(given, want.double(), 0.0, f"put in {short(dtype)}", dtype=dtype)
             count += 1
-    return Measured(f"{count} writes to entries, bit for bit{served(backend, 'put', 'held')}")
+    return Measured(
+        f"{count} writes to entries, bit for bit{left_to_reference(backend, 'put', 'held')}"
+    )

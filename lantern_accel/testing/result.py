@@ -61,7 +61,7 @@ def on_card(backend: Backend, what: str) -> None:
         raise NeedsCard(what)
 
 
-def served(backend: Backend, *names: str) -> str:
+def left_to_reference(backend: Backend, *names: str) -> str:
     """Say which of some operations the backend leaves to the reference; "": none of them.
 
     Ends a check's sentence: the reference's operators ran on this device all the same, and were compared.

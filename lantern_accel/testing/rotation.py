@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.nn.rotary import rotary_table
-from lantern_accel.testing.result import Failed, Measured, Worst, compare, doing, served
+from lantern_accel.testing.result import Failed, Measured, Worst, compare, doing, left_to_reference
 from lantern_accel.testing.tiny import normal
 from lantern_accel.testing.tolerances import dtypes_of, short, stored
 
@@ -29,7 +29,7 @@ def angles(count: int, width: int, rows: int) -> tuple[Tensor, Tensor]:
     return cos, sin
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotation_of(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return adjacent pairs of ``x [R, T, ..., d]`` rotated in float64; angles ``[R, T, ..., d/2]``."""
     a, b = x.double()[..., ::2], x.double()[..., 1::2]
     return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
@@ -39,14 +39,14 @@ def _mistakes(x: Tensor, cos: Tensor, sin: Tensor, side: int | None = None) -> d
     """Return rotations as they are often got wrong; ``side``: of queries (0) or keys (1) alone."""
     half = x.shape[-1] // 2
     mixed = torch.stack((x[..., :half], x[..., half:]), dim=-1).flatten(-2)
-    halves = turned(mixed, cos, sin).view(*x.shape[:-1], half, 2).transpose(-1, -2).flatten(-2)
+    halves = rotation_of(mixed, cos, sin).view(*x.shape[:-1], half, 2).transpose(-1, -2).flatten(-2)
     found = {
-        "the sign of the rotation: it turns the other way": turned(x, cos, -sin),
+        "the sign of the rotation: it turns the other way": rotation_of(x, cos, -sin),
         "pairs are (i, i + d/2), not neighbours": halves,
-        "cosines and sines are exchanged": turned(x, sin, cos),
-        "angles are those of the next position": turned(x, cos.roll(-1, 1), sin.roll(-1, 1)),
-        "angles are those of the position before": turned(x, cos.roll(1, 1), sin.roll(1, 1)),
-        "every row has the first one's angles": turned(
+        "cosines and sines are exchanged": rotation_of(x, sin, cos),
+        "angles are those of the next position": rotation_of(x, cos.roll(-1, 1), sin.roll(-1, 1)),
+        "angles are those of the position before": rotation_of(x, cos.roll(1, 1), sin.roll(1, 1)),
+        "every row has the first one's angles": rotation_of(
             x, cos[:1].expand_as(cos), sin[:1].expand_as(sin)
         ),
         "nothing is turned": x.double(),
@@ -73,7 +73,7 @@ def rotate(backend: Backend) -> Measured:
                     x = normal(width + count, ROWS, count, 2, heads, width).to(dtype)
                     cos, sin = (table.unsqueeze(2) for table in angles(count, width, rows))
                     pair = cos.to(backend.device), sin.to(backend.device)
-                    want, causes = turned(x, cos, sin), partial(_mistakes, x, cos, sin)
+                    want, causes = rotation_of(x, cos, sin), partial(_mistakes, x, cos, sin)
                     given = x.to(backend.device)
                     form = backend.rotary(*pair)
                     for got, kind in (
@@ -83,7 +83,7 @@ def rotate(backend: Backend) -> Measured:
                         near = _near(x, want, kind)
                         worst.add(compare(got, want, near, what, dtype=kind, causes=causes))
     detail = f"{worst.count} rotations in {', '.join(map(short, dtypes))} against float64"
-    return worst.measured(detail + served(backend, "rotary", "rotate", "turned"))
+    return worst.measured(detail + left_to_reference(backend, "rotary", "rotate", "turned"))
 
 
 def rotate_write(backend: Backend) -> Measured:
@@ -111,7 +111,7 @@ def rotate_write(backend: Backend) -> Measured:
                     1,
                     backend.address(cache, slots.to(backend.device, backend.index)),
                 )
-                want = turned(qkv[:, :, :2], cos, sin)
+                want = rotation_of(qkv[:, :, :2], cos, sin)
                 near = _near(qkv[:, :, :2], want, dtype)
                 read = backend.read(cache, 1, every)
                 stored_k, stored_v = (one[..., :width].cpu() for one in read)
@@ -124,7 +124,9 @@ def rotate_write(backend: Backend) -> Measured:
                                 dtype=dtype, causes=some)
                     )  # fmt: skip
                 wrong = {
-                    "values are rotated as well": turned(qkv[:, :, 2], cos[:, :, 0], sin[:, :, 0]),
+                    "values are rotated as well": rotation_of(
+                        qkv[:, :, 2], cos[:, :, 0], sin[:, :, 0]
+                    ),
                     "keys are stored in their place": qkv[:, :, 1].double(),
                 }
                 values, wide = stored_v.gather(1, index), qkv[:, :, 2].double()
@@ -143,4 +145,4 @@ def rotate_write(backend: Backend) -> Measured:
                     f"{heads} heads of {width}: another layer than the given one was written"
                 )
     detail = f"{worst.count} rotated queries and stored keys in {', '.join(map(short, dtypes))}"
-    return worst.measured(f"{detail} against float64{served(backend, 'rotate_write')}")
+    return worst.measured(f"{detail} against float64{left_to_reference(backend, 'rotate_write')}")

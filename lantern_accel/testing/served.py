@@ -77,21 +77,21 @@ def operations() -> dict[str, Any]:
     }
 
 
-def written(backend: Backend, name: str) -> bool:
+def is_overridden(backend: Backend, name: str) -> bool:
     """Return whether a backend has an operation of its own."""
     home = TensorOps if name in vars(TensorOps) else SamplingOps
     return name in vars(backend) or getattr(type(backend), name) is not getattr(home, name)
 
 
 @contextmanager
-def watched(backend: Backend) -> Iterator[_Watch]:
+def watching(backend: Backend) -> Iterator[_Watch]:
     """Count the calls of every operation of a backend in the block, and who serves them."""
     seen = _Watch()
     reference = operations()
     homes = {name: TensorOps if name in vars(TensorOps) else SamplingOps for name in reference}
     own = {name: getattr(backend, name) for name in reference}
     mine = {name: vars(backend)[name] for name in reference if name in vars(backend)}
-    left = {name for name in reference if not written(backend, name)}
+    left = {name for name in reference if not is_overridden(backend, name)}
 
     def count(name: str, call: Any) -> Any:
         @functools.wraps(call)
@@ -137,14 +137,17 @@ def who_serves(backend: Backend, strategies: Sequence[str]) -> list[Served]:
     """Watch the prefill and two eager steps of the first family's tiny model, in the best dtype."""
     best = backend.dtypes().compute
     every = tiny.cases(tuple(strategies))
-    with watched(backend) as seen:
+    with watching(backend) as seen:
         for family, strategy in (one for one in every if one[0] == every[0][0]):
             engine = tiny.tiny_engine(backend, strategy, dtype=best, family=family)
             tiny.start(engine, seed=3)
             for _ in range(2):
                 engine.step()
         backend.synchronize()
-    return [_told(name, seen.counts[name], written(backend, name)) for name in sorted(operations())]
+    return [
+        _told(name, seen.counts[name], is_overridden(backend, name))
+        for name in sorted(operations())
+    ]
 
 
 def _told(name: str, found: _Count, own: bool) -> Served:

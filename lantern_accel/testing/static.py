@@ -198,7 +198,9 @@ def one_graph(backend: Backend) -> Measured:
 # --- what a step keeps and changes --------------------------------------------------------------
 
 
-def kept(value: Any, path: str, seen: set[int] | None = None) -> Iterator[tuple[str, Tensor]]:
+def kept_tensors(
+    value: Any, path: str, seen: set[int] | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """Go through the tensors that an object keeps, with the path to each; every object once."""
     seen = set() if seen is None else seen
     if id(value) in seen:
@@ -228,7 +230,7 @@ def kept(value: Any, path: str, seen: set[int] | None = None) -> Iterator[tuple[
         inside = [(f"{path}.{name}", one) for name, one in vars(value).items()]
     for name, one in inside:
         if not isinstance(one, Backend):  # what a device keeps is its own affair
-            yield from kept(one, name, seen)
+            yield from kept_tensors(one, name, seen)
 
 
 def views(backend: Backend) -> Measured:
@@ -244,7 +246,7 @@ def views(backend: Backend) -> Measured:
         with torch.inference_mode(False), torch.no_grad():
             engine = tiny.tiny_engine(backend, strategy, family=family)
         vars(engine).pop("model")
-        for path, tensor in kept(engine, "engine"):
+        for path, tensor in kept_tensors(engine, "engine"):
             looked += 1
             if tensor._is_view():
                 raise Failed(
@@ -271,7 +273,9 @@ def buffers(backend: Backend) -> Measured:
         for function in (engine.prefill, engine.step):
             names = {id(tensor): name for name, tensor in buffers_of(function).items()}
             before = {
-                id(t): (n, t, t.clone()) for n, t in kept(engine, "engine") if id(t) not in names
+                id(t): (n, t, t.clone())
+                for n, t in kept_tensors(engine, "engine")
+                if id(t) not in names
             }
             with Arguments() as arguments:
                 function()

@@ -10,9 +10,9 @@ from lantern_accel.device.backend import Backend
 from lantern_accel.device.kv_cache import Pass
 from lantern_accel.nn.transformer import Block, RMSNorm, pack
 from lantern_accel.strategy.trees import parse_tree, tree_paths
-from lantern_accel.testing.attention import attended
-from lantern_accel.testing.result import Measured, Worst, compare, doing, served
-from lantern_accel.testing.rotation import angles, turned
+from lantern_accel.testing.attention import attention_of
+from lantern_accel.testing.result import Measured, Worst, compare, doing, left_to_reference
+from lantern_accel.testing.rotation import angles, rotation_of
 from lantern_accel.testing.tiny import normal
 from lantern_accel.testing.tolerances import MARGIN, ROUNDING, dtypes_of, short
 
@@ -64,14 +64,14 @@ class Host:
             heads = block.attention.heads
             y = _norm(x, block.attention_norm)
             qkv = (y @ weights["attention.wqkv.weight"].t()).view(*y.shape[:2], 3, heads, -1)
-            q, k = (turned(qkv[:, :, side], cos, sin) for side in (0, 1))
+            q, k = (rotation_of(qkv[:, :, side], cos, sin) for side in (0, 1))
             if self.keys[layer].numel() == 0:
                 shape = (len(x), CAPACITY, heads, q.shape[-1])
                 self.keys[layer], self.values[layer] = (x.new_zeros(shape) for _ in range(2))
             at = slots.view(*slots.shape, 1, 1).expand_as(k)
             self.keys[layer] = self.keys[layer].scatter(1, at, k)
             self.values[layer] = self.values[layer].scatter(1, at, qkv[:, :, 2])
-            y = attended(q, self.keys[layer], self.values[layer], seen).flatten(-2)
+            y = attention_of(q, self.keys[layer], self.values[layer], seen).flatten(-2)
             x = x + y @ weights["attention.wo.weight"].t()
             gate, up = (_norm(x, block.ffn_norm) @ weights["feed_forward.w13.weight"].t()).chunk(
                 2, -1
@@ -131,4 +131,4 @@ def trunk(backend: Backend) -> Measured:
                 near = MARGIN * each * (2 * LAYERS * OPERATIONS) ** 0.5 * float(want.abs().max())
                 worst.add(compare(got, want, torch.full_like(want, near), what, dtype=dtype))
     detail = f"{worst.count} passes of {LAYERS} blocks in {', '.join(map(short, dtypes))}"
-    return worst.measured(f"{detail} against float64{served(backend, 'trunk')}")
+    return worst.measured(f"{detail} against float64{left_to_reference(backend, 'trunk')}")

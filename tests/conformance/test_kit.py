@@ -66,7 +66,7 @@ def test_a_backend_chooses_the_inference_mode_of_all_that_decodes(monkeypatch, t
 def test_a_cache_is_not_judged_by_how_attention_rounds(monkeypatch, check):
     with open_backend("cpu") as backend:
         method("attend", in_three_parts)(monkeypatch, backend)
-        cache, _, v = caches.filled(backend, torch.float32)
+        cache, _, v = caches.filled_cache(backend, torch.float32)
         # One visible slot a query: its value comes back through products, and not bit for bit.
         slots = cache.layout.capacity
         one = backend.mask(

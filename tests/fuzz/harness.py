@@ -176,7 +176,7 @@ WORK = (
     "lantern_accel.evaluation.run.Evaluator.run",
     "lantern_accel.generation.rounding_price.rounded_model",
     "lantern_accel.serving.app.Server.run",
-    "lantern_accel.distributed.fleet.connected",
+    "lantern_accel.distributed.fleet.ray_cluster",
     "lantern_accel.evaluation.grid.draw_grid",
     "lantern_accel.memory.plan.measure",
     "lantern_accel.testing.kit.run_checks",

@@ -24,9 +24,9 @@ from lantern_accel.evaluation.suite.pictures import (
     Real,
     Seen,
     identity,
+    kept_features,
     kept_path,
-    look_once,
-    prepared,
+    prepare_picture,
     read_picture,
     read_reference,
     stats_of,
@@ -119,7 +119,7 @@ class Judges:
         if len(paths) < 2:
             return "one real image is no set of images"
         self.say.start("real images", len(paths))
-        seen = look_once(paths, network, rule, r.work, "reference", self.say.advance)
+        seen = kept_features(paths, network, rule, r.work, "reference", self.say.advance)
         self.say.finish()
         about = {
             "images": len(paths),
@@ -186,7 +186,7 @@ class Judges:
         if network is None:
             raise Unavailable(self.reasons[role])
         rule = p.preprocessing if role == "network" else p.manifold_preprocessing
-        return look_once(paths, network, rule, at, "features", self.say.advance)
+        return kept_features(paths, network, rule, at, "features", self.say.advance)
 
     def _distances(self, paths: Sequence[Path], folder: Path) -> tuple[Reading, ...]:
         seen, real = self._seen("network", paths, folder), self.real
@@ -230,7 +230,9 @@ class Judges:
             pass
         scores: list[float] = []
         for start in range(0, len(paths), SCORED):
-            images = [prepared(read_picture(one)[0], rule, None) for one in paths[start:][:SCORED]]
+            images = [
+                prepare_picture(read_picture(one)[0], rule, None) for one in paths[start:][:SCORED]
+            ]
             scores += scorer(images, [str(prompt) for prompt in prompts[start:][:SCORED]])
         write_json(path, scores)
         return scores

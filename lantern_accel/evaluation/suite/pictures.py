@@ -57,7 +57,7 @@ def read_picture(path: Path) -> tuple[Image.Image, str | None]:
         ) from None
 
 
-def prepared(image: Image.Image, rule: Preprocessing, side: int | None) -> Image.Image:
+def prepare_picture(image: Image.Image, rule: Preprocessing, side: int | None) -> Image.Image:
     """Return a picture as the rule wants it; ``side`` of the network's input, None: it takes any."""
     if rule.crop == "centre square":
         short = min(image.size)
@@ -81,7 +81,7 @@ def batches(
     modes: list[str] = []
     for one in pictures:
         image, mode = read_picture(one) if isinstance(one, Path) else (Image.fromarray(one), None)
-        pixels = torch.from_numpy(np.array(prepared(image, rule, side))).permute(2, 0, 1)
+        pixels = torch.from_numpy(np.array(prepare_picture(image, rule, side))).permute(2, 0, 1)
         if held and (len(held) == size or held[0].shape != pixels.shape):
             yield torch.stack(held), modes
             held, modes = [], []
@@ -109,7 +109,7 @@ class Real:
     about: dict[str, Any]
 
 
-def look(
+def features_of(
     pictures: Pictures,
     network: FeatureNetwork,
     rule: Preprocessing,
@@ -146,7 +146,7 @@ def kept_path(folder: Path, of: str, depends: list[Any], suffix: str) -> Path:
     return folder / f"{of}-{hashlib.sha256(key.encode()).hexdigest()[:16]}{suffix}"
 
 
-def look_once(
+def kept_features(
     paths: Sequence[Path],
     network: FeatureNetwork,
     rule: Preprocessing,
@@ -166,7 +166,7 @@ def look_once(
             return Seen(stored["features"], logits, modes)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         pass
-    seen = look(paths, network, rule, advance)
+    seen = features_of(paths, network, rule, advance)
     arrays: dict[str, Any] = {
         "features": seen.features,
         "modes": np.array(json.dumps(seen.modes)),
@@ -207,6 +207,6 @@ def read_reference(
                 f"has {network.name} with {rule.text()}; choose --protocol adm"
             )
         moments = Reference.of_moments(arrays["mu"], arrays["sigma"])
-    features = look(images, network, rule, advance).features
+    features = features_of(images, network, rule, advance).features
     about = {"source": path.name, "images": len(images), "moments": "stored" if moments else "ours"}
     return Real(features, moments or Reference.of_features(features), about)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lantern_accel.distributed.fleet import Kind, placed, read_workers
+from lantern_accel.distributed.fleet import Kind, placement, read_workers
 from lantern_accel.errors import RequestError
 
 CPUS = {"CPU": 8.0, "memory": 1e9, "object_store_memory": 1e9, "node:10.0.0.1": 1.0}
@@ -46,9 +46,9 @@ def test_a_resource_that_no_backend_is_named_like_wants_its_device():
 
 
 def test_threads_are_asked_for_because_ray_gives_one_without():
-    assert placed(Kind("CPU", 1, "cpu"), None)["num_cpus"] == 1
-    assert placed(Kind("CPU", 1, "cpu"), 4)["num_cpus"] == 4
-    assert placed(Kind("GPU", 1, "gpu"), None)["num_gpus"] == 1
-    card = placed(Kind("HPU", 1, "hpu"), 2)
+    assert placement(Kind("CPU", 1, "cpu"), None)["num_cpus"] == 1
+    assert placement(Kind("CPU", 1, "cpu"), 4)["num_cpus"] == 4
+    assert placement(Kind("GPU", 1, "gpu"), None)["num_gpus"] == 1
+    card = placement(Kind("HPU", 1, "hpu"), 2)
     assert card["resources"] == {"HPU": 1} and card["num_cpus"] == 0
     assert card["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "2"

@@ -17,9 +17,9 @@ from lantern_accel.evaluation.suite.captions import class_prompts, read_captions
 from lantern_accel.evaluation.suite.networks import Unavailable, read_given, weights_file
 from lantern_accel.evaluation.suite.pictures import (
     batches,
-    look,
-    look_once,
-    prepared,
+    features_of,
+    kept_features,
+    prepare_picture,
     read_picture,
     read_reference,
 )
@@ -159,13 +159,13 @@ def test_pictures_are_cropped_and_resized_by_the_protocol_s_rule() -> None:
     wide = np.zeros((256, 512, 3), dtype=np.uint8)
     wide[:, 128:384] = 200  # the middle square
     image = Image.fromarray(wide)
-    assert np.asarray(prepared(image, LANTERN.preprocessing, 299)).min() == 200
-    assert prepared(image, LANTERN.preprocessing, 299).size == (299, 299)
-    assert prepared(image, LANTERN.manifold_preprocessing, 224).size == (224, 224)
-    assert prepared(image, PROTOCOLS["sjd"].preprocessing, 299).size == (512, 256)
-    assert prepared(image, ADM.preprocessing, 299).size == (256, 256)
+    assert np.asarray(prepare_picture(image, LANTERN.preprocessing, 299)).min() == 200
+    assert prepare_picture(image, LANTERN.preprocessing, 299).size == (299, 299)
+    assert prepare_picture(image, LANTERN.manifold_preprocessing, 224).size == (224, 224)
+    assert prepare_picture(image, PROTOCOLS["sjd"].preprocessing, 299).size == (512, 256)
+    assert prepare_picture(image, ADM.preprocessing, 299).size == (256, 256)
     same = Image.fromarray(wide[:, 128:384])
-    assert np.array_equal(prepared(same, ADM.preprocessing, 299), same)
+    assert np.array_equal(prepare_picture(same, ADM.preprocessing, 299), same)
     assert "lanczos to 256 x 256" in LANTERN.preprocessing.text()
 
 
@@ -180,17 +180,17 @@ def test_pictures_of_several_shapes_make_several_batches(tmp_path: Path) -> None
 def test_features_are_kept_and_found_again_for_the_same_pictures(tmp_path: Path) -> None:
     paths = [picture(tmp_path / f"{i}.png", i, mode="L" if i else "RGB") for i in range(3)]
     net = Tiny()
-    first = look_once(paths, net, RULE, tmp_path, "features")
-    again = look_once(paths, net, RULE, tmp_path, "features")
+    first = kept_features(paths, net, RULE, tmp_path, "features")
+    again = kept_features(paths, net, RULE, tmp_path, "features")
     assert net.seen == 3
     assert np.array_equal(first.features, again.features)
     assert first.modes == again.modes == {"grey": 2}
     picture(paths[0], 9)
-    look_once(paths, net, RULE, tmp_path, "features")
+    kept_features(paths, net, RULE, tmp_path, "features")
     assert net.seen == 6
     stored = next(tmp_path.glob("features-*.npz"))
     stored.write_bytes(b"damaged")
-    assert np.array_equal(look(paths, net, RULE).features[1:], first.features[1:])
+    assert np.array_equal(features_of(paths, net, RULE).features[1:], first.features[1:])
 
 
 def test_adm_s_batch_gives_images_and_its_own_moments(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from lantern_accel.evaluation.suite.networks import Inception, OpenClip, Unavailable
-from lantern_accel.evaluation.suite.pictures import look
+from lantern_accel.evaluation.suite.pictures import features_of
 from lantern_accel.evaluation.suite.protocol import PROTOCOLS
 from lantern_accel.quality.set_metrics import Reference, Sample, inception_score, precision_recall
 
@@ -63,7 +63,9 @@ def test_figures_are_torch_fidelity_s_own_on_the_same_pictures(weights, tmp_path
         save_cpu_ram=True, verbose=False, cache=False,
     )  # fmt: skip
     net = Inception(weights, CPU)
-    ours, truth = (look(paths, net, PROTOCOLS["sjd"].preprocessing) for paths in (fake, real))
+    ours, truth = (
+        features_of(paths, net, PROTOCOLS["sjd"].preprocessing) for paths in (fake, real)
+    )
     fid = Sample(ours.features, Reference.of_features(truth.features)).distance()
     assert fid == pytest.approx(theirs["frechet_inception_distance"], abs=1e-3)
     assert ours.logits is not None
@@ -84,7 +86,7 @@ def test_fid_is_torchmetrics_own_on_the_same_pictures(weights, tmp_path) -> None
         paths = pictures(tmp_path / name, 20, 3 + real)
         stack = np.stack([np.asarray(Image.open(path)) for path in paths])
         metric.update(torch.from_numpy(stack).permute(0, 3, 1, 2), real=real)
-        found.append(look(paths, net, PROTOCOLS["sjd"].preprocessing).features)
+        found.append(features_of(paths, net, PROTOCOLS["sjd"].preprocessing).features)
     ours = Sample(found[0], Reference.of_features(found[1])).distance()
     assert ours == pytest.approx(float(metric.compute()), abs=1e-3)
 

@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.device.backend import inferring
-from lantern_accel.evaluation.schema import (
-    FrontierPoint,
-    Interchange,
-    Settings,
-    StrategyDistance,
-)
+from lantern_accel.evaluation.schema import FrontierPoint, Interchange, Settings, StrategyDistance
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.features import EfficientNetLite0, in_parts, to_pixels
 from lantern_accel.quality.interval import mean, paired, share

@@ -15,7 +15,15 @@ from lantern_accel._version import __version__
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.evaluation.grid import FORTY
 from lantern_accel.evaluation.parts import distances, frontier, interchange
-from lantern_accel.evaluation.schema import PARTS, Evaluation, Settings, Suite
+from lantern_accel.evaluation.schema import (
+    PARTS,
+    Evaluation,
+    FrontierPoint,
+    Interchange,
+    Settings,
+    StrategyDistance,
+    Suite,
+)
 from lantern_accel.evaluation.suite.drawing import SuiteRequest
 from lantern_accel.evaluation.suite.run import SuiteRun
 from lantern_accel.evaluation.tables import write_tables
@@ -24,7 +32,13 @@ from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.features import MEASURES, MISSING, is_there, load_network
 from lantern_accel.quality.imageset import ImageSet, Source, read_images
 from lantern_accel.quality.progress import Progress
-from lantern_accel.quality.scoring import ambiguity, encode_images, likelihood
+from lantern_accel.quality.scoring import (
+    Ambiguity,
+    Likelihood,
+    ambiguity,
+    encode_images,
+    likelihood,
+)
 
 
 class _Unmeasured(Exception):
@@ -151,7 +165,7 @@ class Evaluator:
 
     # --- the parts -----------------------------------------------------------------------------
 
-    def _likelihood(self) -> Any:
+    def _likelihood(self) -> list[Likelihood]:
         rows = []
         for split in ("heldout", "train"):
             try:
@@ -164,7 +178,7 @@ class Evaluator:
             self.say.log(f"{split}: {rows[-1].nll:.3f} nats per token")
         return rows
 
-    def _ambiguity(self) -> Any:
+    def _ambiguity(self) -> list[Ambiguity]:
         settings = self.settings
         images, codes = self._codes("heldout")
         return ambiguity(
@@ -177,7 +191,7 @@ class Evaluator:
             "measured here, teacher-forced on real images",
         )
 
-    def _interchange(self) -> Any:
+    def _interchange(self) -> list[Interchange]:
         images, codes = self._codes("heldout")
         pixels = torch.from_numpy(images.pixels)
         return interchange(
@@ -188,12 +202,12 @@ class Evaluator:
         if self.pipeline.model.drafter is None:
             raise _Unmeasured("the model has no drafter; `lantern-accel train drafter` trains one")
 
-    def _frontier(self) -> Any:
+    def _frontier(self) -> list[FrontierPoint]:
         self._need_drafter()
         prompts = self._prompts(self.settings.frontier_prompts)
         return frontier(self.pipeline, prompts, self.settings, self.say.log)
 
-    def _distances(self) -> Any:
+    def _distances(self) -> list[StrategyDistance]:
         self._need_drafter()
         named = []
         for name in ("eagle", "eagle2", "lantern", "lantern++"):

@@ -161,13 +161,7 @@ def select(
     return chosen
 
 
-def run_check(
-    backend: Backend,
-    name: str,
-    check: Check,
-    *,
-    on_wait: Wait | None = None,
-) -> Outcome:
+def run_check(backend: Backend, name: str, check: Check, *, on_wait: Wait | None = None) -> Outcome:
     """Run one check on an opened backend; one that raises has failed.
 
     ``on_wait`` is told every few seconds what a check that takes long does.

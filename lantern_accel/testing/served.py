@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +67,7 @@ class _Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def operations() -> dict[str, Any]:
+def operations() -> dict[str, Callable[..., object]]:
     """Return the reference's operations by name."""
     found = {**vars(SamplingOps), **vars(TensorOps)}
     return {
@@ -93,9 +93,9 @@ def watching(backend: Backend) -> Iterator[_Watch]:
     mine = {name: vars(backend)[name] for name in reference if name in vars(backend)}
     left = {name for name in reference if not is_overridden(backend, name)}
 
-    def count(name: str, call: Any) -> Any:
+    def count(name: str, call: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(call)
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> object:
             seen.running.append(name)
             seen.handed.append(name in left)
             try:
@@ -110,9 +110,9 @@ def watching(backend: Backend) -> Iterator[_Watch]:
 
         return run
 
-    def note(name: str, call: Any) -> Any:
+    def note(name: str, call: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(call)
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> object:
             if seen.running and seen.running[-1] == name:
                 seen.handed[-1] = True
             return call(*args, **kwargs)

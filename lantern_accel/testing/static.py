@@ -98,12 +98,7 @@ def trace_shapes(
 
 
 def trace_once(
-    backend: Backend,
-    strategy: str,
-    batch: int,
-    temperature: float,
-    dtype: torch.dtype,
-    family: str,
+    backend: Backend, strategy: str, batch: int, temperature: float, dtype: torch.dtype, family: str
 ) -> tuple[str, Recorder]:
     """Return a case's name and its :func:`trace_shapes`, which is made once per backend."""
     kept: dict[str, Recorder] = vars(backend).setdefault("_static_traces", {})

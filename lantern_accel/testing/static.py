@@ -212,11 +212,10 @@ def kept_tensors(
     elif isinstance(value, nn.Module):
         # A packed weight is the device's own, and the place that it leaves is read by nobody.
         left = ("packed", "weight") if getattr(value, "packed", None) is not None else ("packed",)
-        named = dict(value.named_parameters(recurse=False)) | dict(
-            value.named_buffers(recurse=False)
-        )
-        named |= dict(value.named_children())
-        named |= {name: one for name, one in vars(value).items() if not name.startswith("_")}
+        named: dict[str, object] = dict(value.named_parameters(recurse=False))
+        named.update(value.named_buffers(recurse=False))
+        named.update(value.named_children())
+        named.update((name, one) for name, one in vars(value).items() if name[0] != "_")
         inside = [(f"{path}.{name}", one) for name, one in named.items() if name not in left]
     elif is_dataclass(value) and not isinstance(value, type):
         inside = [(f"{path}.{one.name}", getattr(value, one.name)) for one in fields(value)]

@@ -76,8 +76,7 @@ EVERY = tuple(f"{strategy}={how}" for strategy in ("vanilla", "self") for how in
 @pytest.mark.parametrize(
     ("mode", "drafts", "weights"),
     [
-        pytest.param("graph", "self:2", ("self=int8", "vanilla=int4", "vanilla=int8"), id="graph"),
-        pytest.param("graph", OWN_WINDOWS, EVERY, id="graph-all"),
+        pytest.param("graph", OWN_WINDOWS, EVERY, id="graph"),
         # Compiling takes a minute for each: a kind without groups, and one with them.
         pytest.param("compile", OWN_WINDOWS, ("self=int6", "vanilla=int8"), id="compile"),
     ],

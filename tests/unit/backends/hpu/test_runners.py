@@ -71,7 +71,7 @@ def _reference(batch: int, seed: int) -> torch.Tensor:
     ("mode", "steps"),
     [
         ("graph", 30),
-        *(pytest.param(mode, 200, marks=pytest.mark.long) for mode in ("graph", "compile")),
+        *(pytest.param(mode, 60, marks=pytest.mark.long) for mode in ("graph", "compile")),
     ],
 )
 @torch.inference_mode()
@@ -79,7 +79,7 @@ def test_steps_of_different_content_are_one_graph_a_bucket(
     opened: Open, mode: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, hpu = opened(mode)
-    if steps < 200:
+    if steps < 60:
         small_tree(monkeypatch)
     buckets = {batch: _captured(backend, batch) for batch in (1, 2)}
     # Prefill and step of each bucket; lazy mode does not capture prefill.

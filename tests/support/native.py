@@ -33,13 +33,12 @@ def units() -> list[str]:
 
 
 def unit_cases(*without: str) -> list[object]:
-    """Return the units as cases: this machine's own and emulated tiles, and in the long tier the others.
+    """Return the units as cases: this machine's best one, and in the long tier the others.
 
     A unit takes a compiler 20 seconds and more.
     """
-    every = [name for name in units() if name not in without]
-    quick = {*every[:1], "amxemulated"}
-    return [n if n in quick else pytest.param(n, marks=pytest.mark.long) for n in every]
+    best, *others = [name for name in units() if name not in without] or [""]
+    return [best, *(pytest.param(name, marks=pytest.mark.long) for name in others)]
 
 
 def kernels(unit: str = "") -> Kernels:

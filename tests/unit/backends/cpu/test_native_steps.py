@@ -39,6 +39,21 @@ from lantern_accel_cpu.backend import DeviceBackend
 pytestmark = native.needs_native
 UNGUIDED = Sampling(temperature=0.8, top_k=0, top_p=0.9, cfg_scale=1.0)
 COUPLINGS: tuple[Coupling, ...] = ("invariant", "maximal")
+FLOAT, BFLOAT = torch.float32, torch.bfloat16
+#: Sampling, batch and dtype. The quick tier has each once, the long one what is left of the product.
+QUICK: list[Any] = [(SAMPLED, 1, BFLOAT), (UNGUIDED, 2, FLOAT)]
+LONG: list[Any] = [
+    (SAMPLED, 1, FLOAT),
+    (SAMPLED, 3, FLOAT),
+    (SAMPLED, 3, BFLOAT),
+    (UNGUIDED, 2, BFLOAT),
+]
+SETTINGS = [*QUICK, *(pytest.param(*one, marks=pytest.mark.long) for one in LONG)]
+PAIRS = [
+    (1, BFLOAT),
+    (3, FLOAT),
+    *(pytest.param(*one, marks=pytest.mark.long) for one in ((1, FLOAT), (3, BFLOAT))),
+]
 
 
 class Pieces(DeviceBackend):
@@ -141,8 +156,7 @@ def at_once(engine: Any) -> bool:
     return found.whole is not None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (UNGUIDED, 2)])
+@pytest.mark.parametrize(("given", "batch", "dtype"), SETTINGS)
 def test_plain_steps_and_windows(given: Sampling, batch: int, dtype: torch.dtype) -> None:
     draft_lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 5))
     windows = Strategy(name="windows", drafts=Window(length=5, draft_lengths=draft_lengths))
@@ -154,8 +168,7 @@ def test_plain_steps_and_windows(given: Sampling, batch: int, dtype: torch.dtype
         compare(one, given, batch, dtype=dtype, dim=64)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("batch", "dtype"), PAIRS)
 def test_greedy_steps(batch: int, dtype: torch.dtype) -> None:
     draft_lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 5))
     windows = Strategy(name="windows", drafts=Window(length=5, draft_lengths=draft_lengths))
@@ -173,8 +186,7 @@ def test_greedy_steps(batch: int, dtype: torch.dtype) -> None:
         compare(strategy, GREEDY, batch, dtype=dtype, dim=64)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("batch", "dtype"), PAIRS)
 @pytest.mark.parametrize("rule", [Lantern(k=8, delta=0.3), LanternPP(k=8, lam=4)], ids=repr)
 def test_relaxed_trees_without_temperature(
     rule: Lantern | LanternPP, batch: int, dtype: torch.dtype
@@ -188,9 +200,8 @@ def test_relaxed_trees_without_temperature(
     assert sum(prices) > 0, "codes that are not the likeliest were kept"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("weights", sorted(ROUNDINGS))
-@pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (UNGUIDED, 2)])
+@pytest.mark.parametrize(("given", "batch", "dtype"), QUICK)
 def test_drafts_of_a_copy(given: Sampling, batch: int, weights: str, dtype: torch.dtype) -> None:
     drafts = self_drafted((1, 4, 6), weights)
     compare(Strategy(name="self", drafts=drafts), given, batch, dtype=dtype, dim=64)
@@ -220,9 +231,8 @@ def test_every_pass_of_a_copy_is_one_call() -> None:
                 assert at_once(engine.longest.copy) == native_ == at_once(engine.longest)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tree", [ChainTree(length=1), ChainTree(length=3), LOPSIDED])
-@pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (UNGUIDED, 2)])
+@pytest.mark.parametrize(("given", "batch", "dtype"), SETTINGS)
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_trees(
     tree: Tree, given: Sampling, batch: int, dtype: torch.dtype, coupling: Coupling
@@ -231,16 +241,21 @@ def test_trees(
     compare(strategy, given, batch, dtype=dtype, dim=64)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("top_k", "depth", "total"),
+    ("top_k", "depth", "total", "given", "batch", "dtype"),
     [
-        (1, 0, 2),
-        (3, 2, 9),
-        *(pytest.param(*one, marks=pytest.mark.long) for one in ((4, 0, 5), (2, 3, 6))),
+        *((*shape, *one) for shape in ((1, 0, 2), (3, 2, 9)) for one in QUICK),
+        *(
+            pytest.param(*shape, *one, marks=pytest.mark.long)
+            for shapes, settings in (
+                (((1, 0, 2), (3, 2, 9)), LONG),
+                (((4, 0, 5), (2, 3, 6)), [(SAMPLED, 3, FLOAT)]),
+            )
+            for shape in shapes
+            for one in settings
+        ),
     ],
 )
-@pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (UNGUIDED, 2)])
 @pytest.mark.parametrize("name", ["eagle2", "eagle2, maximal", "lantern", "lantern++"])
 def test_trees_whose_shape_follows_from_the_drafts(
     name: str, given: Sampling, batch: int, top_k: int, depth: int, total: int, dtype: torch.dtype

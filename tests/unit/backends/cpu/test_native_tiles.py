@@ -19,11 +19,12 @@ from lantern_accel_cpu.native import build, library
 from lantern_accel_cpu.native.kernels import Kernels, Panels
 from lantern_accel_cpu.native.rounded import RoundedPanels
 
-#: Units with tiles that this processor runs: the emulated ones on all with AVX2.
-UNITS = [unit for unit in native.units() if unit.startswith("amx")]
+#: Units with tiles that this processor runs: the emulated ones on all with AVX2, in the long tier.
+TILES = [unit for unit in native.units() if unit.startswith("amx")]
+UNITS = [n if n == "amx" else pytest.param(n, marks=pytest.mark.long) for n in TILES]
 pytestmark = [
     native.needs_native,
-    pytest.mark.skipif(not UNITS, reason="this processor has neither tiles nor AVX2"),
+    pytest.mark.skipif(not TILES, reason="this processor has neither tiles nor AVX2"),
 ]
 
 #: How weights are kept; a copy's have activations in bytes.
@@ -90,10 +91,11 @@ def test_tiles_have_the_bits_of_vectors_for_any_number_of_rows(unit: str, kind: 
         assert torch.equal(product(kernels, x[:7], kept, 0), whole[:7]), "the measured border"
 
 
-@pytest.mark.skipif(len(UNITS) < 2, reason="this processor has no tiles, or they are refused")
+@pytest.mark.long
+@pytest.mark.skipif(len(TILES) < 2, reason="this processor has no tiles, or they are refused")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_processor_does_what_is_emulated(kind: str) -> None:
-    both = [native.kernels(unit) for unit in UNITS]
+    both = [native.kernels(unit) for unit in TILES]
     # Also where products and sums leave the normal numbers; full weights take numbers below for 0, too.
     for scale in (1.0, 1e-17, 1e-19, 1e19, *([1e-38] if kind == "full" else [])):
         weight = (native.draw(1, 70, 330) * scale).bfloat16()
@@ -206,7 +208,7 @@ def test_linux_is_asked_and_its_answer_put_in_words(monkeypatch: pytest.MonkeyPa
         build.tiles_refused.cache_clear()
 
 
-@pytest.mark.skipif("amx" not in UNITS, reason="this processor has no tiles, or they are refused")
+@pytest.mark.skipif("amx" not in TILES, reason="this processor has no tiles, or they are refused")
 def test_a_forked_child_has_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:
     code = """
 import os, torch

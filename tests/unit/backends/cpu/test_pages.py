@@ -112,6 +112,7 @@ def test_neighbours_keep_apart_and_what_is_new_is_zero(
     assert [{*one.flatten().tolist()} for one in kept] == [{number} for number in wanted]
 
 
+@pytest.mark.long
 @linux
 @measurable
 def test_memory_goes_when_tensors_die() -> None:

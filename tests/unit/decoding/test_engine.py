@@ -50,7 +50,7 @@ def vanilla(seed: int, guided: bool) -> tuple[Models, Sampling, Decoded]:
 
 
 ONE_EACH = ((0, True), (1, False))
-ALL = tuple((seed, guided) for seed in range(3) for guided in (True, False))
+ALL = tuple((seed, guided) for seed in range(2) for guided in (True, False))
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,14 @@ BROAD, DEEP = DynamicTree(top_k=3, depth=1, total=9), DynamicTree(top_k=2, depth
         (CHAIN, "invariant", 8_000),
         (DEEP, "maximal", 8_000),
         *(
-            pytest.param(tree, coupling, 20_000, marks=pytest.mark.long)
-            for tree in (CHAIN, DRAFTED, BROAD, DEEP)
-            for coupling in ("invariant", "maximal")
+            pytest.param(tree, coupling, 8_000, marks=pytest.mark.long)
+            for tree, coupling in (
+                (CHAIN, "maximal"),
+                (DRAFTED, "invariant"),
+                (DRAFTED, "maximal"),
+                (BROAD, "invariant"),
+                (DEEP, "invariant"),
+            )
         ),
     ],
 )
@@ -250,8 +255,9 @@ def test_the_same_seed_gives_the_same_tokens(models: Models, name: str) -> None:
     assert not torch.equal(first.tokens, other.tokens)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize(
+    ("name", "sampling"), [*((name, SAMPLED) for name in NAMED), ("lantern++", GREEDY)]
+)
 def test_an_image_is_the_same_alone_and_in_a_batch(
     models: Models, name: str, sampling: Sampling
 ) -> None:

@@ -52,7 +52,7 @@ def finished(running: EngineBase, which: list[int] | None = None) -> Decoded:
     return finish(running, which)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("length", [4, 7, 36])
+@pytest.mark.parametrize("length", [4, 36])
 @pytest.mark.parametrize("name", EXACT)
 def test_greedy_windows_give_vanillas_tokens(name: str, length: int) -> None:
     interval = Sampling(temperature=0, cfg_scale=4.0, cfg_interval=9)

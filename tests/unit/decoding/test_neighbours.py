@@ -47,6 +47,7 @@ def test_every_row_is_sorted_by_distance_and_leaves_its_own_code_out() -> None:
     assert torch.equal(table[:, :4], neighbour_table(book, 4).long())
 
 
+@pytest.mark.long
 @measurable
 def test_a_table_is_made_in_little_memory() -> None:
     # A square of distances would take 500 MB; rows that were kept between those once took 260 MB.

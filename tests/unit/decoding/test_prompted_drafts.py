@@ -71,8 +71,7 @@ def vanilla(name: str, temperature: float) -> Tensor:
     return drawn(name, NoTree(), temperature)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(("temperature", "batch"), [(0.0, 1), (0.9, 3)])
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_draft_draws_vanillas_tokens(

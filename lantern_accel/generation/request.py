@@ -89,7 +89,8 @@ def build_request(
         if len(seed) != images * len(prompts):
             raise RequestError(
                 f"there are {len(seed)} seeds for {images * len(prompts)} images; give one for each, or "
-                "one number for all"
+                "one number for all",
+                field="seed",
             )
         seed, seeds = seed[0], seed
     free = changes.get("tree") is None and changes.get("window") is None

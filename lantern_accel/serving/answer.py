@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lantern_accel.decoding.base import steps_by_accepted
 from lantern_accel.serving.body import FORMATS, ImageRequest
-from lantern_accel.serving.studio import STAGES, Completed, Finished, Partial
+from lantern_accel.serving.queue import STAGES, Completed, Finished, Partial
 from lantern_accel.strategy.values import NoTree
 
 if TYPE_CHECKING:
@@ -24,11 +24,6 @@ def encode_picture(image: Image, request: ImageRequest) -> str:
     more = {} if asked.output_format == "png" else {"quality": asked.output_compression}
     image.convert("RGB").save(stream, format=FORMATS[asked.output_format], **more)
     return base64.b64encode(stream.getvalue()).decode("ascii")
-
-
-def _picture_of(one: Finished) -> Image:
-    assert one.image is not None, "only a request of ids has no picture"
-    return one.image
 
 
 def _common(request: ImageRequest, image: Image) -> dict[str, Any]:
@@ -91,12 +86,16 @@ def speculation(done: Sequence[Finished], used: Completed) -> dict[str, Any] | N
     }
 
 
-def figures(request: ImageRequest, model: str, done: Sequence[Finished], used: Completed) -> Any:
+def figures(
+    request: ImageRequest, model: str, done: Sequence[Finished], used: Completed
+) -> dict[str, Any]:
     """Return our own keys of an answer."""
     drafts = speculation(done, used)
+    seeds = [request.seeds[one.index][0] for one in done]
+    several = isinstance(request.body.seed, list) and len(seeds) > 1
     return {
         "model": model,
-        "seed": _reported_seed(request, done),
+        "seed": seeds if several else seeds[0],
         "strategy": used.strategy.name,
         "relaxed": used.strategy.acceptance.relaxed,
         "exact": not used.strategy.acceptance.relaxed and not used.rounding,
@@ -113,12 +112,6 @@ def figures(request: ImageRequest, model: str, done: Sequence[Finished], used: C
     }
 
 
-def _reported_seed(request: ImageRequest, done: Sequence[Finished]) -> int | list[int]:
-    """Return the seed that was sent or drawn; where a list was sent, that of each image."""
-    seeds = [request.seeds[one.index][0] for one in done]
-    return seeds if isinstance(request.body.seed, list) and len(seeds) > 1 else seeds[0]
-
-
 def whole_answer(
     request: ImageRequest, model: str, done: Sequence[Finished], used: Completed
 ) -> dict[str, Any]:
@@ -126,8 +119,8 @@ def whole_answer(
     ordered = sorted(done, key=lambda one: one.index)
     return {
         "created": int(time.time()),
-        "data": [{"b64_json": encode_picture(_picture_of(one), request)} for one in ordered],
-        **_common(request, _picture_of(done[0])),
+        "data": [{"b64_json": encode_picture(one.image, request)} for one in ordered],
+        **_common(request, done[0].image),
         "usage": usage(ordered),
         **figures(request, model, ordered, used),
     }
@@ -148,7 +141,7 @@ def completed_event(
 ) -> dict[str, Any]:
     """Return ``image_generation.completed`` of one image."""
     return {
-        **_event("completed", request, _picture_of(one), one.index),
+        **_event("completed", request, one.image, one.index),
         "usage": usage([one]),
         **figures(request, model, [one], used),
     }

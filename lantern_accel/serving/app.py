@@ -8,7 +8,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib import resources
 from types import FrameType
@@ -24,20 +24,13 @@ import lantern_accel
 from lantern_accel.errors import LanternError, did_you_mean
 from lantern_accel.families.tokenizer import PromptText
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.serving import answer, encoder
+from lantern_accel.serving import answer
 from lantern_accel.serving.body import CLIENT_SIZES, ImageRequest, check_text, read_body
 from lantern_accel.serving.guard import ENDING, Ending, Guard
 from lantern_accel.serving.metrics import Metrics
+from lantern_accel.serving.queue import Completed, Event, Finished, Job, Partial
 from lantern_accel.serving.refusals import Refusal, check_model, refusal_of
-from lantern_accel.serving.studio import (
-    Completed,
-    Event,
-    Finished,
-    Job,
-    Partial,
-    ServerSettings,
-    Studio,
-)
+from lantern_accel.serving.studio import ServerSettings, Studio
 from lantern_accel.strategy.values import AUTO, STRATEGIES
 
 #: Headers of answers that a page of another origin may read.
@@ -159,7 +152,7 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
     manifest = pipeline.manifest
     model, created = str(manifest.name), int(time.time())
 
-    def picture(size: Any) -> tuple[int, int]:
+    def picture(size: tuple[int, int] | None) -> tuple[int, int]:
         found: tuple[int, int] = pipeline.model.family.picture(manifest, size)
         return found
 
@@ -177,26 +170,7 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             events = _events(inbox, asked, model, settings.silence, request.scope[ENDING])
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        return await _unless_left(request, [inbox], _answer_whole(inbox, asked, model))
-
-    @app.post("/generate")
-    async def generate(request: Request) -> Response:
-        given = await _json(request)
-        asked, several = encoder.read_generate(
-            given, pipeline.model.family, manifest, settings.most_prompt
-        )
-        inboxes = [Inbox(one) for one in asked]
-        studio.submit(*(one.job for one in inboxes))
-        codes = int(manifest.target.vocab_size)
-
-        async def every() -> Any:
-            found = []
-            for one, inbox in zip(asked, inboxes, strict=True):
-                done, used = await inbox.finished()
-                found.append(encoder.answer(one, done, used, codes))
-            return found if several else found[0]
-
-        return await _unless_left(request, inboxes, every())
+        return await _answer_whole(request, inbox, asked, model)
 
     @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models")
@@ -227,12 +201,11 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
-        facts = pipeline.backend.facts()
         body = {
             "status": studio.state,
             "model": model,
             "device": str(pipeline.backend.device),
-            "device_name": facts.name,
+            "device_name": pipeline.backend.facts().name,
             "dtype": str(pipeline.dtype).removeprefix("torch."),
             "slots": settings.slots,
             "lantern_accel": lantern_accel.__version__,
@@ -254,12 +227,16 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
         return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
 
 
-async def _unless_left(
-    request: Request, inboxes: Sequence[Inbox], drawing: Coroutine[Any, Any, Any]
+async def _answer_whole(
+    request: Request, inbox: Inbox, asked: ImageRequest, model: str
 ) -> Response:
     """Answer with what is drawn, and give it up where the client leaves before."""
-    work = asyncio.ensure_future(drawing)
-    leaving = asyncio.ensure_future(_gone(request))
+
+    async def drawing() -> dict[str, Any]:
+        done, used = await inbox.finished()
+        return await asyncio.to_thread(answer.whole_answer, asked, model, done, used)
+
+    work, leaving = asyncio.ensure_future(drawing()), asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
@@ -268,15 +245,9 @@ async def _unless_left(
             return Response(status_code=499)
         return JSONResponse(work.result())
     finally:
-        for inbox in inboxes:
-            inbox.job.cancel()
+        inbox.job.cancel()
         work.cancel()
         leaving.cancel()
-
-
-async def _answer_whole(inbox: Inbox, asked: ImageRequest, model: str) -> dict[str, Any]:
-    done, used = await inbox.finished()
-    return await asyncio.to_thread(answer.whole_answer, asked, model, done, used)
 
 
 async def _events(
@@ -318,29 +289,23 @@ async def _events(
             coming.cancel()
 
 
-def _log_settings() -> dict[str, Any]:
-    """Return uvicorn's settings of logging, with our lines among its own."""
-    found = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
-    found["loggers"]["lantern_accel.serving"] = {"handlers": ["default"], "level": "INFO"}
-    return found
-
-
 class Server(uvicorn.Server):
     """Stops in order: what waits is refused at once, what runs is finished and answered."""
 
     def __init__(self, app: FastAPI, *, grace: float, host: str, port: int) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                host=host,
-                port=port,
-                log_level="info",
-                access_log=False,  # the guard writes a line per request
-                log_config=_log_settings(),
-                timeout_graceful_shutdown=max(1, round(grace)),
-                server_header=False,
-            )
+        logs = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
+        logs["loggers"]["lantern_accel.serving"] = {"handlers": ["default"], "level": "INFO"}
+        config = uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            log_level="info",
+            access_log=False,  # the guard writes a line per request
+            log_config=logs,
+            timeout_graceful_shutdown=max(1, round(grace)),
+            server_header=False,
         )
+        super().__init__(config)
         self._studio: Studio = app.state.studio
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,14 +17,15 @@ from pydantic import (
     StrictStr,
     ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
     field_validator,
 )
 
 from lantern_accel.bounds import SEEDS
-from lantern_accel.errors import LanternError, RequestError, StrategyError, half_pair
+from lantern_accel.errors import LanternError, RequestError, half_pair
 from lantern_accel.generation.request import build_request
 from lantern_accel.generation.settings import read_size
-from lantern_accel.serving.fields import NO_STEPS, read_names
+from lantern_accel.serving.fields import read_names
 from lantern_accel.serving.refusals import Refusal, check_model, quote, wrong_value
 from lantern_accel.strategy.values import Sampling, Strategy
 
@@ -65,7 +67,9 @@ class Body(BaseModel):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _null_is_the_default(cls, value: Any, read: Any, info: ValidationInfo) -> Any:
+    def _null_is_the_default(
+        cls, value: object, read: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> object:
         field = cls.model_fields[str(info.field_name)]
         return field.default if value is None and not field.is_required() else read(value)
 
@@ -103,7 +107,6 @@ class ImageRequest:
 
     ``seeds``: of each image its seed and its index below that seed. ``size``: in pixels, None for the
     model's own. ``notes``: what was changed; ``ignored``: fields that mean nothing here.
-    ``ids, grid``: the prompt as token ids, and the rows and columns of tokens; no picture is made then.
     """
 
     body: Body
@@ -113,14 +116,12 @@ class ImageRequest:
     size: tuple[int, int] | None = None
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    ids: tuple[int, ...] | None = None
-    grid: tuple[int, int] | None = None
 
 
 def read_body(
     given: object,
     manifest: Any,
-    picture: Callable[[Any], tuple[int, int]],
+    picture: Callable[[tuple[int, int] | None], tuple[int, int]],
     most_prompt: int,
     check: Callable[[str], None] = lambda text: None,
 ) -> ImageRequest:
@@ -140,31 +141,25 @@ def read_body(
         raise _refuse_body(error, named, sent) from None
     if body.model is not None:
         check_model(body.model, manifest.name)
-    for name in TEXTS:
-        text = getattr(body, name)
-        if isinstance(text, str) and len(text) > most_prompt:
+    texts = {name: text for name in TEXTS if isinstance(text := getattr(body, name), str)}
+    for name, text in texts.items():
+        if len(text) > most_prompt:
             raise wrong_value(
                 name, f"the {name} has {len(text)} characters; at most {most_prompt} are read"
             )
     size, notes = _size(body.size, manifest, picture)
-    notes += tuple(
-        f"{name} was passed over: this model draws token by token and has no such steps"
-        for name in NO_STEPS
-        if given.get(name) is not None
-    )
     settings = {ours: getattr(body, name) for ours, name in SETTINGS.items()}
     settings = {name: value for name, value in settings.items() if value is not None}
+    field: str | None = None
     try:
         request = build_request(manifest, body.prompt, settings)
+        for name, text in texts.items():
+            field = name
+            check(text)
     except LanternError as error:
-        raise wrong_value(_find_field(error, settings, sent), str(error)) from None
-    for name in TEXTS:
-        text = getattr(body, name)
-        if isinstance(text, str):
-            try:
-                check(text)
-            except LanternError as error:
-                raise wrong_value(name, str(error)) from None
+        wrong = error.field or field or ""
+        theirs = SETTINGS.get(wrong, wrong)
+        raise wrong_value(sent.get(theirs, theirs) or None, str(error)) from None
     return ImageRequest(
         body,
         strategy=request.strategy,
@@ -181,26 +176,12 @@ def check_text(found: object) -> None:
 
     JSON can write one, and no text can: nothing could be answered that repeats it.
     """
-
-    waiting: list[tuple[str | None, object]] = [(None, found)]
-    while waiting:
-        field, one = waiting.pop()
-        if isinstance(one, dict):
-            for name, value in one.items():
-                if half_pair(name):
-                    raise wrong_value(
-                        None,
-                        f"the body has a field named {quote(name)}, which holds half a surrogate pair "
-                        "and so is not text; send names and text as UTF-8",
-                    )
-                waiting.append((name if field is None else field, value))
-        elif isinstance(one, list):
-            waiting += [(field, value) for value in one]
-        elif isinstance(one, str) and half_pair(one):
+    for name, value in found.items() if isinstance(found, dict) else [("the body", found)]:
+        if half_pair(json.dumps([name, value], ensure_ascii=False)):
             raise wrong_value(
-                None if field is None else field[:80],
-                f"{field or 'the body'} cannot be {quote(one)}: it holds half a surrogate pair and so is "
-                "no text; send names and text as UTF-8",
+                None if half_pair(name) else name[:80],
+                f"{quote(name)} cannot be {quote(value)}: there is half a surrogate pair in it, which is "
+                "not text; send names and text as UTF-8",
             )
 
 
@@ -219,7 +200,7 @@ def _refuse_body(
 
 
 def _size(
-    text: str | None, manifest: Any, picture: Callable[[Any], tuple[int, int]]
+    text: str | None, manifest: Any, picture: Callable[[tuple[int, int] | None], tuple[int, int]]
 ) -> tuple[tuple[int, int] | None, tuple[str, ...]]:
     if text is None or text == "auto":
         return None, ()
@@ -246,11 +227,9 @@ def _seeds(body: Body) -> tuple[tuple[int, int], ...]:
             raise wrong_value(
                 "seed", f"there are {len(body.seed)} seeds for {body.n} images; send one for each"
             )
-        found = tuple((_draw_seed(seed), 0) for seed in body.seed)
-    else:
-        seed = _draw_seed(body.seed)
-        found = tuple((seed, index) for index in range(body.n))
-    return found
+        return tuple((_draw_seed(seed), 0) for seed in body.seed)
+    seed = _draw_seed(body.seed)
+    return tuple((seed, index) for index in range(body.n))
 
 
 def _draw_seed(seed: int | None) -> int:
@@ -263,15 +242,3 @@ def _draw_seed(seed: int | None) -> int:
             f"seed cannot be {quote(seed)}; it takes 0 to {SEEDS - 1}, or -1 for a random one",
         )
     return seed
-
-
-def _find_field(
-    error: LanternError, settings: Mapping[str, Any], sent: Mapping[str, str]
-) -> str | None:
-    """Return the field that a message speaks of, where it is one of those that were sent."""
-    for name in settings:
-        if name in str(error) or repr(settings[name]) in str(error):
-            return sent.get(SETTINGS[name], SETTINGS[name])
-    if isinstance(error, StrategyError) and "strategy" in settings:
-        return "strategy"
-    return "prompt" if "prompt" in str(error) else None

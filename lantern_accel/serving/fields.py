@@ -1,8 +1,4 @@
-"""Names of fields: those that mean one of ours, those that are refused with the right name, and others.
-
-Nothing that a client sends on purpose is passed over in silence: a name of this project or of other image
-programs is taken, or refused with the name that is meant here.
-"""
+"""Names of fields: ours, other programs' for the same, and slips; all others are ignored and named."""
 
 from __future__ import annotations
 
@@ -10,38 +6,11 @@ import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from lantern_accel.generation.settings import Settings
 from lantern_accel.serving.refusals import quote, wrong_value
 
-#: Taken as what they are called here.
+#: Other programs' names, by ours.
 TAKEN = {"cfg_scale": "guidance_scale", "num_images": "n", "num_images_per_prompt": "n"}
-#: Refused with the name that is meant: values of another kind, or of another meaning elsewhere.
-MEANT = {
-    **dict.fromkeys(("cfg", "guidance", "true_cfg_scale", "cfg_guidance"), "guidance_scale"),
-    **dict.fromkeys(
-        ("batch_size", "batch", "num_samples", "num_outputs", "n_images", "samples"), "n"
-    ),
-    **dict.fromkeys(("negative", "uncond_prompt", "unconditional_prompt"), "negative_prompt"),
-    **dict.fromkeys(("random_seed", "manual_seed", "sampling_seed", "generator"), "seed"),
-    **dict.fromkeys(("resolution", "image_size", "aspect_ratio"), "size"),
-    **dict.fromkeys(("text", "caption", "prompts"), "prompt"),
-    **dict.fromkeys(("format", "image_format"), "output_format"),
-}
-#: Of diffusion models, where tokens are drawn one after another: passed over, with a note.
-NO_STEPS = ("num_inference_steps", "steps")
-#: Fields of other servers and clients that mean nothing here, however near to ours their names are.
-FOREIGN = frozenset(
-    (
-        # OpenAI's
-        *("style", "user", "safety_identifier", "complexity", "frame_count", "frame_duration_ms"),
-        *("svg",),
-        # diffusion servers'
-        *("flow_shift", "generator_device", "lora", "guidance_scale_2", "extra_params", "layers"),
-        *("bot_task", "system_prompt", "return_stage_metrics", "vae_use_slicing", "vae_use_tiling"),
-        *("max_sequence_length", "diffusers_kwargs", "enhance_prompt", "perf_dump_path"),
-    )
-)
-#: This near to one of ours a name is a slip.
+#: A name this near to one of ours, and of its length but for a letter, is a slip.
 NEAR = 0.75
 
 
@@ -50,8 +19,8 @@ def read_names(
 ) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
     """Return a body under our names, what was sent under another one, and what means nothing here.
 
-    The second has the name that was sent, by ours. Raises :class:`Refusal` for a name that is refused,
-    and where one value comes under two names and differs.
+    The second has the name that was sent, by ours. Raises :class:`Refusal` for a slip, and where one
+    value comes under two names and differs.
     """
     found, sent = dict(given), dict[str, str]()
     for theirs, ours in TAKEN.items():
@@ -63,17 +32,18 @@ def read_names(
                 what = f"not {quote(side)}" if name in given else f"and {name} is missing"
                 raise wrong_value(name, f"width and height are whole numbers of pixels, {what}")
         _take(found, sent, "width", "size", f"{sides['width']}x{sides['height']}")
-    ignored = []
-    for name in found:
-        if name in fields or (found[name] is None and name in MEANT):
-            continue
-        if (text := _refusal(name, fields)) is not None:
+    ignored = [name for name in found if name not in fields]
+    for name in ignored:
+        near = difflib.get_close_matches(name[:80].lower(), [*fields, *TAKEN], n=1, cutoff=NEAR)
+        if near and abs(len(name) - len(near[0])) <= 1:
+            text = f"there is no field {quote(name)} here; did you mean {near[0]}?"
             raise wrong_value(name[:80], text, "unknown_parameter")
-        ignored.append(name[:80])
-    return found, sent, tuple(ignored[:32])
+    return found, sent, tuple(name[:80] for name in ignored[:32])
 
 
-def _take(found: dict[str, Any], sent: dict[str, str], theirs: str, ours: str, value: Any) -> None:
+def _take(
+    found: dict[str, Any], sent: dict[str, str], theirs: str, ours: str, value: object
+) -> None:
     if value is None:
         return
     if found.get(ours) not in (None, value):
@@ -83,18 +53,3 @@ def _take(found: dict[str, Any], sent: dict[str, str], theirs: str, ours: str, v
             f"{quote(found[ours])} and {quote(value)}; leave one out",
         )
     found[ours], sent[ours] = value, theirs
-
-
-def _refusal(name: str, fields: Collection[str]) -> str | None:
-    """Return why a name is refused, with the right one; None for one that means nothing here."""
-    if name in FOREIGN or name in NO_STEPS:
-        return None
-    meant = MEANT.get(name)
-    if meant is None and name in (*Settings.model_fields, "lambda"):
-        return (
-            f"{quote(name)} is a setting of `lantern-accel generate` that a server does not take; it "
-            "takes strategy, relaxed, tv_budget, temperature, top_k, top_p and guidance_scale"
-        )
-    near = difflib.get_close_matches(name[:80].lower(), [*fields, *TAKEN], n=1, cutoff=NEAR)
-    meant = meant or next(iter(near), None)
-    return None if meant is None else f"there is no field {quote(name)} here; did you mean {meant}?"

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.types import ASGIApp
+
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.refusals import Refusal, refusal_of
 from lantern_accel.serving.studio import ServerSettings
@@ -18,6 +20,7 @@ from lantern_accel.serving.studio import ServerSettings
 log = logging.getLogger("lantern_accel.serving")
 
 Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 Receive = Callable[[], Awaitable[Message]]
 
@@ -26,7 +29,7 @@ OPEN = ("/", "/health")
 #: Asked again and again by watchers: these are no line in the log.
 WATCHED = ("/health", "/metrics")
 #: Where images are asked for.
-DRAWING = ("/v1/images/generations", "/generate")
+DRAWING = "/v1/images/generations"
 #: Where a scope keeps its :class:`Ending`.
 ENDING = "lantern_accel.ending"
 
@@ -38,7 +41,7 @@ class Ending:
     outcome: str | None = None
 
 
-def route_path(scope: Any) -> str:
+def route_path(scope: Scope) -> str:
     """Return a request's path without the one below which the application is served."""
     path, root = str(scope["path"]), str(scope.get("root_path") or "")
     if root and (path == root or path.startswith(f"{root}/")):
@@ -46,7 +49,7 @@ def route_path(scope: Any) -> str:
     return path
 
 
-def _preflight(scope: Any, headers: Collection[bytes]) -> bool:
+def _preflight(scope: Scope, headers: Collection[bytes]) -> bool:
     """Return whether a browser asks what a page may ask; it sends no key with that."""
     return scope.get("method") == "OPTIONS" and b"access-control-request-method" in headers
 
@@ -55,7 +58,7 @@ class TooLong(Exception):
     """A body that was longer than is read."""
 
 
-def refuse_head(scope: Any, keys: Collection[str], most_body: int) -> Refusal | None:
+def refuse_head(scope: Scope, keys: Collection[str], most_body: int) -> Refusal | None:
     """Return why a request is not let in, by what its head says; None where it is."""
     headers = {name.lower(): value for name, value in scope["headers"]}
     length = headers.get(b"content-length", b"0")
@@ -88,10 +91,10 @@ class Guard:
     Of the ``keys`` a request must bring one (``Authorization: Bearer KEY``); without any everybody may.
     """
 
-    def __init__(self, app: Any, metrics: Metrics, limits: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, limits: ServerSettings) -> None:
         self.app, self.metrics, self.limits = app, metrics, limits
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
@@ -102,7 +105,7 @@ class Guard:
         status = 0
         scope[ENDING] = ending = Ending()
 
-        async def told(message: Message) -> None:
+        async def answered(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -125,14 +128,14 @@ class Guard:
 
         async def answer(refusal: Refusal) -> None:
             ending.outcome = refusal.outcome
-            await refusal.response()(scope, receive, told)
+            await refusal.response()(scope, receive, answered)
 
         refusal = refuse_head(scope, self.limits.keys, self.limits.most_body)
         try:
             if refusal is not None:
                 await answer(refusal)
                 return
-            await self.app(scope, counted, told)
+            await self.app(scope, counted, answered)
             if ending.outcome is None:
                 ending.outcome = "failed" if status >= 500 else "refused" if status >= 400 else "ok"
         except TooLong:
@@ -150,12 +153,12 @@ class Guard:
         finally:
             self._over(scope, number, status, time.monotonic() - began)
 
-    def _over(self, scope: Any, number: str, status: int, seconds: float) -> None:
+    def _over(self, scope: Scope, number: str, status: int, seconds: float) -> None:
         """Count a request that is over, and write its line into the log."""
         # Cancelled from outside, it has said nothing of its end.
         outcome = scope[ENDING].outcome or "cancelled"
         method, path = scope.get("method", ""), route_path(scope)
-        if method == "POST" and path in DRAWING:
+        if method == "POST" and path == DRAWING:
             self.metrics.seconds.labels(outcome).observe(seconds)
         quiet = path in WATCHED and method in ("GET", "HEAD") and status == 200
         client = ":".join(map(str, scope.get("client") or ("-",)))

@@ -61,8 +61,8 @@ class Refusal(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return the error object; ``param`` and ``code`` may be null, but they are there."""
-        told = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": told}
+        found = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": found}
 
     def response(self) -> JSONResponse:
         """Return the answer."""
@@ -82,11 +82,11 @@ def check_model(name: str, model: str) -> None:
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Return what a client is told of an error: its own fault, or the server's."""
+    """Return the answer to an error: its own fault, or the server's."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, RequestError | StrategyError | DoesNotFitError):
-        return wrong_value(None, str(error))
+        return wrong_value(error.field, str(error))
     if isinstance(error, LanternError):
         return Refusal(500, str(error), code="device_failed", headers=NO_RETRY)
     text = f"the server failed ({type(error).__name__}); its log says more"
@@ -96,38 +96,28 @@ def refusal_of(error: BaseException) -> Refusal:
 def busy(seconds: float, waiting: int, most: int) -> Refusal:
     """Return the refusal where the queue is full; nothing was computed, so a retry does no harm."""
     wait = str(max(1, round(seconds)))
-    return Refusal(
-        429,
-        f"{waiting} images are waiting and the server keeps {most} at most; try again in {wait} s",
-        code="queue_full",
-        headers={"Retry-After": wait},
+    text = (
+        f"{waiting} images are waiting and the server keeps {most} at most; try again in {wait} s"
     )
+    return Refusal(429, text, code="queue_full", headers={"Retry-After": wait})
 
 
 def server_closing() -> Refusal:
     """Return the refusal of a server that is going down."""
-    return Refusal(
-        503,
-        "the server is shutting down and takes no more requests; try again later",
-        code=SHUTTING_DOWN,
-        headers={"Retry-After": "5"},
-    )
+    text = "the server is shutting down and takes no more requests; try again later"
+    return Refusal(503, text, code=SHUTTING_DOWN, headers={"Retry-After": "5"})
 
 
 def lost(reason: str) -> Refusal:
     """Return the refusal of a server whose device is gone; another process has to open it."""
-    return Refusal(
-        503, f"the server lost its device ({reason}); start it again", code="device_lost",
-        headers=NO_RETRY,
-    )  # fmt: skip
+    text = f"the server lost its device ({reason}); start it again"
+    return Refusal(503, text, code="device_lost", headers=NO_RETRY)
 
 
 def too_late(seconds: float) -> Refusal:
     """Return the refusal of a request whose time is over."""
-    return Refusal(
-        504,
+    text = (
         f"the images were not complete after {seconds:g} s, which is this server's deadline; ask for "
-        "fewer images, or try again when it is less busy",
-        code="deadline_exceeded",
-        headers=NO_RETRY,
+        "fewer images, or try again when it is less busy"
     )
+    return Refusal(504, text, code="deadline_exceeded", headers=NO_RETRY)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from lantern_accel.errors import StrategyError, shown
 from lantern_accel.strategy.rules import AcceptanceRule, parse_rule
 from lantern_accel.strategy.sources import named_sources
 from lantern_accel.strategy.values import AUTO, NoTree, Strategy, named_strategy
 
+Read = TypeVar("Read")
 #: Changes that belong to one strategy, with those to ask for in place of auto.
 ONE = {
     "tree": "'eagle' or 'lantern++'",
@@ -34,7 +36,7 @@ def choose_strategy(defaults: Any, strategy: str | Strategy, **changes: Any) -> 
     if isinstance(changes.get("tree"), str):
         from lantern_accel.strategy.trees import parse_tree
 
-        changes["tree"] = parse_tree(changes["tree"])
+        changes["tree"] = _read("tree", parse_tree, changes["tree"])
     own = getattr(changes.get("tree"), "kind", None)
     if strategy == AUTO and own in named_sources():  # one that is a strategy by itself
         strategy = own
@@ -43,7 +45,7 @@ def choose_strategy(defaults: Any, strategy: str | Strategy, **changes: Any) -> 
     if strategy == AUTO:
         return _automatic(defaults, relaxed, {**changes, "accept": accept})
     if isinstance(accept, str):
-        accept = parse_rule(accept)
+        accept = _read("accept", parse_rule, accept)
     elif accept is not None and not isinstance(accept, AcceptanceRule):
         raise StrategyError(
             f"{shown(accept)} is no acceptance rule; write one, such as lantern++:k=10,lambda=2"
@@ -68,9 +70,19 @@ def choose_strategy(defaults: Any, strategy: str | Strategy, **changes: Any) -> 
     if relaxed is False and chosen.acceptance.relaxed:
         raise StrategyError(
             f"the strategy {chosen.name!r} is relaxed, and the request asks for an exact one; leave "
-            "one of the two out"
+            "one of the two out",
+            field="strategy",
         )
     return chosen
+
+
+def _read(field: str, parse: Callable[[str], Read], text: str) -> Read:
+    """Return what a setting's text stands for; raises StrategyError with the setting's name."""
+    try:
+        return parse(text)
+    except StrategyError as error:
+        error.field = field
+        raise
 
 
 def _automatic(defaults: Any, relaxed: bool | None, changes: dict[str, Any]) -> Strategy:
@@ -80,18 +92,21 @@ def _automatic(defaults: Any, relaxed: bool | None, changes: dict[str, Any]) -> 
             option = "lambda" if name == "lam" else name.replace("_", "-")
             raise StrategyError(
                 f"the strategy 'auto' chooses its own drafts and rule and takes no {option}; name a "
-                f"strategy that does, such as {ask}"
+                f"strategy that does, such as {ask}",
+                field=name,
             )
     chosen = named_strategy(AUTO, static=defaults.static_tree, dynamic=defaults.dynamic_tree)
     coupling = changes.get("coupling")
     if coupling == "maximal":
         raise StrategyError(
             "the strategy 'auto' drafts where the seed decides every token; for the coupling 'maximal' "
-            "name a strategy, such as 'sjd' or 'eagle'"
+            "name a strategy, such as 'sjd' or 'eagle'",
+            field="coupling",
         )
     budget = changes.get("tv_budget")
     if relaxed is False and budget is not None:
-        raise StrategyError("an exact strategy spends no total variation; leave tv_budget out")
+        text = "an exact strategy spends no total variation; leave tv_budget out"
+        raise StrategyError(text, field="tv_budget")
     if relaxed or budget is not None:
         chosen = chosen.override(acceptance=defaults.lantern_pp, tv_budget=budget)
     return chosen.override(coupling=coupling)

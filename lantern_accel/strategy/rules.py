@@ -257,11 +257,14 @@ def validated(model: type[Model], values: Any, what: str) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if str(part) not in _TAGS) or what
+        field = where.rpartition(".")[2] if first["loc"] else None
         where = where.replace("lam", "lambda") if where.endswith("lam") else where
         bound = out_of_bounds(first["type"], first.get("ctx"))
         if bound:
-            raise StrategyError(f"{what}: {where} {bound}, not {shown(first['input'])}") from None
+            text = f"{what}: {where} {bound}, not {shown(first['input'])}"
+            raise StrategyError(text, field=field) from None
         raise StrategyError(
             f"{what}: {where}: {first['msg'].removeprefix('Value error, ')}"
-            + (f", not {shown(first['input'])}" if first["type"] != "value_error" else "")
+            + (f", not {shown(first['input'])}" if first["type"] != "value_error" else ""),
+            field=field,
         ) from None

@@ -374,7 +374,8 @@ class Strategy(Frozen):
                 option = "lambda" if key == "lam" else key
                 raise StrategyError(
                     f"the strategy {self.name!r} has no {option}: its acceptance rule is "
-                    f"{self.acceptance.kind!r}; leave {option} out or choose another strategy"
+                    f"{self.acceptance.kind!r}; leave {option} out or choose another strategy",
+                    field=key,
                 )
         return validated(Strategy, values, "strategy")
 
@@ -475,7 +476,8 @@ def named_strategy(
         source = source_class(name)
         if source is None or not source.by_name:
             known = [*points, *named_sources()]
-            raise StrategyError(f"unknown strategy {name!r}{did_you_mean(name, known)}")
+            text = f"unknown strategy {name!r}{did_you_mean(name, known)}"
+            raise StrategyError(text, field="strategy")
         return Strategy(name=name, drafts=validated(source, {}, name))
     tree, acceptance = points[name]
     return Strategy(name=name, drafts=tree, acceptance=acceptance)

@@ -78,7 +78,7 @@ def test_an_interrupted_run_goes_on_with_what_was_measured(
     assert done.returncode == 2
     assert "its list of prompts is" in done.stderr
     out.write_text("{}")
-    assert "is JSON, but no run of" in command(*words).stderr
+    assert "is JSON, but not a run of" in command(*words).stderr
 
 
 def test_json_rows(command, tiny_model):

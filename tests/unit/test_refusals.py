@@ -1,0 +1,126 @@
+"""What is refused before any work: one table of inputs, each with its error, its field and a fragment.
+
+A fragment is what a user acts on, never the whole sentence.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lantern_accel.cli import main
+from lantern_accel.errors import LanternError, RequestError, StrategyError
+from lantern_accel.generation.request import build_request
+from lantern_accel.models.bundle import bundled_models, read_manifest
+
+LONG = "9" * 5000
+
+#: Keywords of ``generate``, the error, the field that it carries, and a fragment of its message.
+CALLS: list[tuple[dict[str, Any], type[LanternError], str | None, str]] = [
+    ({"prompt": "  "}, RequestError, "prompt", "empty"),
+    ({"prompt": []}, RequestError, "prompt", "at least one"),
+    ({"prompt": None}, RequestError, "prompt", "give text"),
+    ({"prompt": ["red heart", 1.5]}, RequestError, "prompt", "1.5 is not a prompt"),
+    ({"prompt": True}, RequestError, "prompt", "not a prompt"),
+    ({"prompt": 10**19}, RequestError, "prompt", "not a class id"),
+    ({"prompt": "a \ud800"}, RequestError, "prompt", "half a surrogate pair"),
+    ({"prompt": "x" * 9000}, RequestError, "prompt", "9,000 characters"),
+    ({"nonsense": 1}, RequestError, None, "takes no 'nonsense'"),
+    ({"seed": -1}, RequestError, "seed", "0 or more"),
+    ({"seed": {1, 2}}, RequestError, "seed", "a set has no order"),
+    ({"seed": (1, 2), "num_images": 3}, RequestError, "seed", "2 seeds for 3 images"),
+    ({"num_images": 0}, RequestError, "num_images", "1 or more"),
+    ({"batch_size": 10**25}, RequestError, "batch_size", "1024 or less"),
+    ({"size": "huge"}, RequestError, None, "WIDTHxHEIGHT"),
+    ({"size": (0, 8)}, RequestError, "size", "not a size"),
+    ({"preset": "none"}, RequestError, None, "unknown preset"),
+    ({"strategy": "lantrn"}, StrategyError, "strategy", "did you mean lantern"),
+    ({"strategy": "lantern++", "relaxed": False}, StrategyError, "strategy", "is relaxed"),
+    ({"strategy": "lantern", "delta": 0}, StrategyError, "delta", "delta"),
+    ({"strategy": "lantern++", "lam": 0.5}, StrategyError, "lam", "lambda"),
+    ({"lam": 2.0}, StrategyError, "lam", "name a strategy that does"),
+    ({"tree": "0,1"}, StrategyError, "tree", "such as 'eagle'"),
+    ({"coupling": "maximal"}, StrategyError, "coupling", "such as 'sjd'"),
+    ({"relaxed": False, "tv_budget": 0.1}, StrategyError, "tv_budget", "leave tv_budget out"),
+    ({"strategy": "eagle", "lam": 2.0}, StrategyError, "lam", "has no lambda"),
+    ({"strategy": "eagle", "residual": "best"}, RequestError, "residual", "aggregate"),
+    ({"strategy": "eagle", "tree": "1,2"}, StrategyError, "tree", "no sibling of rank 0"),
+    ({"strategy": "eagle", "tree": "0,00,0100"}, StrategyError, "tree", "has no parent"),
+    ({"strategy": "eagle", "tree": "chain:0"}, StrategyError, "tree", "length"),
+    ({"strategy": "eagle", "tree": ""}, StrategyError, "tree", "unknown tree ''"),
+    ({"strategy": "eagle", "tree": "chain:²"}, StrategyError, "tree", "chain:LENGTH"),
+    ({"strategy": "scd", "tree": "window:²"}, StrategyError, "tree", "at '²'"),
+    ({"strategy": "eagle", "tree": LONG}, StrategyError, "tree", "64 are the most"),
+    ({"strategy": "lantern", "accept": "lantern:delta=0"}, StrategyError, "accept", "delta"),
+    ({"accept": "lantern++:lambda=2"}, StrategyError, "accept", "name a strategy that does"),
+    ({"temperature": -1.0}, RequestError, "temperature", "0 or more"),
+    ({"temperature": 99999.0}, RequestError, "temperature", "100 or less"),
+    ({"top_p": 0.0}, RequestError, "top_p", "above 0"),
+    ({"cfg_scale": 99999.0}, RequestError, "cfg_scale", "1000 or less"),
+]
+
+#: Words of the command and a fragment of what standard error says; each ends with exit code 2.
+COMMANDS: list[tuple[list[str], str]] = [
+    (["generate", "x", "--strategy", "eagle,scd"], "name one of them"),
+    (["generate", "x", "--strategy", ""], "--strategy names none"),
+    (["generate", "x", "--strategy", "lantrn"], "did you mean lantern"),
+    (["generate", "x", "--temperature", "1e39"], "--temperature"),
+    (["generate", "x", "--top-p", "0"], "--top-p must be above 0, not 0"),
+    (["generate", "x", "--batch", "9" * 25], "--batch must be 1024 or less"),
+    (["generate", "x", "--size", "²x²"], "cannot be read"),
+    (["generate", "x", "--dtype", "bfloat16", "--exact-dtype"], "--exact-dtype"),
+    (["generate", "x", "-o", "x.h5"], "no picture format"),
+    (["generate", "x", "-o", "no/x.png"], "does not exist; create it"),
+    (["generate", "x", "-o", "a.json", "--stats", "a.json"], "no picture format"),
+    (["generate", "x", "--prompts", "/dev/zero"], "not a file of prompts"),
+    (["generate", "--workers", "auto", "-o", "x"], "name it with --prompts"),
+    (["generate", "x", "--option", "threads"], "NAME=VALUE"),
+    (["generate", "x", "--dtype", "float8"], "float8"),
+    (["generate", "x", "--dtype", ""], "no dtype is named ''"),
+    (["generate", "x", "--device", ""], "device '' is not a device"),
+    (["generate", "x", "--preset", ""], "unknown preset ''"),
+    (["generate", "x", "--stats", ""], "is a folder; name a file in it"),
+    (["generate", "x", "--device", "cpx"], "cpx"),
+    (["generate", "x", "--model", "lantern-emojy"], "did you mean lantern-emoji"),
+    (["generate", ""], "the prompt is empty"),
+    (["serve", "--workers", "auto", "--warm-up", "scd"], "leave --device and --warm-up out"),
+    (["serve", "--cors", "example.org"], "such as https://example.org"),
+    (["serve", "--root-path", "a b"], "--root-path takes a path"),
+    (["conform"], "name the backend"),
+    (["conform", "cpu", "--resume"], "name it with -o"),
+    (["train", "bundle", "to", "--config", "none.toml"], "none.toml"),
+    (["models", "plan", "lantern-emoji", "--memory", "1.2.3"], "is not a size"),
+    (["hardware", ""], "no device profile is named"),
+    (["devices", ""], "is not a device"),
+]
+
+
+def titles(table: list[Any]) -> list[str]:
+    return [str(row[0])[:60] for row in table]
+
+
+@pytest.mark.parametrize(("given", "kind", "field", "says"), CALLS, ids=titles(CALLS))
+def test_a_call_is_refused_with_its_field(
+    given: dict[str, Any], kind: type[LanternError], field: str | None, says: str
+) -> None:
+    manifest = read_manifest(bundled_models()["lantern-emoji"])
+    settings = {"prompt": "red heart", **given}
+    with pytest.raises(LanternError) as caught:
+        build_request(manifest, settings.pop("prompt"), settings)
+    assert type(caught.value) is kind and caught.value.exit_code == 2
+    assert caught.value.field == field
+    assert says in str(caught.value) and len(str(caught.value)) < 900
+
+
+@pytest.mark.parametrize(("words", "says"), COMMANDS, ids=titles(COMMANDS))
+def test_a_command_is_refused_before_any_work(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    out, told = capsys.readouterr()
+    assert not out and says in told and "Traceback" not in told and len(told) < 900
+    assert not list(tmp_path.iterdir())

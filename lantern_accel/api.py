@@ -10,6 +10,7 @@ from lantern_accel.device.plugins import choose_device
 from lantern_accel.errors import DeviceRequestError, did_you_mean
 from lantern_accel.generation.result import GenerationResult
 from lantern_accel.generation.settings import (
+    Asked,
     check_prompts,
     read_settings,
     read_size,
@@ -17,6 +18,8 @@ from lantern_accel.generation.settings import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from lantern_accel.device.backend import Backend
     from lantern_accel.device.plugins import Chosen
     from lantern_accel.generation.pipeline import Pipeline
@@ -63,7 +66,7 @@ def load(
     Raises :class:`BackendError` for a device that is unknown or absent, or that was asked for by name
     and fails; :class:`ModelError` for a model that is unknown or damaged.
     """
-    # The device comes before torch: its absence is told at once, and its environment is set in time.
+    # The device comes before torch: its absence is said at once, and its environment is set in time.
     chosen = choose_device(device, options)
     from lantern_accel.device.backend import DTYPES
     from lantern_accel.generation.pipeline import Pipeline
@@ -133,7 +136,7 @@ def generate(
     embeddings: str | Path | None = None,
     weights: str = "full",
     on_progress: Callable[[int, int], None] | None = None,
-    **settings: Any,
+    **settings: Unpack[Asked],
 ) -> GenerationResult:
     """Generate images from a prompt, a list of prompts, or class ids.
 

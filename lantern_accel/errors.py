@@ -132,10 +132,10 @@ class LanternWarning(UserWarning):
 def noted() -> Iterator[list[str]]:
     """Collect what warnings of the block say, each once, in place of showing them."""
     found: list[str] = []
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", LanternWarning)
         yield found
-        found += dict.fromkeys(str(one.message) for one in told)
+        found += dict.fromkeys(str(one.message) for one in caught)
 
 
 def shown(value: object, most: int = 80) -> str:
@@ -164,7 +164,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f"; known: {', '.join(names)}" if names else ""
 
 
-#: What a value outside its bounds is told, by pydantic's names of what is wrong.
+#: What is said of a value outside its bounds, by pydantic's names of what is wrong.
 _BOUNDS = {
     "greater_than_equal": "must be {} or more",
     "greater_than": "must be above {}",

@@ -1,7 +1,7 @@
 """Writes files whole or not at all, and keeps caches.
 
 Every entry of a cache carries the checksum of what it holds, and none is trusted without: one that is
-absent, no regular file, damaged or not what it should be is None to its reader, who makes it anew. One
+absent, no regular file, damaged or not what it should be is None to its reader, who makes it again. One
 that cannot be written costs time, not the request.
 """
 
@@ -188,7 +188,9 @@ def check_target(path: Path, parents: bool = True) -> None:
             folder = folder.parent
         if not folder.is_dir():
             what = (
-                "does not exist; create it" if not folder.exists() else "is no folder; choose one"
+                "does not exist; create it"
+                if not folder.exists()
+                else "is not a folder; choose one"
             )
             raise RequestError(f"{path} cannot be written: {folder} {what}")
         with tempfile.NamedTemporaryFile(dir=folder):
@@ -251,12 +253,12 @@ def write_whole(path: Path, content: bytes | str | Callable[[IO[bytes]], object]
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write ``value`` as indented JSON, whole or not at all."""
     write_whole(path, json_text(value))
 
 
-def json_text(value: Any) -> str:
+def json_text(value: object) -> str:
     """Return ``value`` as indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
 

@@ -96,7 +96,7 @@ def _object(line: str, number: int, path: Path) -> Mapping[str, Any]:
         return {"prompt": found}
     if not isinstance(found, dict):
         raise RequestError(
-            f'line {number} of {path} is no object such as {{"prompt": "red heart"}}'
+            f'line {number} of {path} is not an object such as {{"prompt": "red heart"}}'
         )
     return found
 

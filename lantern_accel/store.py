@@ -90,9 +90,9 @@ def read_json(path: Path, command: str = "lantern-accel profile") -> dict[str, A
             "copy; copy it again or measure again"
         ) from None
     except ValueError as error:  # a number of thousands of digits
-        raise RequestError(f"{path} is no run ({str(error)[:80]}); leave it out") from None
+        raise RequestError(f"{path} is not a run ({str(error)[:80]}); leave it out") from None
     if not isinstance(data, dict):
-        raise RequestError(f"{path} is JSON, but no run of `{command}`; leave it out")
+        raise RequestError(f"{path} is JSON, but not a run of `{command}`; leave it out")
     return data
 
 
@@ -123,7 +123,7 @@ def from_data(
     newest = fields["schema_version"].default
     if data.get("kind") != kind:
         raise RequestError(
-            f"{path} is JSON, but no run of `{command}`: its kind is not {kind!r}; leave it out or "
+            f"{path} is JSON, but not a run of `{command}`: its kind is not {kind!r}; leave it out or "
             f"measure one with `{command} -o`"
         )
     version = data.get("schema_version")

@@ -77,14 +77,14 @@ def conform(
 
     for name, reason in broken_families().items():
         say(f"{reason}; its models are not checked", label=f"family {name}", to_stderr=True)
-    told: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "only": only,
         "certificate": certificate,
         "on_outcome": None if as_json else _tell,
         "on_wait": _wait,
     }
     if in_process:
-        report = kit.conform(chosen, json=output, **told)
+        report = kit.conform(chosen, json=output, **shared)
     else:
         report = separate.conform(
             device,
@@ -94,7 +94,7 @@ def conform(
             resume=output if resume else None,
             command=command_line(),
             on_group=lambda found: kit.write_report(found, output),
-            **told,
+            **shared,
         )
     if as_json:
         typer.echo(report.model_dump_json(indent=2))

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 Advance = Callable[[int, int], None]
 
@@ -32,7 +31,7 @@ def warn(text: str, label: str = "warning") -> None:
     say(text, label=label, style="bold yellow", to_stderr=True)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print a value as indented JSON."""
     print(json.dumps(value, indent=2))
 

@@ -65,7 +65,7 @@ def guarded(command: Callable[[], None], debug: Callable[[], bool]) -> int:
             _drop_stdout()
         if debug():
             traceback.print_exc()
-        code, text = _told(error)
+        code, text = _explain(error)
         # Commands to copy have a line of their own.
         lines = text.splitlines() if isinstance(error, FetchError) else [text]
         for number, line in enumerate(lines):
@@ -77,8 +77,8 @@ def guarded(command: Callable[[], None], debug: Callable[[], bool]) -> int:
         return code
 
 
-def _told(error: Exception) -> tuple[int, str]:
-    """Return an error's exit code, and what a user is told; the traceback of a fault is kept."""
+def _explain(error: Exception) -> tuple[int, str]:
+    """Return an error's exit code, and what is said to the user; the traceback of a fault is kept."""
     if isinstance(error, LanternError):
         return error.exit_code, str(error)
     if isinstance(error, OSError):

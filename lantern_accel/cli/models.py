@@ -251,9 +251,9 @@ def plan(
         # What another library loads for a published model on the same device, in bytes by name.
         known = known_as(model)
         config = entry(known).config if is_published(known) else {}
-        beside = {"": 0, **config.get("beside", {})}
+        others = {"": 0, **config.get("beside", {})}
         usual = {
-            card: {what: fitting(held - taken) for what, taken in beside.items()}
+            card: {what: fitting(held - taken) for what, taken in others.items()}
             for card, held in USUAL_MEMORY.items()
         }
     if as_json:

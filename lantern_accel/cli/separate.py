@@ -1,7 +1,7 @@
 """Runs groups of checks in processes of their own: a crash or a hang of a driver costs its group.
 
 The parent never opens the device, since some serve one process at a time. A child opens it, says which
-checks there are, and runs those that it is told. Both speak JSON, a line a message, over pipes; what a
+checks there are, and runs those that are asked for. Both speak JSON, a line a message, over pipes; what a
 driver prints goes to standard error.
 """
 
@@ -413,14 +413,14 @@ def _kept(path: Path, fresh: Report) -> dict[str, Outcome]:
     return {one.name: one for one in stored.outcomes}
 
 
-def _again(told: Sequence[str]) -> LanternError:
+def _again(sent: Sequence[str]) -> LanternError:
     """Return an error of ours that a child raised."""
-    kind = getattr(errors, told[0], BackendError)
+    kind = getattr(errors, sent[0], BackendError)
     try:
-        made = kind(told[1])
+        made = kind(sent[1])
     except TypeError:
-        made = BackendError(told[1])
-    return made if isinstance(made, LanternError) else BackendError(told[1])
+        made = BackendError(sent[1])
+    return made if isinstance(made, LanternError) else BackendError(sent[1])
 
 
 # --- the child ------------------------------------------------------------------------------------
@@ -475,7 +475,7 @@ def _serve(asked: Message, send: Callable[..., None], lines: Iterable[str]) -> N
             for name in message.get("checks", ()):
                 send(began=name)
                 outcome = kit.run_check(
-                    backend, name, checks[name], on_wait=lambda *told: send(waits=told)
+                    backend, name, checks[name], on_wait=lambda *waits: send(waits=waits)
                 )
                 send(outcome=outcome.model_dump(mode="json"))
             if more := message.get("certify"):

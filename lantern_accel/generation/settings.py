@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypedDict, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -22,6 +22,7 @@ from lantern_accel.bounds import (
 )
 from lantern_accel.errors import RequestError, did_you_mean, half_pair, out_of_bounds, plain, shown
 from lantern_accel.records import Frozen
+from lantern_accel.strategy.rules import AcceptanceRule
 from lantern_accel.strategy.sources import Tree
 from lantern_accel.strategy.values import Coupling, NeighbourSpace, Residual, Sampling, Strategy
 
@@ -125,6 +126,36 @@ class Settings(Frozen):
         """Return the sampling settings that were given one by one."""
         names = [name for name in Sampling.model_fields if name in type(self).model_fields]
         return {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+
+
+class Asked(TypedDict, total=False):
+    """The fields of :class:`Settings` as keywords, for completion and type checks."""
+
+    preset: str | None
+    strategy: str | Strategy | None
+    relaxed: bool | None
+    num_images: int | None
+    seed: int | Sequence[int] | None
+    negative_prompt: str | None
+    batch_size: int | None
+    size: tuple[int, int] | str | None
+    tree: str | Tree | None
+    window: int | None
+    accept: str | AcceptanceRule | None
+    k: int | None
+    delta: float | None
+    lam: float | None
+    residual: Residual | None
+    coupling: Coupling | None
+    neighbour_space: NeighbourSpace | None
+    tv_budget: float | None
+    sampling: Sampling | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    cfg_scale: float | None
+    cfg_interval: int | None
+    cfg_scale_image: float | None
 
 
 #: Numbers of a request below this are written with all of their digits in what is said of them.

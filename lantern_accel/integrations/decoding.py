@@ -64,14 +64,14 @@ class ModuleWeights(Checkpoint):
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of our weights: those that are the module's own, and those held beside it."""
+    """Bytes of our weights: those that are the module's own, and those held next to it."""
 
     shared: int
     beside: int
 
     def __str__(self) -> str:
         shared, beside = format_bytes(self.shared), format_bytes(self.beside)
-        return f"{shared} shared with the module, {beside} beside it"
+        return f"{shared} shared with the module, {beside} next to it"
 
 
 def _share(weights: ModuleWeights, kind: Family, manifest: Any, part: str, ops: Backend) -> Any:
@@ -104,7 +104,7 @@ def _share(weights: ModuleWeights, kind: Family, manifest: Any, part: str, ops: 
 def shared_pipeline(
     weights: ModuleWeights, kind: Family, manifest: Any, codebook: bool, watch: Watch
 ) -> tuple[Pipeline, Memory]:
-    """Return a pipeline on the module's device and in its dtype, and what it holds beside the module.
+    """Return a pipeline on the module's device and in its dtype, and what it holds next to the module.
 
     ``codebook``: its image tokenizer is needed too, for the neighbours of relaxed acceptance. ``watch``
     notes what the module is then.
@@ -150,14 +150,14 @@ Describe = Callable[[Checkpoint, dict[str, Any]], Any]
 
 
 class InterruptedDecodingError(LanternError):
-    """Tokens were asked for no longer; what was drawn of them is no picture."""
+    """Tokens were asked for no longer; what was drawn of them is not a picture."""
 
 
 @dataclass
 class Accelerated:
     """Our decoder around one loaded module; made when it is first needed.
 
-    ``memory`` says what it holds beside the module's own weights, once it was made. ``overrides`` are
+    ``memory`` says what it holds next to the module's own weights, once it was made. ``overrides`` are
     fields of :class:`Sampling` that win over what the library asks for.
     """
 
@@ -207,7 +207,7 @@ class Accelerated:
         return self._pipeline
 
     def close(self) -> None:
-        """Free what is held beside the module."""
+        """Free what is held next to the module."""
         if self._pipeline is not None:
             self._pipeline.close()
         self._pipeline = self._watch = None

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lantern_accel.errors import ModelError, RequestError
-from lantern_accel.families.base import Model
 from lantern_accel.families.controls import Controls
 from lantern_accel.families.glm_image.grids import grid_of, grids, prior_token_ids
 from lantern_accel.families.glm_image.painting import check_scheduler
@@ -26,7 +25,7 @@ from lantern_accel.integrations.decoding import (
 from lantern_accel.integrations.distribution import processors_of, sampling_of
 from lantern_accel.integrations.transformers import accelerated, glm_tokens
 from lantern_accel.integrations.transformers import restore as restore_model
-from lantern_accel.strategy.values import Sampling, Strategy
+from lantern_accel.strategy.values import Strategy
 
 __all__ = ["accelerate", "prior_token_ids", "restore"]
 
@@ -46,9 +45,8 @@ class _Prior:
         if prior is None:
             if pipe.vision_language_encoder is None:
                 raise ModelError(
-                    "the pipeline was loaded without its prior (vision_language_encoder is None); "
-                    "name one: "
-                    "accelerate(pipe, prior=the folder of the release)"
+                    "the pipeline was loaded without its prior (vision_language_encoder is None); name "
+                    "one: accelerate(pipe, prior=the folder of the release)"
                 )
             self._around(pipe.vision_language_encoder)
         elif isinstance(prior, Pipeline):
@@ -58,7 +56,7 @@ class _Prior:
 
             self.own, self.opened = load(prior, device=str(pipe._execution_device)), True
         if self.own is not None and self.own.model.manifest.family != "glm_image":
-            raise ModelError(f"the prior {prior} is no GLM-Image; name the folder of its release")
+            raise ModelError(f"the prior {prior} is not GLM-Image; name the folder of its release")
 
     def tokens(
         self,
@@ -90,17 +88,13 @@ class _Prior:
         )
         ours = self._around(inner)
         pipeline = ours.ready()
-        sampling = ours.sampling(self._law(inner, given["input_ids"], pipeline.model))
-        return glm_tokens(
-            ours,
-            pipeline,
-            given["input_ids"],
-            given["attention_mask"],
-            given["image_grid_thw"],
-            sampling,
-            seeds,
-            report,
-        )
+        ids, mask, shapes = (given[n] for n in ("input_ids", "attention_mask", "image_grid_thw"))
+        # What generate(do_sample=True) of the pipeline's own prior would draw by.
+        config, _ = inner._prepare_generation_config(None, do_sample=True)
+        processors = processors_of(inner, config, ids, [])
+        codes = pipeline.model.manifest.target.head_rows
+        sampling = ours.sampling(sampling_of(processors, codes, sample=True))
+        return glm_tokens(ours, pipeline, ids, mask, shapes, sampling, seeds, report)
 
     def _around(self, inner: Any) -> Accelerated:
         """Return our decoder around the pipeline's prior, and let go of one that was there before."""
@@ -118,14 +112,8 @@ class _Prior:
             )
         return vars(self)
 
-    def _law(self, inner: Any, ids: Tensor, model: Model) -> Sampling:
-        """Return what ``generate(do_sample=True)`` of the pipeline's own prior would draw by."""
-        config, _ = inner._prepare_generation_config(None, do_sample=True)
-        processors = processors_of(inner, config, ids, [])
-        return sampling_of(processors, model.manifest.target.head_rows, sample=True)
-
     def close(self) -> None:
-        """Free what is held beside the pipeline's own modules."""
+        """Free what is held next to the pipeline's own modules."""
         if self.own is None:
             restore_model(self.inner)
         elif self.opened:
@@ -163,28 +151,23 @@ def accelerate(
 
 @functools.lru_cache(maxsize=8)
 def _accelerated_class(kind: type) -> type:
-    body = {
-        "__call__": _call,
-        "__reduce_ex__": _reduce,
-        "restore": restore,
-        "__module__": kind.__module__,
-        "__doc__": kind.__doc__,
-    }
-    return type(kind.__name__, (kind,), body)
+    body = {"__call__": _call, "__reduce_ex__": _reduce, "restore": restore}
+    about = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind,), {**body, **about})
 
 
-def _reduce(self: Any, protocol: Any) -> Any:
+def _reduce(self: Any, protocol: object) -> Any:
     """Say how a copy is made: no name leads to this class, so that it is made of the library's."""
     return _copy_of, (type(self).__mro__[1],), vars(self)
 
 
 def _copy_of(kind: Any) -> Any:
-    accelerated_kind: Any = _accelerated_class(kind)
-    return accelerated_kind.__new__(accelerated_kind)
+    made: Any = _accelerated_class(kind)
+    return made.__new__(made)
 
 
 def restore(pipe: Any) -> Any:
-    """Give a pipeline its own prior back, and free what was held beside it."""
+    """Give a pipeline its own prior back, and free what was held next to it."""
     state = vars(pipe).pop(_STATE, None)
     if state is not None:
         pipe.__class__ = type(pipe).__mro__[1]
@@ -212,9 +195,8 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     times = given["num_images_per_prompt"]
     if isinstance(times, bool) or not isinstance(times, int) or times < 1:
         raise RequestError(f"num_images_per_prompt is {times!r}; give a whole number of at least 1")
-    prompts = [
-        one for one in ([prompt] if isinstance(prompt, str) else prompt) for _ in range(times)
-    ]
+    each = [prompt] if isinstance(prompt, str) else prompt
+    prompts = [one for one in each for _ in range(times)]
     generator = given["generator"]
     if isinstance(generator, list):
         if len(generator) != len(prompts):

@@ -60,7 +60,8 @@ def accelerated(
     }
     name = type(model).__name__
     if name not in kinds:
-        inside = "; merge the adapter first (merge_and_unload())" if _wraps(model) else ""
+        wraps = type(model).__module__.startswith("peft.")
+        inside = "; merge the adapter first (merge_and_unload())" if wraps else ""
         raise ModelError(
             f"{name} cannot be accelerated; transformers' classes that can be are {', '.join(kinds)}"
             f"{inside}"
@@ -70,18 +71,13 @@ def accelerated(
     return ours
 
 
-def _wraps(model: Any) -> bool:
-    return type(model).__module__.startswith("peft.")
-
-
 def _accelerated_for(model: nn.Module) -> Accelerated:
     ours: Accelerated | None = vars(model).get(_OURS)
     return accelerated(model) if ours is None else ours
 
 
-def _own_generate(model: nn.Module) -> Callable[..., Any]:
-    kind: Any = type(model)
-    return functools.partial(kind.generate, model)
+def _own_generate(model: Any) -> Callable[..., Any]:
+    return functools.partial(type(model).generate, model)
 
 
 # --- Janus ------------------------------------------------------------------------------------------
@@ -105,7 +101,7 @@ def accelerate(model: nn.Module, strategy: str | Strategy = "auto", **overrides:
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Give a model its own ``generate`` back, and free what was held beside it."""
+    """Give a model its own ``generate`` back, and free what was held next to it."""
     made: Accelerated | None = vars(model).pop(_OURS, None)
     if vars(model).pop("restore", None) is not None:
         del vars(model)["generate"]
@@ -169,8 +165,7 @@ def _pad_rows(pipeline: Any, condition: Tensor, mask: Tensor) -> tuple[Rows, int
     if longest + target.num_tokens > target.max_positions:
         raise RequestError(
             f"a prompt has {longest} tokens and the picture {target.num_tokens}, but the model was "
-            "trained "
-            f"on {target.max_positions} in all; shorten the prompt"
+            f"trained on {target.max_positions} in all; shorten the prompt"
         )
     length = bucket(longest)
     extra = (length - longest, 0)
@@ -237,9 +232,8 @@ def decode(
             raise refusal_of("pictures as input")
         tokens = glm_tokens(ours, pipeline, input_ids, mask, image_grid_thw, sampling, seeds)
     else:
-        tokens = _chameleon_tokens(
-            ours, pipeline, input_ids, mask, logits_processor, sampling, seeds
-        )
+        given = logits_processor or ()
+        tokens = _chameleon_tokens(ours, pipeline, input_ids, mask, given, sampling, seeds)
     out = torch.cat((input_ids, tokens.to(input_ids)), dim=1)
     most = getattr(generation_config, "max_length", None) or out.shape[1]
     return out[:, :most]

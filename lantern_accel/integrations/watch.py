@@ -165,7 +165,7 @@ def _find_replaced(module: nn.Module) -> list[str]:
     ]
 
 
-def _hook_name(hook: Any) -> str:
+def _hook_name(hook: object) -> str:
     return getattr(hook, "__qualname__", type(hook).__qualname__)
 
 

@@ -11,7 +11,7 @@ import lantern_accel
 from lantern_accel.errors import LanternError, RequestError, StrategyError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.request import build_request
-from lantern_accel.generation.settings import Settings, read_settings
+from lantern_accel.generation.settings import Asked, Settings, read_settings
 from lantern_accel.models.locate import find_model
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.rules import LanternPP
@@ -68,6 +68,7 @@ def test_python_is_answered_before_anything_is_loaded() -> None:
 def test_signatures_show_every_setting() -> None:
     for function in (lantern_accel.generate, Pipeline.generate):
         assert set(Settings.model_fields) <= set(inspect.signature(function).parameters)
+    assert list(Asked.__annotations__) == list(Settings.model_fields)
 
 
 def test_sampling_as_one_value_or_one_by_one() -> None:

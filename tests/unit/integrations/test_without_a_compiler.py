@@ -62,4 +62,4 @@ def test_every_dtype_is_drawn(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("beside it") == 6
+    assert done.stdout.count("next to it") == 6

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from lantern_accel.device.backend import Backend
     from lantern_accel.device.plugins import Chosen
+    from lantern_accel.generation.decision import Decision
     from lantern_accel.generation.pipeline import Pipeline
 
 DEFAULT_MODEL = "lantern-emoji"
@@ -135,6 +136,7 @@ def generate(
     text_device: Literal["device", "cpu"] = "device",
     embeddings: str | Path | None = None,
     weights: str = "full",
+    decision: Decision | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     **settings: Unpack[Asked],
 ) -> GenerationResult:
@@ -142,11 +144,11 @@ def generate(
 
     ``num_images`` per prompt; ``seed`` fixes the images, the same under every exact strategy (None: a
     random one, stated in the result). ``strategy``: ``auto`` (the default), ``vanilla``, ``eagle``,
-    ``eagle2``, ``lantern``, ``lantern++``, without a drafter ``self``, ``scd`` and ``sjd``,
-    or a :class:`Strategy`.
+    ``eagle2``, ``lantern``, ``lantern++``, without a drafter ``self``, ``scd`` and ``sjd``, or a
+    :class:`Strategy`; ``decision``: an earlier result's ``stats.decision``, to decode with that.
     ``tree``, ``window`` (its length), ``accept`` (a rule, or text such as
     ``"lantern++:k=10,lambda=2"``), ``k``, ``delta``, ``lam`` (lambda), ``tv_budget``, ``residual``,
-    ``coupling`` and ``neighbour_space`` change a part of it; ``relaxed`` lets ``auto`` relax
+    ``coupling`` and ``neighbour_space`` change a part of a strategy; ``relaxed`` lets ``auto`` relax
     acceptance. ``sampling`` is a :class:`Sampling`; its fields may be given one by one
     (``temperature=0`` is greedy). ``size`` is the width and height in pixels, where a model draws
     several; ``cfg_scale_image`` asks for three-way guidance (Anole). Settings left None are the
@@ -172,4 +174,4 @@ def generate(
         size=asked.size,
     )
     with pipeline:
-        return pipeline.generate(prompt, on_progress=on_progress, **settings)
+        return pipeline.generate(prompt, decision=decision, on_progress=on_progress, **settings)

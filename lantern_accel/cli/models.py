@@ -20,8 +20,6 @@ from lantern_accel.cli.options import (
     TokenizerPart,
 )
 from lantern_accel.errors import RequestError
-from lantern_accel.strategy.rules import validated
-from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:
     from lantern_accel.memory.plan import MemoryPlan
@@ -206,8 +204,6 @@ def plan(
         "auto", help="Strategy to plan for; auto: the most that auto may take."
     ),
     tree: str = typer.Option(None, help="As for generate."),
-    k: int = typer.Option(None, "--k", help="Neighbours of LANTERN's acceptance rule."),
-    cfg_scale: float = typer.Option(None, "--cfg-scale", help="1 or less is off: half the rows."),
     picture: str = typer.Option(
         None,
         "--size",
@@ -237,11 +233,8 @@ def plan(
         text_device=text_device,  # type: ignore[arg-type]
         picture=None if picture is None else read_size(picture),
     )
-    chosen = planner.strategy(strategy, tree=tree, k=k)
-    values = planner.manifest.defaults.sampling.model_dump()
-    if cfg_scale is not None:
-        values["cfg_scale"] = cfg_scale
-    sampling = validated(Sampling, values, "sampling")
+    chosen = planner.strategy(strategy, tree=tree)
+    sampling = planner.manifest.defaults.sampling
     made = planner.plan(chosen, sampling, batch=batch)
     tips = planner.advice(made, chosen, sampling)
     fitting = partial(planner.largest_batch, chosen, sampling)

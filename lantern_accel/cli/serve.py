@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from lantern_accel.bounds import MOST_BATCH, MOST_PROMPT, MOST_SECONDS
+from lantern_accel.bounds import MOST_BATCH, MOST_SECONDS
 from lantern_accel.cli.console import say, warn
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
 from lantern_accel.errors import RequestError, shown
@@ -53,12 +53,6 @@ def serve(
         "--api-keys",
         metavar="FILE",
         help=f"API keys, one per line; the variable {KEYS} (commas between) adds to them.",
-    ),
-    most_body: int = typer.Option(
-        1 << 20, min=1024, max=1 << 30, help="Bytes of a request that are read at most."
-    ),
-    most_prompt: int = typer.Option(
-        4000, min=1, max=MOST_PROMPT, help="Characters that a prompt may have."
     ),
     cors: list[str] = typer.Option(
         [],
@@ -101,8 +95,6 @@ def serve(
         "deadline": deadline,
         "grace": grace,
         "keys": keys,
-        "most_body": most_body,
-        "most_prompt": most_prompt,
         "origins": tuple(map(_origin, cors)),
         "root_path": _root_path(root_path),
     }

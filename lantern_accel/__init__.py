@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lantern_accel.errors import ModelError as ModelError
     from lantern_accel.errors import RequestError as RequestError
     from lantern_accel.errors import StrategyError as StrategyError
+    from lantern_accel.generation.decision import Decision as Decision
     from lantern_accel.generation.pipeline import Pipeline as Pipeline
     from lantern_accel.generation.result import GenerationResult as GenerationResult
     from lantern_accel.generation.result import GenerationStats as GenerationStats
@@ -49,6 +50,7 @@ _HOMES = {
         "StrategyError",
     ),
     "device.hookspecs": ("hookimpl",),
+    "generation.decision": ("Decision",),
     "generation.pipeline": ("Pipeline",),
     "device.plugins": ("devices_report",),
     "strategy.values": ("Sampling", "Strategy"),

@@ -80,6 +80,11 @@ def generate(
         "--no-metadata",
         help="Leave prompt, seed, model, strategy and version out of a PNG's text.",
     ),
+    verbose: bool = typer.Option(
+        False,
+        "--verbose",
+        help="Also print what was decided before the first image: batch by batch.",
+    ),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but errors."),
     **settings: Any,
 ) -> None:
@@ -138,6 +143,8 @@ def generate(
             say("every image is there already", label="nothing to draw", style="bold")
         else:
             _summary(result)
+            for line in result.stats.decision.text() if verbose else ():
+                say(line, label="decided", style="bold")
         if pictures.written:
             say(", ".join(map(str, pictures.written)), label="wrote", style="bold green")
 

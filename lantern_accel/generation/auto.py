@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.generation.copies import (
     DRAFTS,
@@ -363,9 +364,12 @@ class Auto:
         None: there is no room for it, or the device has not captured all of its steps yet.
         """
         found = begun(one.strategy)
-        if found is None or found[0].engine.usable is not None:
+        if found is None:
             return None
         engine, begin = found[0].engine, found[1]
+        assert isinstance(engine, AdaptiveEngine)
+        if engine.usable is not None:
+            return None
         begin()
         one = one.with_times(engine.calibrate(self.backend.stopwatch, *least))
         if one.known and not engine.geometry.guesses:

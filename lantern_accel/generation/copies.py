@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import nn
 from lantern_accel.decoding.length_policy import tokens_of, usual_tokens_per_step
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.generation.row_costs import RowCosts
 from lantern_accel.nn.rounding import FULL, ROUNDINGS, Rounded, Rounding
 from lantern_accel.nn.transformer import Projection, projections
 from lantern_accel.strategy.sources import DraftLength
@@ -104,19 +104,6 @@ def _zeros(part: Projection, ops: TensorOps, how: Rounding) -> Projection:
     return made
 
 
-def check_cost(timed: Sequence[DraftLength], nodes: int) -> float:
-    """Return what a target's pass over so many nodes costs, in plain steps.
-
-    ``timed``: lengths of windows with their costs. Between and behind them costs lie on lines.
-    """
-    known = sorted((one.length, one.cost or 1.0) for one in timed)
-    if len(known) < 2:
-        return 1.0
-    pairs = list(pairwise(known))
-    (a, low), (b, high) = next((pair for pair in pairs if nodes <= pair[1][0]), pairs[-1])
-    return max(1.0, low + (high - low) * (nodes - a) / (b - a))
-
-
 def own_windows(timed: Sequence[DraftLength]) -> list[int]:
     """Return the lengths of a copy's own window that may be worth trying, 1: it drafts token by token.
 
@@ -147,12 +134,13 @@ def likely_copies(
     milliseconds of a plain step, whose products alone count where it is not known.
     """
     plain = step or times[FULL][rows]
+    checks = RowCosts(costs={one.length: one.cost or 1.0 for one in timed} or {1: 1.0})
 
     def pass_cost(name: str, nodes: int) -> float:
         # What is no product costs a copy as much as the target.
         own = times[name][rows * nodes]
         spared = (times[FULL][rows * nodes] - own) / plain
-        return max(own / plain, check_cost(timed, nodes) - spared)
+        return max(own / plain, checks.of(nodes, 1) - spared)
 
     # The copy's windows are guessed as the target's are.
     gains = {one.length: one.tokens_per_step for one in timed}
@@ -171,7 +159,7 @@ def likely_copies(
                 for passes in range(math.ceil(needed / 2), needed + 1) if window else [n]:
                     made = tokens_of(rate, 1 + min(n, passes * gain))
                     made = 1 + (made - 1) * (SETTLED if window else 1.0)
-                    promises[n, passes] = made / (passes * cost + check_cost(timed, n + 1))
+                    promises[n, passes] = made / (passes * cost + checks.of(n + 1, 1))
             if not promises:
                 continue
             best, passes = max(promises, key=lambda one: promises[one])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.base import Decoded
 from lantern_accel.decoding.buckets import Steps
 from lantern_accel.device.backend import Backend, inferring
@@ -465,4 +466,5 @@ class Pipeline:
             ready, rows = self._begun(prompts, strategy, sampling)
             with explained(self.backend):
                 ready.begin(rows, 0, range(len(prompts)))
+                assert isinstance(ready.engine, AdaptiveEngine)
                 return ready.engine.calibrate(self.backend.stopwatch, rounds=rounds)

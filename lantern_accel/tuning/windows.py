@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from lantern_accel.decoding.adaptive import HOPELESS
 from lantern_accel.errors import DoesNotFitError, RequestError, StrategyError
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.generation.row_costs import HOPELESS
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.samples import about, new_cell
 from lantern_accel.strategy.choices import Choice

@@ -103,17 +103,6 @@ def test_copies_that_do_not_fit_are_left_out() -> None:
     assert found is not None and found.tree.length <= 6
 
 
-@pytest.mark.parametrize(("nodes", "cost"), [(1, 1.0), (3, 1.1), (16, 1.75), (18, 1.85)])
-def test_checks_lie_on_lines_between_the_windows_that_were_timed(nodes: int, cost: float) -> None:
-    assert copies.check_cost(TIMED, nodes) == pytest.approx(cost)
-
-
-def test_a_check_costs_no_less_than_a_plain_step() -> None:
-    assert copies.check_cost(TIMED[:1], 9) == 1.0
-    falling = [DraftLength(length=1, cost=1.0), DraftLength(length=2, cost=0.9)]
-    assert copies.check_cost(falling, 4) == 1.0
-
-
 def test_products_of_every_kind_are_timed_and_nothing_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

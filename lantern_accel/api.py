@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lantern_accel.device.backend import dtype_policy
 from lantern_accel.device.plugins import choose_device
 from lantern_accel.errors import DeviceRequestError, did_you_mean
 from lantern_accel.generation.result import GenerationResult
@@ -98,7 +99,7 @@ def load(
                 f"the backend {backend.name!r} has shapes and no data, so it draws nothing; choose "
                 "another device (`lantern-accel devices` lists them)"
             )
-        policy = backend.dtypes(dtype)
+        policy = dtype_policy(backend, dtype)
         check_weights(backend, found, policy.compute)
         loaded = load_model(
             found,

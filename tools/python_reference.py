@@ -67,7 +67,11 @@ PAGES = {
         (
             Section("The specification", "lantern_accel/device/spec.py"),
             Section("The device", "lantern_accel/device/backend.py"),
+            Section("Preferences", "lantern_accel/device/preferences.py"),
+            Section("How a step runs", "lantern_accel/device/capture.py"),
             Section("The operations", "lantern_accel/device/operations.py"),
+            Section("Guidance, filters and draws", "lantern_accel/device/sampling.py"),
+            Section("Packed weights", "lantern_accel/device/packed.py"),
             Section("The cache", "lantern_accel/device/kv_cache.py"),
             Section("The plan of a step", "lantern_accel/device/plan.py"),
         ),

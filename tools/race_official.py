@@ -29,7 +29,7 @@ from lantern_accel.checkpoints.loading import fill
 from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
 from lantern_accel.cli.console import say
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.device.backend import Backend
+from lantern_accel.device.backend import Backend, dtype_policy
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.families.keys import LLAMA, recipes_of, renamed
@@ -174,7 +174,7 @@ def run(given: argparse.Namespace) -> Race:
     with open_backend(given.device, options) as backend, warnings.catch_warnings():
         # The official code asks for attention's backends by a name that torch wants replaced.
         warnings.filterwarnings("ignore", category=FutureWarning)
-        dtype = backend.dtypes(given.dtype).compute
+        dtype = dtype_policy(backend, given.dtype).compute
         tokens = config_of(given.size, given.pixels).num_tokens
         sampling = Sampling(temperature=1.0, top_k=given.top_k, cfg_scale=given.cfg)
         settings = {

@@ -73,6 +73,7 @@ class Spec(BackendSpec):
         from lantern_accel.errors import DeviceRequestError
         from lantern_accel_cpu.backend import DeviceBackend
         from lantern_accel_cpu.native import build, library
+        from lantern_accel_cpu.native.backend import NativeCpu
         from lantern_accel_cpu.native.kernels import Kernels
 
         known = {
@@ -110,8 +111,9 @@ class Spec(BackendSpec):
             loaded = library.load()
         elif native == "auto" and compiled != "on":
             loaded = library.load_or_warn()
-        kernels = Kernels(loaded) if loaded is not None else None
-        backend = DeviceBackend(index, threads=threads, compile=compiled, kernels=kernels)
+        if loaded is not None:
+            return NativeCpu(index, Kernels(loaded), threads)
+        backend = DeviceBackend(index, threads, compiled)
         if native == "auto" and (reason := build.missing()):
             backend.slowed = (
                 f"without native kernels decoding takes several times as long: {reason}"

@@ -21,7 +21,7 @@ from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.noise import noise_keys
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.device.plan import Filter, StepPlan
+from lantern_accel.device.plan import Filter, Refused, StepPlan
 from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.rounding import rounded as round_weights
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
@@ -191,7 +191,7 @@ def draws(site: Site, sizes: tuple[int, ...] = (1000,)) -> Measured:
     for size in sizes:
         weights = (4 * site.numbers(size, 6, size)).softmax(-1)
         u = site.uniforms(size, 6, 8)
-        theirs = reference.draw_without_replacement(weights, u)
+        theirs = reference.draw(weights, u)
         ours, again = (sampling.draw(weights, u, torch.int64) for _ in range(2))
         assert ours is not None and again is not None
         if not torch.equal(ours, again):
@@ -211,7 +211,7 @@ def race(site: Site, sizes: tuple[int, ...] = (1000, 16384)) -> Measured:
     for size in sizes:
         weights = (4 * site.numbers(size, 2, 3, size)).softmax(-1)
         weights[0, 1, ::2] = 0.0
-        want = reference.race_siblings(weights.cpu(), keys, positions, 8)
+        want = reference.race(weights.cpu(), keys, positions, 8)
         given = weights, keys.to(site.device), positions.to(site.device)
         got = kernels.race(*given, 8, torch.int64)
         alone = kernels.race(*given, 1, torch.int64)
@@ -237,7 +237,7 @@ def walks(site: Site, size: int = 500, images: int = 4) -> Measured:
     seen = logits.gather(1, inner.unsqueeze(-1).expand(-1, -1, size))
     q = (seen + site.numbers(1, *seen.shape)).softmax(-1)
     widest = max(tables.max_children)
-    picks = reference.draw_without_replacement(q, site.uniforms(1, *q.shape[:-1], widest))
+    picks = reference.draw(q, site.uniforms(1, *q.shape[:-1], widest))
     group = topology["group"].gather(1, topology["parent"])
     ids = torch.arange(tables.nodes, device=device)
     nth = (ids - topology["first_child"].gather(1, topology["parent"])).clamp(min=0)
@@ -369,7 +369,7 @@ def few(site: Site, rows: tuple[int, ...] = (3, 33)) -> Measured:
             qkv = (normed @ queries.double().t()).to(dtype).unflatten(-1, (3, heads, width))
             turned = reference.rotate(qkv[:, :, :2], rotary)
             reference.write(theirs, 0, address, turned[:, :, 1], qkv[:, :, 2])
-            k, v = reference.by_head(ours, 0, layout.capacity)
+            k, v = ours.by_head(0, layout.capacity)
             got, again = (
                 kernels.rotate(x, gain, 1e-5, queries, rotary, address, k, v, heads, *last)
                 for _ in range(2)
@@ -393,8 +393,8 @@ def advance(site: Site, passes: int = 5) -> Measured:
         strategy = Strategy(name="check", drafts=tree, acceptance=Exact(), coupling="invariant")
         engine, rows = _engine(reference, strategy), site.numbers(5, 64, 48)
         after = fused_step(reference, replace(_plan(engine), target=None))
-        if after is None:
-            raise Failed(f"no kernel follows a pass with {tree}")
+        if isinstance(after, Refused):
+            raise Failed(f"no kernel follows a pass with {tree}: {after.why}")
         for _ in range(passes):
             drafted = engine._draft()
             x = drafted.window if isinstance(tree, Window) else drafted[0].tokens
@@ -408,7 +408,7 @@ def advance(site: Site, passes: int = 5) -> Measured:
             want = {name: value.clone() for name, value in _changes(engine).items()}
             for name, value in _changes(engine).items():
                 value.copy_(held[name])
-            after(logits)
+            after.run(logits)
             for name, value in _changes(engine).items():
                 # The last column is for what is past the image.
                 ours, theirs = (t[:, :-1] if name == "tokens" else t for t in (value, want[name]))

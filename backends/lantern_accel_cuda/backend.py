@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -13,18 +13,28 @@ from torch import Tensor, nn
 
 from lantern_accel.device.backend import (
     Backend,
+    Conformance,
     DeviceConditions,
     DeviceFacts,
     MemoryUse,
     Stopwatch,
     Support,
 )
-from lantern_accel.device.capture import Replay
+from lantern_accel.device.capture import HostCopy, Replay
 from lantern_accel.device.kv_cache import KVCache, KVLayout, Pass
-from lantern_accel.device.operations import HostCopy
-from lantern_accel.device.plan import AcceptanceRule, DraftedTree, Filter, FusedStep, StepPlan
-from lantern_accel.device.sampling import triangle
+from lantern_accel.device.packed import Format, Weight
+from lantern_accel.device.plan import (
+    AcceptanceRule,
+    DraftedTree,
+    Filter,
+    FusedStep,
+    Refused,
+    StepPlan,
+)
+from lantern_accel.device.preferences import Preferences
+from lantern_accel.device.sampling import Tables, triangle
 from lantern_accel.errors import BackendError
+from lantern_accel.nn.rounding import Rounded
 from lantern_accel_cuda import attention, faults
 from lantern_accel_cuda.copies import PinnedCopy
 from lantern_accel_cuda.graphs import Recorder
@@ -44,7 +54,6 @@ class DeviceBackend(Backend):
 
     name = "cuda"
     version = "0.2.0"
-    sums_in_place = True
 
     def __init__(self, index: int, options: Options | None = None) -> None:
         super().__init__(torch.device("cuda", index))
@@ -120,9 +129,13 @@ class DeviceBackend(Backend):
         return all(self.uses(name, x.dtype) for name in needed)
 
     @property
-    def skips_hidden(self) -> bool:  # type: ignore[override]  # here it depends on the kernels
-        """Whether attention reads visible slots alone."""
-        return self.uses("attend")
+    def preferences(self) -> Preferences:  # type: ignore[override]  # here it depends on the kernels
+        """Caches are looked at whole, and weights read in fewer bits, where the kernels serve."""
+        return Preferences(
+            reads_fewer_bits=self.uses("rounded"),
+            skips_hidden=self.uses("attend"),
+            sums_in_place=True,
+        )
 
     def acquire(self) -> None:
         """Use the GPU once: a busy one, or one without kernels, fails here and not in a model."""
@@ -147,44 +160,24 @@ class DeviceBackend(Backend):
         """Order caches by head, padded."""
         return attention.layout(layers, rows, capacity, heads, head_dim, dtype)
 
-    def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
-        """Multiply by a packed weight: a tensor, or what :meth:`pack_rounded` made."""
-        if isinstance(weight, Tensor):
-            return super().linear(x, weight, bias)
-        return self._by_codes(x, weight, bias)
-
-    def _by_codes(self, x: Tensor, weight: Any, bias: Tensor | None, sums: bool = False) -> Tensor:
-        """Multiply by what :meth:`pack_rounded` made: few rows by one kernel, tens of them by another."""
-        from lantern_accel_cuda.kernels import rounded, tiles
-
-        many = rounded.ROWS < x.numel() // x.shape[-1] <= rounded.MOST_ROWS
-        tiled = many and x.dtype in tiles.DTYPES and self.uses("tiles", x.dtype)
-        return rounded.multiply(x, weight, bias, self._cores, sums, tiled)
-
-    def linear_add(
-        self, x: Tensor, weight: Any, residual: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
-        """Add the product to the residual where it lies: elsewhere torch would copy it there first."""
-        whole = isinstance(weight, Tensor)
-        if not whole or bias is not None or torch.is_grad_enabled() or not residual.is_contiguous():
-            return super().linear_add(x, weight, residual, bias)
-        residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
-        return residual
-
-    def pack_rounded(self, weight: Any, drafts: bool = False) -> Any:
+    def pack(self, weight: Weight, form: Format | None = None, drafts: bool = False) -> Weight:
         """Put codes in the Triton kernel's order; activations stay as they are for a copy's too."""
-        if not self.uses("rounded"):
-            return super().pack_rounded(weight, drafts)
+        if not isinstance(weight, Rounded) or not self.uses("rounded"):
+            return super().pack(weight, form, drafts)
         from lantern_accel_cuda.kernels import rounded
 
         return rounded.Columns.of(weight)
 
-    def logits(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
-        """Leave the sums in float32: in Triton, and where torch's own product can."""
+    def linear(
+        self, x: Tensor, weight: Weight, bias: Tensor | None = None, sums: bool = False
+    ) -> Tensor:
+        """Multiply by a packed weight; sums stay in float32 in Triton, and where torch's product can."""
+        if isinstance(weight, Rounded):
+            return super().linear(x, weight, bias, sums)
         if not isinstance(weight, Tensor):
-            return self._by_codes(x, weight, bias, sums=True)
-        if x.dtype == torch.float32 or torch.is_grad_enabled() or not self._leaves_sums:
-            return super().logits(x, weight, bias)
+            return self._by_codes(x, weight, bias, sums)
+        if not sums or x.dtype == torch.float32 or torch.is_grad_enabled() or not self._leaves_sums:
+            return super().linear(x, weight, bias, sums)
         flat = x.reshape(-1, x.shape[-1])
         if bias is None and weight.is_contiguous() and self.serves_few(flat.unsqueeze(0)):
             from lantern_accel_cuda import layers
@@ -192,6 +185,25 @@ class DeviceBackend(Backend):
             return layers.sums(x, weight, self.shape_of("sums", weight), self._cores)
         out = torch.mm(flat, weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
         return out if bias is None else out + bias
+
+    def _by_codes(self, x: Tensor, weight: Any, bias: Tensor | None, sums: bool) -> Tensor:
+        """Multiply by what :meth:`pack` made of codes: few rows by one kernel, tens by another."""
+        from lantern_accel_cuda.kernels import rounded, tiles
+
+        many = rounded.ROWS < x.numel() // x.shape[-1] <= rounded.MOST_ROWS
+        tiled = many and x.dtype in tiles.DTYPES and self.uses("tiles", x.dtype)
+        return rounded.multiply(x, weight, bias, self._cores, sums, tiled)
+
+    def linear_add(
+        self, x: Tensor, weight: Weight, residual: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Add the product to the residual where it lies: elsewhere torch would copy it there first."""
+        given = isinstance(weight, Tensor) and bias is None and not torch.is_grad_enabled()
+        if not given or not residual.is_contiguous():
+            return super().linear_add(x, weight, residual, bias)
+        assert isinstance(weight, Tensor)
+        residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
+        return residual
 
     @cached_property
     def _leaves_sums(self) -> bool:
@@ -210,7 +222,7 @@ class DeviceBackend(Backend):
 
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
         """Attention of ``q [R, T, H, d]`` over a layer's first L slots under ``mask [R, 1, T, L]``."""
-        k, v = self.by_head(kv, layer, mask.shape[-1])
+        k, v = kv.by_head(layer, mask.shape[-1])
         if mask.dtype == torch.int8:
             from lantern_accel_cuda.kernels import tree_attention
 
@@ -231,12 +243,12 @@ class DeviceBackend(Backend):
             return fused.rms_norm(x, weight, eps)
         return super().rms_norm(x, weight, eps)
 
-    def rotary(self, cos: Tensor, sin: Tensor) -> Any:
+    def rotary(self, cos: Tensor, sin: Tensor) -> object:
         """Keep cos and sin as they are for the Triton kernel."""
         return (cos, sin) if self.uses("rotate_write") else super().rotary(cos, sin)
 
     def rotate_write(
-        self, qkv: Tensor, rotary: Any, kv: KVCache, layer: int, address: Tensor
+        self, qkv: Tensor, rotary: object, kv: KVCache, layer: int, address: Tensor
     ) -> Tensor:
         """Rotate q and k, store k and v of a layer, return q."""
         if isinstance(rotary, tuple) and self.uses("rotate_write", qkv.dtype):
@@ -261,19 +273,23 @@ class DeviceBackend(Backend):
             out = layers.run(self, self._cores, blocks, x, at, taps, norm)
         return out if out is not None else super().trunk(blocks, x, at, taps, norm)
 
-    def fused_step(self, plan: StepPlan) -> FusedStep | None:
+    def fused_step(self, plan: StepPlan) -> FusedStep | Refused:
         """Do a whole step of a plain model, or what follows its pass: without drafts, or in windows."""
         from lantern_accel_cuda import steps
 
         # Asked in this order: a plan without a kernel checks none.
-        if not self.options.fused or not steps.serves(plan):
-            return None
+        if not self.options.fused:
+            return Refused("the option fused=off")
+        if why := steps.refused(plan):
+            return Refused(why)
         needed, dtype = ["advance"], None
         if plan.target is not None:
             needed += ["enter", "attend", "rms_norm", "swiglu", "rotate_write"]
             dtype = plan.target.cache.layout.dtype
-        served = all(self.uses(name, dtype) for name in needed)
-        return steps.fused_step(self, plan, self._cores) if served else None
+        missing = [name for name in needed if not self.uses(name, dtype)]
+        if missing:
+            return Refused(f"the kernel {missing[0]} does not serve here")
+        return steps.fused_step(self, plan, self._cores)
 
     def swiglu(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
@@ -300,7 +316,11 @@ class DeviceBackend(Backend):
                 return found
         return super().guide(logits, token, scale, image_scale, penalties)
 
-    def filter(self, logits: Tensor, given: Filter, tables: None = None) -> Tensor:
+    def tables(self, size: int, device: torch.device) -> Tables:
+        """Return what the reference's draws take; the Triton kernel takes nothing."""
+        return Tables() if self.uses("draw") else Tables(triangle(size, device))
+
+    def filter(self, logits: Tensor, given: Filter, tables: object | None = None) -> Tensor:
         """Return the float32 probabilities ``[..., V]`` that a filter makes of logits; no sort."""
         if self.uses("filter"):
             from lantern_accel_cuda.kernels import sampling
@@ -310,47 +330,30 @@ class DeviceBackend(Backend):
                 return found
         return super().filter(logits, given)
 
-    def running_sums(self, size: int, device: torch.device) -> Tensor | None:
-        """Return what the reference's draws take; the Triton kernel takes nothing."""
-        return None if self.uses("draw") else triangle(size, device)
-
-    def draw(self, weights: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
-        """Draw by inverse CDF: codes ``[...]`` from weights ``[..., V]``, uniforms ``[...]``."""
-        if self.uses("draw"):
-            return self.draw_without_replacement(weights, uniform.unsqueeze(-1)).squeeze(-1)
-        return super().draw(weights, uniform, sums)
-
-    def draw_without_replacement(
-        self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None
-    ) -> Tensor:
-        """Draw ``K`` different codes ``[..., K]``, from weights ``[..., V]``, uniforms ``[..., K]``."""
+    def draw(self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None) -> Tensor:
+        """Draw by inverse CDF, codes of the shape of ``uniforms`` from weights ``[..., V]``."""
         if self.uses("draw"):
             from lantern_accel_cuda.kernels import sampling
 
-            found = sampling.draw(weights, uniforms, self.index)
+            alone = uniforms.dim() < weights.dim()
+            found = sampling.draw(
+                weights, uniforms.unsqueeze(-1) if alone else uniforms, self.index
+            )
             if found is not None:
-                return found
-        return super().draw_without_replacement(weights, uniforms, sums)
+                return found.squeeze(-1) if alone else found
+        return super().draw(weights, uniforms, sums)
 
-    def race(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-        """Draw codes ``[B, T]`` from weights ``[B, T, V]`` by position-keyed noise, in two kernels."""
+    def race(
+        self, weights: Tensor, keys: Tensor, positions: Tensor, count: int | None = None
+    ) -> Tensor:
+        """Draw codes ``[B, T]`` or ``[B, T, count]`` by position-keyed noise, in two kernels."""
         if self.uses("race"):
             from lantern_accel_cuda.kernels import race
 
-            found = race.race(weights, keys, positions, 1, self.index)
+            found = race.race(weights, keys, positions, count or 1, self.index)
             if found is not None:
-                return found.squeeze(-1)
-        return super().race(weights, keys, positions)
-
-    def race_siblings(self, weights: Tensor, keys: Tensor, positions: Tensor, count: int) -> Tensor:
-        """Draw ``count`` different codes ``[B, T, count]``: the race's first, second, ..."""
-        if self.uses("race"):
-            from lantern_accel_cuda.kernels import race
-
-            found = race.race(weights, keys, positions, count, self.index)
-            if found is not None:
-                return found
-        return super().race_siblings(weights, keys, positions, count)
+                return found.squeeze(-1) if count is None else found
+        return super().race(weights, keys, positions, count)
 
     def accept(
         self,
@@ -368,11 +371,6 @@ class DeviceBackend(Backend):
         from lantern_accel_cuda.kernels import accept
 
         return accept.accept(tree, logits, given, rule, uniforms, bonus_uniform)
-
-    @property
-    def reads_fewer_bits(self) -> bool:  # type: ignore[override]  # here it depends on the kernels
-        """Whether products with weights in fewer bits read only these."""
-        return self.uses("rounded")
 
     def facts(self) -> DeviceFacts:
         """Describe the GPU, its driver, torch's CUDA and the options: what stays while it is open."""
@@ -411,11 +409,11 @@ class DeviceBackend(Backend):
             return Support(True, how="recorded")
         return super().support(capability)
 
-    def checks(self) -> Mapping[str, Callable[[Any], Any]]:
+    def conformance(self) -> Conformance:
         """Add what a GPU must show: no host read, no allocation, kernels that agree with torch."""
         from lantern_accel_cuda.checks import CHECKS
 
-        return CHECKS
+        return Conformance(checks=CHECKS)
 
     def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
         """Record ``step`` as a CUDA graph after a warm-up on a side stream.
@@ -438,22 +436,21 @@ class DeviceBackend(Backend):
         """Say what an error of the GPU means and what to do."""
         return faults.explain(error, self.device, "decoding")
 
-    def memory(self) -> MemoryUse:
+    def memory(self, new_peak: bool = False) -> MemoryUse:
         """Read what torch's allocator holds in tensors on this GPU, and what is left of it."""
         allocated = torch.cuda.memory_allocated(self.device)
         free, total = torch.cuda.mem_get_info(self.device)
         kept = torch.cuda.memory_reserved(self.device) - allocated
+        peak = torch.cuda.max_memory_allocated(self.device)
+        if new_peak:
+            torch.cuda.reset_peak_memory_stats(self.device)
         return MemoryUse(
             in_use=allocated,
-            peak=torch.cuda.max_memory_allocated(self.device),
+            peak=peak,
             limit=total,
             free=free + kept,
             definition="what torch's allocator holds in tensors; contexts and libraries are not in it",
         )
-
-    def reset_peak_memory(self) -> None:
-        """Start a new peak of the allocator."""
-        torch.cuda.reset_peak_memory_stats(self.device)
 
     def conditions(self) -> DeviceConditions:
         """Ask NVML for clocks, power, temperature and the other processes on this GPU."""

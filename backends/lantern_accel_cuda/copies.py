@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.device.operations import HostCopy
+from lantern_accel.device.capture import HostCopy
 from lantern_accel_cuda import faults
 from lantern_accel_cuda.handles import event
 

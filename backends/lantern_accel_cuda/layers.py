@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.device.kv_cache import KVCache, Pass
+from lantern_accel.device.packed import Weight
 from lantern_accel.device.plan import Block, Matrix, Norm, Stack
 from lantern_accel.nn.transformer import described
 from lantern_accel_cuda.kernels import few, fused
@@ -27,17 +28,18 @@ class Ops(Protocol):
 
     def serves_few(self, x: Tensor) -> bool: ...
     def shape_of(self, stage: str, weight: Tensor) -> int | None: ...
-    def linear(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor: ...
+    def linear(
+        self, x: Tensor, weight: Weight, bias: Tensor | None = None, sums: bool = False
+    ) -> Tensor: ...
     def linear_add(
-        self, x: Tensor, weight: Any, residual: Tensor, bias: Tensor | None = None
+        self, x: Tensor, weight: Weight, residual: Tensor, bias: Tensor | None = None
     ) -> Tensor: ...
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
     def swiglu(self, x: Tensor) -> Tensor: ...
     def rotate_write(
-        self, qkv: Tensor, rotary: Any, kv: KVCache, layer: int, address: Tensor
+        self, qkv: Tensor, rotary: object, kv: KVCache, layer: int, address: Tensor
     ) -> Tensor: ...
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor: ...
-    def by_head(self, kv: KVCache, layer: int, count: int) -> tuple[Tensor, Tensor]: ...
 
 
 def rotated(
@@ -171,7 +173,7 @@ def _layer(
     kv = at.cache
     assert kv is not None and at.address is not None and at.mask is not None
     wqkv, wo, w13, w2 = (_tensor(one) for one in _weights(block))
-    k, v = ops.by_head(kv, layer, kv.layout.capacity)
+    k, v = kv.by_head(layer, kv.layout.capacity)
     q = rotated(
         x, block.attention_norm, wqkv, rotary, at.address, k, v, block.heads,
         ops.shape_of("rotate", wqkv), cores,

@@ -1,60 +1,80 @@
-"""Steps in kernels of its own: a whole one, or what follows a pass; None where a plan has no kernel."""
+"""Steps in kernels of its own: a whole one, or what follows a pass; or why a plan has no kernel."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from lantern_accel.device.kv_cache import Pass
-from lantern_accel.device.plan import FusedStep, NoDrafts, StepPlan, TargetModel, Window
+from lantern_accel.device.plan import (
+    FusedStep,
+    NoDrafts,
+    Refused,
+    StepPlan,
+    TargetModel,
+    Window,
+)
 from lantern_accel.nn.rounding import Rounded
 
 #: The version of plans that these steps were written for.
 PLAN_VERSION = 3
+Step = Callable[[Tensor | None], bool]
+
 #: What fresh drafts are taken from, of what the kernels know.
 FRESH = ("above", "given")
 
 
-def serves(plan: StepPlan) -> bool:
-    """Return whether the kernels know a plan, with a target or without: plain steps, windows by keys."""
-    s, b = plan.source, plan.buffers
-    if plan.version != PLAN_VERSION or plan.greedy or b.keys is None:
-        return False
-    if plan.target is not None and not _knows(plan, plan.target):
-        return False
-    if plan.rule.relaxed or plan.rule.kind != "exact" or plan.rule.budget is not None:
-        return False
+def refused(plan: StepPlan) -> str:
+    """Say why the kernels do not know a plan, empty where they do: plain steps, windows by keys."""
+    s, b, rule = plan.source, plan.buffers, plan.rule
+    if plan.version != PLAN_VERSION:
+        return f"the plan is of version {plan.version}, the kernels know {PLAN_VERSION}"
+    if plan.greedy or b.keys is None:
+        return "tokens are not chosen by noise"
+    if plan.target is not None and (why := _unknown(plan, plan.target)):
+        return why
+    if rule.relaxed or rule.kind != "exact" or rule.budget is not None:
+        return "the rule is relaxed"
     if isinstance(s, NoDrafts):
-        return plan.sizes.nodes == 1
+        return "" if plan.sizes.nodes == 1 else "plain decoding has more than one position"
     from lantern_accel_cuda.kernels.advance import MOST_POSITIONS
 
-    if not isinstance(s, Window) or plan.sizes.nodes > MOST_POSITIONS:
-        return False
-    plain = s.above is None and s.code_kind is None and s.head is None
+    if not isinstance(s, Window):
+        return "drafts are a tree's"
+    if plan.sizes.nodes > MOST_POSITIONS:
+        return f"the window is longer than {MOST_POSITIONS} positions"
+    if s.above is not None or s.code_kind is not None:
+        return "not every token may be any code, or rows differ"
+    if s.head is not None:
+        return "a draft head guesses"
     drafts = s.fresh in FRESH and (s.q is not None or s.fresh == "given")
-    return plain and (drafts or plan.sizes.nodes == 1)
+    return "" if drafts or plan.sizes.nodes == 1 else f"fresh drafts are {s.fresh}"
 
 
-def _knows(plan: StepPlan, target: TargetModel) -> bool:
-    """Return whether a pass of the target can be done from its plan."""
+def _unknown(plan: StepPlan, target: TargetModel) -> str:
+    """Say why a pass of the target cannot be done from its plan; empty where it can."""
     layout, stack = target.cache.layout, target.stack
     blocks = stack.blocks
     matrices = [m for b in blocks for m in (b.wqkv, b.wo, b.w13, b.w2)] + [stack.head]
     # What no kernel of ours multiplies is the reference's, module by module.
-    packed = not any(isinstance(one.packed, Rounded) for one in matrices)
-    shared = not plan.sizes.own_prompts and all(b.heads == layout.heads for b in blocks)
-    return packed and shared and layout.head_major and not target.taps
+    if any(isinstance(one.packed, Rounded) for one in matrices):
+        return "weights in fewer bits have no kernel here"
+    if plan.sizes.own_prompts:
+        return "rows have prompts of their own"
+    plain = all(b.heads == layout.heads for b in blocks) and layout.head_major and not target.taps
+    return "" if plain else "the target's blocks, cache or taps have another form"
 
 
-def fused_step(ops: Any, plan: StepPlan, cores: int = 1) -> FusedStep | None:
-    """Return a plan's step, or what follows its pass (:meth:`.TensorOps.fused_step`).
+def fused_step(ops: Any, plan: StepPlan, cores: int = 1) -> FusedStep | Refused:
+    """Return a plan's step, or what follows its pass (:meth:`.Capture.fused_step`).
 
     ``ops`` filters; for a plan with a target it is the backend, with the stages of :mod:`.layers`.
     ``cores``: the card's multiprocessors.
     """
-    if not serves(plan):
-        return None
+    if why := refused(plan):
+        return Refused(why)
     from lantern_accel_cuda.kernels.advance import Advance
 
     assert isinstance(plan.source, NoDrafts | Window)
@@ -66,12 +86,12 @@ def fused_step(ops: Any, plan: StepPlan, cores: int = 1) -> FusedStep | None:
         advance(ops.filter(logits, plan.filter))
         return True
 
-    return after if plan.target is None else _whole(ops, plan, plan.target, after, cores)
+    if plan.target is not None:
+        return FusedStep(_whole(ops, plan, plan.target, after, cores))
+    return FusedStep(after)
 
 
-def _whole(
-    ops: Any, plan: StepPlan, target: TargetModel, after: FusedStep, cores: int
-) -> FusedStep:
+def _whole(ops: Any, plan: StepPlan, target: TargetModel, after: Step, cores: int) -> Step:
     """Return the whole step: what stands before the pass in one kernel, the blocks, what follows it."""
     from lantern_accel_cuda import layers
     from lantern_accel_cuda.kernels.enter import enter
@@ -88,7 +108,7 @@ def _whole(
             mask = begun.mask.expand(at.rows, -1, -1, -1)
             here = Pass(begun.cos, begun.sin, mask, target.cache, begun.address)
             x = layers.run_stack(ops, cores, stack, begun.x, here)
-            given = ops.logits(x, stack.head.packed, stack.head.bias)
+            given = ops.linear(x, stack.head.packed, stack.head.bias, sums=True)
             found = ops.guide(
                 given, begun.following, target.scale, target.image_scale, target.penalties
             )

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,15 +19,14 @@ from torch import Tensor, nn
 
 from lantern_accel.device.backend import (
     Backend,
+    Conformance,
     DeviceFacts,
     MemoryUse,
-    OperatorRule,
     Stopwatch,
     Support,
 )
-from lantern_accel.device.capture import Replay
+from lantern_accel.device.capture import HostCopy, Replay
 from lantern_accel.device.kv_cache import KVCache, KVLayout, Pass
-from lantern_accel.device.operations import HostCopy
 from lantern_accel.errors import BackendError, LanternWarning, NotCapturableError
 from lantern_accel_hpu import environment, faults, operators
 from lantern_accel_hpu.bridge import Bridge
@@ -47,7 +47,6 @@ class DeviceBackend(HPUOps, Backend):
 
     name = "hpu"
     version = "0.2.0"
-    capture_patience = 30.0
 
     def __init__(self, bridge: Bridge, mode: str = "eager", module: int | None = None) -> None:
         bridge.acquire()
@@ -61,7 +60,8 @@ class DeviceBackend(HPUOps, Backend):
         self.reinplaces = hasattr(bridge.config, "use_generic_reinplacer")
         limit = bridge.memory().get("Limit")
         if limit:
-            self.noise_bytes = min(self.noise_bytes, limit // 16)
+            most = min(self.preferences.noise_bytes, limit // 16)
+            self.preferences = replace(self.preferences, noise_bytes=most)
         self.mode = mode
         self.module = module
         real = bridge.hpu is not None and not bridge.software
@@ -152,19 +152,11 @@ class DeviceBackend(HPUOps, Backend):
             return Support(False, reason)
         return super().support(capability)
 
-    def operators(self) -> frozenset[str]:
-        """Name the operators that release 1.19 lists a kernel for."""
-        return operators.listed()
-
-    def operator_rules(self) -> Mapping[str, OperatorRule]:
-        """Return what is known of these kernels: dtypes, indices, and what leaves a graph."""
-        return operators.rules(self.index)
-
-    def checks(self) -> Mapping[str, Callable[[Any], Any]]:
-        """Return the checks of Habana's kernels and of this backend's runners."""
+    def conformance(self) -> Conformance:
+        """Know of operators, dtypes and indices; check Habana's kernels and this backend's runners."""
         from lantern_accel_hpu.checks import checks
 
-        return checks()
+        return Conformance(operators.rules(self.index), checks())
 
     def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
         """Warm ``step`` up and compile or capture it as the mode says.
@@ -226,20 +218,17 @@ class DeviceBackend(HPUOps, Backend):
         """Say what an error of the bridge or its driver means and what to do."""
         return faults.explain(error, "decoding", self.bridge.memory())
 
-    def memory(self) -> MemoryUse:
+    def memory(self, new_peak: bool = False) -> MemoryUse:
         """Read the bridge's memory statistics."""
         stats = self.bridge.memory()
+        if new_peak and self.bridge.hpu is not None:
+            self.bridge.hpu.reset_peak_memory_stats()
         return MemoryUse(
             in_use=stats.get("InUse"),
             peak=stats.get("MaxInUse"),
             limit=stats.get("Limit"),
             definition="what the bridge's allocator counts as in use (MaxInUse)",
         )
-
-    def reset_peak_memory(self) -> None:
-        """Start a new peak of the bridge's statistics."""
-        if self.bridge.hpu is not None:
-            self.bridge.hpu.reset_peak_memory_stats()
 
     def counters(self) -> dict[str, int]:
         """Read the bridge's metrics, and what this backend has warmed up.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.device.operations import HostCopy
+from lantern_accel.device.capture import HostCopy
 from lantern_accel_hpu import faults
 from lantern_accel_hpu.bridge import Bridge
 from lantern_accel_hpu.graphs import Watch

@@ -7,20 +7,22 @@ no ``scaled_dot_product_attention`` (it becomes ``_safe_softmax``, which has non
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lantern_accel.device.kv_cache import KVCache, KVLayout
-from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.operations import TensorOps, turned
+from lantern_accel.device.packed import Format, Weight, dense
 from lantern_accel.device.plan import Filter
+from lantern_accel.device.preferences import Preferences
+from lantern_accel.device.sampling import Tables
 from lantern_accel.nn.rounding import Rounded, Rounding
 from lantern_accel_hpu.bridge import Kernels
 from lantern_accel_hpu.counting import COUNTED, Bars, bars, kth_largest
 from lantern_accel_hpu.floats import Floats, multiplies_floats
-from lantern_accel_hpu.rounded import ByteCodes, bits_kept
+from lantern_accel_hpu.rounded import ByteCodes
 
 #: Slots of a cache are a multiple of this, so that attention's matrices fill the matrix engine
 #: (vllm-gaudi's block size; smaller ones run "very inefficiently" there).
@@ -72,12 +74,11 @@ class HPUOps(TensorOps):
 
     kernels: Kernels = Kernels()
     index: torch.dtype = index_dtype()
-    noise_bytes: int = NOISE_BYTES
-    filters_trees = True
+    preferences = Preferences(
+        capture_patience=30.0, code_bits=8, noise_bytes=NOISE_BYTES, filters_trees=True
+    )
     reinplaces: bool = False
     """Whether ``hpu_backend`` keeps several ``index_copy_`` to one buffer: releases from 1.24 on."""
-
-    # --- key-value cache -----------------------------------------------------------------------
 
     def kv_layout(
         self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype
@@ -95,7 +96,7 @@ class HPUOps(TensorOps):
         """
         at, first = kv.layout, kv.first
         if first is None:
-            first = self.pieces(at, self.index)
+            first = at.pieces(self.device, self.index)
         flat = (first.view(at.rows, at.heads, 1) + slots.unsqueeze(1)).reshape(-1)
         return flat if self._scatters(at) else flat.long()
 
@@ -116,35 +117,28 @@ class HPUOps(TensorOps):
             else:
                 buffer.index_copy_(0, address, flat)
 
-    # --- matrix products -----------------------------------------------------------------------
+    def pack(self, weight: Weight, form: Format | None = None, drafts: bool = False) -> Weight:
+        """Keep one code a byte (:mod:`lantern_accel_hpu.rounded`), or floats of 8 bits where it can."""
+        if isinstance(form, Rounding) and form.floating and drafts and multiplies_floats():
+            return Floats.of(form, dense(weight))
+        return (
+            ByteCodes.of(weight)
+            if isinstance(weight, Rounded)
+            else super().pack(weight, form, drafts)
+        )
 
     def linear(
-        self, x: Tensor, weight: Tensor | ByteCodes | Floats, bias: Tensor | None = None
+        self, x: Tensor, weight: Weight, bias: Tensor | None = None, sums: bool = False
     ) -> Tensor:
         """Multiply by a weight, or by one in fewer bits that was packed."""
         if isinstance(weight, ByteCodes | Floats):
-            return weight.product(x, bias)
-        return super().linear(x, weight, bias)
-
-    def pack_rounded(self, weight: Rounded, drafts: bool = False) -> ByteCodes:
-        """Return a matrix in fewer bits with one code a byte (:mod:`lantern_accel_hpu.rounded`)."""
-        return ByteCodes.of(weight)
-
-    def pack_fewer(self, weight: Any, how: Rounding, drafts: bool = False) -> Floats | None:
-        """Round a matrix to floating-point numbers of 8 bits, where this bridge multiplies such."""
-        if not (how.floating and drafts and multiplies_floats()):
-            return None
-        return Floats.of(how, self.unpack(weight))
-
-    def rounded_bits(self, how: Rounding) -> float:
-        """Return the bits of a weight with one code a byte."""
-        return bits_kept(how)
-
-    # --- arithmetic ----------------------------------------------------------------------------
+            out = weight.product(x, bias)
+            return out.float() if sums else out
+        return super().linear(x, weight, bias, sums)
 
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
         """Attention of ``q [R, T, H, d]`` over a layer's first L slots under ``mask [R, 1, T, L]``."""
-        k, v = self.by_head(kv, layer, mask.shape[-1])
+        k, v = kv.by_head(layer, mask.shape[-1])
         return self._attend(q.transpose(1, 2), k, v, mask).transpose(1, 2)
 
     def attend_dense(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -198,7 +192,7 @@ class HPUOps(TensorOps):
         out: Tensor = self.kernels.rms_norm.apply(flat, weight, eps)
         return out.view(x.shape)
 
-    def rotary(self, cos: Tensor, sin: Tensor) -> Any:
+    def rotary(self, cos: Tensor, sin: Tensor) -> object:
         """Write every element of rotary rows twice for the kernel, once for each of a pair."""
         if self.kernels.rotary is None:
             return super().rotary(cos, sin)
@@ -207,7 +201,7 @@ class HPUOps(TensorOps):
         wide = [torch.stack((x, x), dim=-1).reshape(1, -1, 1, width) for x in (cos, sin)]
         return Wide(wide[0], wide[1])
 
-    def rotate(self, x: Tensor, rotary: Any) -> Tensor:
+    def rotate(self, x: Tensor, rotary: object) -> Tensor:
         """Rotate adjacent pairs ``(x0, x1), (x2, x3), ...`` of ``x [R, T, ..., d]`` in float32."""
         if not isinstance(rotary, Wide):
             return super().rotate(x, rotary)
@@ -215,11 +209,11 @@ class HPUOps(TensorOps):
         # Angles of one row for all rows of x, or of each row: then rows and positions are one axis.
         rows, steps = (x.shape[0], x.shape[1]) if cos.shape[1] == x.shape[1] else (1, cos.shape[1])
         flat = x.float().reshape(rows, steps, -1, x.shape[-1])
-        turned: Tensor = self.kernels.rotary(flat, cos, sin, None, 0, self.kernels.pairwise)
-        return turned.view(x.shape).to(x.dtype)
+        out: Tensor = self.kernels.rotary(flat, cos, sin, None, 0, self.kernels.pairwise)
+        return out.view(x.shape).to(x.dtype)
 
     def rotate_write(
-        self, qkv: Tensor, rotary: Any, kv: KVCache, layer: int, address: Tensor
+        self, qkv: Tensor, rotary: object, kv: KVCache, layer: int, address: Tensor
     ) -> Tensor:
         """Rotate q and k of ``qkv [R, T, 3, H, d]``, :meth:`write` k and v of a layer; return q.
 
@@ -227,13 +221,11 @@ class HPUOps(TensorOps):
         """
         if isinstance(rotary, Wide):
             return super().rotate_write(qkv, rotary, kv, layer, address)
-        turned = self.turned(qkv[:, :, :2], rotary).permute(2, 0, 3, 1, 4)
-        turned = turned.to(qkv.dtype, memory_format=torch.contiguous_format).contiguous()
-        q, k = turned.transpose(2, 3).unbind(0)
+        both = turned(qkv[:, :, :2], rotary).permute(2, 0, 3, 1, 4)
+        both = both.to(qkv.dtype, memory_format=torch.contiguous_format).contiguous()
+        q, k = both.transpose(2, 3).unbind(0)
         self.write(kv, layer, address, k, qkv[:, :, 2])
         return q
-
-    # --- sampling ------------------------------------------------------------------------------
 
     def held(self, buffer: Tensor) -> Tensor:
         """Copy a buffer: torch's fuser may list a short way to a write before a long way to a reader."""
@@ -244,11 +236,11 @@ class HPUOps(TensorOps):
         whole = buffer.flatten(dim, dim + 1).index_copy(dim, index.long(), values)
         buffer.copy_(whole.view(buffer.shape))
 
-    def filter_tables(self, device: torch.device) -> Bars:
-        """Return the bars that values are compared with to count a large top-k."""
-        return bars(device)
+    def tables(self, size: int, device: torch.device) -> Tables:
+        """Add the bars that values are compared with to count a large top-k."""
+        return replace(super().tables(size, device), filter=bars(device))
 
-    def filter(self, logits: Tensor, given: Filter, tables: Bars | None = None) -> Tensor:
+    def filter(self, logits: Tensor, given: Filter, tables: object | None = None) -> Tensor:
         """Return the float32 probabilities ``[..., V]`` of a filter; a large top-k is counted."""
         k, p = given.top_k, given.top_p
         if not COUNTED <= k < logits.shape[-1] or (p is not None and not given.p_first):
@@ -256,6 +248,7 @@ class HPUOps(TensorOps):
         x = logits / given.temperature
         if p is not None:
             x = self._keep_top_p(x, p)
+        assert tables is None or isinstance(tables, Bars)
         never = float("-inf") if given.never is None else given.never
         # Values equal to the k-th stay, as in the reference.
         return torch.where(x < kth_largest(x, k, tables), never, x).softmax(dim=-1)

@@ -24,11 +24,6 @@ from lantern_accel.nn.rounding import Rounded, Rounding, unpacked
 _AT_ONCE = 1 << 22
 
 
-def bits_kept(how: Rounding) -> float:
-    """Return the bits of codes, steps and offsets that a weight takes here; a row's step not counted."""
-    return 8 + how.bits_per_weight - how.bits
-
-
 @dataclass(frozen=True, eq=False)
 class ByteCodes:
     """A matrix ``[out, in]`` of codes, int8, one a byte.
@@ -66,7 +61,7 @@ class ByteCodes:
     @property
     def bits_per_weight(self) -> float:
         """Bits that a pass reads for a weight."""
-        return bits_kept(self.rounding)
+        return 8 + self.rounding.bits_per_weight - self.rounding.bits
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Return the weights that the codes stand for, ``[out, in]`` (:meth:`.Rounded.dense`)."""

@@ -91,25 +91,24 @@ class DeviceBackend(Backend):
             )
         return None
 
-    def memory(self) -> MemoryUse:
+    def memory(self, new_peak: bool = False) -> MemoryUse:
         """Read what torch's allocator holds in tensors, where it tells."""
         read = self._accelerator.reading
         limit = read(self.device, "recommended_max_memory")
+        peak = read(self.device, "max_memory_allocated")
+        if new_peak:
+            with contextlib.suppress(Exception):  # where torch can
+                torch.accelerator.reset_peak_memory_stats(self.device)
         free = None
         with contextlib.suppress(Exception):  # since torch 2.10, and not for every kind
             free, limit = map(int, torch.accelerator.get_memory_info(self.device))
         return MemoryUse(
             in_use=read(self.device, "memory_allocated", "current_allocated_memory"),
-            peak=read(self.device, "max_memory_allocated"),
+            peak=peak,
             limit=limit,
             free=free,
             definition="what torch's allocator holds in tensors on the device",
         )
-
-    def reset_peak_memory(self) -> None:
-        """Start a new peak, where torch can."""
-        with contextlib.suppress(Exception):
-            torch.accelerator.reset_peak_memory_stats(self.device)
 
     def conditions(self) -> DeviceConditions:
         """Read the power that the device draws, where torch tells it."""

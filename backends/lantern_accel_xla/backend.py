@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.device.backend import Backend, DeviceFacts, MemoryUse, OperatorRule, Support
-from lantern_accel.device.capture import Replay, buffers_of
+from lantern_accel.device.backend import Backend, Conformance, DeviceFacts, MemoryUse, Support
+from lantern_accel.device.capture import HostCopy, Replay, buffers_of
 from lantern_accel.device.kv_cache import KVLayout
 from lantern_accel.device.noise import exponential
-from lantern_accel.device.operations import HostCopy
+from lantern_accel.device.preferences import Preferences
 from lantern_accel.errors import BackendError
 from lantern_accel_xla import faults
 from lantern_accel_xla.copies import Snapshots
@@ -32,14 +32,15 @@ class DeviceBackend(Backend):
 
     name = "xla"
     version = "0.1.0"
-    # A compiler's arena and its code for one engine's programs.
-    runtime_bytes = 1500 * 10**6
 
     def __init__(self, runtime: Runtime, options: Options | None = None) -> None:
         super().__init__(runtime.device)
         self.runtime = runtime
         self.options = options or Options()
-        self.default_batch = 1 if runtime.client == "CPU" else 8
+        # A compiler's arena and its code for one engine's programs.
+        self.preferences = Preferences(
+            default_batch=1 if runtime.client == "CPU" else 8, runtime_bytes=1500 * 10**6
+        )
         self._copied: list[weakref.ref[Tensor]] = []
         self._replays: weakref.WeakSet[Replay] = weakref.WeakSet()
         self._capturing = False
@@ -101,15 +102,11 @@ class DeviceBackend(Backend):
             return Support(True, how="traced" if self.options.mode == "lazy" else "compiled")
         return super().support(capability)
 
-    def operator_rules(self) -> Mapping[str, OperatorRule]:
-        """Refuse an operator that torch_xla has no lowering for: it would run on the host."""
-        return {"operators": lowered}
-
-    def checks(self) -> Mapping[str, Callable[[Any], Any]]:
-        """Add what is XLA's own: the program's text, donation, transfers, one graph."""
+    def conformance(self) -> Conformance:
+        """Refuse operators that run on the host; check programs' text, donation, transfers, one graph."""
         from lantern_accel_xla.checks import CHECKS
 
-        return CHECKS
+        return Conformance({"operators": lowered}, CHECKS)
 
     def inference(self) -> AbstractContextManager[object]:
         """Return ``no_grad``: in inference mode torch_xla makes no views of tensors from outside."""
@@ -169,7 +166,7 @@ class DeviceBackend(Backend):
         """Say what an error of the runtime means and what to do."""
         return faults.explain(error, "decoding")
 
-    def memory(self) -> MemoryUse:
+    def memory(self, new_peak: bool = False) -> MemoryUse:
         """Read the client's statistics, where it has any."""
         found = self.runtime.memory()
         return MemoryUse(

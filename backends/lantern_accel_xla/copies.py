@@ -7,7 +7,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from lantern_accel.device.operations import HostCopy
+from lantern_accel.device.capture import HostCopy
 from lantern_accel_xla.runtime import Runtime
 
 

@@ -11,6 +11,7 @@ from lantern_accel.cli.console import print_json, say
 from lantern_accel.cli.options import AsJson
 
 if TYPE_CHECKING:
+    from lantern_accel.device.backend import Backend
     from lantern_accel.device.datasheets import DeviceProfile
     from lantern_accel.device.plugins import DeviceStatus
 
@@ -21,6 +22,9 @@ def devices(
     device: str | None = typer.Argument(
         None, metavar="DEVICE", help="Open this device and print what is known about it."
     ),
+    verbose: bool = typer.Option(
+        False, "--verbose", help="Say which steps a device has of its own, and why not the others."
+    ),
     as_json: AsJson = False,
 ) -> None:
     """List the devices, and say why one is not available."""
@@ -29,17 +33,37 @@ def devices(
     if device is not None:
         with open_backend(device) as backend:
             facts = backend.facts().model_dump(mode="json")
+            steps = _own_steps(backend) if verbose else {}
         if as_json:
-            return print_json(facts)
+            return print_json({**facts, "own_steps": steps} if verbose else facts)
         for name, value in facts.items():
             said = "; ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
             say("unknown" if value is None else said, label=name, style="bold")
-        return
+        return _say_steps(steps)
     report = devices_report()
     if as_json:
         return print_json([one.model_dump(mode="json") for one in report])
     for one in report:
         say(describe(one), label=one.name, style=STYLES[one.state])
+        if verbose and one.state == "ready":
+            with open_backend(one.name) as backend:
+                _say_steps(_own_steps(backend))
+
+
+def _own_steps(backend: Backend) -> dict[str, str]:
+    """Ask for a tiny model's steps of every kind; return why each was refused, empty where not."""
+    from lantern_accel.testing import tiny
+
+    for strategy in ("vanilla", "scd", "lantern++", "eagle2"):
+        with backend.inference():
+            tiny.tiny_engine(backend, strategy, dtype=backend.compute_dtypes()[0])
+    return dict(backend.own_steps)
+
+
+def _say_steps(steps: dict[str, str]) -> None:
+    for name, why in steps.items():
+        how = f"operator by operator: {why}" if why else "in the device's own calls"
+        say(how, label=name, style="dim" if why else "green")
 
 
 def describe(status: DeviceStatus) -> str:

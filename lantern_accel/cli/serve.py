@@ -106,7 +106,7 @@ def serve(
         from lantern_accel.serving.app import Server, make_app
         from lantern_accel.serving.studio import ServerSettings
 
-        settings = ServerSettings(slots or pipeline.backend.default_batch, **given)
+        settings = ServerSettings(slots or pipeline.backend.preferences.default_batch, **given)
         app = make_app(pipeline, settings)
         if strategy:
             app.state.studio.warm_up(strategy)

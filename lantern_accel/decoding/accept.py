@@ -210,7 +210,7 @@ def accept_sampling(
     """
     draw = REFERENCE.draw if filters is None else filters.draws.draw
     guided = probs
-    if filters is not None and filters.ops.filters_trees:
+    if filters is not None and filters.ops.preferences.filters_trees:
         probs, filters = distribution(probs, filters), None
 
     def last(node: Tensor) -> Tensor:

@@ -27,9 +27,10 @@ from lantern_accel.decoding.sources.base import Drafts
 from lantern_accel.decoding.sources.drafter import Drafting
 from lantern_accel.decoding.state import FiniteGuard, RuntimeParams, State
 from lantern_accel.decoding.verify import Verifying
+from lantern_accel.device.capture import HostCopy, own_step
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.noise import draw_uniforms, image_keys
-from lantern_accel.device.operations import HostCopy, TensorOps
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import DynamicTree, FusedStep, StaticTree, StepPlan
 from lantern_accel.errors import BackendError, NotFiniteError, RequestError, StrategyError
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -80,28 +81,25 @@ class FusedSteps:
     def __init__(self, ops: TensorOps, plan: StepPlan | None) -> None:
         self.whole: FusedStep | None = None
         self.after: FusedStep | None = None
-        self.guesses: FusedStep | None = None
         if plan is None:
             return
         trees = isinstance(plan.source, StaticTree | DynamicTree)
         complete = plan.target is not None and (plan.drafter is not None or not trees)
-        self.whole = ops.fused_step(plan) if complete else None
+        self.whole = own_step(ops, plan) if complete else None
         if not trees:
-            self.after = ops.fused_step(replace(plan, target=None))
-        if getattr(plan.source, "head", None) is not None:
-            self.guesses = ops.fused_guesses(plan)
+            self.after = own_step(ops, replace(plan, target=None))
 
     def step(self) -> bool:
         """Do a step; return whether that was possible, else only caches may have changed."""
-        return self.whole is not None and self.whole()
+        return self.whole is not None and self.whole.run(None)
 
     def guess(self) -> bool:
         """Guess the drafts that no pass has seen; return whether that was possible."""
-        return self.guesses is not None and self.guesses()
+        return self.whole is not None and self.whole.guess is not None and self.whole.guess()
 
     def follow(self, logits: Tensor) -> bool:
         """Do what follows a pass with guided ``logits [B, T, V]``; return whether that was possible."""
-        return self.after is not None and self.after(logits)
+        return self.after is not None and self.after.run(logits)
 
 
 class EngineBase(ABC):

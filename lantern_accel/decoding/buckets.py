@@ -52,7 +52,7 @@ def usual(g: Geometry, layout: KVLayout, ops: TensorOps) -> list[int]:
 
     None where the device reads visible slots alone.
     """
-    if ops.skips_hidden:
+    if ops.preferences.skips_hidden:
         return []
 
     def aligned(slots: int) -> int:

@@ -80,7 +80,7 @@ class Engine(StepEngine):
         own = v.slots[: slots.shape[1]].expand_as(slots)
         order, address = rows(slots + g.prefix), self.ops.address(v.cache, rows(own + g.prefix))
         for layer in range(v.cache.layout.layers):
-            keys, values = self.ops.read(v.cache, layer, order)
+            keys, values = v.cache.read(layer, order)
             self.ops.write(v.cache, layer, address, keys, values)
         state.slot_of.copy_(own)
         state.place_of.copy_(own)

@@ -85,7 +85,7 @@ class Choices:
         """Return the first ``count`` codes of the race, the winner first: ``[B, T, count]``."""
         ops = self.filters.ops
         if self.table is None:
-            return ops.race_siblings(weights, self.keys, positions, count)
+            return ops.race(weights, self.keys, positions, count)
         return self.scores(weights, positions).topk(count, dim=-1).indices.to(ops.index)
 
 

@@ -72,7 +72,7 @@ class WindowPass:
         rest = v.cache.layout.capacity - self.reach if self.reach == g.target_slots else 0
         hidden = flags(False, len(prompt), nodes, 1 + rest, device=prompt.device)
         visible = torch.cat((prompt, v.branches.masked(past), hidden), dim=-1)
-        if v.ops.skips_blind and g.batch > 1:
+        if v.ops.preferences.skips_finished_rows and g.batch > 1:
             visible &= v.branches.masked(length < g.tokens - 1).view(-1, 1, 1)
         return v.run(state, tokens, cells, following, slots, visible)
 

@@ -16,18 +16,14 @@ from lantern_accel.strategy.values import Sampling
 
 @dataclass(frozen=True)
 class Draws:
-    """A device's draws; ``sums``: what :meth:`.SamplingOps.running_sums` made for them, if anything."""
+    """A device's draws; ``sums``: of its :class:`.Tables`, if anything."""
 
     ops: SamplingOps = REFERENCE
     sums: tuple[Tensor, ...] = ()
 
     def draw(self, weights: Tensor, uniform: Tensor) -> Tensor:
-        """Draw codes ``[...]`` as :meth:`.SamplingOps.draw` does."""
+        """Draw codes of the shape of ``uniform``, as :meth:`.SamplingOps.draw` does."""
         return self.ops.draw(weights, uniform, *self.sums)
-
-    def draw_without_replacement(self, weights: Tensor, uniforms: Tensor) -> Tensor:
-        """Draw codes ``[..., K]`` as :meth:`.SamplingOps.draw_without_replacement` does."""
-        return self.ops.draw_without_replacement(weights, uniforms, *self.sums)
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class Filters:
     """What the device's operation takes; of use where sampling is not greedy."""
     draws: Draws = field(init=False, repr=False, compare=False)
     tables: tuple[Any, ...] = field(init=False, repr=False, compare=False)
-    """What :meth:`.SamplingOps.filter_tables` made for the device's operation, if anything."""
+    """What the device's filter looks up (:class:`.Tables`), if anything."""
 
     def __post_init__(self) -> None:
         # Made here, not when it is first read: a compiler that traces a step cannot enter a lock.
@@ -66,7 +62,7 @@ class Filters:
         object.__setattr__(self, "draws", Draws(self.ops, sums))
         made = None
         if isinstance(self.temperature, Tensor):
-            made = self.ops.filter_tables(self.temperature.device)
+            made = self.ops.tables(0, self.temperature.device).filter
         object.__setattr__(self, "tables", () if made is None else (made,))
 
     @classmethod

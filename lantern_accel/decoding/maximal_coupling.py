@@ -48,9 +48,6 @@ def couple(
     ``drawing``: a device's draws; None: the reference's.
     """
     drawing = drawing or Draws()
-    done = drawing.ops.couple(x, p, q, tests, draws)
-    if done is not None:
-        return Coupled(*done)
     own, bonus = p[:, :-1], p[:, -1:]
     code = x.unsqueeze(-1)
     px, qx = own.gather(-1, code).squeeze(-1), q.gather(-1, code).squeeze(-1)

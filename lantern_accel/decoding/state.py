@@ -33,7 +33,7 @@ class State(StaticBuffers):
     position of the last image token that is committed. ``tokens [B, N + 1]``: known tokens; column N is
     trash. ``uniforms`` float32 ``[B, N, columns]`` or ``keys`` int32 ``[B, 3]``: the request's
     randomness (:mod:`lantern_accel.device.noise`); ``noise`` float32 ``[B, N, V]``, of the keys, where it
-    is a table (:attr:`.SamplingOps.noise_bytes`). ``histogram [B, D + 1]``: steps by accepted drafts.
+    is a table (:attr:`.Preferences.noise_bytes`). ``histogram [B, D + 1]``: steps by accepted drafts.
 
     Of trees, whose nodes lie in any slots: the root (known, not yet run through the target) is token
     ``length``. ``slot_of [B, S]``: the cache slot that holds each image position, a permutation;

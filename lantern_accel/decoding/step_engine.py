@@ -96,7 +96,7 @@ class StepEngine(EngineBase):
         drafter = drafter if g.drafted else None
         table = 4 * batch * g.tokens * g.vocab
         drawn = g.keyed and not sampling.greedy and lender is None
-        g = replace(g, tabled=drawn and table <= ops.noise_bytes)
+        g = replace(g, tabled=drawn and table <= ops.preferences.noise_bytes)
         self.geometry = self._sized(g, target, longest)
         if longest is None:
             self._own(target, drafter, neighbours, lender)
@@ -122,7 +122,7 @@ class StepEngine(EngineBase):
         g, ops, sampling = self.geometry, self.ops, self.sampling
         dtype, device = place_of(target)
         self.runtime_params = values = RuntimeParams(self.strategy, sampling, g.tokens, device)
-        sums = ops.running_sums(g.vocab, device)
+        sums = ops.tables(g.vocab, device).sums
         undrawn, cut = undrawn_of(target), None
         if undrawn:  # then the filters come before the last that is masked, not after
             early = Filters(sampling, values.temperature, values.top_p, ops).given

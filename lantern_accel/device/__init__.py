@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lantern_accel.device.backend import (
         CAPABILITIES,
         Backend,
+        Conformance,
         DeviceConditions,
         DeviceFacts,
         DTypePolicy,
@@ -21,16 +22,21 @@ if TYPE_CHECKING:
         Stopwatch,
         Support,
     )
-    from lantern_accel.device.capture import KINDS, Replay, buffers_of, changed_by
+    from lantern_accel.device.capture import KINDS, HostCopy, Replay, buffers_of, changed_by
     from lantern_accel.device.hookspecs import hookimpl
     from lantern_accel.device.kv_cache import KVCache, KVLayout
-    from lantern_accel.device.operations import HostCopy, TensorOps
-    from lantern_accel.device.plan import PLAN_VERSION, FusedStep, StepPlan
+    from lantern_accel.device.operations import TensorOps
+    from lantern_accel.device.packed import Packed
+    from lantern_accel.device.plan import PLAN_VERSION, FusedStep, Refused, StepPlan
     from lantern_accel.device.plugins import devices_report, open_backend
+    from lantern_accel.device.preferences import Preferences
     from lantern_accel.device.spec import API_VERSION, BackendSpec, Probe, check_options
 
 #: Modules in the order in which a name is looked for: those without torch first.
-_HOMES = ("spec", "hookspecs", "plugins", "capture", "kv_cache", "operations", "plan", "backend")
+_HOMES = (
+    "spec", "hookspecs", "plugins", "preferences", "packed", "plan", "capture", "kv_cache",
+    "operations", "backend",
+)  # fmt: skip
 
 __all__ = [
     "API_VERSION",
@@ -39,6 +45,7 @@ __all__ = [
     "PLAN_VERSION",
     "Backend",
     "BackendSpec",
+    "Conformance",
     "DTypePolicy",
     "DeviceConditions",
     "DeviceFacts",
@@ -48,7 +55,10 @@ __all__ = [
     "KVLayout",
     "MemoryUse",
     "OperatorRule",
+    "Packed",
+    "Preferences",
     "Probe",
+    "Refused",
     "Replay",
     "StepPlan",
     "Stopwatch",

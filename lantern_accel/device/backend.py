@@ -1,28 +1,29 @@
 """The backend interface: what a device must provide to decode on it, with a reference for most of it.
 
-A backend inherits :class:`Backend` and writes :meth:`~Backend.facts` and
-:meth:`~Backend.synchronize`. Everything else has a reference implementation that is correct on any
-device torch knows; override what the device does better. Hooks choose a backend once a call;
-inside a step there are only these methods and tensors.
+It is six protocols (:data:`SEAM`) of at most 50 methods and one record of
+:class:`~.preferences.Preferences`. A backend inherits :class:`Backend` and writes :meth:`~Device.facts`
+and :meth:`~Meters.synchronize`. Everything else has a reference implementation that is correct on any
+device torch knows; override what the device does better. Hooks choose a backend once a call; inside a
+step there are only these methods and tensors.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from lantern_accel.device import forks
-from lantern_accel.device.capture import Replay
-from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.capture import Capture, Replay
+from lantern_accel.device.operations import Ops, TensorOps
+from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.device.timeouts import close_in_time
 from lantern_accel.errors import (
     BackendError,
@@ -43,11 +44,11 @@ CAPABILITIES = {
     "memory": "memory() reads the memory in use",
     **{name: f"computes in {name}" for name in DTYPES},
 }
-"""What may be asked of :meth:`Backend.support`, and what 'yes' means."""
+"""What may be asked of :meth:`Device.support`, and what 'yes' means."""
 
 
 OperatorRule = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], str]
-"""A rule of :meth:`Backend.operator_rules`: of an operator (``torch._ops.OpOverload``) and its
+"""A rule of :class:`Conformance`: of an operator (``torch._ops.OpOverload``) and its
 arguments, empty where the device takes them, else why it does not."""
 
 
@@ -133,6 +134,20 @@ class DeviceConditions:
     other_processes: int | None = None
 
 
+@dataclass(frozen=True)
+class Conformance:
+    """What the kit holds a device to beside its results.
+
+    ``rules``: what every traced operator is held to, by the kit's check: ``"operators"`` (is there a
+    kernel?), ``"dtypes"`` (for these dtypes?), ``"indices"`` (are integers as wide as the device likes
+    them?). ``checks``: the device's own, by name (``"group.name"``), functions as in
+    :mod:`lantern_accel.testing`.
+    """
+
+    rules: Mapping[str, OperatorRule] = field(default_factory=dict)
+    checks: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+
+
 class Stopwatch:
     """Wall time of a ``with`` block in ``seconds``, the device's pending work waited for.
 
@@ -157,27 +172,47 @@ class Stopwatch:
         self.seconds = time.perf_counter() - self._start
 
 
-class Backend(TensorOps, ABC):
-    """One opened device; a context manager that closes itself.
+class Meters(Protocol):
+    """What a device measures of itself, once its work is waited for."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until the device has done all the work given to it."""
+
+    def stopwatch(self) -> Stopwatch:
+        """Return a new stopwatch that measures this device's time: ``with ... as watch:``."""
+        return Stopwatch(self.synchronize)
+
+    def memory(self, new_peak: bool = False) -> MemoryUse:
+        """Read the memory in use, its peak and limit; ``new_peak``: then start a new one, if it can."""
+        return MemoryUse()
+
+    def trim_memory(self) -> AbstractContextManager[None]:
+        """Run the block, which makes large tensors that soon go again, in little more than they take."""
+        return nullcontext()
+
+    def conditions(self) -> DeviceConditions:
+        """Read clocks, power limit, temperature and the other processes on the device."""
+        return DeviceConditions()
+
+    def counters(self) -> dict[str, int]:
+        """Read the device's own counters, such as graph compilations and CPU fall-backs."""
+        return {}
+
+    def energy_mj(self) -> int | None:
+        """Read the energy meter in millijoules since some fixed time; None without a meter."""
+        return None
+
+
+class Device(Meters, Protocol):
+    """What is opened: what it is, what it can do, and its errors.
 
     Subclasses set ``name`` (the spec's) and ``version`` (their own) and give ``device``.
     """
 
     name: str
     version: str
-
-    default_batch: int = 8
-    """Images decoded together unless a request says otherwise."""
-
-    free_rows: int | None = 64
-    """Rows that a pass is expected to have at about the cost of one; with guidance every token has two.
-    Windows of a batch whose length nobody chose have about so many. None: what rows cost is measured on
-    the model where it is first needed, and default trees follow it too; for devices that compile no
-    shapes."""
-
-    reads_fewer_bits: bool = False
-    """Whether a product with weights in fewer bits takes less time than with whole ones: then a copy of
-    the target in fewer bits may pay as a drafter."""
+    device: torch.device
 
     slowed: str = ""
     """Why this device decodes slower than it could here, and what to install; commands say it."""
@@ -185,25 +220,11 @@ class Backend(TensorOps, ABC):
     capture_asked: bool = False
     """True where the user's options ask for captured steps: then one that cannot be is an error."""
 
-    capture_patience: float = math.inf
-    """Seconds that a request waits for captured steps it could do without: those of other lengths than
-    plain decoding. Later requests capture the rest, one length at least each. A device that compiles for
-    minutes sets it, so that its first image does not wait for all."""
-
-    runtime_bytes: int = 600 * 10**6
-    """Memory that decoding adds beside tensors: a driver's libraries, or a host's (assumed here)."""
-
     simulated: bool = False
     """True for a device in software that stands for another: right results, and no speed to speak of."""
 
     unusable: str = ""
     """Why this device cannot be used in this process any more, as a sentence; empty where it can."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        forks.tell(self)
-
-    # --- what the device is --------------------------------------------------------------------
 
     @abstractmethod
     def facts(self) -> DeviceFacts:
@@ -229,45 +250,9 @@ class Backend(TensorOps, ABC):
             yes, no = self.memory().in_use is not None, f"backend {self.name!r} reads no memory use"
         return Support(yes, "" if yes else no)
 
-    def dtypes(self, requested: str = "auto") -> DTypePolicy:
-        """Choose the dtypes for ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
-
-        Raises BackendError for another name and for a dtype the device does not compute in.
-        """
-        able = self.compute_dtypes()
-        if requested == "auto":
-            return DTypePolicy(able[0])
-        if requested not in DTYPES:
-            near = did_you_mean(requested, ["auto", *DTYPES])
-            raise DeviceRequestError(f"no dtype is named {requested!r}{near}")
-        dtype = DTYPES[requested]
-        if dtype not in able:
-            names = ", ".join(str(one).removeprefix("torch.") for one in able)
-            raise DeviceRequestError(
-                f"device {self.device} does not compute in {requested}; use auto or one of: {names}"
-            )
-        return DTypePolicy(dtype)
-
-    def operators(self) -> frozenset[str] | None:
-        """Name the operators (``aten::add.Tensor``) that the device has kernels for; None: all."""
-        return None
-
-    def operator_rules(self) -> Mapping[str, OperatorRule]:
-        """Say more about operators than their names: rules that every traced operator is held to.
-
-        Keys are checks of the kit: ``"operators"`` (is there a kernel?), ``"dtypes"`` (for these
-        dtypes?), ``"indices"`` (are integers as wide as the device likes them?).
-        """
-        return {}
-
-    def checks(self) -> Mapping[str, Callable[[Any], Any]]:
-        """Add conformance checks of the device's own, such as its kernels against the reference.
-
-        By name (``"group.name"``), functions as in :mod:`lantern_accel.testing`.
-        """
-        return {}
-
-    # --- running -------------------------------------------------------------------------------
+    def conformance(self) -> Conformance:
+        """Return what the kit needs to know of the device, and its checks of its own."""
+        return Conformance()
 
     def inference(self) -> AbstractContextManager[object]:
         """Return the mode in which models run without gradients; everything but training runs in it.
@@ -277,84 +262,11 @@ class Backend(TensorOps, ABC):
         """
         return torch.inference_mode()
 
-    def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
-        """Make ``step``, a function of static buffers without a host read, ready to be replayed.
-
-        A backend may run ``step`` any number of times to warm up and record it: the caller resets
-        the buffers that the step writes before the first replay. ``name`` says which function it is
-        (``prefill`` or ``step``) in traces and errors. A device that replays functions of inputs and
-        outputs asks :func:`~.capture.buffers_of` which buffers the step changes.
-
-        Raises :class:`~lantern_accel.errors.NotCapturableError` for a step that the device runs but
-        cannot capture: it is then used as it is, with a warning that says what that costs. Any other
-        error ends the request, or lets ``device="auto"`` go on to the next device.
-        """
-        return Replay(step)
-
-    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a training function compiled for this device; gradients flow through it."""
-        return torch.compile(function, dynamic=False)
-
-    def optimiser(self, groups: Iterable[Any], **settings: Any) -> torch.optim.Optimizer:
-        """Return AdamW over parameter groups, as this device runs it best.
-
-        ``settings`` are torch's (``lr``, ``betas``, ``weight_decay``). The reference asks torch for one
-        fused kernel and takes the plain one where torch has none for the device.
-        """
-        every = list(groups)
-        try:
-            return torch.optim.AdamW(every, fused=True, **settings)
-        except RuntimeError:  # torch names the devices that it has a fused kernel for
-            return torch.optim.AdamW(every, **settings)
-
-    def training_ops(self) -> TensorOps:
-        """Return the operations of a model in training: gradients flow through them."""
-        return TensorOps()
-
-    def flush(self) -> None:
-        """Run what the device has gathered; training calls it after gradients and after the update.
-
-        A lazy device marks a step here; any other does nothing.
-        """
-
-    @abstractmethod
-    def synchronize(self) -> None:
-        """Wait until the device has done all the work given to it."""
-
-    def stopwatch(self) -> Stopwatch:
-        """Return a new stopwatch that measures this device's time: ``with ... as watch:``."""
-        return Stopwatch(self.synchronize)
-
     def explain(self, error: Exception) -> BackendError | None:
         """Turn an error that the device raised while decoding into one that says what to do.
 
         None for an error that is not the device's.
         """
-        return None
-
-    # --- meters --------------------------------------------------------------------------------
-
-    def memory(self) -> MemoryUse:
-        """Read the memory in use, its peak since :meth:`reset_peak_memory`, and its limit."""
-        return MemoryUse()
-
-    def reset_peak_memory(self) -> None:
-        """Start a new peak, where the device allows it."""
-
-    def trim_memory(self) -> AbstractContextManager[None]:
-        """Run the block, which makes large tensors that soon go again, in little more than they take."""
-        return nullcontext()
-
-    def conditions(self) -> DeviceConditions:
-        """Read clocks, power limit, temperature and the other processes on the device."""
-        return DeviceConditions()
-
-    def counters(self) -> dict[str, int]:
-        """Read the device's own counters, such as graph compilations and CPU fall-backs."""
-        return {}
-
-    def energy_mj(self) -> int | None:
-        """Read the energy meter in millijoules since some fixed time; None without a meter."""
         return None
 
     def after_fork(self) -> None:
@@ -370,6 +282,27 @@ class Backend(TensorOps, ABC):
     def close(self) -> None:
         """Give back what the backend holds; calling it twice is harmless."""
 
+
+class Training(Protocol):
+    """What training needs of a device beside its operations."""
+
+    training_ops: TensorOps = TensorOps()
+    """The operations of a model in training: gradients flow through them."""
+
+    def flush(self) -> None:
+        """Run what the device has gathered; training calls it after gradients and after the update.
+
+        A lazy device marks a step here; any other does nothing.
+        """
+
+
+class Backend(Device, TensorOps, Training):
+    """One opened device; a context manager that closes itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        forks.tell(self)
+
     def __enter__(self) -> Backend:
         return self
 
@@ -380,6 +313,40 @@ class Backend(TensorOps, ABC):
         trace: TracebackType | None,
     ) -> None:
         close_in_time(self.name, self.close)
+
+
+#: The interface: whatever a backend may write is a method of one of these, or a preference.
+SEAM: tuple[type, ...] = (Device, Meters, Ops, SamplingOps, Capture, Training)
+
+
+def methods(*protocols: type) -> dict[str, type]:
+    """Return the methods of parts of the interface, all of it by default, and whose each is."""
+    return {
+        name: kind
+        for kind in protocols or SEAM
+        for name, one in vars(kind).items()
+        if callable(one) and not name.startswith("_")
+    }
+
+
+def dtype_policy(backend: Backend, requested: str = "auto") -> DTypePolicy:
+    """Choose the dtypes for ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+
+    Raises BackendError for another name and for a dtype the device does not compute in.
+    """
+    able = backend.compute_dtypes()
+    if requested == "auto":
+        return DTypePolicy(able[0], backend.preferences.operators)
+    if requested not in DTYPES:
+        near = did_you_mean(requested, ["auto", *DTYPES])
+        raise DeviceRequestError(f"no dtype is named {requested!r}{near}")
+    dtype = DTYPES[requested]
+    if dtype not in able:
+        names = ", ".join(str(one).removeprefix("torch.") for one in able)
+        raise DeviceRequestError(
+            f"device {backend.device} does not compute in {requested}; use auto or one of: {names}"
+        )
+    return DTypePolicy(dtype)
 
 
 def recorded(backend: Backend, function: Callable[[], None], name: str) -> Replay:

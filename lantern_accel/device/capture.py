@@ -1,18 +1,23 @@
-"""Captures a step as a replay, and finds the buffers that the step changes."""
+"""How a step runs: in phases, in a device's own calls, or captured as a replay."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, get_args
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
+from lantern_accel.device.plan import FusedStep, Refused, StepPlan
 from lantern_accel.errors import BackendError
 
 Step = Callable[[], None]
+#: Called with a phase's name; the phase runs inside the context that it returns.
+PhaseListener = Callable[[str], AbstractContextManager[object]]
 
 CaptureKind = Literal["recorded", "compiled", "traced", "eager"]
 
@@ -74,6 +79,103 @@ class Replay:
     def release(self) -> None:
         """Free what the recording holds; calling it twice is harmless."""
         self._step = None
+
+
+class HostCopy:
+    """Brings a small buffer to the host without making the device wait for the host.
+
+    ``post`` starts a copy of what the buffer holds once the work given so far has run; ``read`` waits
+    for the oldest posted copy. With ``lag`` steps between the two, a device that runs ahead of the
+    host never stands still. The reference copies when it is read, so it has no lag.
+    """
+
+    lag: int = 0
+
+    def __init__(self, source: Tensor) -> None:
+        self._source = source
+
+    def post(self) -> None:
+        """Start a copy."""
+
+    def read(self) -> Tensor:
+        """Return the oldest posted copy that was not read yet, on the host."""
+        return self._source.cpu()
+
+    def clear(self) -> None:
+        """Forget every posted copy that was not read; a new request starts with this.
+
+        A request that was interrupted leaves copies behind, which the next one would read as its own.
+        """
+
+
+class Capture(Protocol):
+    """How a device runs a step, from one operator after another to a recording."""
+
+    listener: PhaseListener | None = None
+    """What :func:`listening` put in place; None outside its block."""
+
+    own_steps: Mapping[str, str] = MappingProxyType({})
+    """What :meth:`fused_step` answered last, by what was asked for: why it refused, or nothing."""
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Mark a phase of the step (draft, verify, accept, commit) for the listener, if there is one.
+
+        A backend that marks phases for its own profiler leaves them to this method while
+        ``self.listener`` is set.
+        """
+        return nullcontext() if self.listener is None else self.listener(name)
+
+    def host_copy(self, source: Tensor) -> HostCopy:
+        """Return a way to read ``source``, a small static buffer, while steps run."""
+        return HostCopy(source)
+
+    def fused_step(self, plan: StepPlan) -> FusedStep | Refused:
+        """Return a plan's step, or what follows its pass, in the device's own calls.
+
+        Called when an engine is made, for its whole step first; where that is refused, and drafts need
+        no drafter, for the plan without a target. :class:`~.plan.Refused` where the device has no kernel
+        for the plan, or knows another :data:`~.plan.PLAN_VERSION`: the step runs operator by operator.
+        """
+        return Refused("this device has no steps of its own")
+
+    def capture(self, step: Step, name: str = "step") -> Replay:
+        """Make ``step``, a function of static buffers without a host read, ready to be replayed.
+
+        A backend may run ``step`` any number of times to warm up and record it: the caller resets
+        the buffers that the step writes before the first replay. ``name`` says which function it is
+        (``prefill`` or ``step``) in traces and errors. A device that replays functions of inputs and
+        outputs asks :func:`buffers_of` which buffers the step changes.
+
+        Raises :class:`~lantern_accel.errors.NotCapturableError` for a step that the device runs but
+        cannot capture: it is then used as it is, with a warning that says what that costs. Any other
+        error ends the request, or lets ``device="auto"`` go on to the next device.
+        """
+        return Replay(step)
+
+
+@contextmanager
+def listening(ops: Capture, listener: PhaseListener) -> Iterator[None]:
+    """Report every phase of eager steps to ``listener`` inside the block.
+
+    ``listener(name)`` returns the context that the phase runs in. The listener before it is put back
+    afterwards. A replay has no phases to report; see ``Replay.timed``.
+    """
+    before, ops.listener = ops.listener, listener
+    try:
+        yield
+    finally:
+        ops.listener = before
+
+
+def own_step(ops: Capture, plan: StepPlan) -> FusedStep | None:
+    """Return what :meth:`Capture.fused_step` makes of a plan, None where it refused; note the answer."""
+    made = ops.fused_step(plan)
+    if isinstance(made, FusedStep):
+        ops.own_steps = {**ops.own_steps, plan.title: ""}
+        return made
+    why = made.why if isinstance(made, Refused) else f"its answer was a {type(made).__name__}"
+    ops.own_steps = {**ops.own_steps, plan.title: why}
+    return None
 
 
 def buffers_of(step: Step) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lantern_accel.device.backend import Backend
+from lantern_accel.device.backend import Backend, dtype_policy
 
 #: What launches work and returns a tensor that depends on all of it.
 Work = Callable[[], Tensor]
@@ -16,7 +16,9 @@ Work = Callable[[], Tensor]
 
 def products(backend: Backend, count: int) -> Work:
     """Return work: ``count`` products of square matrices, one after another."""
-    side = torch.full((512, 512), 1 / 512, dtype=backend.dtypes().compute, device=backend.device)
+    side = torch.full(
+        (512, 512), 1 / 512, dtype=dtype_policy(backend).compute, device=backend.device
+    )
 
     def work() -> Tensor:
         product = side

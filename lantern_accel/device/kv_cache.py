@@ -43,6 +43,11 @@ class KVLayout:
         """Bytes that a cache of this layout holds."""
         return 2 * self.layers * self.dtype.itemsize * math.prod(self.shape)
 
+    def pieces(self, device: torch.device, index: torch.dtype) -> Tensor:
+        """Return where each row, or each head of each row, begins in a layer's tensor, integer."""
+        end = self.rows * (self.heads if self.head_major else 1) * self.capacity
+        return torch.arange(0, end, self.capacity, device=device, dtype=index)
+
 
 @dataclass(frozen=True)
 class KVCache:
@@ -51,7 +56,7 @@ class KVCache:
     Each has the layout's shape, and a step writes it once, in place (or several times, where the layout
     says ``rewritten``). A compiler then sees separate buffers that it can update where they are. Only
     the device's :class:`~.operations.TensorOps` looks inside. ``first``: integer, where each piece of a
-    layer begins (see :meth:`~.operations.TensorOps.pieces`); None: not made beforehand.
+    layer begins (:meth:`KVLayout.pieces`); None: not made beforehand.
     """
 
     layout: KVLayout
@@ -63,6 +68,27 @@ class KVCache:
     def buffers(self) -> tuple[Tensor, ...]:
         """Every tensor that holds a part of the cache."""
         return (*self.keys, *self.values)
+
+    def by_head(self, layer: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of the first ``count`` slots as views, ``[R, H, count, d]`` each."""
+        at, sides = self.layout, (self.keys[layer], self.values[layer])
+        if at.head_major:
+            shape = (at.rows, at.heads, at.capacity, at.head_dim)
+            k, v = (side.view(shape) for side in sides)
+        else:
+            shape = (at.rows, at.capacity, at.heads, at.head_dim)
+            k, v = (side.view(shape).transpose(1, 2) for side in sides)
+        return (k, v) if count == at.capacity else (k[:, :, :count], v[:, :, :count])
+
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values of slots, int ``[R, T]``, as ``[R, T, H, d]`` each.
+
+        Nothing is computed, so that what was written can be compared bit for bit. Not for a step.
+        """
+        at = self.layout
+        index = slots.long().view(at.rows, 1, -1, 1).expand(-1, at.heads, -1, at.head_dim)
+        k, v = (t.gather(2, index).transpose(1, 2) for t in self.by_head(layer, at.capacity))
+        return k, v
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The tensor operations that a device may implement its own way, with reference implementations.
 
-Models call these and nothing device-specific. A backend inherits :class:`TensorOps` and overrides
-what its device does better; the reference runs on every device that torch knows.
+Models call :class:`Ops` and nothing device-specific. A backend inherits :class:`TensorOps` and overrides
+what its device does better.
 
 Shapes: ``R`` rows (images x CFG branches), ``T`` query positions, ``H`` heads, ``d`` head width,
 ``L`` cache capacity in slots.
@@ -9,21 +9,19 @@ Shapes: ``R`` rows (images x CFG branches), ``T`` query positions, ``H`` heads, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lantern_accel.device.capture import Capture
 from lantern_accel.device.kv_cache import KVCache, KVLayout, Pass
-from lantern_accel.device.plan import FusedStep, StepPlan
+from lantern_accel.device.packed import Format, Weight, dense
+from lantern_accel.device.preferences import Preferences
 from lantern_accel.device.sampling import SamplingOps
-
-#: Called with a phase's name; the phase runs inside the context that it returns.
-PhaseListener = Callable[[str], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -36,77 +34,19 @@ class Rotary:
     cos: Tensor
     sin: Tensor
 
-
-class HostCopy:
-    """Brings a small buffer to the host without making the device wait for the host.
-
-    ``post`` starts a copy of what the buffer holds once the work given so far has run; ``read`` waits
-    for the oldest posted copy. With ``lag`` steps between the two, a device that runs ahead of the
-    host never stands still. The reference copies when it is read, so it has no lag.
-    """
-
-    lag: int = 0
-
-    def __init__(self, source: Tensor) -> None:
-        self._source = source
-
-    def post(self) -> None:
-        """Start a copy."""
-
-    def read(self) -> Tensor:
-        """Return the oldest posted copy that was not read yet, on the host."""
-        return self._source.cpu()
-
-    def clear(self) -> None:
-        """Forget every posted copy that was not read; a new request starts with this.
-
-        A request that was interrupted leaves copies behind, which the next one would read as its own.
-        """
+    @classmethod
+    def of(cls, cos: Tensor, sin: Tensor) -> Rotary:
+        """Make them of one cosine and one sine a pair."""
+        return cls(cos.unsqueeze(-1), torch.stack((-sin, sin), dim=-1))
 
 
-class TensorOps(SamplingOps):
-    """Reference implementation of every operation a device may replace."""
+class Ops(Protocol):
+    """The tensor operations of a model."""
 
     device: torch.device = torch.device("cpu")
-
-    skips_hidden: bool = False
-    """Whether attention reads visible slots alone: then nothing is gained by steps of fewer slots."""
-
-    skips_blind: bool = False
-    """Whether :meth:`trunk` leaves out rows that see nothing, as complete images of a batch then do."""
-
-    sums_in_place: bool = False
-    """Whether :meth:`linear_add` writes over its residual: a state that is kept is then copied."""
-
-    listener: PhaseListener | None = None
-    """What :meth:`listen` put in place; None outside its block."""
-
-    def phase(self, name: str) -> AbstractContextManager[object]:
-        """Mark a phase of the step (draft, verify, accept, commit) for the listener, if there is one.
-
-        A backend that marks phases for its own profiler leaves them to this method while
-        ``self.listener`` is set.
-        """
-        return nullcontext() if self.listener is None else self.listener(name)
-
-    @contextmanager
-    def listen(self, listener: PhaseListener) -> Iterator[None]:
-        """Report every phase of eager steps to ``listener`` inside the block.
-
-        ``listener(name)`` returns the context that the phase runs in. The listener before it is put
-        back afterwards. A replay has no phases to report; see ``Replay.timed``.
-        """
-        before, self.listener = self.listener, listener
-        try:
-            yield
-        finally:
-            self.listener = before
-
-    def host_copy(self, source: Tensor) -> HostCopy:
-        """Return a way to read ``source``, a small static buffer, while steps run."""
-        return HostCopy(source)
-
-    # --- key-value cache -----------------------------------------------------------------------
+    preferences: Preferences = Preferences()
+    index: torch.dtype = torch.int64
+    """Dtype of token ids, positions and cache slots in a step; int32 where the device prefers it."""
 
     def kv_layout(
         self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype
@@ -123,13 +63,7 @@ class TensorOps(SamplingOps):
         shape, dtype, layers = layout.shape, layout.dtype, range(layout.layers)
         keys = tuple(torch.zeros(shape, dtype=dtype, device=self.device) for _ in layers)
         values = tuple(torch.zeros_like(one) for one in keys)
-        return KVCache(layout, keys, values, self.pieces(layout, self.index))
-
-    def pieces(self, layout: KVLayout, index: torch.dtype) -> Tensor:
-        """Return where each row, or each head of each row, begins in a layer's tensor, integer."""
-        count = layout.rows * (layout.heads if layout.head_major else 1)
-        end = count * layout.capacity
-        return torch.arange(0, end, layout.capacity, device=self.device, dtype=index)
+        return KVCache(layout, keys, values, layout.pieces(self.device, self.index))
 
     def address(self, kv: KVCache, slots: Tensor) -> Tensor:
         """Turn slots, int ``[R, T]``, into the form that :meth:`write` takes.
@@ -139,7 +73,7 @@ class TensorOps(SamplingOps):
         """
         at, first = kv.layout, kv.first
         if first is None or first.dtype != slots.dtype:
-            first = self.pieces(at, slots.dtype)
+            first = at.pieces(self.device, slots.dtype)
         if not at.head_major:
             return (slots + first.unsqueeze(1)).reshape(-1).long()
         return (first.view(at.rows, 1, at.heads) + slots.unsqueeze(-1)).reshape(-1).long()
@@ -151,109 +85,40 @@ class TensorOps(SamplingOps):
                 new = F.pad(new, (0, kv.layout.head_dim - new.shape[-1]))
             side.index_copy_(0, address, new.reshape(-1, *side.shape[1:]))
 
-    def by_head(self, kv: KVCache, layer: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the first ``count`` slots as views, ``[R, H, count, d]`` each."""
-        at = kv.layout
-        if at.head_major:
-            shape = (at.rows, at.heads, at.capacity, at.head_dim)
-            k, v = (side[layer].view(shape) for side in (kv.keys, kv.values))
-        else:
-            shape = (at.rows, at.capacity, at.heads, at.head_dim)
-            k, v = (side[layer].view(shape).transpose(1, 2) for side in (kv.keys, kv.values))
-        return (k, v) if count == at.capacity else (k[:, :, :count], v[:, :, :count])
+    def pack(self, weight: Weight, form: Format | None = None, drafts: bool = False) -> Weight:
+        """Return a weight matrix ``[out, in]`` as :meth:`linear` wants it, rounded to ``form`` if given.
 
-    def read(self, kv: KVCache, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values of slots, int ``[R, T]``, as ``[R, T, H, d]`` each.
-
-        Nothing is computed, so that what was written can be compared bit for bit. Not for a step.
+        Called once a matrix when a model is loaded; what it returns replaces ``weight``. ``weight`` is a
+        tensor, what this method returned for one, or rounded by ``form`` already (then ``form`` is not
+        given). ``drafts``: it is a copy's that drafts, so that its products may round activations too:
+        the target checks what comes of them. The reference wants all of them as they are. Raises
+        RequestError for floating-point codes where the device multiplies none.
         """
-        at = kv.layout
-        index = slots.long().view(at.rows, 1, -1, 1).expand(-1, at.heads, -1, at.head_dim)
-        k, v = (t.gather(2, index).transpose(1, 2) for t in self.by_head(kv, layer, at.capacity))
-        return k, v
+        if form is None:
+            return weight
+        return self.pack(form.rounded(dense(weight), drafts), drafts=drafts)
 
-    # --- matrix products -----------------------------------------------------------------------
-
-    def pack(self, weight: Tensor) -> Tensor:
-        """Return a weight matrix ``[out, in]`` in the memory order that :meth:`linear` wants.
-
-        Called once a matrix when a model is loaded; what it returns replaces ``weight``. The
-        reference wants it as it is.
-        """
-        return weight
-
-    def unpack(self, weight: Any) -> Tensor:
-        """Return the matrix ``[out, in]`` that :meth:`pack` or :meth:`pack_rounded` was given.
-
-        It is the matrix as the device multiplies it, with whatever rounding packing brought. Needed by a
-        device whose :meth:`pack` makes another one: a copy in fewer bits is made of it.
-        """
-        found: Tensor = weight if isinstance(weight, Tensor) else weight.dense(torch.float32)
-        return found
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def linear(
+        self, x: Tensor, weight: Weight, bias: Tensor | None = None, sums: bool = False
+    ) -> Tensor:
         """Multiply ``x [..., in]`` by a packed weight: ``[..., out]``, ``x @ weight.T + bias``.
 
-        ``weight``: what :meth:`pack` or :meth:`pack_rounded` returned, of a matrix ``[out, in]``. The
-        result has the dtype of ``x``; sums are made in float32.
+        ``weight``: what :meth:`pack` returned, of a matrix ``[out, in]``. Sums are made in float32; the
+        result has the dtype of ``x``. ``sums``: it is float32, as logits are: a device that has the sums
+        should leave them so, since of what bfloat16 costs, most is lost here. The reference rounds them
+        first, and makes the whole of a matrix in fewer bits, which saves memory but no time.
         """
-        return F.linear(x, weight, bias)
+        out = F.linear(x, weight if isinstance(weight, Tensor) else weight.dense(x.dtype), bias)
+        return out.float() if sums else out
 
     def linear_add(
-        self, x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None
+        self, x: Tensor, weight: Weight, residual: Tensor, bias: Tensor | None = None
     ) -> Tensor:
         """Return ``residual [..., out]`` plus the product of ``x [..., in]`` and a packed weight.
 
         The residual is given up: a device may put the sum in its memory. The reference leaves it.
         """
         return residual + self.linear(x, weight, bias)
-
-    def pack_rounded(self, weight: Any, drafts: bool = False) -> Any:
-        """Return a matrix in fewer bits in the order that its product wants (optional).
-
-        ``weight`` is a :class:`~lantern_accel.nn.rounding.Rounded` matrix on this device. ``drafts``: it
-        is a copy's that drafts, so that its products may round activations too: the target checks what
-        comes of them. What is returned is another one, for :meth:`linear_rounded`, or anything that
-        :meth:`linear` takes. The reference wants it as it is.
-        """
-        return weight
-
-    def pack_fewer(self, weight: Any, how: Any, drafts: bool = False) -> Any:
-        """Round a matrix and put it in the order of :meth:`pack_rounded` at once (optional).
-
-        ``weight``: a matrix ``[out, in]``, or what :meth:`pack` returned for one; ``how``: a
-        :class:`~lantern_accel.nn.rounding.Rounding`; ``drafts``: of a copy that drafts, of whose groups
-        no range is cut. It gives what :func:`~lantern_accel.nn.rounding.rounded` and
-        :meth:`pack_rounded` would; None where the device has nothing faster than these two. A format
-        with floating-point codes is the device's own: None where it multiplies none, which refuses it.
-        """
-        return None
-
-    def rounded_bits(self, how: Any) -> float:
-        """Return the bits that a weight takes as :meth:`pack_rounded` keeps it (optional).
-
-        ``how`` is a :class:`~lantern_accel.nn.rounding.Rounding`. Codes, steps and offsets by group; for
-        the memory plan of a copy that drafts. The reference keeps the format's own.
-        """
-        bits: float = how.bits_per_weight
-        return bits
-
-    def linear_rounded(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
-        """Multiply ``x [..., in]`` by a matrix in fewer bits: ``[..., out]`` (recommended).
-
-        The reference makes the whole matrix in the dtype of ``x`` first, which saves memory but no time.
-        """
-        return F.linear(x, weight.dense(x.dtype), bias)
-
-    def logits(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
-        """Multiply ``x [..., in]`` by a head's packed weight: float32 ``[..., out]`` (optional).
-
-        ``weight``: as :meth:`linear` takes it. The reference rounds the sums to the dtype of ``x`` first.
-        A device that has them in float32 should leave them so: of what bfloat16 costs, most is lost here.
-        """
-        return self.linear(x, weight, bias).float()
-
-    # --- arithmetic ----------------------------------------------------------------------------
 
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Turn a boolean mask (True = visible) into the form that :meth:`attend` takes.
@@ -273,7 +138,7 @@ class TensorOps(SamplingOps):
         slot l is visible to position t. Scores are scaled by ``d ** -0.5``. Returns ``[R, T, H, d]`` in
         the dtype of ``q``. Slots that are not visible may hold anything finite.
         """
-        k, v = self.by_head(kv, layer, mask.shape[-1])
+        k, v = kv.by_head(layer, mask.shape[-1])
         return self.attend_dense(q, k.transpose(1, 2), v.transpose(1, 2), mask)
 
     def attend_dense(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -299,35 +164,27 @@ class TensorOps(SamplingOps):
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
         return y.to(x.dtype) * weight
 
-    def rotary(self, cos: Tensor, sin: Tensor) -> Any:
+    def rotary(self, cos: Tensor, sin: Tensor) -> object:
         """Turn rotary rows into the form that :meth:`rotate` takes; made once a pass.
 
         ``cos, sin`` float32, broadcasting against ``[R, T, ..., d/2]``.
         """
-        return Rotary(cos.unsqueeze(-1), torch.stack((-sin, sin), dim=-1))
+        return Rotary.of(cos, sin)
 
-    def rotate(self, x: Tensor, rotary: Any) -> Tensor:
+    def rotate(self, x: Tensor, rotary: object) -> Tensor:
         """Rotate adjacent pairs ``(x0, x1), (x2, x3), ...`` of ``x [R, T, ..., d]`` in float32.
 
         ``rotary``: what :meth:`rotary` makes, or the pair that it makes it of.
         """
-        return self.turned(x, rotary).to(x.dtype)
-
-    def turned(self, x: Tensor, rotary: Any) -> Tensor:
-        """Return what :meth:`rotate` does in float32, whatever the dtype of ``x``."""
-        form: Rotary = rotary if isinstance(rotary, Rotary) else TensorOps.rotary(self, *rotary)
-        pairs = x.reshape(*x.shape[:-1], -1, 2)
-        swapped = torch.stack((pairs[..., 1], pairs[..., 0]), dim=-1)
-        # Products with float32 are float32.
-        return (pairs * form.cos + swapped * form.sin).flatten(-2)
+        return turned(x, rotary).to(x.dtype)
 
     def rotate_write(
-        self, qkv: Tensor, rotary: Any, kv: KVCache, layer: int, address: Tensor
+        self, qkv: Tensor, rotary: object, kv: KVCache, layer: int, address: Tensor
     ) -> Tensor:
         """Rotate q and k of ``qkv [R, T, 3, H, d]``, :meth:`write` k and v of a layer; return q."""
-        turned = self.rotate(qkv[:, :, :2], rotary)
-        self.write(kv, layer, address, turned[:, :, 1], qkv[:, :, 2])
-        return turned[:, :, 0]
+        rotated = self.rotate(qkv[:, :, :2], rotary)
+        self.write(kv, layer, address, rotated[:, :, 1], qkv[:, :, 2])
+        return rotated[:, :, 0]
 
     def trunk(
         self,
@@ -339,40 +196,42 @@ class TensorOps(SamplingOps):
     ) -> Tensor:
         """Run a stack of decoder blocks on ``x [R, T, D]``, then ``norm`` where there is one.
 
-        ``blocks`` and ``norm`` are modules of :mod:`lantern_accel.nn.transformer` or of their shape,
-        Returns ``[R, T, (taps + 1) D]``: the states after the blocks ``taps``,
-        counted from 1 and ascending, then the last ones. ``x`` is given up (see :meth:`linear_add`). The
-        reference runs one block after another; the rotary form is made once for all.
+        ``blocks`` and ``norm`` are modules of :mod:`lantern_accel.nn.transformer`, or have the same
+        attributes. Returns ``[R, T, (taps + 1) D]``: the states after the blocks ``taps``, counted from 1
+        and ascending, then the last ones. ``x`` is given up (see :meth:`linear_add`). The reference runs
+        one block after another; the rotary form is made once for all.
         """
         rotary = self.rotary(at.cos.unsqueeze(2), at.sin.unsqueeze(2))
         states = []
         for i, block in enumerate(blocks):
             x = block(x, i, at, self, rotary)
             if i + 1 in taps:
-                states.append(x.clone() if self.sums_in_place else x)
+                states.append(x.clone() if self.preferences.sums_in_place else x)
         states.append(x if norm is None else norm(x, self))
         return torch.cat(states, dim=-1) if taps else states[0]
-
-    def fused_step(self, plan: StepPlan) -> FusedStep | None:
-        """Return a function that does a plan's step, or what follows its pass, in the device's calls.
-
-        Called when an engine is made, for its whole step first; where that is refused, and drafts need
-        no drafter, for the plan without a target. None where the device has no kernel for the plan, or
-        knows another :data:`~.plan.PLAN_VERSION`, as here: then the step runs operator by operator.
-        """
-        return None
-
-    def fused_guesses(self, plan: StepPlan) -> FusedStep | None:
-        """Return a function that guesses a window's drafts which no pass has seen; None: operators do.
-
-        For plans whose window has a draft head; what a step guesses itself is :meth:`fused_step`'s.
-        """
-        return None
 
     def swiglu(self, x: Tensor) -> Tensor:
         """``silu(gate) * up [..., F]`` of ``x = [gate; up] [..., 2F]``, in the dtype of ``x``."""
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+
+class TensorOps(Ops, SamplingOps, Capture):
+    """The reference of all that a model and a step call; it runs on every device that torch knows."""
+
+
+def turned(x: Tensor, rotary: object) -> Tensor:
+    """Return what :meth:`Ops.rotate` does in float32, whatever the dtype of ``x``.
+
+    ``rotary``: a :class:`Rotary`, or the pair of cosines and sines that it is made of.
+    """
+    if not isinstance(rotary, Rotary):
+        assert isinstance(rotary, tuple)
+        rotary = Rotary.of(*rotary)
+    pairs = x.reshape(*x.shape[:-1], -1, 2)
+    swapped = torch.stack((pairs[..., 1], pairs[..., 0]), dim=-1)
+    # Products with float32 are float32.
+    return (pairs * rotary.cos + swapped * rotary.sin).flatten(-2)
 
 
 def flags(value: bool, *shape: int, device: torch.device) -> Tensor:

@@ -2,8 +2,8 @@
 
 An engine describes its step once, when it is made: sizes, where drafts come from, how logits become
 tokens, the models' weights, and the static buffers. A backend takes the whole plan and returns a
-function that does the step in calls of its own, or it returns None and the step runs operator by
-operator (:meth:`.TensorOps.fused_step`). It needs nothing else: a plan can be made of plain tensors,
+function that does the step in calls of its own, or says why it has none and the step runs operator by
+operator (:meth:`.Capture.fused_step`). It needs nothing else: a plan can be made of plain tensors,
 without an engine.
 
 Every buffer keeps its address. Letters of shapes: ``B`` images, ``R`` rows (images x guidance
@@ -14,7 +14,7 @@ size that several buffers share.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol, get_args, get_type_hints
 
@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from lantern_accel.device.kv_cache import KVCache
+from lantern_accel.device.packed import Weight
 from lantern_accel.errors import BackendError
 
 #: The version of this module's values. It rises when a field is added, removed, or means something else:
-#: a backend returns None for a plan of a version that it was not written for.
+#: a backend refuses a plan of a version that it was not written for.
 PLAN_VERSION = 3
 
 #: ``index``: the dtype of token ids, positions and slots on the device. ``weights``: the models'.
@@ -81,11 +82,10 @@ class AcceptanceRule:
 class Matrix:
     """A weight matrix ``[rows, columns]`` with a bias ``[rows]``, if it has one.
 
-    ``packed``: what the device's ``pack`` or ``pack_rounded`` returned for it; only the device looks
-    inside.
+    ``packed``: what the device's ``pack`` returned for it.
     """
 
-    packed: object
+    packed: Weight
     rows: int
     columns: int
     bias: Tensor | None = None
@@ -387,6 +387,13 @@ class StepPlan:
     drafter: DrafterModel | None = None
     version: int = PLAN_VERSION
 
+    @property
+    def title(self) -> str:
+        """What is decoded, in some words, and which part of it a fused step shall do."""
+        kinds = {"none": "plain decoding", "window": "a window", "static": "a tree"}
+        what = kinds.get(self.source.kind, "a dynamic tree")
+        return f"{what}, {'what follows its pass' if self.target is None else 'whole steps'}"
+
     def check(self, index: torch.dtype) -> None:
         """Raise :class:`BackendError` for a buffer of another dtype or shape than its field says."""
         at = self.sizes
@@ -411,18 +418,28 @@ class StepPlan:
                     )
 
 
-class FusedStep(Protocol):
-    """A step, or what follows a pass, in a device's own calls.
+@dataclass(frozen=True)
+class FusedStep:
+    """A step, or what follows a pass, in a device's own calls; no value is read by the host.
 
-    It marks its phases (:meth:`.TensorOps.phase`), changes the plan's buffers and caches as the
-    operators do, and returns True. With False it has changed caches at most, and the operators do the
-    step. A captured step records what it does. ``logits``: guided ones of the pass, for a plan without
-    a target.
+    ``run(logits)`` marks its phases (:meth:`.Capture.phase`), changes the plan's buffers and caches as
+    the operators do, and returns True. With False it has changed caches at most, and the operators do
+    the step. A captured step records what it does. ``logits``: guided ones of the pass, for a plan
+    without a target, else None.
+
+    ``guess()``: guesses a window's drafts that no pass has seen, for a plan with a draft head; None: the
+    operators do.
     """
 
-    def __call__(self, logits: Tensor | None = None) -> bool:
-        """Run it once. No value is read by the host."""
-        ...
+    run: Callable[[Tensor | None], bool]
+    guess: Callable[[], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a device has no step of its own for a plan, as the end of 'operator by operator: ...'."""
+
+    why: str
 
 
 class DraftedTree(Protocol):

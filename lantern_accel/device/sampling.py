@@ -1,13 +1,13 @@
 """Turns the logits of a pass into distributions and draws.
 
-A backend inherits :class:`SamplingOps` through :class:`~.operations.TensorOps` and overrides what its
-device does in one kernel; every method has tensor code as its reference, here or, where it follows a
-paper, in :mod:`lantern_accel.decoding`.
+Every method of :class:`SamplingOps` has tensor code as its reference, here or, where it follows a paper,
+in :mod:`lantern_accel.decoding`; a backend overrides what its device does in one kernel.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -83,24 +83,22 @@ def guide(
     return torch.where(more, mixed, cond)
 
 
-class SamplingOps:
-    """Reference implementation of what follows a pass: guidance, filters, draws."""
+@dataclass(frozen=True)
+class Tables:
+    """What draws and filters look up, made once for an engine; None where they take nothing.
+
+    ``sums``: for :meth:`SamplingOps.draw`. ``filter``: for :meth:`SamplingOps.filter`; only the device
+    looks inside.
+    """
+
+    sums: Tensor | None = None
+    filter: object | None = None
+
+
+class SamplingOps(Protocol):
+    """What follows a pass: guidance, filters, draws."""
 
     index: torch.dtype = torch.int64
-    """Dtype of token ids, positions and cache slots in a step; int32 where the device prefers it."""
-
-    noise_bytes: int = 0
-    """Bytes that an engine may hold of noise, made once per image where all of it fits in them.
-
-    A step then looks up a row for each token in place of computing it: a device on which what is
-    launched costs more than what is read sets it. The bits are :meth:`noise`'s either way.
-    """
-
-    filters_trees: bool = False
-    """Whether one :meth:`filter` of all rows of a tree takes less time than two of those that count.
-
-    Leaves that are not visited are then filtered, too; what comes of it is the same.
-    """
 
     def held(self, buffer: Tensor) -> Tensor:
         """Return what a static buffer holds now, for a step that reads it late and writes it early.
@@ -126,17 +124,6 @@ class SamplingOps:
         is :func:`two_level_scan`.
         """
         return two_level_scan(weights)
-
-    def running_sums(self, size: int, device: torch.device) -> Tensor | None:
-        """Return what draws from ``size`` weights take as ``sums``, made once for an engine.
-
-        The reference is the :func:`triangle` of its scan. None where a device scans or draws in a way of
-        its own: then its draws are called without.
-        """
-        names = ("scan", "draw", "draw_without_replacement")
-        if any(getattr(type(self), name) is not getattr(SamplingOps, name) for name in names):
-            return None
-        return triangle(size, device)
 
     def guide(
         self,
@@ -164,19 +151,24 @@ class SamplingOps:
             logits = logits + rows.view(*shape, -1)
         return logits
 
-    def filter_tables(self, device: torch.device) -> Any:
-        """Return what :meth:`filter` takes as ``tables``, made once for an engine.
+    def tables(self, size: int, device: torch.device) -> Tables:
+        """Return what draws from ``size`` weights and filters take beside them, made once for an engine.
 
-        None where it takes nothing, as the reference: then it is called without.
+        The reference's draws take the :func:`triangle` of their scan; a device that scans or draws in a
+        way of its own takes something else, or nothing.
         """
-        return None
+        if any(
+            getattr(type(self), one) is not getattr(SamplingOps, one) for one in ("scan", "draw")
+        ):
+            return Tables()
+        return Tables(triangle(size, device))
 
-    def filter(self, logits: Tensor, given: Filter, tables: Any = None) -> Tensor:
+    def filter(self, logits: Tensor, given: Filter, tables: object | None = None) -> Tensor:
         """Return the probabilities ``[..., V]`` that a filter makes of logits ``[..., V]``, all float32.
 
         Logits over the temperature; then top-k, which keeps values equal to the k-th, and top-p, which
         keeps a code while the codes before it hold p or less, in the order that ``given.p_first`` says;
-        then a softmax. 0 and None leave a filter out. ``tables``: what :meth:`filter_tables` made.
+        then a softmax. 0 and None leave a filter out. ``tables``: the ``filter`` of :meth:`tables`.
         """
         x, k, p = logits / given.temperature, given.top_k, given.top_p
         if p is None:
@@ -187,51 +179,44 @@ class SamplingOps:
             x = _keep_top_k(self._keep_top_p(x, p), k, given.never)
         return x.softmax(dim=-1)
 
-    def draw(self, weights: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
-        """Draw by inverse CDF: codes ``[...]`` from weights ``[..., V]`` (any sum), uniforms ``[...]``.
+    def draw(self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None) -> Tensor:
+        """Draw by inverse CDF: codes of the shape of ``uniforms`` from weights ``[..., V]`` of any sum.
 
-        The uniforms are below ``1 - 2**-22`` (:mod:`lantern_accel.device.noise`), so that
-        rounding cannot push a draw past the last code with a weight. ``sums``: what
-        :meth:`running_sums` made.
+        ``uniforms [...]``: a code each. ``[..., K]``: K different codes, one after the other; where fewer
+        have a weight, the rest repeat code V - 1 with no weight, and acceptance skips drafts whose
+        probability is 0. They are below ``1 - 2**-22`` (:mod:`lantern_accel.device.noise`), so that
+        rounding cannot push a draw past the last code with a weight. ``sums``: of :meth:`tables`.
         """
+        if uniforms.dim() < weights.dim():
+            return self._draw(weights, uniforms, sums)
+        picks = [self._draw(weights, uniforms[..., 0], sums)]
+        for r in range(1, uniforms.shape[-1]):
+            weights = weights.scatter(-1, picks[-1].unsqueeze(-1), 0.0)
+            picks.append(self._draw(weights, uniforms[..., r], sums))
+        return torch.stack(picks, dim=-1)
+
+    def _draw(self, weights: Tensor, uniform: Tensor, sums: Tensor | None) -> Tensor:
         total = self.scan(weights) if sums is None else two_level_scan(weights, sums)
         bar = uniform.unsqueeze(-1) * total[..., -1:]
         # Sums never fall, so that these are a row's first; of weights that are all 0, V - 1.
         return (total[..., :-1] <= bar).sum(dim=-1, dtype=self.index)
 
-    def draw_without_replacement(
-        self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None
+    def race(
+        self, weights: Tensor, keys: Tensor, positions: Tensor, count: int | None = None
     ) -> Tensor:
-        """Draw ``K`` different codes ``[..., K]``, from weights ``[..., V]``, uniforms ``[..., K]``.
-
-        Where fewer than K codes have a weight, the rest of the draws repeat code V - 1 with no weight;
-        acceptance skips drafts whose probability is 0. ``sums`` as in :meth:`draw`.
-        """
-        picks = []
-        for r in range(uniforms.shape[-1]):
-            given = () if sums is None else (sums,)
-            pick = self.draw(weights, uniforms[..., r], *given)
-            picks.append(pick)
-            if r + 1 < uniforms.shape[-1]:
-                weights = weights.scatter(-1, pick.unsqueeze(-1), 0.0)
-        return torch.stack(picks, dim=-1)
-
-    def race(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         """Draw codes ``[B, T]`` from weights ``[B, T, V]`` of any sum, by position-keyed noise.
 
         The code with the largest ``weight / noise``, the lower of two that are equal
         (:mod:`lantern_accel.device.noise`): the same for the same row, key and position, whatever else
         is computed with it. ``keys`` int32 ``[B, 3]``; ``positions`` integer ``[B, T]``, of the tokens.
-        """
-        return self.perturb(weights, keys, positions).argmax(dim=-1).to(self.index)
 
-    def race_siblings(self, weights: Tensor, keys: Tensor, positions: Tensor, count: int) -> Tensor:
-        """Draw ``count`` different codes ``[B, T, count]``: the race's first, second, ...
-
-        The first is :meth:`race`'s. Codes without weight come last, and acceptance never keeps them.
+        ``count``: so many different codes ``[B, T, count]``, the race's first, second, ... Codes without
+        weight come last, and acceptance never keeps them.
         """
-        first = self.perturb(weights, keys, positions).topk(count, dim=-1)
-        return first.indices.to(self.index)
+        scores = self.perturb(weights, keys, positions)
+        if count is None:
+            return scores.argmax(dim=-1).to(self.index)
+        return scores.topk(count, dim=-1).indices.to(self.index)
 
     def perturb(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         """Return weights over the noise of their place, ``[B, T, V]``, which :meth:`race` compares.
@@ -296,17 +281,6 @@ class SamplingOps:
         Takes what :func:`lantern_accel.decoding.invariant.accept_invariant` does, and returns the fields
         of an ``Accepted``; None where the device has no kernel for this tree, as here: then the tensor
         code of that module runs.
-        """
-        return None
-
-    def couple(
-        self, x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
-        """Test a window's drafts, replace the first that fails, draw those behind it again (SJD).
-
-        Takes what :func:`lantern_accel.decoding.maximal_coupling.couple` does; returns its tokens ``[B,
-        L]`` and counts ``[B]``. None where the device has no kernel for it, as here: then the tensor code
-        of that module runs.
         """
         return None
 

@@ -68,7 +68,7 @@ class Painter:
 
         self.pipeline = pipeline = lantern_accel.load(**load, size=settings.get("size"))
         self.name = name
-        self.size = slots or pipeline.backend.default_batch
+        self.size = slots or pipeline.backend.preferences.default_batch
         # Settings are checked here once; prompts are checked one by one.
         examples = pipeline.model.family.examples(pipeline.model.manifest)
         batch = {"batch_size": self.size, "num_images": self.size}

@@ -41,7 +41,7 @@ class Artist:
         from lantern_accel.serving.studio import ServerSettings
 
         self.pipeline = lantern_accel.load(**load)
-        self.slots = slots or self.pipeline.backend.default_batch
+        self.slots = slots or self.pipeline.backend.preferences.default_batch
         self.app = make_app(self.pipeline, ServerSettings(self.slots, **settings))
         self.app.state.studio.start()
 

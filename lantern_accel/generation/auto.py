@@ -233,7 +233,7 @@ class Auto:
         A step is taken to cost as the timed ones do, and more on their line. Not on a device that
         compiles for minutes: they stay as they are.
         """
-        if len(windows.times) < 2 or self.backend.capture_patience < math.inf:
+        if len(windows.times) < 2 or self.backend.preferences.capture_patience < math.inf:
             return windows
         rows = batch * sampling.branches
         costs = RowCosts.of_times({rows * n: ms for n, ms in windows.times.items()})
@@ -266,7 +266,7 @@ class Auto:
         """
         weights = sum(part.weight.numel() for part in projections(self.model.target))
         # In this order: a device that checks its kernels first checks none for a small model.
-        pays = weights >= LEAST_WEIGHTS and self.backend.reads_fewer_bits
+        pays = weights >= LEAST_WEIGHTS and self.backend.preferences.reads_fewer_bits
         if not pays or asked.acceptance.relaxed or self.model.rounding is not None:
             return None
         tokens = self.model.manifest.target.num_tokens

@@ -100,7 +100,7 @@ def _zeros(part: Projection, ops: TensorOps, how: Rounding) -> Projection:
         step, offset = (zeros(out, groups, dtype=torch.bfloat16) for _ in range(2))
         kept = Rounded(how, (out, inputs), codes, step, offset)
     made = Projection(inputs, out, bias=False, device="meta")
-    made.packed = ops.pack_rounded(kept, drafts=True)
+    made.packed = ops.pack(kept, drafts=True)
     return made
 
 

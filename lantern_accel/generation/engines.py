@@ -180,7 +180,7 @@ class Engines:
         """
         if asked is not None:
             return min(asked, images)
-        usual = min(self.backend.default_batch, images)
+        usual = min(self.backend.preferences.default_batch, images)
         if usual == 1 or (strategy.needs_drafter and self.model.drafter is None):
             return usual
         return max(1, self.capacity.fit(usual, strategy, sampling, spare=self.nbytes).batch)

@@ -361,7 +361,10 @@ class Pipeline:
         with explained(self.backend, keep), watch() as total:
             with watch() as text:
                 conditions = self.conditions(request.prompts, request.size)
-            wanted, capture = wanted_images(request, only), within(self.backend.capture_patience)
+            wanted, capture = (
+                wanted_images(request, only),
+                within(self.backend.preferences.capture_patience),
+            )
             decision = decide(runtime, request, conditions, wanted, capture, given)
             chunks = [*decision.chunks(wanted)]
             for at, (part, chunk) in enumerate(chunks):

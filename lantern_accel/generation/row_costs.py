@@ -162,10 +162,10 @@ def tree_of(costs: RowCosts, branches: int, tree: DraftSource) -> DraftSource:
 def row_costs(model: Model, backend: Backend, dtype: torch.dtype) -> RowCosts:
     """Return a model's costs on a device: those that are kept, else measured and kept from now on.
 
-    A device that says how many rows are free (:attr:`.Backend.free_rows`) is not measured.
+    A device that says how many rows are free (:class:`.Preferences`) is not measured.
     """
-    if backend.free_rows is not None:
-        return RowCosts.free(backend.free_rows)
+    if backend.preferences.free_rows is not None:
+        return RowCosts.free(backend.preferences.free_rows)
     key = key_of("rows", model, backend, dtype, Strategy())
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     path = cache_dir() / "rows" / f"{digest[:24]}.json"

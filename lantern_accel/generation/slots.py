@@ -247,8 +247,8 @@ class Slots(Generic[T]):
             at = places[theirs.layout.rows]
             for layer in range(theirs.layout.layers):
                 sides = zip(
-                    engine.ops.by_head(mine, layer, prompt),
-                    single.ops.by_head(theirs, layer, prompt),
+                    mine.by_head(layer, prompt),
+                    theirs.by_head(layer, prompt),
                     strict=True,
                 )
                 for side, source in sides:

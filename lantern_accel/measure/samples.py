@@ -128,7 +128,7 @@ def cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], session: int
     cell.captured, cell.capture_kind = ready.step.captured, ready.step.how
     cell.capture_seconds = ready.prefill.seconds + ready.step.seconds
     cell.capture_bytes = ready.prefill.nbytes + ready.step.nbytes
-    backend.reset_peak_memory()
+    backend.memory(new_peak=True)
     cell.warmup = [first, warm_up(pipeline, cell, prompts, 1, session)]
     use = backend.memory()
     cell.memory = Memory(

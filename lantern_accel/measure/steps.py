@@ -22,7 +22,7 @@ from lantern_accel.decoding.forced import forced_pass
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.step_engine import StepEngine
 from lantern_accel.decoding.trees import DraftTree, TreeTables
-from lantern_accel.device.backend import Backend, check_clock, recorded
+from lantern_accel.device.backend import Backend, check_clock, dtype_policy, recorded
 from lantern_accel.device.capture import Replay
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Found
@@ -223,7 +223,7 @@ def make_model(
 
     Raises :class:`DeviceMemoryError` where its weights do not fit, naming a dtype that would.
     """
-    compute = backend.dtypes(dtype).compute
+    compute = dtype_policy(backend, dtype).compute
     found = Found(manifest, dict.fromkeys(("target", "drafter"), Path()))
     check_weights(backend, found, compute)
     how = None if weights == FULL else rounding(weights)

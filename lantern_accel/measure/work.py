@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.selfdraft import SelfEngine
 from lantern_accel.device.backend import Backend
+from lantern_accel.device.capture import listening
 from lantern_accel.device.launches import computes
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.random_weights import random_model
@@ -50,7 +51,7 @@ def timed_phases(backend: Backend) -> Iterator[dict[str, float]]:
             yield
         sums[name] += watch.seconds
 
-    with backend.listen(timed):
+    with listening(backend, timed):
         yield sums
 
 
@@ -89,7 +90,7 @@ def count_launches(engine: EngineBase, *, prefill: bool = True) -> dict[str, int
     Called in inference mode, as steps run.
     """
     counter = LaunchCounter()
-    with engine.ops.listen(counter.within), counter:
+    with listening(engine.ops, counter.within), counter:
         if prefill:
             with counter.within("prefill"):
                 engine.prefill()
@@ -150,7 +151,7 @@ def write_trace(
                 pipeline.backend.synchronize()
             seen.step()
 
-        with pipeline.backend.listen(record_function):
+        with listening(pipeline.backend, record_function):
             pipeline.decode_only(prompts, strategy, sampling, 0, step=step)
 
 

@@ -54,7 +54,7 @@ class Shapes(TensorOps):
 
     def __init__(self, ops: TensorOps | None = None) -> None:
         self._ops = ops or TensorOps()
-        self.index, self.noise_bytes = self._ops.index, self._ops.noise_bytes
+        self.index, self.noise_bytes = self._ops.index, self._ops.preferences.noise_bytes
 
     def kv_layout(
         self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype
@@ -137,7 +137,8 @@ def weight_bytes(manifest: Any, dtype: torch.dtype) -> dict[str, int]:
 def copy_bytes(target: nn.Module, drafts: SelfDrafts, ops: TensorOps | None = None) -> int:
     """Return the bytes of a copy of a target in fewer bits, to draft with, as ``ops`` keep them."""
     weights = sum(part.weight.numel() for part in projections(target))
-    return int(weights * (ops or TensorOps()).rounded_bits(rounding(drafts.weights)) / 8)
+    how, least = rounding(drafts.weights), (ops or TensorOps()).preferences.code_bits
+    return int(weights * (how.bits_per_weight + max(0, least - how.bits)) / 8)
 
 
 def measure(
@@ -171,7 +172,7 @@ def measure(
     vq = _build(kind, small, "vq", torch.float32)
     model = Model(small, target, drafter, vq, None, "", kind)
     workspace: dict[str, int] = {}
-    noise_bytes = (ops or TensorOps()).noise_bytes
+    noise_bytes = (ops or TensorOps()).preferences.noise_bytes
     with torch.inference_mode(), META:
         asked = kind.usual_shape(model) if shape is None else shape
         fitted = kind.target_for_shape(model, asked)

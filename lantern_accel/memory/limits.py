@@ -122,7 +122,7 @@ class Capacity:
         prompt = 32 * 4 * rows * t.prefix_length * t.dim
         table = 4 * t.vocab_size * (strategy.neighbours + 1)
         copy = self.copy_bytes(strategy)
-        noise = min(4 * batch * t.num_tokens * t.vocab_size, self.backend.noise_bytes)
+        noise = min(4 * batch * t.num_tokens * t.vocab_size, self.backend.preferences.noise_bytes)
         return int(2 * cache + 32 * logits + prompt + table + copy + 4 * noise + ROUGH_REST)
 
     def keeps_text(self, images: int) -> bool:

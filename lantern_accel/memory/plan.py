@@ -18,8 +18,9 @@ import torch
 from pydantic import Field
 
 from lantern_accel._version import __version__
-from lantern_accel.device.backend import DTYPES, Backend
+from lantern_accel.device.backend import DTYPES, Backend, dtype_policy
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.preferences import Preferences
 from lantern_accel.errors import DeviceRequestError, RequestError, did_you_mean, shown
 from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import Footprint, measure
@@ -33,7 +34,7 @@ from lantern_accel.strategy.values import (
 )
 
 #: Held by a driver and its libraries on an accelerator that is not open here (assumed).
-DRIVER_RESERVE = Backend.runtime_bytes
+DRIVER_RESERVE = Preferences.runtime_bytes
 
 
 class MemoryPlan(Footprint):
@@ -314,7 +315,7 @@ def usual_peaks(model: str, dtypes: Sequence[str]) -> dict[str, int]:
 
 def runtime_of(backend: Backend) -> int:
     """Return what is held beside the model on an open device, with what decoding will add to it."""
-    return (backend.memory().in_use or 0) + backend.runtime_bytes
+    return (backend.memory().in_use or 0) + backend.preferences.runtime_bytes
 
 
 def _device(device: str, dtype: str) -> dict[str, Any]:
@@ -341,7 +342,7 @@ def _device(device: str, dtype: str) -> dict[str, Any]:
                 "capacity": None if use.left is None else use.left + (use.in_use or 0),
                 "runtime": runtime_of(backend) if measured else DRIVER_RESERVE,
                 "runtime_measured": measured,
-                "dtype": backend.dtypes(dtype).compute,
+                "dtype": dtype_policy(backend, dtype).compute,
             }
     if device in profile_names():
         figure = load_profile(device).memory_bytes

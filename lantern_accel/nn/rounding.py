@@ -23,8 +23,8 @@ class Rounding:
     """How weights are rounded: ``group`` inputs share a step and, unless ``symmetric``, an offset.
 
     ``group`` 0: one step for a whole row of inputs, without an offset. ``floating``: codes are
-    floating-point numbers, which a device rounds and multiplies itself (:meth:`.TensorOps.pack_fewer`);
-    it rounds activations to such numbers, too, so that only a copy that drafts has them.
+    floating-point numbers, which a device rounds and multiplies itself (:meth:`.Ops.pack`); it rounds
+    activations to such numbers, too, so that only a copy that drafts has them.
     """
 
     name: str
@@ -37,6 +37,19 @@ class Rounding:
     def bits_per_weight(self) -> float:
         """Bits of codes, steps and offsets, a weight; a row's step is not counted."""
         return self.bits + (16 * (1 if self.symmetric else 2) / self.group if self.group else 0)
+
+    def rounded(self, weight: Tensor, drafts: bool = False) -> Rounded:
+        """Round a matrix, in a third of the time where it ``drafts``: no range of a group is cut then.
+
+        Raises RequestError for floating-point codes, which only some devices have, for such copies.
+        """
+        if self.floating:
+            way = "this is none: draft with int8" if drafts else "give the model int8, int6 or int4"
+            raise RequestError(
+                f"weights in {self.name} are for copies that draft (--tree self:4,{self.name}), on "
+                f"devices that multiply such numbers; {way}"
+            )
+        return rounded(weight, self, 1 if drafts else TRIES)
 
 
 #: The name of weights that are not rounded.

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from lantern_accel.device import plan
 from lantern_accel.device.kv_cache import Pass as Pass
 from lantern_accel.device.operations import TensorOps, flags
-from lantern_accel.errors import RequestError
-from lantern_accel.nn.rounding import Rounded, Rounding, rounded
+from lantern_accel.device.packed import Weight
+from lantern_accel.nn.rounding import Rounding
 
 REFERENCE = TensorOps()
 #: The epsilon of the norms of queries and keys; fixed in every implementation.
@@ -56,20 +56,16 @@ def pads_visible(prefix_mask: Tensor, visible: Tensor) -> Tensor:
 class Projection(nn.Linear):
     """A linear layer whose weight a backend may keep in an order of its own (see :func:`pack`).
 
-    ``packed``: what takes the place of ``weight``, a tensor or what the backend makes of a
-    :class:`~lantern_accel.nn.rounding.Rounded` one.
+    ``packed``: what takes the place of ``weight``.
     """
 
-    packed: Any = None
+    packed: Weight | None = None
 
     # A model's layers take the operations to use; nn.Linear's forward has one argument.
     def forward(  # type: ignore[override]
         self, x: Tensor, ops: TensorOps, residual: Tensor | None = None
     ) -> Tensor:
         weight = self.weight if self.packed is None else self.packed
-        if isinstance(weight, Rounded):
-            out = ops.linear_rounded(x, weight, self.bias)
-            return out if residual is None else residual + out
         if residual is None:
             return ops.linear(x, weight, self.bias)
         return ops.linear_add(x, weight, residual, self.bias)
@@ -77,11 +73,9 @@ class Projection(nn.Linear):
     def logits(self, x: Tensor, ops: TensorOps) -> Tensor:
         """Multiply as a head does: float32 ``[..., out]`` of features ``x [..., in]``."""
         weight = self.weight if self.packed is None else self.packed
-        if isinstance(weight, Rounded):
-            return ops.linear_rounded(x, weight, self.bias).float()
-        return ops.logits(x, weight, self.bias)
+        return ops.linear(x, weight, self.bias, sums=True)
 
-    def keep(self, packed: Any) -> None:
+    def keep(self, packed: Weight) -> None:
         """Let ``packed`` stand for the weight, which keeps shape, dtype and device, but no memory."""
         empty = self.weight.new_zeros(()).expand(self.weight.shape)
         self.packed, self.weight = packed, nn.Parameter(empty, requires_grad=False)
@@ -100,33 +94,9 @@ def pack(module: nn.Module, ops: TensorOps, how: Rounding | None = None) -> None
     for part in module.modules():
         if isinstance(part, Projection) and part.packed is None:
             weight = part.weight
-            packed = ops.pack(weight) if how is None else _in_fewer_bits(part, ops, how)
+            packed = ops.pack(weight, how)
             if packed is not weight:
                 part.keep(packed)
-
-
-def _in_fewer_bits(part: Projection, ops: TensorOps, how: Rounding, drafts: bool = False) -> Any:
-    """Return a projection's weight in fewer bits, as the device packs it.
-
-    Raises RequestError for floating-point codes where the device has none, and for a target.
-    """
-    packed = part.weight if part.packed is None else part.packed
-    made = ops.pack_fewer(packed, how, drafts) if drafts or not how.floating else None
-    if made is not None:
-        return made
-    if how.floating:
-        way = (
-            "this is none: draft with int8"
-            if drafts
-            else "give the model itself int8, int6 or int4"
-        )
-        raise RequestError(
-            f"weights in {how.name} are for copies that draft (--tree self:4,{how.name}), on devices "
-            f"that multiply such numbers; {way}"
-        )
-    whole = part.weight if part.packed is None else ops.unpack(packed)
-    codes = rounded(whole, how, tries=1) if drafts else rounded(whole, how)
-    return ops.pack_rounded(codes, drafts)
 
 
 def projections(module: nn.Module) -> list[Projection]:
@@ -146,7 +116,8 @@ def rounded_copy(
     shared: list[Any] = [*module.parameters(), *module.buffers(), *held, ops]
     made = copy.deepcopy(module, {id(one): one for one in shared})
     for part in projections(made):
-        part.keep(_in_fewer_bits(part, ops, how, drafts))
+        whole = part.weight if part.packed is None else part.packed
+        part.keep(ops.pack(whole, how, drafts))
     return made
 
 

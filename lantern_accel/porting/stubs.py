@@ -12,12 +12,10 @@ import re
 import textwrap
 from collections.abc import Iterator
 
-from lantern_accel.device.backend import Backend
-from lantern_accel.device.operations import TensorOps
-from lantern_accel.device.sampling import SamplingOps
+from lantern_accel.device.backend import SEAM
 
 #: Members that no backend writes.
-NOT_WRITTEN = ("device", "listen", "listener")
+NOT_WRITTEN = ("device", "listener", "own_steps")
 HEAD = "    # --- what you may override "
 WIDTH = 90
 INTRODUCTION = """\
@@ -41,7 +39,8 @@ def own(text: str) -> set[str]:
 
 def members() -> Iterator[tuple[str, list[str], str]]:
     """Go through what may be overridden: its name, the lines that define it, and its docstring."""
-    for kind in (Backend, TensorOps, SamplingOps):
+    seen = set(NOT_WRITTEN)
+    for kind in SEAM:
         source = textwrap.dedent(inspect.getsource(kind))
         (found,) = ast.parse(source).body
         assert isinstance(found, ast.ClassDef)
@@ -54,7 +53,8 @@ def members() -> Iterator[tuple[str, list[str], str]]:
                 name, said, last = node.target.id, inspect.cleandoc(str(told)), node.end_lineno or 0
             else:
                 continue
-            if not name.startswith("_") and name not in NOT_WRITTEN:
+            if not name.startswith("_") and name not in seen:
+                seen.add(name)
                 lines = source.splitlines()[node.lineno - 1 : last]
                 yield name, textwrap.dedent("\n".join(lines)).splitlines(), said
 

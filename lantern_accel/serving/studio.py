@@ -154,7 +154,7 @@ class Studio:
     def _admit(self) -> None:
         """Let the first images of the queue join, as long as they go with those that run."""
         if not self.running:
-            self.pipeline.backend.reset_peak_memory()
+            self.pipeline.backend.memory(new_peak=True)
         for picture in self.queue.images:
             try:
                 if not self.drawing.join(picture):

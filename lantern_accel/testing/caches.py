@@ -40,7 +40,7 @@ def _holds(backend: Backend, cache: KVCache, k: Tensor, v: Tensor) -> str:
     """Say where the cache does not hold ``k, v`` bit for bit; empty where it does."""
     slots = torch.arange(CAPACITY, device=backend.device).expand(ROWS, -1)
     for layer in range(LAYERS):
-        found = backend.read(cache, layer, slots)
+        found = cache.read(layer, slots)
         for name, got, want in zip(("keys", "values"), found, (k[layer], v[layer]), strict=True):
             host = got[..., :WIDTH].cpu()
             if host.shape != want.shape or host.dtype != want.dtype:
@@ -151,11 +151,11 @@ def _slots(backend: Backend, strategy: str) -> int:
             if not torch.equal(table.sort(dim=1).values, torch.arange(g.image_slots).expand(2, -1)):
                 raise Failed(f"{strategy}: after {steps} steps two positions share a slot")
             known = engine.verifying.branches.rows(state.slot_of) + g.prefix
-        before = backend.read(engine.verifying.cache, 0, known)
+        before = engine.verifying.cache.read(0, known)
         length = state.length.cpu().clone()
         engine.step()
         steps += 1
-        after = backend.read(engine.verifying.cache, 0, known)
+        after = engine.verifying.cache.read(0, known)
         for row in range(g.rows):
             count = int(length[row % g.batch])
             if any(

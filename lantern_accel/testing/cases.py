@@ -42,7 +42,7 @@ def test_conforms(backend: Backend, check: str) -> None:
 
 def test_conforms_to_its_own_checks(backend: Backend) -> None:
     """The device passes the checks that its backend adds."""
-    own: Mapping[str, Check] = backend.checks()
+    own: Mapping[str, Check] = backend.conformance().checks
     outcomes = [run_check(backend, name, check) for name, check in own.items()]
     for outcome in sorted(outcomes, key=lambda one: one.state != "failed"):
         judge(outcome)

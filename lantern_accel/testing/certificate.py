@@ -13,9 +13,8 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from lantern_accel.device.backend import CAPABILITIES, Backend, DeviceFacts
+from lantern_accel.device.backend import CAPABILITIES, SEAM, Backend, DeviceFacts
 from lantern_accel.device.conformance import Report
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.spec import API_VERSION, BackendSpec
 from lantern_accel.families.registry import broken_families
 from lantern_accel.files import write_json, write_whole
@@ -31,12 +30,10 @@ RECOMMENDED = {
     "priority": "0, like the CPU's: `auto` then takes the first by name",
     "compute_dtypes": "float32 only: twice the bytes of bfloat16",
     "support": "capture is answered with no",
-    "operators": "None: every operator is believed to have a kernel",
-    "checks": "no checks of your own kernels",
+    "conformance": "every operator is believed to have a kernel, and yours are not checked",
     "capture": "eager: Python dispatches thousands of operators per step",
     "explain": "the vendor's own error reaches the user",
     "memory": "unknown: a request that does not fit is found out by failing",
-    "reset_peak_memory": "no new peak: peaks are those of the whole process",
     "counters": "none: nothing shows that replay recompiles",
     "close": "nothing is given back",
     "host_copy": "a blocking copy per read: the device waits for the host",
@@ -56,7 +53,7 @@ REQUIRED = (
     "facts",
     "synchronize",
 )
-NOT_OVERRIDDEN = ("listen", "listener")
+NOT_OVERRIDDEN = ("listener", "own_steps")
 
 
 class Member(Record):
@@ -70,7 +67,7 @@ class Member(Record):
 
 def members(backend: Backend, spec: BackendSpec | None = None) -> list[Member]:
     """Return every member that has a reference, the recommended ones first."""
-    owners: list[tuple[object, type]] = [(backend, Backend), (backend, TensorOps)]
+    owners: list[tuple[object, type]] = [(backend, kind) for kind in SEAM]
     if spec is not None:
         owners.insert(0, (spec, BackendSpec))
     found = []

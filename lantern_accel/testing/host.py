@@ -199,7 +199,7 @@ def drawn(backend: Backend) -> Measured:
             raise Failed(f"{family}, {strategy}: {wrong[0]}")
         turned += [f"{family}, {strategy}"] * len(wrong)
     edge = f"; one request by {' and '.join(turned)} met a draw at its edge" if turned else ""
-    told = left_to_reference(backend, "fused_step", "fused_guesses")
+    told = left_to_reference(backend, "fused_step")
     return Measured(f"{tokens} sampled tokens are the CPU's, in as many steps{edge}{told}")
 
 

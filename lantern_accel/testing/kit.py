@@ -138,7 +138,7 @@ def waiting(name: str, on_wait: Wait | None) -> Iterator[None]:
 
 def checks_of(backend: Backend) -> dict[str, Check]:
     """Return the checks for a backend: everybody's, then its own."""
-    return {**CHECKS, **backend.checks()}
+    return {**CHECKS, **backend.conformance().checks}
 
 
 def select(

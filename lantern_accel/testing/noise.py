@@ -231,7 +231,7 @@ def race(backend: Backend) -> Measured:
         scores = weights.double() / exponentials(words(keys, positions, vocab))
         to = backend.device
         given = weights.to(to), keys.to(to), positions.to(to, backend.index)
-        alone, several = backend.race(*given).cpu(), backend.race_siblings(*given, 8).cpu()
+        alone, several = backend.race(*given).cpu(), backend.race(*given, 8).cpu()
         if alone.dtype != backend.index or several.dtype != backend.index:
             raise Failed(f"codes are {alone.dtype} and {several.dtype}, not {backend.index}")
         if several.shape != (3, 3, 8) or alone.shape != (3, 3):

@@ -245,7 +245,7 @@ def _on(given: Filter, device: torch.device) -> Filter:
 def filters(backend: Backend) -> Measured:
     """Filter logits by every setting: the same codes stay as in float64, with the same mass."""
     worst = 0.0
-    tables = backend.filter_tables(backend.device)
+    tables = backend.tables(0, backend.device).filter
     made = () if tables is None else (tables,)
     for vocab in VOCABS:
         logits = 3 * normal(vocab, 2, 3, vocab)
@@ -296,9 +296,9 @@ def draws(backend: Backend) -> Measured:
         weights[:, ::3] = 0.0
         u = torch.rand(16, 4, generator=torch.Generator().manual_seed(vocab)).clamp(max=0.999999)
         given, at = weights.to(backend.device), u.to(backend.device)
-        sums = backend.running_sums(vocab, backend.device)
+        sums = backend.tables(vocab, backend.device).sums
         rest = () if sums is None else (sums,)
-        picks = backend.draw_without_replacement(given, at, *rest)
+        picks = backend.draw(given, at, *rest)
         if picks.dtype != backend.index:
             raise Failed(f"codes are {picks.dtype}, but the device's index is {backend.index}")
         if not torch.equal(picks[:, 0], backend.draw(given, at[:, 0], *rest)):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.device.backend import Backend
+from lantern_accel.device.packed import Weight, dense
 from lantern_accel.nn.rounding import ROUNDINGS, Rounded, rounded
 from lantern_accel.testing.result import Failed, Measured, Worst, compare, doing, left_to_reference
 from lantern_accel.testing.tiny import normal
@@ -70,7 +70,7 @@ def _mistakes(
 
 
 def linear(backend: Backend) -> Measured:
-    """Compare products of packed matrices, with a bias and a residual, and what ``unpack`` gives back."""
+    """Compare products of packed matrices, with a bias and a residual, and what they are dense."""
     worst, dtypes = Worst(), dtypes_of(backend)
     for dtype in dtypes:
         for inputs, outputs in MATRICES:
@@ -88,17 +88,17 @@ def linear(backend: Backend) -> Measured:
     return worst.measured(detail + left_to_reference(backend, "linear", "linear_add", "pack"))
 
 
-def _unpacked(backend: Backend, packed: Any, given: Tensor, what: str) -> None:
-    """Hold what ``unpack`` gives to the matrix that was packed."""
-    back = backend.unpack(packed)
+def _unpacked(backend: Backend, packed: Weight, given: Tensor, what: str) -> None:
+    """Hold what a packed matrix is multiplied as to the matrix that was packed."""
+    back = dense(packed)
     whole = given.double()
     # Within a dtype's rounding of the row's largest weight.
     near = stored(whole.abs().amax(1, keepdim=True), given.dtype)
-    compare(back, whole, near, f"unpack of a packed matrix {what}")
+    compare(back, whole, near, f"a packed matrix, dense, {what}")
 
 
 def _products(
-    backend: Backend, worst: Worst, packed: Any, weight: Tensor, x: Tensor, bias: Tensor,
+    backend: Backend, worst: Worst, packed: Weight, weight: Tensor, x: Tensor, bias: Tensor,
     residual: Tensor, what: str,
 ) -> None:  # fmt: skip
     dtype, device = x.dtype, backend.device
@@ -132,7 +132,7 @@ def _products(
         sums = wider + want.view(shape)
         shown = shown.replace("linear", "linear_add")
         worst.add(compare(got, sums, limit, shown, dtype=dtype, causes=wrong))
-        if not backend.sums_in_place and not torch.equal(kept.cpu(), before):
+        if not backend.preferences.sums_in_place and not torch.equal(kept.cpu(), before):
             raise Failed(
                 f"{shown}: the residual was written over, and the "
                 "backend does not say sums_in_place"
@@ -158,23 +158,18 @@ def logits(backend: Backend) -> Measured:
                 causes = partial(
                     _mistakes, want, wide, weight, None if one is None else one.double()
                 )
-                got = backend.logits(
-                    x.to(backend.device), packed, None if one is None else one.to(backend.device)
-                )
+                given_bias = None if one is None else one.to(backend.device)
+                got = backend.linear(x.to(backend.device), packed, given_bias, sums=True)
                 what = f"logits of {outputs} codes, {rows} rows, in {short(dtype)}"
                 worst.add(compare(got, want, near, what, dtype=torch.float32, causes=causes))
     detail = f"{worst.count} heads of up to {max(n for _, n in HEADS)} codes against float64"
-    return worst.measured(detail + left_to_reference(backend, "logits"))
+    return worst.measured(detail + left_to_reference(backend, "linear"))
 
 
 def fewer_bits(backend: Backend) -> Measured:
     """Compare products with matrices in fewer bits, packed in one step and in two, of drafts too."""
     worst, dtypes = Worst(), dtypes_of(backend)
-    at_once = False
     for how in ROUNDINGS.values():
-        bits = backend.rounded_bits(how)
-        if not how.bits <= bits <= 32:
-            raise Failed(f"rounded_bits of {how.name} is {bits:g}: its codes alone take {how.bits}")
         for inputs, outputs in ((768, 130), (100, 37)):
             whole = normal(outputs, outputs, inputs) * inputs**-0.5
             for dtype in dtypes:
@@ -184,19 +179,15 @@ def fewer_bits(backend: Backend) -> Measured:
                     shown = f"{how.name} weights of {inputs} inputs in {short(dtype)}"
                     shown += ", drafts" * drafts
                     doing(shown)
-                    made = [backend.pack_rounded(_moved(codes, backend.device), drafts)]
+                    made = [backend.pack(_moved(codes, backend.device), drafts=drafts)]
                     if drafts:
-                        fewer = backend.pack_fewer(
-                            backend.pack(given.to(backend.device)), how, drafts
-                        )
-                        at_once = at_once or fewer is not None
-                        made += [] if fewer is None else [fewer]
+                        whole_packed = backend.pack(given.to(backend.device))
+                        made.append(backend.pack(whole_packed, how, drafts))
                     weight = codes.dense(torch.float32).double()
                     for packed in made:
                         worst.add(_rounded_product(backend, packed, weight, dtype, drafts, shown))
     detail = f"{worst.count} products with weights in fewer bits against float64"
-    told = left_to_reference(backend, "pack_rounded", "linear_rounded")
-    return worst.measured(detail + told + ("" if at_once else "; the reference serves pack_fewer"))
+    return worst.measured(detail + left_to_reference(backend, "pack", "linear"))
 
 
 def _moved(weight: Rounded, device: torch.device) -> Rounded:
@@ -207,7 +198,7 @@ def _moved(weight: Rounded, device: torch.device) -> Rounded:
 
 
 def _rounded_product(
-    backend: Backend, packed: Any, weight: Tensor, dtype: torch.dtype, drafts: bool, what: str
+    backend: Backend, packed: Weight, weight: Tensor, dtype: torch.dtype, drafts: bool, what: str
 ) -> Measured:
     outputs, inputs = weight.shape
     found = None
@@ -221,9 +212,10 @@ def _rounded_product(
             step = wide.abs().amax(1, keepdim=True) / 127
             near = near + MARGIN * step * weight.square().sum(1).sqrt() / 2
         given = x.to(backend.device), packed, None if bias is None else bias.to(backend.device)
-        by = backend.linear_rounded if isinstance(packed, Rounded) else backend.linear
         causes = partial(_mistakes, want, wide, weight, None if bias is None else bias.double())
-        one = compare(by(*given), want, near, f"{what}, {rows} rows", dtype=dtype, causes=causes)
+        one = compare(
+            backend.linear(*given), want, near, f"{what}, {rows} rows", dtype=dtype, causes=causes
+        )
         assert one.error is not None
         if found is None or one.error > (found.error or 0.0):
             found = one

@@ -173,8 +173,9 @@ def kind(backend: Backend) -> Measured:
         backend.synchronize()
         # A device that has a step of its own passes by what is Python's.
         whole = engine.fused.whole
-        called = getattr(type(whole), "__call__", None)  # noqa: B004, the function is wanted
-        with _Entered(type(engine.verifying).verify, whole, called) as entered:
+        run = None if whole is None else whole.run
+        called = getattr(type(run), "__call__", None)  # noqa: B004, the function is wanted
+        with _Entered(type(engine.verifying).verify, run, called) as entered:
             for _ in range(CALLS):
                 replay()
         backend.synchronize()

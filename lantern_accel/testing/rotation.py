@@ -76,14 +76,10 @@ def rotate(backend: Backend) -> Measured:
                     want, causes = rotation_of(x, cos, sin), partial(_mistakes, x, cos, sin)
                     given = x.to(backend.device)
                     form = backend.rotary(*pair)
-                    for got, kind in (
-                        (backend.rotate(given, form), dtype),
-                        (backend.turned(given, pair), torch.float32),
-                    ):
-                        near = _near(x, want, kind)
-                        worst.add(compare(got, want, near, what, dtype=kind, causes=causes))
+                    got, near = backend.rotate(given, form), _near(x, want, dtype)
+                    worst.add(compare(got, want, near, what, dtype=dtype, causes=causes))
     detail = f"{worst.count} rotations in {', '.join(map(short, dtypes))} against float64"
-    return worst.measured(detail + left_to_reference(backend, "rotary", "rotate", "turned"))
+    return worst.measured(detail + left_to_reference(backend, "rotary", "rotate"))
 
 
 def rotate_write(backend: Backend) -> Measured:
@@ -113,7 +109,7 @@ def rotate_write(backend: Backend) -> Measured:
                 )
                 want = rotation_of(qkv[:, :, :2], cos, sin)
                 near = _near(qkv[:, :, :2], want, dtype)
-                read = backend.read(cache, 1, every)
+                read = cache.read(1, every)
                 stored_k, stored_v = (one[..., :width].cpu() for one in read)
                 index = slots.view(ROWS, count, 1, 1).expand(-1, -1, heads, width)
                 for side, got in enumerate((q, stored_k.gather(1, index))):
@@ -138,7 +134,7 @@ def rotate_write(backend: Backend) -> Measured:
                        old[1].scatter(1, index, qkv[:, :, 2])]  # fmt: skip
                 if not (torch.equal(old[0], stored_k) and torch.equal(old[1], stored_v)):
                     raise Failed(f"{what}: other slots of the layer were written")
-            other = [one[..., :width].cpu() for one in backend.read(cache, 0, every)]
+            other = [one[..., :width].cpu() for one in cache.read(0, every)]
             first = [normal(seed, ROWS, CAPACITY, heads, width).to(dtype) for seed in (1, 2)]
             if not all(torch.equal(one, two) for one, two in zip(other, first, strict=True)):
                 raise Failed(

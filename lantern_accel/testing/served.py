@@ -16,15 +16,17 @@ from typing import Any
 from pydantic import Field
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lantern_accel.device.backend import Backend
+from lantern_accel.device.backend import Backend, dtype_policy, methods
+from lantern_accel.device.capture import Capture
 from lantern_accel.device.launches import computes
-from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.operations import Ops, TensorOps
+from lantern_accel.device.plan import Refused
 from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.records import Record
 from lantern_accel.testing import tiny
 
 #: Members that compute nothing, or only once.
-NO_OPERATIONS = ("phase", "listen", "host_copy", "kv_layout", "allocate", "unpack", "rounded_bits")
+NO_OPERATIONS = ("phase", "host_copy", "kv_layout", "allocate", "capture", "tables")
 #: Operations whose result is None because they write; of others None leaves the work to tensor code.
 WRITES = ("write", "put")
 #: Operators of torch; any other is a kernel that somebody registered.
@@ -69,18 +71,13 @@ class _Watch(TorchDispatchMode):
 
 def operations() -> dict[str, Callable[..., object]]:
     """Return the reference's operations by name."""
-    found = {**vars(SamplingOps), **vars(TensorOps)}
-    return {
-        name: one
-        for name, one in found.items()
-        if callable(one) and not name.startswith("_") and name not in NO_OPERATIONS
-    }
+    found = methods(Capture, SamplingOps, Ops)
+    return {name: getattr(home, name) for name, home in found.items() if name not in NO_OPERATIONS}
 
 
 def is_overridden(backend: Backend, name: str) -> bool:
     """Return whether a backend has an operation of its own."""
-    home = TensorOps if name in vars(TensorOps) else SamplingOps
-    return name in vars(backend) or getattr(type(backend), name) is not getattr(home, name)
+    return name in vars(backend) or getattr(type(backend), name) is not getattr(TensorOps, name)
 
 
 @contextmanager
@@ -88,7 +85,7 @@ def watching(backend: Backend) -> Iterator[_Watch]:
     """Count the calls of every operation of a backend in the block, and who serves them."""
     seen = _Watch()
     reference = operations()
-    homes = {name: TensorOps if name in vars(TensorOps) else SamplingOps for name in reference}
+    homes = methods(Capture, SamplingOps, Ops)
     own = {name: getattr(backend, name) for name in reference}
     mine = {name: vars(backend)[name] for name in reference if name in vars(backend)}
     left = {name for name in reference if not is_overridden(backend, name)}
@@ -105,7 +102,8 @@ def watching(backend: Backend) -> Iterator[_Watch]:
                 by_reference = seen.handed.pop()
             found = seen.counts[name]
             found.calls += 1
-            found.reference += by_reference or (made is None and name not in WRITES)
+            nothing = isinstance(made, Refused) or (made is None and name not in WRITES)
+            found.reference += by_reference or nothing
             return made
 
         return run
@@ -135,7 +133,7 @@ def watching(backend: Backend) -> Iterator[_Watch]:
 
 def who_serves(backend: Backend, strategies: Sequence[str]) -> list[Served]:
     """Watch the prefill and two eager steps of the first family's tiny model, in the best dtype."""
-    best = backend.dtypes().compute
+    best = dtype_policy(backend).compute
     every = tiny.cases(tuple(strategies))
     with watching(backend) as seen:
         for family, strategy in (one for one in every if one[0] == every[0][0]):

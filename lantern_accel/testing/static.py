@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lantern_accel.device.backend import Backend
+from lantern_accel.device.backend import Backend, dtype_policy
 from lantern_accel.device.capture import Arguments, buffers_of
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing
@@ -67,7 +67,7 @@ def trace_shapes(
 ) -> Recorder:
     """Run prefill and one step on this backend's device without data; return what was seen."""
     model = _model_without_data(backend, dtype, family)
-    recorder = Recorder(backend.device, backend.operators(), backend.operator_rules())
+    recorder = Recorder(backend.device, backend.conformance().rules)
     with WithoutData():
         engine = tiny.tiny_engine(
             backend,
@@ -116,7 +116,7 @@ def traces(backend: Backend) -> Iterator[tuple[str, Recorder]]:
     Batches and dtypes are spread over both: sampled, one image in the device's dtype; greedy, several
     images in float32.
     """
-    best = backend.dtypes().compute
+    best = dtype_policy(backend).compute
     for family, strategy in tiny.cases(CHECKED):
         for batch, temperature, dtype in ((1, 1.0, best), (BATCH, 0.0, torch.float32)):
             yield trace_once(backend, strategy, batch, temperature, dtype, family)
@@ -124,7 +124,7 @@ def traces(backend: Backend) -> Iterator[tuple[str, Recorder]]:
 
 def kernels(backend: Backend) -> Measured:
     """Count what one step of one image launches, by strategy; a device that replays still runs these."""
-    best = backend.dtypes().compute
+    best = dtype_policy(backend).compute
     found: dict[str, int] = {}
     for family, strategy in tiny.cases(("vanilla", "lantern++", "eagle2", "scd")):
         if strategy not in found:  # the first family that can show it
@@ -137,8 +137,7 @@ def rule(name: str, what: str, *, always: bool = True) -> Callable[[Backend], Me
     """Return the check that no step breaks a rule; ``always`` False: a rule only some backends have."""
 
     def check(backend: Backend) -> Measured:
-        listed = name == "operators" and backend.operators() is not None
-        if not (always or listed or name in backend.operator_rules()):
+        if not (always or name in backend.conformance().rules):
             raise NotApplicable(f"backend {backend.name!r} has no rule for {name}")
         seen, first, names = 0, "", dict[str, None]()
         for where, recorder in traces(backend):

@@ -176,21 +176,16 @@ class Signature(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 class Recorder(Signature):  # type: ignore[no-untyped-call]  # torch's base class again
     """Records every operator of a block and what is forbidden in it.
 
-    ``launched`` counts those that compute: neither views nor allocations. ``operators`` None allows any;
-    ``rules`` are a backend's further ones (:meth:`.Backend.operator_rules`); one for ``"operators"``
-    replaces the list.
+    ``launched`` counts those that compute: neither views nor allocations. ``rules``: a backend's own
+    (:class:`.Conformance`).
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        operators: frozenset[str] | None = None,
-        rules: Mapping[str, OperatorRule] | None = None,
+        self, device: torch.device, rules: Mapping[str, OperatorRule] | None = None
     ) -> None:
         super().__init__()
         self.device = device
         self.rules = dict(rules or {})
-        self.operators = None if "operators" in self.rules else operators
         self.violations: list[Violation] = []
         self.launched = 0
 
@@ -213,13 +208,6 @@ class Recorder(Signature):  # type: ignore[no-untyped-call]  # torch's base clas
                 full,
                 "a Python float is compared in double by some compilers: use a float32 tensor",
             )
-        allowed = self.operators
-        if (
-            allowed is not None
-            and not known.name.startswith("prim::")
-            and not known.names & allowed
-        ):
-            self._refuse("operators", full)
         for rule, complains in self.rules.items():
             if reason := complains(known.func, *call):
                 self._refuse(rule, full, reason)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lantern_accel.device.backend import Backend
+from lantern_accel.device.backend import Backend, dtype_policy
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import DeviceRequestError
 
@@ -39,12 +39,19 @@ class TrainDevice:
         return tuple(t.to(self.device, non_blocking=True) for t in tensors)
 
     def adamw(self, groups: Iterable[Any], **settings: Any) -> torch.optim.Optimizer:
-        """Return AdamW, as the device's backend makes it."""
-        return self.backend.optimiser(groups, **settings)
+        """Return AdamW, in one fused kernel where torch has one for the device.
+
+        ``settings`` are torch's (``lr``, ``betas``, ``weight_decay``).
+        """
+        every = list(groups)
+        try:
+            return torch.optim.AdamW(every, fused=True, **settings)
+        except RuntimeError:  # torch names the devices that it has a fused kernel for
+            return torch.optim.AdamW(every, **settings)
 
     def adopt(self, module: nn.Module) -> None:
         """Let the models within ``module`` compute with this device's operations for training."""
-        ops = self.backend.training_ops()
+        ops = self.backend.training_ops
         for part in module.modules():
             if isinstance(getattr(part, "ops", None), TensorOps):
                 part.ops = ops  # type: ignore[assignment]
@@ -52,7 +59,7 @@ class TrainDevice:
     def prepare(self, module: nn.Module, *, compile: bool) -> Callable[..., Any]:
         """Return the module to call in training, on the device's operations and compiled if asked."""
         self.adopt(module)
-        return self.backend.compile(module) if compile else module
+        return torch.compile(module, dynamic=False) if compile else module
 
     def descend(
         self,
@@ -76,8 +83,8 @@ class TrainDevice:
 def _dtype(backend: Backend, precision: Precision) -> torch.dtype:
     able = backend.compute_dtypes()
     if precision != "auto":
-        return backend.dtypes(precision).compute
-    if (own := backend.dtypes().operators) is not None:
+        return dtype_policy(backend, precision).compute
+    if (own := backend.preferences.operators) is not None:
         return own
     order = [d for d in able if d in (torch.bfloat16, torch.float32)]
     return order[0] if order else torch.float32

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from lantern_accel.checkpoints.layouts import OWN_WEIGHTS
 from lantern_accel.decoding.rows import Allowed
+from lantern_accel.device.packed import dense
 from lantern_accel.device.sampling import guide
 from lantern_accel.errors import DataError
 from lantern_accel.families.base import Family
@@ -143,7 +144,7 @@ class FrozenHead(nn.Module):
 @torch.no_grad()
 def _frozen(layer: Projection, gpt: Any) -> nn.Linear:
     """Return a projection in float32, in torch's order."""
-    weight = layer.weight if layer.packed is None else gpt.ops.unpack(layer.packed)
+    weight = layer.weight if layer.packed is None else dense(layer.packed)
     rows, columns = weight.shape
     made = nn.Linear(columns, rows, layer.bias is not None, weight.device)
     made.weight.copy_(weight)

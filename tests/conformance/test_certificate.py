@@ -13,6 +13,7 @@ from lantern_accel.cli import main
 from lantern_accel.device.backend import Backend, DeviceFacts
 from lantern_accel.device.conformance import Outcome, Report
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.plan import Refused
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import RequestError
 from lantern_accel.testing import CHECKS, certificate
@@ -158,7 +159,7 @@ def test_it_says_who_served_each_operation(monkeypatch: pytest.MonkeyPatch) -> N
             return super().mask(visible, dtype)
 
         def fused_step(self, plan):
-            return None
+            return Refused("nothing is fused")
 
         rms_norm = half
 
@@ -172,4 +173,4 @@ def test_it_says_who_served_each_operation(monkeypatch: pytest.MonkeyPatch) -> N
     assert by["rms_norm"] == "override, reference"
     assert 0 < found["rms_norm"].to_reference < found["rms_norm"].calls
     assert by["mask"] == by["fused_step"] == "reference, to which the override hands over"
-    assert by["pack_fewer"] == "not called: nothing needs it"
+    assert by["put"] == "not called: nothing needs it"

@@ -141,11 +141,12 @@ def test_arithmetic_in_another_order_passes(
     if shapes == "small":
         small_shapes(monkeypatch)
 
-    def linear(x: Any, weight: Any, bias: Any = None) -> torch.Tensor:
+    def linear(x: Any, weight: Any, bias: Any = None, sums: bool = False) -> torch.Tensor:
         # A sum in four pieces, each stored in the dtype, added from the last on.
         parts = [a @ b.t() for a, b in zip(x.chunk(4, -1), weight.chunk(4, -1), strict=True)]
         out = parts[3] + parts[2] + parts[1] + parts[0]
-        return out if bias is None else out + bias
+        out = out if bias is None else out + bias
+        return out.float() if sums else out
 
     def rms_norm(x: Any, weight: Any, eps: float) -> torch.Tensor:
         wide = x.float()
@@ -158,11 +159,11 @@ def test_arithmetic_in_another_order_passes(
 
     def attend(q: Any, kv: Any, layer: int, mask: Any) -> torch.Tensor:
         # Scores and weights stored in the dtype, as two products around a softmax have them.
-        k, v = backend.by_head(kv, layer, mask.shape[-1])
+        k, v = kv.by_head(layer, mask.shape[-1])
         scores = (q.transpose(1, 2) * q.shape[-1] ** -0.5) @ k.transpose(2, 3) + mask
         return (scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v).transpose(1, 2)
 
-    backend.pack = backend.unpack = lambda weight: weight  # type: ignore[method-assign]  # own order
+    backend.pack = lambda weight, form=None, drafts=False: weight  # type: ignore[method-assign]
     backend.linear, backend.rms_norm = linear, rms_norm  # type: ignore[method-assign]
     backend.swiglu, backend.attend = swiglu, attend  # type: ignore[method-assign]
     names = ("linear", "logits", "rms_norm", "swiglu")
@@ -178,7 +179,7 @@ def test_sums_of_pairs_aligned_to_26_bits_pass(
     monkeypatch.setattr(operations, "MATRICES", ((384, 8), (100, 7)))
     monkeypatch.setattr(operations, "dtypes_of", lambda backend: [torch.float32])
 
-    def linear(x: Any, weight: Any, bias: Any = None) -> torch.Tensor:
+    def linear(x: Any, weight: Any, bias: Any = None, sums: bool = False) -> torch.Tensor:
         products = (x.double().unsqueeze(-2) * weight.double()).float().double()
         total = products.new_zeros(products.shape[:-1])
         for first in range(0, products.shape[-1], 2):
@@ -189,7 +190,7 @@ def test_sums_of_pairs_aligned_to_26_bits_pass(
         out = total.float()
         return out if bias is None else out + bias
 
-    backend.pack = backend.unpack = lambda weight: weight  # type: ignore[method-assign]  # own order
+    backend.pack = lambda weight, form=None, drafts=False: weight  # type: ignore[method-assign]
     backend.linear = linear  # type: ignore[method-assign]
     (outcome,) = run_checks(backend, select("operation.linear")).outcomes
     assert outcome.state == "passed", outcome

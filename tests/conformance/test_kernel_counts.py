@@ -12,8 +12,9 @@ from torch import Tensor
 
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.kv_cache import KVLayout
-from lantern_accel.device.plan import Filter
+from lantern_accel.device.plan import Filter, FusedStep, Refused
 from lantern_accel.device.plugins import open_backend
+from lantern_accel.device.preferences import Preferences
 from lantern_accel.families.random_weights import random_model, sized
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling, named_strategy
@@ -74,7 +75,7 @@ GAUDI: dict[tuple[str, int | None], tuple[int, int]] = {
 class Fused(Null):
     """Shapes alone; every kernel that a GPU launches is one operator."""
 
-    sums_in_place = True
+    preferences = Preferences(sums_in_place=True)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x * weight
@@ -116,22 +117,19 @@ class Fused(Null):
     ) -> Tensor:
         return logits[: len(token)] * 1.0
 
-    def filter(self, logits: Tensor, given: Filter) -> Tensor:
+    def filter(self, logits: Tensor, given: Filter, tables: object | None = None) -> Tensor:
         return logits * 1.0
 
-    def draw(self, weights: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
-        return weights[..., 0].to(self.index)
-
-    def draw_without_replacement(
-        self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None
-    ) -> Tensor:
+    def draw(self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None) -> Tensor:
+        if uniforms.dim() < weights.dim():
+            return weights[..., 0].to(self.index)
         return weights[..., : uniforms.shape[-1]].to(self.index)
 
-    def race(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-        return (weights[..., 0] * 1.0).to(self.index)
-
-    def race_siblings(self, weights: Tensor, keys: Tensor, positions: Tensor, count: int) -> Tensor:
-        return (weights[..., :count] * 1.0).to(self.index)
+    def race(
+        self, weights: Tensor, keys: Tensor, positions: Tensor, count: int | None = None
+    ) -> Tensor:
+        best = weights[..., 0] if count is None else weights[..., :count]
+        return (best * 1.0).to(self.index)
 
     def perturb(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         return weights * 1.0
@@ -166,15 +164,16 @@ class Fused(Null):
         from lantern_accel_cuda import steps
 
         found = steps.fused_step(self, plan, 132)
-        if found is None:
-            return None
+        if isinstance(found, Refused):
+            return found
+        run = found.run
 
-        def counted(logits: Tensor | None = None) -> bool:
+        def counted(logits: Tensor | None) -> bool:
             for _ in range(1 if plan.sizes.nodes == 1 else 2):
                 plan.buffers.price * 1.0  # an operator of advance is two kernels
-            return bool(found(logits))
+            return run(logits)
 
-        return counted
+        return FusedStep(counted)
 
     def trunk(self, blocks: Any, x: Tensor, at: Any, taps: Any = (), norm: Any = None) -> Tensor:
         from lantern_accel_cuda import layers
@@ -267,7 +266,7 @@ from lantern_accel.device.plugins import open_backend
 from lantern_accel.testing import static
 with open_backend("hpu", {"software": "on"}) as backend:
     for strategy in sys.argv[1:]:
-        seen = static.trace_shapes(backend, strategy, 1, 1.0, backend.dtypes().compute)
+        seen = static.trace_shapes(backend, strategy, 1, 1.0, dtype_policy(backend).compute)
         print(strategy, seen.launched)
 """
 

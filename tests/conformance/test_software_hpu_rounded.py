@@ -57,7 +57,7 @@ with torch.inference_mode():
         for dtype in (torch.float32, torch.bfloat16):
             engine = engine_of(hpu, strategy, how, dtype)
             tiny.start(engine, 3)
-            seen = Recorder(hpu.device, hpu.operators(), hpu.operator_rules())
+            seen = Recorder(hpu.device, hpu.conformance().rules)
             software.reset_kernels()
             with seen:
                 engine.step()
@@ -111,8 +111,8 @@ with torch.inference_mode():
     x, weight = torch.randn(5, 70), torch.randn(33, 70) * torch.logspace(-3, 3, 33).unsqueeze(1)
     weight[3] = 0
     for dtype, unit in ((torch.float32, 2**-24), (torch.bfloat16, 2**-8)):
-        kept = hpu.pack_fewer(weight.to(dtype).to(hpu.device), how, drafts=True)
-        assert isinstance(kept, floats.Floats) and kept.bits_per_weight == hpu.rounded_bits(how) == 8
+        kept = hpu.pack(weight.to(dtype).to(hpu.device), how, drafts=True)
+        assert isinstance(kept, floats.Floats) and kept.bits_per_weight == 8
         assert kept.codes.float().abs().amax(1).cpu().tolist() == [240.0 * (n != 3) for n in range(33)]
         dense, given = kept.dense(torch.float64).cpu(), weight.to(dtype).double()
         off = given.abs() / 16 * (1 + 4 * unit) + given.abs().amax(1, keepdim=True) / 240 * 2**-10
@@ -130,10 +130,10 @@ with torch.inference_mode():
     drafting = tiny.tiny_engine(hpu, "self", batch=2)
     tiny.rounding = real
     tiny.start(drafting, 3)
-    seen = Recorder(hpu.device, hpu.operators(), hpu.operator_rules())
+    seen = Recorder(hpu.device, hpu.conformance().rules)
     with seen:
         drafting.step()
-    wrong = [one for one in seen.violations if one.rule in hpu.operator_rules()]
+    wrong = [one for one in seen.violations if one.rule in hpu.conformance().rules]
     assert not wrong, wrong
     assert any("fp8_gemm_v2" in str(one) for one in seen.signature)
     made = every.captured(hpu, drafting)

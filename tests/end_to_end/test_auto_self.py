@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.preferring import prefer
 
 import lantern_accel
 from lantern_accel.decoding.adaptive import AdaptiveEngine
@@ -33,7 +35,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 0)
     with lantern_accel.load(device="cpu", dtype="float32") as pipeline:
         kind = type(pipeline.backend)
-    monkeypatch.setattr(kind, "reads_fewer_bits", True)
+    prefer(monkeypatch, kind, reads_fewer_bits=True)
     return tmp_path / "cache" / "choices"
 
 
@@ -199,9 +201,9 @@ def test_who_gets_no_copy(tiny_model: Path, kept: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 1 << 40)
         assert auto.copies(asked) is None
         monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 0)
-        monkeypatch.setattr(type(pipeline.backend), "reads_fewer_bits", False)
+        pipeline.backend.preferences = replace(pipeline.backend.preferences, reads_fewer_bits=False)
         assert auto.copies(asked) is None
-    assert Backend.reads_fewer_bits is False
+    assert Backend.preferences.reads_fewer_bits is False
 
 
 def test_a_choice_whose_copy_does_not_fit_is_decoded_plainly(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.preferring import prefer
 
 import lantern_accel
 from lantern_accel.decoding.adaptive import AdaptiveEngine
@@ -22,7 +23,7 @@ class Recorded(Replay):
 def captures(monkeypatch, tmp_path):
     """Let the CPU record steps, slowly; return the names of what it recorded."""
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
-    from lantern_accel_cpu.backend import DeviceBackend
+    from lantern_accel_cpu.native.backend import NativeCpu
 
     seen: list[str] = []
 
@@ -31,9 +32,8 @@ def captures(monkeypatch, tmp_path):
         step()
         return Recorded(step)
 
-    monkeypatch.setattr(DeviceBackend, "capture", capture)
-    monkeypatch.setattr(DeviceBackend, "capture_patience", 0.0)
-    monkeypatch.setattr(DeviceBackend, "skips_hidden", True)  # one bucket
+    monkeypatch.setattr(NativeCpu, "capture", capture)
+    prefer(monkeypatch, NativeCpu, capture_patience=0.0)
     return seen
 
 
@@ -102,9 +102,9 @@ def test_warming_up_captures_all_at_once(tiny_model, captures):
 def test_a_capture_that_fails_in_the_middle_leaves_a_pipeline_that_draws_with_one_line(
     tiny_model, captures, monkeypatch
 ):
-    from lantern_accel_cpu.backend import DeviceBackend
+    from lantern_accel_cpu.native.backend import NativeCpu
 
-    sound = DeviceBackend.capture
+    sound = NativeCpu.capture
 
     def capture(self, step, name="step"):
         if name.startswith("step") and name != "step 1":
@@ -112,8 +112,8 @@ def test_a_capture_that_fails_in_the_middle_leaves_a_pipeline_that_draws_with_on
             raise NotCapturableError(f"the {name} cannot be captured: no kernel")
         return sound(self, step, name)
 
-    monkeypatch.setattr(DeviceBackend, "capture", capture)
-    monkeypatch.setattr(DeviceBackend, "capture_patience", 1e9)
+    monkeypatch.setattr(NativeCpu, "capture", capture)
+    prefer(monkeypatch, NativeCpu, capture_patience=1e9)
     with load(tiny_model) as pipeline:
         with pytest.warns(
             UserWarning, match=r"the step cannot be captured on cpu .*no kernel"

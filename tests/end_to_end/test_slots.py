@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from support.preferring import prefer
 
 import lantern_accel
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.errors import BackendError
 from lantern_accel.generation.slots import Drawn, Slots
 
@@ -85,16 +85,16 @@ def test_who_joins_a_running_batch_gets_the_image_of_his_own(pipeline, strategy,
 @pytest.mark.parametrize("strategy", ["vanilla", "eagle2", "scd"])
 def test_rows_that_look_noise_up_join_alike(tiny_model, strategy, images, monkeypatch):
     """A row's table is its image's; where that of all rows would be too large, their steps make noise."""
-    from lantern_accel_cpu.backend import DeviceBackend
+    from lantern_accel_cpu.native.backend import NativeCpu
 
-    monkeypatch.setattr(DeviceBackend, "fused_step", TensorOps.fused_step)
-    monkeypatch.setattr(DeviceBackend, "accept_invariant", SamplingOps.accept_invariant)
+    monkeypatch.setattr(NativeCpu, "fused_step", TensorOps.fused_step)
+    monkeypatch.setattr(NativeCpu, "accept_invariant", TensorOps.accept_invariant)
     jobs = [(prompt, 40 + n) for n, prompt in enumerate(PROMPTS[:5])]
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as plain:
         alone = [plain.generate(p, seed=seed, strategy="vanilla").tokens for p, seed in jobs]
         target = plain.model.target.config
     size = 4 * target.num_tokens * target.vocab_size
-    monkeypatch.setattr(DeviceBackend, "noise_bytes", images * size)
+    prefer(monkeypatch, NativeCpu, noise_bytes=images * size)
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as tabled:
         slots, join = opened(tabled, strategy, 2)
         assert slots.single.engine.choices.table is not None

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lantern_accel
-from lantern_accel.device.operations import HostCopy
+from lantern_accel.device.capture import HostCopy
 from lantern_accel.errors import LanternWarning
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.values import StaticTree

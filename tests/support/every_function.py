@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.device.backend import Backend
-from lantern_accel.device.operations import HostCopy
+from lantern_accel.device.capture import HostCopy
 from lantern_accel.testing import tiny
 from lantern_accel_hpu.functions import engine_of, functions_of
 

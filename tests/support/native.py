@@ -82,7 +82,7 @@ def filled_cache(
 
 def sides(kv: KVCache, layer: int) -> tuple[Tensor, Tensor]:
     """Return a layer's keys and values as views ``[R, H, L, d]``."""
-    return REFERENCE.by_head(kv, layer, kv.layout.capacity)
+    return kv.by_head(layer, kv.layout.capacity)
 
 
 def held(kv: KVCache) -> Tensor:

@@ -14,6 +14,7 @@ import tokenizers
 import torch
 
 import lantern_accel.cli.generate
+from lantern_accel.device.backend import dtype_policy
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.memory.plan import Planner, runtime_of
@@ -27,9 +28,9 @@ def main(model: str, prompt: str, strategy: str, batch: int, dtype: str) -> None
     # Compiling is decided by timing: another peak on a busy machine.
     backend = open_backend("cpu", {"threads": 1, "compile": "off"})
     found = find_model(model)
-    compute = backend.dtypes(dtype).compute
+    compute = dtype_policy(backend, dtype).compute
     runtime = runtime_of(backend)
-    backend.reset_peak_memory()
+    backend.memory(new_peak=True)
     loaded = load_model(found, backend, dtype=compute, device=backend.device)
     pipeline = Pipeline(loaded, backend, compute)
     request = pipeline.request([prompt] * batch, strategy=strategy, seed=1, batch_size=batch)

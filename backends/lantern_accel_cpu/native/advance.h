@@ -1,7 +1,7 @@
 // What follows a pass of plain decoding under uniforms, in one call. The arithmetic is that of decoding/engine.py.
 #pragma once
 
-#include "window.h"
+#include "accept.h"
 
 namespace {
 

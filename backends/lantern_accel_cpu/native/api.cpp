@@ -151,7 +151,7 @@ std::atomic<uint64_t> sink{0};
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // Changes with every change of what follows.
-EXPORT int lantern_version() { return 14; }
+EXPORT int lantern_version() { return 15; }
 // What it was built from.
 EXPORT const char* lantern_sources() { return SOURCES; }
 
@@ -219,7 +219,6 @@ EXPORT void lantern_draw(const float* weights, const float* uniforms, int64_t ro
     unit->draw(weights, uniforms, rows, n, count, out);
 }
 EXPORT void lantern_accept(const Accept* given) { unit->accept(*given); }
-EXPORT void lantern_couple(const Couple* given) { unit->couple(*given); }
 // The likeliest codes of rows of weights and the logarithms of their shares, [rows][count].
 EXPORT void lantern_likeliest(const float* weights, const float* luck, int64_t rows, int64_t each, int64_t n, int64_t count,
                               int64_t* codes, float* scores) {

@@ -11,6 +11,7 @@ from torch import Tensor
 from lantern_accel.device.plan import GuessHead, StepPlan, Window
 from lantern_accel_cpu.native import structures
 from lantern_accel_cpu.native.kernels import DTYPES, Kernels, Panels, lies
+from lantern_accel_cpu.native.plans import require
 
 #: The parameters that are multiplied by, which kernels read in panels.
 MATRICES = ("state", "seen", "mid", "head")
@@ -32,16 +33,19 @@ class Guessing(NamedTuple):
 
 
 def guessing(kernels: Kernels, plan: StepPlan) -> Guessing | None:
-    """Describe the draft head of a plan's window; None where there is none, or no kernel for it."""
+    """Describe the draft head of a plan's window; None where there is none.
+
+    Raises Unserved where there is no kernel for it.
+    """
     source, target, at = plan.source, plan.target, plan.sizes
     if not isinstance(source, Window) or source.head is None or target is None:
         return None
     head, feature, dtype = source.head, source.feature, target.cache.layout.dtype
-    if feature is None or dtype not in DTYPES or at.branches > 2:
-        return None
-    tables = (head.codes, head.place, head.start, feature)
-    if not lies(torch.float32, *tables, *(getattr(head, name) for name in (*MATRICES, "bias"))):
-        return None
+    require(dtype in DTYPES and at.branches <= 2, f"a draft head reads {dtype} of more branches")
+    tables = [head.codes, head.place, head.start, head.bias]
+    tables += [getattr(head, name) for name in MATRICES]
+    require(lies(torch.float32, *tables), "the draft head is not float32 in one piece on the CPU")
+    assert feature is not None
     packed, bias = _packed(kernels, head, dtype)
     dim = feature.shape[1]
     features = torch.zeros(at.images, at.nodes, dim)

@@ -48,7 +48,7 @@ class Panels(Tensor):
         """Where it lies, and how it is kept, as the kernels take it."""
         return self.data_ptr()
 
-    def dense(self) -> Tensor:
+    def dense(self, dtype: torch.dtype) -> Tensor:
         """Return the matrix as it was before it was packed."""
         n, k = self.shape
         group = 2 if self.dtype == torch.bfloat16 else 1
@@ -57,7 +57,12 @@ class Panels(Tensor):
         whole = plain.as_strided(
             (panels, deep, PANEL, group), (deep * PANEL * group, PANEL * group, group, 1)
         )
-        return whole.transpose(1, 2).reshape(panels * PANEL, deep * group)[:n, :k].contiguous()
+        return (
+            whole.transpose(1, 2)
+            .reshape(panels * PANEL, deep * group)[:n, :k]
+            .to(dtype)
+            .contiguous()
+        )
 
 
 class WordPanels(Panels):
@@ -67,7 +72,7 @@ class WordPanels(Panels):
     def address(self) -> int:
         return self.data_ptr() + WORDS
 
-    def dense(self) -> Tensor:
+    def dense(self, dtype: torch.dtype) -> Tensor:
         """Return the matrix as it is multiplied: small weights are off by 2^-14 of a row's largest."""
         n, k = self.shape
         deep, panels = -(-k // 2), -(-n // PANEL)
@@ -76,7 +81,7 @@ class WordPanels(Panels):
         steps = whole[:, : 2 * PANEL].contiguous().view(torch.float32).view(panels, PANEL, 1)
         codes = whole[:, 2 * PANEL :].contiguous().view(torch.int16).view(panels, deep, PANEL, 2)
         weights = codes.transpose(1, 2).reshape(panels, PANEL, 2 * deep) * steps
-        return weights.view(panels * PANEL, 2 * deep)[:n, :k].to(torch.bfloat16)
+        return weights.view(panels * PANEL, 2 * deep)[:n, :k].to(torch.bfloat16).to(dtype)
 
 
 def word_panel(inputs: int) -> int:
@@ -202,8 +207,7 @@ class Kernels:
     ) -> Tensor:
         """Multiply ``x [..., in]`` by a packed weight; ``sums``: return them in float32, as they are."""
         if not real(x) or not takes(weight, x.dtype) or x.shape[-1] != weight.shape[1]:
-            whole = weight.dense() if isinstance(weight, Panels) else weight.dense(x.dtype)
-            out = F.linear(x, whole, bias)
+            out = F.linear(x, weight.dense(x.dtype), bias)
             return out.float() if sums else out
         self.threads()
         n, k = weight.shape

@@ -31,7 +31,6 @@ from lantern_accel_cpu.native.structures import (
     Cache,
     Choose,
     Copy,
-    Couple,
     Filter,
     Guide,
     Linear,
@@ -41,7 +40,7 @@ from lantern_accel_cpu.native.structures import (
     WindowPass,
 )
 
-VERSION = 14
+VERSION = 15
 PANEL = 32
 #: What units multiply with; those of tests have no words.
 MULTIPLY = {
@@ -78,7 +77,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "filter": (None, [POINTER(Filter), c_void_p, c_int64, c_int64, c_void_p]),
     "draw": (None, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "accept": (None, [POINTER(Accept)]),
-    "couple": (None, [POINTER(Couple)]),
     "advance": (None, [POINTER(Advance), c_void_p]),
     "race": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "perturb": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),

@@ -171,14 +171,6 @@ struct Choose {
     int32_t depth;
 };
 
-// Drafts of B windows of L positions under SJD's test (decoding/maximal_coupling.py).
-struct Couple {
-    const int64_t* x;                      // [B][L - 1]
-    const float *p, *q, *tests, *draws;    // p [B][L][V], q [B][L - 1][V]; rows of uniforms lie strides apart
-    int64_t *tokens, *count;               // [B][L], [B]
-    int64_t images, length, vocab, test_stride, draw_stride;
-};
-
 // A step of a tree of T nodes for B images (decoding/engine.py), in parts. G: nodes with children, level by level; D:
 // levels; F: the target's states that the drafter reads, side by side; P: `width`, the tokens that a step of the longest
 // tree on these buffers brings at most. With top_k the tree's shape follows from the drafts, which are certain: a beam of
@@ -287,7 +279,6 @@ struct Unit {
     void (*filter)(const Filter&, const float* logits, int64_t rows, int64_t n, float* out);
     void (*draw)(const float* weights, const float* uniforms, int64_t rows, int64_t n, int64_t count, int64_t* out);
     void (*accept)(const Accept&);
-    void (*couple)(const Couple&);
     void (*advance)(const Advance&, const float* logits);
     void (*race)(const float* weights, const int32_t* keys, const int64_t* positions, int64_t images, int64_t count,
                  int64_t n, int64_t* out);

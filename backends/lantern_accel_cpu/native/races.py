@@ -1,6 +1,7 @@
 """Decoding where noise decides every token, in native calls: races, walks, and what follows a pass.
 
-Every function returns None for what it has no kernel for: that goes the reference's way.
+What works on tensors returns None where it has no kernel: that goes the reference's way. What describes
+a plan raises Unserved.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lantern_accel.device.plan import DraftedTree, Filter, FusedStep, NoDrafts, StepPlan, Window
-from lantern_accel_cpu.native.guesses import Guessing, guessing
+from lantern_accel.device.plan import DraftedTree, Filter, NoDrafts, StepPlan, Window
+from lantern_accel_cpu.native.guesses import Guessing
 from lantern_accel_cpu.native.kernels import Kernels, lies
 from lantern_accel_cpu.native.library import Library, byref
+from lantern_accel_cpu.native.plans import Owner, Unserved, require
 from lantern_accel_cpu.native.sampling import filter_of
 from lantern_accel_cpu.native.structures import AdvanceChosen, Choose
 
@@ -60,8 +62,8 @@ def accept(
     length: Tensor,
 ) -> tuple[Tensor, ...] | None:
     """Walk down a tree (:meth:`SamplingOps.accept_invariant`); return the fields of an ``Accepted``."""
-    held: list[Tensor] = []
-    described = filter_of(given, held) if lies(torch.float32, logits) else None
+    owner = Owner()
+    described = filter_of(given, owner) if lies(torch.float32, logits) else None
     ints = [t.contiguous() for t in (tree.tokens, tree.first_child, tree.num_children, length)]
     if described is None or not lies(torch.int64, *ints) or not lies(torch.int32, keys):
         return None
@@ -79,76 +81,52 @@ def accept(
     return path, kept, bonus, weights, torch.zeros(images, depth)
 
 
-def _drafts_of(source: NoDrafts | Window) -> dict[str, Tensor] | None:
-    """Return the buffers of drafts by name; None where there is no kernel for them."""
+def _drafts_of(source: NoDrafts | Window, owner: Owner) -> dict[str, int]:
+    """Return the addresses of the buffers of drafts; raises Unserved where they have no kernel."""
     if isinstance(source, NoDrafts):
-        return {"root": source.root}
-    if source.code_kind is not None or source.above is not None or source.fresh not in FRESH:
-        return None
+        return {"root": owner(source.root)}
+    require(source.code_kind is None, "not every token may be any code")
+    require(source.above is None, "rows have widths of their own")
+    require(source.fresh in FRESH, f"fresh drafts are {source.fresh}")
     notes = {name: getattr(source, name) for name in ("row_keys", "row_previous", "row_tokens")}
-    kept = {name: tensor for name, tensor in notes.items() if tensor is not None}
-    return {"place": source.place, "newest": source.newest, **kept}
+    kept = {name: owner(tensor) for name, tensor in notes.items() if tensor is not None}
+    return {"place": owner(source.place), "newest": owner(source.newest), **kept}
 
 
-def described(
-    plan: StepPlan, source: NoDrafts | Window, head: Guessing | None
-) -> tuple[AdvanceChosen, list[Tensor]] | None:
-    """Describe what follows a pass where noise decides, or greedily the likeliest codes are chosen.
-
-    Returns what must outlive the description, too.
-    """
-    at, state = plan.sizes, plan.buffers
-    held: list[Tensor] = []
-    filtered = filter_of(plan.filter, held)
-    drafts = _drafts_of(source)
-    if filtered is None or drafts is None or (state.keys is None) != plan.greedy:
-        return None
-    if plan.greedy and plan.rule.relaxed:
-        return None
-    buffers: dict[str, Tensor] = {
-        "tokens": state.tokens, "length": state.length, "step": state.step, "steps": state.steps,
-        "last_length": state.last_length, "histogram": state.histogram, "finite": state.finite,
-        "report": state.report, **drafts,
-    }  # fmt: skip
-    rows = source.q if isinstance(source, Window) else None
-    keys = [] if state.keys is None else [state.keys]
-    if not lies(torch.int64, *buffers.values()) or not lies(torch.int32, *keys):
-        return None
+def described(plan: StepPlan, source: NoDrafts | Window, head: Guessing | None) -> AdvanceChosen:
+    """Describe what follows a pass where noise decides, or greedily the likeliest codes are chosen."""
+    at, state, owner = plan.sizes, plan.buffers, Owner(head)
+    filtered = filter_of(plan.filter, owner)
+    require(filtered is not None, "the filter's numbers are not float32 on the CPU")
+    require((state.keys is None) == plan.greedy, "neither noise nor the likeliest code decides")
+    require(not (plan.greedy and plan.rule.relaxed), "a relaxed rule decides greedily")
     given = AdvanceChosen(
-        filtered, keys=None if state.keys is None else state.keys.data_ptr(),
-        holds=state.holds.data_ptr(),
-        rows=None if rows is None else rows.data_ptr(), images=at.images, span=at.depth + 1,
-        vocab=at.vocab, image=at.tokens, histogram_stride=state.histogram.stride(0),
-        **{name: tensor.data_ptr() for name, tensor in buffers.items()},
+        filtered, keys=owner.optional(state.keys), tokens=owner(state.tokens), images=at.images,
+        span=at.depth + 1, vocab=at.vocab, image=at.tokens,
+        histogram_stride=state.histogram.stride(0), **owner.progress(plan),
+        **_drafts_of(source, owner),
     )  # fmt: skip
     if isinstance(source, Window):
-        given.kept, given.passes = source.kept, source.passes
+        given.rows, given.kept, given.passes = owner.optional(source.q), source.kept, source.passes
         given.wide = 0 if source.row_tokens is None else source.row_tokens.shape[2]
         given.width, given.fresh = source.width, FRESH[source.fresh]
         if source.head is not None:
-            if head is None:  # its states are the pass's
-                return None
+            if head is None:
+                raise Unserved("a draft head guesses from states of the whole step's pass")
             given.head = head.address
-    return given, held
+    given.owner = owner
+    return given
 
 
 def advance(
-    kernels: Kernels,
-    plan: StepPlan,
-    source: NoDrafts | Window,
-    head: Guessing | None = None,
-) -> Callable[[Tensor], bool] | None:
+    kernels: Kernels, plan: StepPlan, source: NoDrafts | Window, head: Guessing | None = None
+) -> Callable[[Tensor], bool]:
     """Return what follows a pass where noise decides in one call, on buffers that stay."""
-    found = described(plan, source, head)
-    if found is None:
-        return None
-    given = found[0]
-    library, keep = kernels.library, (plan, found, head)
+    given, library = described(plan, source, head), kernels.library
 
     def run(logits: Tensor) -> bool:
         if not lies(torch.float32, logits := logits.contiguous()):
             return False
-        assert keep
         kernels.threads()
         library.advance_chosen(byref(given), logits.data_ptr())
         return True
@@ -156,21 +134,15 @@ def advance(
     return run
 
 
-def fresh_guesses(kernels: Kernels, plan: StepPlan) -> FusedStep | None:
-    """Return what guesses drafts that no pass has seen (:meth:`.TensorOps.fused_guesses`)."""
-    head = guessing(kernels, plan)
-    if head is None or not isinstance(plan.source, Window):
-        return None
-    found = described(plan, plan.source, head)
-    if found is None:
-        return None
-    given = found[0]
-    library, keep = kernels.library, (plan, found, head)
+def fresh_guesses(
+    kernels: Kernels, plan: StepPlan, source: NoDrafts | Window, head: Guessing
+) -> Callable[[], bool]:
+    """Return what guesses drafts that no pass has seen (:attr:`.FusedStep.guess`)."""
+    given, library = described(plan, source, head), kernels.library
 
-    def run(logits: Tensor | None = None) -> bool:
-        assert keep
+    def guess() -> bool:
         kernels.threads()
         library.fresh_guesses(byref(given))
         return True
 
-    return run
+    return guess

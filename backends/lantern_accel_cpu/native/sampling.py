@@ -5,15 +5,14 @@ Every function returns None for tensors or rules that it has no kernel for: thos
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from lantern_accel.device.plan import AcceptanceRule, DraftedTree
 from lantern_accel.device.plan import Filter as StepFilter
 from lantern_accel_cpu.native.library import Library, byref
-from lantern_accel_cpu.native.structures import Accept, Filter, Guide, Rule, table
+from lantern_accel_cpu.native.plans import Owner
+from lantern_accel_cpu.native.structures import Accept, Filter, Guide, Rule
 
 KINDS = {"exact": 0, "lantern": 1, "lantern++": 2}
 RESIDUALS = {"official": 0, "optimal": 1, "aggregate": 2}
@@ -33,21 +32,13 @@ def _floats(*tensors: Tensor | None) -> bool:
     )
 
 
-def _number(value: Tensor | float, held: list[Tensor]) -> int:
-    """Return the address of a number, as one float32."""
-    if not isinstance(value, Tensor):
-        value = torch.tensor([value], dtype=torch.float32)
-    held.append(value)
-    return value.data_ptr()
-
-
-def filter_of(given: StepFilter, held: list[Tensor]) -> Filter | None:
-    """Describe a filter whose numbers stay where they are; what is made for it goes to ``held``."""
+def filter_of(given: StepFilter, owner: Owner) -> Filter | None:
+    """Describe a filter whose numbers stay where they are; what is made for it is ``owner``'s."""
     numbers = [v for v in (given.temperature, given.top_p) if isinstance(v, Tensor)]
     if not _floats(*numbers):
         return None
-    top_p = None if given.top_p is None else _number(given.top_p, held)
-    return Filter(_number(given.temperature, held), top_p, given.top_k, given.p_first)
+    top_p = None if given.top_p is None else owner.number(given.top_p)
+    return Filter(owner.number(given.temperature), top_p, given.top_k, given.p_first)
 
 
 def guide(
@@ -74,14 +65,14 @@ def guide(
             return None
     elif branches != (2 if image_scale is None else 3):
         return None
-    held: list[Tensor] = []
+    owner = Owner()
     logits, token = logits.contiguous(), token.contiguous()
     _, count, vocab = logits.shape
     out = logits.new_empty((images, count, vocab))
     given = Guide(
         logits=logits.data_ptr(),
         scale=None if scale is None else scale.data_ptr(),
-        image_scale=None if image_scale is None else _number(image_scale, held),
+        image_scale=None if image_scale is None else owner.number(image_scale),
         penalty=None if penalty is None else penalty.data_ptr(),
         token=token.data_ptr(),
         kind=None if kind is None else kind.data_ptr(),
@@ -98,8 +89,8 @@ def guide(
 
 def filter(library: Library, logits: Tensor, given: StepFilter) -> Tensor | None:
     """Return the probabilities ``[..., V]`` that a filter makes of logits."""
-    held: list[Tensor] = []
-    described = filter_of(given, held) if _floats(logits) and logits.numel() else None
+    owner = Owner()
+    described = filter_of(given, owner) if _floats(logits) and logits.numel() else None
     if described is None:
         return None
     logits = logits.contiguous()
@@ -194,17 +185,15 @@ def accept(
     tables = (tree.tokens, tree.first_child, tree.num_children, tree.group)
     if any(one is not None and one.dtype != torch.int64 for one in tables):
         return None
-    held: list[Any] = []
-    described, judged = filter_of(given, held), rule_of(rule)
+    owner = Owner()
+    described, judged = filter_of(given, owner), rule_of(rule)
     if described is None or judged is None or type(tree.tokens) is not Tensor:
         return None
     if tree.q is not None and tree.group is None:
         return None
 
     def whole(tensor: Tensor) -> int:
-        tensor = tensor.contiguous()
-        held.append(tensor)
-        return tensor.data_ptr()
+        return owner(tensor.contiguous())
 
     images, nodes, vocab = logits.shape
     depth = len(tree.max_children)
@@ -222,7 +211,7 @@ def accept(
         num_children=whole(tree.num_children),
         uniforms=uniforms.data_ptr(),
         bonus_uniform=bonus_uniform.data_ptr(),
-        widths=table(tree.max_children, held),
+        widths=owner.table(tree.max_children),
         path=path.data_ptr(),
         length=length.data_ptr(),
         bonus=bonus.data_ptr(),

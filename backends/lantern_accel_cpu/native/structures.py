@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from ctypes import (
     POINTER,
-    Array,
     Structure,
-    addressof,
     c_float,
     c_int32,
     c_int64,
@@ -133,11 +131,6 @@ class Choose(Structure):
 
 
 @native
-class Couple(Structure):
-    pass
-
-
-@native
 class TreeStep(Structure):
     pass
 
@@ -162,15 +155,8 @@ class Copy(Structure):
     pass
 
 
-def table(values: list[int] | tuple[int, ...], held: list[Any]) -> int:
-    """Return the address of whole numbers, int32, which ``held`` keeps alive."""
-    made: Array[c_int32] = (c_int32 * max(1, len(values)))(*values)
-    held.append(made)
-    return addressof(made)
-
-
 __all__ = [
-    "Accept", "Advance", "AdvanceChosen", "Attend", "Block", "Cache", "Choose", "Copy", "Couple",
+    "Accept", "Advance", "AdvanceChosen", "Attend", "Block", "Cache", "Choose", "Copy",
     "Filter", "GuessHead", "Guide", "Linear", "Mask", "Rotary", "RotateWrite", "Rule",
-    "TreeStep", "Trunk", "WindowPass", "table",
+    "TreeStep", "Trunk", "WindowPass",
 ]  # fmt: skip

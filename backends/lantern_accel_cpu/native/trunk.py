@@ -15,7 +15,6 @@ from lantern_accel.nn.transformer import RMSNorm, described
 from lantern_accel_cpu.native.kernels import (
     DTYPES,
     Kernels,
-    Panels,
     cache_of,
     lies,
     mask_of,
@@ -24,9 +23,9 @@ from lantern_accel_cpu.native.kernels import (
     takes,
 )
 from lantern_accel_cpu.native.library import byref
-from lantern_accel_cpu.native.rounded import RoundedPanels
+from lantern_accel_cpu.native.plans import Owner, Unserved, require
 from lantern_accel_cpu.native.structures import Block as NativeBlock
-from lantern_accel_cpu.native.structures import Trunk, table
+from lantern_accel_cpu.native.structures import Trunk
 
 
 @dataclass(frozen=True)
@@ -42,18 +41,19 @@ class TrunkPlan:
     """What stays the same from one pass of some blocks over one cache to the next."""
 
     def __init__(self, blocks: Sequence[Block], kv: KVCache) -> None:
-        self._held: list[object] = []
+        self._owner = Owner()
         # Addresses only: a first pass does on tensors what every other one does.
         described = (NativeBlock * len(blocks))()
         for layer, (to, block) in enumerate(zip(described, blocks, strict=True)):
             norm = block.attention_norm
+            hold = self._owner
             if norm is not None:
-                to.attention_norm, to.attention_eps = self._hold(norm.weight), norm.eps
-            to.ffn_norm, to.ffn_eps = self._hold(block.ffn_norm.weight), block.ffn_norm.eps
+                to.attention_norm, to.attention_eps = hold(norm.weight), norm.eps
+            to.ffn_norm, to.ffn_eps = hold(block.ffn_norm.weight), block.ffn_norm.eps
             for name, matrix in _matrices(block).items():
-                self._held.append(matrix.packed)
-                setattr(to, name, address_of(matrix))
-            to.k, to.v = self._hold(kv.keys[layer]), self._hold(kv.values[layer])
+                hold.held.append(matrix.packed)
+                setattr(to, name, address_of(matrix, kv.layout.dtype))
+            to.k, to.v = hold(kv.keys[layer]), hold(kv.values[layer])
         first = blocks[0]
         self.given = Trunk(
             cache=cache_of(kv),
@@ -64,23 +64,23 @@ class TrunkPlan:
             dtype=DTYPES[kv.layout.dtype],
         )
 
-    def _hold(self, tensor: Tensor) -> int:
-        """Keep a tensor, and return its address."""
-        self._held.append(tensor)
-        return tensor.data_ptr()
-
     def last_norm(self, norm: Norm | None) -> None:
         """Let the trunk end with this norm, or with none."""
         if norm is None:
             self.given.norm = None
         elif self.given.norm != norm.weight.data_ptr():
-            self.given.norm, self.given.norm_eps = self._hold(norm.weight), norm.eps
+            self.given.norm, self.given.norm_eps = self._owner(norm.weight), norm.eps
 
 
-def address_of(matrix: Matrix) -> int:
-    """Return where a packed matrix lies, and how it is kept, as the kernels take it."""
-    assert isinstance(matrix.packed, Panels | RoundedPanels)
-    return matrix.packed.address
+def address_of(matrix: Matrix, dtype: torch.dtype) -> int:
+    """Return where a packed matrix lies, and how it is kept, as the kernels take it.
+
+    Raises Unserved for one that they do not multiply activations of ``dtype`` by.
+    """
+    packed = matrix.packed
+    if not takes(packed, dtype):
+        raise Unserved(f"a weight was packed in a way that the kernels do not multiply {dtype} by")
+    return packed.address
 
 
 def _matrices(block: Block) -> dict[str, Matrix]:
@@ -104,10 +104,11 @@ def fits(blocks: Sequence[Block], kv: KVCache) -> bool:
     return layout.head_dim % 2 == 0
 
 
-def trunk_of(blocks: Sequence[Block], kv: KVCache, norm: Norm | None) -> TrunkPlan | None:
-    """Return the plan of a step's blocks over its cache; None where they have no native trunk."""
-    if not lies(kv.layout.dtype, *kv.buffers) or not kv.layout.head_major or not fits(blocks, kv):
-        return None
+def trunk_of(blocks: Sequence[Block], kv: KVCache, norm: Norm | None) -> TrunkPlan:
+    """Return the plan of a step's blocks over its cache; raises Unserved if they have no native trunk."""
+    here = lies(kv.layout.dtype, *kv.buffers) and kv.layout.head_major
+    require(here, "the cache is not by head in one piece on the CPU")
+    require(fits(blocks, kv), "the kernels do not know these blocks, or their weights' packing")
     plan = TrunkPlan(blocks, kv)
     plan.last_norm(norm)
     return plan
@@ -154,8 +155,8 @@ def run(
     out = x.new_empty((rows, count, width))
     given.x, given.out, given.slots = x.data_ptr(), out.data_ptr(), address.data_ptr()
     given.out_stride, given.tap_count = width, len(taps)
-    tables: list[object] = []
-    given.taps = table(tuple(taps), tables)
+    tables = Owner(held)
+    given.taps = tables.table(taps)
     kernels.library.trunk(byref(given))
-    del held, tables
+    del tables
     return out

@@ -62,5 +62,5 @@ constexpr void (*multiply_by_tiles_from)(int) = nullptr;
 extern const Unit NAMED(UNIT);
 const Unit NAMED(UNIT) = {
     TEXT(UNIT), linear, OF_UNIT(copy), attend, rotate_write, rms_norm, swiglu, trunk, window_pass, guide, filter, draw,
-    accept, couple, advance, race, perturb, choose, advance_chosen, fresh_guesses, likeliest, tree_step, read, multiply, CHAINS * W, TAKES_WORDS, multiply_by_tiles_from,
+    accept, advance, race, perturb, choose, advance_chosen, fresh_guesses, likeliest, tree_step, read, multiply, CHAINS * W, TAKES_WORDS, multiply_by_tiles_from,
 };

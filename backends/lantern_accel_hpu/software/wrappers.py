@@ -129,7 +129,7 @@ def gaudi_wrappers(
         rotary.apply_rotary_pos_emb,
         rotary.RotaryPosEmbeddingMode.PAIRWISE,
     )
-    checks = backend.checks()
+    checks = backend.conformance().checks
     failed = []
     for name in CHECKS:
         outcome = run_check(backend, name, checks[name])

@@ -301,7 +301,7 @@ class Drafting(Drafts[DrafterTree]):
                 q = distribution(logits, self.filters)
                 here = uniforms[:, used : used + groups * width].view(batch, groups, width)
                 used += groups * width
-                picks = self.filters.draws.draw_without_replacement(q, here)
+                picks = self.filters.draws.draw(q, here)
                 dists.append(q)
             codes = picks.flatten(1)
             tokens.append(self.kept[depth].of(codes) if self.kept else codes)

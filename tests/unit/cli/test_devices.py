@@ -37,6 +37,17 @@ def report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "devices_report", lambda: [READY, ABSENT, BROKEN])
 
 
+def test_verbose_says_why_steps_run_operator_by_operator(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["devices", "null", "--verbose", "--json"]) == 0
+    steps = json.loads(capsys.readouterr().out)["own_steps"]
+    assert {"plain decoding, whole steps", "a window, whole steps"} <= set(steps)
+    assert all("no steps of its own" in why for why in steps.values())
+    assert main(["devices", "null", "--verbose"]) == 0
+    assert "plain decoding, whole steps: operator by operator" in capsys.readouterr().out
+
+
 @pytest.mark.usefixtures("report")
 def test_one_whole_line_a_device(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices"]) == 0

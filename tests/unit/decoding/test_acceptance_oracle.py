@@ -124,7 +124,7 @@ def drafted_tokens(s: Situation, probs: Tensor, q: Tensor | None) -> Tensor:
     batch, nodes, width = s.size["batch"], s.size["nodes"], s.size["width"]
     tokens = torch.zeros(batch, nodes, dtype=torch.int64)
     source = q if q is not None else 0.5 * probs + 0.5 / s.size["vocab"]
-    picks = REFERENCE.draw_without_replacement(source, s.uniforms(batch, nodes, width))
+    picks = REFERENCE.draw(source, s.uniforms(batch, nodes, width))
     for image, parents in enumerate(s.parents):
         for node, kids in enumerate(children_of(parents)):
             for rank, child in enumerate(kids):

@@ -22,8 +22,10 @@ from lantern_accel.decoding.buckets import APART, FIRST, Reach, buckets, usual
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.device.capture import HostCopy
 from lantern_accel.device.kv_cache import KVLayout
-from lantern_accel.device.operations import HostCopy, TensorOps
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.preferences import Preferences
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.values import Sampling, Strategy, Window, adaptive_window
 from lantern_accel.testing.shapes import WithoutData
@@ -107,7 +109,7 @@ def test_a_device_s_own_blocks_are_kept(models: Models) -> None:
         layout = ops.kv_layout(2, 2, 1505, 2, 16, torch.float32)
         assert usual(geometry, layout, ops) == found[:3]
     skips = TensorOps()
-    skips.skips_hidden = True
+    skips.preferences = Preferences(skips_hidden=True)
     assert usual(geometry, layout, skips) == []
 
 

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from lantern_accel.decoding.base import Decoded
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.device.operations import HostCopy, TensorOps
+from lantern_accel.device.capture import HostCopy
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.strategy.rules import Lantern, LanternPP
 from lantern_accel.strategy.sources import Tree

@@ -92,7 +92,7 @@ def drafted(world: World, kind: Kind, drawn: bool, images: int = IMAGES) -> Step
         q[:, node] = q_tables[depth, tokens[:, node]]
         width = max(base.max_children)
         if drawn:
-            kids = REFERENCE.draw_without_replacement(q[:, node], world.uniform(images, width))
+            kids = REFERENCE.draw(q[:, node], world.uniform(images, width))
         else:
             # Certain drafts may depend on anything but the coming uniforms; let images differ.
             kids = (q[:, node] + 0.1 * world.uniform(images, VOCAB)).topk(width).indices

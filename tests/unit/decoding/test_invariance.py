@@ -23,6 +23,7 @@ from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device import noise, sampling
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.preferences import Preferences
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.sources import DraftLength, Tree
@@ -183,7 +184,7 @@ def test_seeds_of_64_bits_and_images_are_all_different() -> None:
 class Tabled(TensorOps):
     """Holds the noise of up to 64 MiB."""
 
-    noise_bytes = 1 << 26
+    preferences = Preferences(noise_bytes=1 << 26)
 
 
 @pytest.mark.parametrize("name", kinds_first(SOURCES))
@@ -214,9 +215,9 @@ def test_a_table_that_is_too_large_is_not_made() -> None:
     size = whole.state.noise.nbytes
     assert size == 4 * 3 * whole.geometry.tokens * whole.geometry.vocab
     ops = Tabled()
-    ops.noise_bytes = size
+    ops.preferences = Preferences(noise_bytes=size)
     assert engine_on(ops, NoTree()).choices.table is not None
-    ops.noise_bytes = size - 1
+    ops.preferences = Preferences(noise_bytes=size - 1)
     without = engine_on(ops, NoTree())
     assert without.choices.table is None
     assert without.nbytes == whole.nbytes - size

@@ -141,7 +141,7 @@ def test_draws_without_replacement_follow_the_conditional_probabilities() -> Non
     weights = torch.tensor([0.4, 0.0, 0.3, 0.2, 0.1])
     count = 100_000
     u = torch.rand(count, 3, generator=torch.Generator().manual_seed(0)).clamp(max=1 - 2.0**-22)
-    codes = REFERENCE.draw_without_replacement(weights.expand(count, -1), u)
+    codes = REFERENCE.draw(weights.expand(count, -1), u)
     expected = torch.zeros(5, 5, 5)
     for a, b, c in itertools.permutations([0, 2, 3, 4], 3):
         rest_a = 1 - weights[a]
@@ -157,7 +157,7 @@ def test_draws_without_replacement_follow_the_conditional_probabilities() -> Non
 
 def test_where_codes_run_out_draws_repeat_one_that_has_no_weight_left() -> None:
     weights = torch.tensor([[0.5, 0.0, 0.5, 0.0]])
-    codes = REFERENCE.draw_without_replacement(weights, torch.full((1, 4), 0.3))
+    codes = REFERENCE.draw(weights, torch.full((1, 4), 0.3))
     assert codes.tolist() == [[0, 2, 3, 3]]
 
 

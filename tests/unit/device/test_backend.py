@@ -14,6 +14,7 @@ from lantern_accel.device.backend import (
     DeviceFacts,
     DTypePolicy,
     Stopwatch,
+    dtype_policy,
 )
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError
@@ -64,15 +65,15 @@ def test_an_unknown_capability_is_an_error(plain: Plain) -> None:
 
 
 def test_dtypes_are_chosen_or_refused(plain: Plain) -> None:
-    assert plain.dtypes() == DTypePolicy(compute=torch.float32)
+    assert dtype_policy(plain) == DTypePolicy(compute=torch.float32)
     with pytest.raises(BackendError, match="does not compute in bfloat16; use auto or one of: fl"):
-        plain.dtypes("bfloat16")
+        dtype_policy(plain, "bfloat16")
     with pytest.raises(BackendError, match="no dtype is named 'float31'; did you mean float32"):
-        plain.dtypes("float31")
+        dtype_policy(plain, "float31")
 
 
 def test_a_dtype_that_is_asked_for_holds_for_all_operators(opened: Backend) -> None:
-    policy = opened.dtypes("bfloat16")
+    policy = dtype_policy(opened, "bfloat16")
     assert policy.compute == torch.bfloat16 and policy.operators is None
 
 
@@ -129,8 +130,8 @@ def test_cpu_knows_its_machine() -> None:
         assert facts.name
         assert facts.memory_bytes is None or facts.memory_bytes > 2**28
         assert facts.threads == torch.get_num_threads()
-        assert backend.dtypes("float32").compute == torch.float32
-        backend.reset_peak_memory()
+        assert dtype_policy(backend, "float32").compute == torch.float32
+        backend.memory(new_peak=True)
 
 
 def test_cpu_threads_are_an_option_until_it_is_closed() -> None:

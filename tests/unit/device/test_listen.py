@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from lantern_accel.device.capture import listening
 from lantern_accel.device.operations import TensorOps
 from lantern_accel_hpu.backend import DeviceBackend
 
@@ -23,7 +24,7 @@ def test_phases_are_reported_inside_the_block_only() -> None:
     ops = TensorOps()
     with ops.phase("draft"):
         pass
-    with ops.listen(listener), ops.phase("draft"):
+    with listening(ops, listener), ops.phase("draft"):
         pass
     with ops.phase("verify"):
         pass
@@ -43,8 +44,8 @@ def test_the_listener_before_is_put_back_whatever_happens() -> None:
         return listener
 
     ops = TensorOps()
-    with ops.listen(noting(outer)):
-        with pytest.raises(KeyError), ops.listen(noting(inner)), ops.phase("a"):
+    with listening(ops, noting(outer)):
+        with pytest.raises(KeyError), listening(ops, noting(inner)), ops.phase("a"):
             raise KeyError
         with ops.phase("b"):
             pass
@@ -60,6 +61,6 @@ def test_a_backend_that_marks_phases_itself_leaves_them_to_the_listener() -> Non
         yield
 
     backend = DeviceBackend.for_tracing()
-    with backend.listen(listener), backend.phase("accept"):
+    with listening(backend, listener), backend.phase("accept"):
         pass
     assert seen == ["accept"]

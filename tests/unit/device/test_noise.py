@@ -18,7 +18,7 @@ from lantern_accel.device.noise import (
     noise_keys,
     threefry,
 )
-from lantern_accel.device.sampling import SamplingOps
+from lantern_accel.device.operations import TensorOps
 
 
 def words(*values: int) -> list[torch.Tensor]:
@@ -145,7 +145,7 @@ def test_a_row_draws_the_same_alone_and_in_a_batch():
     generator = torch.Generator().manual_seed(2)
     weights = torch.rand(3, 4, 50, generator=generator)
     keys, positions = noise_keys([1, 1, 2**40], [0, 1, 0]), torch.arange(12).view(3, 4)
-    ops = SamplingOps()
+    ops = TensorOps()
     all_of_them = ops.race(weights, keys, positions)
     for row in range(3):
         one = slice(row, row + 1)
@@ -159,7 +159,7 @@ def test_race_follows_the_weights():
     p = torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0])
     images = 20_000
     keys = noise_keys([11] * images, list(range(images)))
-    drawn = SamplingOps().race(p.expand(images, 1, 5), keys, torch.zeros(images, 1).int())
+    drawn = TensorOps().race(p.expand(images, 1, 5), keys, torch.zeros(images, 1).int())
     seen = torch.bincount(drawn.flatten(), minlength=5).double()
     assert seen[4] == 0
     expected = images * p[:4].double()
@@ -173,13 +173,13 @@ def test_ties_go_to_the_lower_code(monkeypatch):
         lambda keys, positions, codes: torch.ones(*positions.shape, codes),
     )
     weights = torch.tensor([[[0.1, 0.4, 0.4, 0.1]]])
-    assert int(SamplingOps().race(weights, noise_keys([0], [0]), torch.zeros(1, 1).int())) == 1
+    assert int(TensorOps().race(weights, noise_keys([0], [0]), torch.zeros(1, 1).int())) == 1
 
 
 def test_siblings_begin_with_the_race_and_differ():
     weights = torch.rand(2, 3, 40, generator=torch.Generator().manual_seed(4))
     keys, positions = noise_keys([1, 2], [0, 0]), torch.arange(6).view(2, 3)
-    ops = SamplingOps()
-    found = ops.race_siblings(weights, keys, positions, 4)
+    ops = TensorOps()
+    found = ops.race(weights, keys, positions, 4)
     assert torch.equal(found[..., 0], ops.race(weights, keys, positions))
     assert all(len(set(row.tolist())) == 4 for row in found.flatten(0, 1))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from support import native
 from torch import Tensor
 
 from lantern_accel.device import plan
+from lantern_accel.device.capture import own_step
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.plan import FusedStep, Refused
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError
 from lantern_accel_cpu.backend import DeviceBackend
@@ -139,12 +142,12 @@ def test_a_fused_step_needs_no_engine(cpu: DeviceBackend) -> None:
     given = plain(target)
     given.check(torch.int64)
     step = cpu.fused_step(given)
-    assert step is not None
+    assert isinstance(step, FusedStep)
     state = given.buffers
     keys, tokens = state.keys, torch.full((IMAGES, 1), 7)
     assert keys is not None
     for position in range(1, TOKENS):
-        assert step()
+        assert step.run(None)
         drawn = chosen(weights.logits(tokens), keys, position)
         tokens = torch.cat((tokens, drawn.unsqueeze(1)), dim=1)
         assert torch.equal(state.tokens[:, : position + 1], tokens)
@@ -154,7 +157,7 @@ def test_a_fused_step_needs_no_engine(cpu: DeviceBackend) -> None:
     assert state.steps.tolist() == [TOKENS - 1] * IMAGES
     assert state.histogram[:, 0].tolist() == [TOKENS - 1] * IMAGES
     before = state.tokens.clone()
-    assert step()  # complete images stay as they are
+    assert step.run(None)  # complete images stay as they are
     assert torch.equal(state.tokens[:, :TOKENS], before[:, :TOKENS])
     assert state.steps.tolist() == [TOKENS - 1] * IMAGES
 
@@ -183,7 +186,7 @@ def test_what_follows_a_pass_needs_no_engine(cpu: DeviceBackend) -> None:
     given = replace(given, sizes=sizes, source=source)
     given.check(torch.int64)
     follow = cpu.fused_step(given)
-    assert follow is not None and not follow() and follow(logits)
+    assert isinstance(follow, FusedStep) and not follow.run(None) and follow.run(logits)
     assert state.length.tolist() == [2, 3]
     assert torch.equal(state.tokens[:, 1 : span + 1], drawn)
     assert state.histogram.tolist() == [[0, 1, 0], [0, 0, 1]]
@@ -194,12 +197,28 @@ def test_what_follows_a_pass_needs_no_engine(cpu: DeviceBackend) -> None:
 @native.needs_native
 @pytest.mark.parametrize("changes", [{"version": plan.PLAN_VERSION + 1}, {"greedy": True}])
 def test_a_plan_without_a_kernel_is_refused(cpu: DeviceBackend, changes: dict[str, int]) -> None:
-    assert cpu.fused_step(plain()) is not None
-    assert cpu.fused_step(replace(plain(), **changes)) is None  # type: ignore[arg-type]
+    assert isinstance(cpu.fused_step(plain()), FusedStep)
+    made = cpu.fused_step(replace(plain(), **changes))  # type: ignore[arg-type]
+    assert isinstance(made, Refused) and made.why
 
 
-def test_the_reference_takes_no_plan() -> None:
-    assert REFERENCE.fused_step(plain()) is None
+def test_the_reference_takes_no_plan_and_its_answer_is_noted() -> None:
+    ops = TensorOps()
+    assert isinstance(ops.fused_step(plain()), Refused)
+    assert own_step(ops, plain()) is None
+    (what, why), *_ = ops.own_steps.items()
+    assert what.startswith("plain decoding") and why
+    assert not TensorOps().own_steps, "another device's answers are its own"
+
+
+def test_an_answer_that_is_none_is_a_refusal() -> None:
+    class Old(TensorOps):
+        def fused_step(self, plan: Any) -> Any:
+            return None
+
+    ops = Old()
+    assert own_step(ops, plain()) is None
+    assert "NoneType" in next(iter(ops.own_steps.values()))
 
 
 @pytest.mark.parametrize(

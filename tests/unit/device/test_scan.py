@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lantern_accel.device.sampling import SamplingOps, two_level_scan
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.sampling import two_level_scan
 
 KEPT = 26
 
@@ -73,7 +74,7 @@ def rows(codes: int) -> Tensor:
 def test_sums_of_pairs_never_fall_and_draw_the_same_codes(
     codes: int, apart: int, cut: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights, ops = rows(codes), SamplingOps()
+    weights, ops = rows(codes), TensorOps()
     generator = torch.Generator().manual_seed(4)
     uniforms = torch.rand(200, len(weights), generator=generator) * (1 - 2.0**-22)
     with Pairs(apart, cut) as engine:

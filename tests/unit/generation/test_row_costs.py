@@ -14,6 +14,7 @@ from lantern_accel.decoding.forced import forced_pass as sound
 from lantern_accel.decoding.length_policy import usual_tokens_per_step
 from lantern_accel.device.backend import Backend, Stopwatch
 from lantern_accel.device.plugins import open_backend
+from lantern_accel.device.preferences import Preferences
 from lantern_accel.generation import row_costs as rows
 from lantern_accel.generation.row_costs import RowCosts, auto_lengths, tree_of, window_tokens
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
@@ -172,5 +173,5 @@ def test_what_was_measured_is_kept(cpu: Backend, monkeypatch: pytest.MonkeyPatch
     for path in (cache_dir() / "rows").glob("*.json"):
         path.write_text(json.dumps({"measured": {"costs": {}}}))
     assert rows.row_costs(model, cpu, torch.float32) == TILES and len(measured) == 3
-    monkeypatch.setattr(cpu, "free_rows", 32)
+    monkeypatch.setattr(cpu, "preferences", Preferences(free_rows=32))
     assert rows.row_costs(model, cpu, torch.float32) == RowCosts.free(32) and len(measured) == 3

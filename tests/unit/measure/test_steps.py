@@ -11,6 +11,7 @@ import torch
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Backend, MemoryUse
+from lantern_accel.device.plan import Refused
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import (
     DeviceMemoryError,
@@ -155,7 +156,7 @@ def test_a_measurement_goes_on_where_it_stopped(
     )
     monkeypatch.setattr(steps.StepTimer, "ms", seen)
     # Operators are counted that a native step has none of.
-    monkeypatch.setattr(backend, "fused_step", lambda plan: None)
+    monkeypatch.setattr(backend, "fused_step", lambda plan: Refused("not here"))
     run = steps.measure(backend, sized(tiny), **arguments, say=said.append)
     assert not any("vanilla" in line or "ceilings" in line for line in said)
     assert [cell.label for cell in no_passes(run)] == ["vanilla", "verify 4", "lantern++"]

@@ -17,6 +17,7 @@ from support.official import gpt_weights, write_sizes, write_trained
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plugins import open_backend
+from lantern_accel.device.preferences import Preferences
 from lantern_accel.errors import BackendError, RequestError
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
@@ -174,7 +175,7 @@ def test_a_table_of_noise_is_counted_where_it_is_made() -> None:
     found = []
     for most in (table - 1, table):
         ops = TensorOps()
-        ops.noise_bytes = most
+        ops.preferences = Preferences(noise_bytes=most)
         one = measure(
             family("llamagen"),
             manifest,

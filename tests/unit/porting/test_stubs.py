@@ -11,9 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from lantern_accel.device.backend import Backend
-from lantern_accel.device.operations import TensorOps
-from lantern_accel.device.sampling import SamplingOps
+from lantern_accel.device.backend import SEAM, Backend
 from lantern_accel.porting.stubs import NOT_WRITTEN, with_stubs
 from lantern_accel.testing.kit import run_checks, select
 
@@ -25,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from torch import Tensor, nn
+from lantern_accel.device import Preferences, TensorOps
 """
 
 
@@ -40,7 +39,7 @@ def uncommented() -> str:
 def seam() -> dict[str, str]:
     """Return the signature or the default of every member that may be overridden."""
     found: dict[str, str] = {}
-    for kind in (Backend, TensorOps, SamplingOps):
+    for kind in SEAM:
         (node,) = ast.parse(inspect.getsource(kind)).body
         assert isinstance(node, ast.ClassDef)
         found |= signatures(node)
@@ -80,4 +79,4 @@ def test_all_of_them_together_are_the_reference(monkeypatch: pytest.MonkeyPatch)
     with module.DeviceBackend(0) as backend:
         report = run_checks(backend, select(["kv", "attention", "draw"]))
     assert report.passed, report.table()
-    assert backend.default_batch == Backend.default_batch
+    assert backend.preferences == Backend.preferences

@@ -109,5 +109,5 @@ def test_without_a_fused_kernel_the_reference_optimiser_is_the_plain_one(
         return real(groups, **settings)
 
     monkeypatch.setattr(torch.optim, "AdamW", adamw)
-    made = open_backend("cpu", None).optimiser([nn.Parameter(torch.zeros(2))], lr=0.5)
+    made = TrainDevice(open_backend("cpu", None)).adamw([nn.Parameter(torch.zeros(2))], lr=0.5)
     assert isinstance(made, real) and not made.defaults["fused"]

@@ -37,7 +37,7 @@ class TextTargetFeatures:
         self._device, self._dropout, self._taps = device, text_dropout, taps
         device.adopt(target)
         states: Callable[..., Tensor] = target.features
-        self._states = device.backend.compile(states) if compile else states
+        self._states = torch.compile(states, dynamic=False) if compile else states
 
     @property
     def gpt(self) -> LlamaGenGPT:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from support import native
 
+from lantern_accel.device.backend import dtype_policy
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.testing.tiny import start, tiny_engine
 from lantern_accel.training.device import TrainDevice
 from lantern_accel_cpu import backend as cpu
+from lantern_accel_cpu.backend import DeviceBackend
 from lantern_accel_cpu.native import build
+from lantern_accel_cpu.native.backend import NativeCpu
+from lantern_accel_cpu.native.kernels import Kernels
 from lantern_accel_cpu.spec import Spec
 
 
@@ -35,18 +40,16 @@ def test_the_default_is_what_is_fast_and_says_why(
     operators: torch.dtype | None,
     said: str,
 ) -> None:
-    with open_backend("cpu", {"native": "off"}) as backend:
-        monkeypatch.setattr(cpu, "computes_bfloat16", lambda: products)
+    monkeypatch.setattr(cpu, "computes_bfloat16", lambda: products)
+    kernels = SimpleNamespace(library=SimpleNamespace(unit=unit))
+    with DeviceBackend(0) if unit is None else NativeCpu(0, cast(Kernels, kernels)) as backend:
         monkeypatch.setattr(build, "missing", lambda: "" if unit else "no compiler")
         monkeypatch.setattr(build, "chosen_units", lambda: [unit])
-        if unit is not None:
-            kernels = SimpleNamespace(library=SimpleNamespace(unit=unit))
-            monkeypatch.setattr(backend, "kernels", kernels)
         words = cpu.default_dtype(native=unit is not None)
         assert words.startswith(f"{str(best).removeprefix('torch.')} by default") and said in words
-        policy = backend.dtypes()
+        policy = dtype_policy(backend)
         assert (policy.compute, policy.operators) == (best, operators)
-        assert backend.dtypes("bfloat16").operators is None  # somebody asked for it
+        assert dtype_policy(backend, "bfloat16").operators is None  # somebody asked for it
         assert TrainDevice(backend).dtype == (operators or best)
 
 

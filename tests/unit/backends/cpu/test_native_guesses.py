@@ -12,12 +12,11 @@ from support.tiny import tiny_models
 from unit.backends.cpu import test_native_steps as steps
 
 from lantern_accel.decoding.sources.head_window import HeadWindow
-from lantern_accel.device.plan import StepPlan
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.nn.draft_head import DraftHead, DraftHeadConfig
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Sampling, Strategy, Window, self_drafted
-from lantern_accel_cpu.backend import DeviceBackend
+from lantern_accel_cpu.native.backend import NativeCpu
 
 pytestmark = native.needs_native
 
@@ -31,13 +30,6 @@ def headed(seed: int = 0, **changes: Any) -> Any:
     return target, drafter
 
 
-class Operators(steps.Pieces):
-    """The same kernels, without whole steps and without guesses."""
-
-    def fused_guesses(self, plan: StepPlan) -> None:
-        return None
-
-
 @pytest.mark.parametrize(
     ("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (GREEDY, 2), (steps.UNGUIDED, 2)]
 )
@@ -45,7 +37,6 @@ def test_guesses_and_tokens_are_those_of_the_operators(
     given: Sampling, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "tiny_models", headed)
-    monkeypatch.setattr(steps, "Pieces", Operators)
     draft_lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 5))
     moving = Window(length=5, fresh="head", draft_lengths=draft_lengths)
     for tree in (Window(length=4, fresh="head"), Window(length=8, fresh="head", passes=0), moving):
@@ -58,7 +49,6 @@ def test_a_copys_own_windows_are_guessed_by_the_head(
 ) -> None:
     """Whichever way it is done, the tokens are plain decoding's, and the copy steps in one call."""
     monkeypatch.setattr(steps, "tiny_models", headed)
-    monkeypatch.setattr(steps, "Pieces", Operators)
     strategy = Strategy(name="self", drafts=self_drafted((1, 4, 6), "int8", 4, 3))
     with steps.both() as (whole, pieces), torch.inference_mode():
         got, want = (steps.made(ops, strategy, given, batch) for ops in (whole, pieces))
@@ -76,10 +66,10 @@ def test_a_step_with_a_head_is_one_native_call_in_bfloat16_too(
 ) -> None:
     monkeypatch.setattr(steps, "tiny_models", headed)
     with open_backend("cpu", {"native": "on", "threads": 2}) as ops, torch.inference_mode():
-        assert isinstance(ops, DeviceBackend)
+        assert isinstance(ops, NativeCpu)
         strategy = Strategy(name="scd", drafts=Window(length=4, fresh="head"))
         engine = steps.made(ops, strategy, SAMPLED, 2, torch.bfloat16)
-        assert engine.fused.guesses is not None
+        assert engine.fused.whole is not None and engine.fused.whole.guess is not None
         plain = steps.made(ops, Strategy(), SAMPLED, 2, torch.bfloat16)
         for _ in range(engine.geometry.tokens):
             engine.step()
@@ -93,7 +83,6 @@ def test_guesses_in_bfloat16_are_nearly_all_those_of_the_operators(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(steps, "tiny_models", headed)
-    monkeypatch.setattr(steps, "Pieces", Operators)
     strategy = Strategy(name="scd", drafts=Window(length=6, fresh="head", passes=0))
     same, every = 0, 0
     with steps.both() as (whole, pieces), torch.inference_mode():

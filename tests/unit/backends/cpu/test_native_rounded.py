@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lantern_accel.device.packed import dense
 from lantern_accel.nn.rounding import ROUNDINGS, Rounded, rounded
 from lantern_accel_cpu.backend import DeviceBackend
+from lantern_accel_cpu.native.backend import NativeCpu
 from lantern_accel_cpu.native.rounded import RoundedPanels
 from tests.support.native import draw, kernels, needs_native, threads, unit_cases
 
@@ -63,23 +65,23 @@ def test_panels_give_back_what_they_were_made_of(name, out, inputs):
 @pytest.mark.parametrize("drafts", [False, True], ids=["target", "copy"])
 def test_a_matrix_is_rounded_as_the_reference_rounds_it(unit, name, dtype, packed, drafts):
     """In one native call, of weights as they are or of panels, in whole numbers as well."""
-    ops, how = DeviceBackend(0, kernels=kernels(unit)), ROUNDINGS[name]
+    ops, how = NativeCpu(0, kernels(unit)), ROUNDINGS[name]
     for out, inputs in ((64, 128), (70, 100), (33, 67), (1, 1), (300, 320)):
         weight = draw(9, out, inputs) * draw(10, out, 1).exp()
         weight[0] = 0
         given = weight.to(dtype)
         source = ops.pack(given) if packed else given
         with threads(2):
-            found = ops.pack_fewer(source, how, drafts)
-        whole = ops.unpack(source) if packed else given
+            found = ops.pack(source, how, drafts)
+        whole = dense(source) if packed else given
         codes = rounded(whole, how, tries=1) if drafts else rounded(whole, how)
         made = RoundedPanels.of(codes, drafts)
-        assert found is not None and torch.equal(found.panels, made.panels), (out, inputs)
+        assert torch.equal(found.panels, made.panels), (out, inputs)
         assert (found.address & 15) == (made.address & 15), "how it is kept"
 
 
 def test_without_kernels_the_reference_rounds():
-    assert DeviceBackend(0).pack_fewer(draw(11, 40, 128), ROUNDINGS["int8"]) is None
+    assert isinstance(DeviceBackend(0).pack(draw(11, 40, 128), ROUNDINGS["int8"]), Rounded)
 
 
 def test_a_matrix_of_several_pieces_is_ordered_as_a_whole(monkeypatch):

@@ -23,6 +23,7 @@ from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, NearestCodes
 from lantern_accel.strategy.values import Residual, Sampling
 from lantern_accel_cpu.backend import DeviceBackend
 from lantern_accel_cpu.native import sampling
+from lantern_accel_cpu.native.backend import NativeCpu
 
 pytestmark = native.needs_native
 UNITS = native.unit_cases()
@@ -89,7 +90,7 @@ def test_draws_are_those_of_running_sums_in_double(unit: str) -> None:
         weights[weights < 1] = 0.0
         weights[3] = 0.0
         u = uniform(size, 50, 4)
-        want = reference.draw_without_replacement(weights, u)
+        want = reference.draw(weights, u)
         assert torch.equal(sampling.draw(library, weights, u), want)
         alone = sampling.draw(library, weights, u[:, :1])
         assert alone is not None
@@ -134,7 +135,7 @@ def situation(seed: int, vocab: int, drawn: bool) -> tuple[Any, Tensor]:
     shapes = [random_parents(rng, nodes) for _ in range(batch)]
     logits = 2.5 * native.draw(seed, batch, nodes, vocab)
     q = (logits + native.draw(seed + 1, batch, nodes, vocab)).softmax(-1)
-    picks = REFERENCE.draw_without_replacement(q, uniform(seed, batch, nodes, 4))
+    picks = REFERENCE.draw(q, uniform(seed, batch, nodes, 4))
     tokens = torch.zeros(batch, nodes, dtype=torch.int64)
     for image, parents in enumerate(shapes):
         for node in range(1, nodes):
@@ -151,7 +152,7 @@ def test_a_tree_is_walked_as_the_reference_walks(
     kind: str, residual: Residual, drawn: bool, unit: str
 ) -> None:
     refused = accepted = 0
-    backend = DeviceBackend(0, kernels=native.kernels(unit))
+    backend = NativeCpu(0, native.kernels(unit))
     for seed in range(12):
         vocab = 29 if seed % 2 else 64
         tree, logits = situation(100 * seed, vocab, drawn)
@@ -191,7 +192,7 @@ def test_a_rule_of_another_kind_goes_the_reference_s_way() -> None:
         def bound(self, px: Tensor, runtime_params: Tensor) -> Tensor:
             return 0.5 * px
 
-    backend = DeviceBackend(0, kernels=native.kernels())
+    backend = NativeCpu(0, native.kernels())
     tree, logits = situation(3, 29, True)
     table = neighbour_table(native.draw(5, 29, 3), 8)
     rule = Rule(Half(kind="half", k=4), "aggregate", table, torch.tensor([]))
@@ -232,6 +233,6 @@ def test_equally_likely_codes_come_by_number_and_none_is_beyond_the_row(unit: st
 
 
 def test_the_best_of_equal_values_are_the_first() -> None:
-    with DeviceBackend(0, kernels=native.kernels(UNITS[0])) as backend:
+    with NativeCpu(0, native.kernels(UNITS[0])) as backend:
         values, places = backend.best(torch.tensor([[1.0, 3.0, 1.0, 3.0, 2.0, 1.0]]), 4)
     assert values.tolist() == [[3.0, 3.0, 2.0, 1.0]] and places.tolist() == [[1, 3, 4, 0]]

@@ -17,7 +17,7 @@ from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.base import FusedSteps
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.engines import engine_for
-from lantern_accel.device.plan import StepPlan
+from lantern_accel.device.plan import Refused, StepPlan
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.transformer import pack, rounded_copy
@@ -34,7 +34,7 @@ from lantern_accel.strategy.values import (
     adaptive_chain,
     self_drafted,
 )
-from lantern_accel_cpu.backend import DeviceBackend
+from lantern_accel_cpu.native.backend import NativeCpu
 
 pytestmark = native.needs_native
 UNGUIDED = Sampling(temperature=0.8, top_k=0, top_p=0.9, cfg_scale=1.0)
@@ -56,23 +56,23 @@ PAIRS = [
 ]
 
 
-class Pieces(DeviceBackend):
+class Pieces(NativeCpu):
     """The same kernels, without whole steps."""
 
-    def fused_step(self, plan: StepPlan) -> None:
-        return None
+    def fused_step(self, plan: StepPlan) -> Refused:
+        return Refused("operators are compared")
 
 
 @contextmanager
-def both() -> Iterator[tuple[DeviceBackend, Pieces]]:
+def both() -> Iterator[tuple[NativeCpu, Pieces]]:
     """Open a backend, and one of the same kernels that steps operator by operator."""
     with open_backend("cpu", {"native": "on", "threads": 2}) as whole:
-        assert isinstance(whole, DeviceBackend)
-        yield whole, Pieces(0, kernels=whole.kernels)
+        assert isinstance(whole, NativeCpu)
+        yield whole, Pieces(0, whole.kernels)
 
 
 def made(
-    ops: DeviceBackend,
+    ops: NativeCpu,
     strategy: Strategy,
     given: Sampling,
     batch: int,

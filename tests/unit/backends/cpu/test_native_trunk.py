@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -20,8 +21,8 @@ from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.nn.transformer import Pass, pack
 from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing.tiny import start, tiny_engine
-from lantern_accel_cpu.backend import DeviceBackend
 from lantern_accel_cpu.native import build, trunk
+from lantern_accel_cpu.native.backend import NativeCpu
 
 pytestmark = native.needs_native
 LENGTH = 40
@@ -64,7 +65,7 @@ def _run(
         at = Pass(cos, sin, backend.mask(seen, dtype), kv, backend.address(kv, place))
         out = target(x, at, taps)
     slots = torch.arange(11).expand(2, -1)
-    kept = [side.flatten() for layer in range(3) for side in backend.read(kv, layer, slots)]
+    kept = [side.flatten() for layer in range(3) for side in kv.read(layer, slots)]
     return torch.cat((out.flatten(), *kept)).double()
 
 
@@ -125,13 +126,13 @@ def test_rows_that_see_nothing_are_left_out(dtype: torch.dtype, blind: tuple[int
         angles = [t[place.flatten()].view(3, 2, 1, -1) for t in (target.rope_cos, target.rope_sin)]
         at = Pass(*angles, backend.mask(seen, dtype), kv, backend.address(kv, place))
         out = target(native.draw(1, 3, 2, 128, dtype=dtype), at, (2,))
-        kept = [side for layer in range(3) for side in backend.read(kv, layer, place)]
+        kept = [side for layer in range(3) for side in kv.read(layer, place)]
         return out, torch.stack(kept)
 
     with open_backend("cpu", {"native": "on"}) as backend, torch.inference_mode():
         target = _target(backend, dtype, 2, 128, 96)
         pack(target, backend)
-        assert backend.skips_blind
+        assert backend.preferences.skips_finished_rows
         want, kept_there = states(())
         got, kept = states(blind)
     for row in range(3):
@@ -147,7 +148,7 @@ def test_complete_images_are_left_out_and_no_token_changes(strategy: str) -> Non
     tokens = []
     for skips in (False, True):
         with open_backend("cpu", {"native": "on"}) as backend, torch.inference_mode():
-            backend.skips_blind = skips
+            backend.preferences = replace(backend.preferences, skips_finished_rows=skips)
             engine = tiny_engine(backend, strategy, batch=3, dtype=torch.float32)
             start(engine, 5)
             found = engine.run()
@@ -190,7 +191,7 @@ def test_in_a_step_torch_leaves_the_cores_to_native_threads() -> None:
     seen: list[tuple[int, int]] = []
     asked: list[int] = []
     with open_backend("cpu", {"native": "on"}) as backend, native.threads(2):
-        assert isinstance(backend, DeviceBackend) and backend.kernels is not None
+        assert isinstance(backend, NativeCpu)
         kernels = backend.kernels
         kernels.library = SimpleNamespace(threads=asked.append)
 

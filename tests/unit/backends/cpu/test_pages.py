@@ -84,8 +84,8 @@ def test_packed_weights_and_caches_do(monkeypatch: pytest.MonkeyPatch) -> None:
             assert found.pop() >= 512 * 512 * dtype.itemsize
         for name in ("int8", "int6", "int4"):
             whole = ROUNDINGS[name]
-            assert backend.pack_rounded(rounded(weight, whole)).nbytes == found.pop()
-            fewer = backend.pack_fewer(weight, whole)
+            assert backend.pack(rounded(weight, whole)).nbytes == found.pop()
+            fewer = backend.pack(weight, whole)
             assert fewer is not None and fewer.nbytes == found.pop()
         layout = backend.kv_layout(3, 2, 256, 8, 64, torch.bfloat16)
         found.clear()

@@ -13,6 +13,7 @@ from support.interpreter import compiles, interpreted
 
 from lantern_accel.decoding.sources.window import InvariantWindow
 from lantern_accel.device import plan
+from lantern_accel.device.plan import FusedStep
 from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.values import NoTree, Sampling, Strategy, Window
 from lantern_accel.testing.result import Failed
@@ -94,8 +95,8 @@ def test_a_step_launches_so_many(
     made = Compilations(monkeypatch)
     engine = agreement._engine(agreement.TensorOps(), strategy(tree))
     after = steps.fused_step(agreement.TensorOps(), replace(engine.plan(), target=None))
-    assert after is not None
-    after(torch.zeros(2, engine.geometry.nodes, engine.geometry.vocab))
+    assert isinstance(after, FusedStep)
+    after.run(torch.zeros(2, engine.geometry.nodes, engine.geometry.vocab))
     assert made.launches == kernels
 
 

@@ -12,6 +12,7 @@ from support.interpreter import compiles, interpreted
 
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.plan import FusedStep
 from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.values import NoTree, Sampling, Strategy, Window
 from lantern_accel.testing import tiny
@@ -82,7 +83,7 @@ def test_a_whole_step_gives_the_rows_that_operators_give(
     engine = engine_of(ops, tree, batch)
     monkeypatch.setattr(advance.Advance, "__call__", lambda self, weights: rows.append(weights))
     step = steps.fused_step(ops, engine.plan())
-    assert step is not None
+    assert isinstance(step, FusedStep)
     with torch.inference_mode():
         tiny.start(engine, 0, engine.prefill)
         engine.state.length.add_(torch.arange(batch))
@@ -90,7 +91,7 @@ def test_a_whole_step_gives_the_rows_that_operators_give(
         cache = [one.clone() for one in engine.verifying.cache.buffers]
         for one in engine.verifying.cache.buffers:
             one[-1] = 0.0
-        assert step()
+        assert step.run(None)
     torch.testing.assert_close(rows[0], want, rtol=1e-4, atol=1e-6)
     for got, other in zip(engine.verifying.cache.buffers, cache, strict=True):
         torch.testing.assert_close(got, other, rtol=1e-4, atol=1e-6)

@@ -64,6 +64,6 @@ def test_a_cache_that_is_one_tensor_is_copied_and_seen(monkeypatch: pytest.Monke
         k, v = (kv.whole[side, layer].view(shape)[:, :, :count] for side in (0, 1))
         return k, v
 
-    for name, method in (("allocate", stacked), ("write", write), ("by_head", by_head)):
+    for name, method in (("allocate", stacked), ("write", write)):
         monkeypatch.setattr(backend, name, method)
     assert copied(backend, monkeypatch, "vanilla")

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cuda_double import CudaDouble, doubled_backend
 
+from lantern_accel.device.backend import dtype_policy
 from lantern_accel.generation.auto import Auto
 from lantern_accel.generation.engines import Engines
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
@@ -217,9 +218,9 @@ def test_memory_counts_what_others_and_the_allocator_hold(monkeypatch: pytest.Mo
 
 def test_dtypes_by_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, double = doubled_backend(monkeypatch)
-    assert backend.dtypes().compute == torch.bfloat16
+    assert dtype_policy(backend).compute == torch.bfloat16
     double.capability = (7, 5)
-    assert backend.dtypes().compute == torch.float16
+    assert dtype_policy(backend).compute == torch.float16
     assert not backend.support("bfloat16")
 
 

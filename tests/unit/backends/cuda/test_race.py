@@ -114,7 +114,7 @@ def test_the_backend_races_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(race, "race", lambda *given: used.append(1) or honest(*given))
     rows = weights(300)
     one = backend.race(rows, KEYS, POSITIONS)
-    some = backend.race_siblings(rows, KEYS, POSITIONS, 4)
+    some = backend.race(rows, KEYS, POSITIONS, 4)
     assert torch.equal(one, REFERENCE.race(rows, KEYS, POSITIONS))
     assert torch.equal(some[..., 0], one)
     assert len(used) >= 4  # twice by the check, then twice here

@@ -108,7 +108,7 @@ def test_a_model_is_packed_for_the_kernel_and_multiplies_by_it(
 
     backend, _ = doubled_backend(monkeypatch, preset="fast")
     safe, _ = doubled_backend(monkeypatch)
-    assert backend.reads_fewer_bits and not safe.reads_fewer_bits
+    assert backend.preferences.reads_fewer_bits and not safe.preferences.reads_fewer_bits
     x, residual = drawn(8, 2, 3, 70), drawn(9, 2, 3, 24)
     for name, how in ROUNDINGS.items():
         found = []

@@ -117,7 +117,7 @@ def test_draws_are_the_reference_s_but_where_rounding_decides() -> None:
         weights[weights < 1] = 0.0
         weights[0, 3] = 0.0
         u = uniform(size, 3, 24)[:, 4:].view(3, 4, 5)  # a piece of a wider tensor, as in a step
-        want = REFERENCE.draw_without_replacement(weights, u)
+        want = REFERENCE.draw(weights, u)
         got = sampling.draw(weights, u, torch.int64)
         assert got is not None
         different += int((got != want).sum())
@@ -169,7 +169,7 @@ def situation(seed: int, vocab: int, drawn: bool) -> tuple[Any, Tensor]:
     shapes = [random_parents(rng, nodes) for _ in range(batch)]
     logits = 2.5 * normal(seed, batch, nodes, vocab)
     q = (logits + normal(seed + 1, batch, nodes, vocab)).softmax(-1)
-    picks = REFERENCE.draw_without_replacement(q, uniform(seed, batch, nodes, 4))
+    picks = REFERENCE.draw(q, uniform(seed, batch, nodes, 4))
     tokens = torch.zeros(batch, nodes, dtype=torch.int64)
     for image, parents in enumerate(shapes):
         for node in range(1, nodes):

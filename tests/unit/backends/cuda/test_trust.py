@@ -200,7 +200,7 @@ def test_triton_that_cannot_run_here_leaves_torch_s_operators(
     backend, _ = doubled_backend(monkeypatch, trusted=False, preset="fast")
     x, weight = torch.ones(2, 8).bfloat16(), torch.ones(8).bfloat16()
     assert torch.equal(backend.rms_norm(x, weight, 0.0), x)
-    assert not backend.skips_hidden
+    assert not backend.preferences.skips_hidden
     assert not any(backend.uses(name) for name in options.NAMES)
     assert len(lines) == len(options.NAMES)
     assert {line.split("'")[1].split(" in ")[0] for line in lines} == set(options.NAMES)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Filter
+from lantern_accel.device.preferences import Preferences
 from lantern_accel.testing import tiny
 from lantern_accel.testing.trace import Signature
 from lantern_accel_hpu import counting
@@ -275,7 +276,7 @@ def test_noise_is_a_table_where_it_takes_a_small_part_of_the_memory() -> None:
     for limit, most in ((96 * 10**9, NOISE_BYTES), (1600, 100)):
         hpu = gaudi.Gaudi()
         hpu.memory_stats = lambda limit=limit: {"Limit": limit, "InUse": 0, "MaxInUse": 0}
-        assert DeviceBackend(Bridge(hpu)).noise_bytes == most
+        assert DeviceBackend(Bridge(hpu)).preferences.noise_bytes == most
 
 
 def test_addresses_are_what_index_copy_takes_and_stay_in_range() -> None:
@@ -308,7 +309,7 @@ def test_all_rows_of_a_tree_filtered_at_once_decide_alike(residual: str) -> None
     """With codes that may not follow, too, which the official residual asks the logits for."""
 
     class Trees(TensorOps):
-        filters_trees = True
+        preferences = Preferences(filters_trees=True)
 
     tokens = []
     for one in (REFERENCE, Trees()):

@@ -23,6 +23,7 @@ from support.gaudi import (
     on_cpu,
 )
 
+from lantern_accel.device.backend import dtype_policy
 from lantern_accel.errors import BackendError
 from lantern_accel.strategy.choices import key_of
 from lantern_accel.strategy.values import AUTO, DynamicTree, NoTree, named_strategy
@@ -121,13 +122,13 @@ def test_the_device_opens_through_the_documented_api(sdk, monkeypatch) -> None:
     assert not backend.simulated
     assert backend.support("capture") and backend.support("energy") and backend.support("memory")
     assert backend.energy_mj() == 7000
-    assert str(backend.dtypes().compute) == "torch.bfloat16"
+    assert str(dtype_policy(backend).compute) == "torch.bfloat16"
     hpu.log.clear()
     with backend.stopwatch() as watch:
         hpu.log.append("work")
     assert hpu.log == ["synchronize", "record", "work", "record", "event.synchronize"]
     assert 0 < watch.seconds < 5
-    backend.reset_peak_memory()
+    backend.memory(new_peak=True)
     assert hpu.log[-1] == "reset_peak_memory_stats"
     assert backend.memory().limit == 94 * GIB
     backend.close()

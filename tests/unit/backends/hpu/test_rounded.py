@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lantern_accel.device.packed import dense
 from lantern_accel.memory.footprint import copy_bytes
 from lantern_accel.nn.rounding import ROUNDINGS, rounded
 from lantern_accel.nn.transformer import Projection, pack, rounded_copy
@@ -69,7 +70,7 @@ def test_a_product_is_as_near_as_its_roundings(
 ) -> None:
     name, dtype = kind
     kept = rounded(drawn(seed, out, inputs) + shift, ROUNDINGS[name])
-    weight = OPS.pack_rounded(kept)
+    weight = OPS.pack(kept)
     x = drawn(seed + 1, 1, rows, inputs).to(dtype)
     bias = drawn(seed + 2, out).to(dtype) if biased else None
     got = OPS.linear(x, weight, bias)
@@ -83,8 +84,8 @@ def test_a_product_is_as_near_as_its_roundings(
 @pytest.mark.parametrize("inputs", [64, 100, 7])
 def test_packing_rounds_nothing(name: str, inputs: int) -> None:
     kept = rounded(drawn(1, 9, inputs), ROUNDINGS[name])
-    weight = OPS.pack_rounded(kept)
-    assert torch.equal(OPS.unpack(weight), kept.dense(torch.float32))
+    weight = OPS.pack(kept)
+    assert torch.equal(dense(weight), kept.dense(torch.float32))
     assert torch.equal(weight.dense(torch.bfloat16), kept.dense(torch.bfloat16))
     assert weight.codes.dtype == torch.int8
 
@@ -105,7 +106,7 @@ def test_no_byte_is_shifted_when_a_model_is_rounded(
     kept = rounded(drawn(1, 9, 100), ROUNDINGS[name])
     monkeypatch.setattr("lantern_accel_hpu.rounded._AT_ONCE", 300)  # three rows at a time
     with torch.inference_mode(), NoShiftsOfBytes():
-        weight = OPS.pack_rounded(rounded(drawn(1, 9, 100), ROUNDINGS[name]))
+        weight = OPS.pack(rounded(drawn(1, 9, 100), ROUNDINGS[name]))
         OPS.linear(drawn(2, 3, 100), weight)
     assert torch.equal(weight.dense(torch.float32), kept.dense(torch.float32))
 
@@ -114,7 +115,7 @@ def test_no_byte_is_shifted_when_a_model_is_rounded(
 def test_a_product_with_the_unit_matrix_is_the_dense_form(name: str) -> None:
     """In float32 the weights themselves are the reference's, bit for bit."""
     kept = rounded(drawn(1, 9, 100), ROUNDINGS[name])
-    got = OPS.linear(torch.eye(100), OPS.pack_rounded(kept))
+    got = OPS.linear(torch.eye(100), OPS.pack(kept))
     assert torch.equal(got.t(), kept.dense(torch.float32))
 
 
@@ -124,10 +125,10 @@ def test_a_product_with_the_unit_matrix_is_the_dense_form(name: str) -> None:
 def test_a_product_is_a_few_operators_that_are_listed(
     name: str, dtype: torch.dtype, biased: bool
 ) -> None:
-    weight = OPS.pack_rounded(rounded(drawn(1, 9, 100), ROUNDINGS[name]))
+    weight = OPS.pack(rounded(drawn(1, 9, 100), ROUNDINGS[name]))
     bias = drawn(2, 9).to(dtype) if biased else None
     x = drawn(3, 2, 5, 100).to(dtype)
-    recorder = Recorder(torch.device("cpu"), operators.listed(), operators.rules())
+    recorder = Recorder(torch.device("cpu"), operators.rules())
     with torch.inference_mode(), recorder:
         OPS.linear(x, weight, bias)
     assert not recorder.violations

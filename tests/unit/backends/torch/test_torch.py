@@ -12,6 +12,7 @@ from support import beads
 
 from lantern_accel.cli import main
 from lantern_accel.device import plugins
+from lantern_accel.device.backend import dtype_policy
 from lantern_accel.device.spec import BackendSpec
 from lantern_accel.errors import BackendError, LanternWarning
 from lantern_accel_torch import accelerator, asked, selfcheck
@@ -133,9 +134,9 @@ def test_a_device_without_bfloat16_computes_in_float32() -> None:
     with beads.Lacking(beads.no_bfloat16):
         backend = opened()
         assert backend.compute_dtypes() == (torch.float32, torch.float16)
-        assert backend.dtypes().compute == torch.float32
+        assert dtype_policy(backend).compute == torch.float32
     with pytest.raises(BackendError, match="does not compute in bfloat16; use auto or one of"):
-        backend.dtypes("bfloat16")
+        dtype_policy(backend, "bfloat16")
 
 
 def test_a_dtype_in_which_products_are_wrong_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +251,7 @@ def test_where_an_operator_is_missing_the_check_names_it_and_the_cpu_draws(
 def test_a_device_that_lacks_bfloat16_passes_in_what_it_has() -> None:
     with beads.Lacking(beads.no_bfloat16), plugins.open_backend("auto") as backend:
         assert backend.name == "torch"
-        assert backend.dtypes().compute == torch.float32
+        assert dtype_policy(backend).compute == torch.float32
 
 
 @pytest.mark.long

@@ -180,7 +180,7 @@ def test_no_two_buffers_that_a_step_changes_share_memory(strategy):
 
 def test_an_operator_that_torch_xla_does_not_lower_is_refused():
     backend, _ = device()
-    rule = backend.operator_rules()["operators"]
+    rule = backend.conformance().rules["operators"]
     assert "on the host" in rule(torch.ops.aten.searchsorted.Tensor, (), {})
     assert rule(torch.ops.prim.device.default, (), {}) == ""  # a question, and no operator
     assert rule(torch.ops.aten.zeros_like.default, (), {}) == ""

@@ -7,12 +7,13 @@ plug-ins: :mod:`lantern_accel.families.spec` says how one presents itself.
 
 from __future__ import annotations
 
+import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +24,13 @@ from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError, ModelError, RequestError
 from lantern_accel.families.keys import Change, Rule, recipes_of, renamed
-from lantern_accel.families.manifest import Manifest
-from lantern_accel.nn.drafter import Drafter
+from lantern_accel.families.manifest import Manifest, ManifestT
+from lantern_accel.families.published import ModelEntry, entries_in
+from lantern_accel.nn.drafter import Drafter, DrafterSizes
 from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from lantern_accel.families.published import ModelEntry
 
 Prompt = str | int
 #: Width and height of a picture in pixels.
@@ -41,10 +41,11 @@ PARTS = ("target", "drafter", "vq")
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts that a user names beside the model, each a file or a folder; None: look for it.
+    """Parts that a user names next to the model, each a file or a folder; None: look for it.
 
     ``no_drafter`` decodes without one. ``text_device``: where a large text encoder runs.
-    ``embeddings``: a file with the prompts' features, in place of a text encoder.
+    ``embeddings``: a file with the prompts' features, in place of a text encoder. ``entry``: the
+    published model that the files are, where the user says so.
     """
 
     vq: Path | None = None
@@ -53,10 +54,11 @@ class Parts:
     text: Path | None = None
     embeddings: Path | None = None
     text_device: Literal["device", "cpu"] = "device"
+    entry: ModelEntry | None = None
 
 
 @dataclass
-class Found:
+class Found(Generic[ManifestT]):
     """What lies at a path: the manifest, and the file or folder of every part.
 
     ``notes`` are lines for ``lantern-accel models check``; ``missing`` says by part what is not there
@@ -64,7 +66,7 @@ class Found:
     some requests are refused.
     """
 
-    manifest: Any
+    manifest: ManifestT
     files: dict[str, Path]
     parts: Parts = Parts()
     notes: list[str] = field(default_factory=list)
@@ -84,19 +86,19 @@ class TextSource(Protocol):
 
 
 @dataclass
-class Model:
+class Model(Generic[ManifestT]):
     """A model in memory: target, drafter and tokenizer on the device; ``missing`` is Found's.
 
     ``rounding``: the price of the target's weights in fewer bits; None: they are the model's own.
     """
 
-    manifest: Any
+    manifest: ManifestT
     target: Any
     drafter: Any
     vq: Any
     text: TextSource | None
     weights_hash: str
-    family: Family
+    family: Family[ManifestT]
     missing: Mapping[str, str] = field(default_factory=dict)
     rounding: Any = None
 
@@ -108,7 +110,7 @@ class Model:
 class Conditions:
     """One condition per prompt, on the device: ``condition [n, ...]``, ``mask`` bool ``[n, prefix]``.
 
-    ``shape`` says what engine they need (:meth:`Family.target_for_shape`), where a model has several.
+    ``shape`` says what networks they need (:meth:`Family.target_for_shape`) where a model has several.
     """
 
     condition: Tensor
@@ -149,12 +151,12 @@ def check_two_way(model: Model, sampling: Sampling) -> None:
         )
 
 
-class Family(ABC):
-    """One kind of model.
+class Family(ABC, Generic[ManifestT]):
+    """One kind of model: the abstract methods are all that one has to write, the others have defaults.
 
-    Methods are *required* (abstract), *recommended* (the default leaves something out, and says what) or
-    *optional* (the default suits most families). A manifest is the family's own
-    :class:`~lantern_accel.families.manifest.Manifest`.
+    Bases for common kinds: :class:`~lantern_accel.families.prompted_family.TokenFamily` (prompts of token
+    ids, several picture sizes), :class:`~lantern_accel.families.prompted_family.PromptedFamily` (and
+    drafters), :class:`~lantern_accel.families.image_tokenizer.VQFamily` (pixels by a VQ decoder).
     """
 
     name: ClassVar[str]
@@ -171,210 +173,48 @@ class Family(ABC):
     rules: ClassVar[Mapping[str, Sequence[Rule]]] = {}
     #: By part a pattern of keys that its file may hold for other parts.
     beside: ClassVar[Mapping[str, re.Pattern[str]]] = {}
-    #: What can be fetched by name.
-    entries: ClassVar[Sequence[ModelEntry]] = ()
 
-    # --- required: files -> modules ----------------------------------------------------------------
+    # --- files -> modules --------------------------------------------------------------------------
 
     @abstractmethod
-    def detect(self, path: Path, parts: Parts) -> Found | None:
+    def detect(self, path: Path, parts: Parts) -> Found[ManifestT] | None:
         """Say what a file or folder in the family's own layout holds; None: not of this family.
 
-        Reads headers only, and judges by keys and shapes; file names are hints where shapes cannot
-        tell. Raises :class:`CheckpointError` for files of this family that cannot be used.
+        Reads headers only, and judges by keys and shapes. Raises :class:`CheckpointError` for files of
+        this family that cannot be used.
         """
 
-    def build(self, manifest: Any, part: str, ops: TensorOps) -> nn.Module:
-        """Build one of :data:`PARTS`; called under torch's ``meta`` device.
-
-        The default makes the types of :attr:`target_type` and its siblings.
-        """
+    def build(self, manifest: ManifestT, part: str, ops: TensorOps) -> nn.Module:
+        """Build one of :data:`PARTS`; called under torch's ``meta`` device."""
         if part == "vq":
             return self.vq_type(manifest.vq)
         kind: Any = self.target_type if part == "target" else self.drafter_type
         made: nn.Module = kind(getattr(manifest, part), ops=ops)
         return made
 
-    def recipes(self, part: str, checkpoint: Checkpoint, manifest: Any) -> Mapping[str, Recipe]:
-        """Say which keys of a checkpoint every parameter of a part comes from.
-
-        The default goes by :attr:`rules` and :meth:`changes`.
-        """
+    def recipes(
+        self, part: str, checkpoint: Checkpoint, manifest: ManifestT
+    ) -> Mapping[str, Recipe]:
+        """Say by :attr:`rules` and :meth:`changes` which keys every parameter of a part comes from."""
         named = renamed(checkpoint, self.rules.get(part, ()))
         return recipes_of(named, self.changes(part, manifest))
 
-    def changes(self, part: str, manifest: Any) -> Sequence[Change]:
+    def changes(self, part: str, manifest: ManifestT) -> Sequence[Change]:
         """Return what becomes of a part's tensors on their way: another order of rows, or fewer."""
         return ()
-
-    # --- required: prompts -> conditions -> rows -> pixels -----------------------------------------
-
-    @abstractmethod
-    def examples(self, manifest: Any) -> Sequence[Prompt]:
-        """Return prompts that the model can draw, for measuring when the user names none."""
-
-    @abstractmethod
-    def conditions(
-        self,
-        model: Model,
-        prompts: Sequence[Prompt],
-        device: torch.device,
-        dtype: torch.dtype,
-        size: Size | None = None,
-    ) -> Conditions:
-        """Turn prompts into conditions; ``size`` is the picture's in pixels, None the model's own.
-
-        Raises :class:`RequestError` for a prompt or a size that the model cannot take.
-        """
-
-    @abstractmethod
-    def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:
-        """Return the engine's rows: with guidance the unconditional ones follow."""
-
-    @abstractmethod
-    def pixels(self, model: Model, tokens: Tensor, shape: Hashable = None) -> Tensor:
-        """Decode tokens, int64 ``[n, tokens]`` on the device, to uint8 ``[n, H, W, 3]`` there.
-
-        ``shape`` is that of the conditions they were decoded from.
-        """
-
-    @abstractmethod
-    def codebook(self, model: Model) -> tuple[Tensor, bool]:
-        """Return the codebook's raw rows ``[V, d]``, and whether the decoder normalises them."""
-
-    # --- required: checking ------------------------------------------------------------------------
-
-    @abstractmethod
-    def tiny(self) -> Manifest:
-        """Return the manifest of a tiny model, which the conformance kit fills with random weights.
-
-        Some tens of codes and tokens: what makes the family special (forced codes, masks, a drafter)
-        should be in it, since this is what every device is checked with.
-        """
-
-    # --- recommended -------------------------------------------------------------------------------
-
-    def tiny_conditions(self, model: Model, count: int, seed: int) -> Conditions:
-        """Return random conditions of ``count`` prompts for the tiny model, fixed by ``seed``.
-
-        Recommended where prompts need a text encoder, which the tiny model lacks. The default turns
-        the example prompts into conditions, which suits classes.
-        """
-        known = self.examples(model.manifest)
-        chosen = [known[(seed + i) % len(known)] for i in range(count)]
-        return self.conditions(model, chosen, torch.device("cpu"), torch.float32)
-
-    def text(self, found: Found, device: torch.device, dtype: torch.dtype) -> TextSource | None:
-        """Return what encodes prompts; None where the model takes no text, or has no encoder at hand.
-
-        Recommended where prompts are text. A large encoder is loaded on first use, not here.
-        """
-        return None
-
-    def published(self) -> Sequence[ModelEntry]:
-        """Return the family's models that can be fetched by name, with the parts that they use.
-
-        Recommended: without :attr:`entries` models are known by their path only.
-        """
-        return self.entries
-
-    def from_entry(self, entry: ModelEntry) -> Manifest:
-        """Return the manifest of a published model, to plan with before anything is downloaded.
-
-        Recommended with :meth:`published`.
-        """
-        raise ModelError(f"the family {self.name!r} publishes no models")
-
-    def drafter_sizes(self, config: Any, layers: int = 1, taps: Sequence[int] = ()) -> Any:
-        """Return the sizes of a drafter to train for a target of this configuration.
-
-        Raises :class:`ModelError` for blocks or taps that the family's drafters cannot have.
-        Recommended with :attr:`drafter_type`: without it ``lantern-accel train drafter`` refuses the
-        model.
-        """
-        raise ModelError(f"no drafter can be trained for models of the family {self.name!r}")
-
-    def read_drafter(self, manifest: Any, path: Path) -> tuple[Any, Path]:
-        """Return the sizes of a drafter that lies elsewhere, and the checkpoint of its weights.
-
-        Recommended with :meth:`drafter_sizes`. Raises :class:`CheckpointError` for a drafter of another
-        model.
-        """
-        raise ModelError(f"models of the family {self.name!r} take no drafter from elsewhere")
-
-    def fitting_drafter(self, manifest: Any) -> Any:
-        """Return a manifest with a drafter of one block as the target's are, where it has none.
-
-        Step costs of models without one are vanilla's only.
-        """
-        if manifest.drafter is not None or self.drafter_type is None:
-            return manifest
-        return manifest.model_copy(update={"drafter": self.drafter_sizes(manifest.target)})
-
-    def fresh_drafter(self, target: Any, layers: int = 1, taps: Sequence[int] = ()) -> nn.Module:
-        """Return an untrained drafter of some blocks that fits a target, in float32.
-
-        Its embedding is the target's and stays as it is. ``taps``: blocks of the target that it reads.
-        Raises :class:`ModelError` for blocks or taps that the family's drafters cannot have.
-        """
-        sizes = self.drafter_sizes(target.config, layers, taps)
-        if max(taps, default=0) > target.config.n_layer:
-            raise ModelError(
-                f"the drafter cannot read the states after block {max(taps)} of "
-                f"{target.config.n_layer}; name lower taps"
-            )
-        kind: Any = self.drafter_type
-        drafter: Drafter = kind(sizes)
-        drafter.start(target)
-        return drafter.train()
-
-    def drafter_files(self, drafter: Any) -> DrafterFiles:
-        """Return a trained drafter as :meth:`detect` and :meth:`read_drafter` read it.
-
-        The default writes our own names, and its configuration.
-        """
-        config = drafter.config.model_dump(mode="json")
-        return DrafterFiles(dict(drafter.state_dict()), OWN_CONFIG, config)
-
-    def with_drafter(self, manifest: Any, path: Path) -> tuple[Any, Path]:
-        """Return a manifest with a drafter of this model that lies elsewhere, and its weights."""
-        config, weights = self.read_drafter(manifest, path)
-        return manifest.model_copy(update={"drafter": config}), weights
-
-    # --- optional ----------------------------------------------------------------------------------
-
-    def pair(self, model: Model) -> None:  # noqa: B027, optional
-        """Let a drafter read what it has of its target, once both are in memory."""
-
-    def sized(self, name: str, values: Mapping[str, Any] | None = None) -> Manifest | None:
-        """Return the manifest of a model that is only a size, to measure with random weights.
-
-        ``name``: a pattern of the family's, such as ``llamagen-l-512``; None: not of this family.
-        ``values``: the target's configuration, which a file of this name holds.
-        """
-        return None
-
-    def place_tables(self, module: nn.Module, device: torch.device) -> None:
-        """Make the buffers that no checkpoint holds (rotary tables) on ``device``, in float32.
-
-        The default calls the module's own ``place_tables(device)``, where it has one.
-        """
-        place = getattr(module, "place_tables", None)
-        if place is not None:
-            place(device)
-
-    def picture(self, manifest: Any, size: Size | None = None) -> Size:
-        """Return the width and height in pixels of what is drawn; None: the model's own.
-
-        The default asks the manifest's ``grid``. Raises :class:`RequestError` for a size that the model
-        cannot draw.
-        """
-        rows, columns = manifest.grid(size)
-        return columns * manifest.token_pixels, rows * manifest.token_pixels
 
     def unneeded(self, part: str) -> re.Pattern[str] | None:
         """Return a pattern of keys that a part's file may hold for other parts; None: none."""
         return self.beside.get(part)
+
+    def place_tables(self, module: nn.Module, device: torch.device) -> None:
+        """Make the buffers that no checkpoint holds (rotary tables) on ``device``, in float32."""
+        place = getattr(module, "place_tables", None)
+        if place is not None:
+            place(device)
+
+    def pair(self, model: Model[ManifestT]) -> None:
+        """Let a drafter read what it has of its target, once both are in memory."""
 
     def wrong_with(self, part: str, path: Path) -> str | None:
         """Say what is wrong with a part that is not a module of ours; None: nothing is."""
@@ -387,39 +227,71 @@ class Family(ABC):
             return str(error)
         return None
 
-    def text_bytes(self, found: Found) -> int:
+    # --- prompts -> conditions -> rows -> pixels ---------------------------------------------------
+
+    @abstractmethod
+    def examples(self, manifest: ManifestT) -> Sequence[Prompt]:
+        """Return prompts that the model can draw, for measuring when the user names none."""
+
+    @abstractmethod
+    def conditions(
+        self,
+        model: Model[ManifestT],
+        prompts: Sequence[Prompt],
+        device: torch.device,
+        dtype: torch.dtype,
+        size: Size | None = None,
+    ) -> Conditions:
+        """Turn prompts into conditions; ``size`` is the picture's in pixels, None the model's own.
+
+        Raises :class:`RequestError` for a prompt or a size that the model cannot take.
+        """
+
+    @abstractmethod
+    def rows(self, model: Model[ManifestT], conditions: Conditions, sampling: Sampling) -> Rows:
+        """Return the engine's rows: with guidance the unconditional ones follow."""
+
+    @abstractmethod
+    def pixels(self, model: Model[ManifestT], tokens: Tensor, shape: Hashable = None) -> Tensor:
+        """Decode tokens, int64 ``[n, tokens]`` on the device, to uint8 ``[n, H, W, 3]`` there.
+
+        ``shape`` is that of the conditions they were decoded from.
+        """
+
+    @abstractmethod
+    def codebook(self, model: Model[ManifestT]) -> tuple[Tensor, bool]:
+        """Return the codebook's raw rows ``[V, d]``, and whether the decoder normalises them."""
+
+    def text(
+        self, found: Found[ManifestT], device: torch.device, dtype: torch.dtype
+    ) -> TextSource | None:
+        """Return what encodes prompts; None where the model takes no text, or has no encoder at hand.
+
+        A large encoder is loaded on first use, not here.
+        """
+        return None
+
+    def text_bytes(self, found: Found[ManifestT]) -> int:
         """Return the bytes of a large text encoder in float32; 0 where there is none."""
         return 0
 
-    def tokens(self, model: Model, codes: Tensor) -> Tensor:
-        """Return the tokens ``[n, tokens]`` that a picture of codes, int ``[n, rows, columns]``, has."""
-        return codes.flatten(1)
-
-    def join(self, model: Model, conditions: Sequence[Conditions]) -> Conditions:
+    def join(self, model: Model[ManifestT], conditions: Sequence[Conditions]) -> Conditions:
         """Return conditions of one picture size that were made apart as one."""
         first = conditions[0]
         condition = torch.cat([one.condition for one in conditions])
         return Conditions(condition, torch.cat([one.mask for one in conditions]), first.shape)
 
-    def target_for_shape(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
-        """Return target and drafter as the engine for conditions of this ``shape`` takes them."""
-        return model.target, model.drafter
+    def tokens(self, model: Model[ManifestT], codes: Tensor) -> Tensor:
+        """Return the tokens ``[n, tokens]`` that a picture of codes, int ``[n, rows, columns]``, has."""
+        return codes.flatten(1)
 
-    def usual_shape(self, model: Model) -> Hashable:
-        """Return the shape that a usual request's conditions have, to plan memory with."""
-        return None
-
-    def shape_for(self, manifest: Any, size: Size) -> Hashable:
-        """Return the shape of a short prompt and a picture of this size, to plan memory with.
-
-        The default has one size. Raises :class:`RequestError` for one that the model cannot draw.
-        """
-        manifest.grid(size)
-        return None
+    def pixels_together(self, model: Model[ManifestT]) -> int:
+        """Return how many images :meth:`pixels` decodes at once; 0: all that it gets."""
+        return 0
 
     def paint(
         self,
-        model: Model,
+        model: Model[ManifestT],
         tokens: Tensor,
         shape: Hashable,
         prompts: Sequence[Prompt],
@@ -427,11 +299,117 @@ class Family(ABC):
     ) -> list[Image] | None:
         """Return the pictures of tokens ``[n, tokens]`` where more than tokens is needed to draw them.
 
-        ``seeds``: one per picture, of whatever randomness is left. None, as here: :meth:`pixels` does. A
-        family that cannot draw pictures on this machine returns [] and says what is missing.
+        ``seeds``: one per picture, of whatever randomness is left. None: :meth:`pixels` does. A family
+        that cannot draw pictures on this machine returns [] and says what is missing.
         """
         return None
 
-    def pixels_together(self, model: Model) -> int:
-        """Return how many images :meth:`pixels` decodes at once; 0: all that it gets."""
-        return 0
+    # --- picture sizes -----------------------------------------------------------------------------
+
+    def picture(self, manifest: ManifestT, size: Size | None = None) -> Size:
+        """Return width and height in pixels of what is drawn by the manifest's ``grid``; None: its own.
+
+        Raises :class:`RequestError` for a size that the model cannot draw.
+        """
+        rows, columns = manifest.grid(size)
+        return columns * manifest.token_pixels, rows * manifest.token_pixels
+
+    def target_for_shape(self, model: Model[ManifestT], shape: Hashable) -> tuple[Any, Any]:
+        """Return target and drafter as the engine for conditions of this ``shape`` takes them."""
+        return model.target, model.drafter
+
+    def usual_shape(self, model: Model[ManifestT]) -> Hashable:
+        """Return the shape that a usual request's conditions have, to plan memory with."""
+        return None
+
+    def shape_for(self, manifest: ManifestT, size: Size) -> Hashable:
+        """Return the shape of a short prompt and a picture of this size, to plan memory with.
+
+        Raises :class:`RequestError` for a size that the model cannot draw.
+        """
+        manifest.grid(size)
+        return None
+
+    # --- models by name ----------------------------------------------------------------------------
+
+    def published(self) -> Sequence[ModelEntry]:
+        """Return the models that can be fetched by name: ``published.json`` in the family's folder."""
+        return entries_in(Path(inspect.getfile(type(self))).parent, self.name)
+
+    def from_entry(self, entry: ModelEntry) -> ManifestT:
+        """Return the manifest of a published model, to plan with before anything is downloaded."""
+        raise ModelError(f"the family {self.name!r} publishes no models")
+
+    def sized(self, name: str, values: Mapping[str, Any] | None = None) -> ManifestT | None:
+        """Return the manifest of a model that is only a size, to measure with random weights.
+
+        ``name``: a pattern of the family's, such as ``llamagen-l-512``; None: not of this family.
+        ``values``: the target's configuration, which a file of this name holds.
+        """
+        return None
+
+    @abstractmethod
+    def tiny(self) -> ManifestT:
+        """Return the manifest of a tiny model, which the conformance kit fills with random weights.
+
+        Some tens of codes and tokens: what makes the family special (forced codes, masks, a drafter)
+        should be in it, since this is what every device is checked with.
+        """
+
+    def tiny_conditions(self, model: Model[ManifestT], count: int, seed: int) -> Conditions:
+        """Return random conditions of ``count`` prompts for the tiny model, fixed by ``seed``.
+
+        The default takes the example prompts, which needs a tiny model that has its text encoder.
+        """
+        known = self.examples(model.manifest)
+        chosen = [known[(seed + i) % len(known)] for i in range(count)]
+        return self.conditions(model, chosen, torch.device("cpu"), torch.float32)
+
+    # --- drafters ----------------------------------------------------------------------------------
+
+    def drafter_sizes(self, config: Any, layers: int = 1, taps: Sequence[int] = ()) -> DrafterSizes:
+        """Return the sizes of a drafter to train for a target of this configuration.
+
+        Raises :class:`ModelError` for blocks or taps that the family's drafters cannot have.
+        """
+        raise ModelError(f"no drafter can be trained for models of the family {self.name!r}")
+
+    def read_drafter(self, manifest: ManifestT, path: Path) -> tuple[DrafterSizes, Path]:
+        """Return the sizes of a drafter that lies elsewhere, and the checkpoint of its weights.
+
+        Raises :class:`CheckpointError` for a drafter of another model.
+        """
+        raise ModelError(f"models of the family {self.name!r} take no drafter from elsewhere")
+
+    def drafter_files(self, drafter: Any) -> DrafterFiles:
+        """Return a trained drafter as :meth:`detect` and :meth:`read_drafter` read it."""
+        config = drafter.config.model_dump(mode="json")
+        return DrafterFiles(dict(drafter.state_dict()), OWN_CONFIG, config)
+
+    def fitting_drafter(self, manifest: ManifestT) -> ManifestT:
+        """Return a manifest with a drafter of one block as the target's are, where it has none."""
+        if manifest.drafter is not None or self.drafter_type is None:
+            return manifest
+        return manifest.model_copy(update={"drafter": self.drafter_sizes(manifest.target)})
+
+    def with_drafter(self, manifest: ManifestT, path: Path) -> tuple[ManifestT, Path]:
+        """Return a manifest with a drafter of this model that lies elsewhere, and its weights."""
+        config, weights = self.read_drafter(manifest, path)
+        return manifest.model_copy(update={"drafter": config}), weights
+
+    def fresh_drafter(self, target: Any, layers: int = 1, taps: Sequence[int] = ()) -> Drafter:
+        """Return an untrained drafter of some blocks that fits a target, in float32.
+
+        Its embedding is the target's and stays as it is. ``taps``: blocks of the target that it reads.
+        Raises :class:`ModelError` for blocks or taps that the family's drafters cannot have.
+        """
+        sizes = self.drafter_sizes(target.config, layers, taps)
+        if max(taps, default=0) > target.config.n_layer:
+            raise ModelError(
+                f"the drafter cannot read the states after block {max(taps)} of "
+                f"{target.config.n_layer}; name lower taps"
+            )
+        assert self.drafter_type is not None
+        drafter = self.drafter_type(sizes, TensorOps())
+        drafter.start(target)
+        return drafter.train()

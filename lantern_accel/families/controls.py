@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lantern_accel.errors import RequestError, half_pair, shown
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 #: Names of tokens that no text makes: marks in brackets, bytes left out, and Chameleon's codes.
 _NAME = re.compile(r"<(?!0x[0-9A-Fa-f]{2}>)[^<>\s]+>|\[[A-Za-z_]+\]|IMGIMG[A-J]+Z")
@@ -26,7 +29,7 @@ def _is_control(text: str, special: bool) -> bool:
 class Controls:
     """The control strings of one tokenizer (of ``tokenizers``), and ``marks``, those of its prompts."""
 
-    def __init__(self, tokenizer: Any, marks: Iterable[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, marks: Iterable[str] = ()) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         found = {
@@ -38,7 +41,7 @@ class Controls:
         self._ids: dict[int, str] = {**named, **found}
         # Words that no vocabulary has become this token: it is no sign of a control string.
         unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
-        unwritten = self._ids.pop(unknown, None)
+        unwritten = None if unknown is None else self._ids.pop(unknown, None)
         strings = (*found.values(), *marks, *([] if unwritten is None else [unwritten]))
         self.strings = tuple(dict.fromkeys(strings))
 

@@ -14,6 +14,7 @@ from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError, ModelError
 from lantern_accel.families.base import Family, Model
 from lantern_accel.families.keys import Rule
+from lantern_accel.families.manifest import ManifestT
 from lantern_accel.nn.vq import VQConfig, chameleon_pixels_to_uint8
 
 #: From the names that Meta's and transformers' files have for tensors to ours, which are LlamaGen's.
@@ -88,7 +89,7 @@ def finite_pixels(pixels: Tensor) -> Tensor:
     )
 
 
-class VQFamily(Family):
+class VQFamily(Family[ManifestT]):
     """A family whose pictures a :class:`~lantern_accel.nn.vq.VQModel` decodes from tokens alone."""
 
     #: Pixels of the images that are decoded together.
@@ -96,7 +97,7 @@ class VQFamily(Family):
     #: How pixels in [-1, 1] become whole numbers.
     to_uint8 = staticmethod(chameleon_pixels_to_uint8)
 
-    def pixels(self, model: Model, tokens: Tensor, shape: Hashable = None) -> Tensor:
+    def pixels(self, model: Model[ManifestT], tokens: Tensor, shape: Hashable = None) -> Tensor:
         """Decode codes in float32, whatever the target's dtype; what ends a row is dropped."""
         own = model.manifest.grid(None)
         rows, columns = shape[1:] if isinstance(shape, tuple) else own
@@ -104,11 +105,10 @@ class VQFamily(Family):
         parts = torch.split(codes, self.pixels_together(model))
         return torch.cat([self.to_uint8(finite_pixels(model.vq.decode_codes(p))) for p in parts])
 
-    def pixels_together(self, model: Model) -> int:
+    def pixels_together(self, model: Model[ManifestT]) -> int:
         """Bound the decoder's activations, which would take more than decoding the tokens did."""
         width, height = self.picture(model.manifest)
         return max(1, self.pixels_at_once // (width * height))
 
-    def codebook(self, model: Model) -> tuple[Tensor, bool]:
-        """Return the raw rows."""
+    def codebook(self, model: Model[ManifestT]) -> tuple[Tensor, bool]:
         return model.vq.quantize.embedding.weight, model.vq.config.l2_norm

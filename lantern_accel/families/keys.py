@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,33 @@ def renamed(keys: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
             name = re.sub(pattern, ours, name)
         named[key if name in named else name] = key
     return named
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How files of one layout are recognised, by our names of their tensors or by their own keys.
+
+    ``keys``: what all such files have, each with its number of axes (0: any). ``without``: what none has.
+    """
+
+    layout: str
+    keys: Mapping[str, int]
+    without: tuple[str, ...] = ()
+
+    def fits(self, checkpoint: Checkpoint, named: Mapping[str, str]) -> bool:
+        """Return whether a checkpoint is of this layout; ``named``: its keys by the names used here."""
+        return not any(name in named for name in self.without) and all(
+            name in named and axes in (0, len(checkpoint.shape(named[name])))
+            for name, axes in self.keys.items()
+        )
+
+
+def layouts_in(
+    checkpoint: Checkpoint, table: Iterable[Signature], rules: Iterable[Rule] = ()
+) -> list[str]:
+    """Return the layouts of a table that a checkpoint is of, by its keys as ``rules`` rename them."""
+    named = renamed(checkpoint, rules)
+    return [one.layout for one in table if one.fits(checkpoint, named)]
 
 
 def recipes_of(named: Mapping[str, str], changes: Sequence[Change] = ()) -> dict[str, Recipe]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from pydantic import Field
+from typing_extensions import Self, TypeVar
 
 from lantern_accel.errors import RequestError
 from lantern_accel.families.published import ModelEntry
@@ -42,7 +45,8 @@ class ModelDefaults(Frozen):
         return self.model_copy(update={"sampling": sampling, **rules})
 
 
-ManifestT = TypeVar("ManifestT", bound="Manifest")
+#: A family's own manifest; any where none is named.
+ManifestT = TypeVar("ManifestT", bound="Manifest", default=Any)
 
 
 class Manifest(Frozen):
@@ -84,9 +88,21 @@ class Manifest(Frozen):
             )
         return own
 
-    def named(self: ManifestT, entry: ModelEntry | None) -> ManifestT:
-        """Return this manifest under the name of the published model that it is; None: of none."""
-        return self if entry is None else self.model_copy(update=entry.labels)
+    def named(self, entries: Sequence[ModelEntry]) -> Self:
+        """Return this manifest under the name of the first of the published models that it is."""
+        return self.model_copy(update=entries[0].labels) if entries else self
+
+
+class TokenManifest(Manifest):
+    """The manifest of a model whose prompts are token ids."""
+
+    @property
+    @abstractmethod
+    def pad(self) -> int:
+        """The id that pads prompts."""
+
+
+TokenManifestT = TypeVar("TokenManifestT", bound=TokenManifest, default=Any)
 
 
 def check_codes(codebook: int, codes: int) -> None:

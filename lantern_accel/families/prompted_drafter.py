@@ -16,10 +16,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import Self, TypeVar
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError
-from lantern_accel.families.manifest import Manifest, ManifestT, check_codes
+from lantern_accel.families.manifest import TokenManifest, check_codes
 from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.drafter import Drafter, DrafterSizes
@@ -51,7 +52,6 @@ class PromptedDrafterConfig(DrafterSizes):
 
     @property
     def decoder(self) -> Decoder:
-        """What tells these blocks from those of other Llama-like models."""
         return Decoder.of(self, bias=self.qkv_bias, head_norm=self.head_norm, norms=self.norms)
 
 
@@ -89,18 +89,21 @@ def misfit(drafter: PromptedDrafterConfig, config: Any) -> str | None:
     return None
 
 
-class PromptedManifest(Manifest):
+class PromptedManifest(TokenManifest):
     """The manifest of a model whose drafters have its own blocks."""
 
     drafter: PromptedDrafterConfig | None = None
 
     @model_validator(mode="after")
-    def _parts_fit(self: ManifestT) -> ManifestT:
+    def _parts_fit(self) -> Self:
         check_codes(self.vq.codebook_size, self.target.vocab_size)
         wrong = None if self.drafter is None else misfit(self.drafter, self.target)
         if wrong is not None:
             raise ValueError(f"the drafter is of another target: {wrong}")
         return self
+
+
+PromptedManifestT = TypeVar("PromptedManifestT", bound=PromptedManifest, default=Any)
 
 
 def mark_of(target: Target) -> tuple[float, ...]:
@@ -155,7 +158,6 @@ class PromptedDrafter(Drafter):
         self.rope_cos, self.rope_sin = target.rope_cos[1:].clone(), target.rope_sin[1:].clone()
 
     def beside(self, target: Target) -> PromptedDrafter:
-        """Return this drafter for its target at another prompt length or picture size."""
         view = copy.copy(self)
         view._buffers = dict(self._buffers)
         view._place(target)
@@ -168,7 +170,6 @@ class PromptedDrafter(Drafter):
         return cos[1:], sin[1:]
 
     def embed(self, codes: Tensor) -> Tensor:
-        """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
         return F.embedding(codes, self.codes)
 
     def embed_prompt(self, condition: Tensor | None, features: Tensor, length: int) -> Tensor:

@@ -19,32 +19,22 @@ from lantern_accel.checkpoints.layouts import (
     read_json,
 )
 from lantern_accel.errors import CheckpointError, RequestError
-from lantern_accel.families.base import (
-    Conditions,
-    Family,
-    Found,
-    Model,
-    Parts,
-    Prompt,
-    Size,
-    TextSource,
-)
-from lantern_accel.families.manifest import ManifestT
+from lantern_accel.families.base import Conditions, Family, Found, Model, Prompt, Size, TextSource
+from lantern_accel.families.manifest import TokenManifestT
 from lantern_accel.families.prompted_drafter import (
     PromptedDrafter,
     PromptedDrafterConfig,
+    PromptedManifestT,
     fitting_config,
     misfit,
 )
 from lantern_accel.families.tokenizer import CAPTIONS, PromptText, bucket, check_texts, left_pad
 from lantern_accel.nn.drafter import Drafter
 
-#: What to say where there is none: nobody has published one.
-NO_DRAFTER = "a drafter: none is published, train one with `lantern-accel train drafter`"
 _HINT = "name another with --drafter, or decode without one: --drafter none"
 
 
-def read_drafter(manifest: Any, path: Path) -> tuple[PromptedDrafterConfig, Path]:
+def read_drafter(manifest: PromptedManifestT, path: Path) -> tuple[PromptedDrafterConfig, Path]:
     """Return the sizes and the weights of a trained drafter; ``path`` is its folder or its weights.
 
     Raises :class:`CheckpointError` where it is of another model than the manifest's target.
@@ -64,30 +54,26 @@ def read_drafter(manifest: Any, path: Path) -> tuple[PromptedDrafterConfig, Path
     return config, weights
 
 
-def add_drafter(
-    manifest: ManifestT, folder: Path, parts: Parts, files: dict[str, Path], missing: dict[str, str]
-) -> ManifestT:
-    """Return a manifest with the drafter that was named, or that lies in ``folder`` as ``drafter``.
+def add_drafter(found: Found[PromptedManifestT], folder: Path) -> None:
+    """Add the drafter that was named, or that lies in ``folder`` as ``drafter``; else say how to get one.
 
-    ``files`` gets its weights; ``missing`` says how to get one where there is none.
+    Raises :class:`CheckpointError` where it is of another model.
     """
-    beside = folder / "drafter"
-    path = parts.drafter or (beside if (beside / OWN_WEIGHTS).is_file() else None)
+    parts, near = found.parts, folder / "drafter"
+    path = parts.drafter or (near if (near / OWN_WEIGHTS).is_file() else None)
     if parts.no_drafter:
-        return manifest
+        return
     if path is None:
-        missing["drafter"] = NO_DRAFTER
-        return manifest
-    config, files["drafter"] = read_drafter(manifest, path)
-    return manifest.model_copy(update={"drafter": config})
+        found.missing["drafter"] = (
+            "a drafter: none is published, train one with `lantern-accel train drafter`"
+        )
+        return
+    config, found.files["drafter"] = read_drafter(found.manifest, path)
+    found.manifest = found.manifest.model_copy(update={"drafter": config})
 
 
-class TokenFamily(Family):
-    """A family whose prompts are token ids, left-padded to few lengths.
-
-    Its manifests have ``pad``, the id that pads prompts, ``grid(size)``, a picture's rows and columns of
-    tokens, and ``token_pixels``, the pixels along the side of one.
-    """
+class TokenFamily(Family[TokenManifestT]):
+    """A family whose prompts are token ids, left-padded to few lengths."""
 
     needs: ClassVar[tuple[str, ...]] = ("target", "vq", "text_tokenizer")
     #: What reads the tokenizer's file.
@@ -95,21 +81,20 @@ class TokenFamily(Family):
     #: The target's sizes that requests choose: the shape of conditions, one number alone where it is one.
     shape_names: ClassVar[tuple[str, ...]] = ("prefix_length", "height", "width")
 
-    def text(self, found: Found, device: torch.device, dtype: torch.dtype) -> TextSource | None:
-        """Return the tokenizer."""
+    def text(
+        self, found: Found[TokenManifestT], device: torch.device, dtype: torch.dtype
+    ) -> TextSource | None:
         path = found.files.get("text_tokenizer")
         return None if path is None else self.text_type(path, found.manifest)
 
-    def examples(self, manifest: Any) -> Sequence[Prompt]:
-        """Return captions."""
+    def examples(self, manifest: TokenManifestT) -> Sequence[Prompt]:
         return CAPTIONS
 
     @abstractmethod
-    def tiny_prompt(self, manifest: Any, drawn: random.Random) -> list[int]:
+    def tiny_prompt(self, manifest: TokenManifestT, drawn: random.Random) -> list[int]:
         """Return a prompt of random words and length for the tiny model."""
 
-    def tiny_conditions(self, model: Model, count: int, seed: int) -> Conditions:
-        """Return prompts of random words and lengths."""
+    def tiny_conditions(self, model: Model[TokenManifestT], count: int, seed: int) -> Conditions:
         manifest, drawn = model.manifest, random.Random(seed)
         prompts = [self.tiny_prompt(manifest, drawn) for _ in range(count)]
         ids, mask = left_pad(prompts, manifest.target.prefix_length, manifest.pad)
@@ -119,19 +104,17 @@ class TokenFamily(Family):
         """Return the positions that a target was trained on: those of a prompt and of its picture."""
         return int(target.max_positions)
 
-    def usual_shape(self, model: Model) -> Hashable:
-        """Return the shape of a short prompt and the model's own picture size."""
+    def usual_shape(self, model: Model[TokenManifestT]) -> Hashable:
         sizes = tuple(getattr(model.manifest.target, name) for name in self.shape_names)
         return sizes if len(sizes) > 1 else sizes[0]
 
-    def shape_for(self, manifest: Any, size: Size) -> Hashable:
-        """Return the shape of a short prompt and a picture of this size."""
+    def shape_for(self, manifest: TokenManifestT, size: Size) -> Hashable:
         grid = manifest.grid(size)
         return (manifest.target.prefix_length, *grid) if len(self.shape_names) > 1 else None
 
     def conditions(
         self,
-        model: Model,
+        model: Model[TokenManifestT],
         prompts: Sequence[Prompt],
         device: torch.device,
         dtype: torch.dtype,
@@ -148,7 +131,7 @@ class TokenFamily(Family):
 
     def padded(
         self,
-        model: Model,
+        model: Model[TokenManifestT],
         prompts: Sequence[Sequence[int]],
         device: torch.device,
         grid: tuple[int, int],
@@ -173,7 +156,7 @@ class TokenFamily(Family):
         shape: Hashable = (length, *grid) if names else length
         return Conditions(ids.to(device), mask.to(device), shape)
 
-    def target_for_shape(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
+    def target_for_shape(self, model: Model[TokenManifestT], shape: Hashable) -> tuple[Any, Any]:
         """Return target and drafter for a prompt length and a picture size; weights are shared."""
         if shape is None:
             return model.target, model.drafter
@@ -181,7 +164,7 @@ class TokenFamily(Family):
         target = model.target.resized(**dict(zip(self.shape_names, sizes, strict=True)))
         return target, None if model.drafter is None else model.drafter.beside(target)
 
-    def join(self, model: Model, conditions: Sequence[Conditions]) -> Conditions:
+    def join(self, model: Model[TokenManifestT], conditions: Sequence[Conditions]) -> Conditions:
         """Pad prompts to the longest one's bucket."""
         longest = max(conditions, key=lambda one: one.mask.shape[1])
         ids, masks = [], []
@@ -192,7 +175,7 @@ class TokenFamily(Family):
         return Conditions(torch.cat(ids), torch.cat(masks), longest.shape)
 
 
-class PromptedFamily(TokenFamily):
+class PromptedFamily(TokenFamily[PromptedManifestT]):
     """Trains, reads and pairs drafters of the target's own blocks; has ``manifest.drafter``."""
 
     drafter_type: ClassVar[type[Drafter]] = PromptedDrafter
@@ -201,7 +184,7 @@ class PromptedFamily(TokenFamily):
 
     def conditions_of(
         self,
-        model: Model,
+        model: Model[PromptedManifestT],
         prompts: Sequence[Sequence[int]],
         device: torch.device,
         grid: tuple[int, int] | None = None,
@@ -215,7 +198,6 @@ class PromptedFamily(TokenFamily):
         size = None if grid is None else (grid[1] * side, grid[0] * side)
         return self.padded(model, prompts, device, model.manifest.grid(size))
 
-    def pair(self, model: Model) -> None:
-        """Let the drafter read its target's tables."""
+    def pair(self, model: Model[PromptedManifestT]) -> None:
         if model.drafter is not None:
             model.drafter.read(model.target)

@@ -1,6 +1,6 @@
-"""The entries of published models, as data: where their files are, how large, and under which licence.
+"""The entries of published models: where their files are, how large, and under which licence.
 
-Each family lists its own (:meth:`.Family.published`).
+Each family lists its own in ``published.json`` in its folder (:meth:`.Family.published`).
 
 File sizes are those that the repositories list, rounded as they are there; where no listing was seen,
 they are computed from the parameters and marked ``estimated``.
@@ -8,15 +8,18 @@ they are computed from the parameters and marked ``estimated``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import functools
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
+from lantern_accel.files import read_json_file
 from lantern_accel.records import Frozen
 
 Kind = Literal["model", "drafter", "vq", "text"]
-MB, GB = 10**6, 10**9
+#: A file is worth a word about its size from here on.
+MB = 10**6
 
 
 class RepoFile(Frozen):
@@ -30,7 +33,7 @@ class RepoFile(Frozen):
 class ModelEntry(Frozen):
     """A published model, or a part that models share.
 
-    ``uses`` names the entries of the parts beside the model's own weights. ``config`` is for the
+    ``uses`` names the entries of the parts next to the model's own weights. ``config`` is for the
     family, which alone understands it.
     """
 
@@ -61,37 +64,9 @@ class ModelEntry(Frozen):
         return any(file.estimated and file.nbytes > MB for file in self.files)
 
 
-#: Of Chameleon's weights, and of what LANTERN trained with them.
-CHAMELEON_LICENCE = {
-    "licence": "Chameleon Research License (non-commercial)",
-    "licence_url": "https://ai.meta.com/resources/models-and-libraries/chameleon-license",
-}
-
-
-def repo_files(sizes: Mapping[str, float], estimated: Collection[str] = ()) -> tuple[RepoFile, ...]:
-    """Return files of a repository by path; ``estimated``: those whose size is computed, not listed."""
-    return tuple(
-        RepoFile(path=path, nbytes=int(size), estimated=path in estimated)
-        for path, size in sizes.items()
-    )
-
-
-def estimated_files(sizes: Mapping[str, float]) -> tuple[RepoFile, ...]:
-    """Return files of a repository whose sizes are computed, not listed."""
-    return repo_files(sizes, sizes)
-
-
-def drafter_entry(
-    name: str, family: str, of: str, nbytes: float, config: dict[str, Any]
-) -> ModelEntry:
-    """Return one of LANTERN's drafters, ``jadohu/NAME``."""
-    return ModelEntry(
-        name=name.replace("_", "-"),
-        kind="drafter",
-        family=family,
-        summary=f"LANTERN's drafter for {of}",
-        repo=f"jadohu/{name}",
-        files=estimated_files({"config.json": 1000, "pytorch_model.bin": nbytes}),
-        config=config,
-        **CHAMELEON_LICENCE,
-    )
+@functools.cache
+def entries_in(folder: Path, family: str) -> tuple[ModelEntry, ...]:
+    """Return the entries of a family that lie in its folder; none where it has no list."""
+    path = folder / "published.json"
+    listed = read_json_file(path) if path.is_file() else []
+    return tuple(ModelEntry(family=family, **one) for one in listed)

@@ -21,6 +21,7 @@ from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError, did_you_mean
 from lantern_accel.families.base import Model
+from lantern_accel.families.manifest import Manifest, ManifestT
 from lantern_accel.families.registry import entry, families, family, is_published, published
 from lantern_accel.files import read_json_file
 from lantern_accel.nn.draft_head import empty_head, usual_head
@@ -62,20 +63,21 @@ class RandomModel(Model):
         )
 
 
-def sized(name: str) -> Any:
+def sized(name: str) -> Manifest:
     """Return the manifest of a published model, of a size that a family knows, or of a JSON file.
 
     The file has the fields of a target's configuration, and ``family`` where it is not LlamaGen's. A
     model without a published drafter gets one that fits. Raises :class:`ModelError` for an unknown name
     or field.
     """
-    if is_published(name):
-        known = entry(name)
-        kind = family(known.family)
-        return kind.fitting_drafter(kind.from_entry(known))
+    made: Manifest | None
     path = Path(name)
     try:
-        if path.suffix == ".json":
+        if is_published(name):
+            known = entry(name)
+            kind = family(known.family)
+            made = kind.fitting_drafter(kind.from_entry(known))
+        elif path.suffix == ".json":
             values = read_json_file(path)
             if not isinstance(values, dict):
                 raise ValueError("it holds no sizes by name")
@@ -97,7 +99,7 @@ def sized(name: str) -> Any:
     return made
 
 
-def with_head(manifest: Any) -> Any:
+def with_head(manifest: ManifestT) -> ManifestT:
     """Return a manifest with a draft head that fits, where models of its family may have one."""
     if getattr(manifest, "draft_head", manifest) is not None:
         return manifest
@@ -105,7 +107,7 @@ def with_head(manifest: Any) -> Any:
 
 
 def fill_random(
-    manifest: Any,
+    manifest: Manifest,
     ops: TensorOps,
     device: torch.device,
     draw: Draw,
@@ -140,7 +142,7 @@ def fill_random(
 
 
 def random_model(
-    manifest: Any,
+    manifest: Manifest,
     ops: TensorOps,
     dtype: torch.dtype,
     *,

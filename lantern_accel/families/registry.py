@@ -6,10 +6,11 @@ import functools
 import importlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from lantern_accel.device.entry_points import Offers, Unfit, check_spec, load_offers, why
-from lantern_accel.errors import ModelError, did_you_mean
+from lantern_accel.errors import CheckpointError, ModelError, did_you_mean
 from lantern_accel.families.base import Family
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.published import Kind, ModelEntry
@@ -163,20 +164,37 @@ def parts_of(model: ModelEntry) -> dict[str, ModelEntry]:
     return {known[name].kind: known[name] for name in model.uses}
 
 
+def entry_at(kind: str, path: Path) -> ModelEntry | None:
+    """Return the published model of a family whose repository names a path or a folder above it.
+
+    As released, or as the Hub's cache has it (``models--OWNER--NAME``); None where none is so called.
+    """
+    repos = {one.repo.lower().rpartition("/")[2]: one for one in published() if one.family == kind}
+    names = (part.lower().rpartition("--")[2] for part in reversed(path.absolute().parts[-6:]))
+    return next((repos[name] for name in names if name in repos), None)
+
+
+def unnamed(path: Path, what: str, names: Sequence[str]) -> CheckpointError:
+    """Return the error for files of one of several published models, which the user has to name."""
+    return CheckpointError(
+        f"nothing in {path} says {what}; name the model that it is: --model {names[0]}={path}"
+        + (f" (or {', '.join(names[1:])})" if names[1:] else "")
+    )
+
+
 def released(
     manifest: Manifest,
     manifest_of: Callable[[ModelEntry], Manifest],
     names: Sequence[str],
     **config: Any,
-) -> ModelEntry | None:
-    """Return the published model of a manifest's family whose target has the same sizes ``names``.
+) -> list[ModelEntry]:
+    """Return the published models of a manifest's family whose targets have the same sizes ``names``.
 
     ``manifest_of`` gives the manifest of an entry; ``config``: what the entry's own must say.
     """
-    for one in published():
-        if one.family != manifest.family or not config.items() <= one.config.items():
-            continue
-        theirs = manifest_of(one).target
-        if all(getattr(theirs, name) == getattr(manifest.target, name) for name in names):
-            return one
-    return None
+    asked = (one for one in published() if one.family == manifest.family)
+    targets = (
+        (one, manifest_of(one).target) for one in asked if config.items() <= one.config.items()
+    )
+    ours = [getattr(manifest.target, name) for name in names]
+    return [one for one, theirs in targets if [getattr(theirs, name) for name in names] == ours]

@@ -69,7 +69,6 @@ class Target(RotaryNetwork):
         return None
 
     def condition_buffer(self, rows: int) -> Tensor:
-        """Return a zeroed buffer for the condition of ``rows`` rows, as :meth:`embed_prefix` takes."""
         shape = (rows, self.config.prefix_length)
         return torch.zeros(shape, dtype=self.ops.index, device=self.output.weight.device)
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Generic
 
 import torch
 from torch import Tensor
 
 from lantern_accel.errors import CheckpointError, RequestError
 from lantern_accel.families.controls import Controls
+from lantern_accel.families.manifest import TokenManifestT
 from lantern_accel.files import read_json_file, read_text_file
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 #: Prompts are padded to multiples of this, so that few lengths need buffers and a capture of their own.
 BUCKET = 64
@@ -57,7 +61,7 @@ def check_texts(prompts: Sequence[str | int], name: str) -> list[str]:
     return [str(prompt) for prompt in prompts]
 
 
-def read_tokenizer(path: Path) -> Any:
+def read_tokenizer(path: Path) -> Tokenizer:
     """Read a ``tokenizers`` JSON file; raises :class:`CheckpointError`, for a device or a pipe too.
 
     A word that no vocabulary has is tried, since some files fail at such a word only.
@@ -88,7 +92,7 @@ def read_vocabulary(path: Path, use: str) -> Mapping[str, int]:
         ) from None
 
 
-def check_vocabulary(tokenizer: Any, size: int, path: Path) -> None:
+def check_vocabulary(tokenizer: Tokenizer, size: int, path: Path) -> None:
     """Raise :class:`CheckpointError` where a tokenizer has ids that the model has no embedding of."""
     last = max(tokenizer.get_vocab().values(), default=-1)
     if last >= size:
@@ -98,13 +102,10 @@ def check_vocabulary(tokenizer: Any, size: int, path: Path) -> None:
         )
 
 
-class PromptText(ABC):
-    """The tokenizer of one model: prompts to token ids; on the host, some megabytes.
+class PromptText(ABC, Generic[TokenManifestT]):
+    """The tokenizer of one model: prompts to token ids; on the host, some megabytes."""
 
-    ``manifest`` has ``pad``, the id that pads prompts, and ``grid``.
-    """
-
-    def __init__(self, path: Path, manifest: Any) -> None:
+    def __init__(self, path: Path, manifest: TokenManifestT) -> None:
         self.tokenizer = read_tokenizer(path)
         check_vocabulary(self.tokenizer, manifest.target.token_count, path)
         self.manifest, self.path = manifest, path
@@ -128,5 +129,5 @@ class PromptText(ABC):
         ids = self.ids(prompts, *self.manifest.grid(None))
         return left_pad(ids, max(len(row) for row in ids), self.manifest.pad)
 
-    def release(self) -> None:  # noqa: B027, for encoders on a device
+    def release(self) -> None:
         """Do nothing: there is nothing on the device."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from lantern_accel.checkpoints.layouts import checkpoints_in, examine
 from lantern_accel.checkpoints.weights import SUFFIXES
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import LanternError, ModelError, RequestError, did_you_mean
-from lantern_accel.families.base import Found, Parts
+from lantern_accel.families.base import Family, Found, Parts
 from lantern_accel.families.registry import (
     broken_families,
     entry,
@@ -63,7 +63,8 @@ def log(text: str) -> None:
 def find_model(name: str | Path, parts: Parts | None = None, tell: Tell = log) -> Found:
     """Return the files of a model given by name or by path, fetching a published one if need be.
 
-    ``tell`` gets a licence and what is fetched. Raises :class:`ModelError` for a name that is unknown,
+    ``NAME=PATH`` says which published model the files at a path are. ``tell`` gets a licence and what is
+    fetched. Raises :class:`ModelError` for a name that is unknown,
     :class:`CheckpointError` for files that cannot be used.
     """
     parts = parts or Parts()
@@ -73,6 +74,12 @@ def find_model(name: str | Path, parts: Parts | None = None, tell: Tell = log) -
     if is_published(str(name)):
         return find_published(str(name), parts, tell)
     path = Path(name)
+    said, _, rest = str(name).partition("=")
+    if rest and not path.exists() and is_published(known_as(said)):
+        one, path = entry(known_as(said)), Path(rest)
+        if not path.exists():
+            raise ModelError(f"there is no {path}; check the path")
+        return find_official(path, replace(parts, entry=one), [family(one.family)])
     if (path / "model.json").is_file():
         return folder_parts(path, parts)
     if path.exists():
@@ -129,6 +136,7 @@ def find_published(name: str, parts: Parts, tell: Tell) -> Found:
         drafter=None if parts.no_drafter else parts.drafter or files.get("drafter"),
         no_drafter=parts.no_drafter or (parts.drafter is None and "drafter" not in files),
         text=parts.text or files.get("text"),
+        entry=one,
     )
     found = kind.detect(files["target"], given)
     if found is None:
@@ -139,11 +147,11 @@ def find_published(name: str, parts: Parts, tell: Tell) -> Found:
     return replace(found, manifest=found.manifest.model_copy(update={"name": name}))
 
 
-def find_official(path: Path, parts: Parts) -> Found:
-    """Ask every family whether the files at ``path`` are its own."""
+def find_official(path: Path, parts: Parts, asked: Iterable[Family] | None = None) -> Found:
+    """Ask families, all by default, whether the files at ``path`` are their own."""
     refused: list[LanternError] = []
     failed: dict[str, str] = {}
-    for kind in families():
+    for kind in families() if asked is None else asked:
         try:
             found = kind.detect(path, parts)
         except LanternError as error:  # its own files, which cannot be used; or another family's

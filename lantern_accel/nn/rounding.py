@@ -20,7 +20,7 @@ from lantern_accel.errors import RequestError, did_you_mean
 
 @dataclass(frozen=True)
 class Rounding:
-    """How weights are rounded: ``group`` inputs share a step and, unless ``symmetric``, an offset.
+    """How weights are rounded: ``group`` inputs share a step and an offset.
 
     ``group`` 0: one step for a whole row of inputs, without an offset. ``floating``: codes are
     floating-point numbers, which a device rounds and multiplies itself (:meth:`.Ops.pack`); it rounds
@@ -30,13 +30,12 @@ class Rounding:
     name: str
     bits: int
     group: int = 0
-    symmetric: bool = False
     floating: bool = False
 
     @property
     def bits_per_weight(self) -> float:
         """Bits of codes, steps and offsets, a weight; a row's step is not counted."""
-        return self.bits + (16 * (1 if self.symmetric else 2) / self.group if self.group else 0)
+        return self.bits + (32 / self.group if self.group else 0)
 
     def rounded(self, weight: Tensor, drafts: bool = False) -> Rounded:
         """Round a matrix, in a third of the time where it ``drafts``: no range of a group is cut then.
@@ -174,19 +173,15 @@ def _by_group(weight: Tensor, how: Rounding, tries: int) -> tuple[Tensor, Tensor
     """Round rows by groups; of several cuts of a group's range the one with the least squared error."""
     groups = torch.unflatten(F.pad(weight, (0, -weight.shape[1] % how.group)), 1, (-1, how.group))
     most = 2**how.bits - 1
-    if how.symmetric:
-        high = groups.abs().amax(dim=-1)
-        low = -high * 2 ** (how.bits - 1) / (2 ** (how.bits - 1) - 1)
-    else:
-        low, high = groups.amin(dim=-1), groups.amax(dim=-1)
+    low, high = groups.amin(dim=-1), groups.amax(dim=-1)
+    middle = (low + high) / 2
     least: Tensor | None = None
     for cut in range(tries):
         kept = 1 - _MOST_CUT * cut / (TRIES - 1)
-        middle = torch.zeros_like(low) if how.symmetric else (low + high) / 2
         bottom, top = middle + (low - middle) * kept, middle + (high - middle) * kept
         step = ((top - bottom) / most).bfloat16()
         step = torch.where(step > 0, step, torch.ones_like(step))
-        offset = (-step.float() * 2 ** (how.bits - 1) if how.symmetric else bottom).bfloat16()
+        offset = bottom.bfloat16()
         s, o = step.float().unsqueeze(-1), offset.float().unsqueeze(-1)
         levels = ((groups - o) / s).round_().clamp_(0, most)
         error = _added((levels * s + o - groups).square_())

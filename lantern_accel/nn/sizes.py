@@ -89,17 +89,14 @@ class SquareSizes(Sizes):
 
     @property
     def height(self) -> int:
-        """Tokens from top to bottom."""
         return self.grid
 
     @property
     def width(self) -> int:
-        """Tokens from left to right."""
         return self.grid
 
     @property
     def num_tokens(self) -> int:
-        """Image tokens, ``grid * grid``."""
         return self.grid * self.grid
 
     @property

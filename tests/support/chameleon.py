@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.families.chameleon.official import chameleon_vq_config
+from lantern_accel.families.chameleon.layouts import chameleon_vq_config
 from lantern_accel.families.chameleon.text import image_token_name
 from lantern_accel.nn.vq import VQModel
 

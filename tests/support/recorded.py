@@ -26,7 +26,12 @@ def _frozen(module: torch.nn.Module) -> None:
 def official_llamagen(name: str) -> LlamaGenGPT:
     """``llamagen_c2i`` or ``llamagen_t2i``, from their official key layout."""
     config = json.loads(golden_metadata(f"{name}/weights")["config"])
-    model = LlamaGenGPT(LlamaGenConfig.from_official(config))
+    text = config.get("model_type", "c2i") == "t2i"
+    sizes = {name: value for name, value in config.items() if name in LlamaGenConfig.model_fields}
+    sizes |= {"grid": int(config.get("block_size", 256) ** 0.5)}
+    sizes |= {"conditioning": "text" if text else "class"}
+    sizes |= {"prefix_length": config.get("cls_token_num", 120 if text else 1)}
+    model = LlamaGenGPT(LlamaGenConfig(**sizes))
     load_into(model, golden(f"{name}/weights"), name, LLAMA)
     _frozen(model)
     return model

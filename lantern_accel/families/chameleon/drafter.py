@@ -43,12 +43,10 @@ class ChameleonDrafter(CodeNetwork, Drafter):
         self.place_tables(torch.device("cpu"))
 
     def beside(self, target: ChameleonGPT) -> ChameleonDrafter:
-        """Return this drafter for its target at another prompt length or picture size."""
         sizes = ("prefix_length", "height", "width")
         return self.resized(**{name: getattr(target.config, name) for name in sizes})
 
     def embed(self, codes: Tensor) -> Tensor:
-        """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
         out: Tensor = self.embed_tokens(codes)
         return out
 

@@ -16,18 +16,11 @@ from lantern_accel.checkpoints.layouts import drafter_weights
 from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.errors import ModelError
-from lantern_accel.families.base import (
-    Conditions,
-    DrafterFiles,
-    Model,
-    Rows,
-    check_two_way,
-)
-from lantern_accel.families.chameleon import official
+from lantern_accel.families.base import Conditions, DrafterFiles, Model, Rows, check_two_way
+from lantern_accel.families.chameleon import layouts, official
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
-from lantern_accel.families.chameleon.published import ENTRIES
 from lantern_accel.families.chameleon.text import (
     SpecialIds,
     anole_image_only,
@@ -47,18 +40,17 @@ from lantern_accel.strategy.values import Sampling
 LONG_PROMPT = 256
 
 
-class ChameleonText(PromptText):
+class ChameleonText(PromptText[ChameleonManifest]):
     """The tokenizer of one model, with the prompt that it was trained on."""
 
     def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
-        """Return the ids of each prompt for a picture of ``rows x columns`` codes."""
         ids, code = self.manifest.ids, self.manifest.vq.downsample
         if self.manifest.variant == "anole":
             return [anole_prompt(self.tokenizer, ids, text) for text in texts]
         return [lumina_prompt(self.tokenizer, ids, text, rows, columns, code) for text in texts]
 
 
-class ChameleonFamily(VQFamily, TokenFamily):
+class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest]):
     """Anole-7B and Lumina-mGPT-7B, and what else shares their trunk and vocabulary."""
 
     name: ClassVar[str] = "chameleon"
@@ -66,12 +58,11 @@ class ChameleonFamily(VQFamily, TokenFamily):
     text_type, target_type, drafter_type = ChameleonText, ChameleonGPT, ChameleonDrafter
     #: Attention is in its middle alone.
     vq_type = staticmethod(functools.partial(VQModel, attend=False))
-    entries = ENTRIES
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
     pixels_at_once: ClassVar[int] = 512 * 512
     #: Hugging Face's files hold target and VQGAN together.
-    beside = official.BESIDE
+    beside = layouts.BESIDE
 
     def tiny(self) -> ChameleonManifest:
         """Return a Lumina: rows end in newlines, and guidance branches have prompts of their own."""
@@ -83,7 +74,7 @@ class ChameleonFamily(VQFamily, TokenFamily):
             dim=32, n_layer=2, n_head=4, n_kv_head=2, ffn_dim=48, token_count=64, image_codes=40,
             newline_id=47, height=4, width=4, prefix_length=8, swin_norm=True,
         )  # fmt: skip
-        vq = official.chameleon_vq_config(
+        vq = layouts.chameleon_vq_config(
             ch=32, ch_mult=(1,), num_res_blocks=1, codebook_size=40, codebook_dim=4
         )
         return ChameleonManifest(
@@ -98,7 +89,6 @@ class ChameleonFamily(VQFamily, TokenFamily):
         )
 
     def tiny_prompt(self, manifest: ChameleonManifest, drawn: random.Random) -> list[int]:
-        """Return Lumina's prompt of random words."""
         ids, target = manifest.ids, manifest.target
         words = [drawn.randrange(50, 64) for _ in range(drawn.randint(1, 3))]
         start = lumina_unconditional(ids, target.height, target.width)
@@ -109,13 +99,13 @@ class ChameleonFamily(VQFamily, TokenFamily):
     ) -> Mapping[str, Recipe]:
         """Rename, stack, and permute what rotations of the other pairing need."""
         if part == "target":
-            return official.target_recipes(checkpoint, checkpoint.shape, manifest.target)
+            return layouts.target_recipes(checkpoint, manifest.target)
         if part == "drafter":
             assert manifest.drafter is not None
-            return official.drafter_recipes(checkpoint, checkpoint.shape, manifest.drafter)
-        return {name: Recipe((key,)) for name, key in official.picture_names(checkpoint).items()}
+            return layouts.drafter_recipes(checkpoint, manifest.drafter)
+        return {name: Recipe((key,)) for name, key in layouts.picture_names(checkpoint).items()}
 
-    def tokens(self, model: Model, codes: Tensor) -> Tensor:
+    def tokens(self, model: Model[ChameleonManifest], codes: Tensor) -> Tensor:
         """End every row with the newline, where the model writes it."""
         newline = model.manifest.target.newline
         return (codes if newline is None else F.pad(codes, (0, 1), value=newline)).flatten(1)
@@ -123,7 +113,6 @@ class ChameleonFamily(VQFamily, TokenFamily):
     def drafter_sizes(
         self, config: ChameleonConfig, layers: int = 1, taps: Sequence[int] = ()
     ) -> ChameleonDrafterConfig:
-        """Return the sizes of one block as the target's are."""
         if layers != 1 or taps:
             raise ModelError(
                 f"drafters of the family {self.name!r} have one block and read the target's last states; "
@@ -132,9 +121,8 @@ class ChameleonFamily(VQFamily, TokenFamily):
         return official.fitting_drafter(config)
 
     def drafter_files(self, drafter: ChameleonDrafter) -> DrafterFiles:
-        """Return LANTERN's keys and configuration."""
-        weights = official.published_drafter(drafter.state_dict(), drafter.config)
-        return DrafterFiles(weights, "config.json", official.drafter_said(drafter.config))
+        weights = layouts.published_drafter(drafter.state_dict(), drafter.config)
+        return DrafterFiles(weights, "config.json", layouts.drafter_said(drafter.config))
 
     def read_drafter(
         self, manifest: ChameleonManifest, path: Path
@@ -147,9 +135,11 @@ class ChameleonFamily(VQFamily, TokenFamily):
         """Return the trained positions: whatever a file says, those of its own picture and a prompt."""
         return max(target.max_positions, target.num_tokens + LONG_PROMPT)
 
-    def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:
+    def rows(
+        self, model: Model[ChameleonManifest], conditions: Conditions, sampling: Sampling
+    ) -> Rows:
         """Return ``[cond; uncond]``, or ``[cond; image only; uncond]`` for three-way guidance."""
-        manifest: ChameleonManifest = model.manifest
+        manifest = model.manifest
         condition, mask = conditions.condition, conditions.mask
         if sampling.branches == 1:
             return Rows(condition, mask)

@@ -10,7 +10,7 @@ from lantern_accel.errors import RequestError
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.text import SpecialIds
-from lantern_accel.families.manifest import Manifest, ModelDefaults, check_codes
+from lantern_accel.families.manifest import ModelDefaults, TokenManifest, check_codes
 from lantern_accel.nn.vq import VQConfig
 from lantern_accel.strategy.trees import MC_SIM_7B_63, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling
@@ -20,7 +20,7 @@ Variant = Literal["anole", "lumina"]
 MAX_RATIO = 4.0
 
 
-class ChameleonManifest(Manifest):
+class ChameleonManifest(TokenManifest):
     """``model.json`` of Chameleon's family: Anole and Lumina-mGPT.
 
     ``side``: codes along the side of the square picture that the model was trained for.
@@ -55,7 +55,6 @@ class ChameleonManifest(Manifest):
 
     @property
     def pad(self) -> int:
-        """The id that pads prompts."""
         return self.ids.pad
 
     def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:

@@ -54,7 +54,6 @@ class TrunkConfig(LlamaSizes):
 
     @property
     def decoder(self) -> Decoder:
-        """What tells this trunk from other Llama-like ones."""
         return Decoder.of(self, head_norm=True, norms="after" if self.swin_norm else "before")
 
     @property
@@ -105,14 +104,12 @@ class CodeEmbedding(nn.Module):
         self.register_buffer("code_ids", torch.tensor(config.token_ids()), persistent=False)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
         if self.gather:  # the newline's row lies elsewhere
             ids = self.code_ids.index_select(0, codes.flatten()).view(codes.shape)
             return F.embedding(ids, self.weight)
         return F.embedding(codes, self.weight[self.first : self.first + self.codes])
 
     def tokens(self, ids: Tensor) -> Tensor:
-        """Embed token ids, int ``[R, T]``, as ``[R, T, D]``."""
         return F.embedding(ids, self.weight)
 
 
@@ -123,7 +120,6 @@ class CodeNetwork(RotaryNetwork):
     table: ClassVar[str]
 
     def place_tables(self, device: torch.device) -> None:
-        """Make what no checkpoint holds: rotary tables, float32, and the ids of the codes."""
         super().place_tables(device)
         ids = torch.tensor(self.config.token_ids(), dtype=self.ops.index, device=device)
         self.get_submodule(self.table).code_ids = ids
@@ -155,12 +151,10 @@ class ChameleonGPT(CodeNetwork, Target):
         self.place_tables(torch.device("cpu"))
 
     def embed_tokens(self, codes: Tensor) -> Tensor:
-        """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
         out: Tensor = self.tok_embeddings(codes)
         return out
 
     def embed_prefix(self, condition: Tensor) -> Tensor:
-        """Embed the prompt's token ids, int ``[R, prefix]``, as ``[R, prefix, D]``."""
         return self.tok_embeddings.tokens(condition)
 
     def allowed(self) -> Allowed | None:
@@ -177,7 +171,6 @@ class ChameleonGPT(CodeNetwork, Target):
         return Allowed(kind.flatten().clone(), penalty)
 
     def head(self, features: Tensor) -> Tensor:
-        """Return float32 logits of codes ``[..., V]`` of features ``[..., D]``."""
         out = self.output.logits(features, self.ops)
         if self.config.text_head:
             out = out.index_select(-1, self.tok_embeddings.code_ids)

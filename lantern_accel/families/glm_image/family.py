@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from lantern_accel.errors import RequestError
-from lantern_accel.families.base import (
-    Conditions,
-    Model,
-    Rows,
-)
+from lantern_accel.families.base import Conditions, Model, Rows
 from lantern_accel.families.glm_image import official
 from lantern_accel.families.glm_image.model import (
     DEFAULTS,
@@ -26,7 +22,6 @@ from lantern_accel.families.glm_image.model import (
     Marks,
 )
 from lantern_accel.families.glm_image.painting import paint
-from lantern_accel.families.glm_image.published import ENTRIES
 from lantern_accel.families.glm_image.text import GlmImageText
 from lantern_accel.families.keys import Change, to_adjacent
 from lantern_accel.families.manifest import Manifest
@@ -34,18 +29,14 @@ from lantern_accel.families.prompted_drafter import fitting_config
 from lantern_accel.families.prompted_family import PromptedFamily
 from lantern_accel.strategy.values import Sampling
 
-if TYPE_CHECKING:
-    pass
 
-
-class GlmImageFamily(PromptedFamily):
+class GlmImageFamily(PromptedFamily[GlmImageManifest]):
     """GLM-Image's prior: tokens of two grids, which the diffusion half turns into a picture."""
 
     name: ClassVar[str] = "glm_image"
     manifest_type: ClassVar[type[Manifest]] = GlmImageManifest
     guided: ClassVar[bool] = False
     text_type, target_type, vq_type = GlmImageText, GlmImageGPT, Codebook
-    entries = ENTRIES
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
     paint = staticmethod(paint)
@@ -54,11 +45,12 @@ class GlmImageFamily(PromptedFamily):
     rules = official.RULES
 
     def changes(self, part: str, manifest: GlmImageManifest) -> Sequence[Change]:
-        """Reorder the rows of heads that turn."""
         target = manifest.target
         return (to_adjacent(target.head_dim, target.rotated),) if part == "target" else ()
 
-    def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:
+    def rows(
+        self, model: Model[GlmImageManifest], conditions: Conditions, sampling: Sampling
+    ) -> Rows:
         """Return one row an image: this prior has no guidance."""
         if sampling.guided:
             raise RequestError(
@@ -67,11 +59,13 @@ class GlmImageFamily(PromptedFamily):
             )
         return Rows(conditions.condition, conditions.mask)
 
-    def pixels(self, model: Model, tokens: Tensor, shape: Hashable = None) -> Tensor:
+    def pixels(
+        self, model: Model[GlmImageManifest], tokens: Tensor, shape: Hashable = None
+    ) -> Tensor:
         """Return no pixels, ``[n, 0, 0, 3]``: they need the prompt too (:meth:`paint`)."""
         return torch.zeros(len(tokens), 0, 0, 3, dtype=torch.uint8, device=tokens.device)
 
-    def codebook(self, model: Model) -> tuple[Tensor, bool]:
+    def codebook(self, model: Model[GlmImageManifest]) -> tuple[Tensor, bool]:
         """Return the tokenizer's rows, which it compares normalised."""
         return model.vq.embedding.weight, True
 
@@ -92,5 +86,4 @@ class GlmImageFamily(PromptedFamily):
         )
 
     def tiny_prompt(self, manifest: GlmImageManifest, drawn: random.Random) -> list[int]:
-        """Return words alone."""
         return [drawn.randrange(50, 96) for _ in range(drawn.randint(2, 8))]

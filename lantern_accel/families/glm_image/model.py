@@ -74,7 +74,6 @@ class GlmImageConfig(LlamaSizes):
 
     @property
     def decoder(self) -> Decoder:
-        """What tells this trunk from other Llama-like ones."""
         return Decoder.of(self, bias=self.bias, norms="both")
 
     @property
@@ -120,11 +119,9 @@ class GlmImageGPT(Target):
         return super().head(features)
 
     def head(self, features: Tensor) -> Tensor:
-        """Return float32 logits of codes ``[..., V]`` of features ``[..., D]``."""
         return self.all_logits(features)[..., : self.config.vocab_size]
 
     def rotary_rows(self, prefix: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return rotary rows of ``prefix`` prompt positions and ``count`` image tokens behind them."""
         c = self.config
         with torch.device("cpu"):
             places = positions(prefix, c.grids)[:, : prefix + count]
@@ -175,12 +172,10 @@ class GlmImageManifest(PromptedManifest):
 
     @property
     def pad(self) -> int:
-        """The id that pads prompts."""
         return self.marks.pad
 
     @property
     def token_pixels(self) -> int:
-        """Pixels along the side of a token of the large grid."""
         return PIXELS
 
     def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from lantern_accel.checkpoints.layouts import (
-    explained,
-    find_file,
-    folder_json,
-    open_own,
-    read_json,
-)
+from lantern_accel.checkpoints.layouts import explained, find_file, folder_json, open_own, read_json
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights
 from lantern_accel.errors import CheckpointError, LanternWarning
+from lantern_accel.families import keys
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.glm_image.model import (
     DEFAULTS,
@@ -32,19 +26,18 @@ from lantern_accel.families.glm_image.model import (
     GlmImageManifest,
     Marks,
 )
-from lantern_accel.families.keys import LLAMA, Rule, llama_sizes, renamed
 from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.prompted_family import add_drafter
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import released
 from lantern_accel.strategy.values import Sampling
 
-TARGET_RULES: tuple[Rule, ...] = (
+TARGET_RULES: tuple[keys.Rule, ...] = (
     (r"^model\.language_model\.", ""),
     (r"\.mlp\.gate_up_proj\.", ".feed_forward.w13."),
     (r"\.post_self_attn_layernorm\.", ".attention_post_norm."),
     (r"\.post_mlp_layernorm\.", ".ffn_post_norm."),
-    *LLAMA,
+    *keys.LLAMA,
 )
 CODEBOOK = "model.vqmodel.quantize.embedding.weight"
 CODEBOOK_RULES = ((r"^model\.vqmodel\.quantize\.", ""),)
@@ -56,13 +49,18 @@ BESIDE = {
 }
 
 
-def is_prior(keys: Iterable[str]) -> bool:
-    """Return whether a file's keys are of GLM-Image's prior, whose blocks have four norms."""
-    first = "model.language_model.layers.0."
-    marks = {first + "post_self_attn_layernorm.weight", first + "mlp.gate_up_proj.weight"}
-    return {"model.language_model.embed_tokens.weight", *marks} <= set(keys)
-
-
+_FIRST = "model.language_model.layers.0."
+#: The prior, whose blocks have four norms.
+SIGNATURES = (
+    keys.Signature(
+        "transformers",
+        {
+            "model.language_model.embed_tokens.weight": 2,
+            f"{_FIRST}post_self_attn_layernorm.weight": 1,
+            f"{_FIRST}mlp.gate_up_proj.weight": 2,
+        },
+    ),
+)
 #: The prior's folder in the released one, and the tokenizer's.
 PRIOR, PROCESSOR = "vision_language_encoder", "processor"
 #: What transformers' configuration class takes for what a file leaves out.
@@ -75,7 +73,7 @@ _TEXT = {
 _RELEASED = ("dim", "n_layer", "n_head", "n_kv_head", "ffn_dim", "token_count", "vocab_size")
 
 
-def detect(path: Path, parts: Parts) -> Found | None:
+def detect(path: Path, parts: Parts) -> Found[GlmImageManifest] | None:
     """Say what of this family lies at ``path``; None where it is another family's.
 
     Raises :class:`CheckpointError` for what is GLM-Image's and has no prior.
@@ -89,7 +87,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
     checkpoint = open_own(home, ours)
     if checkpoint is None:
         return None
-    if not is_prior(checkpoint):
+    if not keys.layouts_in(checkpoint, SIGNATURES):
         if ours:
             raise CheckpointError(
                 f"{home} is GLM-Image's by its config.json, but lacks the embedding or the first layer's "
@@ -100,26 +98,28 @@ def detect(path: Path, parts: Parts) -> Found | None:
         raise CheckpointError(
             f"GLM-Image takes no vq from elsewhere, so {parts.vq} would not be read; leave --vq out"
         )
-    files, missing = {"target": home}, {}
-    if CODEBOOK in checkpoint:
-        files["vq"] = home
-    else:
-        missing["vq"] = f"the codebook {CODEBOOK}: fetch the released {PRIOR} again"
     homes = [folder / PROCESSOR, folder.parent / PROCESSOR, folder]
     if parts.text is not None:
         homes = [parts.text / PROCESSOR, parts.text]
     text = find_file(homes, "tokenizer.json")
-    if text is None:
-        missing["text"] = f"a text tokenizer: put the released {PROCESSOR} folder beside {folder}"
-    else:
-        files["text_tokenizer"] = text
     manifest = manifest_of(checkpoint, said, text)
     manifest = manifest.named(released(manifest, published_manifest, _RELEASED))
     asked = folder / "generation_config.json"
     if asked.is_file():
         manifest = manifest.model_copy(update={"defaults": defaults_of(read_json(asked), manifest)})
-    manifest = add_drafter(manifest, _release(folder), parts, files, missing)
-    return Found(manifest, files, parts, ["the prior of GLM-Image"], missing)
+    found = Found(manifest, {"target": home}, parts, ["the prior of GLM-Image"])
+    if CODEBOOK in checkpoint:
+        found.files["vq"] = home
+    else:
+        found.missing["vq"] = f"the codebook {CODEBOOK}: fetch the released {PRIOR} again"
+    if text is None:
+        found.missing["text"] = (
+            f"a text tokenizer: put the released {PROCESSOR} folder beside {folder}"
+        )
+    else:
+        found.files["text_tokenizer"] = text
+    add_drafter(found, folder.parent if folder.name == PRIOR else folder)
+    return found
 
 
 def manifest_of(
@@ -149,7 +149,7 @@ def _target(checkpoint: Checkpoint, said: dict[str, Any]) -> GlmImageConfig:
     given = {k: v for k, v in (said.get("text_config") or {}).items() if v is not None}
     # Where another form of the file repeats the rotation, there is one kind alone.
     given.pop("rope_scaling", None)
-    sizes = llama_sizes(checkpoint, renamed(checkpoint, TARGET_RULES), {**_TEXT, **given})
+    sizes = keys.llama_sizes(checkpoint, keys.renamed(checkpoint, TARGET_RULES), {**_TEXT, **given})
     sizes["n_kv_head"] = sizes["n_kv_head"] or sizes["n_head"]
     rope = given.get("rope_parameters") or {}
     codes = (said.get("vq_config") or {}).get("num_embeddings")
@@ -172,11 +172,12 @@ def _target(checkpoint: Checkpoint, said: dict[str, Any]) -> GlmImageConfig:
 
 
 def defaults_of(said: dict[str, Any], manifest: GlmImageManifest) -> ModelDefaults:
-    """Return the sampling that a generation_config.json asks for; a top-k of all codes is none."""
-    own = manifest.defaults.sampling
+    """Return the sampling that a generation_config.json asks for; a top-k of all codes is none.
+
+    What it leaves out is transformers' own, whose top-k of 50 is warned of.
+    """
     if not said.get("do_sample", True):
         return manifest.defaults
-    top_k = said.get("top_k", 50) or 0
     if "top_k" not in said:
         warnings.warn(
             "generation_config.json names no top_k, and transformers then takes 50: other codes are not "
@@ -184,14 +185,12 @@ def defaults_of(said: dict[str, Any], manifest: GlmImageManifest) -> ModelDefaul
             LanternWarning,
             stacklevel=2,
         )
+    top_k = said.get("top_k", 50) or 0
+    asked = {name: said.get(name) or 1.0 for name in ("temperature", "top_p")}
     try:
-        sampling = Sampling(
-            temperature=said.get("temperature", 1.0) or 1.0,
-            top_p=said.get("top_p", 1.0) or 1.0,
-            top_k=0 if top_k >= manifest.target.head_rows else top_k,
-        )
+        sampling = Sampling(top_k=0 if top_k >= manifest.target.head_rows else top_k, **asked)
     except ValidationError:
-        sampling = own
+        return manifest.defaults
     return manifest.defaults.model_copy(update={"sampling": sampling})
 
 
@@ -224,11 +223,6 @@ def _home(path: Path) -> Path | None:
         f"{path} holds GLM-Image's diffusion half without its prior; name the whole release of "
         f"zai-org/GLM-Image, with its folder {PRIOR}, or that folder"
     )
-
-
-def _release(folder: Path) -> Path:
-    """Return the folder of the whole release, which the prior's may lie in."""
-    return folder.parent if folder.name == PRIOR else folder
 
 
 def published_manifest(entry: ModelEntry) -> GlmImageManifest:

@@ -24,7 +24,7 @@ def prompt_text(text: str, marks: Marks, rows: int, columns: int) -> str:
     return f"{text}{sizes}{marks.image_start}"
 
 
-class GlmImageText(PromptText):
+class GlmImageText(PromptText[GlmImageManifest]):
     """The tokenizer of one model, and diffusers' pipeline of the other half."""
 
     def __init__(self, path: Path, manifest: GlmImageManifest) -> None:
@@ -33,12 +33,10 @@ class GlmImageText(PromptText):
         self.painter: Any = None
 
     def marks(self) -> Sequence[str]:
-        """Return the marks around sizes, and the one that starts a picture."""
         marks = self.manifest.marks
         return marks.size_begin, marks.size_end, marks.image_start
 
     def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
-        """Return the ids of each prompt for a picture of ``rows x columns`` tokens."""
         marks = self.manifest.marks
         whole = [prompt_text(text, marks, rows, columns) for text in texts]
         return [list(self.tokenizer.encode(one).ids) for one in whole]

@@ -8,16 +8,10 @@ from typing import ClassVar
 
 import torch
 
-from lantern_accel.families.base import (
-    Conditions,
-    Model,
-    Rows,
-    check_two_way,
-)
+from lantern_accel.families.base import Conditions, Model, Rows, check_two_way
 from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.janus import official
 from lantern_accel.families.janus.model import DEFAULTS, JanusConfig, JanusGPT, JanusManifest
-from lantern_accel.families.janus.published import ENTRIES
 from lantern_accel.families.janus.text import ROLES, SpecialIds, prompt_ids
 from lantern_accel.families.keys import Change, to_adjacent
 from lantern_accel.families.manifest import Manifest
@@ -28,20 +22,18 @@ from lantern_accel.nn.vq import VQConfig, VQModel
 from lantern_accel.strategy.values import Sampling
 
 
-class JanusText(PromptText):
+class JanusText(PromptText[JanusManifest]):
     """The tokenizer of one model; its prompts name no size."""
 
     def marks(self) -> Sequence[str]:
-        """Return the names of the roles where these are marks and not words."""
         return [role for role in ROLES[self.manifest.variant] if role.startswith("<")]
 
     def prompts(self, texts: Sequence[str], rows: int = 0, columns: int = 0) -> list[list[int]]:
-        """Return the ids of each prompt."""
         ids, variant = self.manifest.ids, self.manifest.variant
         return [prompt_ids(self.tokenizer, ids, text, variant) for text in texts]
 
 
-class JanusFamily(VQFamily, PromptedFamily):
+class JanusFamily(VQFamily[JanusManifest], PromptedFamily[JanusManifest]):
     """Janus-Pro and Janus 1.3B, the half that draws."""
 
     name: ClassVar[str] = "janus"
@@ -50,17 +42,15 @@ class JanusFamily(VQFamily, PromptedFamily):
     #: One file holds all parts, and a half that reads pictures.
     beside = official.BESIDE
     rules = official.RULES
-    entries = ENTRIES
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
     shape_names = ("prefix_length",)
     pixels_at_once: ClassVar[int] = 384 * 384
 
     def changes(self, part: str, manifest: JanusManifest) -> Sequence[Change]:
-        """Reorder the rows of heads that turn in pairs ``(i, i + d/2)``."""
         return (to_adjacent(manifest.target.head_dim),) if part == "target" else ()
 
-    def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:
+    def rows(self, model: Model[JanusManifest], conditions: Conditions, sampling: Sampling) -> Rows:
         """Return ``[cond; uncond]``: of the prompt without text the ends alone stay, the rest are pads.
 
         Those pads are tokens like any other: the rows share a mask, which hides what left-pads both.
@@ -91,6 +81,5 @@ class JanusFamily(VQFamily, PromptedFamily):
         )
 
     def tiny_prompt(self, manifest: JanusManifest, drawn: random.Random) -> list[int]:
-        """Return words between the ids that begin a sentence and a picture."""
         words = [drawn.randrange(36) for _ in range(drawn.randint(1, 6))]
         return [manifest.ids.bos, *words, manifest.ids.image_start]

@@ -52,7 +52,6 @@ class JanusConfig(LlamaSizes, SquareSizes):
 
     @property
     def decoder(self) -> Decoder:
-        """What tells this trunk from other Llama-like ones."""
         return Decoder.of(self, bias=self.bias)
 
 
@@ -74,7 +73,6 @@ class JanusGPT(Target):
         self.place_tables(torch.get_default_device())
 
     def place_tables(self, device: torch.device) -> None:
-        """Make what no checkpoint holds: rotary tables, float32, and the aligned embedding."""
         super().place_tables(device)
         with torch.no_grad():
             x = self.gen_embed.weight
@@ -84,12 +82,10 @@ class JanusGPT(Target):
 
     @property
     def code_table(self) -> Tensor:
-        """The aligned embedding."""
         return self.image_table
 
     @property
     def head_layers(self) -> tuple[Projection, ...]:
-        """Two layers."""
         return self.head_in, self.output
 
 
@@ -108,5 +104,4 @@ class JanusManifest(PromptedManifest):
 
     @property
     def pad(self) -> int:
-        """The id that pads prompts."""
         return self.ids.pad

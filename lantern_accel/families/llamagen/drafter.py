@@ -33,7 +33,6 @@ class DrafterConfig(DrafterSizes, GridSizes):
 
     @property
     def decoder(self) -> Decoder:
-        """What tells these blocks from those of other Llama-like models."""
         return Decoder.of(self, input_norm=False)
 
 
@@ -65,7 +64,6 @@ class EagleDrafter(GridNetwork, Drafter):
 
     @property
     def stack(self) -> DraftStack | None:
-        """All that a pass runs; None where its blocks are of another kind."""
         blocks = described(self.layers)
         if blocks is None:
             return None
@@ -74,7 +72,6 @@ class EagleDrafter(GridNetwork, Drafter):
         return DraftStack(self.embed_tokens.weight, norms, fuse, self.fc.described(), blocks)
 
     def embed(self, codes: Tensor) -> Tensor:
-        """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
         return F.embedding(codes, self.embed_tokens.weight)
 
     def embed_prompt(self, condition: Tensor | None, features: Tensor, length: int) -> Tensor:

@@ -30,7 +30,6 @@ from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.families.llamagen.features import FeatureFile
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, llamagen_config
-from lantern_accel.families.llamagen.published import ENTRIES
 from lantern_accel.families.llamagen.t5 import T5Text, encoder_hash, encoder_parameters
 from lantern_accel.families.llamagen.text import TextEncoder, WordText
 from lantern_accel.families.manifest import Manifest
@@ -53,13 +52,12 @@ CAPTIONS = (
 _SIZED = re.compile(r"llamagen-(b|l|xl|xxl|3b)-(\d+)")
 
 
-class LlamaGenFamily(VQFamily):
+class LlamaGenFamily(VQFamily[LlamaGenManifest]):
     """LlamaGen's published models, and the bundled one, which has the same architecture."""
 
     name: ClassVar[str] = "llamagen"
     manifest_type: ClassVar[type[Manifest]] = LlamaGenManifest
     target_type, drafter_type, vq_type = LlamaGenGPT, EagleDrafter, VQModel
-    entries = ENTRIES
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
     rules = official.RULES
@@ -113,8 +111,7 @@ class LlamaGenFamily(VQFamily):
             defaults=official.defaults_of(target),
         )
 
-    def tiny_conditions(self, model: Model, count: int, seed: int) -> Conditions:
-        """Return random features, padded on the left at random."""
+    def tiny_conditions(self, model: Model[LlamaGenManifest], count: int, seed: int) -> Conditions:
         target = model.manifest.target
         prefix = target.prefix_length
         generator = torch.Generator().manual_seed(seed)
@@ -123,8 +120,7 @@ class LlamaGenFamily(VQFamily):
         mask = torch.arange(prefix) >= pads
         return Conditions(features * mask.unsqueeze(-1), mask)
 
-    def text_bytes(self, found: Found) -> int:
-        """Return what flan-t5's encoder takes."""
+    def text_bytes(self, found: Found[LlamaGenManifest]) -> int:
         if "t5" not in found.files:
             return 0
         try:
@@ -135,7 +131,6 @@ class LlamaGenFamily(VQFamily):
             ) from None
 
     def wrong_with(self, part: str, path: Path) -> str | None:
-        """Look at flan-t5's shards too."""
         if part != "t5":
             return super().wrong_with(part, path)
         try:
@@ -144,10 +139,11 @@ class LlamaGenFamily(VQFamily):
             return str(error)
         return None
 
-    def text(self, found: Found, device: torch.device, dtype: torch.dtype) -> TextSource | None:
-        """Return a file of features, the bundled encoder, or flan-t5."""
+    def text(
+        self, found: Found[LlamaGenManifest], device: torch.device, dtype: torch.dtype
+    ) -> TextSource | None:
         manifest, parts = found.manifest, found.parts
-        config: LlamaGenConfig = manifest.target
+        config = manifest.target
         if config.conditioning == "class":
             for what, given in (("embeddings", parts.embeddings), ("text encoder", parts.text)):
                 if given is not None:
@@ -169,7 +165,7 @@ class LlamaGenFamily(VQFamily):
             )
         if "text" not in found.files:
             return None
-        assert isinstance(manifest, LlamaGenManifest) and manifest.text is not None
+        assert manifest.text is not None
         with without_data():
             encoder = TextEncoder(manifest.text)
         load_float(encoder, found.files["text"])
@@ -180,7 +176,7 @@ class LlamaGenFamily(VQFamily):
 
     def conditions(
         self,
-        model: Model,
+        model: Model[LlamaGenManifest],
         prompts: Sequence[Prompt],
         device: torch.device,
         dtype: torch.dtype,
@@ -200,7 +196,9 @@ class LlamaGenFamily(VQFamily):
         features, mask = model.text.encode(texts)
         return Conditions(features.to(device=device, dtype=dtype), mask.to(device))
 
-    def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:
+    def rows(
+        self, model: Model[LlamaGenManifest], conditions: Conditions, sampling: Sampling
+    ) -> Rows:
         """Return ``[cond; uncond]`` with guidance, else ``[cond]``."""
         condition, mask = conditions.condition, conditions.mask
         if not sampling.guided:

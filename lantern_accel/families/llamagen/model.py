@@ -20,11 +20,7 @@ from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import GridNetwork
 from lantern_accel.nn.sizes import GridSizes
-from lantern_accel.nn.transformer import (
-    REFERENCE,
-    Projection,
-    described,
-)
+from lantern_accel.nn.transformer import REFERENCE, Projection, described
 
 
 class LlamaGenConfig(GridSizes):
@@ -51,22 +47,7 @@ class LlamaGenConfig(GridSizes):
 
     @property
     def decoder(self) -> Decoder:
-        """What tells this trunk from other Llama-like ones: nothing, so that it is the plain one."""
         return Decoder.of(self)
-
-    @classmethod
-    def from_official(cls, args: dict[str, object]) -> LlamaGenConfig:
-        """Build from the official ``ModelArgs`` names (``block_size``, ``cls_token_num``, ...)."""
-        values = dict(args)
-        grid = int(int(str(values.pop("block_size", 256))) ** 0.5)
-        c2i = values.pop("model_type", "c2i") == "c2i"
-        known = {k: v for k, v in values.items() if k in cls.model_fields}
-        known.update(
-            grid=grid,
-            conditioning="class" if c2i else "text",
-            prefix_length=values.get("cls_token_num", 1 if c2i else 120),
-        )
-        return cls.model_validate(known)
 
 
 class _CaptionMLP(nn.Module):
@@ -120,7 +101,6 @@ class LlamaGenGPT(GridNetwork, Target):
 
     @property
     def stack(self) -> Stack | None:
-        """All that a pass over image tokens runs; None where its blocks are of another kind."""
         blocks = described(self.layers)
         if blocks is None:
             return None
@@ -140,7 +120,6 @@ class LlamaGenGPT(GridNetwork, Target):
         return torch.full((rows,), self.config.num_classes, device=weight.device)
 
     def condition_buffer(self, rows: int) -> Tensor:
-        """Return a zeroed buffer for the condition of ``rows`` rows, as :meth:`embed_prefix` takes."""
         weight = self.output.weight
         if self.config.conditioning == "class":
             return torch.zeros(rows, dtype=self.ops.index, device=weight.device)

@@ -120,7 +120,6 @@ class WordText:
         self.tokenizer = tokenizer
 
     def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return features float32 ``[n, prefix, C]`` and a mask bool ``[n, prefix]``."""
         words, mask = tokenize(self.tokenizer, prompts, self.encoder.config)
         features: Tensor = self.encoder(words, mask)
         return features, mask

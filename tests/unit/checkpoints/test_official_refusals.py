@@ -32,7 +32,6 @@ import lantern_accel
 from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.errors import CheckpointError, ModelError
 from lantern_accel.families.base import Found
-from lantern_accel.families.llamagen.official import target_config
 from lantern_accel.models.check import check
 from lantern_accel.models.locate import find_model, named_parts
 
@@ -250,17 +249,6 @@ def test_class_folders_take_no_text_encoder(tmp_path: Path) -> None:
     found: Found = find_model(class_folder(tmp_path / "pretrained_models"))
     assert "text" not in found.missing and found.manifest.target.num_classes == 7
     assert found.manifest.target.grid == 24
-
-
-def test_target_config_reads_what_safetensors_say_of_themselves(tmp_path: Path) -> None:
-    from lantern_accel.checkpoints.layouts import examine
-    from lantern_accel.families.llamagen.official import classify
-
-    said = json.dumps({"n_head": 8, "block_size": 16, "norm_eps": 1e-6})
-    path = tmp_path / "x.safetensors"
-    save_file(gpt_weights(classes=3), path, metadata={"config": said})
-    config = target_config(examine(path, classify))
-    assert (config.n_head, config.grid, config.norm_eps) == (8, 4, 1e-6)
 
 
 def test_a_folder_of_several_checkpoints_is_not_one(tmp_path: Path) -> None:

@@ -7,21 +7,23 @@ rows with prompts of their own are held to the official results as well.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.golden import golden
-from torch import Tensor, nn
+from torch import Tensor
 
-from lantern_accel.checkpoints.loading import Recipe
+from lantern_accel.checkpoints.loading import fill
+from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
+from lantern_accel.families.chameleon.layouts import drafter_recipes, target_recipes
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
-from lantern_accel.families.chameleon.official import drafter_recipes, target_recipes
 from lantern_accel.families.chameleon.text import SpecialIds, anole_unconditional
 from lantern_accel.families.tokenizer import left_pad
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
@@ -42,12 +44,11 @@ RULES = {
 PAIRS = [("static", "off"), ("dynamic", "k10_d0.1"), ("static", "k10_d5")]
 
 
-def filled(module: nn.Module, tensors: Mapping[str, Tensor], recipes: Mapping[str, Recipe]) -> None:
-    own = {}
-    for name in module.state_dict():
-        transform = recipes[name].transform or (lambda key, tensor: tensor)
-        own[name] = torch.cat([transform(key, tensors[key]) for key in recipes[name].sources])
-    module.load_state_dict(own)
+def filled(module: Any, tensors: Mapping[str, Tensor], recipes: Callable[..., Any]) -> None:
+    held = HeldFile(Path("golden"), tensors)
+    checkpoint = Checkpoint(held.path, [held])
+    made = recipes(checkpoint, module.config)
+    fill(module, checkpoint, made, dtype=torch.float32, device=torch.device("cpu"), what="golden")
     module.eval().requires_grad_(False)
 
 
@@ -55,16 +56,12 @@ def filled(module: nn.Module, tensors: Mapping[str, Tensor], recipes: Mapping[st
 def models() -> tuple[ChameleonGPT, ChameleonDrafter]:
     weights = dict(golden("lantern_anole/target"))
     target = ChameleonGPT(ChameleonConfig(n_layer=2, **SIZES))
-    filled(
-        target,
-        weights,
-        target_recipes(weights, lambda key: tuple(weights[key].shape), target.config),
-    )
+    filled(target, weights, target_recipes)
     own = dict(golden("lantern_anole/drafter"))
     own["embed_tokens.weight"] = weights["model.embed_tokens.weight"]
     own["fc.weight"] = own["fc.weight"] + torch.cat((torch.eye(64), torch.zeros(64, 64)), dim=1)
     drafter = ChameleonDrafter(ChameleonDrafterConfig(**SIZES))
-    filled(drafter, own, drafter_recipes(own, lambda key: tuple(own[key].shape), drafter.config))
+    filled(drafter, own, drafter_recipes)
     return target, drafter
 
 

@@ -33,8 +33,9 @@ TEXT = ("a <b> of c", "x < y > z", "a [very] red fox", "f(a) | b", "100 % <3", "
 @pytest.fixture(scope="module")
 def pipes(tmp_path_factory: pytest.TempPathFactory) -> Any:
     root = tmp_path_factory.mktemp("models")
-    write = {"janus": write_janus, "lumina": write_lumina, "glm_image": write_glm_image}
+    write = {"janus": write_janus, "glm_image": write_glm_image}
     write["anole"] = lambda folder: write_anole(folder, layout="hf")
+    write["lumina"] = lambda folder: write_lumina(folder / "Lumina-mGPT-7B-512")
     opened = {}
     for name in FAMILIES:
         folder = write[name](root / name)

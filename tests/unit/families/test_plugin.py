@@ -199,7 +199,7 @@ def test_the_tutorial_lists_every_method_with_its_level() -> None:
         name.strip(" `"): level.strip()
         for names, level in rows
         for name in names.split(",")
-        if level.strip() in ("required", "recommended", "optional")
+        if level.strip() in ("required", "default")
     }
     methods = {
         name

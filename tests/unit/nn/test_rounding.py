@@ -11,8 +11,7 @@ from lantern_accel.errors import RequestError
 from lantern_accel.nn.rounding import ROUNDINGS, Rounding, packed, rounded, rounding, unpacked
 from lantern_accel.nn.transformer import REFERENCE, Projection, pack, rounded_copy
 
-SYMMETRIC = Rounding("symmetric", 4, 32, symmetric=True)
-FORMATS = [*ROUNDINGS.values(), SYMMETRIC]
+FORMATS = [*ROUNDINGS.values(), Rounding("by 32", 4, 32)]
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -43,7 +42,7 @@ def test_no_weight_is_further_than_a_step_from_what_it_was(how, inputs):
     levels = 2**how.bits
     most = 0.5 * step if not how.group else step * levels * 0.15
     assert ((dense - weight).abs() <= most * (1 + 1e-6)).all()
-    bits = how.bits + (16 * (1 + (not how.symmetric)) / how.group if how.group else 0)
+    bits = how.bits + (32 / how.group if how.group else 0)
     assert how.bits_per_weight == bits
 
 

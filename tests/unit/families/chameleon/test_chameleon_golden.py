@@ -15,13 +15,13 @@ import lantern_accel
 from lantern_accel.checkpoints.loading import fill
 from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
-from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
-from lantern_accel.families.chameleon.official import (
+from lantern_accel.families.chameleon.layouts import (
     chameleon_vq_config,
     drafter_recipes,
     picture_names,
     target_recipes,
 )
+from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
 from lantern_accel.families.chameleon.text import ids_from_vocabulary, image_token_name
 from lantern_accel.nn.vq import VQModel, chameleon_pixels_to_uint8, pixels_to_uint8
 
@@ -54,7 +54,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> ChameleonGPT:
     fill(
         model,
         checkpoint,
-        target_recipes(checkpoint, checkpoint.shape, config),
+        target_recipes(checkpoint, config),
         dtype=torch.float32,
         device=torch.device("cpu"),
         what="target",
@@ -133,7 +133,7 @@ def test_the_anole_drafter_predicts_the_recorded_features(tmp_path: Path) -> Non
     fill(
         drafter,
         checkpoint,
-        drafter_recipes(checkpoint, checkpoint.shape, config),
+        drafter_recipes(checkpoint, config),
         dtype=torch.float32,
         device=torch.device("cpu"),
         what="drafter",

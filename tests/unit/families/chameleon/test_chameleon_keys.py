@@ -26,24 +26,22 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from lantern_accel.checkpoints.loading import fill
-from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
+from lantern_accel.checkpoints.weights import Checkpoint, HeldFile, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter
-from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
-from lantern_accel.families.chameleon.official import (
+from lantern_accel.families.chameleon.layouts import (
     BESIDE,
     check_norm,
-    drafter_config,
     drafter_recipes,
     drafter_said,
-    fitting_drafter,
     head_norm_rows,
-    key_layout,
+    layout_of,
     published_drafter,
     target_recipes,
-    to_adjacent_pairs,
-    to_half_split,
 )
+from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
+from lantern_accel.families.chameleon.official import drafter_config, fitting_drafter
+from lantern_accel.nn.rotary import to_adjacent_pairs, to_half_split
 
 CONFIG = ChameleonConfig(
     dim=32, n_layer=2, n_head=4, ffn_dim=48, token_count=64, image_codes=16, height=2, width=2,
@@ -55,7 +53,7 @@ CPU = torch.device("cpu")
 def loaded(path: Path, config: ChameleonConfig = CONFIG) -> ChameleonGPT:
     model = ChameleonGPT(config)
     checkpoint: Checkpoint = open_checkpoint(path)
-    recipes = target_recipes(checkpoint, checkpoint.shape, config)
+    recipes = target_recipes(checkpoint, config)
     fill(model, checkpoint, recipes, dtype=torch.float32, device=CPU, what="target")
     return model.eval().requires_grad_(False)
 
@@ -233,7 +231,7 @@ def test_a_drafter_is_written_as_the_published_ones_are(kv_heads: int, tmp_path:
         assert set(written) == set(random_drafter_weights(0))
     assert drafter_config(written, tmp_path, target) == ours.config
     again = ChameleonDrafter(ours.config)
-    recipes = drafter_recipes(written, written.shape, ours.config)
+    recipes = drafter_recipes(written, ours.config)
     fill(again, written, recipes, dtype=torch.float32, device=CPU, what="drafter")
     for name, weight in ours.state_dict().items():
         assert torch.equal(again.state_dict()[name], weight), name
@@ -251,9 +249,11 @@ def test_a_norm_serves_its_share_of_the_heads() -> None:
 
 def test_other_architectures_are_not_taken_for_chameleon() -> None:
     llama = {k: v for k, v in random_hf_weights(6).items() if "_norm.weight" not in k}
-    assert key_layout(llama) is None
+    held = HeldFile(Path("llama"), llama)
+    checkpoint = Checkpoint(held.path, [held])
+    assert layout_of(checkpoint) is None
     with pytest.raises(CheckpointError, match="another architecture"):
-        target_recipes(llama, lambda key: tuple(llama[key].shape), CONFIG)
+        target_recipes(checkpoint, CONFIG)
 
 
 def test_what_lies_beside_a_target_is_known() -> None:

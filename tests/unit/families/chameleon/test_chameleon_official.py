@@ -22,11 +22,12 @@ from support.chameleon import (
     write_vqgan,
 )
 
-from lantern_accel.errors import CheckpointError
+from lantern_accel.errors import CheckpointError, ModelError
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.chameleon.manifest import ChameleonManifest
 from lantern_accel.families.chameleon.official import detect
 from lantern_accel.models.check import check
+from lantern_accel.models.locate import find_model
 
 
 def found(path: Path, **parts: object) -> tuple[Found, ChameleonManifest]:
@@ -96,21 +97,49 @@ def test_lumina_with_its_picture_tokenizer_in_the_same_shards(tmp_path: Path) ->
     assert "lantern-accel train drafter" in what.missing["drafter"]
 
 
-@pytest.mark.parametrize(
-    ("name", "positions", "side"),
-    [("Lumina-mGPT-7B-768", 4096, 48), ("Lumina-mGPT-7B-1024", 10240, 64), ("x", 10240, 64)],
-)
-def test_luminas_picture_size_is_in_its_name(
-    tmp_path: Path, name: str, positions: int, side: int
-) -> None:
+def lumina_alone(folder: Path, **more: object) -> Path:
+    """Write weights and text tokenizer of a Lumina, and what its configuration says besides sizes."""
     weights = random_hf_weights(1)
-    said = hf_config(weights, 4, mask_image_logits=False, max_position_embeddings=positions)
-    write_hf(tmp_path / name, weights, said)
-    write_text_tokenizer(tmp_path / name / "tokenizer.json", vocabulary(16, "a", lumina=True))
-    what, manifest = found(tmp_path / name)
+    write_hf(folder, weights, hf_config(weights, 4, max_position_embeddings=10240, **more))
+    write_text_tokenizer(folder / "tokenizer.json", vocabulary(16, "a", lumina=True))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [
+        ("Lumina-mGPT-7B-768", 48),
+        ("models--Alpha-VLLM--Lumina-mGPT-7B-1024/snapshots/" + "0" * 40, 64),
+    ],
+)
+def test_luminas_picture_size_is_that_of_the_repository(
+    tmp_path: Path, name: str, side: int
+) -> None:
+    what, manifest = found(lumina_alone(tmp_path / name, mask_image_logits=False))
     assert (manifest.variant, manifest.side) == ("lumina", side)
-    assert manifest.target.max_positions == positions
+    assert manifest.target.max_positions == 10240
     assert "--vq" in what.missing["vq"]
+
+
+def test_a_lumina_of_unknown_size_has_to_be_named(tmp_path: Path) -> None:
+    folder = lumina_alone(tmp_path / "x", mask_image_logits=False)
+    with pytest.raises(CheckpointError, match="--model lumina-mgpt-7b-512="):
+        find_model(folder)
+    for name, side in (("lumina-mgpt-7b-768", 48), ("Alpha-VLLM/Lumina-mGPT-7B-1024", 64)):
+        assert find_model(f"{name}={folder}").manifest.side == side
+    with pytest.raises(ModelError, match=r"there is no .*gone"):
+        find_model(f"lumina-mgpt-7b-768={tmp_path / 'gone'}")
+    with pytest.raises(ModelError, match="name a folder"):
+        find_model(f"janus-pro-1b={folder}")
+
+
+def test_a_chameleon_without_a_configuration_has_to_be_named(tmp_path: Path) -> None:
+    folder = lumina_alone(tmp_path / "x")
+    assert find_model(folder).manifest.variant == "anole"
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="whether it is Anole or Lumina"):
+        find_model(folder)
+    assert find_model(f"anole-7b-hf={folder}").manifest.target.newline_id is None
 
 
 def test_another_familys_folder_is_left_to_it(tmp_path: Path) -> None:

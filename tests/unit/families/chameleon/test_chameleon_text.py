@@ -10,9 +10,9 @@ from support.chameleon import vocabulary, write_text_tokenizer
 from torch import Tensor
 
 from lantern_accel.errors import CheckpointError, RequestError
+from lantern_accel.families.chameleon.layouts import chameleon_vq_config
 from lantern_accel.families.chameleon.manifest import ChameleonManifest, nearest_size
 from lantern_accel.families.chameleon.model import ChameleonConfig
-from lantern_accel.families.chameleon.official import chameleon_vq_config
 from lantern_accel.families.chameleon.text import (
     SpecialIds,
     anole_image_only,

@@ -10,6 +10,8 @@ from support.janus import SPECIAL, config_of, weights_of, write_janus, write_tok
 
 import lantern_accel
 from lantern_accel.errors import CheckpointError, LanternError, RequestError
+from lantern_accel.families.janus import official
+from lantern_accel.families.registry import entry
 from lantern_accel.memory.plan import planner_for
 from lantern_accel.models.check import check
 from lantern_accel.models.locate import find_model, named_parts
@@ -61,6 +63,20 @@ def test_janusflow_is_another_method(tmp_path: Path) -> None:
     given = {**weights_of("original"), "vision_gen_dec_model.conv.weight": torch.ones(1)}
     with pytest.raises(CheckpointError, match="is JanusFlow, which draws by flow matching"):
         find_model(write_janus(tmp_path / "JanusFlow-1.3B", weights=given))
+
+
+def test_a_generation_that_nothing_says_has_to_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_janus(tmp_path / "x")
+    assert find_model(folder).manifest.variant == "pro"
+    # Both generations have these sizes now, as Janus-Pro-1B and Janus-1.3B do.
+    entries = [entry("janus-pro-1b"), entry("janus-1.3b")]
+    monkeypatch.setattr(official, "released", lambda *_: entries)
+    with pytest.raises(CheckpointError, match=r"--model janus-pro-1b=.*x \(or janus-1.3b\)"):
+        find_model(folder)
+    found = find_model(f"janus-1.3b={folder}")
+    assert (found.manifest.variant, found.manifest.name) == ("1.3b", "janus-1.3b")
 
 
 def test_mixed_layouts(tmp_path: Path) -> None:

@@ -291,5 +291,5 @@ def test_a_text_model_with_its_encoder_beside_it_draws(t5: Path, tmp_path: Path)
     wrong = tmp_path / "wide"
     wrong.mkdir()
     (wrong / "config.json").write_text(json.dumps(other))
-    with pytest.raises(CheckpointError, match="features of width 32, the model takes 24"):
+    with pytest.raises(CheckpointError, match="a T5 encoder of width 32, not 24"):
         lantern_accel.load(folder, device="cpu", text_encoder=wrong)

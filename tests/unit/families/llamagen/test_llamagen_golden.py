@@ -12,7 +12,7 @@ from support.recorded import decode, lantern_target, official_llamagen
 from torch.testing import assert_close
 
 from lantern_accel.families.keys import LLAMA
-from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.families.llamagen.model import LlamaGenGPT
 from lantern_accel.nn.rotary import rotary_table_2d
 from lantern_accel.strategy.values import Sampling
 
@@ -27,9 +27,7 @@ def c2i_features(model: LlamaGenGPT) -> torch.Tensor:
 
 
 def test_the_official_config_gives_the_official_sizes() -> None:
-    config = LlamaGenConfig.from_official(
-        json.loads(golden_metadata("llamagen_c2i/weights")["config"])
-    )
+    config = official_llamagen("llamagen_c2i").config
     assert (config.conditioning, config.prefix_length, config.grid) == ("class", 1, 8)
     assert (config.hidden_dim, config.head_dim, config.num_tokens) == (256, 16, 64)
     text = official_llamagen("llamagen_t2i").config

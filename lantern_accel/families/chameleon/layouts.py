@@ -1,0 +1,185 @@
+"""The tensors of Anole and Lumina-mGPT: which layout a file has, and where each of ours lies in it.
+
+In Hugging Face's layout heads turn in pairs ``(i, i + d/2)``: rows of queries, keys and their norms are
+permuted to adjacent pairs, those of Meta's layout and of GAIR's fork. Norms of queries and keys ``[d]``,
+``[parts, d]`` or ``[heads, d]``: each part's serves its share of the heads (Chameleon's model
+parallelism).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern_accel.checkpoints.loading import Recipe
+from lantern_accel.checkpoints.weights import Checkpoint
+from lantern_accel.errors import CheckpointError
+from lantern_accel.families import keys
+from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
+from lantern_accel.families.chameleon.model import ChameleonConfig, TrunkConfig
+from lantern_accel.families.image_tokenizer import VQ_RULES, vq_sizes
+from lantern_accel.nn.rotary import to_adjacent_pairs, to_half_split
+from lantern_accel.nn.vq import VQConfig
+
+#: The norm that tells Chameleon from other trunks, and by its axes which pairs turn.
+MARK = "layers.0.attention.q_norm.weight"
+_ORIGINAL, _HF = "layers.0.attention.q_normalization.weight", "layers.0.self_attn.q_norm.weight"
+SIGNATURES = (
+    keys.Signature("original", {_ORIGINAL: 1}),
+    keys.Signature("GAIR's fork", {f"model.{_HF}": 1}),
+    keys.Signature("Hugging Face", {f"model.{_HF}": 2}),
+    keys.Signature("drafter", {"fc.weight": 2, _HF: 0}),
+)
+RULES: tuple[keys.Rule, ...] = ((r"\.([qk])_normalization\.", r".\1_norm."), *keys.LLAMA)
+DRAFTER_RULES: tuple[keys.Rule, ...] = (*RULES, (r"^tok_embeddings\.", "embed_tokens."))
+#: Where Hugging Face's files keep the picture tokenizer, and what each part's may hold for the other.
+VQ_PREFIX = "model.vqmodel."
+BESIDE = {
+    "target": re.compile(r"^model\.vqmodel\."),
+    "vq": re.compile(r"^(lm_head|model\.(embed_tokens|layers|norm))\."),
+}
+
+
+def layout_of(checkpoint: Checkpoint) -> str | None:
+    """Return the layout of a file; None for another architecture."""
+    return next(iter(keys.layouts_in(checkpoint, SIGNATURES)), None)
+
+
+def head_norm_rows(norm: Tensor, heads: int, split: bool) -> Tensor:
+    """Return a norm's weight or bias, ``[heads, d]``, of ``[d]``, ``[parts, d]`` or ``[heads, d]``."""
+    rows = norm.reshape(-1, norm.shape[-1])
+    rows = rows.repeat_interleave(heads // rows.shape[0], dim=0)
+    if split:
+        rows = to_adjacent_pairs(rows.reshape(-1), rows.shape[1]).reshape(rows.shape)
+    return rows
+
+
+def check_norm(key: str, shape: tuple[int, ...], heads: int, head_dim: int) -> None:
+    """Raise :class:`CheckpointError` for a norm that no layout has."""
+    rows = 1 if len(shape) == 1 else shape[0]
+    if len(shape) not in (1, 2) or shape[-1] != head_dim or not rows or heads % rows:
+        raise CheckpointError(
+            f"{key} has shape {list(shape)}, which cannot serve {heads} heads of width {head_dim}; the "
+            "checkpoint is of another model, or damaged: fetch it again"
+        )
+
+
+def trunk_changes(checkpoint: Checkpoint, config: TrunkConfig) -> list[keys.Change]:
+    """Return what becomes of queries, keys and their norms.
+
+    Raises :class:`CheckpointError` for another architecture, and for norms of several layouts.
+    """
+    named = keys.renamed(checkpoint, RULES)
+    if MARK not in named:
+        raise CheckpointError(
+            "the checkpoint has no norms of queries and keys under any name that Chameleon's layouts "
+            "use; it is of another architecture"
+        )
+    mark = checkpoint.shape(named[MARK])
+    split = len(mark) == 2
+    changes = [keys.to_adjacent(config.head_dim)] if split else []
+    for part, heads in (("q_norm", config.n_head), ("k_norm", config.kv_heads)):
+        change = functools.partial(head_norm_rows, heads=heads, split=split)
+        changes.append((rf"\.{part}\.", change))
+        for key in (key for name, key in named.items() if f".{part}." in name):
+            shape = checkpoint.shape(key)
+            check_norm(key, shape, heads, config.head_dim)
+            if (len(shape) == 2) != split:
+                raise CheckpointError(
+                    f"{key} has shape {list(shape)}, but {named[MARK]} {list(mark)}: their rotations "
+                    "turn different pairs, so they are of two checkpoints; fetch both again"
+                )
+    return changes
+
+
+def target_recipes(checkpoint: Checkpoint, config: ChameleonConfig) -> dict[str, Recipe]:
+    """Say for every parameter of :class:`ChameleonGPT` where it lies in a checkpoint."""
+    changes = trunk_changes(checkpoint, config)
+    if not config.text_head:
+        codes = torch.tensor(config.token_ids())
+        changes.append((r"^output\.", lambda rows: rows[codes]))
+    return keys.recipes_of(keys.renamed(checkpoint, RULES), changes)
+
+
+def drafter_recipes(checkpoint: Checkpoint, config: TrunkConfig) -> dict[str, Recipe]:
+    """Say for every parameter of a published drafter for Chameleon where it lies."""
+    return keys.recipes_of(
+        keys.renamed(checkpoint, DRAFTER_RULES), trunk_changes(checkpoint, config)
+    )
+
+
+def published_drafter(weights: Mapping[str, Tensor], config: TrunkConfig) -> dict[str, Tensor]:
+    """Return a drafter's parameters under the published keys: what :func:`drafter_recipes` reads.
+
+    Rows of q, k and their norms ``[heads, d]`` are half-split.
+    """
+    d, heads, kv_heads = config.head_dim, config.n_head, config.kv_heads
+    names = {
+        "attention.wqkv.": {"q_proj": heads * d, "k_proj": kv_heads * d, "v_proj": kv_heads * d},
+        "attention.qk_norm.": {"q_norm": heads, "k_norm": kv_heads},
+        "attention.wo.": {"o_proj": config.dim},
+        "feed_forward.w13.": {"mlp.gate_proj": config.ffn_dim, "mlp.up_proj": config.ffn_dim},
+        "feed_forward.w2.": {"mlp.down_proj": config.dim},
+        "attention_norm.": {"input_layernorm": config.dim},
+        "ffn_norm.": {"post_attention_layernorm": config.dim},
+    }
+    out: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        ours = next((one for one in names if f".{one}" in name), "")
+        theirs = names.get(ours, {"": len(tensor)})
+        for own, part in zip(theirs, torch.split(tensor, list(theirs.values())), strict=True):
+            if own.startswith(("q_", "k_")):
+                rows = part.flatten() if "norm" in own else part
+                part = to_half_split(rows, d).reshape(part.shape)
+            within = "self_attn." if ours.startswith("attention.") else ""
+            out[name.replace(ours, f"{within}{own}.") if ours else name] = part
+    return out
+
+
+def drafter_said(config: ChameleonDrafterConfig) -> dict[str, Any]:
+    """Return the ``config.json`` of a drafter, as published drafters have it."""
+    return {
+        "hidden_size": config.dim,
+        "intermediate_size": config.ffn_dim,
+        "num_hidden_layers": config.n_layer,
+        "num_attention_heads": config.n_head,
+        "num_key_value_heads": config.kv_heads,
+        "vocab_size": config.token_count,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_base,
+        "swin_norm": config.swin_norm,
+        "bias": config.bias,
+    }
+
+
+def block_sizes(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the sizes of the blocks, read off shapes."""
+    named = keys.renamed(checkpoint, RULES)
+    return keys.trunk_sizes(checkpoint, named, checkpoint.shape(named[MARK])[-1])
+
+
+def chameleon_vq_config(**changes: object) -> VQConfig:
+    """Return the sizes of Meta's ``vqgan.ckpt`` (8192 codes of width 256), with changes."""
+    sizes: dict[str, object] = {"codebook_size": 8192, "codebook_dim": 256, "l2_norm": False}
+    return VQConfig.model_validate({**sizes, **changes})
+
+
+def picture_names(names: Iterable[str]) -> dict[str, str]:
+    """Return our name of every tensor of the VQGAN, with its key; alone in a file or with a target."""
+    there = list(names)
+    within = [key for key in there if key.startswith(VQ_PREFIX)]
+    up = r"\bdecoder\.up\.(\d+)\."
+    last = max((int(match[1]) for key in there if (match := re.search(up, key))), default=0)
+    highest_first: keys.Rule = (up, lambda match: f"decoder.conv_blocks.{last - int(match[1])}.")
+    return keys.renamed(within or there, ((rf"^{VQ_PREFIX}", ""), *VQ_RULES, highest_first))
+
+
+def vq_config(checkpoint: Checkpoint) -> VQConfig:
+    """Return the sizes of Chameleon's VQGAN, read off shapes."""
+    names = picture_names(checkpoint)
+    return vq_sizes(checkpoint, names, "Chameleon's VQGAN", attend=False, l2_norm=False)

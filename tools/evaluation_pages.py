@@ -16,7 +16,7 @@ from lantern_accel.evaluation.parts import default_point
 from lantern_accel.evaluation.schema import Evaluation, FrontierPoint
 from lantern_accel.models.bundle import bundled_models, read_manifest
 from lantern_accel.quality.interval import Interval
-from lantern_accel.quality.style import BAR, RULE, colour_of, panels, save, styled
+from lantern_accel.quality.style import BAR, RULE, colour_of, panels, plot_style, save
 from lantern_accel.strategy.rules import OPTION_NAMES, AcceptanceRule, Lantern, LanternPP
 from lantern_accel.strategy.values import Strategy
 
@@ -207,7 +207,7 @@ def draw(report: Evaluation, folder: Path) -> None:
     for make in (draw_ambiguity, draw_interchange, draw_frontier, draw_distances):
         name = make.__name__.removeprefix("draw_")
         if getattr(report, name):
-            with styled():
+            with plot_style():
                 save(make(report), folder / f"{name}.png")
 
 

@@ -122,7 +122,7 @@ def profile(
             "--resume": resume,
         }
         return _measure_folder(output, given, clash, quick, workers, patience)
-    run = measured(
+    run = measure_run(
         load,
         weights,
         output,
@@ -150,7 +150,7 @@ def profile(
     say(f"lantern-accel compare {output} -o report.html", label="next", style="bold")
 
 
-def measured(
+def measure_run(
     load: Loading,
     weights: str,
     output: Path | None,
@@ -241,7 +241,7 @@ def bench(
 
     With -o it writes a run like that of `profile --quick`, without prices, for `compare`.
     """
-    run = measured(
+    run = measure_run(
         load,
         weights,
         output,

@@ -10,7 +10,7 @@ from typing import Any
 
 from lantern_accel.evaluation.schema import Metric, Suite
 from lantern_accel.quality.interval import Interval
-from lantern_accel.quality.style import INK, MUTED, colour_of, panels, styled
+from lantern_accel.quality.style import INK, MUTED, colour_of, panels, plot_style
 
 #: Panels in one row of the plot.
 COLUMNS = 3
@@ -52,7 +52,7 @@ def picture(suite: Suite) -> bytes | None:
     shown = [(metric, found) for metric, found in shown if len(found) > 1]
     if not shown or importlib.util.find_spec("matplotlib") is None:
         return None
-    with styled():
+    with plot_style():
         figure, axes = panels(len(shown), columns=COLUMNS)
         for axis, (metric, found) in zip(axes, shown, strict=False):
             _panel(axis, metric, found)

@@ -323,7 +323,7 @@ class Profiler(Measurement):
                 cell.strategy,
                 self.pipeline.sampling(temperature=cell.temperature),
                 samples.batch_prompts(self.prompts, cell.batch, 0),
-                samples.ready_of(self.pipeline, cell).engine.step,
+                samples.engine_of(self.pipeline, cell).engine.step,
                 request.trace,
             )
 
@@ -339,7 +339,7 @@ class Profiler(Measurement):
         for cell in cells:
             if isinstance(cell.work, str) and not cell.samples:
                 self.say(f"{cell.name}: cold")
-                samples.cold(self.pipeline, cell, self.prompts, self.number)
+                samples.measure_cold(self.pipeline, cell, self.prompts, self.number)
                 self.keep(force=False)
         if not cells:
             return

@@ -75,7 +75,7 @@ def request(
     )
 
 
-def ready_of(pipeline: Pipeline, cell: Cell) -> CapturedEngine:
+def engine_of(pipeline: Pipeline, cell: Cell) -> CapturedEngine:
     """Return a cell's engine with its captured functions."""
     sampling = pipeline.sampling(temperature=cell.temperature)
     shape = pipeline.model.family.usual_shape(pipeline.model)
@@ -93,7 +93,7 @@ def warm_up(
     seconds = time.perf_counter() - began
     before = backend.counters()
     # Complete images stand still under a step, and the next request clears the buffers.
-    ready_of(pipeline, cell).step()
+    engine_of(pipeline, cell).step()
     backend.synchronize()
     after = backend.counters()
     rising = {name: after[name] - before.get(name, 0) for name in after}
@@ -118,12 +118,12 @@ def has_settled(warmup: Sequence[Warmup]) -> bool:
 
 
 @inferring
-def cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], session: int) -> None:
+def measure_cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], session: int) -> None:
     """Measure a cell with nothing kept from before: first decoding, memory, phases, work."""
     backend = pipeline.backend
     pipeline.release_engines()
     first = warm_up(pipeline, cell, prompts, 0, session)
-    ready = ready_of(pipeline, cell)
+    ready = engine_of(pipeline, cell)
     cell.cold_seconds = first.seconds
     cell.captured, cell.capture_kind = ready.step.captured, ready.step.how
     cell.capture_seconds = ready.prefill.seconds + ready.step.seconds
@@ -140,7 +140,7 @@ def cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], session: int
     )
     cell.tracing_seconds = ready.step.tracing()
     # auto learns from each image, and may have another engine now: steps are of the one that decodes.
-    ready = ready_of(pipeline, cell)
+    ready = engine_of(pipeline, cell)
     cell.step_ms, cell.step_ms_from = _step_ms(pipeline, cell, prompts, ready)
     cell.work = _work(pipeline, ready)
 

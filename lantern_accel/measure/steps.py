@@ -45,7 +45,6 @@ from lantern_accel.strategy.values import (
     Sampling,
     StaticTree,
     Strategy,
-    Window,
     named_strategy,
 )
 
@@ -193,8 +192,9 @@ def whole_steps(
         one = Strategy(name=f"verify {count}", drafts=bush(count))
         if not drafter:
             one = windows.override(window=count).model_copy(update={"name": f"scd {count}"})
-        kind = "verify" if drafter else "step"
-        found.append(StepCell(kind=kind, strategy=one, batch=batch, nodes=count))
+        found.append(
+            StepCell(kind="verify" if drafter else "step", strategy=one, batch=batch, nodes=count)
+        )
     if drafter:
         count = strategy.drafts.size[0]
         found.append(StepCell(kind="step", strategy=strategy, batch=batch, nodes=count))
@@ -258,7 +258,7 @@ def measure(
     if tree is not None:
         chosen = chosen.override(tree=parse_tree(tree))
     sampling = sampling_of(manifest, cfg_scale, top_k)
-    if isinstance(chosen.drafts, Window) and chosen.drafts.fresh == "head":
+    if getattr(chosen.drafts, "fresh", "") == "head":
         manifest = with_head(manifest)
         if getattr(manifest, "draft_head", None) is None:
             raise RequestError(

@@ -26,9 +26,7 @@ SIDE = 224
 #: Side that pictures are enlarged to for their maps: small ones would vanish in the strides.
 MAPPED_SIDE = 128
 MEASURES = f"{NETWORK} (kid); maps of its five resolutions (distance)"
-MISSING = (
-    "the network of feature distances is not installed; `pip install lantern-accel[eval]` brings it"
-)
+MISSING = f"the package {PACKAGE} is not installed; `{INSTALL}`"
 #: repeats, kernel, stride, expansion, input and output channels of each stage.
 STAGES = (
     (1, 3, 1, 1, 32, 16),
@@ -159,7 +157,7 @@ def load_network() -> EfficientNetLite0:
     """Load the network on the host; raises FeaturesMissing with what to install."""
     found = importlib.util.find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations:
-        raise FeaturesMissing(f"the package {PACKAGE} is not installed; `{INSTALL}`")
+        raise FeaturesMissing(MISSING)
     folder = Path(found.submodule_search_locations[0]) / "models"
     files = sorted(folder.glob("efficientnet-lite0-*.pth"))
     network = EfficientNetLite0()

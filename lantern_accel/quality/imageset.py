@@ -83,7 +83,7 @@ def field_of(path: Path, number: int, line: str, name: str) -> str | int:
     return value
 
 
-def captioned(path: Path, lines: Sequence[str]) -> Iterator[tuple[str, str | int]]:
+def caption_lines(path: Path, lines: Sequence[str]) -> Iterator[tuple[str, str | int]]:
     """Go through the files and prompts that the lines of a list name; raises :class:`DataError`."""
     for number, line in enumerate(lines, 1):
         if line.strip():
@@ -108,7 +108,7 @@ def read_images(folder: Path, width: int, height: int | None = None) -> ImageSet
             '{"file": "a.png", "prompt": "a red heart"}'
         ) from None
     pixels, prompts, skipped = [], [], {}
-    for name, prompt in captioned(path, lines):
+    for name, prompt in caption_lines(path, lines):
         try:
             with Image.open(io.BytesIO(read_bytes_file(folder / name))) as image:
                 pixels.append(middle(image, width, height or width))

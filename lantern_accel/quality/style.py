@@ -84,7 +84,7 @@ def rc(colour: Callable[[str], str] = lambda role: GROUND[role][0], size: float 
 
 
 @contextmanager
-def styled() -> Iterator[None]:
+def plot_style() -> Iterator[None]:
     """Draw in this look inside the block."""
     import matplotlib
     from cycler import cycler

@@ -348,7 +348,7 @@ def save_curves(curve: Sequence[Mapping[str, float]], path: Path) -> None:
     names = sorted({name for point in curve for name in point} - {"step"})
     if not names or importlib.util.find_spec("matplotlib") is None:
         return
-    with style.styled():
+    with style.plot_style():
         figure, axes = style.panels(len(names), width=3.6, height=3.0)
         for axis, name in zip(axes, names, strict=True):
             points = [(point["step"], point[name]) for point in curve if name in point]

@@ -24,7 +24,7 @@ from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.record import Cell
-from lantern_accel.measure.samples import about, new_cell, ready_of
+from lantern_accel.measure.samples import about, engine_of, new_cell
 from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.sources import Path as TreePath
@@ -187,7 +187,7 @@ class TreeTuner(Search[TreeEvidence]):
         tables = TreeTables(tree_paths(tree))
         nodes = [(), *sorted(tree.paths, key=lambda p: (len(p), p))]
         cell = new_cell(self.strategy.override(tree=tree), 1, self.temperature)
-        ready = ready_of(self.pipeline, cell)
+        ready = engine_of(self.pipeline, cell)
         engine: EngineBase = ready.engine
         taken, visits = _no_counts(), _no_counts()
 

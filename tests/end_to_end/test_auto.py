@@ -302,5 +302,5 @@ def test_phases_are_of_the_engine_that_decodes_after_auto_has_learned(
             return found
 
         monkeypatch.setattr(samples, "warm_up", learning)
-        samples.cold(pipeline, cell, ["red heart"], 0)
+        samples.measure_cold(pipeline, cell, ["red heart"], 0)
     assert isinstance(cell.step_ms, dict) and cell.step_ms["verify"] > 0

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from lantern_accel.errors import DataError
 from lantern_accel.files import read_bytes_file, read_json_file, read_text_file, write_whole
-from lantern_accel.quality.imageset import captioned
+from lantern_accel.quality.imageset import caption_lines
 
 #: Names that a reason lists at most.
 NAMED = 3
@@ -111,7 +111,7 @@ def _listed(path: Path) -> list[tuple[str, str | int]]:
     """Return names of images and their captions."""
     try:
         if path.suffix == ".jsonl":
-            return [*captioned(path, read_text_file(path).splitlines())]
+            return [*caption_lines(path, read_text_file(path).splitlines())]
         value: Any = read_json_file(path)
         names = {one["id"]: str(one["file_name"]) for one in value["images"]}
         return [

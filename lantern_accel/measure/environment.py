@@ -115,7 +115,7 @@ class HostLoad:
         return min(max(share, 0.0), 1.0)
 
 
-#: Share of the host's cores from which other programs are told of.
+#: Share of the host's cores above which other programs are named, and no speed is judged.
 BUSY = 0.1
 
 

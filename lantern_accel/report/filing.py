@@ -16,34 +16,34 @@ from typing import NamedTuple
 from lantern_accel.device.datasheets import DeviceProfile, Figure
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
+from lantern_accel.measure.environment import BUSY
 from lantern_accel.measure.record import STEP_PHASES, Run, is_measured
 from lantern_accel.quality.interval import FEWEST
 from lantern_accel.report.names import COMMIT
+from lantern_accel.report.rows import others_share
 from lantern_accel.report.writing import percent
 
 #: How far a figure may lie above a datasheet's limit: clocks and datasheets are rounded.
 SLACK = 1.05
 #: Stopwatch over host clock on work of a known end, where both see the same.
 CLOCKS = (0.9, 1.1)
-#: Others' share of the host's cores above which a run is called disturbed.
-DISTURBED = 0.1
 
 
 def disturbance(run: Run) -> float | None:
     """Return the largest median share of the host that others used during a cell; None: not known."""
-    known = [[s.others_cpu for s in c.samples if is_measured(s.others_cpu)] for c in run.cells]
-    return max((statistics.median(shares) for shares in known if shares), default=None)
+    known = [share for cell in run.cells if (share := others_share(cell)) is not None]
+    return max(known, default=None)
 
 
 def disturbances(run: Run) -> list[str]:
     """Return that other programs disturbed a run, where they did."""
     shared = disturbance(run)
-    if shared is None or shared <= DISTURBED:
+    if shared is None or shared <= BUSY:
         return []
     return [f"other programs used up to {percent(shared)} of the host"]
 
 
-def unpublishable(run: Run) -> list[str]:
+def publication_faults(run: Run) -> list[str]:
     """Return why a run is not for publication, in a few words each; nothing: it is.
 
     Raw samples, the window of time in which they were taken and the readings of a meter are what
@@ -94,7 +94,7 @@ def examine(run: Run, profiles: Sequence[DeviceProfile]) -> Examined:
         faults.append(
             f"its stopwatch read {run.clock.ratio:.2f} of the host's clock on work of a known end"
         )
-    notes = [f"not for publication: {one}" for one in unpublishable(run)]
+    notes = [f"not for publication: {one}" for one in publication_faults(run)]
     if run.settings.plan.quick:
         notes.append("quick: few samples, so that its intervals are wide")
     if known is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lantern_accel.errors import RequestError
 from lantern_accel.files import check_target, json_text, write_whole
 from lantern_accel.measure import samples
+from lantern_accel.measure.environment import BUSY
 from lantern_accel.measure.record import PHASES, Interval, Quality
 from lantern_accel.quality import interval as intervals
 from lantern_accel.report import writing
@@ -113,6 +114,7 @@ def _protocol(environment: Environment) -> list[list[str]]:
         quick_warmups=samples.QUICK_WARMUPS,
         resamples=intervals.RESAMPLES,
         same=intervals.SAME,
+        busy=BUSY,
         fewest=intervals.FEWEST,
         percentiles=[f"p{p}" for p in PERCENTILES],
     )

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, model_validator
 
+from lantern_accel.measure.environment import BUSY
 from lantern_accel.measure.record import (
     PHASES,
     STEP_PHASES,
@@ -264,7 +265,7 @@ def against(
     if base is None or hidden:
         return reason, reason
     speedup = intervals.paired(intervals.ratio_of_medians, *seconds_of(base, cell))
-    return speedup, intervals.verdict(speedup, unsettled=why_unsettled(cell, base))
+    return speedup, intervals.verdict(speedup, unsettled=why_unjudged(cell, base))
 
 
 def _conversion(
@@ -274,14 +275,22 @@ def _conversion(
     return intervals.ratio_of_medians(base, own) / intervals.share(made, steps)
 
 
-def why_unsettled(*cells: Cell) -> str:
-    """Say why the times of one of the cells are not known to have settled; empty where all have."""
+def why_unjudged(*cells: Cell) -> str:
+    """Say why the times of one of the cells cannot be judged; empty where all can."""
     for cell in cells:
         if not cell.warmup:
             return "the file does not say whether warm-up had settled"
         if not cell.settled:
             return f"warm-up of {cell.strategy.name} did not settle"
+        if (share := others_share(cell)) is not None and share > BUSY:
+            return f"other programs used {percent(share)} of the host"
     return ""
+
+
+def others_share(cell: Cell) -> float | None:
+    """Return the median share of the host that others used during a cell; None: not known."""
+    known = [s.others_cpu for s in cell.samples if is_measured(s.others_cpu)]
+    return statistics.median(known) if known else None
 
 
 def detail_of(strategy: Strategy) -> str:
@@ -340,7 +349,8 @@ def phase_ms(cell: Cell) -> dict[str, Reading]:
     return {name: found[name] for name in PHASES}
 
 
-Value, Found = TypeVar("Value"), TypeVar("Found")
+Value = TypeVar("Value")
+Found = TypeVar("Found")
 
 
 def readings(values: Sequence[Reading]) -> list[float] | NotMeasured:

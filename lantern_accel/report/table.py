@@ -10,7 +10,7 @@ from lantern_accel.measure.work import floor_of
 from lantern_accel.quality import interval as intervals
 from lantern_accel.quality.interval import Interval, relative_spread
 from lantern_accel.records import markdown_table
-from lantern_accel.report.rows import base_of, twin_of, why_unsettled
+from lantern_accel.report.rows import base_of, twin_of, why_unjudged
 from lantern_accel.report.writing import verdict_words
 
 HEAD = (
@@ -59,7 +59,7 @@ def _decoding_over(cell: Cell, base: Cell | None) -> tuple[Interval | None, str 
     if base is None:
         return None, None
     found = intervals.paired(intervals.ratio_of_medians, cell.rates, base.rates)
-    return found, intervals.verdict(found, unsettled=why_unsettled(cell, base))
+    return found, intervals.verdict(found, unsettled=why_unjudged(cell, base))
 
 
 def _ends(found: Interval | None) -> list[float] | None:

@@ -9,11 +9,11 @@ from typing import Literal
 from lantern_accel.measure.record import Cell, Distance, Interval, Quality, Run, is_measured
 from lantern_accel.quality.interval import unpaired_ratio
 from lantern_accel.quality.interval import verdict as judge
-from lantern_accel.report.filing import disturbances, unpublishable
+from lantern_accel.report.filing import disturbances, publication_faults
 from lantern_accel.report.names import differences
 from lantern_accel.report.offers import Offer, Terms, cell_of
 from lantern_accel.report.record import Answer, Answers, Comparison, ModelSection, Standing
-from lantern_accel.report.rows import Row, seconds_of, why_unsettled
+from lantern_accel.report.rows import Row, seconds_of, why_unjudged
 from lantern_accel.report.writing import (
     as_sentence_list,
     interval,
@@ -119,7 +119,7 @@ def answer(run: Run, rows: Sequence[Row]) -> Answer:
         confidence=confidence,
         because=because,
         untested=untested + ["other devices"] * (len({row.device for row in rows}) == 1),
-        unpublishable=unpublishable(run),
+        unpublishable=publication_faults(run),
     )
 
 
@@ -170,7 +170,7 @@ def _standings(runs: Sequence[Run], rows: Sequence[Row]) -> list[Standing]:
             against_strategy=slowest.strategy,
             batch=row.batch,
             ratio=ratio,
-            verdict=judge(ratio, unsettled=why_unsettled(cell, base)),
+            verdict=judge(ratio, unsettled=why_unjudged(cell, base)),
         )
         for (row, cell), ratio in zip(found, ratios, strict=True)
     ]
@@ -271,13 +271,14 @@ def _opening(first: Answers) -> list[str]:
 
 def _standing_words(one: Standing) -> str:
     ratio, run, against = times(one.ratio), one.run, one.against
+    if why := reason(one.verdict):
+        return f"{run} and {against} are not compared: {why}"
     if one.verdict == "ambiguous":
         return f"{NO_DIFFERENCE} between {run} and {against} was shown for this work ({ratio})"
     if one.verdict == "same":
         return f"{run} is as fast as {against} for this work ({ratio})"
     value, _, span = ratio.partition("x")
-    text = f"{run} is {value} times {against} for this work{span}"
-    return text + (f", {verdict_words(one.verdict)}" if reason(one.verdict) else "")
+    return f"{run} is {value} times {against} for this work{span}"
 
 
 def _row(rows: Sequence[Row], name: str | None) -> Row | None:

@@ -275,6 +275,14 @@ def test_noise_on_the_host_is_told() -> None:
     (device,) = first_screen(found, found.models[0]).devices
     text = " ".join(device.lines)
     assert "other programs used up to 60 % of the host)" in text
+    assert "no verdict: other programs used 60 % of the host" in device.short
+    assert {row.verdict for row in device.rows if row.strategy != "vanilla"} == {
+        "not measured: other programs used 60 % of the host"
+    }
+    other = invented_run("quiet", device="Slate 9")
+    both = compare([run, other], profiles=[])
+    (opening, *_) = first_screen(both, both.models[0]).opening
+    assert "are not compared: other programs" in opening and " times " not in opening
     assert "Not for publication: " in text
 
 

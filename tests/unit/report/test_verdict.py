@@ -13,7 +13,7 @@ from lantern_accel.generation.result import RoundingPrice
 from lantern_accel.measure.reading import read_run
 from lantern_accel.measure.record import Run, Session
 from lantern_accel.report.comparison import compare
-from lantern_accel.report.filing import unpublishable
+from lantern_accel.report.filing import publication_faults
 from lantern_accel.report.names import differences, readable_names, short_device
 from lantern_accel.report.record import Answer, Comparison
 from lantern_accel.report.verdict import FirstScreen, first_screen, first_setting
@@ -273,7 +273,7 @@ def metered() -> Run:
 
 
 def test_a_run_that_others_can_check_is_for_publication() -> None:
-    assert unpublishable(metered()) == []
+    assert publication_faults(metered()) == []
     (device,) = screen_of(metered()).devices
     assert "Not for publication" not in " ".join(device.lines)
 
@@ -283,12 +283,12 @@ def test_what_keeps_a_run_from_publication_is_named() -> None:
         run = metered()
         for name, value in changes.items():
             setattr(run, name, value)
-        return unpublishable(run)
+        return publication_faults(run)
 
     for cell in (run := metered()).cells:
         cell.samples = cell.samples[:3]
-    assert unpublishable(run) == ["3 raw samples of a strategy, 5 are the least"]
-    assert unpublishable(invented_run()) == [
+    assert publication_faults(run) == ["3 raw samples of a strategy, 5 are the least"]
+    assert publication_faults(invented_run()) == [
         "when it was measured is not known",
         "no energy meter was read",
     ]
@@ -301,7 +301,7 @@ def test_what_keeps_a_run_from_publication_is_named() -> None:
     busy = metered()
     for cell in busy.cells:
         cell.samples = [s.model_copy(update={"others_cpu": 0.4}) for s in cell.samples]
-    assert unpublishable(busy) == ["other programs used up to 40 % of the host"]
+    assert publication_faults(busy) == ["other programs used up to 40 % of the host"]
 
 
 # --- prices -------------------------------------------------------------------------------------

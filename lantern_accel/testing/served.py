@@ -62,7 +62,11 @@ class _Watch(TorchDispatchMode):
         self.handed: list[bool] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if self.running and func.namespace in TORCH and computes(func):
             self.counts[self.running[-1]].operators += 1

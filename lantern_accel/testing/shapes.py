@@ -49,7 +49,11 @@ class Shape(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's own is typed as a static method
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        cls,
+        func: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run an operator outside of a mode, as within one."""
         return _run(func, args, kwargs or {})
@@ -86,7 +90,11 @@ class WithoutData(TorchDispatchMode):
         super().__exit__(*exc)  # type: ignore[no-untyped-call]  # torch types none of them
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run an operator on shapes, one of several parts part by part."""
         if implicit(func):

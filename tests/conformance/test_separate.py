@@ -28,6 +28,7 @@ def glass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_crash_and_a_hang_cost_their_groups(glass: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(separate, "PATIENCE", 1.0)
     written: list[Report] = []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.models import write_tiny_model
 
 import lantern_accel
 from lantern_accel.decoding.base import EngineBase
@@ -45,8 +47,11 @@ def parted(monkeypatch: pytest.MonkeyPatch) -> None:
     "strategy",
     ["vanilla", *(pytest.param(s, marks=pytest.mark.long) for s in ("lantern++", "auto"))],
 )
-def test_every_bucket_is_captured_at_once_and_used(strategy: str, parted: None) -> None:
-    with lantern_accel.load(device="cpu", dtype="float32") as pipeline:
+def test_every_bucket_is_captured_at_once_and_used(
+    strategy: str, parted: None, tmp_path: Path
+) -> None:
+    model = write_tiny_model(tmp_path / "tiny", grid=15)
+    with lantern_accel.load(model, device="cpu", dtype="float32") as pipeline:
         made: dict[str, Recorded] = {}
         every: list[tuple[str, Recorded]] = []  # several sources' steps may have one name
 

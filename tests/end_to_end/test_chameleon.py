@@ -40,7 +40,9 @@ def size_of(path: Path) -> tuple[int, int]:
         return image.size
 
 
-@pytest.mark.parametrize("strategy", ["vanilla", "eagle", "eagle2", "lantern", "lantern++"])
+@pytest.mark.parametrize(
+    "strategy", ["vanilla", "lantern++", pytest.param("eagle2", marks=pytest.mark.long)]
+)
 def test_anole_draws_with_every_strategy(command, anole, tmp_path, strategy):
     done = command(
         "generate", "a red fox", "--model", anole, "--strategy", strategy, "--seed", 1,

@@ -189,11 +189,13 @@ def test_a_fault_is_one_sentence_a_file_and_exit_3(
     assert "error: No space left on device" in capsys.readouterr().err
 
 
-def test_a_picture_that_is_there_is_kept(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_picture_that_is_there_is_kept(
+    tiny_model: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     picture = tmp_path / "heart.png"
     picture.write_bytes(b"somebody's")
-    words = ["generate", "red heart", "--quiet", "--strategy", "vanilla"]
+    words = ["generate", "red heart", "--quiet", "--strategy", "vanilla", "-m", str(tiny_model)]
     assert main([*words, "-o", str(picture)]) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert picture.read_bytes() == b"somebody's"

@@ -40,7 +40,8 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
     """Return a way to install the card with methods of its specification or backend replaced."""
     plugins.backend_specs()["cpu"].probe()  # what the first look loads is not what is measured here
     monkeypatch.setattr(plugins, "LOOKING", 1.0)
-    monkeypatch.setattr(timeouts, "CLOSING", 0.3)
+    for user in ("device.timeouts", "generation.pipeline"):
+        monkeypatch.setattr(f"lantern_accel.{user}.CLOSING", 0.3)
     monkeypatch.setattr(cards.CardSpec, "seconds_to_probe", 1.0, raising=False)
 
     def install(spec: dict[str, Any] | None = None, **backend: Any) -> cards.CardSpec:

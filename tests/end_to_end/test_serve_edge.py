@@ -155,7 +155,7 @@ def test_a_stream_behind_others_outlives_a_proxy_that_cuts_silence(
         )
         ahead.start()
         assert hold.inside.wait(20)
-        with proxied(served.server.ports[0], 1.5) as address:
+        with proxied(served.server.ports[0], 1.0) as address:
             client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
             served.clients.append(client)
             own = {"seed": 7, "strategy": "vanilla"}
@@ -165,10 +165,10 @@ def test_a_stream_behind_others_outlives_a_proxy_that_cuts_silence(
                     list(client.images.generate(**given))
                 hold.go.set()
                 return
-            threading.Timer(3.5, hold.go.set).start()
+            threading.Timer(2.5, hold.go.set).start()
             began = time.monotonic()
             events = list(client.images.generate(**given))
-            assert time.monotonic() - began > 2  # it waited longer than the proxy has patience
+            assert time.monotonic() - began > 1.5  # it waited longer than the proxy has patience
         assert [one.type for one in events] == ["image_generation.completed"]
         ahead.join(30)
         again = httpx.post(served.url + PATH, json=BODY, timeout=60).json()

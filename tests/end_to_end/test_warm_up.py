@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +11,8 @@ import lantern_accel
 from lantern_accel.errors import LanternWarning, RequestError
 
 
-def test_warmed_buckets_are_reused_and_another_is_told() -> None:
-    with lantern_accel.load("lantern-emoji", device="cpu") as pipeline:
+def test_warmed_buckets_are_reused_and_another_is_told(tiny_model: Path) -> None:
+    with lantern_accel.load(tiny_model, device="cpu") as pipeline:
         captured: list[str] = []
         real = pipeline.backend.capture
         pipeline.backend.capture = lambda step, name: captured.append(name) or real(step, name)

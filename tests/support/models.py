@@ -8,7 +8,10 @@ from typing import Any
 import torch
 
 
-def write_tiny_model(folder: Path, *, conditioning: str = "text", drafter: bool = True) -> Path:
+def write_tiny_model(
+    folder: Path, *, conditioning: str = "text", drafter: bool = True, grid: int = 4
+) -> Path:
+    """Write a model whose images have ``grid * grid`` tokens."""
     from safetensors.torch import save_file
 
     from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
@@ -28,14 +31,14 @@ def write_tiny_model(folder: Path, *, conditioning: str = "text", drafter: bool 
         n_head=4,
         ffn_dim=48,
         vocab_size=48,
-        grid=4,
+        grid=grid,
         conditioning=conditioning,  # type: ignore[arg-type]
         prefix_length=prefix,
         num_classes=7,
         caption_dim=24,
     )
     draft = DrafterConfig(
-        dim=32, n_head=4, ffn_dim=48, vocab_size=48, grid=4, prefix_length=prefix - 1
+        dim=32, n_head=4, ffn_dim=48, vocab_size=48, grid=grid, prefix_length=prefix - 1
     )
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_text_tokenizer(["red heart", "dog face", "a blue fish in the sea"], 200)

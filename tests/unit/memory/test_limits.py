@@ -27,12 +27,6 @@ MODEL = find_model("lantern-emoji")
 
 
 @pytest.fixture
-def pipeline() -> Iterator[Pipeline]:
-    with lantern_accel.load(device="cpu", dtype="float32") as loaded:
-        yield loaded
-
-
-@pytest.fixture
 def small(tmp_path: Path) -> Iterator[Pipeline]:
     """A model whose images have 16 tokens."""
     folder = write_tiny_model(tmp_path / "tiny")
@@ -142,8 +136,9 @@ def test_a_batch_that_does_not_fit_names_the_one_that_does(
 
 
 def test_kept_engines_make_room_for_a_new_one(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+    small: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pipeline = small
     strategy, sampling = pipeline.strategy("vanilla"), pipeline.sampling()
     whole = pipeline.engines.capacity.needed(3, strategy, sampling)
 

@@ -86,7 +86,6 @@ RELAXED = ("lantern-emoji", "red heart", "lantern++", 4, "bfloat16")
             "lantern-emoji", "red heart", "vanilla", 1, "bfloat16", marks=pytest.mark.long
         ),
         # Pixels of 128 x 128 take more than decoding.
-        pytest.param("medium", "3", "vanilla", 4, "bfloat16", marks=pytest.mark.long),
         pytest.param("medium", "3", "vanilla", 4, "float32", marks=pytest.mark.long),
     ],
 )

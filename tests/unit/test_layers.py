@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -36,17 +36,19 @@ def package(module: str) -> str:
     return module.split(".")[0]
 
 
-def imports(source: str) -> Iterator[str]:
-    """Go through the modules of ours that a file imports, in functions and for types too."""
+@cache
+def imports(source: str) -> list[str]:
+    """Return the modules of ours that a file imports, in functions and for types too."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [one.name for one in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{one.name}" for one in node.names]
-        for name in names:
-            if name.startswith("lantern_accel."):
-                yield name.removeprefix("lantern_accel.")
+        ours = (name for name in names if name.startswith("lantern_accel."))
+        found += [name.removeprefix("lantern_accel.") for name in ours]
+    return found
 
 
 def crossed(path: str, source: str) -> set[tuple[str, str]]:

@@ -8,35 +8,22 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 OURS = ("lantern_accel", "backends", "tools")
-PRIVATE = re.compile(r"_[a-z]\w*(?<!_)")
+NAME = r"\b(_[a-z]\w*(?<!_))\b"
+NAMES = re.compile(NAME)
+#: Functions, and what is assigned to.
+DEFINED = re.compile(rf"(?:def |(?=\b_\w+(?::[^=\n]+)? = )){NAME}")
 #: Lower it with each test that comes to need none.
 BOUND = 100
 
 
-def modules(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
+def texts(*folders: str) -> Iterator[tuple[str, str]]:
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            yield path, ast.parse(path.read_text(encoding="utf-8"))
-
-
-def private(names: Iterator[str]) -> set[str]:
-    return {name for name in names if PRIVATE.fullmatch(name)}
-
-
-def defined(module: ast.Module) -> Iterator[str]:
-    """Go through what a module calls its functions, classes, variables and attributes."""
-    for node in ast.walk(module):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr
+            yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
 
 
 def reached(function: ast.AST) -> Iterator[str]:
@@ -51,16 +38,19 @@ def reached(function: ast.AST) -> Iterator[str]:
             yield node.value.rsplit(".", 1)[-1]
 
 
-@cache
 def functions() -> list[str]:
-    ours = set[str]().union(*(private(defined(module)) for _, module in modules(*OURS)))
-    return [
-        f"{path.relative_to(ROOT)}::{node.name}: {', '.join(sorted(found))}"
-        for path, module in modules("tests")
-        for node in module.body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
-        and (found := private(reached(node)) & ours)
-    ]
+    """Return the functions and classes of the tests that do, with the names."""
+    ours = {name for _, text in texts(*OURS) for name in DEFINED.findall(text)}
+    found = []
+    for path, text in texts("tests"):
+        if not ours.intersection(NAMES.findall(text)):
+            continue
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (
+                names := ours.intersection(reached(node))
+            ):
+                found.append(f"{path}::{node.name}: {', '.join(sorted(names))}")
+    return found
 
 
 def test_fewer_and_fewer_tests_reach_for_private_names() -> None:

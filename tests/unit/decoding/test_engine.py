@@ -245,7 +245,7 @@ def test_sampled_images_follow_the_targets_joint_distribution(
 # --- reproducible ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", ["eagle2", "lantern++"])
 def test_the_same_seed_gives_the_same_tokens(models: Models, name: str) -> None:
     engine = engine_of(models, NAMED[name], SAMPLED, batch=2)
     first = finish(engine, seed=5)
@@ -257,7 +257,7 @@ def test_the_same_seed_gives_the_same_tokens(models: Models, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sampling"), [*((name, SAMPLED) for name in NAMED), ("lantern++", GREEDY)]
+    ("name", "sampling"), [("eagle2", SAMPLED), ("lantern", SAMPLED), ("lantern++", GREEDY)]
 )
 def test_an_image_is_the_same_alone_and_in_a_batch(
     models: Models, name: str, sampling: Sampling

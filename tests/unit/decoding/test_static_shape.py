@@ -45,7 +45,7 @@ def buffers(engine: Engine) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", ["vanilla", "eagle2", "lantern++"])
 def test_buffers_keep_their_address(models: Models, name: str) -> None:
     engine = engine_of(models, NAMED[name], SAMPLED, batch=2)
     before = {k: v.data_ptr() for k, v in buffers(engine).items()}
@@ -111,8 +111,10 @@ class Recorder(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    [*((name, SAMPLED) for name in NAMED), ("vanilla", GREEDY), ("lantern++", GREEDY)],
+)
 def test_every_step_runs_the_same_operators_and_reads_nothing(
     models: Models, name: str, sampling: Sampling
 ) -> None:
@@ -155,9 +157,14 @@ def test_the_recorder_refuses_reads(wait: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "drafter"), [(GREEDY, {}), (SAMPLED, {"n_layer": 2, "taps": (1, 2)})]
+    ("name", "sampling", "drafter"),
+    [
+        ("vanilla", GREEDY, {}),
+        ("eagle", SAMPLED, {"n_layer": 2, "taps": (1, 2)}),
+        ("eagle2", GREEDY, {"n_layer": 2, "taps": (1, 2)}),
+        ("lantern++", SAMPLED, {}),
+    ],
 )
-@pytest.mark.parametrize("name", NAMED)
 def test_a_step_runs_on_tensors_without_values(
     name: str, sampling: Sampling, drafter: dict[str, Any]
 ) -> None:

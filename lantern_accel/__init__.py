@@ -34,36 +34,28 @@ if TYPE_CHECKING:
     from lantern_accel.strategy.values import Sampling as Sampling
     from lantern_accel.strategy.values import Strategy as Strategy
 
-#: The public names below the modules that they come from: a name is imported when it is first used.
+#: The public names of each module that they come from: a name is imported when it is first used.
 _HOMES = {
-    "api": ("generate", "load"),
-    "device.backend": ("Backend",),
-    "device.spec": ("BackendSpec",),
-    "errors": (
-        "BackendError",
-        "CheckpointError",
-        "DataError",
-        "LanternError",
-        "LanternWarning",
-        "ModelError",
-        "RequestError",
-        "StrategyError",
-    ),
-    "device.hookspecs": ("hookimpl",),
-    "generation.decision": ("Decision",),
-    "generation.pipeline": ("Pipeline",),
-    "device.plugins": ("devices_report",),
-    "strategy.values": ("Sampling", "Strategy"),
-    "generation.result": ("GenerationResult", "GenerationStats"),
+    "api": "generate load",
+    "device.backend": "Backend",
+    "device.hookspecs": "hookimpl",
+    "device.plugins": "devices_report",
+    "device.spec": "BackendSpec",
+    "errors": "BackendError CheckpointError DataError LanternError LanternWarning ModelError "
+    "RequestError StrategyError",
+    "generation.decision": "Decision",
+    "generation.pipeline": "Pipeline",
+    "generation.result": "GenerationResult GenerationStats",
+    "strategy.values": "Sampling Strategy",
 }
-__all__ = sorted(["__version__", *(name for names in _HOMES.values() for name in names)])
+_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
+__all__ = sorted(["__version__", *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
+    if name not in _MODULES:
         raise AttributeError(f"module 'lantern_accel' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"lantern_accel.{home}"), name)
+    value = getattr(importlib.import_module(f"lantern_accel.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -80,7 +80,6 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["generate", "x", "--dtype", "float8"], "float8"),
     (["generate", "x", "--dtype", ""], "no dtype is named ''"),
     (["generate", "x", "--device", ""], "device '' is not a device"),
-    (["generate", "x", "--preset", ""], "unknown preset ''"),
     (["generate", "x", "--stats", ""], "is a folder; name a file in it"),
     (["generate", "x", "--device", "cpx"], "cpx"),
     (["generate", "x", "--model", "lantern-emojy"], "did you mean lantern-emoji"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -150,7 +150,11 @@ def generate(
 
 
 def _draw(
-    pipeline: Pipeline, prompt: object, settings: dict[str, Any], pictures: Pictures, quiet: bool
+    pipeline: Pipeline,
+    prompt: str | int | Sequence[str | int],
+    settings: dict[str, Any],
+    pictures: Pictures,
+    quiet: bool,
 ) -> GenerationResult | None:
     """Draw the missing images; each batch is written when it is done. None: nothing was missing."""
     left = [index for index in range(pictures.count) if not pictures.has(index)]

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING
 
 from lantern_accel.errors import BackendError, DeviceLostError, NotFiniteError, RequestError
@@ -163,7 +165,7 @@ class Studio:
                 self._end(picture.job, error)
                 if not isinstance(error, RequestError):
                     log.warning("an image could not begin: %s", error)
-            self.queue.take_out(lambda one, this=picture: one is this)
+            self.queue.take_out(partial(is_, picture))
         self.metrics.running.set(len(self.running))
 
     def _finish(self, picture: Picture, drawn: Drawn) -> None:

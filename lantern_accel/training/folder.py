@@ -29,10 +29,10 @@ from lantern_accel.families.registry import family
 from lantern_accel.files import read_json_file, read_toml_file, write_json, write_whole
 from lantern_accel.models.bundle import read_manifest
 from lantern_accel.nn.vq import VQConfig, VQModel
-from lantern_accel.records import first_wrong
-from lantern_accel.training.loop import TrainConfig, read_made
+from lantern_accel.records import Frozen, first_wrong
+from lantern_accel.training.loop import read_made
 
-Config = TypeVar("Config", bound=TrainConfig)
+Config = TypeVar("Config", bound=Frozen)
 Module = TypeVar("Module", bound=nn.Module)
 
 

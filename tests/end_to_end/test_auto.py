@@ -142,7 +142,7 @@ def test_drafts_that_promise_little_are_left_to_plain_decoding(
         asked = pipeline.strategy("auto", relaxed=relaxed or None)
         sampling = pipeline.sampling()
         found = tuple(promising(asked, promise) for promise in promises)
-        pipeline.auto.settle(Comparison(sources=found), asked, 1, sampling)
+        pipeline.auto.settle(Comparison(sources=found, requests=REQUESTS), asked, 1, sampling)
         drawn = pipeline.generate("red heart", seed=1, strategy=asked)
     assert isinstance(drawn.stats.strategy.drafts, NoTree) == plain
     assert drawn.stats.auto.startswith("plain decoding") == plain

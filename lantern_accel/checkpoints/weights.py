@@ -116,10 +116,7 @@ class _PickleFile(HeldFile):
             self.headers[key] = (tuple(tensor.shape), tensor.dtype)
 
     def _torch_load(self, mapped: bool) -> Any:
-        with (
-            torch.serialization.safe_globals([argparse.Namespace]),
-            warnings.catch_warnings(),
-        ):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the age of a pickle; the file is judged below
             return torch.load(self.path, map_location="cpu", weights_only=True, mmap=mapped)
 

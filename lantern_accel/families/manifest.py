@@ -88,7 +88,7 @@ class Manifest(Frozen):
             )
         return own
 
-    def named(self, entries: Sequence[ModelEntry]) -> Self:
+    def with_labels_of(self, entries: Sequence[ModelEntry]) -> Self:
         """Return this manifest under the name of the first of the published models that it is."""
         return self.model_copy(update=entries[0].labels) if entries else self
 

@@ -127,9 +127,9 @@ class TokenFamily(Family[TokenManifestT]):
         if not isinstance(model.text, PromptText):
             lacks = model.missing.get("text", "a text tokenizer in its folder")
             raise RequestError(f"the model {manifest.name!r} lacks {lacks}")
-        return self.padded(model, model.text.ids(texts, *grid), device, grid)
+        return self.pad_prompts(model, model.text.ids(texts, *grid), device, grid)
 
-    def padded(
+    def pad_prompts(
         self,
         model: Model[TokenManifestT],
         prompts: Sequence[Sequence[int]],
@@ -196,7 +196,7 @@ class PromptedFamily(TokenFamily[PromptedManifestT]):
         """
         side = model.manifest.token_pixels
         size = None if grid is None else (grid[1] * side, grid[0] * side)
-        return self.padded(model, prompts, device, model.manifest.grid(size))
+        return self.pad_prompts(model, prompts, device, model.manifest.grid(size))
 
     def pair(self, model: Model[PromptedManifestT]) -> None:
         if model.drafter is not None:

@@ -174,7 +174,7 @@ def entry_at(kind: str, path: Path) -> ModelEntry | None:
     return next((repos[name] for name in names if name in repos), None)
 
 
-def unnamed(path: Path, what: str, names: Sequence[str]) -> CheckpointError:
+def ask_for_name(path: Path, what: str, names: Sequence[str]) -> CheckpointError:
     """Return the error for files of one of several published models, which the user has to name."""
     return CheckpointError(
         f"nothing in {path} says {what}; name the model that it is: --model {names[0]}={path}"
@@ -182,7 +182,7 @@ def unnamed(path: Path, what: str, names: Sequence[str]) -> CheckpointError:
     )
 
 
-def released(
+def entries_with_sizes(
     manifest: Manifest,
     manifest_of: Callable[[ModelEntry], Manifest],
     names: Sequence[str],

@@ -55,12 +55,7 @@ class Rounding:
 FULL = "full"
 #: By the name that ``--weights`` takes.
 ROUNDINGS = {
-    one.name: one
-    for one in (
-        Rounding("int8", 8),
-        Rounding("int6", 6, 64),
-        Rounding("int4", 4, 64),
-    )
+    one.name: one for one in (Rounding("int8", 8), Rounding("int6", 6, 64), Rounding("int4", 4, 64))
 }
 #: Further ones, which only some devices have.
 OF_DEVICES = {one.name: one for one in (Rounding("fp8", 8, floating=True),)}

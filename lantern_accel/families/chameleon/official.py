@@ -35,7 +35,13 @@ from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifes
 from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.text import SpecialIds, ids_from_vocabulary
 from lantern_accel.families.published import ModelEntry
-from lantern_accel.families.registry import entry_at, parts_of, published, released, unnamed
+from lantern_accel.families.registry import (
+    ask_for_name,
+    entries_with_sizes,
+    entry_at,
+    parts_of,
+    published,
+)
 from lantern_accel.families.tokenizer import read_vocabulary
 
 #: What a drafter has from its target.
@@ -193,7 +199,9 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
             defaults=DEFAULTS[variant].within(target.image_codes),
         )
     # Both layouts of Anole are one model.
-    manifest = manifest.named(released(manifest, published_manifest, _RELEASED, variant=variant))
+    manifest = manifest.with_labels_of(
+        entries_with_sizes(manifest, published_manifest, _RELEASED, variant=variant)
+    )
     pairs = "half-split" if layout == "Hugging Face" else "adjacent"
     notes = [variant.capitalize(), f"{layout} keys, {pairs} rotary pairs"]
     return Found(manifest, files, parts, notes, missing)
@@ -262,7 +270,7 @@ def _variant(
     if config.get("model_type") == "chameleon":
         return "anole"
     names = [one.name for one in published() if one.family == "chameleon"]
-    raise unnamed(path, "whether it is Anole or Lumina-mGPT", names)
+    raise ask_for_name(path, "whether it is Anole or Lumina-mGPT", names)
 
 
 def anole_side(config: dict[str, Any]) -> int:
@@ -276,7 +284,7 @@ def _lumina_side(path: Path, entry: ModelEntry | None) -> int:
     """Return the codes along the side of the pictures that a Lumina was trained for."""
     if entry is None or entry.config["variant"] != "lumina":
         names = [one.name for one in published() if one.config.get("variant") == "lumina"]
-        raise unnamed(path, "for which size of pictures this Lumina-mGPT was trained", names)
+        raise ask_for_name(path, "for which size of pictures this Lumina-mGPT was trained", names)
     return int(entry.config["pixels"]) // 16
 
 

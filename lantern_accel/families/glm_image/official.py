@@ -29,7 +29,7 @@ from lantern_accel.families.glm_image.model import (
 from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.prompted_family import add_drafter
 from lantern_accel.families.published import ModelEntry
-from lantern_accel.families.registry import released
+from lantern_accel.families.registry import entries_with_sizes
 from lantern_accel.strategy.values import Sampling
 
 TARGET_RULES: tuple[keys.Rule, ...] = (
@@ -64,11 +64,7 @@ SIGNATURES = (
 #: The prior's folder in the released one, and the tokenizer's.
 PRIOR, PROCESSOR = "vision_language_encoder", "processor"
 #: What transformers' configuration class takes for what a file leaves out.
-_TEXT = {
-    "num_attention_heads": 32,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 131072,
-}
+_TEXT = {"num_attention_heads": 32, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072}
 #: Sizes by which the published model is known.
 _RELEASED = ("dim", "n_layer", "n_head", "n_kv_head", "ffn_dim", "token_count", "vocab_size")
 
@@ -103,7 +99,7 @@ def detect(path: Path, parts: Parts) -> Found[GlmImageManifest] | None:
         homes = [parts.text / PROCESSOR, parts.text]
     text = find_file(homes, "tokenizer.json")
     manifest = manifest_of(checkpoint, said, text)
-    manifest = manifest.named(released(manifest, published_manifest, _RELEASED))
+    manifest = manifest.with_labels_of(entries_with_sizes(manifest, published_manifest, _RELEASED))
     asked = folder / "generation_config.json"
     if asked.is_file():
         manifest = manifest.model_copy(update={"defaults": defaults_of(read_json(asked), manifest)})
@@ -228,8 +224,5 @@ def _home(path: Path) -> Path | None:
 def published_manifest(entry: ModelEntry) -> GlmImageManifest:
     """Return the manifest of the published model."""
     return GlmImageManifest(
-        **entry.labels,
-        target=GlmImageConfig(),
-        vq=CodebookConfig(),
-        defaults=DEFAULTS,
+        **entry.labels, target=GlmImageConfig(), vq=CodebookConfig(), defaults=DEFAULTS
     )

@@ -21,7 +21,7 @@ from lantern_accel.families.janus.model import DEFAULTS, JanusConfig, JanusManif
 from lantern_accel.families.janus.text import ROLES, SpecialIds, Variant, read_ids
 from lantern_accel.families.prompted_family import add_drafter
 from lantern_accel.families.published import ModelEntry
-from lantern_accel.families.registry import entry_at, released, unnamed
+from lantern_accel.families.registry import ask_for_name, entries_with_sizes, entry_at
 from lantern_accel.nn.vq import VQConfig
 
 TARGET_RULES: tuple[keys.Rule, ...] = (
@@ -108,10 +108,10 @@ def detect(path: Path, parts: Parts) -> Found[JanusManifest] | None:
         return None
     text = find_file([parts.text or folder], "tokenizer.json")
     manifest = manifest_of(checkpoint, said, None if text is None else read_ids(text))
-    known = released(manifest, published_manifest, _RELEASED)
+    known = entries_with_sizes(manifest, published_manifest, _RELEASED)
     variant = _variant(path, folder, parts.entry, known)
     known = [one for one in known if one.config["variant"] == variant]
-    manifest = manifest.model_copy(update={"variant": variant}).named(known)
+    manifest = manifest.model_copy(update={"variant": variant}).with_labels_of(known)
     notes = [f"{layout} keys", f"the prompt of {ROLES[variant][0]}"]
     found = Found(manifest, {"target": path, "vq": path}, parts, notes)
     if text is None:
@@ -197,7 +197,7 @@ def _variant(
         variant: Variant = entry.config["variant"]
         return variant
     if len({one.config["variant"] for one in known}) > 1:
-        raise unnamed(path, "which generation of Janus it is", [one.name for one in known])
+        raise ask_for_name(path, "which generation of Janus it is", [one.name for one in known])
     return "pro"
 
 

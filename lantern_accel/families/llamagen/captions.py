@@ -26,11 +26,7 @@ def _table(*rules: tuple[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
     return tuple((re.compile(pattern), instead) for pattern, instead in rules)
 
 
-_BEFORE_MARKUP = _table(
-    ("<person>", "person"),
-    (_url("https?"), ""),
-    (_url("www"), ""),
-)
+_BEFORE_MARKUP = _table(("<person>", "person"), (_url("https?"), ""), (_url("www"), ""))
 _AFTER_MARKUP = _table(
     (r"@[\w\d]+\b", ""),  # nicknames
     # CJK strokes, Katakana extensions, enclosed and compatibility forms, ideographs.

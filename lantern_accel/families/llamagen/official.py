@@ -24,7 +24,7 @@ from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import SHAPES, LlamaGenConfig, llamagen_config
 from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.published import ModelEntry
-from lantern_accel.families.registry import parts_of, published, released, unnamed
+from lantern_accel.families.registry import ask_for_name, entries_with_sizes, parts_of, published
 from lantern_accel.nn.vq import VQConfig
 from lantern_accel.strategy.values import Sampling
 
@@ -315,14 +315,17 @@ def detect(path: Path, parts: Parts) -> Found[LlamaGenManifest] | None:
     find_drafter(found, beside)
     if config.conditioning == "text":
         find_text(found, beside)
-    known, side = released(found.manifest, published_manifest, _RELEASED), found.manifest.image_size
+    known, side = (
+        entries_with_sizes(found.manifest, published_manifest, _RELEASED),
+        found.manifest.image_size,
+    )
     if "vq" in found.files and known and side != known[0].config["pixels"]:
         raise CheckpointError(
             f"{found.files['vq']} makes {side // config.grid} pixels of a token, but the "
             f"{config.grid} x {config.grid} tokens of {target.path.name} are for "
             f"{known[0].config['pixels']} pixels; name the tokenizer of 16 pixels a token with --vq"
         )
-    found.manifest = found.manifest.named(known)
+    found.manifest = found.manifest.with_labels_of(known)
     return found
 
 
@@ -432,7 +435,7 @@ def _grid(
     if len(set(known.values())) == 1:  # XL, XXL and 3B of classes are published at one resolution
         return int(next(iter(known.values()))) // 16
     if known:
-        raise unnamed(
+        raise ask_for_name(
             path, f"whether it draws {' or '.join(map(str, known.values()))} pixels", list(known)
         )
     raise CheckpointError(

@@ -72,7 +72,7 @@ def test_a_generation_that_nothing_says_has_to_be_named(
     assert find_model(folder).manifest.variant == "pro"
     # Both generations have these sizes now, as Janus-Pro-1B and Janus-1.3B do.
     entries = [entry("janus-pro-1b"), entry("janus-1.3b")]
-    monkeypatch.setattr(official, "released", lambda *_: entries)
+    monkeypatch.setattr(official, "entries_with_sizes", lambda *_: entries)
     with pytest.raises(CheckpointError, match=r"--model janus-pro-1b=.*x \(or janus-1.3b\)"):
         find_model(folder)
     found = find_model(f"janus-1.3b={folder}")

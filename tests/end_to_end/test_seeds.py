@@ -74,8 +74,12 @@ def anole(folder):
     return write_anole(folder, layout="hf")
 
 
+def lumina(folder):
+    return write_lumina(folder / "Lumina-mGPT-7B-512")
+
+
 @pytest.mark.parametrize(
-    "write", [anole, write_janus, pytest.param(write_lumina, marks=pytest.mark.long)]
+    "write", [anole, write_janus, pytest.param(lumina, marks=pytest.mark.long)]
 )
 def test_families_with_text_take_a_negative_prompt(write, tmp_path):
     with lantern_accel.load(write(tmp_path / "model"), device="cpu", dtype="float32") as opened:

@@ -62,6 +62,8 @@ class Ray:
         return CLUSTER
 
     def remote(self, function: Any) -> Any:
+        assert not isinstance(function, type)  # of which Ray would make an actor
+
         def options(**more: Any) -> Any:
             self.options.append(more)
             return SimpleNamespace(remote=lambda device, *given: self.answers[device][bool(given)])

@@ -153,8 +153,7 @@ def generate(
     acceptance. ``sampling`` is a :class:`Sampling`; its fields may be given one by one
     (``temperature=0`` is greedy). ``size`` is the width and height in pixels, where a model draws
     several; ``cfg_scale_image`` asks for three-way guidance (Anole). Settings left None are the
-    preset's (``lantern-accel models --presets``) or the model's. ``decision`` is an earlier result's
-    ``stats.decision``: it is decoded with in place of what would be decided. The other arguments are
+    preset's (``lantern-accel models --presets``) or the model's. The other arguments are
     those of :func:`load`.
 
     Returns ``.images`` (PIL), ``.tokens`` (int64 ``[n, tokens]``) and ``.stats``. Raises a subclass of

@@ -281,6 +281,7 @@ class Device(Meters, Protocol):
 
     def close(self) -> None:
         """Give back what the backend holds; calling it twice is harmless."""
+        return
 
 
 class Training(Protocol):
@@ -294,6 +295,7 @@ class Training(Protocol):
 
         A lazy device marks a step here; any other does nothing.
         """
+        return
 
 
 class Backend(Device, TensorOps, Training):

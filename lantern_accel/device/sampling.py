@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from lantern_accel.device.noise import exponential
 from lantern_accel.device.plan import AcceptanceRule, DraftedTree, Filter
+from lantern_accel.device.preferences import Preferences
 
 #: Lowest logarithm of a share: keeps sums finite and strictly falling from parent to child.
 FLOOR = -1e4
@@ -99,6 +100,7 @@ class SamplingOps(Protocol):
     """What follows a pass: guidance, filters, draws."""
 
     index: torch.dtype = torch.int64
+    preferences: Preferences = Preferences()
 
     def held(self, buffer: Tensor) -> Tensor:
         """Return what a static buffer holds now, for a step that reads it late and writes it early.

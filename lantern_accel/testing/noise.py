@@ -257,6 +257,4 @@ def race(backend: Backend) -> Measured:
                 f"{float(best[image, place, nth]):.6g}"
             )
         drawn += several.numel() + alone.numel()
-    return Measured(
-        f"{drawn} codes win their race in float64{left_to_reference(backend, 'race', 'race_siblings')}"
-    )
+    return Measured(f"{drawn} codes win their race in float64{left_to_reference(backend, 'race')}")

@@ -174,7 +174,7 @@ torch.library.register_fake("lantern_accel_cuda::race")(
 def race(
     weights: Tensor, keys: Tensor, positions: Tensor, count: int, index: torch.dtype
 ) -> Tensor | None:
-    """Draw the race's first ``count`` codes ``[B, T, count]`` (:meth:`SamplingOps.race_siblings`).
+    """Draw the race's first ``count`` codes ``[B, T, count]`` (:meth:`SamplingOps.race`).
 
     ``index``: the dtype of codes. None where there is no kernel for it.
     """

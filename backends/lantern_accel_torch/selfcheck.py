@@ -38,8 +38,6 @@ CHECKS = (
 RECORDED = ("replay.kind", "replay.eager", "replay.buckets")
 #: What a verdict says while these run: a driver that ends the process leaves it behind.
 INTERRUPTED = "the check of recorded steps ended the process"
-#: Seconds after which a check has failed.
-LIMIT = 60.0
 
 
 class Verdict(BaseModel):
@@ -118,7 +116,7 @@ def _first_failure(backend: DeviceBackend, names: tuple[str, ...]) -> str:
     from lantern_accel.testing import run_check
 
     for name in names:
-        outcome = run_check(backend, name, known[name], limit=LIMIT)
+        outcome = run_check(backend, name, known[name])
         if outcome.state == "failed":
             return f"{name}: {' '.join(outcome.detail.split())[:300]}"
     return ""

@@ -30,7 +30,6 @@ from lantern_accel.quality.set_metrics import kernel_distance
 from lantern_accel.strategy.rules import Lantern
 from lantern_accel.strategy.values import NoTree, Sampling, Strategy, Window
 from lantern_accel.testing.tiny import tiny_model
-from lantern_accel.training.drafter import DrafterTrainConfig, neighbourhoods
 
 Law = Callable[[Any], None]
 
@@ -113,43 +112,6 @@ def where_nothing_is_left_the_target_draws(module: Any) -> None:
     rule = Rule(Lantern(k=1, delta=0.1), "aggregate", torch.tensor([[1], [0], [3], [2]]))
     test = module.examine(rule, p, p, torch.tensor([2]), 0, None)
     assert torch.allclose(module.residual(rule, test), p)
-
-
-def the_objective_refuses_as_decoding_does(module: Any) -> None:
-    torch.manual_seed(3)
-
-    class Teacher:
-        config = types.SimpleNamespace(dim=6)
-
-        def head(self, features: Tensor) -> Tensor:
-            return features
-
-        def allowed(self) -> None:
-            return None
-
-    class Proposes(torch.nn.Module):
-        def fused(self, states: Tensor) -> Tensor:
-            return states
-
-        def forward_image(self, condition: Any, codes: Tensor, fed: Tensor, mask: Any) -> Tensor:
-            return fed
-
-    near = neighbourhoods(torch.randn(6, 2), 1)
-    config = DrafterTrainConfig.model_validate(
-        {"steps": 3, "objective": "lantern", "top_p": 0.6, "lantern_k": 1, "warmup": 1}
-    )
-    teacher: Any = Teacher()
-    teacher.output = types.SimpleNamespace(weight=torch.eye(6))
-    loss = module.DrafterLoss(Proposes(), teacher, config, near)
-    states, codes = torch.randn(1, 1, 6).repeat(1, 4, 1), torch.zeros(1, 4, dtype=torch.int64)
-    states = states + 0.2 * torch.randn(1, 4, 6)
-    _, figures = loss(codes, states, torch.zeros_like(states), None)
-    guess, truth = states[:, :-1], states[:, 1:]
-    p, q = (x.softmax(-1) for x in (truth, guess))
-    granted = module.relaxed_mass(module.nucleus(p, 0.6), near, config.lantern_lambda)
-    refused = 1 - torch.minimum(module.nucleus(q, 0.6), granted).sum(-1).mean()
-    assert 0.001 < float(refused) < 0.99
-    assert float(figures[2]) == pytest.approx(float(refused), abs=1e-6)
 
 
 def the_price_is_per_token(module: Any) -> None:
@@ -242,12 +204,6 @@ MUTANTS: dict[str, tuple[Law, str, str, str]] = {
         DECODING + "accept",
         "return _normalised((target - q).clamp(min=0.0), p)",
         "return _normalised((target - q).clamp(min=0.0), p * 0 + 1 / p.shape[-1])",
-    ),
-    "refused without the drafter's nucleus": (
-        the_objective_refuses_as_decoding_does,
-        "lantern_accel.training.drafter",
-        "drawn = nucleus(logits.softmax(-1), config.top_p)",
-        "drawn = logits.softmax(-1)",
     ),
     "total variation divided by steps": (
         the_price_is_per_token,

@@ -34,7 +34,7 @@ TESTS = {
                            "tests/unit/decoding/test_exactness.py"],
     "decoding/rule.py": ["tests/unit/test_mutants.py", "tests/unit/decoding/test_price.py",
                          "tests/unit/decoding/test_acceptance_oracle.py"],
-    "decoding/pricing.py": ["tests/unit/decoding/test_price.py"],
+    "generation/pricing.py": ["tests/unit/decoding/test_price.py"],
     "decoding/logits.py": ["tests/unit/decoding/test_logits.py", *DECODING],
     "decoding/maximal_coupling.py": ["tests/unit/decoding/test_jacobi.py",
                              "tests/unit/decoding/test_jacobi_exactness.py"],

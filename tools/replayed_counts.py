@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.length_policy import FixedLength
+from lantern_accel.decoding.policy import FixedLength
 from lantern_accel.errors import RequestError
 from lantern_accel.strategy.values import ChainTree, SelfDrafts, Strategy, Window
 
@@ -126,7 +125,7 @@ class Replay:
         def captured(ready: Any, limit: Any) -> None:
             fresh = not ready.steps
             capture(ready, limit)
-            if fresh and isinstance(ready.engine, AdaptiveEngine):
+            if fresh and len(ready.engine.lengths) > 1:
                 self._wrap(ready.engine)
 
         pipeline.engines._capture_steps = captured

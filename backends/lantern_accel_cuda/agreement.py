@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lantern_accel.decoding.accept import accept_sampling
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree, TreeTables
@@ -396,14 +396,18 @@ def advance(site: Site, passes: int = 5) -> Measured:
         if isinstance(after, Refused):
             raise Failed(f"no kernel follows a pass with {tree}: {after.why}")
         for _ in range(passes):
-            drafted = engine._draft()
-            x = drafted.window if isinstance(tree, Window) else drafted[0].tokens
+            state, layout, source = engine.state, engine.longest.layout, engine.source
+            drafted = source.draft(state)
+            x = drafted if isinstance(tree, Window) else drafted.tokens
             place = engine.state.length.unsqueeze(1) + torch.arange(x.shape[1], device=site.device)
             # Few codes are likely, by the place and the past: drafts are kept, earlier passes recalled.
             logits = rows[place] + 3 * rows[x]
             logits[..., 3:] -= 30
             held = {name: value.clone() for name, value in _changes(engine).items()}
-            engine._commit(drafted, logits, engine._accept(drafted, logits))
+            judged = source.judge(state, drafted, logits)
+            kept = layout.keep(state, drafted, logits, judged)
+            source.after(state, kept)
+            layout.advance(state, judged, kept)
             engine.finite.end()
             want = {name: value.clone() for name, value in _changes(engine).items()}
             for name, value in _changes(engine).items():
@@ -454,7 +458,7 @@ def enter(site: Site) -> Measured:
             state.length.copy_(length)
             if at.depth == 0:
                 state.root.copy_(state.tokens.gather(1, length.unsqueeze(1)).squeeze(1))
-            engine._verify(engine._draft(), None)
+            engine.longest.layout.verify(state, engine.source.draft(state))
             layout, plan = engine.verifying.cache.layout, _plan(engine)
             got = begun(
                 state.tokens, state.length, state.prefix_mask, target.tok_embeddings.weight,
@@ -474,7 +478,7 @@ def _engine(ops: TensorOps, strategy: Strategy, images: int = 2) -> Any:
     from lantern_accel.testing import tiny
 
     model = tiny.tiny_model(ops, ops.device, torch.float32)
-    engine: Any = engine_for(
+    engine: Any = Engine(
         model.target, None, ops, strategy, Sampling(cfg_scale=2.5, top_k=12), batch=images
     )
     vars(engine)["model"] = model
@@ -483,7 +487,7 @@ def _engine(ops: TensorOps, strategy: Strategy, images: int = 2) -> Any:
 
 
 def _plan(engine: Any) -> StepPlan:
-    found = engine.plan()
+    found = engine.longest.plan()
     assert isinstance(found, StepPlan)
     return found
 

@@ -38,19 +38,19 @@ def no_host_read(backend: _Backend) -> Measured:
             engine = tiny.tiny_engine(backend, strategy, batch=2, temperature=temperature)
             tiny.start(engine, 0)
             engine.step()  # what is made once may wait
-            engine._progress.post()
+            engine.session.progress.post()
             backend.synchronize()
             try:
                 with _no_waiting():
                     engine.prefill()
                     for _ in range(3):
                         engine.step()
-                        engine._progress.post()
+                        engine.session.progress.post()
             except RuntimeError as error:
                 line = str(error).splitlines()[0]
                 raise Failed(f"{strategy}, temperature {temperature:g}: {line}") from error
             for _ in range(4):
-                engine._progress.read()
+                engine.session.progress.read()
     return Measured(f"{2 * len(STRATEGIES)} steps under set_sync_debug_mode('error')")
 
 

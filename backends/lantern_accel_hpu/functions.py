@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Backend
 from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.transformer import rounded_copy
@@ -57,7 +56,7 @@ def engine_of(backend: Backend, kind: str, batch: int, guided: bool) -> Any:
     if kind in ROUNDINGS:
         target, copy = copy, None
     sampling = Sampling(cfg_scale=2.5 if guided else 1.0, top_k=min(32, vocab))
-    made = engine_for(
+    made = Engine(
         target,
         drafter,
         backend,
@@ -73,5 +72,4 @@ def engine_of(backend: Backend, kind: str, batch: int, guided: bool) -> Any:
 
 def functions_of(engine: Any) -> dict[str, Callable[[], None]]:
     """Return what a device captures of an engine, by name."""
-    steps = engine.host_functions() if isinstance(engine, AdaptiveEngine) else {"step": engine.step}
-    return {"prefill": engine.prefill, **steps}
+    return {"prefill": engine.prefill, **engine.host_functions()}

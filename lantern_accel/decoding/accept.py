@@ -12,29 +12,10 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.logits import Filters, distribution
+from lantern_accel.decoding.rows import REFERENCE
 from lantern_accel.decoding.rule import TINY, Rule, allowance
-from lantern_accel.decoding.trees import DraftTree, Ranks
-from lantern_accel.nn.transformer import REFERENCE
+from lantern_accel.decoding.trees import Accepted, DraftTree, Ranks
 from lantern_accel.strategy.rules import Tried
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """What one step keeps, for ``B`` images.
-
-    ``path`` integer ``[B, D + 1]``: nodes from the root on, valid up to ``length``, and behind it nodes
-    that it has already; ``length`` integer ``[B]``: accepted drafts; ``bonus`` integer ``[B]``: the token
-    after the path (the next root); ``weights`` float32 ``[B, V]``: what it was drawn from; ``price``
-    float32 ``[B, D]``: what relaxation cost the token after each node of the path. Its expectation bounds
-    the total variation between the law of that token and the target's; at temperature 0 it is 1 where the
-    token is not the argmax.
-    """
-
-    path: Tensor
-    length: Tensor
-    bonus: Tensor
-    weights: Tensor
-    price: Tensor
 
 
 def _normalised(weights: Tensor, fallback: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ bucket is never left too late.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from lantern_accel.decoding.geometry import Geometry
@@ -62,7 +63,7 @@ def usual(g: Geometry, layout: KVLayout, ops: TensorOps) -> list[int]:
     return buckets(layout.capacity, g.prefix + g.ahead, aligned)
 
 
-class Reach:
+class BucketChooser:
     """Chooses the bucket of every step of a request, by how far the fastest image can be.
 
     ``sizes`` rise, and the last one always serves. A step needs ``prefix + n + ahead`` slots where the
@@ -73,15 +74,13 @@ class Reach:
     def __init__(self, sizes: Sequence[int], g: Geometry) -> None:
         self.sizes, self.tokens = sorted(sizes), g.tokens
         self.fixed = g.prefix + g.ahead
-        self._known = 0
-        #: After each step, the most tokens that all steps so far can have brought.
-        self._brought = [0]
-        self._counted = 0
+        self._known = self._counted = 0
+        #: The most tokens that each step may have brought which no report has counted yet.
+        self._since: deque[int] = deque()
 
     def _most(self) -> int:
         """Return the most tokens that an image can have committed which is not complete."""
-        since = self._brought[-1] - self._brought[self._counted]
-        return self._known + since
+        return self._known + sum(self._since)
 
     def _holding(self, length: int) -> int:
         """Return the smallest bucket that serves a step behind so many committed tokens."""
@@ -94,11 +93,13 @@ class Reach:
 
     def record_step(self, most: int) -> None:
         """Record that a step was given to the device, which brings an image ``most`` tokens at most."""
-        self._brought.append(self._brought[-1] + most)
+        self._since.append(most)
 
     def record_lengths(self, lengths: Sequence[int], steps: int) -> None:
         """Record the tokens that each image had committed after ``steps`` steps."""
         self._known = max((n for n in lengths if n < self.tokens - 1), default=0)
+        for _ in range(steps - self._counted):
+            self._since.popleft()
         self._counted = steps
 
     def worth_reading(self, steps: int, most: int) -> bool:
@@ -106,5 +107,5 @@ class Reach:
 
         ``most``: the tokens that each of these brings at most; the least is one.
         """
-        least = self._known + len(self._brought) - 1 - self._counted
+        least = self._known + len(self._since)
         return self._holding(least) < self._holding(self._most() + steps * most)

@@ -1,180 +1,424 @@
-"""Decodes with trees of drafts, the way the papers' speculative decoding does."""
+"""Runs requests on static buffers, whatever drafts: a request comes in, steps run, tokens go out.
+
+``prefill -> [draft -> verify -> judge -> commit] -> tokens``. One engine serves one batch size, one
+strategy and one set of sampling settings. A step has one of a few fixed lengths, the most tokens that it
+brings an image, each captured by the device; the host chooses among them by counts that it reads anyway.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Accepted, accept, accept_greedy
-from lantern_accel.decoding.base import EngineBase
-from lantern_accel.decoding.geometry import Geometry
-from lantern_accel.decoding.invariant import accept_invariant
-from lantern_accel.decoding.logits import distribution
-from lantern_accel.decoding.pricing import path_prices
-from lantern_accel.decoding.sources import none as none
-from lantern_accel.decoding.sources.base import Drafts, Kept, Setting, serving
-from lantern_accel.decoding.sources.drafter import Drafting
-from lantern_accel.decoding.state import State, put_first
-from lantern_accel.decoding.step_engine import StepEngine
+from lantern_accel.decoding.buckets import Steps, usual
+from lantern_accel.decoding.course import Course, Progress
+from lantern_accel.decoding.decoded import Decoded
+from lantern_accel.decoding.drafts import Sizing, Source, serving
+from lantern_accel.decoding.geometry import Geometry, geometry_of
+from lantern_accel.decoding.host_sync import AdaptiveSchedule, FixedSchedule, SyncSchedule
+from lantern_accel.decoding.policy import FixedLength, LengthPolicy
+from lantern_accel.decoding.session import GIVEN, Session
+from lantern_accel.decoding.step import Step
 from lantern_accel.decoding.target import Drafter, Target
-from lantern_accel.decoding.trees import DraftTree
-from lantern_accel.decoding.verify import Verifying
-from lantern_accel.device.plan import Source
-
-#: A tree, and this step's uniforms ``[B, columns]``; None where keys decide.
-Drafted = tuple[DraftTree, Tensor | None]
-
-
-class Engine(StepEngine):
-    """Decodes with the drafts of any source that proposes a tree: a drafter's, a stranger's, none."""
-
-    source: Drafts[Any]
-    returns = False  # the drafter does not follow plain steps
-    untimed = 0
-    scattered = False
-    """Whether longer steps on these buffers leave tokens in slots of other numbers."""
-
-    def _sized(self, g: Geometry, target: Target, longest: Engine | None) -> Geometry:
-        if longest is None:
-            return g
-        one = longest.geometry
-        # A chain's tokens lie in the slots of their own numbers; those of a tree, among its nodes'.
-        spread = 0 if one.nodes == one.depth + 1 else one.nodes
-        self.scattered = spread > 0
-        return replace(
-            g,
-            scratch=one.scratch,
-            draft_columns=one.draft_columns,
-            spread=spread if g.depth else 0,
-        )
-
-    def _step_on(self, longest: EngineBase) -> None:
-        super()._step_on(longest)
-        g, v = self.geometry, self.verifying
-        self.verifying = replace(v, geometry=g, taps=v.taps if g.drafted else ())
-
-    def _draft_with(self, drafter: Drafter | None) -> None:
-        tree, v = self.strategy.drafts, self.verifying
-        cache = None if drafter is None else self.drafter_cache
-        given: Setting[Any] = Setting(
-            tree, self.geometry, v.target, self.ops, self.choices, v.guidance, drafter, cache
-        )
-        self.source = serving(tree)(given)
-        self.drafting = self.source if isinstance(self.source, Drafting) else None
-
-    def planned(self) -> Source | None:
-        return self.source.planned(self.state)
-
-    def moves(self) -> dict[str, Callable[[], None]]:
-        plain = not self.geometry.depth
-        return {"gather": self.gather} if plain and self.scattered else {}
-
-    def gather(self) -> None:
-        """Move keys and values to the slots of their positions' numbers, where plain steps look."""
-        state, v, g = self.state, self.verifying, self.geometry
-        rows, slots = v.branches.rows, state.slot_of
-        own = v.slots[: slots.shape[1]].expand_as(slots)
-        order, address = rows(slots + g.prefix), self.ops.address(v.cache, rows(own + g.prefix))
-        for layer in range(v.cache.layout.layers):
-            keys, values = v.cache.read(layer, order)
-            self.ops.write(v.cache, layer, address, keys, values)
-        state.slot_of.copy_(own)
-        state.place_of.copy_(own)
-
-    def _keep(self, token: Tensor, weights: Tensor) -> None:
-        self.state.root.copy_(token)
-
-    def _first_drafts(self, features: Tensor) -> None:
-        self.source.begin(self.state, features)
-
-    def _draft(self) -> Drafted:
-        state = self.state
-        uniforms = None if self.geometry.keyed else state.drawn()
-        window = self.verifying.window(state) if self.source.tables is not None else None
-        return self.source.draft(state, uniforms, window), uniforms
-
-    def _verify(self, drafted: Drafted, slots: int | None) -> tuple[Tensor, Tensor]:
-        return self.verifying.verify(self.state, drafted[0], slots)
-
-    def _accept(self, drafted: Drafted, logits: Tensor) -> Accepted:
-        tree, uniforms = drafted
-        self.finite.note(logits, logits=True)
-        if self.greedy and self.rule.relaxed:
-            return accept_greedy(tree, logits, self.rule)
-        if uniforms is None:
-            return accept_invariant(tree, logits, self.choices, self.state.length)
-        first, masked = self.geometry.draft_columns, self.verifying.guidance.masked
-        tests, bonus = uniforms[:, first : first + self.geometry.test_columns], uniforms[:, -1]
-        accepted = accept(tree, logits, self.filters, self.rule, tests, bonus, masked=masked)
-        if self.accounting == "exact" and self.rule.relaxed:
-            official = self.rule.residual == "official" and masked
-            allowed = logits > float("-inf") if official else None
-            probs = distribution(logits, self.filters)
-            price = path_prices(
-                tree, probs, self.rule, tests, accepted.path, accepted.length, allowed
-            )
-            accepted = replace(accepted, price=price)
-        return accepted
-
-    def _commit(self, drafted: Drafted, features: Tensor, accepted: Accepted) -> None:
-        commit(self.verifying, self.state, drafted[0], features, accepted, self.source)
+from lantern_accel.device.kv_cache import KVCache
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import BackendError, NotFiniteError, StrategyError
+from lantern_accel.strategy.sources import AdaptiveSource, DraftLength
+from lantern_accel.strategy.values import Sampling, Strategy, with_tokens_per_step
 
 
-def commit(
-    verifying: Verifying,
-    state: State,
-    tree: DraftTree,
-    features: Tensor,
-    accepted: Accepted,
-    drafts: Drafts[Any],
-) -> None:
-    """Enter accepted nodes in the slot table, write tokens, update lengths and counters.
+class Engine:
+    """Loads requests into a session's buffers and steps until every image is complete.
 
-    No key or value moves: an accepted node stays in the slot that verification wrote, and its slot
-    becomes that of its position. ``features [R, T, D]`` are the target's, after the final norm. Images
-    that are complete stay as they are.
+    A device captures :meth:`prefill` and :meth:`step`, or where there are several lengths
+    :attr:`functions`. Lengths move by :attr:`chosen`; None: by acceptance, among the lengths whose costs
+    are known, or all of them where none is.
     """
-    g = verifying.geometry
-    last = g.tokens - 1
-    entry, after = (verifying.slots[n : n + g.depth + 1] for n in (0, 1))
-    open_ = state.length < last
-    if g.depth:
-        _enter_slots(verifying, state, tree, accepted, open_)
-    # Known tokens from the one after the root on: accepted drafts, then the bonus.
-    path = tree.tokens.gather(1, accepted.path)
-    count, bonus = accepted.length.unsqueeze(1), accepted.bonus.unsqueeze(1)
-    following = torch.cat((path[:, 1:], bonus), dim=1).scatter(1, count, bonus)
-    # Drafts past the end of the image, and all of a complete one, go to the trash column.
-    column = (state.length.unsqueeze(1) + after).clamp(max=g.tokens)
-    column = column.masked_fill(entry > count, g.tokens)
-    state.tokens.scatter_(1, column, following)
-    gained = accepted.length + 1
-    length = (state.length + gained).clamp(max=last)
-    drafts.after(state, Kept(open_, accepted.path, following, gained, features))
-    state.root.copy_(torch.where(open_, accepted.bonus, state.root))
-    dropped = column[:, : g.depth] == g.tokens
-    state.price.add_(accepted.price.masked_fill(dropped, 0).sum(dim=1))
-    put_first(state.last_path, accepted.path)
-    counted = torch.where(open_, accepted.length, verifying.no_length)
-    state.advance(length, length - state.length, open_, counted)
 
+    chosen: LengthPolicy | None = None
+    functions: dict[str, Callable[[], None]]
+    """What steps and moves between lengths run; captured functions take their places."""
+    usable: frozenset[int] | None = None
+    """The lengths that a device has captured so far, and that steps may have; None: all."""
+    sizes: tuple[int, ...]
+    """Buckets of the target's cache, rising: how many slots a step may look at. The last is the whole."""
+    now: int
+    """The length of the next step: the most tokens that it brings an image."""
+    counted: dict[int, list[int]]
+    """Tokens gained and steps of the last request by length, summed over images that needed them all."""
+    course: Course
 
-def _enter_slots(
-    verifying: Verifying, state: State, tree: DraftTree, accepted: Accepted, open_: Tensor
-) -> None:
-    """Reorder the slots of one tree: the accepted path first, in its order, then the other nodes."""
-    g = verifying.geometry
-    window = tree.window or verifying.window(state)
-    node = verifying.slots[: g.nodes]
-    # Behind its length a path only repeats nodes of its own.
-    off_path = verifying.ones.scatter(1, accepted.path, 0)
-    others = off_path.cumsum(1, dtype=node.dtype) + accepted.length.unsqueeze(1)
-    place = torch.where(off_path == 0, tree.depth, others)
-    # Positions before they are read again: a compiler may write the new length before what reads it late.
-    place = window.positions.gather(1, torch.where(open_.unsqueeze(1), place, node))
-    state.slot_of.scatter_(1, place, window.slots)
-    state.place_of.scatter_(1, window.slots, place)
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        ops: TensorOps,
+        strategy: Strategy,
+        sampling: Sampling,
+        *,
+        batch: int = 1,
+        neighbours: Tensor | None = None,
+        copy: Target | None = None,
+    ) -> None:
+        """Make the buffers; ``batch`` images are decoded together.
+
+        ``drafter``, ``neighbours`` and ``copy``, the target with weights in fewer bits, are left alone by
+        strategies that need none.
+
+        Raises :class:`StrategyError` where the strategy needs a drafter, a neighbour table or a copy that
+        is not there, and for more drafts in a row than the image has tokens.
+        """
+        lengths, source = [0], strategy.drafts
+        if isinstance(source, AdaptiveSource) and source.draft_lengths:
+            every = [one.length for one in source.draft_lengths]
+            lengths = [length for length in every if length <= target.config.num_tokens] or every
+            source = source.of_length(lengths[-1])
+        one = strategy.model_copy(update={"drafts": source})
+        greedy, kind = sampling.greedy, serving(one, sampling.greedy)
+
+        def sized(made_by: type[Source], part: Strategy, longest: Geometry | None) -> Geometry:
+            g = geometry_of(target, drafter, part, sampling, batch)
+            return made_by.sized(g, part.drafts, Sizing(target, ops, greedy, longest))
+
+        g = sized(kind, one, None)
+        drafts_by = drafter if g.drafted else None
+        self.ops = ops
+        self.session = session = Session(
+            target, drafts_by, ops, strategy, sampling, g, kind.layout.state_type,
+            neighbours=neighbours, rewritten=kind.rewrites,
+        )  # fmt: skip
+        self.state, self.finite, self.geometry = session.state, session.finite, session.geometry
+        self.runtime_params, self.filters = session.runtime_params, session.filters
+        self.choices, self.greedy = session.choices, session.greedy
+        self.longest = Step(session, source, kind, session.geometry, copy)
+        #: The target and the drafts of the longest step.
+        self.verifying, self.source = self.longest.verifying, self.longest.source
+        self.by_length = {}
+        for length in lengths[:-1]:
+            part = one.model_copy(update={"drafts": kind.shorter(source, length)})
+            shorter = serving(part, greedy)
+            made = sized(shorter, part, session.geometry)
+            self.by_length[length] = Step(
+                session, part.drafts, shorter, made, longest=self.longest.source
+            )
+        self.now = lengths[-1] or self.longest.geometry.depth + 1
+        self.by_length[self.now] = self.longest
+        self.counted = {}
+        self.divide(usual(self.geometry, self.verifying.cache.layout, ops))
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.session.strategy
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.session.sampling
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths that a step may have, rising; 1 is plain decoding."""
+        return sorted(self.by_length)
+
+    @property
+    def draft_lengths(self) -> tuple[DraftLength, ...]:
+        """What is known of those lengths that steps may have now."""
+        source: Any = self.strategy.drafts
+        may = self.lengths if self.usable is None else self.usable
+        return tuple(one for one in source.draft_lengths if one.length in may)
+
+    @property
+    def returns(self) -> bool:
+        """Whether drafts can be taken up again after plain steps."""
+        return self.source.returns
+
+    @property
+    def caches(self) -> list[KVCache]:
+        """The target's cache and, where there is a drafter, the drafter's."""
+        return [*self.session.caches.values()]
+
+    @property
+    def changes(self) -> dict[str, Tensor]:
+        """Every tensor that prefill and steps change in place, by name: state, soundness and caches.
+
+        They read further ones, such as weights and the request's conditions, and change none of those.
+        """
+        found = {
+            f"state.{name}": value
+            for name, value in self.state.buffers.items()
+            if name not in GIVEN and value.numel()
+        }
+        found |= {f"finite.{name}": value for name, value in self.finite.buffers.items()}
+        found |= {f"source.{name}": t for name, t in self.source.buffers.items() if t.numel()}
+        for owner, cache in self.session.caches.items():
+            for side in ("keys", "values"):
+                for layer, buffer in enumerate(getattr(cache, side)):
+                    found[f"{owner}.{side}.{layer}"] = buffer
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the static buffers, which all lengths share: caches, state and settings."""
+        held = sum(one.nbytes for one in (self.state, self.runtime_params, self.finite))
+        own = sum(int(one.nbytes) for one in self.source.buffers.values())
+        return held + own + sum(cache.layout.nbytes for cache in self.caches)
+
+    # --- what a device captures ----------------------------------------------------------------
+
+    def divide(self, sizes: Sequence[int]) -> None:
+        """Take other buckets below the whole, which is always one; every one holds some step.
+
+        An engine of several lengths takes the one that spares an image most, since each is a function
+        for every length. Raises :class:`StrategyError` for a bucket that holds no step, or more than the
+        cache.
+        """
+        whole = self.verifying.cache.layout.capacity
+        least = self.geometry.prefix + self.geometry.ahead
+        for size in sizes:
+            if not least <= size < whole:
+                raise StrategyError(
+                    f"a bucket of {size} slots serves no step: the first one needs {least}, and the "
+                    f"cache has {whole}"
+                )
+        if len(self.by_length) > 1:
+            # Slots that are not looked at, for as long as the bucket serves.
+            sizes = sorted(sizes, key=lambda size: (size - least) * (size - whole))[:1]
+        self.sizes = (*sorted(set(sizes)), whole)
+        self._names = {
+            (length, slots): self._name(length, slots)
+            for length in self.by_length
+            for slots in (None, *self.sizes)
+        }
+        self.functions = self.host_functions()
+
+    def _name(self, length: int, slots: int | None) -> str:
+        """Return the name of a step among :attr:`functions`."""
+        step = "step" if len(self.by_length) == 1 else f"step {length}"
+        return step if slots in (None, self.sizes[-1]) else f"{step} within {slots}"
+
+    def host_functions(self) -> dict[str, Callable[[], None]]:
+        """Return what a device captures next to prefill: a step of each length, and moving to it."""
+        found: dict[str, Callable[[], None]] = {}
+        for length, step in self.by_length.items():
+            for slots in self.sizes[:-1]:
+                found[self._names[length, slots]] = partial(step.run, slots)
+            found[self._names[length, None]] = step.run
+            found |= {f"{verb} {length}": one for verb, one in step.moves.items()}
+        found.pop(f"widen {min(self.by_length)}", None)  # no step is shorter
+        return found
+
+    def functions_of(self, length: int) -> dict[str, Callable[[], None]]:
+        """Return those of :meth:`host_functions` that steps of one length need."""
+        found = self.host_functions()
+        names = [self._names[length, slots] for slots in self.sizes]
+        names += [f"{verb} {length}" for verb in ("widen", "gather")]
+        return {name: found[name] for name in names if name in found}
+
+    @property
+    def steps(self) -> dict[int, Callable[[], None]]:
+        """A step of the present length, by the slots that it looks at."""
+        smaller = {slots: partial(self.step, slots) for slots in self.sizes[:-1]}
+        return {**smaller, self.sizes[-1]: self.step}
+
+    def prefill(self) -> None:
+        """Run the prompt, draw the first token and get drafts ready. No value is read by the host."""
+        session, step = self.session, self.longest
+        session.choices.prepare()
+        features, logits = step.verifying.prefill(session.state)
+        weights = session.first_token(logits)
+        step.source.begin(session.state, features, weights)
+
+    def step(self, slots: int | None = None) -> None:
+        """Run one step of the present length. No value is read by the host, but by an observer.
+
+        ``slots``: one of :attr:`sizes`, as many of the target's cache are looked at; None: all.
+        """
+        if self.session.observer is not None:  # a captured step shows nobody what it judges
+            self.by_length[self.now].run(slots)
+        else:
+            self.functions[self._names[self.now, slots]]()
+
+    def move(self, length: int) -> None:
+        """Go on with another length; its steps find what they need (:attr:`.Step.moves`)."""
+        if length != self.now:
+            first = self.functions.get(f"{'widen' if length > self.now else 'gather'} {length}")
+            if first is not None:
+                first()
+        self.now = length
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def configure(self, strategy: Strategy, sampling: Sampling) -> None:
+        """Take other values of the settings that are data (:meth:`.Session.configure`)."""
+        self.session.configure(strategy, sampling)
+
+    def randomness(self, seed: int | Sequence[int], images: list[int]) -> Tensor:
+        """Return what decides a request's images (:meth:`.Session.randomness`)."""
+        return self.session.randomness(seed, images)
+
+    def load(self, condition: Tensor, prefix_mask: Tensor, randomness: Tensor) -> None:
+        """Clear the buffers and copy a request into them (:meth:`.Session.load`)."""
+        self.session.load(condition, prefix_mask, randomness)
+        self.source.clear()
+
+    def start(
+        self,
+        condition: Tensor,
+        prefix_mask: Tensor,
+        randomness: Tensor,
+        prefill: Callable[[], None] | None = None,
+    ) -> None:
+        """Load a request and prefill; ``prefill`` replays a captured :meth:`prefill`."""
+        self.load(condition, prefix_mask, randomness)
+        (prefill or self.prefill)()
+
+    def leave_out(self, first: int) -> None:
+        """Finish the images from ``first`` on, which only fill a batch; call after :meth:`start`.
+
+        One copy of one shape, so that no number of images is a shape of its own.
+        """
+        length = self.state.length
+        done = torch.zeros(length.shape, dtype=length.dtype)
+        done[first:] = self.geometry.tokens - 1
+        length.copy_(done)
+
+    def length_policy(self) -> LengthPolicy:
+        """Return what chooses the lengths of a request's steps."""
+        if self.chosen is not None:
+            return self.chosen
+        if len(self.by_length) == 1:
+            return FixedLength(self.now)
+        from lantern_accel.decoding.length_policy import CHAIN_GAIN, GAIN, AcceptancePolicy
+
+        known = with_tokens_per_step(self.draft_lengths, {n: self.usual(n) for n in self.lengths})
+        timed = tuple(one for one in known if one.cost is not None)
+        # A draft head guesses all drafts anew: nothing has to settle after a move.
+        gain = GAIN if self.source.settles and not self.geometry.guesses else CHAIN_GAIN
+        return AcceptancePolicy(timed or known, gain, self.geometry.batch)
+
+    def usual(self, length: int) -> float:
+        """Return the tokens that a step of this length brings, where nobody has counted them.
+
+        Of a drafter, or a copy of the target, that is the most: how often it is right is counted.
+        """
+        from lantern_accel.decoding.length_policy import usual_tokens_per_step
+
+        return usual_tokens_per_step(length) if self.source.settles else float(length)
+
+    def _schedule(self, watched: bool, check_every: int) -> SyncSchedule:
+        """Return when the host looks at the lengths; ``watched``: somebody waits for progress."""
+        g, lag = self.geometry, self.session.progress.lag
+        if len(self.by_length) == 1:
+            return FixedSchedule(g, lag, check_every, watched)
+        return AdaptiveSchedule(g, lag, self.returns, watched)
+
+    def begin(self, steps: Steps | None, schedule: SyncSchedule, known: int = 1) -> None:
+        """Begin to advance images of which ``known`` tokens are known, all of them where none is drawn.
+
+        ``steps`` replays a captured :meth:`step`, which looks at the whole cache, or all of
+        :attr:`steps`.
+        """
+        if callable(steps):
+            steps = {self.sizes[-1]: steps}
+        policy = self.length_policy()
+        self.course = Course(self, steps or self.steps, policy, schedule, known)
+        self.counted, self.now = {}, max(self.lengths)  # what prefill has prepared
+        self.move(policy.begin())
+        schedule.begin(self.now)
+
+    def advance(self) -> Progress:
+        """Run steps until the host has read how far images are (:meth:`.Course.advance`)."""
+        return self.course.advance()
+
+    def run(
+        self,
+        step: Steps | None = None,
+        on_progress: Callable[[int], None] | None = None,
+        check_every: int = 1,
+    ) -> Decoded:
+        """Step until every image is complete; call :meth:`start` first.
+
+        ``step`` as in :meth:`begin`. ``on_progress`` gets the tokens known by the slowest image. In an
+        engine of one length the host looks ``check_every`` steps apart, once images can be complete.
+        Raises :class:`NotFiniteError` where logits were infinite or no numbers.
+        """
+        self.begin(step, self._schedule(on_progress is not None, check_every))
+        course = self.course
+        while True:
+            progress = self.advance()
+            if progress.failed:
+                self._require_finite(course.index)
+            if on_progress is not None:
+                on_progress(min(progress.known))
+            if progress.complete:
+                break
+        while course.posted:  # so that the next request reads none of this one's
+            course.read()
+        self._require_replayed(course.index)
+        self._require_finite(course.index)
+        return self.decoded()
+
+    def rehearse(
+        self,
+        condition: Tensor,
+        prefix_mask: Tensor,
+        randomness: Tensor,
+        prefill: Callable[[], None],
+        step: Callable[[], None],
+    ) -> Decoded:
+        """Do once what a request does besides its steps, so that a device has compiled that too.
+
+        Loading, one step, the host's look at the lengths, and reading what was decoded. Arguments as
+        :meth:`start` takes them.
+        """
+        self.start(condition, prefix_mask, randomness, prefill)
+        self.leave_out(0)
+        step()
+        self.session.progress.post()
+        self.session.progress.read()
+        self._require_replayed(1)
+        self.finite.count.cpu()
+        return self.decoded()
+
+    def decoded(self, rows: slice = slice(None)) -> Decoded:
+        """Return the tokens and counters of the request, or of some of its images, on the host."""
+        g, state = self.geometry, self.state
+        return Decoded(
+            state.tokens[rows, : g.tokens].to("cpu", torch.int64, copy=True),
+            state.steps[rows].to("cpu", torch.int64, copy=True),
+            state.histogram[rows].to("cpu", torch.int64, copy=True),
+            state.price[rows].to("cpu", copy=True),
+        )
+
+    def not_finite(self, row: int, passes: int) -> NotFiniteError:
+        """Return the error that an image's numbers were not finite after so many passes."""
+        dtype = str(self.verifying.target.weight.dtype).removeprefix("torch.")
+        return NotFiniteError(row, passes, dtype)
+
+    def _require_finite(self, calls: int) -> None:
+        """Raise where numbers are not finite: NotFiniteError, or what is wrong with the replays."""
+        finite = self.finite.count.tolist()
+        least = min(finite)
+        if least <= calls:
+            self._require_replayed(calls, complete=False)  # numbers of steps that were not run
+            raise self.not_finite(finite.index(least), least)
+
+    def _require_replayed(self, calls: int, complete: bool = True) -> None:
+        """Raise BackendError where so many replays left steps undone; what they drew is no image."""
+        if int(self.state.step) <= calls or (
+            complete and int(self.state.length.min()) + 1 < self.geometry.tokens
+        ):
+            raise self.not_replayed(calls)
+
+    def not_replayed(self, calls: int) -> BackendError:
+        """Return the error that so many replays left steps undone."""
+        done, known = int(self.state.step), int(self.state.length.min()) + 1
+        return BackendError(
+            f"after the prefill and {calls} steps the device shows {done} of these {1 + calls} as "
+            f"done and {known} of {self.geometry.tokens} tokens, so what it replays is not the step; "
+            "decode without captured steps if the backend has an option for it, and run "
+            "`lantern-accel conform` with --only replay"
+        )

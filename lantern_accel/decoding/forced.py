@@ -7,13 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.step_engine import StepEngine
+from lantern_accel.decoding.engine import Engine
 
 #: Tokens of a pass.
 TOKENS = 64
 
 
-def forced_pass(engine: StepEngine, first: int, count: int) -> Callable[[Tensor], Tensor]:
+def forced_pass(engine: Engine, first: int, count: int) -> Callable[[Tensor], Tensor]:
     """Return a pass over ``count`` tokens from ``first`` on: from them, ``[B, count]``, to guided logits.
 
     ``engine``: of plain decoding. The pass is its own, over many tokens and its cache.
@@ -32,10 +32,10 @@ def forced_pass(engine: StepEngine, first: int, count: int) -> Callable[[Tensor]
     return run
 
 
-def forced_logits(engine: StepEngine, tokens: Tensor) -> Tensor:
+def forced_logits(engine: Engine, tokens: Tensor) -> Tensor:
     """Return the guided logits of every token of images, given those before: float32 ``[B, N, V]``.
 
-    ``engine``: of plain decoding, with prompts in its buffers (:meth:`~.EngineBase.load`); ``tokens``
+    ``engine``: of plain decoding, with prompts in its buffers (:meth:`~.Engine.load`); ``tokens``
     integer ``[B, N]``. Logits are those of its steps, to the bit where a device multiplies each row
     alone.
     """

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lantern_accel.decoding.target import Drafter, Sizes, Target, place_of
-from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.kv_cache import KVLayout
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import NO_DRAFTER, DynamicTree, Sampling, Strategy
+from lantern_accel.strategy.values import NO_DRAFTER, Sampling, Strategy
 
 
 @dataclass(frozen=True)
@@ -17,18 +16,18 @@ class Geometry:
     """Every size that a step's shapes depend on; host integers, fixed for an engine's life.
 
     ``batch`` images; ``branches`` 2 with guidance (rows ``[cond; uncond]``), else 1; ``prefix`` and
-    ``tokens`` positions of prompt and image; ``nodes`` of the tree with its root; ``depth`` of its
-    deepest draft; ``scratch`` drafter nodes a step; ``vocab`` codes; ``dim`` width of a feature;
-    ``own_prompts``: rows of one image have prompts of their own (see :class:`Branches`); ``drafted``: a
-    drafter drafts; ``taps``: states of the target that the drafter reads next to the feature;
-    ``draft_columns, test_columns``: uniforms that drafting and testing take per image and step.
-    ``spread``: nodes of a longer step on the same buffers, among whose slots tokens may lie; ``keyed``:
-    no uniforms, since tokens are compared with what the seed or the likeliest code decides
-    (:mod:`~.invariant`); ``tabled``: their noise is a table of all positions.
+    ``tokens`` positions of prompt and image; ``nodes`` of a step with the root; ``depth`` of its deepest
+    draft; ``vocab`` codes; ``dim`` width of a feature; ``own_prompts``: rows of one image have prompts of
+    their own (see :class:`Branches`); ``draft_columns, test_columns``: uniforms that drafting and testing
+    take per image and step; ``keyed``: no uniforms, since tokens are compared with what the seed or the
+    likeliest code decides (:mod:`~.invariant`); ``tabled``: their noise is a table of all positions.
 
-    ``in_place``: the drafts of a window, each in the slot of its position in the image; ``kept``
-    distributions are kept per image; ``passes`` are recalled. ``guesses``: a draft head guesses, from
-    the last exact state.
+    Of trees: ``scratch`` drafter nodes a step; ``drafted``: a drafter drafts; ``taps``: states of the
+    target that the drafter reads next to the feature; ``spread``: nodes of a longer step on the same
+    buffers, among whose slots tokens may lie.
+
+    Of windows: ``kept`` distributions are kept per image; ``passes`` are recalled; ``guesses``: a draft
+    head guesses, from the last exact state.
     """
 
     batch: int
@@ -37,18 +36,17 @@ class Geometry:
     tokens: int
     nodes: int
     depth: int
-    scratch: int
     vocab: int
     dim: int
     own_prompts: bool = False
-    drafted: bool = False
-    taps: int = 0
     draft_columns: int = 0
     test_columns: int = 0
     keyed: bool = False
     tabled: bool = False
+    scratch: int = 0
+    drafted: bool = False
+    taps: int = 0
     spread: int = 0
-    in_place: bool = False
     kept: int = 0
     passes: int = 0
     guesses: bool = False
@@ -63,22 +61,14 @@ class Geometry:
         return self.batch * self.branches
 
     @property
-    def image_slots(self) -> int:
-        """Slots after the prompt: every image token but the last, and the nodes of one tree.
-
-        In place: the image, and the trash slot.
-        """
-        if self.in_place:
-            return self.tokens + 1
-        return self.tokens - 1 + self.ahead
+    def ahead(self) -> int:
+        """Slots behind an image's committed positions that a step writes and sees."""
+        return max(self.nodes, self.spread)
 
     @property
-    def ahead(self) -> int:
-        """Slots behind an image's committed positions that a step writes and sees.
-
-        In place: those of its nodes and the trash slot.
-        """
-        return self.nodes + 1 if self.in_place else max(self.nodes, self.spread)
+    def image_slots(self) -> int:
+        """Slots after the prompt: every image token but the last, and the nodes of one tree."""
+        return self.tokens - 1 + self.ahead
 
     @property
     def target_slots(self) -> int:
@@ -89,6 +79,21 @@ class Geometry:
     def drafter_slots(self) -> int:
         """Prompt, image, scratch and a trash slot; the drafter's prefix is one position shorter."""
         return self.prefix - 1 + self.tokens + self.scratch + 1
+
+
+@dataclass(frozen=True)
+class WindowGeometry(Geometry):
+    """Sizes of steps whose drafts lie in the slots of their positions in the image."""
+
+    @property
+    def ahead(self) -> int:
+        """Slots behind an image's committed positions: those of a step's nodes, and the trash slot."""
+        return self.nodes + 1
+
+    @property
+    def image_slots(self) -> int:
+        """Slots after the prompt: the image, and the trash slot."""
+        return self.tokens + 1
 
 
 def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
@@ -118,39 +123,26 @@ def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
 def geometry_of(
     target: Target, drafter: Drafter | None, strategy: Strategy, sampling: Sampling, batch: int
 ) -> Geometry:
-    """Return the sizes of an engine; nothing is allocated.
+    """Return the sizes that all sources of drafts have; nothing is allocated.
 
     Raises :class:`StrategyError` where the strategy needs a drafter that is not there, drafts more in a
     row than the image has tokens, or has a setting that the codebook cannot serve.
     """
-    config, tree = target.config, strategy.drafts
-    if not tree.needs_drafter:
+    config, drafts = target.config, strategy.drafts
+    if not drafts.needs_drafter:
         drafter = None
     elif drafter is None:
         raise StrategyError(
             f"the strategy {strategy.name!r} drafts tokens, but this model has no drafter; these "
             f"strategies need none: {NO_DRAFTER}; or train one with `lantern-accel train drafter`"
         )
-    nodes, depth = tree.size
+    nodes, depth = drafts.size
     if depth >= config.num_tokens:
         raise StrategyError(
             f"a step is {depth} drafts deep and has {depth + 1} tokens, but an image has "
             f"{config.num_tokens} tokens; choose a shallower tree or a shorter window"
         )
     check(strategy, sampling, config.vocab_size)
-    scratch = tests = drafts = 0
-    if isinstance(tree, DynamicTree):
-        scratch, tests = tree.depth * tree.top_k, tree.top_k * depth
-    elif tree.shape is not None:
-        tables = TreeTables(tree.shape)
-        tests = sum(tables.max_children)
-        if drafter is not None:
-            scratch = sum(len(level) for level in tables.inner[1:])
-            widths = zip(tables.inner, tables.max_children, strict=True)
-            drafts = sum(len(level) * width for level, width in widths)
-    keyed = strategy.invariant or sampling.greedy
-    if keyed:
-        tests = drafts = 0
     return Geometry(
         batch=batch,
         branches=sampling.branches,
@@ -158,15 +150,12 @@ def geometry_of(
         tokens=config.num_tokens,
         nodes=nodes,
         depth=depth,
-        scratch=scratch,
         vocab=config.vocab_size,
         dim=config.dim,
         own_prompts=target.own_prompts,
         drafted=drafter is not None,
         taps=len(drafter.taps) if drafter is not None else 0,
-        draft_columns=drafts,
-        test_columns=tests,
-        keyed=keyed,
+        keyed=strategy.invariant or sampling.greedy,
     )
 
 

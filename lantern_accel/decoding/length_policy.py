@@ -1,12 +1,4 @@
-"""Chooses the draft length from acceptance counts alone.
-
-Whatever the rule, the images follow the target's distribution, as long as it reads counts only. How many
-drafts a step keeps is settled by the tests up to the first that fails. What lies behind it was drawn from
-the distributions that are kept with it, given everything before it, whether or not the next window covers
-it: so no choice that is made from such counts changes the law of a draft that is still to be tested. A
-rule that looked at the drafts themselves could drop just those that it dislikes, and would bias the
-images; it is not given them.
-"""
+"""Chooses the length that acceptance counts promise most of, and estimates what lengths bring."""
 
 from __future__ import annotations
 
@@ -14,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
 
+from lantern_accel.decoding.policy import Block
 from lantern_accel.strategy.sources import DraftLength
 
 #: Tokens per step by length, where nothing was measured: the bundled model at temperature 1.
@@ -46,41 +38,6 @@ SURE = 1.03
 SPREAD = 0.12
 #: The same as :data:`GAIN` for chains, which are drafted anew in every step.
 CHAIN_GAIN = 1.02
-
-
-@dataclass(frozen=True)
-class Block:
-    """Steps of one length: how many, the tokens that each image gained, and those that it still lacks."""
-
-    length: int
-    steps: int
-    gained: tuple[int, ...]
-    left: tuple[int, ...]
-
-
-class LengthPolicy(Protocol):
-    """Chooses lengths among those of a window; gets counts only."""
-
-    def begin(self) -> int:
-        """Return the length of an image's first steps."""
-        ...
-
-    def observe(self, block: Block) -> int:
-        """Return the length of the next steps, after those of ``block``."""
-        ...
-
-
-@dataclass(frozen=True)
-class FixedLength:
-    """One length for all steps."""
-
-    length: int
-
-    def begin(self) -> int:
-        return self.length
-
-    def observe(self, block: Block) -> int:
-        return self.length
 
 
 def usual_tokens_per_step(length: int) -> float:
@@ -225,6 +182,10 @@ class AcceptancePolicy:
             self.shift = min(max(self.shift, -MOST_SHIFT), MOST_SHIFT)
         self.now = self.best(block.left)
         return self.now
+
+    def forget(self, row: int) -> None:
+        if self.own:
+            self.own[row] = 0.0
 
     def _off(self, block: Block, gained: float, own: float, memory: float) -> float:
         """Return what tokens that were gained in a block add to a shift, which held ``own`` more."""

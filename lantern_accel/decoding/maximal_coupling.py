@@ -12,24 +12,11 @@ Source: SJD (arXiv 2410.01699).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from lantern_accel.decoding.logits import Draws
-
-
-@dataclass(frozen=True)
-class Coupled:
-    """One step's outcome for ``B`` images and the ``L`` positions behind the last known token.
-
-    ``tokens`` integer ``[B, L]``: the new ones, the bonus last; ``count`` integer ``[B]`` or ``[1]``: how
-    many of them are known now, 1 to L.
-    """
-
-    tokens: Tensor
-    count: Tensor
+from lantern_accel.decoding.window_layout import Coupled
 
 
 def leading(accepted: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.state import State
+from lantern_accel.decoding.state import WindowState
 from lantern_accel.device.operations import TensorOps
 
 
@@ -34,7 +34,7 @@ class RowCache:
         self.order = torch.arange(passes, dtype=index, device=device)
 
     def find(
-        self, state: State, places: Tensor, left: Tensor, earlier: Tensor
+        self, state: WindowState, places: Tensor, left: Tensor, earlier: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return where to look for positions ``places [B, S]``, and whether there is a row of them.
 
@@ -53,7 +53,7 @@ class RowCache:
         entry = torch.where(hit, worth, 0).argmax(dim=-1).to(self.index)
         return entry, hit.any(dim=-1)
 
-    def write(self, state: State, places: Tensor, x: Tensor, chosen: Tensor) -> None:
+    def write(self, state: WindowState, places: Tensor, x: Tensor, chosen: Tensor) -> None:
         """Keep what a pass chose for ``places [B, L]``, behind the window's tokens ``x [B, L]``."""
         # A shorter window on a longer one's buffers leaves older rows behind its own: they stay true.
         at = (state.step % self.passes) * state.row_keys.shape[2] + self.ahead - 1

@@ -15,9 +15,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Filter
 from lantern_accel.device.sampling import SamplingOps, guide
-from lantern_accel.nn.transformer import REFERENCE
+
+REFERENCE = TensorOps()
 
 
 class HasRotary(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,22 +34,10 @@ class State(StaticBuffers):
     trash. ``uniforms`` float32 ``[B, N, columns]`` or ``keys`` int32 ``[B, 3]``: the request's
     randomness (:mod:`lantern_accel.device.noise`); ``noise`` float32 ``[B, N, V]``, of the keys, where it
     is a table (:attr:`.Preferences.noise_bytes`). ``histogram [B, D + 1]``: steps by accepted drafts.
-
-    Of trees, whose nodes lie in any slots: the root (known, not yet run through the target) is token
-    ``length``. ``slot_of [B, S]``: the cache slot that holds each image position, a permutation;
-    positions up to ``length`` are committed, and the ``nodes`` after them are where the next tree is
-    written. ``place_of [B, S]`` is its inverse. ``pending_*``: tokens that the drafter has yet to catch
-    up on, ``depth + 1`` at most, with the target features they follow from.
-
-    Of windows (``in_place``), where everything lies at its position of the image: ``length`` is the last
-    known token, whose keys and values the next pass writes; behind it ``tokens`` has drafts. ``newest
-    [B]``: the last position that a pass has predicted. ``q`` float32 ``[B, K + 1, V]``: the distributions
-    of positions, a ring of K and a trash row: what drafts were drawn from, or where noise decides what a
-    pass gave, which fresh drafts follow. It is as wide as the vocabulary of *codes*: 64 positions of
-    16,384 codes are 4 MiB per image, as much as one pass's own distributions. Of the last M passes
-    ``row_keys`` integer ``[B, M, L]`` says which position each row is of and which token it followed, as
-    one number; ``row_previous`` the token before that, and ``row_tokens`` the token that the pass chose.
     """
+
+    in_place: ClassVar[bool] = False
+    """Whether a token's keys and values are in the slot of its position in the image."""
 
     def __init__(
         self,
@@ -60,11 +48,8 @@ class State(StaticBuffers):
         device: torch.device,
     ) -> None:
         """``dtype``: the weights'."""
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        ints = partial(zeros, dtype=index)
+        self._device, self._index = device, index
+        zeros, ints = self._zeros, self._ints
         self.condition = condition
         self.length = ints(g.batch)
         self.tokens = ints(g.batch, g.tokens + 1)
@@ -81,23 +66,21 @@ class State(StaticBuffers):
         self.start = ints(g.rows if g.own_prompts else 0)
         #: What a step may gain, by the columns of the histogram.
         self._gains = torch.arange(1, g.depth + 2, dtype=index, device=device)
-        self.in_place = g.in_place
-        if self.in_place:
-            self.newest = ints(g.batch)
-            self.q = zeros(g.batch, g.kept + 1, g.vocab) if g.kept else zeros(0)
-            held = (g.batch, g.passes, g.depth + 1) if g.passes else (0, 0, 0)
-            self.row_keys, self.row_previous, self.row_tokens = (ints(*held) for _ in range(3))
-            self.feature = zeros(g.batch, g.dim) if g.guesses else zeros(0)
-            return
-        self.root = ints(g.batch)
-        self.pending_tokens = ints(g.batch, g.depth + 1)
-        self.pending_count = ints(g.batch)
-        self.pending_features = zeros(g.rows, g.depth + 1, (g.taps + 1) * g.dim, dtype=dtype)
-        self.last_path = ints(g.batch, g.depth + 1)
-        self.slot_of = ints(g.batch, g.image_slots)
-        self.place_of = ints(g.batch, g.image_slots)
-        self._slots = torch.arange(g.image_slots, dtype=index, device=device)
-        self.reset()
+        self._own(g, dtype)
+
+    def _own(self, g: Geometry, dtype: torch.dtype) -> None:
+        """Make the buffers of one kind of steps."""
+
+    def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self._device)
+
+    def _ints(self, *shape: int) -> Tensor:
+        return self._zeros(*shape, dtype=self._index)
+
+    def begin(self, token: Tensor) -> None:
+        """Note the image's first token ``[B]``, which no step has run."""
+        self.tokens[:, 0].copy_(token)
+        self.step.fill_(1)
 
     def drawn(self, back: int = 0) -> Tensor:
         """Return the uniforms ``[B, columns]`` of this step, or of the one ``back`` before it."""
@@ -123,18 +106,75 @@ class State(StaticBuffers):
         ``pending``: tokens that a drafter has yet to catch up on.
         """
         self.length.fill_(position)
-        if self.in_place:
-            self.newest.fill_(position)  # what is known there does not change the time
-        else:
-            self.pending_count.fill_(pending)
+
+    def reset(self) -> None:
+        """Return every buffer to zero, in place."""
+        for value in self.buffers.values():
+            value.zero_()
+
+
+class TreeState(State):
+    """The state of steps whose nodes lie in any slots; the root, known and not yet run, is ``length``.
+
+    ``slot_of [B, S]``: the cache slot that holds each image position, a permutation; positions up to
+    ``length`` are committed, and the ``nodes`` after them are where the next tree is written. ``place_of
+    [B, S]`` is its inverse. ``pending_*``: tokens that the drafter has yet to catch up on, ``depth + 1``
+    at most, with the target features they follow from.
+    """
+
+    def _own(self, g: Geometry, dtype: torch.dtype) -> None:
+        zeros, ints = self._zeros, self._ints
+        self.root = ints(g.batch)
+        self.pending_tokens = ints(g.batch, g.depth + 1)
+        self.pending_count = ints(g.batch)
+        self.pending_features = zeros(g.rows, g.depth + 1, (g.taps + 1) * g.dim, dtype=dtype)
+        self.last_path = ints(g.batch, g.depth + 1)
+        self.slot_of = ints(g.batch, g.image_slots)
+        self.place_of = ints(g.batch, g.image_slots)
+        self._slots = torch.arange(g.image_slots, dtype=self._index, device=self._device)
+        self.reset()
+
+    def begin(self, token: Tensor) -> None:
+        self.root.copy_(token)
+        super().begin(token)
+
+    def rewind(self, position: int, pending: int) -> None:
+        super().rewind(position, pending)
+        self.pending_count.fill_(pending)
 
     def reset(self) -> None:
         """Return every buffer to zero, and every position to the slot of its own number, in place."""
-        for value in self.buffers.values():
-            value.zero_()
-        if not self.in_place:
-            self.slot_of.copy_(self._slots.expand_as(self.slot_of))
-            self.place_of.copy_(self._slots.expand_as(self.place_of))
+        super().reset()
+        self.slot_of.copy_(self._slots.expand_as(self.slot_of))
+        self.place_of.copy_(self._slots.expand_as(self.place_of))
+
+
+class WindowState(State):
+    """The state of steps in which everything lies at its position of the image.
+
+    ``length`` is the last known token, whose keys and values the next pass writes; behind it ``tokens``
+    has drafts. ``newest [B]``: the last position that a pass has predicted. ``q`` float32 ``[B, K + 1,
+    V]``: the distributions of positions, a ring of K and a trash row: what drafts were drawn from, or
+    where noise decides what a pass gave, which fresh drafts follow. It is as wide as the vocabulary of
+    *codes*: 64 positions of 16,384 codes are 4 MiB per image, as much as one pass's own distributions.
+    ``row_keys`` integer ``[B, M, L]`` of the last M passes: which position each row is of and which token
+    it followed, as one number; ``row_previous``: the token before that; ``row_tokens``: the token that
+    the pass chose. ``feature`` float32 ``[B, D]``: the last exact state, which a draft head guesses from.
+    """
+
+    in_place = True
+
+    def _own(self, g: Geometry, dtype: torch.dtype) -> None:
+        zeros, ints = self._zeros, self._ints
+        self.newest = ints(g.batch)
+        self.q = zeros(g.batch, g.kept + 1, g.vocab) if g.kept else zeros(0)
+        held = (g.batch, g.passes, g.depth + 1) if g.passes else (0, 0, 0)
+        self.row_keys, self.row_previous, self.row_tokens = (ints(*held) for _ in range(3))
+        self.feature = zeros(g.batch, g.dim) if g.guesses else zeros(0)
+
+    def rewind(self, position: int, pending: int) -> None:
+        super().rewind(position, pending)
+        self.newest.fill_(position)  # what is known there does not change the time
 
 
 class RuntimeParams(StaticBuffers):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.rows import Allowed, HasRotary
-from lantern_accel.nn.transformer import Pass
+from lantern_accel.device.kv_cache import Pass
 
 
 class Sizes(Protocol):

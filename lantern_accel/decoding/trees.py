@@ -40,7 +40,7 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Written:
+class CacheWrites:
     """The image's ``positions`` and ``slots`` that a tree is written to, integer ``[B, T]`` each.
 
     ``before [B, 1]``: the position before them.
@@ -64,7 +64,8 @@ class DraftTree:
     ``inner [B, G]``: the node of each group, in the order of groups; None: every node is one, whether it
     has children or not. ``first_tests [B, T]``, ``known_ranks``, ``known_ahead``, ``known_places``: what
     :meth:`tests`, :meth:`ranks`, :meth:`ahead` and :meth:`places` return, where it is known before the
-    drafts. ``window``: where verification writes the nodes, where that is known.
+    drafts. ``writes``: where verification writes the nodes, where that is known. ``uniforms [B,
+    columns]``: the step's, where drafts took some.
     """
 
     tokens: Tensor
@@ -82,7 +83,8 @@ class DraftTree:
     known_ranks: Ranks | None = None
     known_ahead: Tensor | None = None
     known_places: Tensor | None = None
-    window: Written | None = None
+    writes: CacheWrites | None = None
+    uniforms: Tensor | None = None
 
     @property
     def parents(self) -> Tensor | None:
@@ -139,6 +141,25 @@ class DraftTree:
             leaf=leaf,
             nothing=torch.zeros(ids.shape, device=ids.device),
         )
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What one step keeps, for ``B`` images.
+
+    ``path`` integer ``[B, D + 1]``: nodes from the root on, valid up to ``length``, and behind it nodes
+    that it has already; ``length`` integer ``[B]``: accepted drafts; ``bonus`` integer ``[B]``: the token
+    after the path (the next root); ``weights`` float32 ``[B, V]``: what it was drawn from; ``price``
+    float32 ``[B, D]``: what relaxation cost the token after each node of the path. Its expectation bounds
+    the total variation between the law of that token and the target's; at temperature 0 it is 1 where the
+    token is not the argmax.
+    """
+
+    path: Tensor
+    length: Tensor
+    bonus: Tensor
+    weights: Tensor
+    price: Tensor
 
 
 class TreeTables:

@@ -1,4 +1,4 @@
-"""Runs the target: prefill over the prompt, verification over a tree."""
+"""Runs the target: prefill over the prompt, and a pass over the nodes of a step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.rows import Branches, Guidance
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.target import Target, logits_of
-from lantern_accel.decoding.trees import DraftTree, Written
-from lantern_accel.device.kv_cache import KVCache
+from lantern_accel.device.kv_cache import KVCache, Pass
 from lantern_accel.device.operations import TensorOps, flags
-from lantern_accel.nn.transformer import Pass, dense_visible, pads_visible
+from lantern_accel.nn.masks import dense_visible, pads_visible
 
 
 @dataclass
@@ -42,12 +41,6 @@ class Verifying:
         self.branches = Branches(g.batch, g.branches, g.prefix, g.own_prompts)
         self._rows = self.branches.rows
         self.first = torch.zeros(g.batch, dtype=self.ops.index, device=device)
-        #: Slots behind all that a step looks at, which no node sees.
-        rest = max(len(self.slots) - g.target_slots, 0)
-        self.around = torch.arange(-1, g.nodes, dtype=self.ops.index, device=device)
-        self.no_length = torch.full((g.batch,), -1, dtype=self.ops.index, device=device)
-        self.ones = torch.ones(g.batch, g.nodes, dtype=self.ops.index, device=device)
-        self.hidden = flags(False, self.branches.masks, g.nodes, rest, device=device)
 
     def _states(self, x: Tensor, at: Pass) -> tuple[Tensor, Tensor]:
         """Run the target; return what the drafter reads, and the features that the head reads."""
@@ -76,46 +69,6 @@ class Verifying:
         states, features = self._states(x, at)
         logits = self.guidance(logits_of(self.target, features[:, -1:]), self.first)
         return states, logits[:, 0]
-
-    def window(self, state: State) -> Written:
-        """Return where in the image the next tree is written."""
-        around = state.length.unsqueeze(1) + self.around
-        positions = around[:, 1:]
-        return Written(around[:, :1], positions, state.slot_of.gather(1, positions))
-
-    def _visible(self, state: State, tree: DraftTree, before: Tensor, slots: int) -> Tensor:
-        """Return what each node sees of the first ``slots`` slots, bool ``[M, T, slots]``.
-
-        That is the prompt, every committed position, and its own ancestors in the tree. Positions below
-        ``length + nodes`` lie in the slots below ``length + nodes``: a step hands slots round among the
-        ``nodes`` positions behind ``length``, and every later one still lies in the slot of its number.
-        """
-        g = self.geometry
-        # From 0, which is committed, over the nodes to what is behind them.
-        place = state.place_of[:, : slots - g.prefix] - before
-        place = place.clamp(min=0, max=g.nodes + 1).unsqueeze(1).expand(-1, g.nodes, -1)
-        image = tree.places().gather(2, place)
-        prompt = state.prefix_mask.unsqueeze(1).expand(-1, g.nodes, -1)
-        seen = [prompt, self.branches.masked(image)]
-        if slots == g.target_slots and self.hidden.shape[-1]:
-            seen.append(self.hidden)
-        return torch.cat(seen, dim=-1)
-
-    def verify(
-        self, state: State, tree: DraftTree, slots: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Run every node of the tree in one pass; features ``[R, T, D]`` and guided logits [B, T, V].
-
-        Nodes are written where :meth:`window` says, and those that are accepted stay there. ``slots``:
-        how many of the cache are looked at, the first ones; None: all.
-        """
-        g = self.geometry
-        window = tree.window or self.window(state)
-        cells = (state.length.unsqueeze(1) + tree.ahead()).clamp(max=g.tokens - 1)
-        cells, following = cells.chunk(2, dim=1)
-        seen = min(slots or g.target_slots, g.target_slots)
-        visible = self._visible(state, tree, window.before, seen)
-        return self.run(state, tree.tokens, cells, following, window.slots + g.prefix, visible)
 
     def run(
         self,

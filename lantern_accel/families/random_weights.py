@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from lantern_accel.checkpoints.loading import without_data
-from lantern_accel.decoding.base import EngineBase
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError, did_you_mean
 from lantern_accel.families.base import Model
@@ -49,9 +48,9 @@ class RandomModel(Model):
 
     def engine(
         self, ops: TensorOps, strategy: Strategy, sampling: Sampling, batch: int = 1
-    ) -> EngineBase:
+    ) -> Engine:
         """Return an engine on these weights; a copy to draft with is the target itself."""
-        return engine_for(
+        return Engine(
             self.target,
             self.drafter,
             ops,

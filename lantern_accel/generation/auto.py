@@ -14,8 +14,8 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.base import EngineBase
+from lantern_accel.decoding.calibrate import calibrate, count
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.generation.copies import (
     DRAFTS,
     USUAL_RATES,
@@ -367,11 +367,10 @@ class Auto:
         if found is None:
             return None
         engine, begin = found[0].engine, found[1]
-        assert isinstance(engine, AdaptiveEngine)
         if engine.usable is not None:
             return None
         begin()
-        one = one.with_times(engine.calibrate(self.backend.stopwatch, *least))
+        one = one.with_times(calibrate(engine, self.backend.stopwatch, *least))
         if one.known and not engine.geometry.guesses:
             return one
         lengths = [p for p in one.weighed(one.times[1]).strategy.lengths if p.cost is not None]
@@ -383,7 +382,7 @@ class Auto:
             begin()
             most = COPY_STEPS if copies_of(one.strategy) else DRAFTER_STEPS
             steps = max(1, min(most, (engine.geometry.tokens - 1) // length))
-            one = one.with_counts({length: engine.count(length, steps)})
+            one = one.with_counts({length: count(engine, length, steps)})
         return one
 
     def settle(self, found: Comparison, asked: Strategy, batch: int, sampling: Sampling) -> None:
@@ -403,7 +402,7 @@ class Auto:
             )
         )
 
-    def learn(self, engine: EngineBase, asked: Strategy, batch: int, sampling: Sampling) -> None:
+    def learn(self, engine: Engine, asked: Strategy, batch: int, sampling: Sampling) -> None:
         """Count what a batch's images brought, in the first requests of a kind, and choose again."""
         found = None if asked.name != AUTO else self.comparison(asked, batch, sampling)
         if found is not None and engine.counted:

@@ -14,9 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.base import EngineBase
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.neighbours import cached_neighbour_table
 from lantern_accel.device.backend import Backend, recorded
@@ -107,7 +105,7 @@ class CapturedEngine:
     slots, and answers for all of these.
     """
 
-    engine: EngineBase
+    engine: Engine
     prefill: Replay
     step: CapturedStep
     steps: dict[int, Callable[[], None]]
@@ -224,7 +222,7 @@ class Engines:
         table = self.neighbours(k) if k else None
         parts = model.target, model.drafter, self.backend
         with self.backend.inference():  # the target stands for a copy of its sizes
-            engine_for(*parts, strategy, sampling, neighbours=table, copy=model.target)
+            Engine(*parts, strategy, sampling, neighbours=table, copy=model.target)
 
     def get(
         self,
@@ -265,7 +263,7 @@ class Engines:
         copy, k = self.copy(strategy, shape), strategy.neighbours
         self._make_room(batch, strategy, sampling, shape)
         table = self.neighbours(k, strategy.neighbour_space) if k else None
-        engine = engine_for(*parts, strategy, sampling, batch=batch, neighbours=table, copy=copy)
+        engine = Engine(*parts, strategy, sampling, batch=batch, neighbours=table, copy=copy)
         prefill = self._capture(engine.prefill, "prefill")
         return CapturedEngine(engine, prefill, CapturedStep(engine.step), {})
 
@@ -335,7 +333,7 @@ class Engines:
         longest first: where bytes are what a step costs, it promises most.
         """
         engine, step, steps = ready.engine, ready.step, ready.steps
-        if not isinstance(engine, AdaptiveEngine):
+        if len(engine.lengths) == 1:
             for slots, one in engine.steps.items() if not steps else ():
                 name = "step" if slots == engine.sizes[-1] else f"step {slots}"
                 steps[slots] = part = self._capture(one, name)

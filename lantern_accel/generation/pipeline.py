@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.base import Decoded
 from lantern_accel.decoding.buckets import Steps
+from lantern_accel.decoding.calibrate import calibrate
+from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.device.entry_points import why
 from lantern_accel.device.timeouts import CLOSING, close_in_time, in_time
@@ -32,6 +32,7 @@ from lantern_accel.generation.decide import decide
 from lantern_accel.generation.decision import Decision
 from lantern_accel.generation.engines import CapturedEngine, Engines, explained, of_image, within
 from lantern_accel.generation.notebook import bar, notebook
+from lantern_accel.generation.pricing import exact_prices
 from lantern_accel.generation.request import (
     DEFAULT_STRATEGY,
     GenerationRequest,
@@ -453,11 +454,11 @@ class Pipeline:
             engine = ready.engine
             with explained(self.backend), self.backend.stopwatch() as watch:
                 ready.begin(rows, seed, range(len(prompts)))
-                engine.accounting = "exact" if exact_price else "bound"
+                engine.session.observer = exact_prices if exact_price else None
                 try:
                     decoded = engine.run(engine.steps if exact_price else step or ready.steps)
                 finally:
-                    engine.accounting = "bound"
+                    engine.session.observer = None
         return decoded, watch.seconds
 
     @inferring
@@ -469,5 +470,4 @@ class Pipeline:
             ready, rows = self._begun(prompts, strategy, sampling)
             with explained(self.backend):
                 ready.begin(rows, 0, range(len(prompts)))
-                assert isinstance(ready.engine, AdaptiveEngine)
-                return ready.engine.calibrate(self.backend.stopwatch, rounds=rounds)
+                return calibrate(ready.engine, self.backend.stopwatch, rounds=rounds)

@@ -20,10 +20,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.forced import forced_logits
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.decoding.step_engine import StepEngine
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import LanternWarning, ModelError
 from lantern_accel.families.base import Model, Prompt
@@ -125,8 +124,7 @@ def next_tokens(
     """
     rows = model.family.rows(model, conditions, sampling)
     target = model.family.target_for_shape(model, conditions.shape)[0]
-    engine = engine_for(target, None, backend, PLAIN, sampling, batch=len(tokens))
-    assert isinstance(engine, StepEngine)
+    engine = Engine(target, None, backend, PLAIN, sampling, batch=len(tokens))
     engine.load(rows.condition, rows.mask, engine.randomness(0, list(range(len(tokens)))))
     return distribution(forced_logits(engine, tokens.to(backend.device)), engine.filters)
 

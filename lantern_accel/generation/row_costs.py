@@ -18,8 +18,8 @@ from itertools import pairwise
 import torch
 from pydantic import Field, ValidationError
 
-from lantern_accel.decoding.adaptive import HOPELESS
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.calibrate import HOPELESS
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.forced import forced_pass
 from lantern_accel.decoding.length_policy import (
     GAIN,
@@ -29,7 +29,6 @@ from lantern_accel.decoding.length_policy import (
     usual_tokens_per_step,
 )
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.decoding.step_engine import StepEngine
 from lantern_accel.device.backend import Backend, Stopwatch, inferring, recorded
 from lantern_accel.device.capture import Replay
 from lantern_accel.families.base import Model
@@ -184,8 +183,7 @@ def measure(backend: Backend, model: Model) -> RowCosts:
     """
     target = model.family.target_for_shape(model, model.family.usual_shape(model))[0]
     sampling = model.manifest.defaults.sampling
-    engine = engine_for(target, None, backend, Strategy(name="vanilla"), sampling)
-    assert isinstance(engine, StepEngine)
+    engine = Engine(target, None, backend, Strategy(name="vanilla"), sampling)
     branches, most = engine.geometry.branches, engine.geometry.tokens - 1
     runs = {n: _drawing(engine, backend, n) for n in TOKENS if n <= most}
     times: dict[int, float] = {}
@@ -205,7 +203,7 @@ def measure(backend: Backend, model: Model) -> RowCosts:
     return RowCosts.of_times(times)
 
 
-def _drawing(engine: StepEngine, backend: Backend, count: int) -> Callable[[], None]:
+def _drawing(engine: Engine, backend: Backend, count: int) -> Callable[[], None]:
     """Return a pass over tokens in the middle of an image, and the draw of what follows each."""
     state, g = engine.state, engine.geometry
     first = min(g.tokens // 2, g.tokens - 1 - count)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lantern_accel._version import __version__
 from lantern_accel.bounds import SEEDS
-from lantern_accel.decoding.base import Decoded, steps_by_accepted
+from lantern_accel.decoding.decoded import Decoded, steps_by_accepted
 from lantern_accel.decoding.target import above_of, row_of
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import DoesNotFitError, RequestError

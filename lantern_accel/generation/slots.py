@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.base import Decoded, EngineBase
-from lantern_accel.decoding.buckets import Reach
-from lantern_accel.decoding.length_policy import Block
-from lantern_accel.decoding.looks import DRAFTING_BLOCK, PLAIN_BLOCK
+from lantern_accel.decoding.course import Course
+from lantern_accel.decoding.decoded import Decoded
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.host_sync import RowSchedule
 from lantern_accel.device.backend import inferring
-from lantern_accel.errors import BackendError, DoesNotFitError, NotFiniteError
+from lantern_accel.errors import DoesNotFitError, NotFiniteError
 from lantern_accel.families.base import Conditions, Rows
 from lantern_accel.generation.engines import NONE, CapturedEngine, explained
 from lantern_accel.records import format_bytes
@@ -37,12 +37,10 @@ SHARED = ("step",)
 
 @dataclass
 class _Row:
-    """An image in a row: tokens known, steps since it joined, and drafts that these have tried."""
+    """An image in a row: drafts that its steps have tried, and passes before one whose numbers failed."""
 
-    known: int = 1
-    steps: int = 0
     drafts: int = 0
-    finite: bool = True
+    failed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,8 @@ class Slots(Generic[T]):
     ) -> None:
         self.pipeline, self.backend = pipeline, pipeline.backend
         self.sampling, self.size, self.shape = sampling, size, conditions.shape
-        #: The engine's buffers and the length of its next step, while others use it.
-        self._aside: tuple[dict[str, Tensor], int] | None = None
+        #: The engine's buffers, the length of its next step and its rows, while others use it.
+        self._aside: tuple[dict[str, Tensor], int, Course] | None = None
         self.strategy = self._open(strategy, conditions)
         self._rows: dict[int, _Row] = {}
         #: What each row draws, by row.
@@ -84,10 +82,10 @@ class Slots(Generic[T]):
             row: {len(part): (part + row).to(self.backend.device) for part in (one, branches)}
             for row in range(size)
         }
-        self._policy = engine.length_policy()
         with self.backend.inference():  # every row is finished, so that an empty one is a no-op
             engine.state.reset()
             self._finish(range(size))
+            self._begin()
 
     @inferring
     def _open(self, strategy: Strategy, conditions: Conditions) -> Strategy:
@@ -145,7 +143,7 @@ class Slots(Generic[T]):
             )
         with explained(self.backend):
             copies = {name: one.to("cpu", copy=True) for name, one in self._buffers.items()}
-        self._aside = copies, self.engine.now
+        self._aside = copies, self.engine.now, self.engine.course
 
     @inferring
     def take_up(self) -> None:
@@ -157,17 +155,18 @@ class Slots(Generic[T]):
         if self._aside is None:
             return
         self.ready = self._both(self.strategy)
-        (copies, length), engine = self._aside, self.engine
+        (copies, length, course), engine = self._aside, self.engine
         with explained(self.backend):
-            engine._progress.clear()
+            engine.session.progress.clear()
             for name, buffer in self._buffers.items():
                 buffer.copy_(copies[name])
-        engine.now, self._aside = length, None
+        course.steps = self.ready.steps
+        engine.now, engine.course, self._aside = length, course, None
 
     # --- rows ----------------------------------------------------------------------------------
 
     @property
-    def engine(self) -> EngineBase:
+    def engine(self) -> Engine:
         """The engine whose rows these are."""
         return self.ready.engine
 
@@ -184,14 +183,14 @@ class Slots(Generic[T]):
     @property
     def joinable(self) -> bool:
         """Whether an image may join now."""
-        begun = any(one.steps for one in self._rows.values())
+        begun = self._rows and self.engine.course.index
         # Uniforms are counted by steps: images that take them begin together. Keys are a row's own.
         alike = self.engine.geometry.keyed or not begun
         return len(self._rows) < self.size and alike
 
     def known(self, row: int) -> int:
         """Return the tokens of a row's image that are known, as of the last look."""
-        return self._rows[row].known
+        return self.engine.course.known[row]
 
     def _finish(self, rows: range | list[int]) -> None:
         """Set rows to complete. One copy of one shape, whichever rows they are."""
@@ -201,14 +200,11 @@ class Slots(Generic[T]):
         length.copy_(kept)
 
     def _begin(self) -> None:
-        """Start counting anew where no image is under way."""
+        """Start counting again where no image is under way."""
         engine = self.engine
-        engine._progress.clear()
+        engine.session.progress.clear()
         engine.state.step.fill_(1)
-        self._reach = Reach([*self.ready.steps], engine.geometry)
-        self._policy = engine.length_policy()
-        engine.now = engine.longest_length
-        engine.move(self._policy.begin())
+        engine.begin(self.ready.steps, RowSchedule(), known=self.tokens)
 
     @inferring
     def join(self, image: T, rows: Rows, seed: int, index: int) -> int:
@@ -227,13 +223,11 @@ class Slots(Generic[T]):
         # Else a device that replays nothing would show what the last image left.
         now = torch.stack((self.engine.state.length, finite.count)).index_select(1, place)
         finite.report.index_copy_(1, place, now)
+        self.engine.course.join(row)
         self._rows[row], self.images[row] = _Row(), image
-        own = getattr(self._policy, "own", None)
-        if own:  # what was learned of the row's last image does not hold for this one
-            own[row] = 0.0
         return row
 
-    def _copy(self, single: EngineBase, row: int) -> None:
+    def _copy(self, single: Engine, row: int) -> None:
         """Copy what the prefill of one image left into a row."""
         engine, places = self.engine, self._places[row]
         given = {**single.state.buffers, "count": single.finite.count, "holds": single.finite.holds}
@@ -260,46 +254,16 @@ class Slots(Generic[T]):
 
         Raises :class:`BackendError` where steps bring an image nothing.
         """
-        engine, steps = self.engine, self.ready.steps
-        open_ = [one for one in self._rows.values() if one.known < self.tokens and one.finite]
+        known = self.engine.course.known
+        open_ = [self._rows[row] for row in self._rows if known[row] < self.tokens]
         if not open_:
             return
-        length = engine.now
-        least = min(self.tokens - one.known for one in open_)
-        # No longer than until the first image can be complete: its row is wanted.
-        count = min(DRAFTING_BLOCK if length > 1 else PLAIN_BLOCK, -(-least // length))
         with explained(self.backend):
-            for _ in range(count):
-                steps[self._reach.size()]()
-                self._reach.record_step(length)
-            engine._progress.post()
-            lengths, finite = engine._progress.read().tolist()
-        self._look(lengths, finite, count, length)
-
-    def _look(self, lengths: list[int], finite: list[int], count: int, length: int) -> None:
-        gained = [0] * self.size
-        for row, one in self._rows.items():
-            if one.known >= self.tokens or not one.finite:
-                continue
-            known = lengths[row] + 1
-            gained[row] = known - one.known
-            if gained[row] < min(count, self.tokens - one.known):
-                raise BackendError(
-                    f"after {count} steps the device shows {gained[row]} new tokens of an image, so "
-                    "what it replays is not the step; decode without captured steps if the backend "
-                    "has an option for it, and run `lantern-accel conform` with --only replay"
-                )
-            one.known, one.steps = known, one.steps + count
-            one.drafts += count * (length - 1)
-            one.finite = finite[row] >= 1 + one.steps
-        rows = [self._rows.get(row) for row in range(self.size)]
-        left = tuple(0 if one is None else self.tokens - one.known for one in rows)
-        # A fresh one: what it counts would grow for as long as images keep joining.
-        self._reach = Reach([*self.ready.steps], self.engine.geometry)
-        self._reach.record_lengths(lengths, 0)
-        engine = self.engine
-        if any(left) and (engine.now > 1 or engine.returns):
-            engine.move(self._policy.observe(Block(length, count, tuple(gained), left)))
+            progress = self.engine.advance()
+        for one in open_:
+            one.drafts += progress.block.steps * (progress.block.length - 1)
+        for row, passes in progress.failed.items():
+            self._rows[row].failed = passes
 
     @inferring
     def so_far(self, row: int) -> Tensor:
@@ -307,7 +271,7 @@ class Slots(Generic[T]):
         tokens: Tensor = self.engine.state.tokens[row, : self.tokens].to(
             "cpu", torch.int64, copy=True
         )
-        return tokens[: self._rows[row].known]
+        return tokens[: self.known(row)]
 
     def news(self) -> Iterator[tuple[T, Drawn | NotFiniteError | int]]:
         """Yield every image with what came of it; one that is over has left its row.
@@ -316,29 +280,22 @@ class Slots(Generic[T]):
         """
         for row, one in sorted(self._rows.items()):
             image = self.images[row]
-            if not one.finite:
+            if one.failed is not None:
                 self.leave(row)
-                dtype = self.engine.verifying.target.weight.dtype
-                yield image, NotFiniteError(row, one.steps, str(dtype).removeprefix("torch."))
+                yield image, self.engine.not_finite(row, one.failed)
             else:
-                yield image, self._take(row) if one.known >= self.tokens else row
+                yield image, self._take(row) if self.known(row) >= self.tokens else row
 
     @inferring
     def _take(self, row: int) -> Drawn:
-        state, one = self.engine.state, self._rows[row]
-        part = slice(row, row + 1)
-        decoded = Decoded(
-            state.tokens[part, : self.tokens].to("cpu", torch.int64, copy=True),
-            state.steps[part].to("cpu", torch.int64, copy=True),
-            state.histogram[part].to("cpu", torch.int64, copy=True),
-            state.price[part].to("cpu", copy=True),
-        )
+        decoded, drafts = self.engine.decoded(slice(row, row + 1)), self._rows[row].drafts
         del self._rows[row], self.images[row]
-        return Drawn(decoded, one.drafts)
+        return Drawn(decoded, drafts)
 
     @inferring
     def leave(self, row: int) -> None:
         """Give up the image of a row, and free it."""
         del self._rows[row], self.images[row]
+        self.engine.course.known[row] = self.tokens
         with explained(self.backend):
             self._finish([row])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lantern_accel.decoding.base import Decoded
+from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import LanternError, NotFiniteError, RequestError
 from lantern_accel.generation.decide import decided, part_of

@@ -16,7 +16,7 @@ import torch
 from PIL.Image import Resampling
 from torch import Tensor
 
-from lantern_accel.decoding.base import Decoded
+from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.generation.result import image_grid, pictures, png_bytes
 from lantern_accel.measure.record import Distance, NotMeasured, Quality, Strip, not_measured

@@ -20,7 +20,6 @@ import torch
 
 from lantern_accel.decoding.forced import forced_pass
 from lantern_accel.decoding.geometry import check as check_settings
-from lantern_accel.decoding.step_engine import StepEngine
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.backend import Backend, check_clock, dtype_policy, recorded
 from lantern_accel.device.capture import Replay
@@ -116,7 +115,6 @@ class StepTimer:
     def _pass(self, slots: int) -> Callable[[], None]:
         """Return a pass over as many tokens as there are nodes, ending before the image does."""
         engine, count = self.engine, self.cell.nodes
-        assert isinstance(engine, StepEngine)
         g, state = engine.geometry, engine.state
         first = min(self.middle, g.tokens - 1 - count)
         forward, tokens = forced_pass(engine, first, count), state.tokens[:, first : first + count]
@@ -139,7 +137,7 @@ class StepTimer:
         sink = torch.zeros(g.batch, g.nodes, device=device)
 
         def verify() -> None:
-            sink.copy_(engine.verifying.verify(state, tree, slots)[1][:, :, 0])
+            sink.copy_(engine.longest.layout.verify(state, tree, slots)[1][:, :, 0])
 
         return verify
 

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.profiler import profile, record_function, schedule
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lantern_accel.decoding.base import EngineBase
-from lantern_accel.decoding.selfdraft import SelfEngine
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.capture import listening
 from lantern_accel.device.launches import computes
@@ -84,7 +83,7 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
             self.phase = before
 
 
-def count_launches(engine: EngineBase, *, prefill: bool = True) -> dict[str, int]:
+def count_launches(engine: Engine, *, prefill: bool = True) -> dict[str, int]:
     """Run ``prefill`` and one eager step of a loaded engine; return the operators of each phase.
 
     Called in inference mode, as steps run.
@@ -164,13 +163,13 @@ def numbers(*modules: nn.Module | None) -> int:
     return sum(p.numel() for m in modules if m is not None for p in m.parameters())
 
 
-def visible_slots(engine: EngineBase, length: int | None = None) -> int:
+def visible_slots(engine: Engine, length: int | None = None) -> int:
     """Return the cache slots that a query sees at ``length`` image tokens; None: the middle."""
     g = engine.geometry
     return g.prefix + (g.tokens // 2 if length is None else length) + 1
 
 
-def step_needs(engine: EngineBase, seen: int | None = None) -> dict[str, Need]:
+def step_needs(engine: Engine, seen: int | None = None) -> dict[str, Need]:
     """Return operations and bytes of draft, verify, accept and commit at ``seen`` visible slots.
 
     Acceptance and commit need nothing by this count: what they read may still be in a cache. But a
@@ -182,15 +181,13 @@ def step_needs(engine: EngineBase, seen: int | None = None) -> dict[str, Need]:
     needs = dict.fromkeys(STEP_PHASES, (0.0, 0.0))
     head = target.weight
     needs["verify"] = _pass(target, head, g.rows, g.nodes, g.nodes, seen + g.nodes)
-    drafting = engine.drafting
-    if isinstance(engine, SelfEngine):
-        copy, own = engine.copy.verifying.target, engine.copy.geometry.nodes
+    if (copied := getattr(engine.source, "copy", None)) is not None:
+        copy, own = copied.verifying.target, copied.geometry.nodes
         ops, size = _pass(copy, copy.weight, g.rows, own, own, seen + own)
-        needs["draft"] = engine.guesses * ops, engine.guesses * size
+        needs["draft"] = engine.source.passes * ops, engine.source.passes * size
     elif g.guesses:
         needs["commit"] = _guessing(target.draft_head, g.batch, g.nodes - 1)
-    elif drafting is not None:
-        drafter = drafting.drafter
+    elif (drafter := engine.session.drafter) is not None:
         fuse = getattr(drafter, "fuse", None)
         # The catch-up runs depth + 1 positions and draws from one; each level draws from all its nodes.
         passes = [(g.depth + 1, 1), *((nodes, nodes) for nodes in drafted_levels(engine))]
@@ -225,13 +222,13 @@ def _spared(part: Any, head: Tensor) -> float:
     return spared
 
 
-def prefill_needs(engine: EngineBase) -> Need:
+def prefill_needs(engine: Engine) -> Need:
     """Return operations and bytes of the prompt's pass through target and drafter."""
     g, target = engine.geometry, engine.verifying.target
     ops, size = _pass(target, target.weight, g.rows, g.prefix, 1, g.prefix)
-    if engine.drafting is not None and g.prefix > 1:
+    if engine.session.drafter is not None and g.prefix > 1:
         more, read = _pass(
-            engine.drafting.drafter, target.weight, g.rows, g.prefix - 1, 0, g.prefix - 1
+            engine.session.drafter, target.weight, g.rows, g.prefix - 1, 0, g.prefix - 1
         )
         ops, size = ops + more, size + read
     return ops, size
@@ -256,18 +253,17 @@ def _pass(part: Any, head: Tensor, rows: int, nodes: int, heads: int, slots: int
     return operations, width * (weights + head_size + cache) - _spared(part, head)
 
 
-def drafted_levels(engine: EngineBase) -> list[int]:
+def drafted_levels(engine: Engine) -> list[int]:
     """Return the nodes of each drafting pass after the catch-up."""
-    drafting = engine.drafting
-    if drafting is None:
+    if engine.session.drafter is None:
         return []
-    if drafting.dynamic is not None:
-        return [drafting.dynamic.top_k] * drafting.dynamic.depth
-    assert drafting.tables is not None
-    return [len(level) for level in drafting.tables.inner[1:] if level]
+    tree, tables = engine.source.given.source, engine.source.tables
+    if tables is None:
+        return [tree.top_k] * tree.depth
+    return [len(level) for level in tables.inner[1:] if level]
 
 
-def measure_work(engine: EngineBase, manifest: Manifest) -> dict[str, Work]:
+def measure_work(engine: Engine, manifest: Manifest) -> dict[str, Work]:
     """Return the work of prefill and of each phase of a step.
 
     Launches are counted on this device, operators on the shapes of a model with this manifest.

@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lantern_accel.checkpoints.loading import without_data
-from lantern_accel.decoding.base import EngineBase
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.kv_cache import KVLayout
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.base import PARTS, Family, Model
@@ -181,11 +180,11 @@ def measure(
             rows = fitted[0].config.vocab_size
             table = torch.zeros(rows, strategy.neighbours, dtype=torch.int32)
 
-        def engine_on(ops: TensorOps | None) -> EngineBase:
+        def engine_on(ops: TensorOps | None) -> Engine:
             shapes = Shapes(ops)
             shapes.noise_bytes = noise_bytes
             parts = (*fitted, shapes, strategy, sampling)
-            return engine_for(*parts, batch=batch, neighbours=table, copy=fitted[0])
+            return Engine(*parts, batch=batch, neighbours=table, copy=fitted[0])
 
         engine = engine_on(None)
         held = engine if ops is None else engine_on(ops)

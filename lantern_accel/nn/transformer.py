@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from lantern_accel.device import plan
 from lantern_accel.device.kv_cache import Pass as Pass
-from lantern_accel.device.operations import TensorOps, flags
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.packed import Weight
+from lantern_accel.nn.masks import dense_visible as dense_visible
 from lantern_accel.nn.rounding import Rounding
 
 REFERENCE = TensorOps()
@@ -24,33 +25,6 @@ REFERENCE = TensorOps()
 HEAD_NORM_EPS = 1e-5
 #: Where a block's norms stand: before attention and feed-forward, after them (Swin), or both (GLM-4).
 Norms = Literal["before", "after", "both"]
-
-
-def dense_visible(prefix_mask: Tensor, length: int) -> Tensor:
-    """Return the causal mask with hidden caption pads, bool ``[R, 1, length, length]``.
-
-    ``prefix_mask``: bool ``[R, prefix]``. A padded position still sees itself (LlamaGen's rule).
-    """
-    rows, prefix = prefix_mask.shape
-    index = torch.arange(length, dtype=torch.int32, device=prefix_mask.device)
-    causal = index[:, None] >= index[None, :]
-    after = flags(True, rows, length - prefix, device=prefix_mask.device)
-    keys = torch.cat((prefix_mask, after), dim=1)
-    visible = causal & keys[:, None, :] | (index[:, None] == index[None, :])
-    return visible.unsqueeze(1)
-
-
-def pads_visible(prefix_mask: Tensor, visible: Tensor) -> Tensor:
-    """Let padded positions of :func:`dense_visible` see all before them and the caption behind them.
-
-    LANTERN's rule, from adding two masks. Nothing that a padded position holds reaches the target's
-    tokens, but a drafter that was trained without a mask reads it.
-    """
-    length = visible.shape[-1]
-    index = torch.arange(length, dtype=torch.int32, device=visible.device)
-    causal = index[:, None] >= index[None, :]
-    both = causal | prefix_mask[:, None, :]
-    return torch.where(prefix_mask[:, :, None], visible[:, 0], both).unsqueeze(1)
 
 
 class Projection(nn.Linear):

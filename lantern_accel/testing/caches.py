@@ -174,9 +174,7 @@ def addresses(backend: Backend) -> Measured:
     count = 0
     for strategy in ("lantern++", "scd"):
         engine = tiny.tiny_engine(backend, strategy)
-        caches = [*engine.verifying.cache.buffers]
-        if engine.drafting is not None:
-            caches += engine.drafting.cache.buffers
+        caches = [buffer for cache in engine.caches for buffer in cache.buffers]
         before = [b.data_ptr() for b in [*engine.state.buffers.values(), *caches]]
         for seed in (0, 1):
             tiny.start(engine, seed)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.invariant import Choices, accept_invariant
-from lantern_accel.decoding.logits import Draws, Filters
+from lantern_accel.decoding.invariant import accept_invariant
+from lantern_accel.decoding.logits import Draws, Filters, TokenChooser
 from lantern_accel.decoding.maximal_coupling import couple
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.noise import noise_keys
@@ -90,7 +90,7 @@ def invariant(backend: Backend) -> Measured:
     length = torch.arange(IMAGES) % 7
     logits = 2 * normal(7, IMAGES, nodes, vocab)
     device, sampling = backend.device, Sampling(top_k=12)
-    host = Choices(keys, Filters(sampling, 0.9, 1.0), False)
+    host = TokenChooser(keys, Filters(sampling, 0.9, 1.0), False)
     # Drafts that are the target's own choice where the parent is on the path, and others beside them.
     blank = drafted_tree(torch.device("cpu"), torch.zeros(IMAGES, nodes).long(), vocab, False)
     deep = length.unsqueeze(1) + blank.ahead().chunk(2, dim=1)[1]
@@ -102,7 +102,7 @@ def invariant(backend: Backend) -> Measured:
     tree = drafted_tree(torch.device("cpu"), tokens, vocab, False)
     want = accept_invariant(tree, logits.double(), host, length)
     ours = drafted_tree(device, tokens.to(backend.index), vocab, False)
-    choices = Choices(keys.to(device), Filters(sampling, 0.9, 1.0, backend), False)
+    choices = TokenChooser(keys.to(device), Filters(sampling, 0.9, 1.0, backend), False)
     given = logits.to(device), length.to(device, backend.index)
     by = (
         backend.accept_invariant(ours, given[0], choices.filters.given, choices.keys, given[1])

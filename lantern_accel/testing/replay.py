@@ -172,10 +172,10 @@ def kind(backend: Backend) -> Measured:
         replay()
         backend.synchronize()
         # A device that has a step of its own passes by what is Python's.
-        whole = engine.fused.whole
+        whole = engine.longest.fused
         run = None if whole is None else whole.run
         called = getattr(type(run), "__call__", None)  # noqa: B004, the function is wanted
-        with _Entered(type(engine.verifying).verify, run, called) as entered:
+        with _Entered(type(engine.longest.layout).verify, run, called) as entered:
             for _ in range(CALLS):
                 replay()
         backend.synchronize()

@@ -9,9 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.buckets import Steps
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.device.backend import Backend, recorded
 from lantern_accel.device.capture import Replay
@@ -52,7 +51,7 @@ FEWER = ("vanilla", "eagle2", "lantern++", "scd", SELF)
 
 
 #: An engine on a tiny model, which its attribute ``model`` is.
-TinyEngine = EngineBase
+TinyEngine = Engine
 
 
 def tiny_model(
@@ -146,7 +145,7 @@ def tiny_engine(
     if isinstance(chosen.drafts, SelfDrafts):
         fewer = rounded_copy(model.target, backend, rounding(chosen.drafts.weights), drafts=True)
         copy, _ = model.family.target_for_shape(replace(model, target=fewer), shape)
-    engine = engine_for(
+    engine = Engine(
         target,
         drafter,
         backend,

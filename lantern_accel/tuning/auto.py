@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.length_policy import FixedLength
+from lantern_accel.decoding.policy import FixedLength
 from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.generation.engines import copies_of
 from lantern_accel.generation.estimate import Estimate
@@ -96,7 +95,6 @@ class AutoTuner(Search[AutoEvidence]):
         batch = min(COUNTED, len(self.prompts))
         shape = self.pipeline.model.family.usual_shape(self.pipeline.model)
         engine = self.pipeline.engine(batch, strategy, self.sampling, shape).engine
-        assert isinstance(engine, AdaptiveEngine)
         found = Counted()
         engine.chosen = FixedLength(length)
         try:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from lantern_accel.decoding.base import EngineBase
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.record import Cell
@@ -188,7 +188,7 @@ class TreeTuner(Search[TreeEvidence]):
         nodes = [(), *sorted(tree.paths, key=lambda p: (len(p), p))]
         cell = new_cell(self.strategy.override(tree=tree), 1, self.temperature)
         ready = engine_of(self.pipeline, cell)
-        engine: EngineBase = ready.engine
+        engine: Engine = ready.engine
         taken, visits = _no_counts(), _no_counts()
 
         def watched() -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from lantern_accel.decoding.adaptive import HOPELESS
+from lantern_accel.decoding.calibrate import HOPELESS
 from lantern_accel.errors import DoesNotFitError, RequestError, StrategyError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.measure.record import Cell

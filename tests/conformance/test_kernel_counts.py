@@ -10,7 +10,7 @@ import torch
 from support.processes import Run, passes
 from torch import Tensor
 
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.kv_cache import KVLayout
 from lantern_accel.device.plan import Filter, FusedStep, Refused
 from lantern_accel.device.plugins import open_backend
@@ -207,7 +207,7 @@ def step_of(
 ) -> Recorder:
     """Return what a step of one image launches."""
     model = random_model(sized(size), backend, torch.bfloat16)
-    engine: Any = engine_for(
+    engine: Any = Engine(
         model.target,
         model.drafter,
         backend,

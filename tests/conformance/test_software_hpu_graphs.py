@@ -185,7 +185,7 @@ with torch.inference_mode():
             got = every.tokens_of(one, made, 1)
             assert got == every.tokens_of(other, None, 1), (kind, size)
             # As a request runs it, with copies that land as late as they may.
-            assert one._progress.lag == 1
+            assert one.session.progress.lag == 1
             assert every.run_of(one, made, 2) == every.run_of(other, None, 2), (kind, size)
             print(kind, size, len(made))
 print("fine")

@@ -16,7 +16,7 @@ mode, drafts, *weights = sys.argv[1:]
 hpu = choose_device("hpu", {"software": True, "mode": mode}).open()
 cpu = open_backend("cpu", {"native": "off"})
 from support import every_function as every
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.trees import parse_tree
@@ -38,7 +38,7 @@ def engine_of(backend, strategy, how, dtype=torch.float32):
         target, copy = copy, None
     found = {type(part.packed) for part in (copy or target).modules() if hasattr(part, "packed")}
     assert (rounded.ByteCodes in found) == (backend is hpu), found
-    made = engine_for(
+    made = Engine(
         target, drafter, backend, chosen, Sampling(cfg_scale=2.5, top_k=32), batch=2,
         neighbours=model.neighbours, copy=copy,
     )

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import lantern_accel
-from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.errors import RequestError, StrategyError
+from lantern_accel.generation import auto as automatic
 from lantern_accel.generation.estimate import REQUESTS, Comparison, Estimate
 from lantern_accel.measure import samples
 from lantern_accel.strategy import choices
@@ -31,14 +31,14 @@ def load(model):
 
 def test_a_choice_is_kept_and_a_seed_repeats(tiny_model, own, monkeypatch):
     timed = []
-    sound = AdaptiveEngine.calibrate
+    sound = automatic.calibrate
 
     def calibrate(self, watch, rounds=None, least=None):
         if rounds is None:  # before the first image, not between the first ones
             timed.append(self)
         return sound(self, watch)
 
-    monkeypatch.setattr(AdaptiveEngine, "calibrate", calibrate)
+    monkeypatch.setattr(automatic, "calibrate", calibrate)
     with load(tiny_model) as pipeline:
         first = pipeline.generate("red heart", seed=3)
         again = pipeline.generate("red heart", seed=3)
@@ -61,7 +61,7 @@ def test_batches_of_one_request_may_draft_to_different_depths(tiny_model, own, m
         cost = 1.01 if self.geometry.batch == 1 else 50.0
         return {n: [1.0 if n == 1 else cost] * rounds for n in self.lengths}
 
-    monkeypatch.setattr(AdaptiveEngine, "calibrate", calibrate)
+    monkeypatch.setattr(automatic, "calibrate", calibrate)
     with load(tiny_model) as pipeline:
         want = pipeline.generate("red heart", seed=3, num_images=3, strategy="vanilla").tokens
         drawn = pipeline.generate("red heart", seed=3, num_images=3, batch_size=2)
@@ -80,7 +80,7 @@ def test_a_busy_minute_does_not_decide_for_good(tiny_model, own, monkeypatch):
         cost = 3.0 if busy[0] else 1.01
         return {n: [1.0 if n == 1 else cost] * rounds for n in self.lengths}
 
-    monkeypatch.setattr(AdaptiveEngine, "calibrate", calibrate)
+    monkeypatch.setattr(automatic, "calibrate", calibrate)
     with load(tiny_model) as pipeline:
         want = pipeline.generate("red heart", seed=3, strategy="vanilla").tokens
         first = pipeline.generate("red heart", seed=3)
@@ -163,7 +163,7 @@ def test_a_drafters_tree_is_tried_where_relaxation_is_asked_for(tiny_model, own,
         cost = 1.01 if self.strategy.drafts.kind == "static" else 50.0
         return {n: [1.0 if n == 1 else cost] * rounds for n in self.lengths}
 
-    monkeypatch.setattr(AdaptiveEngine, "calibrate", calibrate)
+    monkeypatch.setattr(automatic, "calibrate", calibrate)
     with load(tiny_model) as pipeline:
         assert pipeline.auto.tree(pipeline.strategy("auto")) is None
         drawn = pipeline.generate("red heart", seed=3, relaxed=True, tv_budget=0.5)

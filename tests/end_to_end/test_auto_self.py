@@ -12,7 +12,6 @@ import torch
 from support.preferring import prefer
 
 import lantern_accel
-from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.length_policy import rate_of_counts, shifted_by_counts, tokens_of
 from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.families.random_weights import sized
@@ -50,7 +49,8 @@ def costs(monkeypatch: pytest.MonkeyPatch, copy: float, others: float) -> None:
         cost = copy if isinstance(self.strategy.drafts, SelfDrafts) else others
         return {n: [1.0 if n == 1 else cost] * 3 for n in self.lengths}
 
-    monkeypatch.setattr(AdaptiveEngine, "calibrate", calibrate)
+    monkeypatch.setattr(automatic, "calibrate", calibrate)
+    monkeypatch.setattr("lantern_accel.generation.pipeline.calibrate", calibrate)
 
     def likely(self: Any, asked: Strategy, *given: Any) -> list[Strategy]:
         made: Strategy | None = self.copies(asked)
@@ -101,7 +101,7 @@ def test_the_copy_that_is_tried_is_predicted_before_one_is_made(
 
     monkeypatch.setattr(automatic, "product_times", cheap)
     monkeypatch.setattr(
-        AdaptiveEngine,
+        automatic,
         "calibrate",
         lambda self, *given: {n: [1.0] * 3 for n in self.lengths},
     )

@@ -10,8 +10,7 @@ import torch
 from support.models import write_tiny_model
 
 import lantern_accel
-from lantern_accel.decoding.base import EngineBase
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.capture import Replay
 from lantern_accel.generation import engines
 
@@ -35,12 +34,12 @@ class Recorded(Replay):
 def parted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every engine have the buckets of a longer image."""
 
-    def build(*args: Any, **kwargs: Any) -> EngineBase:
-        engine = engine_for(*args, **kwargs)
+    def build(*args: Any, **kwargs: Any) -> Engine:
+        engine = Engine(*args, **kwargs)
         engine.divide([128, 192])
         return engine
 
-    monkeypatch.setattr(engines, "engine_for", build)
+    monkeypatch.setattr(engines, "Engine", build)
 
 
 @pytest.mark.parametrize(

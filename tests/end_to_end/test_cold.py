@@ -7,7 +7,7 @@ import torch
 from support.preferring import prefer
 
 import lantern_accel
-from lantern_accel.decoding.adaptive import AdaptiveEngine
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.capture import Replay
 from lantern_accel.errors import NotCapturableError
@@ -41,13 +41,13 @@ def load(model):
     return lantern_accel.load(model, device="cpu", dtype="float32")
 
 
-def windows_of(pipeline) -> AdaptiveEngine:
+def windows_of(pipeline) -> Engine:
     """Return the engine of auto's windows; beside it may be one that was timed, or chosen."""
     found = (ready.engine for ready in pipeline.engines.ready)
     return next(
         engine
         for engine in found
-        if isinstance(engine, AdaptiveEngine) and isinstance(engine.strategy.drafts, Window)
+        if len(engine.lengths) > 1 and isinstance(engine.strategy.drafts, Window)
     )
 
 
@@ -60,7 +60,7 @@ def test_the_first_image_is_drawn_plainly_and_every_request_adds_a_length(tiny_m
             rounds.append(list(captures))
             one = windows_of(pipeline)
             usable.append(None if one.usable is None else sorted(one.usable))
-    lengths = sorted(one.engines)
+    lengths = sorted(one.by_length)
     assert rounds[0] == ["prefill", "step 1"]
     assert usable[0] == [1]
     longest = lengths[-1]

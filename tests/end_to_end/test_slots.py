@@ -129,13 +129,16 @@ def test_a_row_whose_numbers_are_not_finite_fails_alone(pipeline, monkeypatch):
     slots, join = opened(pipeline, "vanilla", 2)
     join("red heart", 7, "good")
     bad = join("dog face", 7, "bad")
-    look = slots._look
+    progress = slots.engine.session.progress
+    read = progress.read
 
-    def ill(lengths: list[int], finite: list[int], *more: int) -> None:
+    def ill():
         # What the device counts for a row whose logits were no numbers from its second pass on.
-        look(lengths, [1 if row == bad else n for row, n in enumerate(finite)], *more)
+        found = read().clone()
+        found[1, bad] = 1
+        return found
 
-    monkeypatch.setattr(slots, "_look", ill)
+    monkeypatch.setattr(progress, "read", ill)
     slots.advance()
     found = dict(slots.news())
     assert "not finite" in str(found["bad"]) and list(slots.images.values()) == ["good"]
@@ -147,10 +150,7 @@ def test_a_row_whose_numbers_are_not_finite_fails_alone(pipeline, monkeypatch):
 def test_steps_that_bring_nothing_are_noticed(pipeline, monkeypatch):
     slots, join = opened(pipeline, "vanilla", 2)
     join("red heart", 7)
-    idle = {size: lambda: None for size in slots.ready.steps}
-    monkeypatch.setattr(slots, "ready", type(slots.ready)(
-        slots.ready.engine, slots.ready.prefill, slots.ready.step, idle
-    ))  # fmt: skip
+    slots.engine.course.steps = {size: lambda: None for size in slots.ready.steps}
     with pytest.raises(BackendError, match="is not the step"):
         slots.advance()
 

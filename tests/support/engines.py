@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lantern_accel.decoding.base import Decoded
+from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.llamagen.drafter import EagleDrafter

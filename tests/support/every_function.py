@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.capture import HostCopy
 from lantern_accel.testing import tiny
@@ -22,7 +21,7 @@ def captured(backend: Backend, engine: Any) -> dict[str, Any]:
     """Capture every function of an engine as a pipeline does."""
     tiny.load(engine, 0)
     made = {name: backend.capture(f, name) for name, f in functions_of(engine).items()}
-    if isinstance(engine, AdaptiveEngine):
+    if len(engine.lengths) > 1:
         engine.functions.update(made)
     return made
 
@@ -38,10 +37,10 @@ def turns_of(engine: Any) -> Iterator[int]:
 
 
 def tokens_of(engine: Any, made: dict[str, Any] | None, seed: int) -> list[list[int]]:
-    """Draw until every image is complete, a :class:`AdaptiveEngine` engine by :func:`turns_of`."""
+    """Draw until every image is complete, a :class:`Engine` engine by :func:`turns_of`."""
     tiny.start(engine, seed, (made or {}).get("prefill"))
     engine.ops.synchronize()
-    moving = isinstance(engine, AdaptiveEngine)
+    moving = len(engine.lengths) > 1
     turns = turns_of(engine) if moving else itertools.repeat(0)
     if moving:
         engine.now = max(engine.lengths)  # what prefill has prepared
@@ -78,7 +77,7 @@ class Late(HostCopy):
 def run_of(engine: Any, made: dict[str, Any] | None, seed: int) -> tuple[Any, list[int]]:
     """Draw as a request does, the host reading lengths a step late; return tokens and progress."""
     if made is None:
-        engine._progress = Late(engine.finite.report)
+        engine.session.progress = Late(engine.finite.report)
     tiny.start(engine, seed, (made or {}).get("prefill"))
     seen: list[int] = []
     done = engine.run((made or {}).get("step"), on_progress=seen.append)

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 import lantern_accel.porting
 from lantern_accel.decoding.accept import Accepted, accept_sampling
-from lantern_accel.decoding.invariant import Choices, accept_invariant
-from lantern_accel.decoding.logits import Filters
+from lantern_accel.decoding.invariant import accept_invariant
+from lantern_accel.decoding.logits import Filters, TokenChooser
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.device import noise
 from lantern_accel.device.backend import Backend, Conformance, MemoryUse, Support
@@ -293,7 +293,7 @@ def late_walk(real: Any) -> Any:
     """Race with the noise of the position before."""
 
     def wrong(tree: Any, logits: Any, given: Any, keys: Any, length: Any) -> Any:
-        choices = Choices(keys, filters_of(given), False)
+        choices = TokenChooser(keys, filters_of(given), False)
         return fields_of(accept_invariant(tree, logits, choices, length - 1))
 
     return wrong

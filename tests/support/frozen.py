@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.base import Conditions
 from lantern_accel.families.registry import families, family_names
@@ -138,7 +137,7 @@ def drawn(case: Case, model: TinyModel, ops: TensorOps, batch: int, seed: int) -
     if isinstance(strategy.drafts, SelfDrafts):
         fewer = rounded_copy(model.target, ops, rounding(strategy.drafts.weights), drafts=True)
         copy, _ = kind.target_for_shape(replace(model, target=fewer), shape)
-    engine = engine_for(
+    engine = Engine(
         target,
         drafter,
         ops,
@@ -148,7 +147,7 @@ def drawn(case: Case, model: TinyModel, ops: TensorOps, batch: int, seed: int) -
         neighbours=model.neighbours[:, : strategy.neighbours] if strategy.neighbours else None,
         copy=copy,
     )
-    if isinstance(engine, AdaptiveEngine):
+    if len(engine.lengths) > 1:
         engine.chosen = Turns(engine.lengths)
     first = list(range(batch))
     every = kind.tiny_conditions(model, IMAGES, seed)
@@ -191,6 +190,9 @@ class Turns:
 
     def observe(self, block: Any) -> int:
         return next(self._next)
+
+    def forget(self, row: int) -> None:
+        pass
 
 
 def _stable(case: Case, seed: int) -> dict[str, Any] | None:

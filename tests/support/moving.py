@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.engines import engine_for
-from lantern_accel.decoding.length_policy import Block
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.logits import distribution
+from lantern_accel.decoding.policy import Block
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Sampling, Strategy
 from support.chi_square import misfit
@@ -33,15 +32,14 @@ def moving(
     ops: TensorOps | None = None,
     rule: Any = None,
     **more: Any,
-) -> AdaptiveEngine:
+) -> Engine:
     """Return the engine of a strategy of several lengths, which ``rule`` chooses."""
-    engine = engine_for(target, drafter, ops or TensorOps(), strategy, sampling, **more)
-    assert isinstance(engine, AdaptiveEngine)
+    engine = Engine(target, drafter, ops or TensorOps(), strategy, sampling, **more)
     engine.chosen = rule
     return engine
 
 
-def begin(engine: AdaptiveEngine, seed: int = 3) -> None:
+def begin(engine: Engine, seed: int = 3) -> None:
     g, target = engine.geometry, engine.verifying.target
     features, mask = captions(target, 1)
     condition = features.expand(g.batch, -1, -1)
@@ -75,7 +73,7 @@ def each_its_own(engine: Any, decide: Decide) -> Tensor:
                 buffer.copy_(before[name])
             for cache, was in zip(caches, old, strict=True):
                 cache.copy_(was)
-            for prepare in engine.engines[length].moves().values():  # whatever the last step was
+            for prepare in engine.by_length[length].moves.values():  # whatever the last step was
                 prepare()
             engine.now = length
             engine.step()
@@ -99,7 +97,7 @@ def each_its_own(engine: Any, decide: Decide) -> Tensor:
     return tokens
 
 
-def joint(engine: AdaptiveEngine) -> Tensor:
+def joint(engine: Engine) -> Tensor:
     """Return the law of an image by the target's own dense pass, ``[V ** N]``."""
     target = engine.verifying.target
     every = torch.tensor(list(itertools.product(range(VOCAB), repeat=TOKENS)))
@@ -153,3 +151,6 @@ class Walk:
         self.blocks.append(block)
         self.at += 1
         return self.lengths[self.at % len(self.lengths)]
+
+    def forget(self, row: int) -> None:
+        pass

@@ -9,9 +9,9 @@ from itertools import count
 import pytest
 import torch
 
-import lantern_accel.decoding.base as running
 import lantern_accel.decoding.buckets as buckets
 import lantern_accel.decoding.engine as engine_module
+from lantern_accel.decoding.tree_layout import TreeLayout
 from lantern_accel.device.backend import Backend, Conformance, MemoryUse, Stopwatch
 from lantern_accel.device.capture import HostCopy, Replay
 from lantern_accel.device.kv_cache import KVCache
@@ -24,13 +24,13 @@ def after_commit(act: Callable[..., None]) -> Plant:
     """Do something wrong at the end of every step."""
 
     def plant(patch: pytest.MonkeyPatch, backend: Backend) -> None:
-        real = engine_module.commit
+        real = TreeLayout.advance
 
-        def wrong(verifying, state, *rest):
-            real(verifying, state, *rest)
+        def wrong(self, state, *rest):
+            real(self, state, *rest)
             act(state)
 
-        patch.setattr(engine_module, "commit", wrong)
+        patch.setattr(TreeLayout, "advance", wrong)
 
     return plant
 
@@ -275,7 +275,7 @@ def reach(name: str, make: Callable[[Callable], Callable]) -> Plant:
     """Replace a method of what chooses each step's bucket."""
 
     def plant(patch: pytest.MonkeyPatch, backend: Backend) -> None:
-        patch.setattr(buckets.Reach, name, make(getattr(buckets.Reach, name)))
+        patch.setattr(buckets.BucketChooser, name, make(getattr(buckets.BucketChooser, name)))
 
     return plant
 
@@ -313,7 +313,7 @@ MUTANTS: list[tuple[str, str, Plant]] = [
     ("a view kept from construction", "static.views",
      lambda patch, backend: patch.setattr(tiny, "tiny_engine", kept_view(tiny.tiny_engine))),
     ("a buffer that is not named", "static.buffers",
-     lambda patch, backend: patch.setattr(running, "GIVEN", (*running.GIVEN, "price"))),
+     lambda patch, backend: patch.setattr(engine_module, "GIVEN", (*engine_module.GIVEN, "price"))),
     ("a cache written through a view", "static.buffers", method("write", spreads)),
     ("one cache tensor for all layers", "kv.separate",
      lambda patch, backend: patch.setattr(backend, "allocate", one_cache_tensor(backend))),

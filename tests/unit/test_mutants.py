@@ -20,9 +20,8 @@ import torch
 from support.tree_tensors import draft_tree
 from torch import Tensor
 
-from lantern_accel.decoding.base import Decoded
+from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.registry import family
@@ -102,7 +101,7 @@ def every_step_has_numbers_of_its_own(module: Any) -> None:
 def every_window_has_numbers_of_its_own(module: Any) -> None:
     model = _llamagen()
     strategy = Strategy(drafts=Window(length=2, fresh="uniform"), coupling="maximal")
-    engine = JacobiEngine(model.target, None, TensorOps(), strategy, Sampling())
+    engine = Engine(model.target, None, TensorOps(), strategy, Sampling())
     _draw_as(module, engine)
     assert len(set(_rows_used(engine))) >= 20  # a step reads its own for tests, then for drafts
 

@@ -1,19 +1,15 @@
 """Sources of drafts: one file each, with the same methods and one registration.
 
-``none`` drafts nothing, ``drafter`` a drafter's chain or tree, ``window`` the model's own earlier
-guesses. A source of another package is a :class:`~lantern_accel.strategy.sources.DraftSource` and a
-subclass of :class:`Drafts` with :func:`register`.
+``none`` drafts nothing, ``drafter`` and ``beam`` a drafter's chain or tree, ``window`` and ``head`` the
+model's own earlier guesses, ``copy`` the model's weights in fewer bits. A source of another package is a
+:class:`~lantern_accel.strategy.sources.DraftSource` and a subclass of :class:`TreeDrafts`, or of
+:class:`CertainDrafts`, with :func:`register`.
 """
 
 from __future__ import annotations
 
-from lantern_accel.decoding.sources.base import (
-    CertainDrafts,
-    Drafts,
-    Kept,
-    Setting,
-    register,
-    serving,
-)
+from lantern_accel.decoding.drafts import DraftContext, Drafts, register, serving
+from lantern_accel.decoding.sources.tree import CertainDrafts, TreeDrafts
+from lantern_accel.decoding.tree_layout import Kept
 
-__all__ = ["CertainDrafts", "Drafts", "Kept", "Setting", "register", "serving"]
+__all__ = ["CertainDrafts", "DraftContext", "Drafts", "Kept", "TreeDrafts", "register", "serving"]

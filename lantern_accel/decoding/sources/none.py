@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from lantern_accel.decoding.sources.base import Drafts, register
-from lantern_accel.decoding.state import State
-from lantern_accel.decoding.trees import DraftTree, Written
+from lantern_accel.decoding.drafts import register
+from lantern_accel.decoding.sources.tree import TreeDrafts
+from lantern_accel.decoding.state import TreeState
+from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.device.plan import NoDrafts
 from lantern_accel.strategy.values import NoTree
 
 
 @register(NoTree)
-class Nothing(Drafts[NoTree]):
+class Nothing(TreeDrafts[NoTree]):
     """Proposes the root alone."""
 
-    def draft(self, state: State, uniforms: Tensor | None, window: Written | None) -> DraftTree:
-        return self.tree(state.root.unsqueeze(1), None, window)
+    def draft(self, state: TreeState) -> DraftTree:
+        return self.tree(state, state.root.unsqueeze(1), None)
 
-    def planned(self, state: State) -> NoDrafts:
+    def describe(self, state: TreeState) -> NoDrafts:
         return NoDrafts(state.root)

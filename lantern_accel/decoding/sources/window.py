@@ -1,38 +1,46 @@
 """Drafts in a window: the model's own earlier guesses, one row of them behind the last known token.
 
-Two couplings judge them. Where the seed decides every token (:class:`InvariantWindow`), nothing is
-tested and nothing is drawn from what is left, so that a draft needs no distribution: it is any guess,
-kept where it is the token chosen. Behind a draft that is refused every position becomes what its row
-chooses, and where an earlier pass had seen the token that is now on the left, what it chose there is the
-better guess (SCD-GS, arXiv 2510.24211; the recall is this project's). Under the coupling ``maximal``
+Speculative Jacobi decoding: a step is one pass over the window, and fresh drafts at its end. Everything
+lies at its position in the image: a token and, while it is a draft, the distribution that it was drawn
+from. Two couplings judge the drafts. Where the seed decides every token (:class:`InvariantWindow`),
+nothing is tested and nothing is drawn from what is left, so that a draft needs no distribution: it is any
+guess, kept where it is the token chosen. Behind a draft that is refused every position becomes what its
+row chooses, and where an earlier pass had seen the token that is now on the left, what it chose there is
+the better guess (SCD-GS, arXiv 2510.24211; the recall is this project's). Under the coupling ``maximal``
 (:class:`MaximalWindow`) drafts are drawn, tested and replaced by uniforms, as SJD was published
 (2410.01699; :mod:`~lantern_accel.decoding.maximal_coupling`).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.draft_init import GIVEN, DraftInitializer
-from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.decoding.drafts import DraftContext, Drafts, Sizing, Value
+from lantern_accel.decoding.geometry import Geometry, WindowGeometry
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.decoding.maximal_coupling import Coupled, couple, leading
+from lantern_accel.decoding.maximal_coupling import couple, leading
 from lantern_accel.decoding.row_cache import RowCache
+from lantern_accel.decoding.state import WindowState
+from lantern_accel.decoding.target import Target, above_of, row_of
+from lantern_accel.decoding.window_layout import Coupled, WindowKept, WindowLayout
+from lantern_accel.device import plan
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.strategy.values import Window
+from lantern_accel.strategy.values import Fresh, Window
 
 
 class Ring:
-    """Finds the rows of :attr:`.State.q` that belong to positions; past the image is trash."""
+    """Finds the rows of :attr:`.WindowState.q` that belong to positions; past the image is trash."""
 
-    def __init__(self, g: Geometry, ahead: int, ops: TensorOps, device: torch.device) -> None:
+    def __init__(self, g: Geometry, ops: TensorOps, device: torch.device) -> None:
         kept = max(g.kept, 1)
-        place = torch.arange(g.tokens + ahead, dtype=ops.index, device=device) % kept
+        place = torch.arange(g.tokens + 2 * g.nodes, dtype=ops.index, device=device) % kept
         place[g.tokens :] = kept
         self.place, self.ops = place, ops
         first = torch.arange(g.batch, dtype=ops.index, device=device)
@@ -52,53 +60,115 @@ class Ring:
         self.ops.put(q, 0, self._rows(positions), values.flatten(0, 1))
 
 
-class WindowDrafts(ABC):
-    """The drafts of one window: functions of static buffers, which a device captures with the step."""
+class WindowDrafts(Drafts[Value, WindowState, Tensor, Coupled, WindowKept]):
+    """The drafts of one window; one of a single token is plain decoding."""
 
-    def __init__(
-        self,
-        engine: EngineBase,
-        window: Window,
-        ring: Ring,
-        initial: DraftInitializer,
-    ) -> None:
-        """``engine`` chooses tokens from rows of logits, and its state has the drafts."""
-        self.engine, self.window, self.ring, self.initial = engine, window, ring, initial
-        self.geometry, self.state, self.ops = g, state, ops = (
-            engine.geometry,
-            engine.state,
-            engine.ops,
-        )
-        self.greedy, self.choices, self.filters = engine.greedy, engine.choices, engine.filters
-        self.finite = engine.finite
-        length, device = window.length, state.length.device
-        self.ahead = torch.arange(1, length + 1, dtype=ops.index, device=device)
+    layout = WindowLayout
+    returns = settles = True
+    untimed = 1
+
+    def __init__(self, given: DraftContext[Value]) -> None:
+        super().__init__(given)
+        session, g = given.session, self.geometry
+        self.session, self.greedy, self.choices = session, session.greedy, session.choices
+        self.filters, self.finite, self.ahead = session.filters, session.finite, given.layout.ahead
+        device = session.state.length.device
+        one: WindowDrafts[Any] | None = given.longest
+        self.ring: Ring = Ring(session.geometry, self.ops, device) if one is None else one.ring
+        self.initial = self._initial(g, given.source, given.target, self.ops)
         self.recall: RowCache | None = None
         """The rows of earlier passes; None where none are recalled."""
         if g.passes:
-            self.recall = RowCache(g.passes, length, g.vocab, device, ops)
+            self.recall = RowCache(g.passes, g.nodes, g.vocab, device, self.ops)
+
+    @classmethod
+    def window_of(cls, value: Value) -> tuple[Fresh | Literal["given"], int]:
+        """Return what fresh drafts are drawn from, and how many passes are recalled."""
+        assert isinstance(value, Window)
+        return value.fresh, value.passes
+
+    @classmethod
+    def _initial(
+        cls, g: Geometry, value: Value, target: Target, ops: TensorOps
+    ) -> DraftInitializer:
+        config = target.config
+        return DraftInitializer(
+            cls.window_of(value)[0], g.depth, g.tokens, row_of(config), g.vocab, target.allowed(),
+            ops.index, target.weight.device, above_of(config),
+        )  # fmt: skip
+
+    @classmethod
+    def sized(cls, g: Geometry, value: Value, given: Sizing) -> Geometry:
+        fresh = cls._initial(g, value, given.target, given.ops)
+        reach, kept = max(fresh.reach, 1), 0
+        if given.longest is not None:
+            kept = given.longest.kept
+        elif not given.greedy and (fresh.reads or not g.keyed):
+            kept = min((1 if g.keyed else 2) * g.nodes + reach, g.tokens)
+        more: dict[str, Any] = {"kept": kept}
+        if g.keyed:
+            more["passes"] = cls.window_of(value)[1]
+        else:
+            more |= {"draft_columns": 2 * g.depth, "test_columns": g.depth}
+        return WindowGeometry(**{**vars(g), **more})
+
+    def moves(self, state: WindowState) -> dict[str, Callable[[], None]]:
+        return {"widen": partial(self.widen, state)} if self.geometry.depth else {}
+
+    def widen(self, state: WindowState) -> None:
+        """Draw the fresh drafts that this window needs after steps of a shorter one."""
+        self.renew(state, state.newest, back=1)
+
+    def begin(self, state: WindowState, features: Tensor, weights: Tensor) -> None:
+        """Keep what the first token was drawn from, and draw the first drafts."""
+        if self.geometry.kept:
+            place = self.session.verifying.first.unsqueeze(1)
+            self.ring.write(state.q, place, weights.unsqueeze(1))
+        if self.geometry.depth:
+            self.renew(state, state.length, back=1)
+
+    def draft(self, state: WindowState) -> Tensor:
+        """Return the window ``[B, L]``: the last known token and the drafts behind it."""
+        chain = state.length.unsqueeze(1)
+        if self.geometry.depth:
+            chain = (chain + self.given.layout.chain).clamp(max=self.geometry.tokens)
+        return state.tokens.gather(1, chain)
+
+    def after(self, state: WindowState, kept: WindowKept) -> None:
+        if self.geometry.depth:
+            self.renew(state, kept.newest)
 
     @abstractmethod
-    def draft(self, newest: Tensor, back: int = 0) -> None:
+    def renew(self, state: WindowState, newest: Tensor, back: int = 0) -> None:
         """Draft what is behind ``newest [B]``, the last position that a pass has seen.
 
         ``back``: of this step's uniforms those of so many steps before.
         """
 
-    @abstractmethod
-    def decide(self, window: Tensor, chain: Tensor, logits: Tensor) -> Coupled:
-        """Judge the drafts of ``window [B, L]``, at ``chain [B, L]``, by guided ``logits [B, L, V]``."""
+    def describe(self, state: WindowState) -> plan.Window:
+        g, fresh, noted = self.geometry, self.initial, self.geometry.passes > 0
+        return plan.Window(
+            fresh=fresh.kind,
+            width=fresh.width,
+            passes=g.passes,
+            kept=g.kept,
+            fresh_column=0 if g.keyed else g.depth,
+            newest=state.newest,
+            place=self.ring.place,
+            q=state.q if g.kept else None,
+            row_keys=state.row_keys if noted else None,
+            row_previous=state.row_previous if noted else None,
+            row_tokens=state.row_tokens if noted else None,
+            above=fresh.up,
+            code_kind=fresh.kinds,
+            open_codes=fresh.open,
+        )
 
-    def _given(self, newest: Tensor) -> Tensor | None:
-        """Return what fresh drafts follow, ``[B, T, V]``; None where any code will do."""
-        fresh = self.initial
-        return self.ring.read(self.state.q, fresh.sources(newest)) if fresh.reads else None
 
-
-class InvariantWindow(WindowDrafts):
+class InvariantWindow(WindowDrafts[Value]):
     """Chooses tokens by noise, or the likeliest, and drafts by the same noise."""
 
-    def _choose(self, logits: Tensor, positions: Tensor) -> Tensor:
+    def _choose(self, state: WindowState, logits: Tensor, positions: Tensor) -> Tensor:
         """Return the tokens of ``positions [B, T]``; keep their rows where fresh drafts follow them."""
         if self.greedy:
             self.finite.note(logits)
@@ -106,11 +176,11 @@ class InvariantWindow(WindowDrafts):
         p = distribution(logits, self.filters)
         self.finite.note(p)
         if self.geometry.kept:
-            self.ring.write(self.state.q, positions, p)
+            self.ring.write(state.q, positions, p)
         return self.choices.of(p, positions)
 
-    def draft(self, newest: Tensor, back: int = 0) -> None:
-        state, fresh = self.state, self.initial
+    def renew(self, state: WindowState, newest: Tensor, back: int = 0) -> None:
+        fresh = self.initial
         if fresh.kind == GIVEN or (self.greedy and not fresh.reads):
             return
         targets = fresh.targets(newest)
@@ -118,29 +188,29 @@ class InvariantWindow(WindowDrafts):
         if self.greedy:
             state.tokens.scatter_(1, places, state.tokens.gather(1, fresh.sources(newest)))
             return
-        rows = fresh.rows(self._given(newest), targets)
-        state.tokens.scatter_(1, places, self.choices.of(rows, targets))
+        above = self.ring.read(state.q, fresh.sources(newest)) if fresh.reads else None
+        state.tokens.scatter_(1, places, self.choices.of(fresh.rows(above, targets), targets))
 
-    def decide(self, window: Tensor, chain: Tensor, logits: Tensor) -> Coupled:
+    def judge(self, state: WindowState, drafted: Tensor, logits: Tensor) -> Coupled:
         """Compare the drafts with the tokens that are chosen, which take their places."""
-        state, length = self.state, self.window.length
-        if length == 1:  # there is nothing to compare
-            return Coupled(self._choose(logits, chain + 1), self.ahead)
-        x = window[:, 1:]
-        tokens = self._choose(logits, state.length.unsqueeze(1) + self.ahead)
-        count = leading(x == tokens[:, :-1], x.dtype)
-        if self.recall is not None:
-            tokens = self._recalled(window, tokens, count + 1)
-        return Coupled(tokens, count + 1)
+        places = state.length.unsqueeze(1) + self.ahead
+        tokens = self._choose(state, logits, places)
+        if not self.geometry.depth:  # there is nothing to compare
+            return Coupled(tokens, self.ahead)
+        x = drafted[:, 1:]
+        count = leading(x == tokens[:, :-1], x.dtype) + 1
+        return Coupled(self._recalled(state, drafted, tokens, count), count)
 
-    def _recalled(self, window: Tensor, tokens: Tensor, first: Tensor) -> Tensor:
+    def _recalled(
+        self, state: WindowState, window: Tensor, tokens: Tensor, first: Tensor
+    ) -> Tensor:
         """Take what earlier passes chose behind tokens that this one did not see; note what it chose.
 
         ``window [B, L]``: what the pass saw; ``tokens [B, L]``: what it chose; ``first [B]``: the first
         of these that is not known.
         """
-        state = self.state
-        assert self.recall is not None
+        if self.recall is None:
+            return tokens
         chosen = self.ops.held(state.row_tokens).flatten(1)
         behind = self.ahead > first.unsqueeze(1)
         left = torch.cat((window[:, :1], tokens[:, :-1]), dim=1)
@@ -152,31 +222,27 @@ class InvariantWindow(WindowDrafts):
         return recalled
 
 
-class MaximalWindow(WindowDrafts):
-    """SJD: draws, tests and replaces drafts by uniforms, and keeps what they were drawn from."""
+class MaximalWindow(WindowDrafts[Value]):
+    """SJD: draws, tests and replaces drafts by uniforms, and keeps what they were drawn from.
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        #: Uniforms: tests, fresh drafts, draws, of which the bonus's is the last.
-        self.fresh_column = self.window.length - 1
+    Of a step's uniforms the first are for tests, then come fresh drafts, then draws, the bonus's last.
+    """
 
-    def draft(self, newest: Tensor, back: int = 0) -> None:
-        """Draw fresh drafts behind ``newest [B]``, by uniforms of the step ``back`` before this one."""
-        state = self.state
+    def renew(self, state: WindowState, newest: Tensor, back: int = 0) -> None:
         targets = self.initial.targets(newest)
         rows = self.initial.rows(None, targets)
-        here = state.drawn(back)[:, self.fresh_column :][:, : targets.shape[1]]
+        here = state.drawn(back)[:, self.geometry.depth :][:, : targets.shape[1]]
         drawn = self.filters.draws.draw(rows, here)
         state.tokens.scatter_(1, targets.clamp(max=self.geometry.tokens), drawn)
         self.ring.write(state.q, targets, rows)
 
-    def decide(self, window: Tensor, chain: Tensor, logits: Tensor) -> Coupled:
+    def judge(self, state: WindowState, drafted: Tensor, logits: Tensor) -> Coupled:
         """Test the drafts, and keep the distributions of what is drafted for the next step."""
-        state, length = self.state, self.window.length
+        places, length = state.length.unsqueeze(1) + self.ahead, self.geometry.nodes
         p = distribution(logits, self.filters)
         self.finite.note(p)
-        q = self.ring.read(state.q, chain[:, 1:])
-        self.ring.write(state.q, state.length.unsqueeze(1) + self.ahead, p)
+        q = self.ring.read(state.q, places[:, :-1])
+        self.ring.write(state.q, places, p)
         uniforms = state.drawn()
         tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
-        return couple(window[:, 1:], p, q, tests, draws, drawing=self.filters.draws)
+        return couple(drafted[:, 1:], p, q, tests, draws, drawing=self.filters.draws)

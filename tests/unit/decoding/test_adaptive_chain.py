@@ -22,9 +22,7 @@ from support.moving import (
 from support.tiny import captions, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.sources import AdaptiveSource, DraftLength
@@ -49,7 +47,7 @@ TREE = StaticTree(
 
 def engine_of(
     images: int, tree: AdaptiveSource = CHAIN, sampling: Sampling = SAMPLING, **more: Any
-) -> AdaptiveEngine:
+) -> Engine:
     target, drafter = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
     strategy = Strategy(drafts=tree, coupling="maximal")
     return moving(target, strategy, sampling, drafter=drafter, batch=images, **more)
@@ -146,11 +144,11 @@ def test_a_rule_hears_counts_and_what_is_left() -> None:
 
 def test_it_is_the_engine_of_a_chain_with_paces() -> None:
     models, ops = tiny_models(0), TensorOps()
-    with_paces = engine_for(*models, ops, Strategy(drafts=adaptive_chain((1, 3))), SAMPLING)
-    without = engine_for(*models, ops, Strategy(drafts=ChainTree(length=2)), SAMPLING)
-    assert isinstance(with_paces, AdaptiveEngine) and isinstance(without, Engine)
+    with_paces = Engine(*models, ops, Strategy(drafts=adaptive_chain((1, 3))), SAMPLING)
+    without = Engine(*models, ops, Strategy(drafts=ChainTree(length=2)), SAMPLING)
+    assert len(with_paces.lengths) > 1 == len(without.lengths)
     with pytest.raises(StrategyError, match="no drafter"):
-        engine_for(models[0], None, ops, Strategy(drafts=adaptive_chain((1, 3))), SAMPLING)
+        Engine(models[0], None, ops, Strategy(drafts=adaptive_chain((1, 3))), SAMPLING)
 
 
 @pytest.mark.parametrize("lengths", [(1, 2), (2, 1, 4), (4, 4)])

@@ -23,9 +23,9 @@ from support.moving import (
 from support.tiny import captions, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.engines import engine_for
-from lantern_accel.decoding.selfdraft import SelfEngine
+from lantern_accel.decoding.calibrate import count
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.sources.copy import CopyDrafts
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.registry import families
 from lantern_accel.nn import transformer
@@ -46,7 +46,7 @@ def engine_of(
     weights: str = "int4",
     sampling: Sampling = SAMPLING,
     **more: Any,
-) -> AdaptiveEngine:
+) -> Engine:
     target, _ = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
     copy = rounded_copy(target, REFERENCE, rounding(weights))
     strategy = Strategy(drafts=self_drafted(lengths, weights, window))
@@ -99,7 +99,7 @@ def test_one_length_decodes_as_those_drafts_alone() -> None:
         strategy = Strategy(drafts=self_drafted((1, 2, 6), "int6", window))
         adaptive = moving(target, strategy, sampling, copy=copy, batch=2, rule=Walk(6))
         tree = SelfDrafts(length=5, weights="int6", window=window)
-        alone = SelfEngine(target, None, ops, Strategy(drafts=tree), sampling, batch=2, copy=copy)
+        alone = Engine(target, None, ops, Strategy(drafts=tree), sampling, batch=2, copy=copy)
         one, other = run(adaptive), run(alone)
         assert torch.equal(one.tokens, other.tokens) and torch.equal(one.steps, other.steps)
 
@@ -127,6 +127,9 @@ class Coin:
     def observe(self, block: Any) -> int:
         return self.lengths[int(torch.randint(0, len(self.lengths), (), generator=self.generator))]
 
+    def forget(self, row: int) -> None:
+        pass
+
 
 @pytest.mark.parametrize("family", [one.name for one in families()])
 def test_every_family_draws_plain_tokens_for_a_batch_of_prompts(family: str) -> None:
@@ -140,8 +143,8 @@ def test_every_family_draws_plain_tokens_for_a_batch_of_prompts(family: str) -> 
     def drawn(tree: Any, seed: int, temperature: float) -> Tensor:
         sampling = Sampling(temperature=temperature, cfg_scale=scale)
         strategy = Strategy() if tree is None else Strategy(drafts=tree)
-        engine = engine_for(target, None, REFERENCE, strategy, sampling, batch=3, copy=copy)
-        if isinstance(engine, AdaptiveEngine):
+        engine = Engine(target, None, REFERENCE, strategy, sampling, batch=3, copy=copy)
+        if len(engine.lengths) > 1:
             engine.chosen = Coin(engine.lengths, seed)
         vars(engine)["model"] = model
         tiny.start(engine, seed)
@@ -166,21 +169,21 @@ def test_keys_that_the_copy_leaves_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
     strategy = Strategy(drafts=self_drafted((1, 3, 5), "int4"))
     rule = Walk(5, 1, 3)
     engine = moving(target, strategy, sampling, copy=copy, ops=ops, batch=2, rule=rule)
-    want = run(engine_for(target, None, ops, Strategy(), sampling, batch=2)).tokens
+    want = run(Engine(target, None, ops, Strategy(), sampling, batch=2)).tokens
     assert torch.equal(run(engine).tokens, want)
-    write, guess, checking = ops.write, SelfEngine._guess, {"now": False}
+    write, guess, checking = ops.write, CopyDrafts.prepare, {"now": False}
 
     def planted(*given: Any) -> None:
         if not checking["now"]:
             write(*given)
 
-    def guessed(self: Any) -> None:
+    def guessed(self: Any, state: Any) -> None:
         checking["now"] = False
-        guess(self)
+        guess(self, state)
         checking["now"] = True
 
     monkeypatch.setattr(ops, "write", planted, raising=False)
-    monkeypatch.setattr(SelfEngine, "_guess", guessed)
+    monkeypatch.setattr(CopyDrafts, "prepare", guessed)
     assert not torch.equal(run(engine).tokens, want)
 
 
@@ -189,11 +192,11 @@ def test_rounding_that_reaches_the_target_is_seen(monkeypatch: pytest.MonkeyPatc
     sampling, ops = Sampling(top_k=0, cfg_scale=2.0), TensorOps()
     strategy = Strategy(drafts=self_drafted((1, 3, 5), "int4"))
     target, _ = tiny_models(0, dim=64)
-    want = run(engine_for(target, None, ops, Strategy(), sampling, batch=2)).tokens
+    want = run(Engine(target, None, ops, Strategy(), sampling, batch=2)).tokens
 
     def decoded() -> Tensor:
         copy = rounded_copy(target, REFERENCE, rounding("int4"))
-        return run(engine_for(target, None, ops, strategy, sampling, batch=2, copy=copy)).tokens
+        return run(Engine(target, None, ops, strategy, sampling, batch=2, copy=copy)).tokens
 
     assert torch.equal(decoded(), want)
     rounded = transformer.rounded
@@ -213,7 +216,7 @@ def test_a_copy_of_other_weights_costs_steps_alone() -> None:
     target, _ = tiny_models(0, dim=64)
     other, _ = tiny_models(9, dim=64)
     strategy = Strategy(drafts=self_drafted((1, 3, 5)))
-    plain = run(engine_for(target, None, ops, Strategy(), sampling, batch=2))
+    plain = run(Engine(target, None, ops, Strategy(), sampling, batch=2))
     own, wrong = (
         moving(target, strategy, sampling, copy=copy, ops=ops, batch=2, rule=Walk(5))
         for copy in (rounded_copy(target, REFERENCE, rounding("int8")), other)
@@ -228,14 +231,13 @@ def test_a_copy_of_other_weights_costs_steps_alone() -> None:
 
 def test_the_copy_is_one_and_its_settings_follow() -> None:
     engine = engine_of(2, lengths=(1, 2, 3, 4))
-    assert len({id(one.copy) for n, one in engine.engines.items() if n > 1}) == 1
+    assert len({id(one.source.copy) for n, one in engine.by_length.items() if n > 1}) == 1
     assert engine.lengths == [1, 2, 3, 4]
-    assert engine.changes["copy.state.tokens"] is engine.longest.copy.state.tokens
-    assert engine.nbytes == engine.longest.nbytes
+    assert engine.changes["source.state.tokens"] is engine.source.copy.session.state.tokens
     warmer = SAMPLING.model_copy(update={"temperature": 0.5})
     engine.configure(engine.strategy, warmer)
-    assert float(engine.longest.copy.runtime_params.temperature) == 0.5
-    assert len(projections(engine.longest.copy.verifying.target)) > 0
+    assert float(engine.source.copy.session.runtime_params.temperature) == 0.5
+    assert len(projections(engine.source.copy.verifying.target)) > 0
 
 
 def test_tokens_are_counted_and_lengths_timed() -> None:
@@ -245,7 +247,7 @@ def test_tokens_are_counted_and_lengths_timed() -> None:
     condition = torch.cat((condition, engine.verifying.target.unconditional(3)))
     with torch.inference_mode():
         engine.start(condition, mask, engine.randomness(5, [0, 1, 2]))
-        gained, steps = engine.count(2, 1)
+        gained, steps = count(engine, 2, 1)
     assert steps == 3 and 3 <= gained <= 6
 
 

@@ -24,8 +24,7 @@ from support.moving import (
 from support.tiny import captions, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.jacobi import JacobiEngine
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Sampling, Strategy, adaptive_window
 
@@ -33,7 +32,7 @@ from lantern_accel.strategy.values import Sampling, Strategy, adaptive_window
 SOUND = 4.9
 
 
-def engine_of(images: int, sampling: Sampling = SAMPLING, **more: Any) -> AdaptiveEngine:
+def engine_of(images: int, sampling: Sampling = SAMPLING, **more: Any) -> Engine:
     target, _ = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
     strategy = Strategy(drafts=adaptive_window((1, 2, 4)))
     return moving(target, strategy, sampling, batch=images, **more)
@@ -97,7 +96,7 @@ def test_one_length_decodes_as_the_window_alone() -> None:
     strategy = Strategy(drafts=adaptive_window((1, 6)))
     adaptive = moving(target, strategy, sampling, batch=2, rule=Walk(6))
     window = adaptive_window((1, 6)).model_copy(update={"draft_lengths": ()})
-    alone = JacobiEngine(target, None, TensorOps(), Strategy(drafts=window), sampling, batch=2)
+    alone = Engine(target, None, TensorOps(), Strategy(drafts=window), sampling, batch=2)
     features, mask = captions(target, 2)
     condition = torch.cat((features, target.unconditional(2)))
     with torch.inference_mode():

@@ -16,11 +16,8 @@ from support.tiny import tiny_models
 from torch import Tensor
 
 from lantern_accel.decoding.accept import Accepted
-from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.base import EngineBase
-from lantern_accel.decoding.buckets import APART, FIRST, Reach, buckets, usual
+from lantern_accel.decoding.buckets import APART, FIRST, BucketChooser, buckets, usual
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.device.capture import HostCopy
 from lantern_accel.device.kv_cache import KVLayout
@@ -44,21 +41,21 @@ def models() -> Models:
     return tiny_models(0)
 
 
-def running(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 2) -> EngineBase:
+def running(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 2) -> Engine:
     if not isinstance(strategy.drafts, Window):
-        made: EngineBase = engine_of(models, strategy, sampling, batch=batch)
+        made: Engine = engine_of(models, strategy, sampling, batch=batch)
     else:
-        made = engine_for(models[0], None, TensorOps(), strategy, sampling, batch=batch)
+        made = Engine(models[0], None, TensorOps(), strategy, sampling, batch=batch)
     return made
 
 
-def parts(engine: EngineBase) -> list[int]:
+def parts(engine: Engine) -> list[int]:
     g = engine.geometry
     least = g.prefix + g.ahead
     return list(range(least + 3, g.target_slots, max((g.target_slots - least) // 4, 1)))
 
 
-def begin(engine: EngineBase, seed: int = 0) -> None:
+def begin(engine: Engine, seed: int = 0) -> None:
     start(engine, seed=seed)
 
 
@@ -146,7 +143,7 @@ def test_no_bucket_is_left_too_late(data: st.DataObject) -> None:
     g = Geometry(batch, 1, prefix, tokens, nodes, depth, 0, 8, 8)
     least = prefix + nodes
     sizes = draw(st.lists(st.integers(least, g.target_slots - 1), max_size=4, unique=True))
-    reach = Reach([*sizes, g.target_slots], g)
+    reach = BucketChooser([*sizes, g.target_slots], g)
     lag, chatty = draw(st.integers(0, 3)), draw(st.booleans())
     lengths = [draw(st.sampled_from([0, 0, tokens - 1])) for _ in range(batch)]
     posted: list[tuple[int, list[int]]] = []
@@ -169,7 +166,7 @@ def test_no_bucket_is_left_too_late(data: st.DataObject) -> None:
 def test_reports_keep_an_image_in_its_bucket() -> None:
     """Steps bring one token each where five are possible: a bucket is left where it must be."""
     g = Geometry(1, 1, 4, 100, 6, 4, 0, 8, 8)
-    reach, left = Reach([40, 80, g.target_slots], g), []
+    reach, left = BucketChooser([40, 80, g.target_slots], g), []
     for step in range(1, g.tokens):
         left.append(reach.size())
         reach.record_step(5)
@@ -177,7 +174,7 @@ def test_reports_keep_an_image_in_its_bucket() -> None:
             reach.record_lengths([step], step)
     exact = [next(s for s in reach.sizes if s >= 4 + n + 6) for n in range(g.tokens - 1)]
     assert left == exact
-    blind = Reach(reach.sizes, g)
+    blind = BucketChooser(reach.sizes, g)
     for _ in range(10):
         blind.record_step(5)
     assert blind.size() == 80 and exact[10] == 40
@@ -193,7 +190,7 @@ def test_what_a_step_needs_lies_in_the_first_slots(
 ) -> None:
     """Positions below length + nodes lie in slots below it, whatever was accepted before."""
     engine = engine_of(models, Strategy(drafts=TREES[tree]), SAMPLED, batch=3)
-    monkeypatch.setattr(engine, "_accept", any_path(engine, share))
+    monkeypatch.setattr(engine.source, "judge", any_path(engine, share))
     begin(engine)
     g, state = engine.geometry, engine.state
     with torch.inference_mode():
@@ -209,8 +206,7 @@ def test_what_a_step_needs_lies_in_the_first_slots(
 def any_path(engine: Engine, share: float) -> Callable[..., Accepted]:
     generator = torch.Generator().manual_seed(3)
 
-    def accept(drafted: tuple[Any, Tensor | None], logits: Tensor) -> Accepted:
-        tree, _ = drafted
+    def accept(state: Any, tree: Any, logits: Tensor) -> Accepted:
         batch, depth = len(logits), engine.geometry.depth
         path = torch.zeros(batch, depth + 1, dtype=torch.int64)
         length = torch.zeros(batch, dtype=torch.int64)
@@ -268,10 +264,9 @@ class Lagging(HostCopy):
 def test_buckets_change_no_token(models: Models, name: str, late: bool, sampling: Sampling) -> None:
     engine = running(models, CASES[name], sampling)
     if late:
-        engine._progress = Lagging(engine.finite.report)
+        engine.session.progress = Lagging(engine.finite.report)
         if name == "adaptive window":
-            assert isinstance(engine, AdaptiveEngine)
-            engine.longest._progress = engine._progress  # which reads the same copy
+            engine.longest.session.progress = engine.session.progress  # which reads the same copy
     begin(engine)
     with torch.inference_mode():
         want = engine.run()

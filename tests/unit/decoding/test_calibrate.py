@@ -6,7 +6,7 @@ import pytest
 from support.moving import SAMPLING, begin, moving
 from support.tiny import tiny_models
 
-from lantern_accel.decoding.adaptive import AdaptiveEngine
+from lantern_accel.decoding.calibrate import calibrate
 from lantern_accel.decoding.length_policy import costs_of
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.strategy.sources import DraftLength
@@ -33,8 +33,7 @@ def timed(seconds: dict[int, float], slow: tuple[int, range] = (0, range(0))) ->
             often = 10 if now == slow[0] and seen[now] in slow[1] else 1
             self.seconds = seconds[now] * often
 
-    times = engine.calibrate(lambda: Watch(lambda: None))
-    assert isinstance(engine, AdaptiveEngine)
+    times = calibrate(engine, lambda: Watch(lambda: None))
     found = costs_of(engine.draft_lengths, times)
     return {one.length: one.cost for one in found if one.cost is not None}
 

@@ -21,7 +21,7 @@ from support.engines import (
 from support.tiny import captions, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.base import Decoded
+from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.capture import HostCopy
 from lantern_accel.device.operations import TensorOps
@@ -92,7 +92,7 @@ def test_the_guidance_interval_counts_from_the_second_token(
 
 def test_drafts_are_guided_as_the_token_that_they_stand_for(models: Models) -> None:
     engine = engine_of(models, NAMED["eagle"], GREEDY, batch=2)
-    drafting, state = engine.drafting, engine.state
+    drafting, state = engine.source, engine.state
     assert drafting is not None and drafting.guidance.scale is not None
     # A scale of its own for every token: node n + depth predicts token n + depth + 1.
     drafting.guidance.scale.copy_(torch.arange(36) + 2.0)
@@ -137,8 +137,7 @@ def test_what_the_drafter_caught_up_on_is_one_dense_pass(
     deep = 0
     while int(state.length.max()) < c.num_tokens - 3:
         known = [int(n) + 1 for n in state.length]
-        assert engine.drafting is not None
-        got = engine.drafting.catch_up(state, engine.drafting._shown(state))[:, 0]
+        got = engine.source.catch_up(state, engine.source._shown(state))[:, 0]
         for row in range(4):
             codes = state.tokens[row % 2 : row % 2 + 1, : known[row % 2]].long()
             seen = mask[row : row + 1]
@@ -397,7 +396,7 @@ def test_a_host_that_reads_late_gets_the_same_tokens(small: Models, lag: int) ->
                 got.append(engine.run(on_progress=known.append))
             assert known == sorted(known)
             assert known[-1] == engine.geometry.tokens
-        assert not getattr(engine._progress, "posted", [])
+        assert not getattr(engine.session.progress, "posted", [])
     for now, late in zip(got[:2], got[2:], strict=True):
         assert torch.equal(now.tokens, late.tokens)
         assert torch.equal(now.steps, late.steps)

@@ -10,10 +10,9 @@ from support.engines import GREEDY, SAMPLED, engine_of, finish
 from support.tiny import neighbours, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.engines import engine_for
-from lantern_accel.decoding.length_policy import Block
-from lantern_accel.decoding.sources.head_window import HeadWindow
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.policy import Block
+from lantern_accel.decoding.sources.head import HeadWindow
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.nn.draft_head import DraftHead, DraftHeadConfig
@@ -35,9 +34,7 @@ def models(head: bool = True) -> Any:
 
 def engine(small: Any, strategy: Strategy, sampling: Sampling, batch: int) -> Any:
     table = neighbours(64, 10)
-    return engine_for(
-        small[0], None, TensorOps(), strategy, sampling, batch=batch, neighbours=table
-    )
+    return Engine(small[0], None, TensorOps(), strategy, sampling, batch=batch, neighbours=table)
 
 
 def plain(small: Any, sampling: Sampling, batch: int) -> Any:
@@ -73,7 +70,6 @@ def test_lengths_may_change_at_any_step(lengths: tuple[int, ...]) -> None:
     draft_lengths = tuple(DraftLength(length=n) for n in (1, 2, 4, 8))
     window = Window(length=8, fresh="head", draft_lengths=draft_lengths)
     moving = engine(small, Strategy(drafts=window), SAMPLED, 2)
-    assert isinstance(moving, AdaptiveEngine)
     moving.chosen = Forced(list(lengths))
     assert torch.equal(finish(moving).tokens, plain(small, SAMPLED, 2).tokens)  # type: ignore[arg-type]
 

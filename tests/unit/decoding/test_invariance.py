@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.decoding import invariant
-from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device import noise, sampling
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.preferences import Preferences
@@ -100,9 +99,8 @@ def decoded(
     copy = None
     if isinstance(tree, SelfDrafts):
         copy = rounded_copy(target, ops, rounding(tree.weights))
-    engine = engine_for(target, drafter, ops, Strategy(drafts=tree), given, batch=batch, copy=copy)
+    engine = Engine(target, drafter, ops, Strategy(drafts=tree), given, batch=batch, copy=copy)
     if rule is not None:
-        assert isinstance(engine, AdaptiveEngine)
         engine.chosen = rule(engine.lengths)
     features, mask = captions(target, 8)
     rows = []
@@ -160,7 +158,7 @@ def test_a_row_of_a_batch_may_be_another_requests() -> None:
         alone = []
         for seed, image in zip(seeds, images, strict=True):
             alone.append(decoded(tree, images=(image,), seed=seed))
-        engine = engine_for(target, drafter, TensorOps(), Strategy(drafts=tree), SAMPLED, batch=3)
+        engine = Engine(target, drafter, TensorOps(), Strategy(drafts=tree), SAMPLED, batch=3)
         keys = noise.noise_keys(seeds, images)
         condition = torch.cat((features[images], target.unconditional(3)))
         with torch.inference_mode():
@@ -207,7 +205,7 @@ def test_a_table_is_made_for_every_request_and_every_image(
 def engine_on(ops: TensorOps, tree: Tree, given: Sampling = SAMPLED, batch: int = 3) -> Any:
     target, drafter = tiny_models(0)
     copy = rounded_copy(target, ops, rounding("int8")) if isinstance(tree, SelfDrafts) else None
-    return engine_for(target, drafter, ops, Strategy(drafts=tree), given, batch=batch, copy=copy)
+    return Engine(target, drafter, ops, Strategy(drafts=tree), given, batch=batch, copy=copy)
 
 
 def test_a_table_that_is_too_large_is_not_made() -> None:
@@ -229,7 +227,7 @@ def test_what_has_no_noise_has_no_table(given: Sampling) -> None:
     target, _ = tiny_models(0)
     window = Window(length=4, fresh="uniform")
     one = Strategy(drafts=window, coupling="invariant" if given.greedy else "maximal")
-    engine = engine_for(target, None, Tabled(), one, given)
+    engine = Engine(target, None, Tabled(), one, given)
     assert engine.state.noise.numel() == 0
 
 
@@ -321,7 +319,7 @@ def test_ties_that_are_broken_otherwise_are_seen(
 
 
 def _users_of_distributions() -> list[Any]:
-    from lantern_accel.decoding import engine, step_engine
-    from lantern_accel.decoding.sources import drafter, window
+    from lantern_accel.decoding import session
+    from lantern_accel.decoding.sources import beam, static, tree, window
 
-    return [drafter, engine, step_engine, window]
+    return [beam, session, static, tree, window]

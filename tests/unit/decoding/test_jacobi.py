@@ -11,10 +11,9 @@ from support.tiny import neighbours, tiny_models
 from torch import Tensor
 from unit.decoding.test_prompt_rows import contexts, decode, left_pad, models, tokens_of
 
-from lantern_accel.decoding.base import Decoded, EngineBase
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.decoded import Decoded
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.geometry import check as check_settings
-from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.rules import Lantern, LanternPP
@@ -41,14 +40,12 @@ def named(name: str, length: int = 6) -> Strategy:
     return found.override(window=length)
 
 
-def engine(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 4) -> EngineBase:
+def engine(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 4) -> Engine:
     table = neighbours(models[0].config.vocab_size, 10)
-    return engine_for(
-        models[0], None, TensorOps(), strategy, sampling, batch=batch, neighbours=table
-    )
+    return Engine(models[0], None, TensorOps(), strategy, sampling, batch=batch, neighbours=table)
 
 
-def finished(running: EngineBase, which: list[int] | None = None) -> Decoded:
+def finished(running: Engine, which: list[int] | None = None) -> Decoded:
     return finish(running, which)  # type: ignore[arg-type]
 
 
@@ -96,7 +93,7 @@ def test_rows_with_prompts_of_their_own_and_forced_codes(
     c = target.config
     fitted = target.resized(prefix_length=8)
     for sampling in (greedy, greedy.model_copy(update={"temperature": 1.0, "top_k": 12})):
-        running = engine_for(fitted, None, TensorOps(), named(name), sampling, batch=2)
+        running = Engine(fitted, None, TensorOps(), named(name), sampling, batch=2)
         ids, mask = left_pad(contexts(prompts, sampling.branches), 8, pad=1)
         with torch.inference_mode():
             running.start(ids, mask, running.randomness(5, [0, 1]))
@@ -147,7 +144,7 @@ def test_windows_need_no_drafter_and_hold_no_cache_of_one() -> None:
     for name in WINDOW_STRATEGIES:
         assert not named(name).needs_drafter
         running = engine(tiny_models(0), named(name), SAMPLED)
-        assert isinstance(running, JacobiEngine) and running.drafting is None
+        assert not running.geometry.drafted
         g = running.geometry
         assert g.target_slots == g.prefix + g.tokens + 1, "no slot for a draft"
         held = running.verifying.cache.layout.nbytes + running.state.nbytes
@@ -206,6 +203,6 @@ def test_settings_that_a_model_cannot_serve() -> None:
     with pytest.raises(StrategyError, match="have 5 siblings, but there are 4 codes"):
         check_settings(wide, Sampling(), 4)
     with pytest.raises(StrategyError, match="needs a neighbour table"):
-        engine_for(*small, TensorOps(), Strategy(drafts=STATIC, acceptance=LanternPP()), SAMPLED)
+        Engine(*small, TensorOps(), Strategy(drafts=STATIC, acceptance=LanternPP()), SAMPLED)
     with pytest.raises(StrategyError, match="these strategies need none: 'vanilla', 'sjd', 'scd'"):
-        engine_for(small[0], None, TensorOps(), Strategy(name="eagle", drafts=STATIC), SAMPLED)
+        Engine(small[0], None, TensorOps(), Strategy(name="eagle", drafts=STATIC), SAMPLED)

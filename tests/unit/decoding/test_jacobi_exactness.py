@@ -19,10 +19,11 @@ from support.jacobi_oracle import Moment, Row, law, residual
 from support.tiny import captions, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.jacobi import JacobiEngine
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.decoding.maximal_coupling import Coupled, couple
+from lantern_accel.decoding.maximal_coupling import couple
 from lantern_accel.decoding.sources import window as window_drafts
+from lantern_accel.decoding.window_layout import Coupled
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Coupling, Sampling, Strategy, Window
 
@@ -161,17 +162,17 @@ class Table:
 
 def engine_on(
     table: Table, window: Window, images: int = IMAGES, coupling: Coupling = "maximal"
-) -> JacobiEngine:
+) -> Engine:
     """Build the real engine on a tiny model, with the passes' logits read off a table."""
     target, _ = tiny_models(0, vocab=VOCAB, grid=2, prefix=2, dim=8)
     strategy = Strategy(drafts=window, coupling=coupling)
-    engine = JacobiEngine(target, None, TensorOps(), strategy, SAMPLING, batch=images)
-    state, chain = engine.state, engine.forward.chain
+    engine = Engine(target, None, TensorOps(), strategy, SAMPLING, batch=images)
+    state, chain = engine.state, engine.longest.layout.chain
 
     def prefill(_: Any) -> tuple[None, Tensor]:
         return None, table.logits[0, VOCAB, 0].expand(images, -1)
 
-    def verify(_: Any, tokens: Tensor) -> tuple[None, Tensor]:
+    def verify(_: Any, tokens: Tensor, slots: Any) -> tuple[None, Tensor]:
         length = state.length
         place = (length.unsqueeze(1) + chain).clamp(max=TOKENS)
         before = state.tokens.gather(1, (length - 1).clamp(min=0).unsqueeze(1))[:, 0]
@@ -182,11 +183,11 @@ def engine_on(
         return None, table.last
 
     engine.verifying.prefill = prefill  # type: ignore[method-assign,assignment]
-    engine.forward.verify = verify  # type: ignore[method-assign,assignment]
+    engine.longest.layout.verify = verify  # type: ignore[method-assign,assignment]
     return engine
 
 
-def counted(engine: JacobiEngine, seed: int = 3) -> Tensor:
+def counted(engine: Engine, seed: int = 3) -> Tensor:
     """Decode and count whole images, ``[V ** N]``."""
     g = engine.geometry
     target = engine.verifying.target
@@ -224,7 +225,7 @@ def test_images_follow_the_targets_joint_law(name: str, coupling: Coupling) -> N
     engine = engine_on(table, WINDOWS[name], coupling=coupling)
     assert misfit(counted(engine), table.joint(SAMPLING)) < SOUND
     taken = engine.state.histogram.sum(0)
-    longest = min(engine.window.length, TOKENS - 1)
+    longest = min(engine.geometry.nodes, TOKENS - 1)
     assert (taken[:longest] > IMAGES / 100).all(), "steps of every length were among them"
 
 
@@ -257,18 +258,18 @@ def not_renormalised(weights: Tensor, uniform: Tensor, sums: Tensor | None = Non
     return (total <= uniform.unsqueeze(-1)).sum(-1).clamp(max=weights.shape[-1] - 1)
 
 
-def unfiltered(engine: JacobiEngine, table: Table) -> None:
-    sound = engine.ring.write
+def unfiltered(engine: Engine, table: Table) -> None:
+    sound = engine.source.ring.write
 
     def write(q: Tensor, positions: Tensor, values: Tensor) -> None:
-        if positions.shape[1] == engine.window.length and len(table.last):
-            values = table.last.softmax(-1)[:, : engine.window.length]
+        if positions.shape[1] == engine.geometry.nodes and len(table.last):
+            values = table.last.softmax(-1)[:, : engine.geometry.nodes]
         sound(q, positions, values)
 
-    engine.ring.write = write  # type: ignore[method-assign]
+    engine.source.ring.write = write  # type: ignore[method-assign]
 
 
-def clamped_step(engine: JacobiEngine, table: Table) -> None:
+def clamped_step(engine: Engine, table: Table) -> None:
     sound = engine.step
 
     def step() -> None:
@@ -277,10 +278,10 @@ def clamped_step(engine: JacobiEngine, table: Table) -> None:
 
     engine.step = step  # type: ignore[method-assign]
     # The engine itself sees that its steps do not count; the law must show it too.
-    engine._check_replayed = lambda *_, **__: None  # type: ignore[method-assign]
+    engine._require_replayed = lambda *_, **__: None  # type: ignore[method-assign]
 
 
-MUTANTS: dict[str, Callable[[JacobiEngine, Table, pytest.MonkeyPatch], None]] = {
+MUTANTS: dict[str, Callable[[Engine, Table, pytest.MonkeyPatch], None]] = {
     "the tail is kept without a test": lambda e, t, m: m.setattr(
         window_drafts, "couple", tail_kept
     ),
@@ -317,7 +318,7 @@ def test_a_transformers_images_follow_its_joint_law(name: str, coupling: Couplin
     sampling = Sampling(top_k=3, cfg_scale=2.0)
     images = 20_000
     strategy = Strategy(drafts=WINDOWS[name], coupling=coupling)
-    engine = JacobiEngine(target, None, TensorOps(), strategy, sampling, batch=images)
+    engine = Engine(target, None, TensorOps(), strategy, sampling, batch=images)
     observed = counted(engine)
     every = torch.tensor(list(itertools.product(range(VOCAB), repeat=TOKENS)))
     features, mask = captions(target, 1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from lantern_accel.decoding.length_policy import (
     AcceptancePolicy,
-    Block,
     costs_of,
     in_batch,
     usual_tokens_per_step,
 )
+from lantern_accel.decoding.policy import Block
 from lantern_accel.strategy.sources import DraftLength
 
 PACES = (

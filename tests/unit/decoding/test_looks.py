@@ -6,9 +6,9 @@ import pytest
 import torch
 from support.cuda_double import doubled_backend
 
-from lantern_accel.decoding import looks
+from lantern_accel.decoding import host_sync
 from lantern_accel.decoding.buckets import buckets
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling, Window, named_strategy
 from lantern_accel.testing import tiny
@@ -23,7 +23,7 @@ def test_few_steps_run_behind_an_image_s_end(monkeypatch: pytest.MonkeyPatch) ->
         assert isinstance(asked.drafts, Window)
         draft_lengths = tuple(one for one in asked.drafts.draft_lengths if one.length <= 2)
         window = asked.drafts.model_copy(update={"length": 2, "draft_lengths": draft_lengths})
-        engine = engine_for(
+        engine = Engine(
             model.target,
             None,
             backend,
@@ -31,7 +31,7 @@ def test_few_steps_run_behind_an_image_s_end(monkeypatch: pytest.MonkeyPatch) ->
             Sampling(cfg_scale=2.0, top_k=32),
         )
         engine.model = model  # type: ignore[attr-defined]
-        assert engine._progress.lag == 1
+        assert engine.session.progress.lag == 1
         honest, calls = engine.step, [0]
 
         def step() -> None:
@@ -49,7 +49,7 @@ def test_few_steps_run_behind_an_image_s_end(monkeypatch: pytest.MonkeyPatch) ->
 
         now = wasted()
         with monkeypatch.context() as patch:
-            patch.setattr(looks.math, "ceil", lambda value: 10**6)  # a look every eighth step
+            patch.setattr(host_sync.math, "ceil", lambda value: 10**6)  # a look every eighth step
             before = wasted()
     assert sum(now) <= 0.7 * sum(before)
     assert max(now) <= max(before)

@@ -275,8 +275,7 @@ def test_the_drafter_reads_the_prompts_own_tokens() -> None:
     ids, mask = left_pad(contexts(PROMPTS, 2), 8, pad=1)
     with torch.inference_mode():
         engine.start(ids, mask, engine.randomness(5, [0, 1, 2]))
-        assert engine.drafting is not None
-        got = engine.drafting.catch_up(engine.state, engine.drafting._shown(engine.state))[:, 0]
+        got = engine.source.catch_up(engine.state, engine.source._shown(engine.state))[:, 0]
     root = engine.state.root.long()
     for row in range(6):
         real = ids[row][mask[row]].unsqueeze(0)

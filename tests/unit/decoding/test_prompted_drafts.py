@@ -10,7 +10,7 @@ import torch
 from support.engines import LOPSIDED
 from torch import Tensor
 
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.base import Model
 from lantern_accel.families.prompted_drafter import PromptedDrafter
@@ -45,7 +45,7 @@ def sampling(model: Model, temperature: float) -> Sampling:
 
 def engine(model: Model, tree: Tree, given: Sampling, batch: int) -> Any:
     parts = model.family.target_for_shape(model, model.family.usual_shape(model))
-    return engine_for(*parts, TensorOps(), Strategy(drafts=tree), given, batch=batch)
+    return Engine(*parts, TensorOps(), Strategy(drafts=tree), given, batch=batch)
 
 
 def begin(model: Model, one: Any, images: list[int], seed: int = 5) -> None:
@@ -90,7 +90,7 @@ def test_with_a_cache_features_are_those_of_the_dense_pass(name: str) -> None:
     fresh.eval()
     one = engine(model, ChainTree(length=3), sampling(model, 0.0), 3)
     caught: list[tuple[Tensor, Tensor, Tensor]] = []
-    drafting = one.drafting
+    drafting = one.source
     real = drafting.catch_up
 
     def catch_up(state: Any, shown: Tensor | None) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lantern_accel.decoding.engines import engine_for
-from lantern_accel.decoding.selfdraft import SelfEngine
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.sources.copy import CopyDrafts
 from lantern_accel.decoding.sources.window import InvariantWindow
 from lantern_accel.errors import StrategyError
 from lantern_accel.nn.rounding import ROUNDINGS
@@ -27,7 +27,7 @@ def decode(strategy, target, copy=None, *, batch=2, seed=5, temperature=1.0, gui
     sampling = Sampling(
         temperature=temperature, cfg_scale=2.0 if guided else 1.0, top_k=0, top_p=0.95
     )
-    engine = engine_for(target, None, target.ops, strategy, sampling, batch=batch, copy=copy)
+    engine = Engine(target, None, target.ops, strategy, sampling, batch=batch, copy=copy)
     condition, mask = captions(target, batch)
     if guided:
         condition = torch.cat((condition, target.unconditional(batch)))
@@ -90,8 +90,8 @@ def test_nothing_of_the_copy_is_left_in_the_cache():
     slots = torch.arange(g.prefix + g.tokens - 1).expand(g.rows, -1)
     for layer in range(2):
         for a, b in zip(
-            REFERENCE.read(plain.verifying.cache, layer, slots),
-            REFERENCE.read(made.verifying.cache, layer, slots),
+            plain.verifying.cache.read(layer, slots),
+            made.verifying.cache.read(layer, slots),
             strict=True,
         ):
             # The last position is known from its logits alone in one of them.
@@ -109,15 +109,15 @@ def test_a_copy_whose_keys_stay_in_the_cache_would_be_seen(monkeypatch):
         if not checking["now"]:
             write(kv, layer, address, k, v)
 
-    guess = SelfEngine._guess
+    guess = CopyDrafts.prepare
 
-    def guessed(self):
+    def guessed(self, state):
         checking["now"] = False
-        guess(self)
+        guess(self, state)
         checking["now"] = True
 
     monkeypatch.setattr(target.ops, "write", planted, raising=False)
-    monkeypatch.setattr(SelfEngine, "_guess", guessed)
+    monkeypatch.setattr(CopyDrafts, "prepare", guessed)
     _, made = decode(self_drafts("self:4"), target, copy)
     assert not torch.equal(made.tokens, plain.tokens)
 
@@ -129,10 +129,10 @@ def test_drafts_that_are_kept_unchecked_would_be_seen(monkeypatch):
     _, plain = decode(PLAIN, target)
     choose = InvariantWindow._choose
 
-    def planted(self, logits, positions):
-        chosen = choose(self, logits, positions)
-        if isinstance(self.engine, SelfEngine) and positions.shape[1] > 1:
-            chosen[:, :-1] = self.engine.state.tokens.gather(1, positions.clamp(max=36))[:, :-1]
+    def planted(self, state, logits, positions):
+        chosen = choose(self, state, logits, positions)
+        if positions.shape[1] > 1:
+            chosen[:, :-1] = state.tokens.gather(1, positions.clamp(max=36))[:, :-1]
         return chosen
 
     monkeypatch.setattr(InvariantWindow, "_choose", planted)
@@ -145,17 +145,18 @@ def test_settings_that_are_data_reach_the_copy():
     engine, _ = decode(self_drafts("self:2"), target, copy)
     warmer = Sampling(temperature=0.7, cfg_scale=3.0, top_k=0, top_p=0.9)
     engine.configure(self_drafts("self:2"), warmer)
-    assert float(engine.copy.runtime_params.temperature) == pytest.approx(0.7)
-    assert float(engine.copy.runtime_params.scale[0]) == 3.0
+    assert float(engine.source.copy.session.runtime_params.temperature) == pytest.approx(0.7)
+    assert float(engine.source.copy.session.runtime_params.scale[0]) == 3.0
 
 
 def test_what_a_step_changes_is_listed_with_the_copys_buffers():
     target, copy = models()
     engine, _ = decode(self_drafts("self:2"), target, copy)
-    assert engine.changes["copy.state.tokens"] is engine.copy.state.tokens
-    assert engine.copy.verifying.cache is engine.verifying.cache
+    own = engine.source.copy.session
+    assert engine.changes["source.state.tokens"] is own.state.tokens
+    assert own.verifying.cache is engine.verifying.cache
     assert len([n for n in engine.changes if "keys" in n and "state" not in n]) == 2
-    assert engine.changes["copy.state.keys"] is engine.copy.state.keys  # of rows that change images
+    assert own.state.keys is engine.state.keys  # rows may change their images
     assert engine.nbytes > engine.verifying.cache.layout.nbytes
 
 

@@ -8,9 +8,9 @@ from support.engines import NAMED, SAMPLED, TREES, Models, engine_of, start
 from support.tiny import tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Accepted
-from lantern_accel.decoding.engine import Engine, commit
-from lantern_accel.device.operations import TensorOps
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.tree_layout import TreeLayout
+from lantern_accel.decoding.trees import Accepted
 from lantern_accel.strategy.values import Strategy
 
 
@@ -24,7 +24,7 @@ def committed(engine: Engine) -> tuple[list[Tensor], Tensor]:
     g, verifying = engine.geometry, engine.verifying
     slots = verifying.branches.rows(engine.state.slot_of) + g.prefix
     layers = range(verifying.cache.layout.layers)
-    keys = [TensorOps().read(verifying.cache, layer, slots)[0] for layer in layers]
+    keys = [verifying.cache.read(layer, slots)[0] for layer in layers]
     return keys, verifying.branches.rows(engine.state.length)
 
 
@@ -66,8 +66,7 @@ def test_any_pattern_of_acceptance_keeps_the_table(
     engine = engine_of(models, Strategy(drafts=TREES[tree]), SAMPLED, batch=4)
     generator = torch.Generator().manual_seed(5)
 
-    def accept(drafted, logits):  # type: ignore[no-untyped-def]
-        tree, _ = drafted
+    def accept(state, tree, logits):  # type: ignore[no-untyped-def]
         batch, depth = len(logits), engine.geometry.depth
         path, length = torch.zeros(batch, depth + 1, dtype=torch.int64), torch.zeros(batch).long()
         for image in range(batch):
@@ -86,7 +85,7 @@ def test_any_pattern_of_acceptance_keeps_the_table(
         price = torch.zeros(batch, depth)
         return Accepted(path, length, logits[:, 0].argmax(-1), logits[:, 0], price)
 
-    monkeypatch.setattr(engine, "_accept", accept)
+    monkeypatch.setattr(engine.source, "judge", accept)
     start(engine)
     with torch.inference_mode():
         follow(engine)
@@ -95,14 +94,14 @@ def test_any_pattern_of_acceptance_keeps_the_table(
 def test_a_slot_that_is_handed_out_twice_is_found(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = engine_of(models, NAMED["eagle"], SAMPLED)
+    engine, advance = engine_of(models, NAMED["eagle"], SAMPLED), TreeLayout.advance
 
-    def careless(verifying, state, *rest):  # type: ignore[no-untyped-def]
-        commit(verifying, state, *rest)
+    def careless(self, state, *rest):  # type: ignore[no-untyped-def]
+        advance(self, state, *rest)
         if int(state.length.min()) > 8:
             state.slot_of[:, 9] = state.slot_of[:, 3]
 
-    monkeypatch.setattr("lantern_accel.decoding.engine.commit", careless)
+    monkeypatch.setattr(TreeLayout, "advance", careless)
     start(engine)
     with torch.inference_mode(), pytest.raises(AssertionError):
         follow(engine)

@@ -17,10 +17,9 @@ from support.tiny import captions, neighbours, tiny_models
 from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.decoding.sources import CertainDrafts, Kept, Setting, register
-from lantern_accel.decoding.state import State
+from lantern_accel.decoding.sources import CertainDrafts, DraftContext, Kept, register
+from lantern_accel.decoding.state import TreeState
 from lantern_accel.decoding.target import row_of
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
@@ -54,7 +53,7 @@ class RowAbove(DraftSource):
 class Copies(CertainDrafts[RowAbove]):
     """Copies tokens of the row above, or where that row is a draft itself, of the draft."""
 
-    def __init__(self, given: Setting[RowAbove]) -> None:
+    def __init__(self, given: DraftContext[RowAbove]) -> None:
         super().__init__(given)
         self.row = row_of(given.target.config)
         self.seen = torch.zeros(1, dtype=given.ops.index, device=given.target.weight.device)
@@ -63,10 +62,10 @@ class Copies(CertainDrafts[RowAbove]):
     def buffers(self) -> dict[str, Tensor]:
         return {"seen": self.seen}
 
-    def begin(self, state: State, features: Tensor) -> None:
+    def begin(self, state: TreeState, features: Tensor, weights: Tensor) -> None:
         self.seen.zero_()
 
-    def guess(self, state: State) -> Tensor:
+    def guess(self, state: TreeState) -> Tensor:
         found: list[Tensor] = []
         for ahead in range(1, self.given.source.length + 1):
             if ahead > self.row:
@@ -76,7 +75,7 @@ class Copies(CertainDrafts[RowAbove]):
             found.append(state.tokens.gather(1, above).squeeze(1))
         return torch.stack(found, dim=1)
 
-    def after(self, state: State, kept: Kept) -> None:
+    def after(self, state: TreeState, kept: Kept) -> None:
         self.seen.add_(kept.gained.sum())
 
 
@@ -90,7 +89,7 @@ def engine_of(
 ) -> Any:
     target, drafter = tiny_models(0, **(sizes or {}))
     table = neighbours(target.config.vocab_size, 10) if strategy.neighbours else None
-    return engine_for(target, drafter, TensorOps(), strategy, given, batch=batch, neighbours=table)
+    return Engine(target, drafter, TensorOps(), strategy, given, batch=batch, neighbours=table)
 
 
 def tokens_of(engine: Any, seed: int = 5) -> Tensor:
@@ -124,8 +123,8 @@ def joint(given: Sampling) -> Tensor:
             for at in range(place):
                 engine.state.root.copy_(images[:, at])
                 if at == place - 1:
-                    tree = engine.source.draft(engine.state, None, None)
-                    logits = engine.verifying.verify(engine.state, tree)[1][:, 0]
+                    tree = engine.source.draft(engine.state)
+                    logits = engine.longest.layout.verify(engine.state, tree)[1][:, 0]
                 engine.step()
         p = distribution(logits, given)
         law = (law.unsqueeze(1) * p).flatten()
@@ -163,7 +162,7 @@ def test_its_images_are_vanillas_token_by_token(length: int, given: Sampling) ->
     engine = engine_of(Strategy(drafts=RowAbove(length=length)), given)
     want = tokens_of(engine_of(Strategy(drafts=NoTree()), given))
     assert torch.equal(tokens_of(engine), want)
-    assert isinstance(engine, Engine) and engine.drafting is None
+    assert not engine.geometry.drafted
     # What it noted itself: every token but the first, and of each image's last step perhaps a few more.
     assert int(engine.source.buffers["seen"]) >= want.numel() - len(want)
     assert "source.seen" in engine.changes

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.tiny import captions, tiny_models
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.sources.drafter import Drafting
+from lantern_accel.decoding.sources.beam import BeamDrafts
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
@@ -258,7 +258,7 @@ def test_dynamic_trees_keep_children_with_their_parents(
     root = torch.full((3,), 99)
     best = scores.topk(tree.total - 1, dim=-1).indices
     check_closed(tree, best, origin)
-    kept = Drafting._linked(root, tree, codes, best, origin)
+    kept = BeamDrafts._linked(root, tree, codes, best, origin)
     assert kept.tokens.shape == (3, tree.total) and (kept.tokens[:, 0] == 99).all()
     check_links(kept, top_k)
     assert torch.equal(kept.tokens[:, 1:], codes.gather(1, best.sort(-1).values))
@@ -283,7 +283,7 @@ def test_an_engines_dynamic_trees_keep_children_with_their_parents(
     sampling = Sampling(temperature=1.0, top_k=top_k)
     engine = Engine(target, drafter, TensorOps(), Strategy(drafts=shape), sampling, batch=3)
     drafted: list[DraftTree] = []
-    plain = Drafting._linked
+    plain = BeamDrafts._linked
 
     def spying(
         root: torch.Tensor,
@@ -296,7 +296,7 @@ def test_an_engines_dynamic_trees_keep_children_with_their_parents(
         drafted.append(plain(root, tree, codes, kept, origin))
         return drafted[-1]
 
-    monkeypatch.setattr(Drafting, "_linked", staticmethod(spying))
+    monkeypatch.setattr(BeamDrafts, "_linked", staticmethod(spying))
     features, mask = captions(target, 3)
     with torch.inference_mode():
         engine.start(features, mask, engine.randomness(0, [0, 1, 2]))

@@ -139,7 +139,7 @@ def test_a_measurement_goes_on_where_it_stopped(
     def stops(self: steps.StepTimer) -> float:
         if (
             self.engine.geometry.nodes == 4
-            and self.engine.drafting is not None
+            and self.engine.geometry.drafted
             and self.cell.kind == "step"
         ):
             raise KeyboardInterrupt

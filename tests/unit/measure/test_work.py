@@ -56,9 +56,9 @@ def test_operations_are_those_that_torch_counts(backend, strategy, batch):
     seen = g.target_slots - g.nodes
     found = work.step_needs(engine, seen=seen)
     matrices = found["draft"][0] + found["verify"][0]
-    if engine.drafting is not None:
+    if engine.geometry.drafted:
         nodes = g.depth + 1 + sum(work.drafted_levels(engine))
-        layers = len(engine.drafting.drafter.layers)
+        layers = len(engine.session.drafter.layers)
         matrices += 4 * g.rows * nodes * (g.drafter_slots - seen) * g.dim * layers
     assert matrices == pytest.approx(counter.get_total_flops(), rel=0.02)
 

@@ -20,8 +20,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from lantern_accel.decoding.base import FusedSteps
-from lantern_accel.decoding.jacobi import JacobiEngine
+from lantern_accel.decoding.session import Session
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.measure.prompts import REPORTING, TUNING
@@ -81,27 +80,22 @@ def prompts_of(lines: Sequence[str], held: Sequence[str], count: int, seed: int)
 @contextmanager
 def recording(steps: list[tuple[Tensor, ...]]) -> Iterator[None]:
     """Note every step of windows inside the block: window, length, guided states, counts, open images."""
-    engine_type: Any = JacobiEngine
-    fused: Any = FusedSteps
-    before = engine_type._commit, engine_type.fuses, fused.follow
+    before = Session.observer
 
-    def noted(engine: Any, drafted: Any, features: Tensor, coupled: Any) -> None:
-        state, guidance = engine.state, engine.verifying.guidance
-        following = (state.length.unsqueeze(1) + engine.drafts.ahead).clamp(
-            max=engine.geometry.tokens - 1
-        )
-        guided = engine.ops.guide(features.float(), following, guidance.scale)
-        open_ = state.length < engine.geometry.tokens - 1
-        kept = (drafted.window, state.length, guided.bfloat16(), coupled.count, open_)
+    def noted(step: Any, window: Tensor, features: Tensor, logits: Tensor, coupled: Any) -> Any:
+        state, guidance = step.session.state, step.verifying.guidance
+        last = step.geometry.tokens - 1
+        following = (state.length.unsqueeze(1) + step.layout.ahead).clamp(max=last)
+        guided = step.ops.guide(features.float(), following, guidance.scale)
+        kept = (window, state.length, guided.bfloat16(), coupled.count, state.length < last)
         steps.append(tuple(one.clone() for one in kept))
-        before[0](engine, drafted, features, coupled)
+        return coupled
 
-    engine_type._commit, engine_type.fuses = noted, False
-    fused.follow = lambda self, logits: False
+    Session.observer = staticmethod(noted)
     try:
         yield
     finally:
-        engine_type._commit, engine_type.fuses, fused.follow = before
+        Session.observer = before
 
 
 def record(

@@ -11,7 +11,7 @@ from support.engines import GREEDY, SAMPLED
 from support.tiny import tiny_models
 from unit.backends.cpu import test_native_steps as steps
 
-from lantern_accel.decoding.sources.head_window import HeadWindow
+from lantern_accel.decoding.sources.head import HeadWindow
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.nn.draft_head import DraftHead, DraftHeadConfig
 from lantern_accel.strategy.sources import DraftLength
@@ -53,8 +53,8 @@ def test_a_copys_own_windows_are_guessed_by_the_head(
     with steps.both() as (whole, pieces), torch.inference_mode():
         got, want = (steps.made(ops, strategy, given, batch) for ops in (whole, pieces))
         plain = steps.made(whole, Strategy(), given, batch)
-        assert isinstance(got.longest.copy.drafts, HeadWindow)
-        assert steps.at_once(got.longest.copy)
+        assert isinstance(got.source.copy.source, HeadWindow)
+        assert got.source.copy.fused is not None
         done = [engine.run() for engine in (got, want, plain)]
         assert torch.equal(done[0].tokens, done[2].tokens)
         assert torch.equal(done[1].tokens, done[2].tokens)
@@ -69,7 +69,7 @@ def test_a_step_with_a_head_is_one_native_call_in_bfloat16_too(
         assert isinstance(ops, NativeCpu)
         strategy = Strategy(name="scd", drafts=Window(length=4, fresh="head"))
         engine = steps.made(ops, strategy, SAMPLED, 2, torch.bfloat16)
-        assert engine.fused.whole is not None and engine.fused.whole.guess is not None
+        assert engine.source.fused is not None
         plain = steps.made(ops, Strategy(), SAMPLED, 2, torch.bfloat16)
         for _ in range(engine.geometry.tokens):
             engine.step()

@@ -13,10 +13,8 @@ from support.engines import GREEDY, LOPSIDED, NAMED, SAMPLED
 from support.tiny import captions, neighbours, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.base import FusedSteps
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.tree_layout import TreeLayout
 from lantern_accel.device.plan import Refused, StepPlan
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.nn.rounding import ROUNDINGS
@@ -93,9 +91,7 @@ def made(
     copy = None
     if isinstance(strategy.drafts, SelfDrafts):
         copy = rounded_copy(target, ops, ROUNDINGS[strategy.drafts.weights], drafts=True)
-    engine = engine_for(
-        target, drafter, ops, strategy, given, batch=batch, neighbours=table, copy=copy
-    )
+    engine = Engine(target, drafter, ops, strategy, given, batch=batch, neighbours=table, copy=copy)
     condition = features[:batch]
     if given.guided:
         condition = torch.cat((condition, target.unconditional(batch)))
@@ -116,9 +112,9 @@ def kept(engine: Any) -> dict[str, Tensor]:
     found["tokens"].masked_fill_(torch.arange(n) >= reach.unsqueeze(1), 0)
     open_ = state.length < n - 1
     for name in ("root", "pending_count", "pending_tokens", "last_path", "slot_of", "place_of"):
-        if getattr(engine, "drafting", None) is not None:
+        if engine.geometry.drafted:
             found[name] = getattr(state, name)[open_].clone()
-    if getattr(engine, "drafting", None) is not None:
+    if engine.geometry.drafted:
         rows = torch.cat([open_] * engine.geometry.branches)
         used = torch.arange(state.pending_tokens.shape[1]) < state.pending_count.unsqueeze(1)
         used = torch.cat([used] * engine.geometry.branches)[rows]
@@ -133,7 +129,7 @@ def compare(strategy: Strategy, given: Sampling, batch: int, **changes: Any) -> 
         got, want = (made(ops, strategy, given, batch, **changes) for ops in (whole, pieces))
         moves = torch.Generator().manual_seed(1)
         for step in range(want.geometry.tokens + 2):
-            if isinstance(want, AdaptiveEngine):
+            if len(want.lengths) > 1:
                 lengths = want.lengths if want.returns or want.now > 1 else [1]
                 length = lengths[int(torch.randint(len(lengths), (), generator=moves))]
                 for engine in (got, want):
@@ -152,8 +148,7 @@ def compare(strategy: Strategy, given: Sampling, batch: int, **changes: Any) -> 
 
 def at_once(engine: Any) -> bool:
     """Return whether an engine has a native call for a whole step."""
-    found: FusedSteps = engine.fused
-    return found.whole is not None
+    return engine.longest.fused is not None
 
 
 @pytest.mark.parametrize(("given", "batch", "dtype"), SETTINGS)
@@ -228,7 +223,8 @@ def test_every_pass_of_a_copy_is_one_call() -> None:
             strategy = Strategy(name="self", drafts=self_drafted((1, 6), "int6", window))
             for ops, native_ in ((whole, True), (pieces, False)):
                 engine = made(ops, strategy, SAMPLED, 1, dim=64)
-                assert at_once(engine.longest.copy) == native_ == at_once(engine.longest)
+                copy = engine.source.copy
+                assert (copy.fused is not None) == native_ == at_once(engine)
 
 
 @pytest.mark.parametrize("tree", [ChainTree(length=1), ChainTree(length=3), LOPSIDED])
@@ -300,7 +296,7 @@ def test_trees_that_change_their_depth() -> None:
 
 def test_slots_that_are_left_scattered_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: keys and values stay where a tree has left them when plain steps follow."""
-    monkeypatch.setattr(Engine, "gather", lambda self: None)
+    monkeypatch.setattr(TreeLayout, "gather", lambda self, state: None)
     with pytest.raises(AssertionError):
         test_trees_that_change_their_depth()
 

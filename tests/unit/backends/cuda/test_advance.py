@@ -94,7 +94,7 @@ def test_a_step_launches_so_many(
 ) -> None:
     made = Compilations(monkeypatch)
     engine = agreement._engine(agreement.TensorOps(), strategy(tree))
-    after = steps.fused_step(agreement.TensorOps(), replace(engine.plan(), target=None))
+    after = steps.fused_step(agreement.TensorOps(), replace(engine.longest.plan(), target=None))
     assert isinstance(after, FusedStep)
     after.run(torch.zeros(2, engine.geometry.nodes, engine.geometry.vocab))
     assert made.launches == kernels
@@ -118,14 +118,14 @@ def strategy(tree: Any, rule: Any = None, coupling: Any = "invariant") -> Strate
 def test_what_has_no_kernel_goes_by_operators(
     asked: Strategy, temperature: float, served: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lantern_accel.decoding.engines import engine_for
+    from lantern_accel.decoding.engine import Engine
     from lantern_accel.testing.tiny import tiny_model
 
     backend, _ = doubled_backend(monkeypatch)
     model = tiny_model(backend, backend.device, torch.float32)
-    engine: Any = engine_for(
+    engine: Any = Engine(
         model.target, None, backend, asked, Sampling(temperature=temperature, cfg_scale=2.0),
         neighbours=model.neighbours,
     )  # fmt: skip
-    assert steps.serves(replace(engine.plan(), target=None)) == served
-    assert engine.fused.after is None  # preset=safe
+    assert steps.serves(replace(engine.longest.plan(), target=None)) == served
+    assert engine.longest.fused_end is None  # preset=safe

@@ -71,7 +71,7 @@ def test_an_engine_that_reads_late_decodes_the_same(monkeypatch: pytest.MonkeyPa
             tiny.start(engine, 1)
             seen: list[int] = []
             late = engine.run(on_progress=seen.append)
-            monkeypatch.setattr(type(engine._progress), "lag", 0)
+            monkeypatch.setattr(type(engine.session.progress), "lag", 0)
             tiny.start(engine, 1)
             prompt = engine.run()
             monkeypatch.undo()

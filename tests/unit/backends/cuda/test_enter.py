@@ -10,7 +10,7 @@ from support.compilations import Compilations
 from support.cuda_double import doubled_backend
 from support.interpreter import compiles, interpreted
 
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import FusedStep
 from lantern_accel.strategy.rules import Exact
@@ -26,7 +26,7 @@ SAMPLING = Sampling(temperature=1.0, cfg_scale=2.0, top_k=12)
 def engine_of(backend: Any, tree: Any, batch: int = 1) -> Any:
     asked = Strategy(name="asked", drafts=tree, acceptance=Exact(), coupling="invariant")
     model = tiny.tiny_model(backend, backend.device, torch.float32)
-    engine: Any = engine_for(model.target, None, backend, asked, SAMPLING, batch=batch)
+    engine: Any = Engine(model.target, None, backend, asked, SAMPLING, batch=batch)
     vars(engine)["model"] = model
     return engine
 
@@ -82,12 +82,15 @@ def test_a_whole_step_gives_the_rows_that_operators_give(
     ops, rows = Operators(), []
     engine = engine_of(ops, tree, batch)
     monkeypatch.setattr(advance.Advance, "__call__", lambda self, weights: rows.append(weights))
-    step = steps.fused_step(ops, engine.plan())
+    step = steps.fused_step(ops, engine.longest.plan())
     assert isinstance(step, FusedStep)
     with torch.inference_mode():
         tiny.start(engine, 0, engine.prefill)
         engine.state.length.add_(torch.arange(batch))
-        want = ops.filter(engine._verify(engine._draft(), None)[1], engine.filters.given)
+        want = ops.filter(
+            engine.longest.layout.verify(engine.state, engine.source.draft(engine.state))[1],
+            engine.filters.given,
+        )
         cache = [one.clone() for one in engine.verifying.cache.buffers]
         for one in engine.verifying.cache.buffers:
             one[-1] = 0.0
@@ -106,8 +109,8 @@ def test_a_whole_step_writes_what_the_operators_do(
     backend, _ = doubled_backend(monkeypatch, preset="fast")
     safe, _ = doubled_backend(monkeypatch)
     ours, theirs = (engine_of(one, tree, batch) for one in (backend, safe))
-    assert ours.fused.whole is not None and theirs.fused.whole is None
-    assert theirs.fused.after is None
+    assert ours.longest.fused is not None and theirs.longest.fused is None
+    assert theirs.longest.fused_end is None
     with torch.inference_mode():
         for engine in (ours, theirs):
             tiny.start(engine, 0, engine.prefill)
@@ -155,12 +158,12 @@ def test_one_kernel_stands_before_the_pass(
 @compiles
 def test_a_step_is_whole_where_its_kernels_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, _ = doubled_backend(monkeypatch, preset="fast")
-    assert engine_of(backend, NoTree()).fused.whole is not None
+    assert engine_of(backend, NoTree()).longest.fused is not None
     backend._trust = lambda kernel: kernel != "enter"
     engine = engine_of(backend, NoTree())
-    assert engine.fused.whole is None and engine.fused.after is not None
+    assert engine.longest.fused is None and engine.longest.fused_end is not None
     backend._trust = lambda kernel: kernel != "rotate_write in float32"
-    assert engine_of(backend, NoTree()).fused.whole is None
+    assert engine_of(backend, NoTree()).longest.fused is None
 
 
 @compiles
@@ -175,6 +178,6 @@ def test_a_target_that_no_kernel_multiplies_goes_by_operators(
     backend._trust = lambda kernel: not kernel.startswith("rounded")
     pack(model.target, backend, ROUNDINGS["int8"])
     asked = Strategy(name="asked", drafts=NoTree(), acceptance=Exact(), coupling="invariant")
-    engine: Any = engine_for(model.target, None, backend, asked, SAMPLING)
-    assert not steps.serves(engine.plan())
-    assert engine.fused.whole is None and engine.fused.after is not None
+    engine: Any = Engine(model.target, None, backend, asked, SAMPLING)
+    assert not steps.serves(engine.longest.plan())
+    assert engine.longest.fused is None and engine.longest.fused_end is not None

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.sources.drafter import Drafting
+from lantern_accel.decoding.sources.static import StaticDrafts
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.llamagen.drafter import EagleDrafter
@@ -33,7 +33,7 @@ PREFIX = 119
 
 def drafting_engine(
     target: LlamaGenGPT, drafter: EagleDrafter, tree: Tree, cfg_scale: float
-) -> tuple[Engine, Drafting]:
+) -> tuple[Engine, StaticDrafts]:
     engine = Engine(
         target,
         drafter,
@@ -41,9 +41,8 @@ def drafting_engine(
         Strategy(drafts=tree),
         Sampling(temperature=0, cfg_scale=cfg_scale),
     )
-    assert engine.drafting is not None
     engine.state.prefix_mask.fill_(True)
-    return engine, engine.drafting
+    return engine, engine.source
 
 
 def feed(engine: Engine, ids: Tensor, features: Tensor) -> None:
@@ -60,17 +59,16 @@ def feed(engine: Engine, ids: Tensor, features: Tensor) -> None:
 
 def prefill(engine: Engine, ids: Tensor, features: Tensor) -> None:
     """Run the prompt of recorded inputs ``[R, n]``, then feed the image tokens in two calls."""
-    assert engine.drafting is not None
     engine.state.reset()
     engine.state.prefix_mask.fill_(True)
     assert not ids[:, :PREFIX].any()
     # The features end with the one that the first image token follows from, which is not a prompt's.
-    engine.drafting.prefill(engine.state, features[:, : PREFIX + 1])
+    engine.source.prefill(engine.state, features[:, : PREFIX + 1])
     for part in (slice(PREFIX, PREFIX + 1), slice(PREFIX + 1, None)):
         if ids[:, part].shape[1]:
             feed(engine, ids[:, part], features[:, part])
             if part.stop is not None and ids.shape[1] > part.stop:
-                engine.drafting.catch_up(engine.state, engine.drafting._shown(engine.state))
+                engine.source.catch_up(engine.state, engine.source._shown(engine.state))
 
 
 def same_tree(tree: DraftTree, tokens: Tensor, mask: Tensor, depth: Tensor) -> None:
@@ -112,7 +110,7 @@ def test_the_published_drafters_dynamic_tree() -> None:
     engine, drafting = drafting_engine(target, drafter, DynamicTree(top_k=4, total=30), 7.5)
     with torch.inference_mode():
         prefill(engine, io["input_ids"], io["hidden_states"])
-        tree = drafting.draft(engine.state, torch.zeros(1, 0))
+        tree = drafting.draft(engine.state)
     depth = io["tree_position_ids"] - io["tree_position_ids"][0]
     same_tree(tree, io["tree_draft_tokens"], io["tree_mask"][0, 0], depth)
     leaves = {int(path[path >= 0][-1]) for path in io["tree_retrieve_indices"]}
@@ -139,14 +137,14 @@ def test_dynamic_trees_first_and_after_a_commit(cap0: dict[str, Any]) -> None:
     engine, drafting = drafting_engine(target, drafter, EAGLE2_TREE, 3.0)
     with torch.inference_mode():
         prefill(engine, cap0["in_ids"], cap0["in_hidden"])
-        tree = drafting.draft(engine.state, torch.zeros(1, 0))
+        tree = drafting.draft(engine.state)
         pos = cap0["dyn_pos"]
         same_tree(tree, cap0["dyn_draft_tokens"], cap0["dyn_mask"], pos - pos[0])
         # Three more tokens; scratch entries of the first tree must not leak into the second.
         ids = cap0["inc_ids_full"][:, 1 + PREFIX + 1 :]
         assert ids.shape[1] == cap0["inc_hidden"].shape[1] == 3
         feed(engine, ids, cap0["inc_hidden"])
-        tree = drafting.draft(engine.state, torch.zeros(1, 0))
+        tree = drafting.draft(engine.state)
         pos = cap0["inc_pos"]
         same_tree(tree, cap0["inc_draft_tokens"], cap0["inc_mask"], pos - pos[0])
 
@@ -156,7 +154,7 @@ def test_greedy_prefers_the_dynamic_path_whose_leaf_comes_first(cap0: dict[str, 
     engine, drafting = drafting_engine(target, drafter, EAGLE2_TREE, 3.0)
     with torch.inference_mode():
         prefill(engine, cap0["in_ids"], cap0["in_hidden"])
-        tree = drafting.draft(engine.state, torch.zeros(1, 0))
+        tree = drafting.draft(engine.state)
     first = {}
     for rank, path in enumerate(cap0["dyn_retrieve"].tolist()):
         for node in path:
@@ -175,7 +173,7 @@ def test_the_static_tree_drafts_the_recorded_codes(cap0: dict[str, Any]) -> None
     engine, drafting = drafting_engine(target, drafter, NAIVE_EXTEND_57, 3.0)
     with torch.inference_mode():
         prefill(engine, cap0["in_ids"], cap0["in_hidden"])
-        tree = drafting.draft(engine.state, torch.zeros(1, 0))
+        tree = drafting.draft(engine.state)
     same_tree(tree, cap0["static_tree_candidates"], cap0["static_mask"], cap0["static_pos"])
     assert tree.q is None
     # tree_indices: where each node's draft lies among [root, group 0's ten drafts, group 1's ...].

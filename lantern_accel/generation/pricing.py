@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.decoding.accept import examine, residual
+from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.rule import Rule, allowance
-from lantern_accel.decoding.trees import DraftTree
+from lantern_accel.decoding.trees import Accepted, DraftTree
 from lantern_accel.strategy.rules import Tried
 
 #: Numbers in the largest table of one token; what is left sums refusals over this many codes at least.
@@ -288,7 +290,7 @@ def path_prices(
 ) -> Tensor:
     """Return the price of every token of a walk, float32 ``[B, D]``; the host reads the step.
 
-    Arguments as :func:`~.accept.accept_sampling` takes and gives them.
+    Arguments as :func:`~lantern_accel.decoding.accept.accept_sampling` takes and gives them.
     """
     rule = host_rule(rule)
     out = torch.zeros(len(probs), len(tree.max_children))
@@ -309,3 +311,23 @@ def path_prices(
             allowed=None if allowed is None else allowed[image, node].cpu(),
         )
     return out.to(probs.device)
+
+
+def exact_prices(
+    step: Any, tree: DraftTree, features: Tensor, logits: Tensor, accepted: Accepted
+) -> Accepted:
+    """Return what a step accepted with the price of every token, exactly; an engine's observer.
+
+    ``logits [B, T, V]``: guided ones of the tree. A rule that is not relaxed has nothing to price.
+    """
+    session, g = step.session, step.geometry
+    rule = session.rule
+    if not rule.relaxed or g.keyed:
+        return accepted
+    uniforms = session.state.drawn() if tree.uniforms is None else tree.uniforms
+    tests = uniforms[:, g.draft_columns : g.draft_columns + g.test_columns]
+    official = rule.residual == "official" and step.verifying.guidance.masked
+    allowed = logits > float("-inf") if official else None
+    probs = distribution(logits, session.filters)
+    price = path_prices(tree, probs, rule, tests, accepted.path, accepted.length, allowed)
+    return replace(accepted, price=price)

@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lantern_accel.decoding.buckets import Reach
+from lantern_accel.decoding.buckets import BucketChooser
 from lantern_accel.decoding.geometry import Geometry
-from lantern_accel.decoding.length_policy import Block
+from lantern_accel.decoding.policy import Block
 
 #: Steps between two looks at the lengths, on a device whose copies lag.
 LAGGING_BLOCK = 8
@@ -33,14 +33,17 @@ class Look:
     steps: int
 
 
-class LookSchedule(ABC):
-    """Says when the host posts a copy of the lengths, and when it reads the oldest one."""
+class SyncSchedule(ABC):
+    """Decides after which steps the host copies the lengths, and when it reads the oldest copy."""
 
     def begin(self, length: int) -> None:  # noqa: B027, optional
         """Prepare for an image whose first steps have this length."""
 
+    def resume(self, left: Sequence[int], length: int) -> None:  # noqa: B027, optional
+        """Go on with steps of ``length`` where images lack so many tokens, 0 where none is drawn."""
+
     @abstractmethod
-    def due(self, index: int, reach: Reach) -> bool:
+    def due(self, index: int, buckets: BucketChooser) -> bool:
         """Return whether the lengths after step ``index``, counted from 1, are to be copied."""
 
     @abstractmethod
@@ -53,7 +56,7 @@ class LookSchedule(ABC):
         """Record what was read, with the length of the next steps and the copies still under way."""
 
 
-class FixedSchedule(LookSchedule):
+class FixedSchedule(SyncSchedule):
     """Looks from the earliest step on at which an image can be complete, for steps of one length.
 
     Then every ``every`` steps; every eighth where progress is ``watched``; and where the next bucket may
@@ -64,16 +67,16 @@ class FixedSchedule(LookSchedule):
         self.most, self.lag, self.every, self.watched = g.depth + 1, lag, every, watched
         self.earliest = -(-(g.tokens - 1) // self.most)
 
-    def due(self, index: int, reach: Reach) -> bool:
+    def due(self, index: int, buckets: BucketChooser) -> bool:
         late = index >= self.earliest and (index - self.earliest) % self.every == 0
         late = late or (self.watched and index % 8 == 0)
-        return late or reach.worth_reading(self.lag + 1, self.most)
+        return late or buckets.worth_reading(self.lag + 1, self.most)
 
     def readable(self, index: int, posted: Sequence[Look]) -> bool:
         return bool(posted) and index - posted[0].index >= self.lag
 
 
-class AdaptiveSchedule(LookSchedule):
+class AdaptiveSchedule(SyncSchedule):
     """Looks every few steps, after every one towards the end, for steps that change their length.
 
     Where copies lag, one is read when the next is posted. ``returns``: plain decoding can be left again;
@@ -88,7 +91,7 @@ class AdaptiveSchedule(LookSchedule):
     def begin(self, length: int) -> None:
         self.left = self.block = self._stretch(self.tokens - 1, length, 0, 1.0)
 
-    def due(self, index: int, reach: Reach) -> bool:
+    def due(self, index: int, buckets: BucketChooser) -> bool:
         self.left -= 1
         if self.left:
             return False
@@ -116,3 +119,20 @@ class AdaptiveSchedule(LookSchedule):
         if length > 1:  # towards the end every step may be the last
             return DRAFTING_BLOCK if left > 2 * DRAFTING_BLOCK * length else 1
         return min(left, PLAIN_BLOCK if self.asks else left)
+
+
+class RowSchedule(SyncSchedule):
+    """Looks every few steps, and no later than the first image can be complete: its row is wanted."""
+
+    left = 0
+
+    def resume(self, left: Sequence[int], length: int) -> None:
+        least = min(one for one in left if one)
+        self.left = min(DRAFTING_BLOCK if length > 1 else PLAIN_BLOCK, -(-least // length))
+
+    def due(self, index: int, buckets: BucketChooser) -> bool:
+        self.left -= 1
+        return not self.left
+
+    def readable(self, index: int, posted: Sequence[Look]) -> bool:
+        return bool(posted)

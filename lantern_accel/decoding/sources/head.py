@@ -9,55 +9,86 @@ position, as all drafts do. A draft may be any guess, so that nothing of this ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.maximal_coupling import Coupled
-from lantern_accel.decoding.sources.window import InvariantWindow
+from lantern_accel.decoding.drafts import DraftContext, Sizing, Source, register
+from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.decoding.sources.window import InvariantWindow, MaximalWindow
+from lantern_accel.decoding.state import WindowState
+from lantern_accel.decoding.window_layout import WindowKept
+from lantern_accel.device import plan
 from lantern_accel.device.sampling import SamplingOps
+from lantern_accel.errors import StrategyError
 from lantern_accel.nn.draft_head import DraftHead, weights_of
+from lantern_accel.strategy.values import Strategy, Window
 
 
-class HeadWindow(InvariantWindow):
+@register(Window)
+class HeadWindow(InvariantWindow[Window]):
     """Drafts by a draft head and by earlier passes; judged as all drafts are where noise decides."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        target: Any = self.engine.verifying.target
+    def __init__(self, given: DraftContext[Window]) -> None:
+        super().__init__(given)
+        target: Any = given.target
         self.head: DraftHead = target.draft_head
+        self.fused: Callable[[], bool] | None = None
+        """The guesses that no pass has seen, as the device makes them at once."""
 
-    def _recalled(self, window: Tensor, tokens: Tensor, first: Tensor) -> Tensor:
-        """Leave earlier passes to :meth:`guess`, which looks them up draft by draft."""
+    @classmethod
+    def chosen(cls, strategy: Strategy, greedy: bool) -> type[Source]:
+        if getattr(strategy.drafts, "fresh", "") == "head":
+            return cls
+        return InvariantWindow if strategy.invariant or greedy else MaximalWindow
+
+    @classmethod
+    def sized(cls, g: Geometry, value: Window, given: Sizing) -> Geometry:
+        if getattr(given.target, "draft_head", None) is None:
+            raise StrategyError(
+                "this model has no draft head to guess a window's drafts; take another kind of fresh "
+                "draft, such as window:16,above"
+            )
+        return replace(super().sized(g, value, given), guesses=True)
+
+    def fuse(self, step: plan.FusedStep | None) -> None:
+        self.fused = None if step is None else step.guess
+
+    def describe(self, state: WindowState) -> plan.Window:
+        return replace(super().describe(state), head=self.head.given(), feature=state.feature)
+
+    def _recalled(
+        self, state: WindowState, window: Tensor, tokens: Tensor, first: Tensor
+    ) -> Tensor:
+        """Leave earlier passes to :meth:`after`, which looks them up draft by draft."""
         return tokens
 
-    def begin(self, features: Tensor) -> None:
-        """Take the state that the first token was drawn from, of the prompt's ``[R, P, D]``."""
-        before = self.state.length - 1  # the first token's own number
-        self.state.feature.copy_(self._guided(features[:, -1:], before)[:, 0])
+    def begin(self, state: WindowState, features: Tensor, weights: Tensor) -> None:
+        """Take the state that the first token was drawn from, and guess what follows it."""
+        before = state.length - 1  # the first token's own number
+        state.feature.copy_(self._guided(features[:, -1:], before)[:, 0])
+        super().begin(state, features, weights)
 
-    def draft(self, newest: Tensor, back: int = 0) -> None:
+    def renew(self, state: WindowState, newest: Tensor, back: int = 0) -> None:
         """Guess the drafts of the next window behind ``newest [B]``, which no pass has seen."""
-        state = self.state
-        if self.engine.fused.guess():
+        if self.fused is not None and self.fused():
             return
         nothing = state.feature.new_zeros(len(newest), 1, self.head.config.dim)
         known, seen = self.head.project(state.feature, nothing)
         none = torch.full_like(newest, self.head.config.vocab_size)
-        for ahead in range(1, self.window.length):
+        for ahead in range(1, self.geometry.nodes):
             place = state.length + ahead
-            guess = self._guess(ahead, known, seen[:, 0], place, none)
-            self._put(place, torch.where(place > newest, guess, self._at(place)))
+            guess = self._guess(state, ahead, known, seen[:, 0], place, none)
+            self._put(state, place, torch.where(place > newest, guess, self._at(state, place)))
 
-    def guess(self, window: Tensor, features: Tensor, coupled: Coupled, length: Tensor) -> None:
-        """Draft behind what a pass made known: ``coupled``, whose tokens are in place already.
-
-        ``window [B, L]``: what the pass saw, from ``length [B]`` on; ``features [R, L, D]``: its states.
-        """
-        state, index = self.state, self.ops.index
-        size, none = self.window.length, self.head.config.vocab_size
-        guided = self._guided(features[:, :size], length)
+    def after(self, state: WindowState, kept: WindowKept) -> None:
+        """Draft behind what a pass made known, whose tokens are in place already."""
+        index, window, coupled, length = self.ops.index, kept.window, kept.coupled, state.length
+        size, none = self.geometry.nodes, self.head.config.vocab_size
+        guided = self._guided(kept.features[:, :size], length)
         count = coupled.count.expand_as(length)  # one number for all, where nothing was drafted
         last = (count - 1).view(-1, 1, 1).expand(-1, 1, guided.shape[-1])
         state.feature.copy_(guided.gather(1, last).squeeze(1))
@@ -69,12 +100,12 @@ class HeadWindow(InvariantWindow):
             node = count + (ahead - 1)
             inside, at = node < size, node.clamp(max=size - 1).unsqueeze(1)
             place = length + count + ahead
-            left, before = self._at(place - 1), self._at(place - 2)
+            left, before = self._at(state, place - 1), self._at(state, place - 2)
             saw = torch.where(inside, window.gather(1, at).squeeze(1), none)
             chosen = coupled.tokens.gather(1, at).squeeze(1)
             own = seen.gather(1, at.unsqueeze(-1).expand(-1, 1, seen.shape[-1])).squeeze(1)
             own = torch.where(inside.unsqueeze(1), own, 0.0)
-            guess = self._guess(ahead, known, own, place, saw)
+            guess = self._guess(state, ahead, known, own, place, saw)
             if ahead > self.head.config.depths:  # what a pass made of it is the better guess
                 guess = torch.where(inside, chosen, guess)
             if self.recall is not None:
@@ -83,34 +114,42 @@ class HeadWindow(InvariantWindow):
                 )
                 held = self.ops.held(state.row_tokens).flatten(1)
                 guess = torch.where(found.squeeze(1), held.gather(1, entry).squeeze(1), guess)
-            self._put(place, torch.where(saw == left, chosen, guess).to(index))
+            self._put(state, place, torch.where(saw == left, chosen, guess).to(index))
         if self.recall is not None:
             self.recall.write(state, places, window, coupled.tokens)
 
     def _guided(self, features: Tensor, length: Tensor) -> Tensor:
         """Return guided states float32 ``[B, L, D]`` of rows ``[R, L, D]``."""
-        scale = self.engine.verifying.guidance.scale
+        scale = self.given.guidance.scale
         if scale is None:
             return features.float()
         following = length.unsqueeze(1) + self.ahead[: features.shape[1]]
         following = following.clamp(max=self.geometry.tokens - 1)
         return SamplingOps.guide(self.ops, features.float(), following, scale)
 
-    def _guess(self, ahead: int, known: Tensor, seen: Tensor, place: Tensor, saw: Tensor) -> Tensor:
+    def _guess(
+        self,
+        state: WindowState,
+        ahead: int,
+        known: Tensor,
+        seen: Tensor,
+        place: Tensor,
+        saw: Tensor,
+    ) -> Tensor:
         """Return the head's guesses ``[B]`` for ``place [B]``, ``ahead`` of the last known token."""
         cell = place.clamp(max=self.geometry.tokens - 1)
-        around = self.head.around(self.state.tokens, cell, saw)
+        around = self.head.around(state.tokens, cell, saw)
         logits: Tensor = self.head(ahead, known, seen, around, cell)
         if self.greedy:
             return logits.argmax(dim=-1).to(self.ops.index)
         return self.choices.of(weights_of(logits).unsqueeze(1), cell.unsqueeze(1)).squeeze(1)
 
-    def _at(self, place: Tensor) -> Tensor:
+    def _at(self, state: WindowState, place: Tensor) -> Tensor:
         """Return the tokens at ``place [B]``."""
         inside = place.clamp(min=0, max=self.geometry.tokens).unsqueeze(1)
-        return self.state.tokens.gather(1, inside).squeeze(1)
+        return state.tokens.gather(1, inside).squeeze(1)
 
-    def _put(self, place: Tensor, tokens: Tensor) -> None:
+    def _put(self, state: WindowState, place: Tensor, tokens: Tensor) -> None:
         """Write ``tokens [B]`` at ``place [B]``; past the image lies what nobody reads."""
         inside = place.clamp(max=self.geometry.tokens).unsqueeze(1)
-        self.state.tokens.scatter_(1, inside, tokens.unsqueeze(1))
+        state.tokens.scatter_(1, inside, tokens.unsqueeze(1))

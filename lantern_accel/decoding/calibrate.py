@@ -1,0 +1,94 @@
+"""Times steps of every length of an engine, and counts what they bring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.device.backend import Stopwatch
+
+#: A length that promises less than this share of the best one's speed is not timed again.
+HOPELESS = 0.8
+#: How often a length that looks so is timed again before.
+AGAIN = 2
+#: Milliseconds that are timed at least, by as many short steps in a row, and the most steps.
+TIMED_MS, MOST_TIMED = 5.0, 8
+#: All lengths are timed in turns until that has taken so many milliseconds or more, or so many rounds.
+ROUNDS_MS, MOST_ROUNDS = 700.0, 10
+
+
+def count(engine: Engine, length: int, steps: int) -> tuple[int, int]:
+    """Take some steps of one length; return the tokens gained and the steps, summed over images.
+
+    A request was started before, and must be started again.
+    """
+    engine.now = max(engine.lengths)  # what prefill has prepared
+    engine.move(length)
+    for _ in range(steps):
+        engine.step()
+    return int(engine.state.length.cpu().sum()), int(engine.state.steps.cpu().sum())
+
+
+def calibrate(
+    engine: Engine, watch: Callable[[], Stopwatch], rounds: int = 3, least: float = ROUNDS_MS
+) -> dict[int, list[float]]:
+    """Time steps of every length in turns, milliseconds; the request must be started again.
+
+    It takes ``rounds`` turns, and more where steps are short, until that has taken ``least``
+    milliseconds: a busy moment of the machine outlasts a few of those. A length that promises far
+    less than the best is timed no further; if it is longer than that, longer ones, which cost more
+    still, neither.
+    """
+    times: dict[int, list[float]] = {}
+    lengths = [one.length for one in engine.draft_lengths]
+    worth = {p.length: p.tokens_per_step or engine.usual(p.length) for p in engine.draft_lengths}
+    number, spent = 0, 0.0
+    while number <= rounds or (spent < least and number <= MOST_ROUNDS):
+        for length in list(lengths):
+            times.setdefault(length, []).append(step_ms(engine, length, watch))
+            spent += times[length][-1]
+            if length == 1 or not (number or engine.source.untimed):  # a first step may be slow
+                continue
+            for _ in range(AGAIN):  # so may any on a busy machine
+                if not (best := _better(length, times, worth)):
+                    break
+                times[length].append(step_ms(engine, length, watch))
+            if best := _better(length, times, worth):
+                past = length > best
+                lengths = [n for n in lengths if n < length or (n > length and not past)]
+                if past:
+                    break
+        if not number:  # the first round warms up
+            times = {n: found for n, found in times.items() if n not in lengths}
+        number += 1
+    return times
+
+
+def step_ms(engine: Engine, length: int, watch: Callable[[], Stopwatch]) -> float:
+    """Time a step of one length, milliseconds: of several in a row, if steps are short.
+
+    Threads that have slept wake in a good part of a short step. In decoding they are awake, and a
+    step of one token, which would look dearest, is what all others are compared with.
+    """
+    for _ in range(engine.source.untimed + 1):
+        engine.state.rewind(engine.geometry.tokens // 2, pending=length)
+        engine.move(length)
+        with watch() as one:
+            engine.step()
+    steps = min(math.ceil(TIMED_MS / (1e3 * one.seconds or TIMED_MS)), MOST_TIMED)
+    if steps == 1:
+        return 1e3 * one.seconds
+    with watch() as all_:
+        for _ in range(steps):
+            engine.step()
+    return 1e3 * all_.seconds / steps
+
+
+def _better(
+    length: int, times: Mapping[int, Sequence[float]], worth: Mapping[int, float]
+) -> int | None:
+    """Return the length of the best speed where this one promises far less; None where it does not."""
+    promise = {n: worth.get(n, 1.0) / min(found) for n, found in times.items()}
+    best = max(promise, key=lambda one: promise[one])
+    return best if promise[length] < HOPELESS * promise[best] else None

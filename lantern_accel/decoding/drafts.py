@@ -1,0 +1,190 @@
+"""Defines what every source of drafts does in a step, and registers sources."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import Tensor
+
+from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.decoding.layout import D, J, K, Layout, S
+from lantern_accel.decoding.logits import TokenChooser
+from lantern_accel.decoding.rows import Guidance
+from lantern_accel.decoding.session import Session
+from lantern_accel.decoding.target import Drafter, Target
+from lantern_accel.device import plan
+from lantern_accel.device.kv_cache import KVCache
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.sources import SERVED_BY, DraftSource
+from lantern_accel.strategy.values import Strategy
+
+Value = TypeVar("Value", bound=DraftSource)
+Serving = TypeVar("Serving", bound="type[Source]")
+
+
+@dataclass(frozen=True)
+class DraftContext(Generic[Value]):
+    """What the drafts of one step are made for.
+
+    ``source``: the value that was chosen; ``layout``: where a step's nodes lie. ``drafter`` and its
+    ``cache`` are None for a source that needs no drafter; ``copy``: the target in fewer bits, where one
+    was given. ``longest``: the drafts of the engine's longest step; None: these are.
+    """
+
+    source: Value
+    geometry: Geometry
+    session: Session
+    layout: Any
+    drafter: Drafter | None = None
+    cache: KVCache | None = None
+    copy: Target | None = None
+    longest: Any = None
+
+    @property
+    def target(self) -> Target:
+        return self.session.verifying.target
+
+    @property
+    def ops(self) -> TensorOps:
+        return self.session.ops
+
+    @property
+    def choices(self) -> TokenChooser:
+        """Chooses tokens from rows of logits, as the target does."""
+        return self.session.choices
+
+    @property
+    def guidance(self) -> Guidance:
+        return self.session.verifying.guidance
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """What a step's sizes follow from; ``longest``: those of the engine's longest step, once known."""
+
+    target: Target
+    ops: TensorOps
+    greedy: bool
+    longest: Geometry | None = None
+
+
+class Drafts(ABC, Generic[Value, S, D, J, K]):
+    """The drafts of one step: functions of static buffers, which a device captures with the step.
+
+    No method reads a value on the host, and no shape depends on one. Whatever is drafted, decoding stays
+    exact: the better the drafts, the fewer the steps.
+    """
+
+    layout: ClassVar[type[Layout[Any, Any, Any, Any]]]
+    """Where a step's nodes lie in the cache."""
+    rewrites: ClassVar[bool] = False
+    """Whether a step writes the target's cache more than once (:attr:`.KVLayout.rewritten`)."""
+    returns: ClassVar[bool] = False
+    """Whether drafts can be taken up again after plain steps."""
+    settles: ClassVar[bool] = False
+    """Whether drafts outlive a step: after a move they take some steps to be as good as they get."""
+    untimed: ClassVar[int] = 0
+    """Steps of a length before the one that is timed: they find other steps' data in the caches."""
+
+    def __init__(self, given: DraftContext[Value]) -> None:
+        self.given, self.ops, self.geometry = given, given.ops, given.geometry
+
+    @classmethod
+    def chosen(cls, strategy: Strategy, greedy: bool) -> type[Source]:
+        """Return the class that serves a strategy."""
+        return cls
+
+    @classmethod
+    @abstractmethod
+    def sized(cls, g: Geometry, value: Value, given: Sizing) -> Geometry:
+        """Return a step's sizes, of ``g``, those that all sources have."""
+
+    @classmethod
+    def shorter(cls, value: Any, length: int) -> DraftSource:
+        """Return the source of steps that bring ``length`` tokens at most, on the same buffers."""
+        made: DraftSource = value.of_length(length)
+        return made
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """Tensors that :meth:`begin`, :meth:`draft` and :meth:`after` change in place, by name."""
+        return {}
+
+    def clear(self) -> None:
+        """Return own buffers to where a request begins. The host does it, before prefill."""
+
+    def begin(self, state: S, features: Tensor, weights: Tensor) -> None:
+        """Get ready for a request's first step: its prompt was run and its first token is known.
+
+        ``features [R, P, D]``: the target's, of the prompt; ``weights [B, V]``: what the first token was
+        drawn from, greedily the logits.
+        """
+
+    def prepare(self, state: S) -> None:
+        """Write drafts that a fused step finds in the state."""
+
+    @abstractmethod
+    def draft(self, state: S) -> D:
+        """Propose what comes after the known tokens.
+
+        ``state.tokens [B, N + 1]`` are known up to position ``state.length [B]``.
+        """
+
+    @abstractmethod
+    def judge(self, state: S, drafted: D, logits: Tensor) -> J:
+        """Say which drafts are kept, by guided ``logits [B, T, V]`` of the step's nodes."""
+
+    def after(self, state: S, kept: K) -> None:
+        """Take note of what a step kept, before the state's length moves on."""
+
+    def describe(self, state: S) -> plan.Source | None:
+        """Describe the source for a fused step; None: the step runs operator by operator."""
+        return None
+
+    def fuse(self, step: plan.FusedStep | None) -> None:
+        """Take what the device does of the step at once, some of which may be the source's own work."""
+
+    def moves(self, state: S) -> dict[str, Callable[[], None]]:
+        """Return what must run before such steps: ``widen`` after shorter ones."""
+        return {}
+
+
+Source = Drafts[Any, Any, Any, Any, Any]
+#: What serves each source.
+_SERVED: dict[type[DraftSource], type[Source]] = {}
+#: Modules of :mod:`~lantern_accel.decoding.sources` that serve ours, by kind; imported when asked for.
+_OURS = {
+    "none": "none", "chain": "static", "static": "static", "dynamic": "beam", "window": "head",
+    "self": "copy",
+}  # fmt: skip
+
+
+def register(source: type[DraftSource]) -> Callable[[Serving], Serving]:
+    """Say what serves a source: ``@register(MySource)`` above a subclass of :class:`Drafts`."""
+
+    def registered(made: Serving) -> Serving:
+        _SERVED[source] = made
+        SERVED_BY[made.__module__] = source.model_fields["kind"].default
+        return made
+
+    return registered
+
+
+def serving(strategy: Strategy, greedy: bool) -> type[Source]:
+    """Return what serves a strategy's source; raises StrategyError where nothing was registered."""
+    source = strategy.drafts
+    home = _OURS.get(source.kind)
+    if home is not None and type(source) not in _SERVED:
+        import_module(f"{__package__}.sources.{home}")
+    made = _SERVED.get(type(source))
+    if made is None:
+        raise StrategyError(
+            f"nothing is registered that makes drafts of the kind {source.kind!r}; register it "
+            "with lantern_accel.decoding.sources.register"
+        )
+    return made.chosen(strategy, greedy)

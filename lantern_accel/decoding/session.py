@@ -1,0 +1,206 @@
+"""Makes what the steps of an engine share, once and at the longest length: buffers and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.geometry import Geometry, cache_layouts
+from lantern_accel.decoding.logits import Filters, TokenChooser, distribution
+from lantern_accel.decoding.rows import Cut, Guidance
+from lantern_accel.decoding.rule import Rule
+from lantern_accel.decoding.state import FiniteGuard, RuntimeParams, State
+from lantern_accel.decoding.target import Drafter, Target, place_of, undrawn_of
+from lantern_accel.decoding.verify import Verifying
+from lantern_accel.device.kv_cache import KVCache
+from lantern_accel.device.noise import draw_uniforms, image_keys
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import RequestError, StrategyError
+from lantern_accel.strategy.values import Sampling, Strategy
+
+#: Buffers of the state that a request fills and no step changes.
+GIVEN = ("condition", "prefix_mask", "uniforms", "keys", "start")
+#: Of these, what a session on other weights reads too.
+LENT = ("prefix_mask", "keys", "start")
+
+
+class Session:
+    """The buffers and settings of one batch size, one strategy and one set of sampling settings.
+
+    Calls with other prompts reuse all of it, and so do steps of every length.
+    """
+
+    geometry: Geometry
+    """Sizes of the longest step."""
+    verifying: Verifying
+    choices: TokenChooser
+    state: State
+    finite: FiniteGuard
+    observer: Callable[..., Any] | None = None
+    """What sees every step judged, and may price it again; steps run operator by operator with one."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        ops: TensorOps,
+        strategy: Strategy,
+        sampling: Sampling,
+        geometry: Geometry,
+        state_type: type[State],
+        *,
+        neighbours: Tensor | None = None,
+        rewritten: bool = False,
+    ) -> None:
+        """Make the buffers; ``rewritten``: a step writes the target's cache more than once.
+
+        Raises :class:`StrategyError` where the strategy needs a neighbour table that is not there.
+        """
+        self.strategy, self.sampling, self.ops = strategy, sampling, ops
+        self.greedy, self.drafter = sampling.greedy, drafter
+        dtype, device = place_of(target)
+        table = 4 * geometry.batch * geometry.tokens * geometry.vocab
+        drawn = geometry.keyed and not sampling.greedy
+        self.geometry = g = replace(geometry, tabled=drawn and table <= ops.preferences.noise_bytes)
+        self.runtime_params = values = RuntimeParams(strategy, sampling, g.tokens, device)
+        sums = ops.tables(g.vocab, device).sums
+        cut = None
+        if undrawn_of(target):  # then the filters come before the last that is masked, not after
+            early = Filters(sampling, values.temperature, values.top_p, ops).given
+            filters_none = sampling.greedy or (early.top_k == 0 and early.top_p is None)
+            cut = Cut(g.vocab, None if filters_none else early, ops)
+            sampling = sampling.model_copy(update={"top_k": 0, "top_p": 1.0})
+        self.filters = Filters(sampling, values.temperature, values.top_p, ops, sums=sums)
+        self.rule = self._rule(neighbours, device)
+        image_scale = None if sampling.cfg_scale_image is None else values.image_scale
+        scale = values.scale if sampling.guided else None
+        guidance = Guidance(scale, image_scale, target.allowed(), ops, cut)
+        layout, drafts = cache_layouts(g, target, drafter, ops)
+        self.state = state_type(g, target.condition_buffer(g.rows), dtype, ops.index, device)
+        noise = self.state.noise if g.tabled else None
+        self.choices = TokenChooser(self.state.keys, self.filters, self.greedy, noise)
+        self._watch()
+        self.drafter_cache = None if drafts is None else ops.allocate(drafts)
+        taps = () if drafter is None else drafter.taps
+        open_pads = drafter is not None and not (drafter.config.mask_padding or g.own_prompts)
+        cache = ops.allocate(replace(layout, rewritten=rewritten))
+        self.verifying = Verifying(target, ops, cache, g, guidance, taps, open_pads)
+
+    def _watch(self) -> None:
+        """Make what the host reads while steps run: lengths, and whether numbers are finite."""
+        self.finite = FiniteGuard(self.state.length, self.greedy)
+        self.progress = self.ops.host_copy(self.finite.report)
+
+    def on(self, target: Target, geometry: Geometry, state_type: type[State]) -> Session:
+        """Return a session of the same request on other weights of the target.
+
+        It has a state of its own, and reads and writes this one's cache.
+        """
+        made: Session = object.__new__(type(self))
+        vars(made).update(vars(self))
+        dtype, device = place_of(target)
+        nothing = torch.zeros(0, dtype=dtype, device=device)
+        made.geometry, made.drafter, made.drafter_cache = geometry, None, None
+        made.state = state_type(geometry, nothing, dtype, self.ops.index, device)
+        for name in LENT:
+            setattr(made.state, name, getattr(self.state, name))
+        made._watch()
+        made.verifying = replace(self.verifying, target=target, geometry=geometry, taps=())
+        return made
+
+    def _rule(self, neighbours: Tensor | None, device: torch.device) -> Rule:
+        strategy = self.strategy
+        if strategy.neighbours:
+            if neighbours is None:
+                raise StrategyError(f"the strategy {strategy.name!r} needs a neighbour table")
+            if neighbours.shape[1] < strategy.neighbours:
+                raise StrategyError(
+                    f"the strategy {strategy.name!r} reads {strategy.neighbours} neighbours, the table "
+                    f"has {neighbours.shape[1]}; make a wider one"
+                )
+            if neighbours.shape[1] > strategy.neighbours:
+                neighbours = neighbours[:, : strategy.neighbours].clone()
+            neighbours = neighbours.to(device)
+        return Rule(
+            strategy.acceptance,
+            strategy.residual,
+            neighbours if strategy.neighbours else None,
+            self.runtime_params.rule,
+            None if strategy.tv_budget is None else self.runtime_params.budget,
+            torch.arange(strategy.acceptance.k, dtype=torch.int32, device=device),
+        )
+
+    def configure(self, strategy: Strategy, sampling: Sampling) -> None:
+        """Take other values of the settings that are data (:class:`RuntimeParams`).
+
+        Raises :class:`StrategyError` for settings of another bucket, which need an engine of their own.
+        """
+        if (strategy.bucket, sampling.bucket) != (self.strategy.bucket, self.sampling.bucket):
+            raise StrategyError(
+                f"an engine made for {self.strategy.name!r} cannot decode {strategy.name!r} with these "
+                "settings: their shapes differ; make another engine"
+            )
+        self.strategy, self.sampling = strategy, sampling
+        self.runtime_params.set(strategy, sampling)
+
+    @property
+    def caches(self) -> dict[str, KVCache]:
+        """The target's cache and, where there is a drafter, the drafter's."""
+        drafter = self.drafter_cache
+        return {"target": self.verifying.cache} | ({} if drafter is None else {"drafter": drafter})
+
+    def load(self, condition: Tensor, prefix_mask: Tensor, randomness: Tensor) -> None:
+        """Clear the buffers and copy a request into them.
+
+        ``condition``: rows ``[cond; uncond]`` with guidance, else ``[cond]``, each caption features
+        ``[prefix, caption_dim]`` or a class id; ``prefix_mask`` bool ``[B, prefix]``; ``randomness``
+        as :meth:`randomness` gives it. Raises :class:`RequestError` for another shape.
+        """
+        state = self.state
+        drawn = "keys" if self.geometry.keyed else "uniforms"
+        given = {"condition": condition, "prefix_mask": prefix_mask, drawn: randomness}
+        for name, value in given.items():
+            if value.shape != getattr(state, name).shape:
+                raise RequestError(
+                    f"{name} has shape {list(value.shape)}, this engine takes "
+                    f"{list(getattr(state, name).shape)}"
+                )
+        self.progress.clear()
+        state.reset()
+        for name, value in given.items():
+            getattr(state, name).copy_(value)
+        if self.geometry.own_prompts:
+            state.start.copy_(prefix_mask.sum(dim=1))
+
+    def randomness(self, seed: int | Sequence[int], images: list[int]) -> Tensor:
+        """Return what decides a request's images, on the engine's device.
+
+        Keys of their noise, int32 ``[B, 3]``, where the seed decides every token; with the coupling
+        ``maximal`` uniforms float32 ``[B, N, columns]``. ``seed``: of all, or of each; ``images``: their
+        numbers in the request. Image i gets the same alone and in a batch.
+        """
+        g, device = self.geometry, self.state.length.device
+        if g.keyed:
+            return image_keys(seed, images).to(device)
+        return draw_uniforms(seed, images, g.tokens, g.columns).to(device)
+
+    def first_token(self, logits: Tensor) -> Tensor:
+        """Draw the image's first token from guided ``logits [B, V]``, the prefill's, and keep it.
+
+        Returns what it was drawn from, ``[B, V]`` (greedily the logits).
+        """
+        state, weights = self.state, logits if self.greedy else distribution(logits, self.filters)
+        self.finite.begin(weights)
+        if self.greedy:
+            token = logits.argmax(dim=-1).to(self.ops.index)
+        elif self.geometry.keyed:
+            place = self.verifying.first.unsqueeze(1)
+            token = self.choices.of(weights.unsqueeze(1), place).squeeze(1)
+        else:
+            token = self.filters.draws.draw(weights, state.uniforms[:, 0, -1])
+        state.begin(token)
+        return weights

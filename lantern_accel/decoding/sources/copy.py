@@ -1,0 +1,114 @@
+"""Self-speculative decoding with quantised weights: the model's own weights in fewer bits draft.
+
+A copy of the target that is read in half the time or less guesses the next tokens, and the target
+checks all of them in one pass over a window, which writes over every key and value that the copy left in
+its cache. The seed decides every token (:mod:`~.invariant`): the copy races with the same noise on its
+own distribution, and a guess is kept where it is the target's token. So no distribution of the copy is
+kept, any guess is a fair one, and at temperature 0 the tokens are plain decoding's too.
+
+The copy guesses one token a pass, or in windows of its own (speculative Jacobi decoding of the copy) in
+a fixed number of passes, whose drafts are the draft head's where the model has one. Source of the idea,
+for language models: QuantSpec (arXiv 2502.10424), ML-SpecQD (2503.13565).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.draft_init import GIVEN
+from lantern_accel.decoding.drafts import DraftContext, Sizing, register, serving
+from lantern_accel.decoding.geometry import geometry_of
+from lantern_accel.decoding.session import LENT
+from lantern_accel.decoding.sources.window import InvariantWindow
+from lantern_accel.decoding.state import WindowState
+from lantern_accel.decoding.step import Step
+from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.sources import DraftSource
+from lantern_accel.strategy.values import SelfDrafts, Window
+
+
+def one_token() -> Window:
+    """Return the window of plain decoding: its one token is the last known."""
+    return Window(length=2, fresh="uniform", passes=0).model_copy(update={"length": 1})
+
+
+@register(SelfDrafts)
+class CopyDrafts(InvariantWindow[SelfDrafts]):
+    """Drafts by a copy of the target, which shares all but its projections with it.
+
+    The copy reads the target's keys and values, and its own of the drafts of one step.
+    """
+
+    settles = False
+    rewrites = True  # by every pass of the copy, and by the check
+
+    def __init__(self, given: DraftContext[SelfDrafts]) -> None:
+        super().__init__(given)
+        self.passes, one = given.source.copy_passes, given.longest
+        if one is None:
+            index, device = self.ops.index, given.session.state.length.device
+            #: A step of the copy is one pass: a token, or a window.
+            self.copy = self._step(given)
+            positions = torch.arange(self.geometry.tokens + 1, dtype=index, device=device)
+            self.positions = positions.unsqueeze(0).clone()  # no view, which some devices make anew
+        else:
+            self.copy, self.positions = one.copy, one.positions
+
+    @classmethod
+    def window_of(cls, value: SelfDrafts) -> tuple[Any, int]:
+        return GIVEN, 0
+
+    @classmethod
+    def shorter(cls, value: SelfDrafts, length: int) -> DraftSource:
+        return value.of_length(length) if length > 1 else one_token()
+
+    def _step(self, given: DraftContext[SelfDrafts]) -> Step:
+        """Make the copy's step, on a session of its own."""
+        session, copy, window = given.session, given.copy, given.source.window
+        strategy, sampling, ops = session.strategy, session.sampling, session.ops
+        if copy is None:
+            raise StrategyError(
+                f"the strategy {strategy.name!r} drafts with a copy of the target, and none was given"
+            )
+        own = one_token()
+        if window:
+            guessed = getattr(given.target, "draft_head", None) is not None
+            own = Window(length=window, fresh="head" if guessed else "above")
+        one = strategy.model_copy(update={"drafts": own})
+        made_by = serving(one, session.greedy)
+        g = geometry_of(copy, None, one, sampling, self.geometry.batch)
+        g = made_by.sized(g, own, Sizing(copy, ops, session.greedy))
+        return Step(session.on(copy, g, WindowState), own, made_by, g)
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The state of the copy that is its own."""
+        own = self.copy.session
+        state = {f"state.{n}": t for n, t in own.state.buffers.items() if n not in LENT}
+        return state | {f"finite.{name}": t for name, t in own.finite.buffers.items()}
+
+    def clear(self) -> None:
+        for one in self.buffers.values():
+            one.zero_()
+
+    def begin(self, state: WindowState, features: Tensor, weights: Tensor) -> None:
+        """Let the copy know the first token, which the same noise would draw from the same logits."""
+        super().begin(state, features, weights)
+        own = self.copy.session
+        own.finite.begin(weights)
+        own.state.begin(state.tokens[:, 0])
+        self.copy.source.begin(own.state, features, weights)
+
+    def prepare(self, state: WindowState) -> None:
+        """Let the copy go on from what is known, and take what it has behind that."""
+        with self.ops.phase("draft"):
+            own = self.copy.session.state
+            known = self.positions <= state.length.unsqueeze(1)
+            own.tokens.copy_(torch.where(known, state.tokens, own.tokens))
+            own.length.copy_(self.ops.held(state.length))  # the copy's steps write theirs
+            for _ in range(self.passes):
+                self.copy.run()
+            state.tokens.copy_(torch.where(known, state.tokens, own.tokens))

@@ -1,0 +1,161 @@
+"""One step: draft, verify, judge, commit. No value is read by the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from lantern_accel.decoding.drafts import DraftContext, Source
+from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.decoding.session import Session
+from lantern_accel.decoding.target import Drafter, Target
+from lantern_accel.decoding.verify import Verifying
+from lantern_accel.device.capture import own_step
+from lantern_accel.device.kv_cache import KVCache
+from lantern_accel.device.plan import (
+    Buffers,
+    DrafterModel,
+    DraftStack,
+    FusedStep,
+    Sizes,
+    Stack,
+    StepPlan,
+    TargetModel,
+)
+from lantern_accel.strategy.sources import DraftSource
+
+
+def target_of(v: Verifying) -> TargetModel | None:
+    """Describe the target of a step; None where it is more than a stack of plain blocks."""
+    stack: Stack | None = getattr(v.target, "stack", None)
+    guidance = v.guidance
+    if stack is None:
+        return None
+    allowed = guidance.allowed
+    return TargetModel(
+        stack, v.cache, v.target.rope_cos, v.target.rope_sin, tuple(v.taps), guidance.scale,
+        guidance.image_scale, None if allowed is None else (allowed.kind, allowed.penalty),
+    )  # fmt: skip
+
+
+def drafter_of(drafter: Drafter | None, cache: KVCache | None, g: Geometry) -> DrafterModel | None:
+    """Describe a drafter; None where there is none, or where it is more than a stack of plain blocks."""
+    stack: DraftStack | None = getattr(drafter, "stack", None)
+    if drafter is None or cache is None or stack is None:
+        return None
+    return DrafterModel(
+        stack, cache, drafter.rope_cos, drafter.rope_sin, g.drafter_slots, g.scratch,
+        drafter.config.mask_padding,
+    )  # fmt: skip
+
+
+class Step:
+    """A step of one length on a session's buffers, with the drafts of one source."""
+
+    fused: FusedStep | None = None
+    """What the device does of it at once: the whole step."""
+    fused_end: FusedStep | None = None
+    """The same of what follows a pass."""
+
+    def __init__(
+        self,
+        session: Session,
+        value: DraftSource,
+        made_by: type[Source],
+        geometry: Geometry,
+        copy: Target | None = None,
+        longest: Source | None = None,
+    ) -> None:
+        """``copy``: the target with weights in fewer bits, of a source that drafts with one.
+
+        ``longest``: the drafts of the engine's longest step; None: these are.
+        """
+        self.session, self.ops, self.geometry = session, session.ops, geometry
+        drafted, v = geometry.drafted, session.verifying
+        self.drafter = session.drafter if drafted else None
+        self.verifying = v if drafted or not v.taps else replace(v, taps=())
+        self.layout = made_by.layout(self.verifying, geometry, session.geometry)
+        cache = session.drafter_cache if drafted else None
+        self.source = made_by(
+            DraftContext(value, geometry, session, self.layout, self.drafter, cache, copy, longest)
+        )
+        self._planned = self.verifying.guidance
+        plan = self.plan()
+        if plan is None:
+            return
+        # A plan with a drafter is taken whole or not at all.
+        if plan.target is not None and (plan.drafter is not None or not drafted):
+            self.fused = own_step(self.ops, plan)
+        if not drafted:
+            self.fused_end = own_step(self.ops, replace(plan, target=None))
+        self.source.fuse(self.fused)
+
+    def run(self, slots: int | None = None) -> None:
+        """Run it. ``slots``: how many of the target's cache are looked at; None: all."""
+        session, state, source = self.session, self.session.state, self.source
+        source.prepare(state)
+        if slots is None and self.fused is not None and self.fuses and self.fused.run(None):
+            return
+        with self.ops.phase("draft"):
+            drafted = source.draft(state)
+        with self.ops.phase("verify"):
+            features, logits = self.layout.verify(state, drafted, slots)
+        with self.ops.phase("accept"):
+            unseen, end = session.observer is None, self.fused_end
+            if unseen and end is not None and end.run(logits):
+                return
+            judged = source.judge(state, drafted, logits)
+            if session.observer is not None:
+                judged = session.observer(self, drafted, features, logits, judged)
+        with self.ops.phase("commit"):
+            kept = self.layout.keep(state, drafted, features, judged)
+            source.after(state, kept)
+            self.layout.advance(state, judged, kept)
+            session.finite.end()
+
+    @property
+    def moves(self) -> dict[str, Callable[[], None]]:
+        """What must run first: ``widen`` after shorter steps, ``gather`` after longer ones."""
+        state = self.session.state
+        return self.layout.moves(state) | self.source.moves(state)
+
+    @property
+    def fuses(self) -> bool:
+        """Whether a step may be a fused one: nobody sees what it judges, and its plan still holds."""
+        # Tests plant faults in what guides logits; a plan keeps what it was made with.
+        return self.session.observer is None and self.verifying.guidance is self._planned
+
+    def plan(self) -> StepPlan | None:
+        """Describe the step for a device that does it at once; None where no plan can say."""
+        g, session, state = self.geometry, self.session, self.session.state
+        source = self.source.describe(state)
+        if source is None:
+            return None
+        finite = session.finite
+        # In plain decoding every token keeps its slot; the one more is for what is past the image.
+        slots = g.target_slots if g.depth else g.prefix + g.tokens + 1
+        sizes = Sizes(
+            g.batch, g.branches, g.prefix, g.tokens, g.nodes, g.depth, g.vocab, slots, g.own_prompts
+        )
+        buffers = Buffers(
+            length=state.length,
+            tokens=state.tokens,
+            prefix_mask=state.prefix_mask,
+            step=state.step,
+            steps=state.steps,
+            histogram=state.histogram,
+            price=state.price,
+            last_length=state.last_length,
+            finite=finite.count,
+            holds=finite.holds,
+            report=finite.report,
+            start=state.start if g.own_prompts else None,
+            uniforms=None if g.keyed else state.uniforms,
+            keys=state.keys if g.keyed and not session.greedy else None,
+        )
+        found = StepPlan(
+            sizes, source, session.filters.given, session.rule.given, session.greedy, buffers,
+            target_of(self.verifying), drafter_of(self.drafter, session.drafter_cache, g),
+        )  # fmt: skip
+        found.check(self.ops.index)
+        return found

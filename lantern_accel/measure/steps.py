@@ -20,6 +20,7 @@ import torch
 
 from lantern_accel.decoding.forced import forced_pass
 from lantern_accel.decoding.geometry import check as check_settings
+from lantern_accel.decoding.state import TreeState
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.backend import Backend, check_clock, dtype_policy, recorded
 from lantern_accel.device.capture import Replay
@@ -145,7 +146,7 @@ class StepTimer:
         state = self.engine.state
         state.length.fill_(self.middle)
         state.step.fill_(self.middle)
-        if not state.in_place:
+        if isinstance(state, TreeState):
             state.pending_count.fill_(1)
 
     def ms(self) -> float:

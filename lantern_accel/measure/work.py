@@ -22,6 +22,8 @@ from torch.profiler import profile, record_function, schedule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.sources.copy import CopyDrafts
+from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.capture import listening
 from lantern_accel.device.launches import computes
@@ -181,10 +183,10 @@ def step_needs(engine: Engine, seen: int | None = None) -> dict[str, Need]:
     needs = dict.fromkeys(STEP_PHASES, (0.0, 0.0))
     head = target.weight
     needs["verify"] = _pass(target, head, g.rows, g.nodes, g.nodes, seen + g.nodes)
-    if (copied := getattr(engine.source, "copy", None)) is not None:
-        copy, own = copied.verifying.target, copied.geometry.nodes
+    if isinstance(source := engine.source, CopyDrafts):
+        copy, own = source.copy.verifying.target, source.copy.geometry.nodes
         ops, size = _pass(copy, copy.weight, g.rows, own, own, seen + own)
-        needs["draft"] = engine.source.passes * ops, engine.source.passes * size
+        needs["draft"] = source.passes * ops, source.passes * size
     elif g.guesses:
         needs["commit"] = _guessing(target.draft_head, g.batch, g.nodes - 1)
     elif (drafter := engine.session.drafter) is not None:
@@ -257,7 +259,8 @@ def drafted_levels(engine: Engine) -> list[int]:
     """Return the nodes of each drafting pass after the catch-up."""
     if engine.session.drafter is None:
         return []
-    tree, tables = engine.source.given.source, engine.source.tables
+    tree = engine.source.given.source
+    tables: TreeTables | None = getattr(engine.source, "tables", None)
     if tables is None:
         return [tree.top_k] * tree.depth
     return [len(level) for level in tables.inner[1:] if level]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.state import TreeState
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.testing import tiny
@@ -146,7 +147,7 @@ def _slots(backend: Backend, strategy: str) -> int:
     known = torch.arange(g.prefix, g.prefix + g.tokens, dtype=backend.index, device=backend.device)
     known = known.expand(g.rows, -1)
     while int(state.length.min()) < g.tokens - 1 and steps < g.tokens:
-        if not state.in_place:
+        if isinstance(state, TreeState):
             table = state.slot_of.cpu()
             if not torch.equal(table.sort(dim=1).values, torch.arange(g.image_slots).expand(2, -1)):
                 raise Failed(f"{strategy}: after {steps} steps two positions share a slot")

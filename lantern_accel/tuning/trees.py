@@ -21,6 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.state import TreeState
 from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.record import Cell
@@ -199,6 +200,7 @@ class TreeTuner(Search[TreeEvidence]):
                 return
             state = engine.state
             last = int(state.last_length)
+            assert isinstance(state, TreeState)
             path = state.last_path[0].tolist()
             for depth in range(min(max(last, 0) + 1, len(PROBE))):
                 for rank in range(len(tables.children[path[depth]])):

@@ -55,7 +55,7 @@ PAGES = {
             Section("Strategies", "lantern_accel/strategy/values.py"),
             Section("Sampling", "lantern_accel/strategy/sampling.py"),
             Section("Sources of drafts", "lantern_accel/strategy/sources.py"),
-            Section("What a source does in a step", "lantern_accel/decoding/sources/base.py"),
+            Section("What a source does in a step", "lantern_accel/decoding/drafts.py"),
             Section("Results", "lantern_accel/generation/result.py"),
             Section("Errors", "lantern_accel/errors.py"),
         ),

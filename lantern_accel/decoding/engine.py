@@ -204,11 +204,16 @@ class Engine:
         found: dict[str, Callable[[], None]] = {}
         for length, step in self.by_length.items():
             for slots in self.sizes[:-1]:
-                found[self._names[length, slots]] = partial(step.run, slots)
-            found[self._names[length, None]] = step.run
-            found |= {f"{verb} {length}": one for verb, one in step.moves.items()}
+                found[self._names[length, slots]] = partial(self._do, step.run, slots)
+            found[self._names[length, None]] = partial(self._do, step.run)
+            moves = step.moves.items()
+            found |= {f"{verb} {length}": partial(self._do, one) for verb, one in moves}
         found.pop(f"widen {min(self.by_length)}", None)  # no step is shorter
         return found
+
+    def _do(self, one: Callable[..., None], *given: int) -> None:
+        """Call a function; as a method it names what it may change (:attr:`changes`)."""
+        one(*given)
 
     def functions_of(self, length: int) -> dict[str, Callable[[], None]]:
         """Return those of :meth:`host_functions` that steps of one length need."""

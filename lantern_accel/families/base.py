@@ -410,6 +410,6 @@ class Family(ABC, Generic[ManifestT]):
                 f"{target.config.n_layer}; name lower taps"
             )
         assert self.drafter_type is not None
-        drafter = self.drafter_type(sizes, TensorOps())
+        drafter = self.drafter_type(sizes, ops=TensorOps())
         drafter.start(target)
         return drafter.train()

@@ -13,7 +13,7 @@ TOY = """
 import pytest
 import torch
 
-from lantern_accel.device.backend import Backend, DeviceFacts
+from lantern_accel.device.backend import Backend, Conformance, DeviceFacts
 from lantern_accel.testing import *
 
 
@@ -28,8 +28,8 @@ class Abacus(Backend):
     def synchronize(self):
         pass
 
-    def checks(self):
-        return {"beads.counted": lambda backend: Measured("ten")}
+    def conformance(self):
+        return Conformance(checks={"beads.counted": lambda backend: Measured("ten")})
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +46,11 @@ class Wrong(Abacus):
         if k.shape[1] < kv.layout.capacity:  # a write of some slots spills into a whole row
             kv.keys[layer][: kv.layout.capacity] += 1
 
-    def checks(self):
+    def conformance(self):
         def lost(backend):
             raise Failed("a bead is lost")
 
-        return {"beads.counted": lost}
+        return Conformance(checks={"beads.counted": lost})
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,9 @@ import pytest
 import torch
 from support.functional import FunctionalBackend
 
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.errors import BackendError
+from lantern_accel.strategy.values import Sampling, Strategy, adaptive_window
 from lantern_accel.testing import CHECKS, run_check, tiny
 
 
@@ -52,11 +54,14 @@ def test_a_program_s_inputs_are_named_state_and_constants_alone() -> None:
 def test_a_plain_step_of_a_window_names_what_it_changes() -> None:
     backend = FunctionalBackend()
     with backend.inference():
-        engine = tiny.tiny_engine(backend, "scd")
+        model = tiny.tiny_model(backend, backend.device, torch.float32)
+        strategy = Strategy(drafts=adaptive_window((1, 8)))
+        engine = Engine(model.target, None, backend, strategy, Sampling(cfg_scale=2.5, top_k=32))
+        vars(engine)["model"] = model
         tiny.start(engine, 1)
-        plain = engine.shorter(engine.window.of_length(1))
-        backend.capture(plain.step, "step 1")
-        backend.capture(engine.widen, "widen 8")
+        found = engine.host_functions()
+        backend.capture(found["step 1"], "step 1")
+        backend.capture(found["widen 8"], "widen 8")
     assert backend.replays[0].state and backend.replays[1].state
 
 

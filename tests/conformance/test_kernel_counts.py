@@ -181,7 +181,11 @@ class Fused(Null):
         out = layers.run(self, 132, blocks, x, at, taps, norm)
         return out if out is not None else super().trunk(blocks, x, at, taps, norm)
 
-    def logits(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+    def linear(
+        self, x: Tensor, weight: Any, bias: Tensor | None = None, sums: bool = False
+    ) -> Tensor:
+        if not sums:
+            return super().linear(x, weight, bias)
         return torch.mm(x.flatten(0, -2), weight.t(), out_dtype=torch.float32).view(
             *x.shape[:-1], -1
         )

@@ -43,14 +43,16 @@ def test_a_late_copy_that_is_cleared_passes(monkeypatch):
 
 
 def test_a_backend_chooses_the_inference_mode_of_all_that_decodes(monkeypatch, tmp_path):
-    real = DeviceBackend.linear
+    with open_backend("cpu") as backend:
+        kind = type(backend)
+    real = kind.linear
 
-    def strict(self, x, weight, bias=None):
+    def strict(self, *given, **more):
         assert not torch.is_inference_mode_enabled()
-        return real(self, x, weight, bias)
+        return real(self, *given, **more)
 
-    monkeypatch.setattr(DeviceBackend, "inference", lambda self: torch.no_grad())
-    monkeypatch.setattr(DeviceBackend, "linear", strict)
+    monkeypatch.setattr(kind, "inference", lambda self: torch.no_grad())
+    monkeypatch.setattr(kind, "linear", strict)
     small_kit(monkeypatch)
     model = write_tiny_model(tmp_path / "tiny")
     with lantern_accel.load(model, device="cpu", dtype="float32") as pipeline:
@@ -165,7 +167,7 @@ def test_a_backend_adds_checks_and_says_what_needs_a_card(monkeypatch):
 
     own = {"beads.counted": lambda backend: Measured("ten"), "beads.weighed": far}
     with open_backend("cpu") as backend:
-        monkeypatch.setattr(backend, "checks", lambda: own)
+        monkeypatch.setattr(backend, "conformance", lambda: Conformance(checks=own))
         monkeypatch.setattr(backend, "simulated", True, raising=False)
         checks = select(["beads", "device.stopwatch"], checks_of(backend))
         report = run_checks(backend, checks)
@@ -181,14 +183,16 @@ def test_an_option_that_is_none_is_told(text, capsys):
 
 
 def test_a_failure_is_exit_code_1_and_the_others_still_run(monkeypatch, capsys):
-    real = DeviceBackend.write
+    with open_backend("cpu") as backend:
+        kind = type(backend)
+    real = kind.write
 
     def write(self, kv, layer, address, k, v):
         real(self, kv, layer, address, k, v)
         if k.shape[1] < kv.layout.capacity:
             kv.keys[layer].add_(1)
 
-    monkeypatch.setattr(DeviceBackend, "write", write)
+    monkeypatch.setattr(kind, "write", write)
     assert main(["conform", "cpu", "--in-process", "--only", "kv"]) == 1
     out = capsys.readouterr().out
     assert "failed: kv.sentinels" in out

@@ -128,9 +128,9 @@ def test_a_sheet_that_is_cut_off_leaves_its_images(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Batches of two, one picture of them all: at Ctrl-C in the second batch the first is kept."""
-    from lantern_accel.generation.pipeline import Pipeline
+    from lantern_accel.generation.runtime import Runtime
 
-    real, left = Pipeline.pixels, [1]
+    real, left = Runtime.pixels, [1]
 
     def pixels(self: Any, *given: Any) -> Any:
         left[0] -= 1
@@ -138,7 +138,7 @@ def test_a_sheet_that_is_cut_off_leaves_its_images(
             signal.raise_signal(signal.SIGINT)
         return real(self, *given)
 
-    monkeypatch.setattr(Pipeline, "pixels", pixels)
+    monkeypatch.setattr(Runtime, "pixels", pixels)
     words = ["generate", "red heart", "-m", str(tiny_model), "-d", "cpu", "-s", "vanilla", "-n",
              "4", "-b", "2", "--grid", "-o", str(tmp_path / "g.png")]  # fmt: skip
     # A shell that starts a program in the background has it ignore Ctrl-C, the tests included.

@@ -7,6 +7,7 @@ from pathlib import Path
 SOURCE = """
 import os, signal, time
 from lantern_accel.device import Backend, BackendSpec, DeviceFacts, Probe, hookimpl
+from lantern_accel.device.backend import Conformance
 
 
 class Spec(BackendSpec):
@@ -47,12 +48,12 @@ class Spec(BackendSpec):
             def counters(self):
                 return {"opened": 1}
 
-            def checks(self):
-                return {
+            def conformance(self):
+                return Conformance(checks={
                     "drop.first": passes, "drop.crash": crash, "drop.last": passes,
                     "stuck.hang": hang, "stuck.after": passes,
                     "whole.one": passes, "whole.leak": fail, "slow.wait": wait,
-                }
+                })
 
         return Device(torch.device("cpu"))
 

@@ -78,9 +78,8 @@ def test_a_head_that_is_always_right_fills_every_window(monkeypatch: pytest.Monk
     small = models()
     want = plain(small, SAMPLED, 2).tokens
 
-    def right(
-        self: HeadWindow, ahead: int, known: Tensor, seen: Tensor, place: Tensor, saw: Tensor
-    ) -> Tensor:
+    def right(self: HeadWindow, *given: Any) -> Tensor:
+        place: Tensor = given[4]
         at = place.clamp(max=want.shape[1] - 1).unsqueeze(1)
         return want.gather(1, at).squeeze(1)
 
@@ -99,13 +98,13 @@ def test_tokens_differ_where_guesses_were_kept_untested(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("lantern_accel.decoding.sources.window.leading", kept)
 
-    def known(self: Any, window: Tensor, *rest: Any) -> Any:
-        made = decide(self, window, *rest)
+    def known(self: Any, state: Any, window: Tensor, logits: Tensor) -> Any:
+        made = judge(self, state, window, logits)
         tokens = torch.cat((window[:, 1:], made.tokens[:, -1:]), dim=1)
         return type(made)(tokens, made.count)
 
-    decide = HeadWindow.decide
-    monkeypatch.setattr(HeadWindow, "decide", known)
+    judge = HeadWindow.judge
+    monkeypatch.setattr(HeadWindow, "judge", known)
     found = finish(engine(small, Strategy(drafts=Window(length=4, fresh="head")), SAMPLED, 2))
     assert not torch.equal(found.tokens, plain(small, SAMPLED, 2).tokens)
 

@@ -160,7 +160,7 @@ class Slots(Generic[T]):
             engine.session.progress.clear()
             for name, buffer in self._buffers.items():
                 buffer.copy_(copies[name])
-        course.steps = self.ready.steps
+        course.engine, course.steps = engine, self.ready.steps
         engine.now, engine.course, self._aside = length, course, None
 
     # --- rows ----------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class Shapes(TensorOps):
 
     def __init__(self, ops: TensorOps | None = None) -> None:
         self._ops = ops or TensorOps()
-        self.index, self.noise_bytes = self._ops.index, self._ops.preferences.noise_bytes
+        self.index, self.preferences = self._ops.index, self._ops.preferences
 
     def kv_layout(
         self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype
@@ -171,7 +171,7 @@ def measure(
     vq = _build(kind, small, "vq", torch.float32)
     model = Model(small, target, drafter, vq, None, "", kind)
     workspace: dict[str, int] = {}
-    noise_bytes = (ops or TensorOps()).preferences.noise_bytes
+    given = ops
     with torch.inference_mode(), META:
         asked = kind.usual_shape(model) if shape is None else shape
         fitted = kind.target_for_shape(model, asked)
@@ -182,7 +182,7 @@ def measure(
 
         def engine_on(ops: TensorOps | None) -> Engine:
             shapes = Shapes(ops)
-            shapes.noise_bytes = noise_bytes
+            shapes.preferences = (given or shapes).preferences
             parts = (*fitted, shapes, strategy, sampling)
             return Engine(*parts, batch=batch, neighbours=table, copy=fitted[0])
 

@@ -352,7 +352,7 @@ def test_a_lost_device_ends_what_runs_and_waits_and_is_told_at_the_door(tiny_mod
         def gone(slots: Slots) -> None:
             raise DeviceLostError("the card fell off the bus")
 
-        monkeypatch.setattr(Slots, "_look", lambda *more: gone(more[0]))
+        monkeypatch.setattr(Slots, "advance", gone)
         hold.go.set()
         for one in (running, waiting):
             with pytest.raises(openai.InternalServerError, match="fell off the bus"):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lantern_accel.decoding.length_policy import tokens_of
+from lantern_accel.device.preferences import Preferences
 from lantern_accel.generation.auto import Auto
 from lantern_accel.generation.estimate import REQUESTS, Comparison, Estimate
 from lantern_accel.strategy.sources import DraftLength
@@ -135,7 +136,7 @@ def test_races_would_end_with_the_same_drafts(batch: int, kind: str, timings: li
 class Device:
     """A device whose steps are captured in no time."""
 
-    capture_patience = math.inf
+    preferences = Preferences(capture_patience=math.inf)
     simulated = False
 
 
@@ -173,5 +174,5 @@ def test_windows_grow_where_their_steps_are_cheap_and_drafts_are_kept() -> None:
 def test_windows_keep_their_lengths_where_a_new_one_is_compiled_for_minutes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Device, "capture_patience", 30.0)
+    monkeypatch.setattr(Device, "preferences", Preferences(capture_patience=30.0))
     assert lengthened({1: 1.0, 16: 1.0}, rate=0.95) == [1, 16]

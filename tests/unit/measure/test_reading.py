@@ -37,8 +37,8 @@ def test_a_truncated_file_says_where(stored: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"a": 1}', "no run of `lantern-accel profile`: its kind is not"),
-        ("[1, 2]", "no run of `lantern-accel profile`"),
+        ('{"a": 1}', "not a run of `lantern-accel profile`: its kind is not"),
+        ("[1, 2]", "not a run of `lantern-accel profile`"),
         ("", "not whole JSON"),
         (
             '{"kind": "lantern_accel.run", "schema_version": 3}',

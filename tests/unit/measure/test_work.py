@@ -67,13 +67,13 @@ def test_operations_are_those_that_torch_counts(backend, strategy, batch):
 def test_operations_of_a_draft_head_are_those_that_torch_counts(backend, monkeypatch, batch):
     engine = tiny.tiny_engine(backend, tiny.BY_HEAD, batch=batch, temperature=1.0)
     tiny.load(engine, 0)
-    guess, counter = engine.drafts.guess, FlopCounterMode(display=False)
+    after, counter = engine.source.after, FlopCounterMode(display=False)
 
     def counted(*given):
         with counter:
-            guess(*given)
+            after(*given)
 
-    monkeypatch.setattr(engine.drafts, "guess", counted)
+    monkeypatch.setattr(engine.source, "after", counted)
     with torch.inference_mode():
         engine.prefill()
         engine.step()
@@ -192,5 +192,5 @@ def test_weights_in_fewer_bits_are_read_as_such(backend, weights, bits):
 def test_drafts_of_a_copy_read_it_once_a_pass(backend):
     engine = tiny.tiny_engine(backend, "self", batch=1, temperature=1.0)
     needs = work.step_needs(engine, seen=3)
-    assert engine.guesses == 4
+    assert engine.source.passes == 4
     assert 0.2 < needs["draft"][1] / (4 * needs["verify"][1]) < 0.5

@@ -145,7 +145,7 @@ def test_a_perceptual_loss_without_its_network_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(features, "PACKAGE", "a_package_that_nobody_has")
-    with pytest.raises(DataError, match=r"lantern-accel\[eval\]"):
+    with pytest.raises(DataError, match=r"lantern-accel\[quality\]"):
         train_tokenizer(config(perceptual=0.1), squares(), tmp_path)
 
 

@@ -28,7 +28,7 @@ from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.sources.copy import CopyDrafts
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.registry import families
-from lantern_accel.nn import transformer
+from lantern_accel.nn import rounding as rounding_module
 from lantern_accel.nn.rounding import Rounded, rounding
 from lantern_accel.nn.transformer import REFERENCE, projections, rounded_copy
 from lantern_accel.strategy.sources import DraftLength
@@ -199,14 +199,14 @@ def test_rounding_that_reaches_the_target_is_seen(monkeypatch: pytest.MonkeyPatc
         return run(Engine(target, None, ops, strategy, sampling, batch=2, copy=copy)).tokens
 
     assert torch.equal(decoded(), want)
-    rounded = transformer.rounded
+    rounded = rounding_module.rounded
 
-    def planted(weight: Tensor, how: Any) -> Rounded:
-        made = rounded(weight, how)
+    def planted(weight: Tensor, *how: Any) -> Rounded:
+        made = rounded(weight, *how)
         weight.copy_(made.dense(weight.dtype))
         return made
 
-    monkeypatch.setattr(transformer, "rounded", planted)
+    monkeypatch.setattr(rounding_module, "rounded", planted)
     assert not torch.equal(decoded(), want)
 
 

@@ -79,7 +79,7 @@ def test_a_report_of_other_settings_or_another_kind_is_refused(tmp_path: Path) -
     with pytest.raises(RequestError, match="its size is 'B', not None; name another file with -o"):
         resume(out, other, lambda r: r.settings)
     out.write_text("{}")
-    with pytest.raises(RequestError, match=r"no run of `race\.py`: its kind is not"):
+    with pytest.raises(RequestError, match=r"not a run of `race\.py`: its kind is not"):
         resume(out, other, lambda r: r.settings, "race.py")
 
 

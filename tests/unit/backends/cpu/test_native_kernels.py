@@ -30,12 +30,12 @@ def test_products_are_those_of_float64_for_any_number_of_rows(
         packed = kernels.pack(weight)
         assert packed.shape == weight.shape
         if isinstance(packed, module.WordPanels):
-            off = (packed.dense() - weight).float().abs()
+            off = (packed.dense(dtype) - weight).float().abs()
             large = weight.float().abs() >= weight.float().abs().amax(1, keepdim=True) / 64
-            assert torch.equal(packed.dense()[large], weight[large])
+            assert torch.equal(packed.dense(dtype)[large], weight[large])
             assert bool((off <= 2**-14 * weight.float().abs().amax(1, keepdim=True)).all())
         else:
-            assert torch.equal(packed.dense(), weight)
+            assert torch.equal(packed.dense(dtype), weight)
         x = native.draw(3, max(ROWS), k, dtype=dtype)
         want = F.linear(x.double(), weight.double(), bias.double())
         for rows in ROWS:

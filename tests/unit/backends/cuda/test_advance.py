@@ -127,5 +127,6 @@ def test_what_has_no_kernel_goes_by_operators(
         model.target, None, backend, asked, Sampling(temperature=temperature, cfg_scale=2.0),
         neighbours=model.neighbours,
     )  # fmt: skip
-    assert steps.serves(replace(engine.longest.plan(), target=None)) == served
+    why = steps.refused(replace(engine.longest.plan(), target=None))
+    assert (why == "") == served
     assert engine.longest.fused_end is None  # preset=safe

@@ -314,7 +314,7 @@ def test_all_rows_of_a_tree_filtered_at_once_decide_alike(residual: str) -> None
     tokens = []
     for one in (REFERENCE, Trees()):
         engine = tiny.tiny_engine(_backend(one), "lantern++", batch=2, family="chameleon")
-        engine.rule = replace(engine.rule, residual=residual)
+        engine.session.rule = replace(engine.session.rule, residual=residual)
         assert engine.verifying.guidance.allowed is not None
         tiny.start(engine, 3)
         tokens.append(engine.run().tokens)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lantern_accel.device.backend import dtype_policy
 from lantern_accel.device.plugins import choose_device
 from lantern_accel.errors import DeviceRequestError, did_you_mean
 from lantern_accel.generation.result import GenerationResult
@@ -70,7 +69,7 @@ def load(
     """
     # The device comes before torch: its absence is said at once, and its environment is set in time.
     chosen = choose_device(device, options)
-    from lantern_accel.device.backend import DTYPES
+    from lantern_accel.device.backend import DTYPES, dtype_policy
     from lantern_accel.generation.pipeline import Pipeline
     from lantern_accel.generation.rounding_price import rounded_model
     from lantern_accel.memory.limits import check_weights

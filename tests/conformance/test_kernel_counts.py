@@ -266,6 +266,7 @@ def test_a_tiny_step_launches_no_more_than_it_did(strategy: str) -> None:
 
 ON_HPU = """
 import sys
+from lantern_accel.device.backend import dtype_policy
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.testing import static
 with open_backend("hpu", {"software": "on"}) as backend:

@@ -6,12 +6,14 @@ import contextlib
 import hashlib
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from lantern_accel.device.timeouts import TooLong, in_time
 from lantern_accel.files import cache_dir, write_json
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ CHECKS = (
     "decode.weights_from_outside",
     "decode.greedy",
 )
+#: Seconds that a check may take: it runs while somebody waits for a picture.
+LIMIT = 60.0
 #: What recorded steps are checked by, where torch has graphs for the device.
 RECORDED = ("replay.kind", "replay.eager", "replay.buckets")
 #: What a verdict says while these run: a driver that ends the process leaves it behind.
@@ -116,7 +120,10 @@ def _first_failure(backend: DeviceBackend, names: tuple[str, ...]) -> str:
     from lantern_accel.testing import run_check
 
     for name in names:
-        outcome = run_check(backend, name, known[name])
+        try:
+            outcome = in_time(partial(run_check, backend, name, known[name]), LIMIT)
+        except TooLong as late:
+            return f"{name}: {late}"
         if outcome.state == "failed":
             return f"{name}: {' '.join(outcome.detail.split())[:300]}"
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +12,11 @@ import torch
 from support import beads
 
 from lantern_accel.cli import main
-from lantern_accel.device import plugins
+from lantern_accel.device import plugins, timeouts
 from lantern_accel.device.backend import dtype_policy
 from lantern_accel.device.spec import BackendSpec
 from lantern_accel.errors import BackendError, LanternWarning
+from lantern_accel.testing import CHECKS
 from lantern_accel_torch import accelerator, asked, selfcheck
 from lantern_accel_torch.backend import DeviceBackend
 from lantern_accel_torch.spec import Spec
@@ -30,9 +32,10 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The beads, with a self-check of a moment."""
+    """The beads, with a self-check of a moment, in this thread: what they lack is a mode of a thread."""
     beads.install(monkeypatch)
     monkeypatch.setattr(selfcheck, "CHECKS", QUICK)
+    monkeypatch.setattr(selfcheck, "in_time", lambda call, seconds: call())
 
 
 def never(*given: object, **more: object) -> None:
@@ -245,6 +248,19 @@ def test_where_an_operator_is_missing_the_check_names_it_and_the_cpu_draws(
         assert plugins.open_backend("beads", {"check": "off"}).name == "torch"
     assert plugins.open_backend("beads", {"check": "again"}).name == "torch"  # repaired
     assert state().automatic
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_check_that_hangs_fails_and_the_cpu_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(selfcheck, "LIMIT", 0.2)
+    monkeypatch.setattr(selfcheck, "in_time", timeouts.in_time)
+    monkeypatch.setitem(CHECKS, selfcheck.CHECKS[0], lambda backend: over.wait(60))
+    try:
+        with pytest.warns(LanternWarning, match=r"cpu serves .*: it did not return within 0\.2 s"):
+            assert plugins.open_backend("auto").name == "cpu"
+    finally:
+        over.set()
 
 
 @pytest.mark.usefixtures("quick")

@@ -72,10 +72,10 @@ PLANT = """
 import sys, torch
 from lantern_accel.device.plugins import choose_device
 backend = choose_device("hpu", {"software": True}).open()
-import lantern_accel.decoding.engine as engine
+from lantern_accel.decoding.tree_layout import TreeLayout
 from lantern_accel.testing import checks_of, run_check, tiny
 
-real = engine.commit
+real = TreeLayout.advance
 # Every step commits: one case shows what all of them would.
 cases = tiny.cases
 tiny.cases = lambda strategies: cases(strategies)[:1]
@@ -94,10 +94,10 @@ plants = {
     "number of the host": lambda s: s.price + torch.ones(()),
 }
 for name, check in [tuple(one.split("=")) for one in sys.argv[1:]]:
-    def wrong(verifying, state, *rest, plant=plants[name]):
-        real(verifying, state, *rest)
+    def wrong(self, state, *rest, plant=plants[name]):
+        real(self, state, *rest)
         plant(state)
-    engine.commit = wrong
+    TreeLayout.advance = wrong
     vars(backend).pop("_static_traces", None)
     outcome = run_check(backend, check, checks_of(backend)[check])
     assert outcome.state == "failed", (name, outcome)

@@ -35,8 +35,8 @@ def test_every_buffer_is_the_operators_and_the_data_show_it(
     recalled: list[int] = []
     honest = InvariantWindow._recalled
 
-    def counted(self: Any, window: Any, tokens: Any, first: Any) -> Any:
-        found = honest(self, window, tokens, first)
+    def counted(self: Any, state: Any, window: Any, tokens: Any, first: Any) -> Any:
+        found = honest(self, state, window, tokens, first)
         recalled.append(int((found != tokens).sum()))
         gained.append(int(first.max()))
         return found

@@ -300,7 +300,7 @@ class Engine:
 
         known = with_tokens_per_step(self.draft_lengths, {n: self.usual(n) for n in self.lengths})
         timed = tuple(one for one in known if one.cost is not None)
-        # A draft head guesses all drafts anew: nothing has to settle after a move.
+        # A draft head guesses all drafts again: nothing has to settle after a move.
         gain = GAIN if self.source.settles and not self.geometry.guesses else CHAIN_GAIN
         return AcceptancePolicy(timed or known, gain, self.geometry.batch)
 
@@ -399,7 +399,7 @@ class Engine:
         )
 
     def not_finite(self, row: int, passes: int) -> NotFiniteError:
-        """Return the error that an image's numbers were not finite after so many passes."""
+        """Return the error that an image's numbers were not finite after ``passes`` passes."""
         dtype = str(self.verifying.target.weight.dtype).removeprefix("torch.")
         return NotFiniteError(row, passes, dtype)
 
@@ -412,14 +412,14 @@ class Engine:
             raise self.not_finite(finite.index(least), least)
 
     def _require_replayed(self, calls: int, complete: bool = True) -> None:
-        """Raise BackendError where so many replays left steps undone; what they drew is no image."""
+        """Raise BackendError where ``calls`` replays left steps undone: they drew no image."""
         if int(self.state.step) <= calls or (
             complete and int(self.state.length.min()) + 1 < self.geometry.tokens
         ):
             raise self.not_replayed(calls)
 
     def not_replayed(self, calls: int) -> BackendError:
-        """Return the error that so many replays left steps undone."""
+        """Return the error that ``calls`` replays left steps undone."""
         done, known = int(self.state.step), int(self.state.length.min()) + 1
         return BackendError(
             f"after the prefill and {calls} steps the device shows {done} of these {1 + calls} as "

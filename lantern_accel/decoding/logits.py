@@ -91,7 +91,7 @@ def distribution(logits: Tensor, filters: Filters | Sampling) -> Tensor:
 class TokenChooser:
     """Chooses the tokens of positions, by noise from filtered logits or greedily the likeliest.
 
-    ``keys`` int32 ``[B, 3]``, a buffer that a step reads anew: the seed's low and high word, and the
+    ``keys`` int32 ``[B, 3]``, a buffer that every step reads: the seed's low and high word, and the
     image's number in its request (:mod:`lantern_accel.device.noise`). ``table`` float32 ``[B, N, V]``:
     the noise of all positions, which :meth:`prepare` makes once per image; None: every step makes that
     of its own. The bits are the same, so that the picture is.

@@ -136,7 +136,7 @@ class DeviceConditions:
 
 @dataclass(frozen=True)
 class Conformance:
-    """What the kit holds a device to beside its results.
+    """What the kit holds a device to, in addition to its results.
 
     ``rules``: what every traced operator is held to, by the kit's check: ``"operators"`` (is there a
     kernel?), ``"dtypes"`` (for these dtypes?), ``"indices"`` (are integers as wide as the device likes
@@ -285,7 +285,7 @@ class Device(Meters, Protocol):
 
 
 class Training(Protocol):
-    """What training needs of a device beside its operations."""
+    """What training needs of a device in addition to its operations."""
 
     training_ops: TensorOps = TensorOps()
     """The operations of a model in training: gradients flow through them."""

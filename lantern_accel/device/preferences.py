@@ -17,7 +17,7 @@ class Preferences:
 
     free_rows: int | None = 64
     """Rows that a pass is expected to have at about the cost of one; with guidance every token has two.
-    Windows of a batch whose length nobody chose have about so many. None: what rows cost is measured on
+    Windows of a batch whose length nobody chose have about that many. None: what rows cost is measured on
     the model where it is first needed, and default trees follow it too; for devices that compile no
     shapes."""
 
@@ -34,7 +34,7 @@ class Preferences:
     minutes sets it, so that its first image does not wait for all."""
 
     runtime_bytes: int = 600 * 10**6
-    """Memory that decoding adds beside tensors: a driver's libraries, or a host's (assumed here)."""
+    """Memory that decoding adds to that of tensors: a driver's libraries, or a host's (assumed here)."""
 
     operators: torch.dtype | None = None
     """What torch's own operators compute best in where nothing was asked for, such as text encoders and

@@ -154,7 +154,7 @@ class SamplingOps(Protocol):
         return logits
 
     def tables(self, size: int, device: torch.device) -> Tables:
-        """Return what draws from ``size`` weights and filters take beside them, made once for an engine.
+        """Return what draws from ``size`` weights and filters also take, made once for an engine.
 
         The reference's draws take the :func:`triangle` of their scan; a device that scans or draws in a
         way of its own takes something else, or nothing.

@@ -114,7 +114,7 @@ class Runtime:
         painted = self.model.family.paint(self.model, tokens[:count], shape, prompts, seeds)
         if painted is not None:
             return painted
-        # All rows, for another number of images would be compiled anew.
+        # All rows, for another number of images would be compiled again.
         return pictures(self.pixels(tokens, shape)[:count])
 
     def pictures_of(
@@ -191,7 +191,7 @@ class Runtime:
         def begun(source: Strategy) -> tuple[CapturedEngine, Callable[[], None]] | None:
             try:
                 one = self.engines.get(batch, source, sampling, shape, capture)
-            except DoesNotFitError:  # not beside the first
+            except DoesNotFitError:  # not together with the first
                 return None
             return one, partial(one.begin, rows(), 0, range(batch))
 

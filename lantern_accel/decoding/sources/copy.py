@@ -53,7 +53,9 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
             #: A step of the copy is one pass: a token, or a window.
             self.copy = self._step(given)
             positions = torch.arange(self.geometry.tokens + 1, dtype=index, device=device)
-            self.positions = positions.unsqueeze(0).clone()  # no view, which some devices make again
+            self.positions = positions.unsqueeze(
+                0
+            ).clone()  # no view, which some devices make again
         else:
             self.copy, self.positions = one.copy, one.positions
 

@@ -76,7 +76,10 @@ def build_request(
         if name is None or name == published.strategy:
             name = published.strategy
             given_changes = {name: one for name, one in changes.items() if one is not None}
-            changes = {**published.overrides, **given_changes}
+            known = published.overrides
+            if "accept" in given_changes:  # a rule of the request's own has its own values
+                known = {n: one for n, one in known.items() if n not in ("k", "delta", "lam")}
+            changes = {**known, **given_changes}
     if settings.sampling is not None:
         sampling = settings.sampling.model_dump()
     chosen = choose_strategy(

@@ -243,11 +243,11 @@ def test_a_model_without_a_drafter_is_planned_without_one() -> None:
 
 
 @pytest.mark.long
-def test_auto_is_planned_with_the_drafter_that_it_may_draft_with() -> None:
+def test_auto_is_planned_with_the_windows_that_it_may_draft_in() -> None:
     planner = published("anole-7b", 24e9)
     windows = planner.strategy("scd")
     assert planner.plan().strategy == "auto"
-    assert planner.plan().buffers > planner.plan(windows).buffers, "a chain has the drafter's cache"
+    assert planner.plan().buffers == planner.plan(windows).buffers
 
 
 def test_a_window_by_a_draft_head_is_planned_with_it() -> None:

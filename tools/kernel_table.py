@@ -134,10 +134,7 @@ def cases() -> list[Case]:
         "WIDTH": 1280, "HALF": 32, "HEADS": 20, "BLOCK_D": 2048, "BLOCK_P": 32, "BLOCK_H": 32,
         "BLOCK_L": 1024,
     }  # fmt: skip
-    window = {
-        "WINDOW": True, "RECALL": True, "COPY": False, "LEFT": False, "BLOCK_L": 16, "BLOCK_P": 16,
-        "BLOCK_W": 16,
-    }  # fmt: skip
+    window = {"WINDOW": True, "RECALL": True, "BLOCK_L": 16, "BLOCK_P": 16, "BLOCK_W": 16}
     return [
         Case("rms_norm", "1,280 wide", fused[0], "_rms_norm", {"WIDTH": 1280, "BLOCK": 2048}, fused[1]),
         Case("swiglu", "3,456 wide", fused[0], "_swiglu", {"WIDTH": 3456, "BLOCK": 1024}, fused[1]),
@@ -185,7 +182,7 @@ def cases() -> list[Case]:
             for shape, function, constants in (
                 (f"{codes}, choosing", "_choose", {"HALF": 512, "KEEP": True}),
                 (f"{codes}, a window of 16", "_advance", window),
-                (f"{codes}, drafting", "_fresh", {"HALF": 512, "LEFT": False}),
+                (f"{codes}, drafting", "_fresh", {"HALF": 512}),
                 (f"{codes}, drafted", "_drafted", {"BLOCK_L": 16, "BLOCK_P": 16}),
             )
         ),

@@ -105,7 +105,7 @@ def test_lumina_gets_a_drafter_from_its_own_pictures(lumina: Path, tmp_path: Pat
         words: dict[str, Any] = {"prompts": PROMPTS[:2], "samples": 8, "size": SIZE}
         report = run_model_drafter(pipe, settings, out, device, **words)
         with pytest.raises(RequestError, match="cannot draw 17x8"):
-            run_model_drafter(pipe, settings, out, device, size=(17, 8))
+            run_model_drafter(pipe, settings, out, device, **{**words, "size": (17, 8)})
         long = {"prompts": ["fox", "fox " * 5000], "samples": 2, "size": SIZE}
         with pytest.raises(RequestError, match="shorten the prompt"):
             run_model_drafter(pipe, settings, tmp_path / "long", device, **long)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-// Guesses of a window's drafts by a draft head. The arithmetic is that of decoding/sources/head_window.py and
+// Guesses of a window's drafts by a draft head. The arithmetic is that of decoding/sources/head.py and
 // nn/draft_head.py; products are in the dtype of the steps.
 #pragma once
 

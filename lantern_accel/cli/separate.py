@@ -172,6 +172,10 @@ def _environment(jobs: int) -> dict[str, str]:
     return found
 
 
+def _alone(group: str) -> bool:
+    return group.partition(".")[0] in ALONE
+
+
 class Run:
     """All groups of one run; ``report`` grows with every check."""
 
@@ -191,6 +195,7 @@ class Run:
         self.outcomes: dict[str, Outcome] = {}
         self.report: Report | None = None
         self.known: list[str] = []
+        self.apart: set[str] = set()
         self.names: list[str] = []
         self.waiting: dict[str, list[str]] = {}
         self.counters: tuple[dict[str, int], dict[str, int]] = ({}, {})
@@ -227,7 +232,7 @@ class Run:
         for child, message in self.messages():
             if "ready" in message:
                 self.report = Report.model_validate(message["ready"])
-                self.known = message["known"]
+                self.known, self.apart = message["known"], set(message["apart"])
                 return child
             if "error" in message:
                 raise _again(message["error"])
@@ -242,7 +247,8 @@ class Run:
     def groups(self, names: Sequence[str], jobs: int, first: Child, limit: float) -> None:
         """Run the checks, a group a process and ``jobs`` at once."""
         for name in names:
-            self.waiting.setdefault(name.partition(".")[0], []).append(name)
+            group = name.partition(".")[0]
+            self.waiting.setdefault(name if group in self.apart else group, []).append(name)
         self._give(first, self._next())
         while True:
             while self.waiting and self._room(self._next(), jobs):
@@ -254,12 +260,12 @@ class Run:
                 return
 
     def _room(self, group: str, jobs: int) -> bool:
-        if any(one.group in ALONE for one in self.children) or group in ALONE:
+        if any(_alone(one.group) for one in self.children) or _alone(group):
             return not self.children
         return len(self.children) < jobs
 
     def _next(self) -> str:
-        return min(self.waiting, key=lambda group: group in ALONE)
+        return min(self.waiting, key=_alone)
 
     def _give(self, child: Child, group: str) -> None:
         child.group, child.left = group, self.waiting.pop(group)
@@ -468,7 +474,9 @@ def _serve(asked: Message, send: Callable[..., None], lines: Iterable[str]) -> N
         for text in kit.near_misses(backend):
             warnings.warn(text, LanternWarning, stacklevel=2)
         checks = kit.checks_of(backend)
-        send(ready=kit.report_of(backend).model_dump(mode="json"), known=list(checks))
+        apart = sorted(backend.conformance().apart)
+        report = kit.report_of(backend).model_dump(mode="json")
+        send(ready=report, known=list(checks), apart=apart)
         before = backend.counters()
         for line in lines:
             message = json.loads(line)

@@ -141,11 +141,13 @@ class Conformance:
     ``rules``: what every traced operator is held to, by the kit's check: ``"operators"`` (is there a
     kernel?), ``"dtypes"`` (for these dtypes?), ``"indices"`` (are integers as wide as the device likes
     them?). ``checks``: the device's own, by name (``"group.name"``), functions as in
-    :mod:`lantern_accel.testing`.
+    :mod:`lantern_accel.testing`. ``apart``: groups whose checks take a process each, of a device that
+    keeps more than one process may hold.
     """
 
     rules: Mapping[str, OperatorRule] = field(default_factory=dict)
     checks: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    apart: frozenset[str] = frozenset()
 
 
 class Stopwatch:

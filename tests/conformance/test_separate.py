@@ -56,6 +56,13 @@ def test_a_crash_and_a_hang_cost_their_groups(glass: Path, monkeypatch: pytest.M
     assert {one.name for one in written[0].outcomes} | set(written[0].not_run) == set(found)
 
 
+def test_a_crash_costs_its_check_in_a_group_whose_checks_run_apart(glass: Path) -> None:
+    report = separate.conform("glass", {}, only=["single"], limit=30)
+    crash, after = report.outcomes
+    assert "the process of the group 'single.crash' was ended by SIGSEGV" in crash.detail
+    assert after.state == "passed"
+
+
 @pytest.mark.long
 def test_an_interrupted_run_leaves_what_ran_and_is_resumed(glass: Path) -> None:
     out = glass / "report.json"

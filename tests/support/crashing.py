@@ -53,7 +53,8 @@ class Spec(BackendSpec):
                     "drop.first": passes, "drop.crash": crash, "drop.last": passes,
                     "stuck.hang": hang, "stuck.after": passes,
                     "whole.one": passes, "whole.leak": fail, "slow.wait": wait,
-                })
+                    "single.crash": crash, "single.after": passes,
+                }, apart=frozenset({"single"}))
 
         return Device(torch.device("cpu"))
 

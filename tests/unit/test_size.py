@@ -65,7 +65,7 @@ def questions() -> int:
 
 
 BOUNDS = {
-    "lines of the package": (lambda: lines(PACKAGE), 49275),
+    "lines of the package": (lambda: lines(PACKAGE), 49285),
     "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 5370),
     "Any in annotations": (loose, 218),
     "isinstance of a source of drafts outside strategy": (questions, 27),

@@ -70,7 +70,7 @@ class Course:
             self.index += 1
             self.steps[self.buckets.size()]()
             self.buckets.record_step(engine.now)
-            # After so many steps every image is complete.
+            # By then every image is complete.
             last = self.index - max(self._joined) >= tokens - 1
             if self.schedule.due(self.index, self.buckets) or last:
                 engine.session.progress.post()

@@ -212,8 +212,8 @@ class SamplingOps(Protocol):
         (:mod:`lantern_accel.device.noise`): the same for the same row, key and position, whatever else
         is computed with it. ``keys`` int32 ``[B, 3]``; ``positions`` integer ``[B, T]``, of the tokens.
 
-        ``count``: so many different codes ``[B, T, count]``, the race's first, second, ... Codes without
-        weight come last, and acceptance never keeps them.
+        With ``count``: that many different codes ``[B, T, count]``, the race's first, second, ... Codes
+        without weight come last, and acceptance never keeps them.
         """
         scores = self.perturb(weights, keys, positions)
         if count is None:

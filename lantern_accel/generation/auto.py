@@ -76,7 +76,7 @@ ROUNDS_AGAIN, AGAIN_MS = 1, 250.0
 #: Temperatures that are no further apart have drafts that bring alike.
 SAME_TEMPERATURE = 0.05
 
-#: From a strategy, its engine and what starts a request on it; None: there is no room for one.
+#: From a strategy, its engine and what starts a request on it; None: one does not fit the memory.
 Begun = Callable[[Strategy], "tuple[CapturedEngine, Callable[[], None]] | None"]
 
 
@@ -361,7 +361,7 @@ class Auto:
     def _timed(self, one: Estimate, begun: Begun, *least: Any) -> Estimate | None:
         """Time the steps of a source, and count its drafts for a few where they settle at once.
 
-        None: there is no room for it, or the device has not captured all of its steps yet.
+        None: it does not fit the memory, or the device has not captured all of its steps yet.
         """
         found = begun(one.strategy)
         if found is None:
@@ -386,7 +386,7 @@ class Auto:
         return one
 
     def settle(self, found: Comparison, asked: Strategy, batch: int, sampling: Sampling) -> None:
-        """Keep what promises most of what was timed, or plain decoding, and why."""
+        """Keep what is predicted to be fastest of what was timed, or plain decoding, and why."""
         found = found.weighed()
         best = found.best(batch)
         speedup, strategy = best.promise(batch), best.strategy

@@ -116,7 +116,7 @@ class CapturedEngine:
         self.engine.start(rows.condition, rows.mask, uniforms, self.prefill)
 
     def expect(self, batches: int) -> None:
-        """Announce so many batches, before the first begins."""
+        """Announce a number of batches, before the first begins."""
         self.prefill.expect(batches)
         # Half as many steps as tokens: about what speculation leaves.
         drafts = self.engine.geometry.depth > 0
@@ -250,7 +250,7 @@ class Engines:
     def _made(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable
     ) -> CapturedEngine:
-        """Make an engine where there is room for it, and capture its prefill."""
+        """Make an engine where it fits the memory, and capture its prefill."""
         if self.warmed:
             warnings.warn(
                 f"this bucket ({strategy.name} x {batch}, or its sampling) was not warmed up and is "
@@ -330,7 +330,7 @@ class Engines:
         """Capture a step for every bucket of the cache and length, before the image that needs them.
 
         Of several lengths at least one, plain decoding first; further ones as ``capture`` allows, the
-        longest first: where bytes are what a step costs, it promises most.
+        longest first: where bytes are what a step costs, it gains most.
         """
         engine, step, steps = ready.engine, ready.step, ready.steps
         if len(engine.lengths) == 1:

@@ -72,7 +72,7 @@ class TrainDevice:
         """Take the optimizer's step at ``rate`` with clipped gradients."""
         for group in optimizer.param_groups:
             group["lr"] = rate
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch types none
         self.backend.flush()
         nn.utils.clip_grad_norm_(list(weights), clip_norm)
         optimizer.step()

@@ -163,7 +163,7 @@ def test_arithmetic_in_another_order_passes(
         scores = (q.transpose(1, 2) * q.shape[-1] ** -0.5) @ k.transpose(2, 3) + mask
         return (scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v).transpose(1, 2)
 
-    backend.pack = lambda weight, form=None, drafts=False: weight  # type: ignore[method-assign]
+    backend.pack = lambda weight, form=None, drafts=False: weight  # type: ignore[method-assign]  # as a plug-in may
     backend.linear, backend.rms_norm = linear, rms_norm  # type: ignore[method-assign]
     backend.swiglu, backend.attend = swiglu, attend  # type: ignore[method-assign]
     names = ("linear", "logits", "rms_norm", "swiglu")
@@ -190,7 +190,7 @@ def test_sums_of_pairs_aligned_to_26_bits_pass(
         out = total.float()
         return out if bias is None else out + bias
 
-    backend.pack = lambda weight, form=None, drafts=False: weight  # type: ignore[method-assign]
+    backend.pack = lambda weight, form=None, drafts=False: weight  # type: ignore[method-assign]  # as a plug-in may
     backend.linear = linear  # type: ignore[method-assign]
     (outcome,) = run_checks(backend, select("operation.linear")).outcomes
     assert outcome.state == "passed", outcome

@@ -68,11 +68,12 @@ def test_the_client_is_named_before_torch_xla_looks_and_never_against_the_user(m
     pretend(monkeypatch, "torch_xla")
     environ: dict[str, str] = {}
     Spec().prepare(environ)
-    kept = environment.KEPT_VARIABLE
-    assert environ == {"PJRT_DEVICE": "CPU", kept: "256"}
-    environ = {"PJRT_DEVICE": "TPU", kept: "9"}
-    Spec().prepare(environ)
-    assert environ == {"PJRT_DEVICE": "TPU", kept: "9"}
+    kept, flags = environment.KEPT_VARIABLE, environment.FLAGS_VARIABLE
+    assert environ == {"PJRT_DEVICE": "CPU", kept: "256", flags: environment.CPU_FLAGS}
+    for asked in ({"PJRT_DEVICE": "TPU", kept: "9"}, {"PJRT_DEVICE": "CPU", kept: "9", flags: ""}):
+        environ = dict(asked)
+        Spec().prepare(environ)
+        assert environ == asked
 
 
 def test_options_are_checked_before_torch_is_imported():

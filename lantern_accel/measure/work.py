@@ -112,8 +112,7 @@ def count_operators(
     """Return the reference's operators by phase (views left out) of a model with these sizes.
 
     A device's own count says what *it* gives to its queue: a native call or a fused kernel hides in one,
-    or in none, what is many on another device. Projections take this count, on shapes alone, the same
-    everywhere.
+    or in none, what is many on another device. This count is of shapes alone, the same everywhere.
     """
     ops = Shapes()
     with ops.device:

@@ -1,1 +1,1 @@
-"""Reports: runs side by side, projections, plots and pages."""
+"""Reports: runs side by side, plots and pages."""

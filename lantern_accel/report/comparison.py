@@ -1,4 +1,4 @@
-"""Puts runs side by side: rows, verdicts, rankings, projections, and what is missing."""
+"""Puts runs side by side: rows, verdicts, rankings, and what is missing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,6 @@ from lantern_accel.device.datasheets import DeviceProfile, all_profiles
 from lantern_accel.measure.record import NOT_MEASURED, Interval, Run
 from lantern_accel.report.names import readable_names
 from lantern_accel.report.offers import Terms, offers
-from lantern_accel.report.projection import (
-    Projected,
-    counts_operators,
-    limits_of_profile,
-    model_errors,
-    project,
-    refuse_projected,
-)
 from lantern_accel.report.record import (
     Comparison,
     Gap,
@@ -33,18 +25,14 @@ from lantern_accel.report.rows import Row, row_of, same_rounds
 from lantern_accel.report.verdict import answer_all
 
 
-def rank(rows: Sequence[Row | Projected]) -> list[tuple[int, Row]]:
-    """Order measured rows by images per second; whose interval reaches a place's first shares it.
+def rank(rows: Sequence[Row]) -> list[tuple[int, Row]]:
+    """Order rows by images per second; whose interval reaches a place's first shares it.
 
     The first of a place decides, so that a chain of overlaps does not tie rows that are far apart. Rows
-    whose requests were not timed as a whole are left out. Raises ProjectionError where an entry is
-    projected.
+    whose requests were not timed as a whole are left out.
     """
-    refuse_projected(rows)
     speeds = [
-        (row.images_per_second, row)
-        for row in rows
-        if isinstance(row, Row) and isinstance(row.images_per_second, Interval)
+        (row.images_per_second, row) for row in rows if isinstance(row.images_per_second, Interval)
     ]
     speeds.sort(key=lambda one: -one[0].value)
     places: list[tuple[int, Row]] = []
@@ -76,8 +64,7 @@ def compare(
     )
     models = list(dict.fromkeys(run.settings.model for run in runs))
     sections = [
-        _section([run for run in runs if run.settings.model == model], profiles, terms)
-        for model in models
+        _section([run for run in runs if run.settings.model == model], terms) for model in models
     ]
     checks = [*conformance, *(r.conformance for r in runs if not isinstance(r.conformance, str))]
     return Comparison(
@@ -99,12 +86,8 @@ def compare(
     )
 
 
-def _section(runs: Sequence[Run], profiles: Sequence[DeviceProfile], terms: Terms) -> ModelSection:
+def _section(runs: Sequence[Run], terms: Terms) -> ModelSection:
     rows = [row_of(run, cell) for run in runs for cell in run.cells if cell.samples]
-    uncounted = [run.name for run in runs if not _counts_operators(run)]
-    bare = _without_run(runs, profiles)
-    projected = _projections([run for run in runs if run.name not in uncounted], bare)
-    shown = [one for one in projected if not one.assumed]
     settings = runs[0].settings
     return ModelSection(
         model=settings.model,
@@ -114,10 +97,6 @@ def _section(runs: Sequence[Run], profiles: Sequence[DeviceProfile], terms: Term
         offers=offers(runs, rows, terms),
         rows=rows,
         rankings=list(_rankings(rows)),
-        projections=shown,
-        launch_bound=sorted({one.device for one in projected} - {one.device for one in shown}),
-        uncounted=uncounted,
-        model_errors=model_errors(runs),
         contact_sheet={run.name: run.contact_sheet for run in runs if run.contact_sheet},
     )
 
@@ -141,27 +120,6 @@ def _rankings(rows: Sequence[Row]) -> Iterator[Ranking]:
                 yield Ranking(batch=batch, temperature=temperature, relaxed=relaxed, places=places)
 
 
-def _counts_operators(run: Run) -> bool:
-    """Return whether every measured cell of a run knows what other devices would launch."""
-    works = [cell.work for cell in run.cells if cell.samples]
-    return all(isinstance(work, str) or counts_operators(work) for work in works)
-
-
-def _projections(runs: Sequence[Run], bare: Sequence[DeviceProfile]) -> list[Projected]:
-    """Project each cell, from the first run that has it, onto the devices without any run."""
-    found, seen = [], set()
-    for run in runs:
-        for cell in run.cells:
-            # What a relaxed strategy gains on paper is not shown without its price either.
-            unpriced = cell.relaxed and run.quality_of(cell) is None
-            # Trees are tuned for a device; the acceptance rule was checked to be the same.
-            key = cell.strategy.name, cell.batch, cell.temperature
-            if key not in seen and cell.samples and not isinstance(cell.work, str) and not unpriced:
-                seen.add(key)
-                found += [one for p in bare if (one := project(run, cell, p)) is not None]
-    return found
-
-
 def _without_run(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> list[DeviceProfile]:
     devices = [run.environment.device for run in runs]
     return [p for p in profiles if not any(p.matches(one.backend, one.name) for one in devices)]
@@ -171,15 +129,12 @@ def _without_run(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> list
 
 
 def _device_gaps(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> Iterator[Gap]:
-    dtypes = sorted({run.settings.dtype for run in runs})
     for profile in _without_run(runs, profiles):
-        lacking = [dtype for dtype in dtypes if limits_of_profile(profile, dtype) is None]
-        peak = f", and its profile has no peak in {' or '.join(lacking)} to project from"
         for model in dict.fromkeys(run.settings.model for run in runs):
             yield Gap(
                 where=f"{profile.vendor} {profile.model}",
                 what=["every figure"],
-                reason=f"there is no run of this device among the files{peak if lacking else ''}",
+                reason="there is no run of this device among the files",
                 command=f"lantern-accel profile --device {profile.backend} --model {model} "
                 f"-o {profile.name}.json",
                 device=True,

@@ -1,4 +1,4 @@
-"""The report's plots: verdicts, speed and its price, phases; never a projection."""
+"""The report's plots: verdicts, speed and its price, phases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A comparison as data: runs, answers, rows, rankings, projections, and what is missing.
+"""A comparison as data: runs, answers, rows, rankings, and what is missing.
 
 The JSON of ``lantern-accel compare`` is a :class:`Comparison`; the page and the Markdown print it.
 """
@@ -24,7 +24,6 @@ from lantern_accel.measure.record import (
 from lantern_accel.quality.interval import Verdict
 from lantern_accel.records import Record
 from lantern_accel.report.offers import Offer, Terms
-from lantern_accel.report.projection import Projected
 from lantern_accel.report.rows import Row
 
 COMPARISON: Literal["lantern_accel.comparison"] = "lantern_accel.comparison"
@@ -112,17 +111,6 @@ class ModelSection(Record):
     offers: list[Offer] = Field(description="what a buyer gets on the terms")
     rows: list[Row]
     rankings: list[Ranking]
-    projections: list[Projected]
-    launch_bound: list[str] = Field(
-        description="devices whose projection is the assumed cost of launches, so not shown"
-    )
-    uncounted: list[str] = Field(
-        [],
-        description="runs whose files do not tell what other devices would launch: not projected",
-    )
-    model_errors: list[float] = Field(
-        description="projected over measured speed of each cell, by its run's own ceilings"
-    )
     contact_sheet: dict[str, list[Strip]] = Field(description="by run")
 
 

@@ -15,7 +15,7 @@ from lantern_accel.quality import interval as intervals
 from lantern_accel.report import writing
 from lantern_accel.report.record import Comparison
 from lantern_accel.report.rows import PERCENTILES
-from lantern_accel.report.verdict import QUESTION, first_screen, pricing_terms, projection_error
+from lantern_accel.report.verdict import QUESTION, first_screen, pricing_terms
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -96,7 +96,6 @@ def _render(environment: Environment, template: str, comparison: Comparison, **m
         gaps=[gap for gap in comparison.gaps if not gap.device],
         many_temperatures={s.model: len({r.temperature for r in s.rows}) > 1 for s in models},
         recorded={r.name: r.recorded_as for r in comparison.runs if r.recorded_as != r.name},
-        projection_errors={s.model: projection_error(s) for s in models},
         pictures=PICTURES,
         protocol=_protocol(environment),
         phases=PHASES,

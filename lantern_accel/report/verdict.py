@@ -400,18 +400,6 @@ def _price_words(price: Quality) -> str:
     )
 
 
-def projection_error(section: ModelSection) -> str:
-    """Say how far the roofline model is from what was measured; empty where nothing can be said."""
-    if not section.model_errors:
-        return ""
-    low, high = number(min(section.model_errors)), number(max(section.model_errors))
-    return (
-        "On the measured devices the roofline model promises "
-        f"{low if low == high else f'{low} to {high}'} times what was measured, so read projections "
-        "with that factor in mind."
-    )
-
-
 def pricing_terms(terms: Terms) -> str:
     """Say what was asked for: quality, latency, prices."""
     share, seconds = 100 * terms.tv_budget, terms.latency_s

@@ -108,7 +108,6 @@ def test_every_part_that_a_reader_needs_is_there(made: tuple[str, Comparison]) -
         "Appendix: all figures",
         "Pictures",
         "Efficiency",
-        "Projected",
         "Not measured",
         "Protocol",
         "Runs and environment",
@@ -117,11 +116,6 @@ def test_every_part_that_a_reader_needs_is_there(made: tuple[str, Comparison]) -
     text = re.sub(r"</?span>", "", html)
     assert "lantern-accel profile --device hpu --model tiny -o gaudi2.json" in text
     assert "lantern-accel profile --device cuda --model tiny -o rtx3090.json" in text
-    # The model's error stands in the projection's own words, in Markdown too.
-    said = "the roofline model promises"
-    assert said in html[html.index('id="projected"') : html.index('id="gaps"')]
-    markdown = render.to_markdown(made[1])
-    assert said in markdown[markdown.index("### Projected") : markdown.index("## Not measured")]
     assert re.search(r"copy [\d.]{1,5} GB/s", html)
 
 
@@ -130,24 +124,12 @@ def test_names_are_text_and_not_markup(made: tuple[str, Comparison]) -> None:
     assert "two &lt;b&gt;&amp;" in made[0]
 
 
-def test_projections_are_in_no_ranking_and_no_plot(made: tuple[str, Comparison]) -> None:
-    html, comparison = made
-    names = {p.device for section in comparison.models for p in section.projections}
-    assert names
-    ranking = html[html.index("<h3>Ranking</h3>") : html.index('id="plots"')]
-    plots = html[html.index('id="plots"') : html.index('id="pictures"')]
-    for name in names:
-        assert name not in ranking
-        assert name not in plots
-        assert name in html[html.index('id="projected"') :]
-
-
 def test_an_unpriced_speedup_is_printed_nowhere() -> None:
     run = invented_run("bare", names=["vanilla", "lantern++"], state="interrupted", quality=[])
     comparison = compare([run], profiles=[])
     html, text = render.page(comparison), render.to_markdown(comparison)
     assert "not shown: price unknown" in html
-    for report in (html[: html.index('id="projected"')], text):
+    for report in (html, text):
         assert not re.search(r"\d\.\d\dx", report)
     row = next(line for line in text.splitlines() if "3 drafts, 2 deep" in line)
     assert row.split("|")[10].strip() == "not measured"
@@ -186,10 +168,6 @@ def test_nothing_is_said_twice_of_devices_without_a_run(made: tuple[str, Compari
     assert text.count("there is no run of this device") == len(
         {gap.reason for gap in made[1].gaps if gap.device}
     )
-    assumed = [p.assumptions for section in made[1].models for p in section.projections]
-    assert assumed
-    assert all(text.count(one) <= len({p.device for s in made[1].models for p in s.projections})
-               for one in assumed)  # fmt: skip
 
 
 def test_the_page_has_a_light_palette_for_paper_and_a_dark_one_for_screens() -> None:

@@ -6,6 +6,7 @@ that could not be had is the text ``not measured: reason``, never a zero and nev
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Annotated, Any, Literal, TypeGuard
 
@@ -73,6 +74,9 @@ class Plan(_Record):
     samples: int = Field(ge=1, description="timed decodings per cell, at least")
     seconds: float = Field(ge=0, description="timed seconds per cell, at least")
     quality_images: int = Field(ge=0, description="images per strategy for its price; 0: none")
+    latency_s: float | None = Field(
+        None, gt=0, description="the most seconds of p95 that a load was sought for; null: none was"
+    )
 
 
 class RunSettings(_Record):
@@ -318,6 +322,81 @@ class StepCell(_Record):
         return f"pass {self.nodes}" if self.kind == "pass" else self.strategy.name
 
 
+class LoadSample(_Record):
+    """One request to a service as its client saw it; moments are seconds since the level began."""
+
+    prompt: str
+    seed: int
+    began: float
+    first: Reading = Field(description="when the first partial image came")
+    ended: float
+    outcome: str = Field(description="ok, or what came in place of the picture")
+    counted: bool = Field(
+        description="false: it filled the service before or after those that count"
+    )
+    stages: dict[str, float] | NotMeasured = Field(
+        description="seconds by the service's clock: waiting, text, engine, prefill, decode, pixels"
+    )
+    tokens: int | None = None
+    steps: int | None = None
+    total_variation: Reading = Field(description="relaxed mass used per generated token")
+
+    @property
+    def seconds(self) -> float:
+        """From request to picture; infinite where none came."""
+        return self.ended - self.began if self.outcome == "ok" else math.inf
+
+
+class LoadCell(_Record):
+    """A service under a steady number of requests: each client asks again when it has its picture."""
+
+    strategy: str = Field(description="its name, as the service calls it")
+    relaxed: bool
+    clients: int = Field(ge=1, description="requests at once")
+    slots: int | None = Field(description="images that the service decodes together")
+    partials: int = Field(ge=0, description="partial images that every client asked for")
+    began: float = Field(description="when the first request that counts began")
+    ended: float = Field(description="when the last one that counts had ended")
+    joules: Reading = Field(description="by the service's meter, between these two moments")
+    others_cpu: Reading = Field(description="share of the host's cores that others used meanwhile")
+    samples: list[LoadSample]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells cells of loads apart."""
+        return self.strategy, self.clients
+
+    @property
+    def latencies(self) -> list[float]:
+        """Seconds of the requests that count, rising; infinite where no picture came."""
+        return sorted(one.seconds for one in self.samples if one.counted)
+
+    @property
+    def first_partials(self) -> list[float]:
+        """Seconds to the first partial image of the requests that count, rising."""
+        counted = [one for one in self.samples if one.counted]
+        return sorted(one.first - one.began for one in counted if is_measured(one.first))
+
+    def latency(self, share: float) -> float:
+        """Return the latency that this share of the requests stays within, one that was seen."""
+        found = self.latencies
+        return found[max(math.ceil(share * len(found)) - 1, 0)] if found else math.inf
+
+    def rate(self, within: float = math.inf) -> float:
+        """Return the images per second of the whole service that came within so many seconds."""
+        came = [one for one in self.samples if self.began < one.ended <= self.ended]
+        good = sum(one.seconds <= within and one.outcome == "ok" for one in came)
+        return good / (self.ended - self.began) if self.ended > self.began else 0.0
+
+    @property
+    def joules_per_image(self) -> Reading:
+        """Energy per image that came, or why it is not known."""
+        images = self.rate() * (self.ended - self.began)
+        if not is_measured(self.joules):
+            return self.joules
+        return self.joules / images if images else not_measured("no image came")
+
+
 class Distance(_Record):
     """How far the images are from exact decoding's in a network's feature space."""
 
@@ -376,6 +455,9 @@ class Run(_Record):
     sessions: list[Session]
     cells: list[Cell] = Field(default_factory=list)
     steps: list[StepCell] = Field(default_factory=list, description="steps alone, of `stepcost`")
+    loads: list[LoadCell] = Field(
+        default_factory=list, description="a service under load, of `tools/load.py`"
+    )
     quality: list[Quality] = Field(default_factory=list)
     contact_sheet: list[Strip] = Field(default_factory=list)
     conformance: ConformanceReport | NotMeasured
@@ -392,7 +474,9 @@ class Run(_Record):
         cells = [cell.key for cell in self.cells]
         prices = [(one.strategy.model_dump_json(), one.temperature) for one in self.quality]
         steps = [one.key for one in self.steps]
-        for what, keys in (("cells", cells), ("prices", prices), ("steps", steps)):
+        loads = [one.key for one in self.loads]
+        every = (("cells", cells), ("prices", prices), ("steps", steps), ("loads", loads))
+        for what, keys in every:
             if len(set(keys)) < len(keys):
                 raise ValueError(f"two of its {what} are of one strategy and one setting")
         return self

@@ -1,0 +1,40 @@
+"""Seeks the largest number of requests at once that a service answers within a latency, by bisection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lantern_accel.measure.record import LoadCell
+
+#: The share of requests that must stay within the latency.
+SHARE = 0.95
+#: Requests that count in a level at least: of fewer, one alone would be the slowest twentieth.
+LEAST = 20
+
+
+def holds(cell: LoadCell, latency: float) -> bool:
+    """Say whether a service stayed within ``latency`` seconds under this load; p95 decides."""
+    return cell.latency(SHARE) <= latency
+
+
+def largest(cells: Sequence[LoadCell], latency: float) -> LoadCell | None:
+    """Return the largest load that stays within ``latency``, below the first that does not.
+
+    None where none does. Noise may let a larger load pass; it does not count above one that failed.
+    """
+    failed = min((one.clients for one in cells if not holds(one, latency)), default=None)
+    good = [one for one in cells if holds(one, latency) and (not failed or one.clients < failed)]
+    return max(good, key=lambda one: one.clients, default=None)
+
+
+def next_load(cells: Sequence[LoadCell], latency: float, most: int) -> int | None:
+    """Return the load to try next: twice the largest that stays within, then the middle; None: found.
+
+    ``most``: of which no more are tried.
+    """
+    found = largest(cells, latency)
+    low = found.clients if found else 0
+    high = min((one.clients for one in cells if not holds(one, latency)), default=None)
+    if high is None:
+        return None if low >= most else min(max(2 * low, 1), most)
+    return None if high - low <= 1 else (low + high) // 2

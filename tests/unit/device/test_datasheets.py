@@ -97,6 +97,7 @@ def test_a_profile_that_is_no_text_is_one_sentence(kind: str, tmp_path: Path) ->
 
 def test_the_devices_that_are_asked_about_have_a_profile() -> None:
     wanted = {"cpu", "rtx3090", "a100", "h100", "h200", "gaudi2", "gaudi3", "mi300x"}
+    wanted |= {"rtx4090", "rtx5090", "a10", "l4", "l40s", "b200", "arcb580"}
     assert wanted <= {one.name for one in all_profiles()}
 
 
@@ -121,9 +122,21 @@ def test_every_profile_has_what_a_projection_needs(name: str) -> None:
         ("cuda", "NVIDIA H100 80GB HBM3", "h100"),
         ("cuda", "NVIDIA H200", "h200"),
         ("cuda", "AMD Instinct MI300X", "mi300x"),
+        ("cuda", "NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("cuda", "NVIDIA GeForce RTX 5090", "rtx5090"),
+        ("cuda", "NVIDIA A10", "a10"),
+        ("cuda", "NVIDIA L4", "l4"),
+        ("cuda", "NVIDIA L40S", "l40s"),
+        ("cuda", "NVIDIA B200", "b200"),
+        ("torch", "Intel(R) Arc(TM) B580 Graphics", "arcb580"),
         ("hpu", "GAUDI2", "gaudi2"),
         ("hpu", "GAUDI3", "gaudi3"),
         ("cuda", "NVIDIA GeForce RTX 3090 Ti", None),
+        ("cuda", "NVIDIA GeForce RTX 4090 D", None),
+        ("cuda", "NVIDIA GeForce RTX 5090 Laptop GPU", None),
+        ("cuda", "NVIDIA A10G", None),
+        ("cuda", "NVIDIA L40", None),
+        ("cuda", "NVIDIA GB200", None),
         ("cuda", "NVIDIA H100 PCIe", None),
         ("cuda", "NVIDIA A100-PCIE-40GB", None),
         ("cpu", "NVIDIA H200", None),

@@ -22,7 +22,9 @@ from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError
 
 #: Keys that released files may carry and that hold nothing we need.
-HARMLESS = re.compile(r"(^|\.)(freqs_cis|rope\.freqs|rotary_emb\.inv_freq|codebook_used)$|^loss\.")
+HARMLESS = re.compile(
+    r"(^|\.)(freqs_cis|rope\.freqs|rotary_emb\.inv_freq|codebook_used|num_batches_tracked)$|^loss\."
+)
 #: Bytes of every tensor that go into a fingerprint.
 SAMPLE_BYTES = 4096
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Mapping
-from typing import ClassVar
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,8 +14,9 @@ from lantern_accel.checkpoints.layouts import explained
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError, ModelError
 from lantern_accel.families.base import Family, Model
-from lantern_accel.families.keys import Rule
+from lantern_accel.families.keys import Rule, renamed
 from lantern_accel.families.manifest import ManifestT
+from lantern_accel.nn.movq import MoVQConfig
 from lantern_accel.nn.vq import VQConfig, chameleon_pixels_to_uint8
 
 #: From the names that Meta's and transformers' files have for tensors to ours, which are LlamaGen's.
@@ -27,6 +29,25 @@ VQ_RULES: tuple[Rule, ...] = (
 )
 #: Of a decoder whose level 0 is the lowest resolution, as ours is; Meta counts from the highest.
 LOWEST_FIRST: Rule = (r"^decoder\.up\.", "decoder.conv_blocks.")
+#: A level of a decoder that counts from the highest resolution.
+_UP = r"\bdecoder\.up\.(\d+)\."
+
+
+def picture_names(
+    names: Iterable[str], prefix: str = "", rules: Iterable[Rule] = ()
+) -> dict[str, str]:
+    """Return our name of every tensor of a tokenizer with Meta's names, with its key.
+
+    ``prefix``: a pattern of what keys begin with where a file holds other parts too; then those keys
+    alone count. ``rules`` make Meta's names of others.
+    """
+    there = list(names)
+    keys = [key for key in there if prefix and re.match(prefix, key)] or there
+    made = renamed(keys, ((rf"^(?:{prefix})", ""), *rules))
+    last = max((int(found[1]) for name in made if (found := re.match(_UP, name))), default=0)
+    highest_first: Rule = (_UP, lambda found: f"decoder.conv_blocks.{last - int(found[1])}.")
+    ours = renamed(made, (*VQ_RULES, highest_first))
+    return {name: made[one] for name, one in ours.items()}
 
 
 def vq_sizes(
@@ -43,37 +64,55 @@ def vq_sizes(
     ``l2_norm``: as that has them. Raises :class:`CheckpointError` where a part is absent, too much or of
     a size that none has.
     """
-    path = checkpoint.path
-
-    def shape(name: str) -> tuple[int, ...]:
-        if name not in names:
-            raise CheckpointError(
-                f"{path} lacks {name}, so it is not {whose}, or a part of it is absent; fetch it again"
-            )
-        return checkpoint.shape(names[name])
-
-    def count(pattern: str) -> int:
-        return next(i for i in itertools.count() if pattern.format(i) not in names)
-
+    path, sizes = checkpoint.path, _sizes(checkpoint, names, whose)
     if any(".attn." in name for name in names) > attend:
         raise CheckpointError(
             f"{path} has attention outside the middle, so it is not {whose}; use that one"
         )
+    with explained(f"{path} is a tokenizer of an unsupported size", f"use {whose}"):
+        return VQConfig(**sizes, l2_norm=l2_norm)
+
+
+def movq_sizes(checkpoint: Checkpoint, names: Mapping[str, str], whose: str) -> MoVQConfig:
+    """Return the sizes of a MoVQ tokenizer, read off shapes; see :func:`vq_sizes`."""
+    path, sizes = checkpoint.path, _sizes(checkpoint, names, whose)
+    if "decoder.norm_out.norm_layer.weight" not in names:
+        raise CheckpointError(f"{path} has no norms that read the codes, so it is not {whose}")
+    levels = range(len(sizes["ch_mult"]))
+    attention = (i for i in levels if f"encoder.conv_blocks.{i}.attn.0.q.weight" in names)
+    halvings = _count(names, "decoder.time_conv.{}.conv.conv.weight")
+    with explained(f"{path} is a tokenizer of an unsupported size", f"use {whose}"):
+        return MoVQConfig(**sizes, attention=tuple(attention), halvings=halvings)
+
+
+def _count(names: Mapping[str, str], pattern: str) -> int:
+    return next(i for i in itertools.count() if pattern.format(i) not in names)
+
+
+def _sizes(checkpoint: Checkpoint, names: Mapping[str, str], whose: str) -> dict[str, Any]:
+    """Return what the tokenizers' sizes have in common, read off shapes."""
+
+    def shape(name: str) -> tuple[int, ...]:
+        if name not in names:
+            raise CheckpointError(
+                f"{checkpoint.path} lacks {name}, so it is not {whose}, or a part of it is absent; fetch "
+                "it again"
+            )
+        return checkpoint.shape(names[name])
+
     level = "encoder.conv_blocks.{}.res.0.conv1.weight"
     ch, channels = shape("encoder.conv_in.weight")[:2]
-    widths = [shape(level.format(i))[0] for i in range(max(count(level), 1))]
+    widths = [shape(level.format(i))[0] for i in range(max(_count(names, level), 1))]
     codes, width = shape("quantize.embedding.weight")
-    with explained(f"{path} is a tokenizer of an unsupported size", f"use {whose}"):
-        return VQConfig(
-            in_channels=channels,
-            ch=ch,
-            ch_mult=tuple(one // ch for one in widths),
-            num_res_blocks=count("encoder.conv_blocks.0.res.{}.conv1.weight"),
-            z_channels=shape("quant_conv.weight")[1],
-            codebook_size=codes,
-            codebook_dim=width,
-            l2_norm=l2_norm,
-        )
+    return {
+        "in_channels": channels,
+        "ch": ch,
+        "ch_mult": tuple(one // ch for one in widths),
+        "num_res_blocks": _count(names, "encoder.conv_blocks.0.res.{}.conv1.weight"),
+        "z_channels": shape("encoder.conv_out.weight")[0],
+        "codebook_size": codes,
+        "codebook_dim": width,
+    }
 
 
 def finite_pixels(pixels: Tensor) -> Tensor:
@@ -103,7 +142,7 @@ class VQFamily(Family[ManifestT]):
         rows, columns = shape[1:] if isinstance(shape, tuple) else own
         codes = tokens.view(len(tokens), rows, -1)[:, :, :columns]
         parts = torch.split(codes, self.pixels_together(model))
-        return torch.cat([self.to_uint8(finite_pixels(model.vq.decode_codes(p))) for p in parts])
+        return torch.cat([self.to_uint8(finite_pixels(model.vq.decode(p))) for p in parts])
 
     def pixels_together(self, model: Model[ManifestT]) -> int:
         """Bound the decoder's activations, which would take more than decoding the tokens did."""

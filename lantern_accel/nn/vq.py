@@ -1,6 +1,7 @@
 """The VQ image tokenizer of LlamaGen, Janus and Chameleon: encoder, codebook and decoder.
 
-The architecture is VQGAN's (arXiv 2012.09841). Parameter names are those of LlamaGen's checkpoints;
+The architecture is VQGAN's (arXiv 2012.09841); :mod:`lantern_accel.nn.movq` builds another one of its
+parts. Parameter names are those of LlamaGen's checkpoints;
 :mod:`lantern_accel.families.image_tokenizer` has the other ones. Sources: FoundationVision/LlamaGen
 ``tokenizer_image`` (attention at the lowest resolution, codes compared on the sphere) and
 facebookresearch/chameleon ``chameleon/inference/vqgan.py`` (attention in the middle alone, codes
@@ -10,6 +11,7 @@ compared as they are).
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
 import torch
@@ -38,25 +40,34 @@ class VQConfig(Sizes):
         return int(2 ** (len(self.ch_mult) - 1))
 
 
-def group_norm(channels: int) -> nn.GroupNorm:
-    """Return the group norm that every VQGAN uses: 32 groups, eps 1e-6."""
-    return nn.GroupNorm(32, channels, eps=1e-6, affine=True)
+class GroupNorm(nn.GroupNorm):
+    """The group norm that every VQGAN uses: 32 groups, eps 1e-6; it does not read the codes."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(32, channels, eps=1e-6)
+
+    def forward(self, input: Tensor, codes: Tensor | None = None) -> Tensor:
+        return super().forward(input)
+
+
+#: Makes the norm of some channels; called with features ``[B, C, H, W]`` and the picture's code vectors.
+Norm = Callable[[int], nn.Module]
 
 
 class ResnetBlock(nn.Module):
     """Two 3x3 convolutions with group norm and swish; a 1x1 shortcut where the width changes."""
 
-    def __init__(self, c_in: int, c_out: int) -> None:
+    def __init__(self, c_in: int, c_out: int, norm: Norm = GroupNorm) -> None:
         super().__init__()
-        self.norm1 = group_norm(c_in)
+        self.norm1 = norm(c_in)
         self.conv1 = nn.Conv2d(c_in, c_out, 3, padding=1)
-        self.norm2 = group_norm(c_out)
+        self.norm2 = norm(c_out)
         self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1)
         self.nin_shortcut = nn.Conv2d(c_in, c_out, 1) if c_in != c_out else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.conv1(F.silu(self.norm1(x)))
-        h = self.conv2(F.silu(self.norm2(h)))
+    def forward(self, x: Tensor, codes: Tensor | None = None) -> Tensor:
+        h = self.conv1(F.silu(self.norm1(x, codes)))
+        h = self.conv2(F.silu(self.norm2(h, codes)))
         out: Tensor = (x if self.nin_shortcut is None else self.nin_shortcut(x)) + h
         return out
 
@@ -64,17 +75,17 @@ class ResnetBlock(nn.Module):
 class AttnBlock(nn.Module):
     """Single-head self-attention over all pixels, scale ``c ** -0.5``."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, norm: Norm = GroupNorm) -> None:
         super().__init__()
-        self.norm = group_norm(channels)
+        self.norm = norm(channels)
         self.q = nn.Conv2d(channels, channels, 1)
         self.k = nn.Conv2d(channels, channels, 1)
         self.v = nn.Conv2d(channels, channels, 1)
         self.proj_out = nn.Conv2d(channels, channels, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, codes: Tensor | None = None) -> Tensor:
         b, c, h, w = x.shape
-        y = self.norm(x)
+        y = self.norm(x, codes)
         q, k, v = (m(y).reshape(b, c, h * w).transpose(1, 2) for m in (self.q, self.k, self.v))
         scores = torch.softmax(torch.matmul(q, k.transpose(1, 2)) * c**-0.5, dim=-1)
         y = torch.matmul(scores, v).transpose(1, 2).reshape(b, c, h, w)
@@ -104,21 +115,21 @@ class _Level(nn.Module):
     """One resolution: residual blocks, each with attention if ``attend``, and a change of resolution."""
 
     def __init__(
-        self, c_in: int, c_out: int, blocks: int, attend: bool, resample: str | None
+        self, c_in: int, c_out: int, blocks: int, attend: bool, resample: str | None, norm: Norm
     ) -> None:
         super().__init__()
         widths = [c_in] + [c_out] * blocks
-        self.res = nn.ModuleList(ResnetBlock(a, b) for a, b in itertools.pairwise(widths))
-        self.attn = nn.ModuleList(AttnBlock(c_out) for _ in range(blocks if attend else 0))
+        self.res = nn.ModuleList(ResnetBlock(a, b, norm) for a, b in itertools.pairwise(widths))
+        self.attn = nn.ModuleList(AttnBlock(c_out, norm) for _ in range(blocks if attend else 0))
         self.resample = resample
         if resample is not None:
             self.add_module(resample, Resample(c_out, down=resample == "downsample"))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, codes: Tensor | None = None) -> Tensor:
         for i, block in enumerate(self.res):
-            x = block(x)
+            x = block(x, codes)
             if len(self.attn):
-                x = self.attn[i](x)
+                x = self.attn[i](x, codes)
         if self.resample is not None:
             x = self.get_submodule(self.resample)(x)
         return x
@@ -127,56 +138,62 @@ class _Level(nn.Module):
 class Coder(nn.Module):
     """The encoder, image ``[B, 3, H, W]`` to features ``[B, z, H/f, W/f]``, or the decoder, the way back.
 
-    Level 0 is the first: the highest resolution of the encoder, the lowest of the decoder. ``attend``:
-    the lowest level has attention; the middle, which is beside it, always has.
+    The first level is the highest resolution of the encoder, the lowest of the decoder. ``attend``: which
+    levels have attention, counted from the highest resolution; the middle always has it.
     """
 
-    def __init__(self, config: VQConfig, attend: bool, *, encodes: bool) -> None:
+    def __init__(
+        self, config: VQConfig, attend: Collection[int], *, encodes: bool, norm: Norm = GroupNorm
+    ) -> None:
         super().__init__()
         widths = [config.ch * m for m in config.ch_mult]
         start, c_in, c_out = config.ch, config.in_channels, config.z_channels
-        blocks, resample, lowest = config.num_res_blocks, "downsample", len(widths) - 1
+        blocks, resample, first = config.num_res_blocks, "downsample", 0
         if not encodes:
             widths.reverse()
             start, c_in, c_out = widths[0], c_out, c_in
-            blocks, resample, lowest = blocks + 1, "upsample", 0
+            blocks, resample, first = blocks + 1, "upsample", len(widths) - 1
         last = len(widths) - 1
         levels = nn.ModuleList(
-            _Level(a, b, blocks, attend and i == lowest, resample if i != last else None)
+            _Level(a, b, blocks, abs(i - first) in attend, resample if i != last else None, norm)
             for i, (a, b) in enumerate(itertools.pairwise([start, *widths]))
         )
-        middle = widths[lowest]
-        mid = [ResnetBlock(middle, middle), AttnBlock(middle), ResnetBlock(middle, middle)]
+        wide = widths[last - first]
+        mid = [ResnetBlock(wide, wide, norm), AttnBlock(wide, norm), ResnetBlock(wide, wide, norm)]
         self.conv_in = nn.Conv2d(c_in, start, 3, padding=1)
         inner = {"conv_blocks": levels, "mid": nn.ModuleList(mid)}
         self.order = list(inner) if encodes else list(reversed(inner))
         for name in self.order:
             self.add_module(name, inner[name])
-        self.norm_out = group_norm(widths[-1])
+        self.norm_out = norm(widths[-1])
         self.conv_out = nn.Conv2d(widths[-1], c_out, 3, padding=1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, codes: Tensor | None = None) -> Tensor:
         x = self.conv_in(x)
         for name in self.order:
             for part in self.get_submodule(name).children():
-                x = part(x)
-        out: Tensor = self.conv_out(F.silu(self.norm_out(x)))
+                x = part(x, codes)
+        out: Tensor = self.conv_out(F.silu(self.norm_out(x, codes)))
         return out
 
 
 class VQModel(nn.Module):
     """The tokenizer: pixels in [-1, 1] to codes and back; any grid, square or not.
 
-    ``attend``: the lowest resolution has attention outside the middle too, as LlamaGen's.
+    ``attend``: levels with attention outside the middle, counted from the highest resolution; None: the
+    lowest, as LlamaGen's. ``norm``: of the decoder.
     """
 
-    def __init__(self, config: VQConfig, *, attend: bool = True) -> None:
+    def __init__(
+        self, config: VQConfig, *, attend: Collection[int] | None = None, norm: Norm = GroupNorm
+    ) -> None:
         super().__init__()
         self.config = config
-        self.encoder = Coder(config, attend, encodes=True)
-        self.decoder = Coder(config, attend, encodes=False)
-        self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_dim, 1)
-        self.post_quant_conv = nn.Conv2d(config.codebook_dim, config.z_channels, 1)
+        levels = (len(config.ch_mult) - 1,) if attend is None else attend
+        self.encoder = Coder(config, levels, encodes=True)
+        self.decoder = Coder(config, levels, encodes=False, norm=norm)
+        self.quant_conv: nn.Module = nn.Conv2d(config.z_channels, config.codebook_dim, 1)
+        self.post_quant_conv: nn.Module = nn.Conv2d(config.codebook_dim, config.z_channels, 1)
         codebook = nn.Embedding(config.codebook_size, config.codebook_dim)
         self.quantize: Any = nn.ModuleDict({"embedding": codebook})
 
@@ -216,7 +233,7 @@ class VQModel(nn.Module):
         out: Tensor = self.decoder(self.post_quant_conv(zq))
         return out
 
-    def decode_codes(self, codes: Tensor) -> Tensor:
+    def decode(self, codes: Tensor) -> Tensor:
         """Return pixels about in [-1, 1], ``[B, 3, H, W]``, of codes ``[B, h, w]``."""
         return self.decode_latents(self.lookup(codes))
 
@@ -236,4 +253,13 @@ def chameleon_pixels_to_uint8(pixels: Tensor) -> Tensor:
     Chameleon and Janus round this way; LlamaGen rounds another way (:func:`pixels_to_uint8`).
     """
     scaled = (pixels.float().clamp(-1.0, 1.0) + 1.0) / 2.0 * 255.0
+    return scaled.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+
+def nearest_uint8(pixels: Tensor) -> Tensor:
+    """Return uint8 ``[B, H, W, 3]`` of pixels in [-1, 1]: ``clamp(round(127.5 (x + 1)), 0, 255)``.
+
+    Lumina-mGPT 2.0 rounds this way.
+    """
+    scaled = ((pixels.float() + 1.0) * 127.5).round().clamp(0, 255)
     return scaled.to(torch.uint8).permute(0, 2, 3, 1).contiguous()

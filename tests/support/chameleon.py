@@ -204,7 +204,7 @@ def tiny_vq(seed: int, codes: int) -> VQModel:
     torch.manual_seed(seed)
     sizes = {"ch": 32, "ch_mult": (1, 1), "num_res_blocks": 1, "z_channels": 32}
     config = chameleon_vq_config(**sizes, codebook_size=codes, codebook_dim=4)
-    return VQModel(config, attend=False).eval().requires_grad_(False)
+    return VQModel(config, attend=()).eval().requires_grad_(False)
 
 
 def meta_names(model: VQModel) -> dict[str, Tensor]:

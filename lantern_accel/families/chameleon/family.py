@@ -29,7 +29,7 @@ from lantern_accel.families.chameleon.text import (
     lumina_prompt,
     lumina_unconditional,
 )
-from lantern_accel.families.image_tokenizer import VQFamily
+from lantern_accel.families.image_tokenizer import VQFamily, picture_names
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_family import TokenFamily
 from lantern_accel.families.tokenizer import PromptText, left_pad
@@ -57,7 +57,7 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
     manifest_type: ClassVar[type[Manifest]] = ChameleonManifest
     text_type, target_type, drafter_type = ChameleonText, ChameleonGPT, ChameleonDrafter
     #: Attention is in its middle alone.
-    vq_type = staticmethod(functools.partial(VQModel, attend=False))
+    vq_type = staticmethod(functools.partial(VQModel, attend=()))
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
     pixels_at_once: ClassVar[int] = 512 * 512
@@ -103,7 +103,8 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
         if part == "drafter":
             assert manifest.drafter is not None
             return layouts.drafter_recipes(checkpoint, manifest.drafter)
-        return {name: Recipe((key,)) for name, key in layouts.picture_names(checkpoint).items()}
+        names = picture_names(checkpoint, layouts.VQ_PREFIX)
+        return {name: Recipe((key,)) for name, key in names.items()}
 
     def tokens(self, model: Model[ChameleonManifest], codes: Tensor) -> Tensor:
         """End every row with the newline, where the model writes it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.model import ChameleonConfig, TrunkConfig
-from lantern_accel.families.image_tokenizer import VQ_RULES, vq_sizes
+from lantern_accel.families.image_tokenizer import picture_names, vq_sizes
 from lantern_accel.nn.rotary import to_adjacent_pairs, to_half_split
 from lantern_accel.nn.vq import VQConfig
 
@@ -169,17 +169,7 @@ def chameleon_vq_config(**changes: object) -> VQConfig:
     return VQConfig.model_validate({**sizes, **changes})
 
 
-def picture_names(names: Iterable[str]) -> dict[str, str]:
-    """Return our name of every tensor of the VQGAN, with its key; alone in a file or with a target."""
-    there = list(names)
-    within = [key for key in there if key.startswith(VQ_PREFIX)]
-    up = r"\bdecoder\.up\.(\d+)\."
-    last = max((int(match[1]) for key in there if (match := re.search(up, key))), default=0)
-    highest_first: keys.Rule = (up, lambda match: f"decoder.conv_blocks.{last - int(match[1])}.")
-    return keys.renamed(within or there, ((rf"^{VQ_PREFIX}", ""), *VQ_RULES, highest_first))
-
-
 def vq_config(checkpoint: Checkpoint) -> VQConfig:
     """Return the sizes of Chameleon's VQGAN, read off shapes."""
-    names = picture_names(checkpoint)
+    names = picture_names(checkpoint, VQ_PREFIX)
     return vq_sizes(checkpoint, names, "Chameleon's VQGAN", attend=False, l2_norm=False)

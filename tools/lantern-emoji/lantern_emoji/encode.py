@@ -38,7 +38,7 @@ def reconstruct(
         part = torch.from_numpy(images[start : start + batch]).to(device)
         code = model.encode(to_float(part))
         codes.append(code.cpu().numpy())
-        out.append(to_uint8(model.decode_codes(code)).cpu().numpy())
+        out.append(to_uint8(model.decode(code)).cpu().numpy())
     return np.concatenate(out), np.concatenate(codes)
 
 

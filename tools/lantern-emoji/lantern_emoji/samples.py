@@ -52,5 +52,5 @@ class SampleSheet:
         )
         grid = model.gpt.config.grid
         codes = engine.run().tokens.to(self.device).view(-1, grid, grid)
-        pixels = pixels_to_uint8(self.vq.decode_codes(codes)).cpu().numpy()
+        pixels = pixels_to_uint8(self.vq.decode(codes)).cpu().numpy()
         save_grid(pixels, path, columns=6)

@@ -18,11 +18,11 @@ from lantern_accel.families.chameleon.drafter import ChameleonDrafter, Chameleon
 from lantern_accel.families.chameleon.layouts import (
     chameleon_vq_config,
     drafter_recipes,
-    picture_names,
     target_recipes,
 )
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
 from lantern_accel.families.chameleon.text import ids_from_vocabulary, image_token_name
+from lantern_accel.families.image_tokenizer import picture_names
 from lantern_accel.nn.vq import VQModel, chameleon_pixels_to_uint8, pixels_to_uint8
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
@@ -157,7 +157,7 @@ def vq() -> VQModel:
         codebook_size=int(said["n_embed"]),
         codebook_dim=int(said["embed_dim"]),
     )
-    model, weights = VQModel(config, attend=False), golden("chameleon_vq/weights")
+    model, weights = VQModel(config, attend=()), golden("chameleon_vq/weights")
     model.load_state_dict({name: weights[key] for name, key in picture_names(weights).items()})
     return model.eval().requires_grad_(False)
 
@@ -198,7 +198,7 @@ def test_the_public_loader_and_pipeline_give_the_recorded_picture(recorded: Path
 def test_decoding_codes_gives_the_official_pixels(vq: VQModel) -> None:
     io = golden("chameleon_vq/io")
     assert_close(vq.lookup(io["codes"]), io["zq"], rtol=0.0, atol=1e-6)
-    pixels = vq.decode_codes(io["codes"])
+    pixels = vq.decode(io["codes"])
     assert_close(pixels, io["pixels"], **CLOSE)
     assert torch.equal(chameleon_pixels_to_uint8(io["pixels"]), io["pixels_uint8_hwc"])
     ours, theirs = chameleon_pixels_to_uint8(pixels).int(), io["pixels_uint8_hwc"].int()
@@ -214,7 +214,7 @@ def test_encoding_an_image_gives_the_official_codes(vq: VQModel) -> None:
 
 def test_a_picture_need_not_be_square(vq: VQModel) -> None:
     codes = torch.arange(8).view(1, 2, 4)
-    assert vq.decode_codes(codes).shape == (1, 3, 2 * 16, 4 * 16)
+    assert vq.decode(codes).shape == (1, 3, 2 * 16, 4 * 16)
     # Only the attention in the middle sees across: a wide picture's codes come back in their places.
     image = golden("chameleon_vq/io")["image"][:, :, :32]
     assert vq.encode(image).shape == (2, 2, 4)

@@ -78,7 +78,7 @@ def test_pixels_and_codes(pipeline: Pipeline) -> None:
     codes = io["vq.codes"].long()
     with torch.inference_mode():
         assert torch.equal(pipeline.pixels(codes), io["vq.pixels_uint8_hwc"])
-        drawn = model.vq.decode_codes(codes.view(-1, 6, 6))
+        drawn = model.vq.decode(codes.view(-1, 6, 6))
         assert (drawn - io["vq.pixels"]).abs().max() < 1e-4
         assert torch.equal(model.vq.encode(io["vq.image"]), io["vq.image_codes"].long())
 

@@ -151,7 +151,7 @@ def test_image_tokenizer(tmp_path: Path) -> None:
         assert vq.config.downsample == 16 and vq.config.codebook_size == codes
         assert torch.equal(vq.encode(io["image"]), io["image_codes"])
         assert_close(vq.encode_latents(io["image"]), io["enc_prequant"], **CLOSE)
-        assert_close(vq.decode_codes(io["codes"].view(2, 4, 4)), io["pixels"], **CLOSE)
+        assert_close(vq.decode(io["codes"].view(2, 4, 4)), io["pixels"], **CLOSE)
         drawn = pipeline.pixels(io["codes"])
     near = (drawn.int() - io["pixels_uint8_hwc"].int()).abs()
     assert near.max() <= 1 and (near > 0).float().mean() < 1e-3

@@ -44,7 +44,7 @@ def test_decoding_codes_gives_the_official_pixels() -> None:
     vq, io = official_vq(), golden("llamagen_vq/io")
     codes = io["codes"].view(2, 4, 4)
     assert_close(vq.lookup(codes), io["zq"], rtol=0.0, atol=1e-6)
-    pixels = vq.decode_codes(codes)
+    pixels = vq.decode(codes)
     assert_close(pixels, io["pixels"], **CLOSE)
     assert torch.equal(pixels_to_uint8(io["pixels"]), io["pixels_uint8_hwc"])
     ours, theirs = pixels_to_uint8(pixels).int(), io["pixels_uint8_hwc"].int()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import typer
 
@@ -11,7 +11,7 @@ from lantern_accel import bounds
 from lantern_accel.cli.console import note, say
 from lantern_accel.cli.options import Loading, strategy_words, whole_numbers, with_options
 from lantern_accel.files import check_target, write_json
-from lantern_accel.strategy.values import AUTO, StaticTree, Window
+from lantern_accel.strategy.values import AUTO
 
 
 @with_options
@@ -19,8 +19,7 @@ def tune(
     load: Loading,
     strategy: str = typer.Option(
         "auto",
-        help="auto (windows, trees and plain decoding), eagle or lantern++ (their tree), or one that "
-        "drafts in a window, such as scd (its length).",
+        help="auto (windows, trees and plain decoding), or eagle or lantern++ (their tree).",
     ),
     batch: list[str] = typer.Option(
         ["1,2,4,8,16,32"], "--batch", "-b", help="Batch sizes to choose for, such as 1,4."
@@ -55,22 +54,19 @@ def tune(
         from lantern_accel.generation.decision import describe_auto
         from lantern_accel.strategy.choices import choices_dir
         from lantern_accel.tuning import search_for
-        from lantern_accel.tuning.windows import words
 
         auto = strategy == AUTO
         changes = {"relaxed": relaxed or None, "tv_budget": tv_budget} if auto else {}
         asked = pipeline.strategy(strategy, **changes)
         search = search_for(pipeline, asked, temperature=temperature, budget=max_seconds, say=note)
-        tree = isinstance(asked.drafts, StaticTree)
+        tree = asked.name != AUTO
         choices = search.run([1] if tree else sizes, repeats)
         if output is not None:
             write_json(output, search.written(choices))
     if tree:
         return _tell_tree(choices[0])
     for size, choice in zip(sizes, choices, strict=True):
-        chosen = choice.strategy
-        text = describe_auto(chosen) if auto else words(cast("Window", chosen.drafts))
-        speed = f"{text}; measured {choice.speedup:.2f}x plain decoding"
+        speed = f"{describe_auto(choice.strategy)}; measured {choice.speedup:.2f}x plain decoding"
         say(speed, label=f"batch {size}", style="bold green")
     say(str(choices_dir()), label="kept in", style="bold")
 

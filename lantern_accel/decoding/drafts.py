@@ -105,10 +105,9 @@ class Drafts(ABC, Generic[Value, S, D, J, K]):
         """Return a step's sizes, of ``g``, those that all sources have."""
 
     @classmethod
-    def shorter(cls, value: Any, length: int) -> DraftSource:
+    def shorter(cls, value: Value, length: int) -> DraftSource:
         """Return the source of steps that bring ``length`` tokens at most, on the same buffers."""
-        made: DraftSource = value.of_length(length)
-        return made
+        return value.of_length(length)
 
     @property
     def buffers(self) -> dict[str, Tensor]:

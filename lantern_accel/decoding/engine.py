@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import BackendError, NotFiniteError, StrategyError
-from lantern_accel.strategy.sources import AdaptiveSource, DraftLength
+from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Sampling, Strategy, with_tokens_per_step
 
 
@@ -73,8 +72,8 @@ class Engine:
         is not there, and for more drafts in a row than the image has tokens.
         """
         lengths, source = [0], strategy.drafts
-        if isinstance(source, AdaptiveSource) and source.draft_lengths:
-            every = [one.length for one in source.draft_lengths]
+        if strategy.lengths:
+            every = [one.length for one in strategy.lengths]
             lengths = [length for length in every if length <= target.config.num_tokens] or every
             source = source.of_length(lengths[-1])
         one = strategy.model_copy(update={"drafts": source})
@@ -126,9 +125,8 @@ class Engine:
     @property
     def draft_lengths(self) -> tuple[DraftLength, ...]:
         """What is known of those lengths that steps may have now."""
-        source: Any = self.strategy.drafts
         may = self.lengths if self.usable is None else self.usable
-        return tuple(one for one in source.draft_lengths if one.length in may)
+        return tuple(one for one in self.strategy.lengths if one.length in may)
 
     @property
     def returns(self) -> bool:

@@ -401,10 +401,8 @@ class StepPlan:
             "B": at.images, "R": at.rows, "M": at.masks, "P": at.prefix, "N": at.tokens,
             "T": at.nodes, "V": at.vocab,
         }  # fmt: skip
-        parts: list[object] = [self.buffers, self.source]
-        if isinstance(self.source, StaticTree | DynamicTree):
-            parts.append(self.source.buffers)
-        for part in parts:
+        of_tree = getattr(self.source, "buffers", None)
+        for part in (self.buffers, self.source, *(() if of_tree is None else (of_tree,))):
             for name, of in declared(type(part)):
                 tensor: Tensor | None = getattr(part, name)
                 if tensor is None:

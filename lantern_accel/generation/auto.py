@@ -61,7 +61,6 @@ from lantern_accel.strategy.values import (
     SelfDrafts,
     StaticTree,
     Strategy,
-    Window,
     adaptive_window,
     self_drafted,
 )
@@ -114,9 +113,9 @@ class Auto:
     # --- what is kept --------------------------------------------------------------------------
 
     def key(self, strategy: Strategy, batch: int, sampling: Sampling) -> dict[str, Any]:
-        """Return everything that a choice for auto, or a tuned window, depends on."""
+        """Return everything that a choice for auto depends on."""
         return key_of(
-            "auto" if strategy.name == AUTO else "window",
+            "auto",
             self.model,
             self.backend,
             self.engines.dtype,
@@ -154,18 +153,15 @@ class Auto:
     def tuned(self, strategy: Strategy, batch: int, sampling: Sampling) -> Strategy:
         """Return a strategy by name over the tree or the window that is best here, as far as is known.
 
-        That is the one which ``lantern-accel tune`` kept for this device, or else a window as long as
-        costs of rows favour (:func:`.window_tokens`). A tree that is not the default one stays. Warns
-        where a tree was found under another version.
+        That is the tree which ``lantern-accel tune`` kept for this device, or a window as long as costs
+        of rows favour (:func:`.window_tokens`). A tree that is not the default one stays. Warns where a
+        tree was found under another version.
         """
         drafts = strategy.drafts
-        if isinstance(drafts, Window) and strategy.name != AUTO:
-            found = read_choice(self.key(strategy, batch, sampling))
-            if found is not None:
-                return strategy.override(tree=found.strategy.drafts)
-            plain = batch * sampling.branches
-            length = window_tokens(self.costs, plain, batch, drafts.length)
-            return strategy if length == drafts.length else strategy.override(window=length)
+        if drafts.device_sets == "length" and strategy.name != AUTO:
+            most, plain = drafts.size[0], batch * sampling.branches
+            length = window_tokens(self.costs, plain, batch, most)
+            return strategy if length == most else strategy.override(window=length)
         if drafts != self.manifest.defaults.static_tree:
             return strategy
         key = self.tree_key(strategy, sampling.temperature)

@@ -10,15 +10,7 @@ from pydantic import Field
 from lantern_accel.decoding.length_policy import SURE, in_batch
 from lantern_accel.errors import RequestError
 from lantern_accel.records import Frozen, format_bytes
-from lantern_accel.strategy.values import (
-    AUTO,
-    NoTree,
-    Sampling,
-    SelfDrafts,
-    StaticTree,
-    Strategy,
-    Window,
-)
+from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
 if TYPE_CHECKING:
     from lantern_accel.generation.request import GenerationRequest
@@ -130,24 +122,18 @@ def describe_auto(strategy: Strategy, images: int = 1) -> str:
     rule = "relaxed" if strategy.acceptance.relaxed else "exact"
     drafts = strategy.drafts
     plain = f"plain decoding ({rule}): no draft pays here at this batch"
-    if isinstance(drafts, NoTree):
+    if drafts.shape == ():
         return plain
     if not strategy.lengths:
         return f"{strategy.name} ({rule})"
     timed = [one for one in strategy.lengths if one.cost is not None]
     longest = (timed or list(strategy.lengths))[-1].length
-    what, own = f"windows of up to {longest} tokens", 0
-    if isinstance(drafts, SelfDrafts):
-        what, own = f"up to {longest - 1} drafts of the model's own weights in {drafts.weights}", 1
-    elif isinstance(drafts, StaticTree):
-        what, own = f"trees of {len(drafts.paths)} drafts, up to {longest - 1} deep", 1
-    elif isinstance(drafts, Window) and drafts.fresh == "head":
-        what += " by its draft head"
+    what = drafts.text(longest)
     if not timed:
         return f"{what} ({rule})"
     promises = {p: in_batch(p.tokens_per_step or 1.0, images) / (p.cost or 1.0) for p in timed}
     best = max(timed, key=lambda one: promises[one])
     if best.length == 1 or promises[best] < SURE:
         return plain
-    mostly = f"mostly {best.length - own} ({rule})"
+    mostly = f"mostly {best.length - drafts.root} ({rule})"
     return f"{what}, {mostly}; predicted {promises[best]:.1f}x, not measured"

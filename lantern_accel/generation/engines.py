@@ -36,7 +36,7 @@ from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.records import format_bytes
 from lantern_accel.strategy.sources import fault_of
-from lantern_accel.strategy.values import AUTO, NeighbourSpace, Sampling, SelfDrafts, Strategy
+from lantern_accel.strategy.values import AUTO, NeighbourSpace, Sampling, Strategy
 
 #: Engines (buffers of one bucket) that are kept for reuse.
 KEPT_ENGINES = 4
@@ -272,9 +272,10 @@ class Engines:
 
         Raises :class:`DoesNotFitError` where the device has no memory left for them.
         """
-        if not isinstance(strategy.drafts, SelfDrafts):
+        weights, model = strategy.drafts.copy_weights, self.model
+        if weights is None:
             return None
-        how, model = rounding(strategy.drafts.weights), self.model
+        how = rounding(weights)
         if how.name not in self._copies:
             need, free = self.capacity.copy_bytes(strategy), self.backend.memory().left
             if free is not None and need > free:
@@ -292,8 +293,7 @@ class Engines:
     def keep_copies(self, names: frozenset[str]) -> None:
         """Free copies in other weights, and the engines that draft with them."""
         for key, one in list(self._ready.items()):
-            tree = one.engine.strategy.drafts
-            if isinstance(tree, SelfDrafts) and tree.weights not in names:
+            if copies_of(one.engine.strategy) - names:
                 self._ready.pop(key).release()
         self._copies = {name: one for name, one in self._copies.items() if name in names}
         self.capacity.copies = frozenset(self._copies)
@@ -405,8 +405,8 @@ class Engines:
 
 def copies_of(strategy: Strategy) -> frozenset[str]:
     """Return the weights of the copies that a strategy drafts with: one, or none."""
-    drafts = strategy.drafts
-    return frozenset({drafts.weights} if isinstance(drafts, SelfDrafts) else ())
+    weights = strategy.drafts.copy_weights
+    return frozenset(() if weights is None else {weights})
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from lantern_accel.decoding.length_policy import (
     with_costs,
 )
 from lantern_accel.records import Frozen
-from lantern_accel.strategy.values import SelfDrafts, Strategy
+from lantern_accel.strategy.values import Strategy
 
 #: What drafts must promise over plain decoding: costs of a few steps are uncertain by a tenth.
 ENOUGH = 1.15
@@ -88,10 +88,7 @@ class Estimate(Frozen):
 
     def drafts_as(self, strategy: Strategy) -> bool:
         """Return whether a strategy's drafts come from this source."""
-        own, other = self.strategy.drafts, strategy.drafts
-        if isinstance(own, SelfDrafts) and isinstance(other, SelfDrafts):
-            return (own.weights, own.window) == (other.weights, other.window)
-        return own.kind == other.kind
+        return self.strategy.drafts.origin == strategy.drafts.origin
 
 
 class Comparison(Frozen):

@@ -27,7 +27,7 @@ from lantern_accel.nn.draft_head import empty_head
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import projections
 from lantern_accel.records import Frozen
-from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy
+from lantern_accel.strategy.values import Sampling, Strategy
 
 META = torch.device("meta")
 #: Layers of the model that is traced.
@@ -133,11 +133,11 @@ def weight_bytes(manifest: Any, dtype: torch.dtype) -> dict[str, int]:
     return out
 
 
-def copy_bytes(target: nn.Module, drafts: SelfDrafts, ops: TensorOps | None = None) -> int:
-    """Return the bytes of a copy of a target in fewer bits, to draft with, as ``ops`` keep them."""
-    weights = sum(part.weight.numel() for part in projections(target))
-    how, least = rounding(drafts.weights), (ops or TensorOps()).preferences.code_bits
-    return int(weights * (how.bits_per_weight + max(0, least - how.bits)) / 8)
+def copy_bytes(target: nn.Module, weights: str, ops: TensorOps | None = None) -> int:
+    """Return the bytes of a quantized copy of a target, to draft with, as ``ops`` keep them."""
+    numbers = sum(part.weight.numel() for part in projections(target))
+    how, least = rounding(weights), (ops or TensorOps()).preferences.code_bits
+    return int(numbers * (how.bits_per_weight + max(0, least - how.bits)) / 8)
 
 
 def measure(
@@ -202,9 +202,9 @@ def measure(
             if isinstance(out, Tensor):  # the finished images wait for the others
                 workspace[name] += (batch - together) * out.numel() // together
     weights = weight_bytes(manifest, dtype)
-    if isinstance(strategy.drafts, SelfDrafts):
+    if (quantized := strategy.drafts.copy_weights) is not None:
         whole = _build(kind, manifest, "target", dtype)
-        weights["copy"] = copy_bytes(whole, strategy.drafts, ops)
+        weights["copy"] = copy_bytes(whole, quantized, ops)
     cache = held.verifying.cache.layout.nbytes
     full = cache // traced * layers
     return Footprint(

@@ -14,7 +14,7 @@ from lantern_accel.families.base import Found, Model
 from lantern_accel.memory.footprint import copy_bytes, weight_bytes
 from lantern_accel.memory.plan import Planner, most_images
 from lantern_accel.records import format_bytes
-from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy
+from lantern_accel.strategy.values import Sampling, Strategy
 
 #: Taken for pixels and everything else where only a rough bound is wanted.
 ROUGH_REST = 2 * 10**9
@@ -93,16 +93,16 @@ class Capacity:
 
     def __init__(self, model: Model, backend: Backend, dtype: torch.dtype) -> None:
         self.model, self.backend, self.dtype = model, backend, dtype
-        #: Weights of the copies to draft with that are held already (:class:`SelfDrafts`).
+        #: Weights of the copies to draft with that are held already.
         self.copies: frozenset[str] = frozenset()
         self._planner = Planner(model.manifest, dtype=dtype, runtime=0, ops=backend)
 
     def copy_bytes(self, strategy: Strategy) -> int:
         """Return the bytes of the copy that a strategy drafts with, 0 where it is held or none."""
-        tree = strategy.drafts
-        if not isinstance(tree, SelfDrafts) or tree.weights in self.copies:
+        weights = strategy.drafts.copy_weights
+        if weights is None or weights in self.copies:
             return 0
-        return copy_bytes(self.model.target, tree, self.backend)
+        return copy_bytes(self.model.target, weights, self.backend)
 
     def needed(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 Kept = TypeVar("Kept", bound=Record)
 
 SCHEMA: Literal[1] = 1
-#: What is kept under a key: a strategy's static tree or window, what auto stands for, costs of rows.
-Kind = Literal["tree", "window", "auto", "rows"]
+#: What is kept under a key: a strategy's static tree, what auto stands for, costs of rows.
+Kind = Literal["tree", "auto", "rows"]
 #: Parts of a key that change with an upgrade or another model: a choice that differs only here is stale.
 VERSIONS = ("lantern_accel", "model", "weights_hash", "backend", "torch")
 

@@ -10,9 +10,8 @@ kind that nothing has defined is looked up among the entry points of the group
 from __future__ import annotations
 
 import traceback
-from abc import abstractmethod
 from importlib.metadata import entry_points
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema, model_validator
 
@@ -50,6 +49,10 @@ class DraftSource(Registered):
     """Whether drafts are a drafter's."""
     by_name: ClassVar[bool] = True
     """Whether a strategy has the source's kind as its name."""
+    device_sets: ClassVar[Literal["", "tree", "length"]] = ""
+    """What a device decides where nobody chose: a tree that ``tune`` found, a length by costs of rows."""
+    root: ClassVar[int] = 1
+    """Tokens of a step's length that :meth:`text` does not count: the last known one."""
 
     @classmethod
     def of_kind(cls, kind: object) -> type[Self]:
@@ -69,6 +72,24 @@ class DraftSource(Registered):
     def apart(self) -> bool:
         """Whether no other kind of drafts takes their place in a strategy, as a drafter's trees may."""
         return self.by_name or not (self.needs_drafter or self.kind == "none")
+
+    @property
+    def copy_weights(self) -> str | None:
+        """What the weights of the target's copy that drafts are kept in; None: no copy drafts."""
+        return None
+
+    @property
+    def origin(self) -> tuple[Any, ...]:
+        """Where drafts come from, however many: sources with one origin learn from each other."""
+        return (self.kind,)
+
+    def of_length(self, length: int) -> DraftSource:
+        """Return the source of steps that bring ``length`` tokens at most."""
+        raise StrategyError(f"the source of drafts {self.kind!r} has steps of one length")
+
+    def text(self, longest: int) -> str:
+        """Say what drafts steps of up to ``longest`` tokens."""
+        return f"up to {longest - self.root} drafts of the kind {self.kind}"
 
     @property
     def shape(self) -> tuple[Path, ...] | None:
@@ -118,10 +139,6 @@ class AdaptiveSource(DraftSource):
                 f"draft_lengths of lengths {lengths} do not rise to {self.size[1] + 1}, drafts and one"
             )
         return self
-
-    @abstractmethod
-    def of_length(self, length: int) -> DraftSource:
-        """Return the source of steps that bring ``length`` tokens at most."""
 
 
 def source_class(kind: str) -> type[DraftSource] | None:

@@ -78,6 +78,7 @@ class StaticTree(AdaptiveSource):
     kind: Literal["static"] = "static"
     needs_drafter: ClassVar[bool] = True
     by_name: ClassVar[bool] = False
+    device_sets: ClassVar[Literal["", "tree", "length"]] = "tree"
     name: str = "custom"
     paths: tuple[Path, ...] = Field(min_length=1, max_length=MOST_NODES)
 
@@ -105,6 +106,9 @@ class StaticTree(AdaptiveSource):
     def of_length(self, length: int) -> DraftSource:
         paths = tuple(path for path in self.paths if len(path) < length)
         return StaticTree(name=self.name, paths=paths) if paths else NoTree()
+
+    def text(self, longest: int) -> str:
+        return f"trees of {len(self.paths)} drafts, up to {longest - 1} deep"
 
 
 class DynamicTree(DraftSource):
@@ -156,6 +160,8 @@ class Window(AdaptiveSource):
 
     kind: Literal["window"] = "window"
     by_name: ClassVar[bool] = False
+    device_sets: ClassVar[Literal["", "tree", "length"]] = "length"
+    root: ClassVar[int] = 0
     length: int = Field(
         16, ge=2, le=256, description="tokens of the window, the last known included"
     )
@@ -173,6 +179,10 @@ class Window(AdaptiveSource):
 
     def of_length(self, length: int) -> DraftSource:
         return self.model_copy(update={"length": length, "draft_lengths": ()})
+
+    def text(self, longest: int) -> str:
+        by = " by its draft head" if self.fresh == "head" else ""
+        return f"windows of up to {longest} tokens{by}"
 
 
 class SelfDrafts(AdaptiveSource):
@@ -205,6 +215,17 @@ class SelfDrafts(AdaptiveSource):
                 "and one that the target checks; take more drafts or a shorter window"
             )
         return self
+
+    @property
+    def copy_weights(self) -> str:
+        return self.weights
+
+    @property
+    def origin(self) -> tuple[Any, ...]:
+        return self.kind, self.weights, self.window
+
+    def text(self, longest: int) -> str:
+        return f"up to {longest - 1} drafts of the model's own weights in {self.weights}"
 
     @property
     def copy_passes(self) -> int:

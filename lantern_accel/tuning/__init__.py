@@ -1,4 +1,4 @@
-"""Finds what is fastest on a device by measurement: trees, windows, and the drafts of auto."""
+"""Finds what is fastest on a device by measurement: a strategy's tree, and the drafts of auto."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ def search_for(pipeline: Pipeline, strategy: Strategy, **given: Any) -> Search[A
     Raises :class:`.StrategyError` where there is nothing to tune.
     """
     from lantern_accel.errors import StrategyError
-    from lantern_accel.strategy.values import AUTO, StaticTree, Window
+    from lantern_accel.strategy.values import AUTO
     from lantern_accel.tuning.auto import AutoTuner
     from lantern_accel.tuning.trees import TreeTuner
-    from lantern_accel.tuning.windows import WindowTuner
 
     if strategy.name == AUTO:
         return AutoTuner(pipeline, strategy, **given)
-    if isinstance(strategy.drafts, Window):
-        return WindowTuner(pipeline, strategy, **given)
-    if isinstance(strategy.drafts, StaticTree):
+    if strategy.drafts.device_sets == "tree":
         return TreeTuner(pipeline, strategy, **given)
     raise StrategyError(
-        f"{strategy.name} has no static tree and no window to tune; choose auto, eagle, lantern++ or scd"
+        f"the strategy {strategy.name!r} has no static tree to tune; choose auto, which finds the best "
+        "windows too, or eagle or lantern++"
     )

@@ -182,7 +182,7 @@ def test_two_tuners_at_once_leave_one_whole_choice(
 
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
     words = [sys.executable, "-m", "lantern_accel", "tune", "--model", str(tiny_model), "--device",
-             "cpu", "--strategy", "scd", "--batch", "1", "--repeats", "1"]  # fmt: skip
+             "cpu", "--batch", "1", "--repeats", "1"]  # fmt: skip
     told = subprocess.PIPE
     both = [subprocess.Popen(words, stdout=told, stderr=told, text=True) for _ in range(2)]
     said = [one.communicate(timeout=120)[1][-500:] for one in both]

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 import lantern_accel
 from lantern_accel.device.capture import HostCopy
-from lantern_accel.errors import LanternWarning
+from lantern_accel.errors import LanternWarning, StrategyError
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.values import StaticTree
+from lantern_accel.tuning import search_for
 from lantern_accel.tuning import trees as tune
 
 RATE = st.floats(0.01, 0.99)
@@ -45,6 +46,20 @@ def test_no_other_tree_of_that_size_is_worth_more(rates, nodes, depth):
         except ValueError:
             continue
         assert tune.expected_tokens(others, rates) <= worth + 1e-9
+
+
+def test_a_window_has_no_tree_to_tune_and_the_length_that_rows_favour(tiny_model):
+    with lantern_accel.load(tiny_model, device="cpu") as pipe:
+        with pytest.raises(StrategyError, match="'scd' has no static tree"):
+            search_for(pipe, pipe.strategy("scd"))
+
+        def length(**settings):
+            settings = {"strategy": "scd", "batch_size": 1, **settings}
+            return pipe.request(["dog face"] * 2, **settings).strategy.drafts.length
+
+        # A length that was asked for stays; the tests' costs of rows are those of vectors.
+        assert length(window=5) == 5 and length(tree="window:7") == 7
+        assert length() == length(strategy="sjd") == 8
 
 
 def test_tuning_keeps_a_tree_that_generate_uses(command, tiny_model, tmp_path, monkeypatch):

@@ -171,7 +171,6 @@ WORK = (
     "lantern_accel.measure.run.Profiler.measure",
     "lantern_accel.tuning.trees.TreeTuner.measure_rates",
     "lantern_accel.tuning.auto.AutoTuner.prepare",
-    "lantern_accel.tuning.windows.WindowTuner.search",
     "lantern_accel.measure.steps.make_model",
     "lantern_accel.evaluation.run.Evaluator.run",
     "lantern_accel.generation.rounding_price.rounded_model",

@@ -15,7 +15,6 @@ from lantern_accel.device.packed import dense
 from lantern_accel.memory.footprint import copy_bytes
 from lantern_accel.nn.rounding import ROUNDINGS, rounded
 from lantern_accel.nn.transformer import Projection, pack, rounded_copy
-from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.testing.trace import Recorder
 from lantern_accel_hpu import operators
 from lantern_accel_hpu.kernels import HPUOps
@@ -141,13 +140,12 @@ def test_a_product_is_a_few_operators_that_are_listed(
 def test_a_copy_takes_the_memory_that_is_planned() -> None:
     target = torch.nn.Sequential(Projection(128, 40, bias=False), Projection(64, 32, bias=False))
     for name, how in ROUNDINGS.items():
-        drafts = parse_tree(f"self:4,{name}")
         copied = rounded_copy(target, OPS, how, drafts=True)
         held = sum(part.packed.nbytes for part in copied)
         rows = 4 * (40 + 32) if how.group == 0 else 0
-        assert copy_bytes(target, drafts, OPS) == held - rows
+        assert copy_bytes(target, name, OPS) == held - rows
         assert all(part.packed.bits_per_weight == (8.5 if how.group else 8) for part in copied)
-        assert copy_bytes(target, drafts) <= copy_bytes(target, drafts, OPS)
+        assert copy_bytes(target, name) <= copy_bytes(target, name, OPS)
 
 
 def test_a_packed_model_s_layers_multiply_by_it() -> None:

@@ -22,7 +22,7 @@ DEEP = 1e6
 
 def eager(backend: Backend) -> Measured:
     """Compare the captured step with the eager one, for two prompts: a stale replay shows."""
-    for family, strategy in tiny.cases(CHECKED):
+    for family, strategy in tiny.cases(CHECKED, tiny.COMPILED):
         doing(f"{family}, {strategy}: capture")
         engine = tiny.tiny_engine(backend, strategy, family=family)
         with tiny.captured(backend, engine) as replays:

@@ -165,9 +165,10 @@ def one_graph(backend: Backend) -> Measured:
     """Show that steps of different content, and of different prompts, are one graph."""
     seen = 0
     first_family = ""
-    for family, strategy in tiny.cases(CHECKED):
+    for family, strategy in tiny.cases(CHECKED, tiny.COMPILED):
         first_family = first_family or family
-        for temperature in TEMPERATURES if family == first_family else (1.0,):
+        greedy = family == first_family and strategy in tiny.COMPILED
+        for temperature in TEMPERATURES if greedy else (1.0,):
             where = f"{family}, {strategy}, temperature {temperature:g}"
             doing(where)
             engine = tiny.tiny_engine(
@@ -258,7 +259,7 @@ def buffers(backend: Backend) -> Measured:
     if backend.device.type == "meta":
         raise NotApplicable("the backend has shapes and no data")
     writes = 0
-    for family, strategy in tiny.cases(CHECKED):
+    for family, strategy in tiny.cases(CHECKED, tiny.COMPILED):
         doing(f"{family}, {strategy}")
         engine = tiny.tiny_engine(backend, strategy, family=family)
         caches = {id(buffer) for cache in engine.caches for buffer in cache.buffers}

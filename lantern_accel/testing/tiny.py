@@ -48,6 +48,8 @@ WITHOUT = ("vanilla", *WINDOW_STRATEGIES, SELF, BY_HEAD)
 #: What every family but the first is checked with: no drafts, a tree of its own making, a relaxed rule,
 #: a window, and a copy of its own weights in fewer bits.
 FEWER = ("vanilla", "eagle2", "lantern++", "scd", SELF)
+#: The same for checks whose time is a compiler's: a tree with a relaxed rule, and a window.
+COMPILED = ("lantern++", "scd")
 
 
 #: An engine on a tiny model, which its attribute ``model`` is.
@@ -79,8 +81,8 @@ def normal(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def cases(strategies: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return the families and strategies to check: all with the first family, some with the others.
+def cases(strategies: tuple[str, ...], others: tuple[str, ...] = FEWER) -> list[tuple[str, str]]:
+    """Return the families and strategies to check: all with the first family, ``others`` with the rest.
 
     A tiny model without a drafter is checked with what needs none, and windows by a draft head with one
     that has a head. Raises :class:`ModelError` where no
@@ -97,7 +99,7 @@ def cases(strategies: tuple[str, ...]) -> list[tuple[str, str]]:
         for strategy in strategies:
             if strategy == BY_HEAD and not guesses:
                 continue
-            if (number == 0 or strategy in (*FEWER, BY_HEAD)) and (drafts or strategy in WITHOUT):
+            if (number == 0 or strategy in (*others, BY_HEAD)) and (drafts or strategy in WITHOUT):
                 out.append((kind.name, strategy))
     return out
 

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import glob
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say, show_markdown, warn
-from lantern_accel.errors import RequestError
+from lantern_accel.errors import RequestError, did_you_mean, shown
 
 if TYPE_CHECKING:
     from lantern_accel.device.conformance import Report as ConformanceReport
     from lantern_accel.measure.record import Run
+    from lantern_accel.report.releases import Over
 
 #: Columns that a narrow terminal keeps; fidelity is one: no relaxed speed is shown without its price.
 NARROW = [
-    "strategy", "speed-up", "verdict", "fidelity", "device", "with", "images per second",
-    "1,000 images cost",
+    "strategy", "speed-up", "verdict", "fidelity", "Device", "Decodes with", "Images/s",
+    "Seconds per image", "1,000 images cost", "Over the first", "Version",
 ]  # fmt: skip
 
 
@@ -36,17 +37,29 @@ def compare(
         "-o",
         help="The report: .html, .md or .json by its name. Default: print the answer and its tables.",
     ),
-    price: list[str] = typer.Option(
+    buy: list[str] = typer.Option(
         [],
-        metavar="NAME=AMOUNT",
-        help="What an hour of a run's device costs, such as gpu=2.10EUR: the report says what 1,000 "
-        "images cost. NAME is a run's name or its file's. Repeat for several.",
+        metavar="[NAME=]AMOUNT",
+        help="What a device costs to buy, such as 900EUR, spread over --years. NAME is a run's name or "
+        "its file's; without it the amount is for every run. Repeat for several.",
+    ),
+    rent: list[str] = typer.Option(
+        [], metavar="[NAME=]AMOUNT", help="What an hour of a device costs, power in it: 1.2EUR."
+    ),
+    years: float = typer.Option(
+        3.0, min=0.01, max=100, help="For how long a bought device draws, without pause."
+    ),
+    power: str | None = typer.Option(
+        None, metavar="AMOUNT", help="What a kilowatt-hour costs: 0.30EUR. Needs runs with a meter."
+    ),
+    overhead: float = typer.Option(
+        1.0, min=1, max=10, help="The site's power over its devices' (PUE); multiplies joules."
     ),
     latency: float | None = typer.Option(
         None,
         min=1e-6,
         max=bounds.MOST_SECONDS,
-        help="The most seconds that a request may take; images that come later do not count.",
+        help="The most seconds that an image may take: 95 of 100 requests have to keep it.",
     ),
     tv_budget: float = typer.Option(
         0.0,
@@ -54,36 +67,51 @@ def compare(
         max=1,
         help="The most of a token's probability that an offered strategy may move; 0: exact ones only.",
     ),
+    over: str | None = typer.Option(
+        None,
+        metavar="VERSIONS",
+        help="Follow each device over commits, torch or driver, the versions that its runs have.",
+    ),
 ) -> None:
-    """Compare runs: whether drafting pays, which device to buy, plots, and every figure.
+    """Compare runs: which device to choose, whether drafting pays, plots, and every figure.
 
     Example: lantern-accel compare cpu.json profiles/measured/*.json -o report.html
     """
+    from lantern_accel.cli.amounts import read_terms
     from lantern_accel.measure.reading import check_comparable
     from lantern_accel.report import render
+    from lantern_accel.report.advice import headline
     from lantern_accel.report.comparison import compare as put_side_by_side
-    from lantern_accel.report.offers import Terms, read_prices
-    from lantern_accel.report.verdict import QUESTION, first_screen
+    from lantern_accel.report.releases import VERSION
+    from lantern_accel.report.verdict import first_screen
 
     if output is not None:
         render.check_kind(output)
+    render.check_packages(output)
+    if over is not None and over not in VERSION:
+        raise RequestError(
+            f"--over {shown(over)}{did_you_mean(over, [*VERSION])}; write {', '.join(VERSION)}"
+        )
     runs, origins, conformance, called = _read(files, output)
     check_comparable(runs, origins)
-    prices, currency = read_prices(price, runs, called)
-    terms = Terms(tv_budget=tv_budget, latency_s=latency, prices=prices, currency=currency)
-    comparison = put_side_by_side(runs, conformance, terms=terms)
+    terms = read_terms(runs, called, rent, buy, power).model_copy(
+        update={
+            "tv_budget": tv_budget,
+            "latency_s": latency,
+            "years": years,
+            "overhead": overhead,
+        }
+    )
+    comparison = put_side_by_side(runs, conformance, terms=terms, over=cast("Over | None", over))
     if output is None:
         show_markdown(render.answer(comparison), NARROW)
         say("add -o report.html for pictures, plots and every figure", label="next")
         return
     render.write(comparison, output)
     for section in comparison.models:
-        screen = first_screen(comparison, section)
-        for sentence in screen.opening:
-            say(sentence)
-        for device in screen.devices:
-            about = f"{device.run}:" if len(screen.devices) > 1 else QUESTION
-            say(f"{about} {device.short}", style="bold")
+        say(headline(section, comparison.terms), style="bold")
+        for device in first_screen(comparison, section).devices:
+            say(f"{device.run}: {device.short}")
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     say(f"{output} ({count})", label="wrote", style="bold green")
 

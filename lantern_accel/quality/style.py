@@ -1,4 +1,4 @@
-"""Gives every plot one look: colours of strategies, phases and verdicts, type and grid.
+"""Gives every plot one look: colours of strategies and verdicts, type and grid.
 
 Light and printable. Colours are Okabe and Ito's, which most colour-blind readers can distinguish, and no
 plot says by colour alone what it says. Pictures in files use them as they are; the page of a report draws
@@ -28,17 +28,6 @@ STRATEGIES = {
 }
 #: ... and every other one.
 OTHER = ("#8a8f98", "#9aa5af")
-#: Where the time of a request goes.
-PHASES = {
-    "text": ("#b5bcc4", "#6b757f"),
-    "prefill": ("#7b8794", "#94a0ac"),
-    "draft": ("#e69f00", "#f3bd4e"),
-    "verify": ("#0072b2", "#4ba3dc"),
-    "accept": ("#cc79a7", "#e2a2c6"),
-    "commit": ("#009e73", "#35c79d"),
-    "host": ("#d3d8dd", "#4a525a"),
-    "pixels": ("#d55e00", "#f08a3c"),
-}
 #: Verdicts; what was not shown is drawn hollow.
 VERDICTS = {
     "faster": ("#0072b2", "#4ba3dc"),

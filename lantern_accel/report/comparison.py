@@ -1,4 +1,4 @@
-"""Puts runs side by side: rows, verdicts, rankings, and what is missing."""
+"""Puts runs side by side: points, offers, verdicts, and what is missing."""
 
 from __future__ import annotations
 
@@ -10,38 +10,15 @@ from typing import Any
 from lantern_accel._version import __version__
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.device.datasheets import DeviceProfile, all_profiles
-from lantern_accel.measure.record import NOT_MEASURED, Interval, Run
+from lantern_accel.measure.record import NOT_MEASURED, Run
 from lantern_accel.report.names import readable_names
-from lantern_accel.report.offers import Terms, offers
-from lantern_accel.report.record import (
-    Comparison,
-    Gap,
-    ModelSection,
-    Place,
-    Ranking,
-    RunSummary,
-)
-from lantern_accel.report.rows import Row, row_of, same_rounds
-from lantern_accel.report.verdict import answer_all
-
-
-def rank(rows: Sequence[Row]) -> list[tuple[int, Row]]:
-    """Order rows by images per second; whose interval reaches a place's first shares it.
-
-    The first of a place decides, so that a chain of overlaps does not tie rows that are far apart. Rows
-    whose requests were not timed as a whole are left out.
-    """
-    speeds = [
-        (row.images_per_second, row) for row in rows if isinstance(row.images_per_second, Interval)
-    ]
-    speeds.sort(key=lambda one: -one[0].value)
-    places: list[tuple[int, Row]] = []
-    first = 0  # of the present place
-    for index, (speed, row) in enumerate(speeds):
-        if speed.high < speeds[first][0].low:
-            first = index
-        places.append((first + 1, row))
-    return places
+from lantern_accel.report.offers import offers
+from lantern_accel.report.points import points_of
+from lantern_accel.report.record import Comparison, Gap, ModelSection, RunSummary
+from lantern_accel.report.releases import Over, releases
+from lantern_accel.report.rows import row_of, same_rounds
+from lantern_accel.report.terms import Terms
+from lantern_accel.report.verdict import answer_all, equal_quality
 
 
 def compare(
@@ -49,10 +26,12 @@ def compare(
     conformance: Sequence[ConformanceReport] = (),
     profiles: Sequence[DeviceProfile] | None = None,
     terms: Terms | None = None,
+    over: Over | None = None,
 ) -> Comparison:
     """Put runs side by side; :func:`~lantern_accel.measure.reading.check_comparable` comes first.
 
-    Prices of ``terms`` are by a run's recorded name. Names that nobody chose become readable.
+    Amounts of ``terms`` are by a run's recorded name. Names that nobody chose become readable. ``over``:
+    the versions over which a device is followed, too. Raises RequestError where no run has them.
     """
     profiles = all_profiles() if profiles is None else profiles
     recorded = [run.name for run in runs]
@@ -60,11 +39,15 @@ def compare(
     named = {old: run.name for old, run in zip(recorded, runs, strict=True)}
     terms = Terms() if terms is None else terms
     terms = terms.model_copy(
-        update={"prices": {named[name]: price for name, price in terms.prices.items()}}
+        update={
+            kind: {named[name]: amount for name, amount in getattr(terms, kind).items()}
+            for kind in ("rent", "buy")
+        }
     )
     models = list(dict.fromkeys(run.settings.model for run in runs))
     sections = [
-        _section([run for run in runs if run.settings.model == model], terms) for model in models
+        _section([run for run in runs if run.settings.model == model], terms, profiles, over)
+        for model in models
     ]
     checks = [*conformance, *(r.conformance for r in runs if not isinstance(r.conformance, str))]
     return Comparison(
@@ -80,44 +63,31 @@ def compare(
             for old, run in zip(recorded, runs, strict=True)
         ],
         terms=terms,
+        over=over,
         models=sections,
         conformance=checks,
         gaps=[*_device_gaps(runs, profiles), *_figure_gaps(runs, sections, conformance)],
     )
 
 
-def _section(runs: Sequence[Run], terms: Terms) -> ModelSection:
+def _section(
+    runs: Sequence[Run], terms: Terms, profiles: Sequence[DeviceProfile], over: Over | None
+) -> ModelSection:
     rows = [row_of(run, cell) for run in runs for cell in run.cells if cell.samples]
+    points, seconds = points_of(runs, rows, terms)
     settings = runs[0].settings
     return ModelSection(
         model=settings.model,
         weights_hash=settings.weights_hash,
         tokens=settings.tokens,
+        offers=offers(runs, points, seconds, terms, profiles),
+        points=points,
         first=answer_all(runs, rows),
-        offers=offers(runs, rows, terms),
+        equal_quality=equal_quality(runs, rows, terms.tv_budget),
+        releases=releases(runs, points, seconds, over) if over else [],
         rows=rows,
-        rankings=list(_rankings(rows)),
         contact_sheet={run.name: run.contact_sheet for run in runs if run.contact_sheet},
     )
-
-
-def _rankings(rows: Sequence[Row]) -> Iterator[Ranking]:
-    groups = sorted({(row.batch, row.temperature) for row in rows})
-    for batch, temperature in groups:
-        here = [row for row in rows if (row.batch, row.temperature) == (batch, temperature)]
-        for relaxed in (False, True):
-            # A row that has a price, of relaxation or of rounded weights, races where it is known.
-            racing = [
-                row
-                for row in here
-                if row.exact != relaxed and (not relaxed or isinstance(row.speedup, Interval))
-            ]
-            places = [
-                Place(rank=place, **row.model_dump(include={*Place.model_fields} - {"rank"}))
-                for place, row in rank(racing)
-            ]
-            if places:
-                yield Ranking(batch=batch, temperature=temperature, relaxed=relaxed, places=places)
 
 
 def _without_run(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> list[DeviceProfile]:
@@ -152,7 +122,7 @@ def _figure_gaps(
         known = {"conformance"} if (device.backend, device.name) in checked else set()
         parts = [run.model_dump(exclude={"contact_sheet", "cells", "steps"} | known)]
         parts += [cell.model_dump(exclude={"warmup", "samples"}) for cell in run.cells]
-        follow = {"verdict", "price", "conversion", "exact_verdict"}
+        follow = {"verdict", "price"}
         rows = (row for section in sections for row in section.rows if row.run == run.name)
         parts += [row.model_dump(exclude=follow) for row in rows]
         for field, reason in _find_missing(parts, ""):

@@ -26,7 +26,6 @@ WIDTH, HEIGHT = 4.7, 2.9
 PALETTE: dict[str, tuple[str, str]] = {
     **style.GROUND,
     **{f"s-{i}": pair for i, pair in enumerate([*style.STRATEGIES.values(), style.OTHER])},
-    **{f"p-{name}": pair for name, pair in style.PHASES.items()},
     **{f"v-{name}": pair for name, pair in style.VERDICTS.items()},
 }
 #: The colours that stand for them while matplotlib draws.
@@ -43,10 +42,13 @@ class Figure:
     wide: bool = False
 
 
-def strategy_role(name: str) -> str:
-    """Return the CSS variable of a strategy's colour; those without their own share the last one."""
-    names = list(style.STRATEGIES)
-    return f"s-{names.index(name) if name in names else len(names)}"
+#: Of each run in a plot, and the same as text; with :func:`series_role`, 56 runs look different.
+MARKERS, GLYPHS = ("o", "s", "^", "D", "v", "P", "*", "X"), "●■▲◆▼✚★✖"
+
+
+def series_role(index: int) -> str:
+    """Return the CSS variable of a run's colour in a plot of runs: seven in turn."""
+    return f"s-{(3, 4, 1, 6, 5, 2, 0)[index % 7]}"
 
 
 def palette_css() -> str:
@@ -65,7 +67,8 @@ def colour(role: str) -> str:
     return _SENTINEL[role]
 
 
-def _pyplot() -> ModuleType:
+def load_pyplot() -> ModuleType:
+    """Return matplotlib's pyplot, set to draw SVG; raises RequestError where it is not installed."""
     try:
         import matplotlib
     except ImportError:
@@ -89,7 +92,7 @@ def draw_axes(
     wide: bool = False,
 ) -> Iterator[Axes]:
     """Give axes in the report's style, and add the figure drawn on them; ``name``: that no other has."""
-    plt = _pyplot()
+    plt = load_pyplot()
     settings = {
         **style.rc(colour),
         "svg.fonttype": "none",
@@ -97,7 +100,7 @@ def draw_axes(
         "axes.grid": True,
     }
     with plt.rc_context(settings):
-        width = 2 * WIDTH if wide else WIDTH
+        width = 2 * WIDTH if wide else WIDTH  # a phone's, or two of them next to each other
         figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
         figure.patch.set_alpha(0)
         axes.patch.set_alpha(0)

@@ -1,233 +1,129 @@
-"""The report's plots: verdicts, speed and its price, phases."""
+"""The report's plots: the buyer's curve, and releases. Every axis of a rate begins at 0."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from lantern_accel.measure.record import PHASES, Distance, Interval, Quality, is_measured
-from lantern_accel.quality.interval import SAME
-from lantern_accel.report.drawing import Figure, colour, draw_axes, note, strategy_role
+from lantern_accel.report.drawing import MARKERS, Figure, colour, draw_axes, note, series_role
+from lantern_accel.report.points import Point
 from lantern_accel.report.record import Comparison, ModelSection
-from lantern_accel.report.rows import Row
-from lantern_accel.report.verdict import at_setting
-from lantern_accel.report.writing import as_sentence_list, times, upper
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Of each run in a plot, and what its caption calls it.
-MARKERS = {
-    "o": "circles", "s": "squares", "^": "triangles", "D": "diamonds", "v": "wedges", "P": "P",
-    "*": "*", "X": "X",
-}  # fmt: skip
-#: Where what has plain decoding's distribution stands on an axis of prices.
-EXACT = Interval(value=0.0, low=0.0, high=0.0, n=1)
+#: Words that stand next to points of the curve at most.
+MOST_NAMES = 12
+#: Largest over smallest from which an axis of seconds is logarithmic.
+WIDE = 20
 
 
 def figures(comparison: Comparison) -> dict[str, list[Figure]]:
-    """Draw all plots of each model; a plot without data is left out."""
+    """Draw all plots of each model, the curve first; a plot without data is left out."""
     found: dict[str, list[Figure]] = {}
     for section in comparison.models:
         made = found.setdefault(section.model, [])
-        for plot in (_verdicts, _distance, _phases, _moved):
-            plot(section, made)
+        _curve(section, comparison.terms.latency_s, made)
+        _releases(section, made)
     return found
 
 
-def _first_rows(section: ModelSection) -> list[Row]:
-    """Return the rows of the first screen, run by run."""
-    return [r for one in section.first.answers for r in at_setting(section.rows, one.run)]
+def _curve(section: ModelSection, bound: float | None, into: list[Figure]) -> None:
+    """Draw images per second over seconds; a line joins the batch sizes of a device and strategy."""
+    for wide in (True, False) if section.points else ():  # for screens, and for phones
+        _draw_curve(section.points, bound, into, wide)
 
 
-def _compared_rows(rows: Sequence[Row]) -> list[tuple[Row, Interval]]:
-    """Return the rows that were held against plain decoding, with their speed-ups."""
-    pairs = [(row, row.speedup) for row in rows if row.strategy != "vanilla"]
-    return [(row, speed) for row, speed in pairs if isinstance(speed, Interval)]
-
-
-def _name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Name the rows of a plot, from the top down."""
-    axes.set_yticks(range(len(names)), names)
-    axes.tick_params(axis="y", labelcolor=colour("ink"))
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.grid(axis="y", visible=False)
-
-
-def _verdicts(section: ModelSection, into: list[Figure]) -> None:
-    """Draw every strategy's speed-up with its interval, and what follows from it."""
-    rows = _compared_rows(_first_rows(section))
-    if not rows:
-        return
-    several = len({row.run for row, _ in rows}) > 1
+def _draw_curve(
+    points: Sequence[Point], bound: float | None, into: list[Figure], wide: bool
+) -> None:
+    runs = list(dict.fromkeys(one.run for one in points))
     with draw_axes(
         into,
-        "verdicts",
-        "Does drafting pay?",
-        "Filled: faster, slower, or the same speed (within the band). Hollow: not shown to be faster. "
-        "The line at 1 is plain decoding.",
-        height=0.75 + 0.27 * len(rows),
-        wide=True,
+        f"curve {wide}",
+        "Images per second over seconds per image",
+        "Up and left is better. A line joins the batch sizes of a strategy. Hollow: not exact. Faded: "
+        "another point of the device is as good in everything. Crosses: not judged.",
+        height=3.1,
+        wide=wide,
     ) as axes:
-        axes.axvspan(1 - SAME, 1 + SAME, color=colour("band"), lw=0)
-        axes.axvline(1, color=colour("muted"), lw=0.8)
-        for i, (row, speed) in enumerate(rows):
-            known = row.verdict in ("faster", "slower", "same")
-            shade = colour(f"v-{row.verdict if known else 'ambiguous'}")
-            axes.plot([speed.low, speed.high], [i, i], color=shade, lw=1.6)
-            face = shade if known else colour("surface")
-            axes.plot(speed.value, i, "o", color=shade, ms=7, mfc=face)
-            axes.annotate(
-                times(speed),
-                (1.0, i),
-                xycoords=("axes fraction", "data"),
-                xytext=(6, 0),
-                textcoords="offset points",
-                va="center",
-                color=colour("ink"),
+        lines: dict[tuple[str, str, float, bool], list[Point]] = {}
+        for one in sorted(points, key=lambda one: one.batch):
+            lines.setdefault((one.run, one.strategy, one.temperature, one.service), []).append(one)
+        for (run, *_), line in lines.items():
+            shade = colour(series_role(runs.index(run)))
+            judged = [one for one in line if not one.doubt]
+            axes.plot(
+                [one.seconds for one in judged],
+                [one.images_per_second.value for one in judged],
+                color=shade,
+                lw=1,
+                alpha=0.65 if any(one.front for one in judged) else 0.18,
             )
-        _name_rows(axes, [f"{r.strategy}, {r.run}" if several else r.strategy for r, _ in rows])
-        # A sample that was held up must not flatten the picture: such an interval leaves the frame.
-        most = max(speed.value for _, speed in rows)
-        axes.set_xlim(right=min(axes.get_xlim()[1], 2 * max(most, 1.0)))
-        axes.set_xlabel("speed of whole requests relative to plain decoding's, 95 % interval")
+            for one in line:
+                _mark(axes, one, shade, MARKERS[runs.index(run) % len(MARKERS)])
+        seconds = [one.seconds for one in points] + ([bound] if bound else [])
+        if max(seconds) > WIDE * min(seconds):
+            axes.set_xscale("log")
+        else:
+            axes.set_xlim(0, 1.12 * max(seconds))
+        top = 1.15 * max(one.images_per_second.value for one in points)
+        axes.set_ylim(0, top)
+        if bound:
+            axes.axvline(bound, color=colour("ink"), lw=1, ls=(0, (4, 3)))
+            note(axes, f"{bound:g} s", (bound, top), (4, -9))
+        named = [one for one in points if one.front and not one.doubt]
+        _name_points(axes, named, MOST_NAMES if wide else MOST_NAMES // 3)
+        axes.set_ylabel("images per second")
+        axes.set_xlabel("seconds from request to images, median")
 
 
-def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    return {run: [r for r in rows if r.run == run] for run in dict.fromkeys(r.run for r in rows)}
+def _mark(axes: Axes, one: Point, shade: str, marker: str) -> None:
+    if one.doubt:
+        axes.plot(one.seconds, one.images_per_second.value, "x", color=shade, ms=5, alpha=0.5)
+        return
+    rate, faint = one.images_per_second, 1.0 if one.front else 0.25
+    axes.plot([one.seconds] * 2, [rate.low, rate.high], color=shade, lw=1, alpha=0.6 * faint)
+    face = shade if one.moved == 0 else colour("surface")
+    axes.plot(one.seconds, rate.value, marker, color=shade, mfc=face, ms=6, alpha=faint)
 
 
-def _label(run: str, section: ModelSection) -> str:
-    """Return what a title ends in: the run, where there are several."""
-    return f": {run}" if len({row.run for row in section.rows}) > 1 else ""
+def _name_points(axes: Axes, points: Sequence[Point], most: int) -> None:
+    """Write strategy and batch next to points, the fastest first, where no other name stands yet."""
+    axes.figure.canvas.draw()  # an axis has its final scale only then
+    taken: list[tuple[float, float, float]] = []
+    for one in sorted(points, key=lambda one: -one.images_per_second.value):
+        words = f"{one.strategy}, {one.setting}"
+        x, y = axes.transData.transform((one.seconds, one.images_per_second.value))
+        wide, high = 4.6 * len(words) + 10, 13
+        free = all(x + wide < a or a + b < x or abs(y - c) > high for a, c, b in taken)
+        if free and len(taken) < most:
+            taken.append((x, y, wide))
+            note(axes, words, (one.seconds, one.images_per_second.value))
 
 
-def _phases(section: ModelSection, into: list[Figure]) -> None:
-    for run, all_rows in _groups(section.rows).items():
-        setting = min(r.batch for r in all_rows), all_rows[0].temperature
-        rows = [r for r in all_rows if (r.batch, r.temperature) == setting]
-        rows = [r for r in rows if is_measured(r.phase_ms["draft"])]
-        if not rows:
-            continue
-        how = "eager step splits when the device is waited for at every phase's edge"
-        if rows[0].phases_from == "recording":
-            how = "recorded step splits by the device's own clock"
+def _releases(section: ModelSection, into: list[Figure]) -> None:
+    """Draw images per second of each strategy over the versions of one device."""
+    for device in dict.fromkeys(one.device for one in section.releases):
+        mine = [one for one in section.releases if one.device == device]
+        runs = list(dict.fromkeys(one.run for one in mine))
         with draw_axes(
             into,
-            f"phases {run}",
-            f"Where the time goes{_label(run, section)}",
-            f"Batch {setting[0]}. The measured decoding time, split as the {how}. Each device has its "
-            "own scale.",
-            height=0.9 + 0.36 * len(rows),
+            f"releases {device}",
+            f"{device} over versions",
+            f"Batch {mine[0].batch}, exact strategies that every version has; bars are 95 % intervals.",
         ) as axes:
-            for i, row in enumerate(rows):
-                left = 0.0
-                for phase in PHASES:
-                    value = row.phase_ms[phase]
-                    if is_measured(value):
-                        axes.barh(i, value, 0.62, left=left, color=colour(f"p-{phase}"))
-                        left += value
-            _name_rows(axes, [r.strategy for r in rows])
-            axes.set_xlabel("milliseconds per image")
-
-
-Point = tuple[Row, Interval, Interval]
-"""A row with what it has on both axes."""
-
-
-def _points(axes: Axes, points: Sequence[Point], base: float) -> None:
-    """Draw y over x with both intervals; one marker per run, one colour per strategy.
-
-    A line joins a strategy's batch sizes on one device; the fastest point of a strategy is labelled.
-    ``base``: a height that the plot shows at least twice over.
-    """
-    runs, markers = list(dict.fromkeys(row.run for row, _, _ in points)), [*MARKERS]
-    lines: dict[tuple[str, str, float], list[tuple[float, float]]] = {}
-    highest: dict[str, tuple[float, float]] = {}
-    for row, x, y in sorted(points, key=lambda one: one[0].batch):
-        shade = colour(strategy_role(row.strategy))
-        axes.plot([x.low, x.high], [y.value] * 2, color=shade, lw=1, alpha=0.55)
-        axes.plot([x.value] * 2, [y.low, y.high], color=shade, lw=1, alpha=0.55)
-        axes.plot(x.value, y.value, markers[runs.index(row.run) % len(markers)], color=shade)
-        point = x.value, y.value
-        lines.setdefault((row.run, row.strategy, row.temperature), []).append(point)
-        highest[row.strategy] = max(highest.get(row.strategy, point), point, key=lambda p: p[1])
-    for (_, strategy, _), ends in lines.items():
-        axes.plot(
-            *zip(*ends, strict=True), color=colour(strategy_role(strategy)), lw=0.8, alpha=0.7
-        )
-    axes.margins(x=0.16, y=0.16)
-    # A sample that was held up must not flatten the picture: such an interval leaves the frame.
-    low, high = axes.get_ylim()
-    axes.set_ylim(max(low, 0.0), min(high, 2 * max(base, *(y.value for _, _, y in points))))
-    _name_points(axes, highest)
-
-
-def _name_points(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
-    """Write names beside points; where several stand one above another, apart from each other."""
-    wide, high = (np.ptp(limits) for limits in (axes.get_xlim(), axes.get_ylim()))
-    line = 0.06 * high  # a line of type, in units of the axis
-    placed: list[tuple[float, float]] = []
-    for name, (x, y) in sorted(points.items(), key=lambda item: -item[1][1]):
-        at = y
-        for a, b in placed:  # from the top down
-            if abs(x - a) < 0.2 * wide and at > b - line:
-                at = b - line
-        note(axes, name, (x, at), (7, 3))
-        placed.append((x, at))
-
-
-def _runs_of(points: Sequence[Point]) -> str:
-    runs = list(dict.fromkeys(row.run for row, _, _ in points))
-    words = [f"{name}: {run}" for name, run in zip(MARKERS.values(), runs, strict=False)]
-    return f"{upper('; '.join(words))}." if len(runs) > 1 else ""
-
-
-def _moved(section: ModelSection, into: list[Figure]) -> None:
-    rows = [(r, speed) for r, speed in _compared_rows(section.rows) if r.moved is not None]
-    if not any(row.relaxed for row, _ in rows):
-        return
-    points = [(row, row.total_variation or EXACT, speed) for row, speed in rows]
-    with draw_axes(
-        into,
-        "mass",
-        "Speed against its price: total variation",
-        "Exact strategies stand at 0. " + _runs_of(points),
-    ) as axes:
-        axes.axhline(1, color=colour("muted"), lw=0.8)
-        _points(axes, points, 1.0)
-        axes.set_ylabel("speed relative to plain decoding")
-        axes.set_xlabel("total variation used per token (0 is exact)")
-
-
-def _distance(section: ModelSection, into: list[Figure]) -> None:
-    """Draw tokens per second of all strategies over the distance of their images from vanilla's."""
-    points: list[Point] = []
-    prices: list[tuple[int, Distance]] = []
-    for row in (one for one in _first_rows(section) if one.moved is not None):
-        x = EXACT
-        if isinstance(row.price, Quality):
-            far = row.price.distance
-            if isinstance(far, str):
-                continue
-            prices.append((row.price.images, far))
-            x = far.value
-        points.append((row, x, row.tokens_per_second))
-    if not prices:
-        return
-    low, high = min(d.floor.low for _, d in prices), max(d.floor.high for _, d in prices)
-    with draw_axes(
-        into,
-        "distance",
-        "Speed against the distance of the images",
-        "Exact strategies have plain decoding's distribution, so they stand at 0. The band is the "
-        "distance of two sets of plain decoding: what chance gives at "
-        f"{min(images for images, _ in prices)} images. " + _runs_of(points),
-    ) as axes:
-        axes.axvspan(low, high, color=colour("band"), lw=0)
-        _points(axes, points, 0.0)
-        axes.set_ylabel("tokens per second")
-        metrics = as_sentence_list(list(dict.fromkeys(one.metric for _, one in prices)))
-        axes.set_xlabel(f"distance of the images from plain decoding's ({metrics})")
+            for index, name in enumerate(dict.fromkeys(one.strategy for one in mine)):
+                line = [one for one in mine if one.strategy == name]
+                at = [runs.index(one.run) for one in line]
+                rates = [one.images_per_second for one in line]
+                shade = colour(series_role(index))
+                axes.plot(at, [one.value for one in rates], MARKERS[index % 8] + "-", color=shade)
+                for x, rate in zip(at, rates, strict=True):
+                    axes.plot([x, x], [rate.low, rate.high], color=shade, lw=1)
+                note(axes, name, (at[-1], rates[-1].value))
+            versions = {one.run: one.version[:12] for one in mine}
+            axes.set_xticks(range(len(runs)), [versions[run] for run in runs], rotation=30)
+            axes.set_xlim(-0.3, len(runs) - 0.4)
+            axes.set_ylim(0, 1.15 * max(one.images_per_second.high for one in mine))
+            axes.set_ylabel("images per second")

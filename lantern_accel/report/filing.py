@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,10 +17,10 @@ from lantern_accel.device.datasheets import DeviceProfile, Figure
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
 from lantern_accel.measure.environment import BUSY
-from lantern_accel.measure.record import STEP_PHASES, Run, is_measured
+from lantern_accel.measure.record import STEP_PHASES, Cell, Run, is_measured
 from lantern_accel.quality.interval import FEWEST
 from lantern_accel.report.names import COMMIT
-from lantern_accel.report.rows import others_share
+from lantern_accel.report.rows import clock_jumps, disturbed, others_share
 from lantern_accel.report.writing import percent
 
 #: How far a figure may lie above a datasheet's limit: clocks and datasheets are rounded.
@@ -88,6 +88,8 @@ def examine(run: Run, profiles: Sequence[DeviceProfile]) -> Examined:
         faults.append("it holds no measurement of requests")
     few = [cell for cell in run.cells if len(cell.samples) < 2]
     faults += [f"{c.name}: it has {len(c.samples)} samples, two are the least" for c in few]
+    jumps = [cell for cell in run.cells if clock_jumps(cell.samples)]
+    faults += [f"{cell.name}: {disturbed(cell)}" for cell in jumps]
     if isinstance(run.clock, str):
         faults.append(f"its stopwatch was not checked ({run.clock})")
     elif not CLOCKS[0] <= run.clock.ratio <= CLOCKS[1]:
@@ -95,6 +97,7 @@ def examine(run: Run, profiles: Sequence[DeviceProfile]) -> Examined:
             f"its stopwatch read {run.clock.ratio:.2f} of the host's clock on work of a known end"
         )
     notes = [f"not for publication: {one}" for one in publication_faults(run)]
+    notes += _beyond_itself(run)
     if run.settings.plan.quick:
         notes.append("quick: few samples, so that its intervals are wide")
     if known is None:
@@ -120,18 +123,12 @@ def _beyond(run: Run, profile: DeviceProfile) -> list[str]:
         for name in ("copy_bytes_per_s", "read_bytes_per_s"):
             if is_measured(rate := getattr(run.ceilings, name)):
                 claims.append((f"{name} is", rate, width, 1e9, "GB/s"))
-    for cell in run.cells:
-        if not cell.samples or isinstance(cell.work, str):
-            continue
-        seconds = statistics.median(s.decode * s.images / s.steps for s in cell.samples)
-        step = [cell.work[name] for name in STEP_PHASES]
-        moved, done = sum(one.bytes for one in step), sum(one.flops for one in step)
+    for cell, moved, rate, done in _step_rates(run):
         if moved > chip:
-            claims.append(
-                (f"{cell.name}: its steps would read", moved / seconds, width, 1e9, "GB/s")
-            )
+            claims.append((f"{cell.name}: its steps would read", rate, width, 1e9, "GB/s"))
         would = f"{cell.name}: its steps would do"
-        claims.append((would, done / seconds, flops, 1e12, f"TFLOP/s in {dtype}"))
+        claims.append((would, done, flops, 1e12, f"TFLOP/s in {dtype}"))
+    for cell in run.cells:
         used = None if isinstance(cell.memory, str) else cell.memory.peak_bytes
         if is_measured(used):
             claims.append((f"{cell.name}: it used", used, memory, 2**30, "GiB"))
@@ -139,6 +136,34 @@ def _beyond(run: Run, profile: DeviceProfile) -> list[str]:
         f"{words} {value / unit:.1f} {name}, and {profile.model} has {most / unit:.1f}"
         for words, value, most, unit, name in claims
         if value > SLACK * most
+    ]
+
+
+def _step_rates(run: Run) -> Iterator[tuple[Cell, float, float, float]]:
+    """Yield a cell, the bytes of its step, and its bytes and operations per second.
+
+    Steps whose length changes are left out: their work is counted at the longest length.
+    """
+    for cell in run.cells:
+        if cell.samples and not isinstance(cell.work, str) and not cell.stands_for:
+            seconds = statistics.median(s.decode * s.images / s.steps for s in cell.samples)
+            step = [cell.work[name] for name in STEP_PHASES]
+            moved, done = sum(one.bytes for one in step), sum(one.flops for one in step)
+            yield cell, moved, moved / seconds, done / seconds
+
+
+def _beyond_itself(run: Run) -> list[str]:
+    """Return steps that would do more operations per second than the run's own matrix products."""
+    most = (
+        None if isinstance(run.ceilings, str) else run.ceilings.matmul_flops.get(run.settings.dtype)
+    )
+    if not is_measured(most):
+        return []
+    return [
+        f"{cell.name}: its steps would do {done / 1e12:.2f} TFLOP/s, and its own products reached "
+        f"{most / 1e12:.2f}"
+        for cell, _, _, done in _step_rates(run)
+        if done > SLACK * most
     ]
 
 

@@ -15,47 +15,54 @@ COMMIT, READ = re.compile(r"[0-9a-f]{7,64}"), 7
 
 
 def short_device(name: str) -> str:
-    """Return a device's name without the marks that its maker adds."""
-    bare = re.sub(r"\((?:R|TM|C)\)|\b(?:CPU|Processor)\b", " ", name, flags=re.I)
+    """Return a device's name without its maker's marks and without the runtime that reached it."""
+    bare = re.sub(r"\((?:R|TM|C)\)|\b(?:CPU|Processor)\b|\bthrough \S+$", " ", name, flags=re.I)
     return " ".join(bare.split()) or name
 
 
 def readable_names(runs: Sequence[Run]) -> list[Run]:
     """Return runs under names that a reader understands; a name that somebody chose stays.
 
-    Runs of one device are distinguished by what differs between them: threads, dtype, weights, options,
-    torch, commit; where nothing does, by the moment.
+    Runs of one device are distinguished by what differs between them: runtime, threads, dtype, weights,
+    options, kernels, torch, commit; where nothing does, by the moment. Where runs of one model differ in
+    dtype or weights, every name says them, since they are other work.
     """
-    taken = {run.name for run in runs if not GENERATED.fullmatch(run.name)}
     labels = [_label(run, runs) for run in runs]
+    taken = {label for run, label in zip(runs, labels, strict=True) if not _generated(run)}
     found: list[Run] = []
     for run, label in zip(runs, labels, strict=True):
-        if generated := GENERATED.fullmatch(run.name):
+        name = label
+        if generated := _generated(run):
             if labels.count(label) > 1:
                 moment = datetime.strptime(generated["moment"], "%Y%m%d-%H%M")
                 label = f"{label}, {moment:%Y-%m-%d %H:%M}"
             name = run.name if label in taken else label
             taken.add(name)
-            run = run.model_copy(update={"name": name})
-        found.append(run)
+        found.append(run.model_copy(update={"name": name}))
     return found
+
+
+def _generated(run: Run) -> re.Match[str] | None:
+    return GENERATED.fullmatch(run.name)
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return what differs between runs besides their devices: values in their order, by property."""
-    found = {name: [read(run) for run in runs] for name, (read, _) in _PROPERTIES.items()}
+    found = {name: [read(run) for run in runs] for name, (read, _) in PROPERTIES.items()}
     return {name: values for name, values in found.items() if len(set(values)) > 1}
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
-    device = short_device(run.environment.device.name)
+    device, chosen = short_device(run.environment.device.name), not _generated(run)
     rest = [one for one in runs if short_device(one.environment.device.name) == device]
-    words = [device]
-    for read, written in _PROPERTIES.values():
+    words = [run.name if chosen else device]
+    for name, (read, written) in PROPERTIES.items():
         alike = [one for one in rest if read(one) == read(run)]
-        if len(alike) < len(rest):
+        same_model = [one for one in runs if one.settings.model == run.settings.model]
+        other_work = name in OTHER_WORK and len({read(one) for one in same_model}) > 1
+        if other_work or (len(alike) < len(rest) and not chosen):
             words.append(re.sub("^1 threads$", "1 thread", written.format(read(run))))
-            rest = alike
+        rest = alike
     return ", ".join(words)
 
 
@@ -74,12 +81,22 @@ def _weights(run: Run) -> str:
     return run.settings.rounding.weights if run.settings.rounding else run.settings.weights
 
 
+def _kernels(run: Run) -> str:
+    values = [note.partition(": ")[2] for note in run.environment.device.notes]
+    return " ".join(one for one in values if 0 < len(one) <= 16) or "unnamed"
+
+
 #: What may differ between runs of one device, and how a label says it.
-_PROPERTIES: dict[str, tuple[Callable[[Run], str], str]] = {
+PROPERTIES: dict[str, tuple[Callable[[Run], str], str]] = {
+    "runtime": (lambda run: run.environment.device.backend, "through {}"),
     "threads": (lambda run: str(run.environment.threads or "unknown"), "{} threads"),
     "dtype": (lambda run: run.settings.dtype, "{}"),
     "weights": (_weights, "{} weights"),
     "options": (_options, "{}"),
+    "kernels": (_kernels, "{} kernels"),
     "torch": (lambda run: run.environment.torch, "torch {}"),
+    "driver": (lambda run: run.environment.device.driver or "unknown", "driver {}"),
     "commit": (_commit, "commit {}"),
 }
+#: Those that make runs of one model other work.
+OTHER_WORK = ("dtype", "weights")

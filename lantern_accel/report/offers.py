@@ -1,40 +1,35 @@
-"""Finds what each device gives a buyer: images per second and what 1,000 images cost, on his terms.
-
-Of every device that is the strategy and batch size with the most goodput within the terms: requests that
-come too late count as time spent and as no image.
-"""
+"""Finds what each device gives a buyer on his terms, and which device gives most."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
-from lantern_accel.errors import RequestError, did_you_mean, shown
-from lantern_accel.measure.record import Cell, Interval, NotMeasured, Reading, Run
-from lantern_accel.quality import interval as intervals
+from lantern_accel.device.datasheets import DeviceProfile
+from lantern_accel.measure.record import (
+    Interval,
+    NotMeasured,
+    Reading,
+    Run,
+    is_measured,
+    not_measured,
+)
+from lantern_accel.quality.interval import Verdict, unpaired_ratio
+from lantern_accel.quality.interval import verdict as judge
 from lantern_accel.records import Record
-from lantern_accel.report.rows import Row, readings
+from lantern_accel.report.points import Key, Point
+from lantern_accel.report.terms import Cost, Terms
 
-#: The largest price and bound that are believed; larger ones are typing mistakes.
-MOST = 1e9
-_AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+) ?(?P<unit>[A-Za-z]{3}|[$€£¥])?")
-
-
-class Terms(Record):
-    """What a buyer asks for."""
-
-    tv_budget: float = Field(
-        0.0, ge=0, le=1, description="share of a token's probability that may be moved; 0: exact"
-    )
-    latency_s: float | None = Field(None, gt=0, description="seconds that a request may take")
-    prices: dict[str, float] = Field(
-        default_factory=dict, description="price of an hour of a run's device, by the run's name"
-    )
-    currency: str = Field("", description="of all prices; empty: nobody named it")
+#: The share of requests that must keep a bound on latency.
+IN_TIME = 0.95
+#: Samples per strategy below which confidence is low, and from which it may be high.
+FEW, MANY = 10, 30
+#: Half an interval over its figure up to which confidence may be high.
+NARROW = 0.05
+NO_METER = "energy: no meter"
+Confidence = Literal["low", "medium", "high"]
 
 
 class Offer(Record):
@@ -42,115 +37,145 @@ class Offer(Record):
 
     run: str
     reason: str = Field("", description="why nothing is given; empty: the fields below say what is")
-    strategy: str = ""
-    batch: int = 0
-    fidelity: str = ""
-    images_per_second: Interval | None = Field(
-        None, description="of requests in time, over all requests' time"
+    point: Point | None = None
+    cost: Cost | None = Field(None, description="None: no amount was given")
+    per_kw: Reading = Field(0.0, description="images per second and provisioned kilowatt")
+    confidence: Confidence = "low"
+    because: list[str] = Field(default_factory=list, description="what the confidence rests on")
+    missing: list[str] = Field(default_factory=list, description="what was not measured")
+    behind: Interval | NotMeasured | None = Field(
+        None, description="how many times as good the first offer is: faster, or cheaper"
     )
-    in_time: float = Field(0.0, description="share of the requests that were in time")
-    latency: dict[str, Interval | NotMeasured] = Field(
-        default_factory=dict, description="seconds per request, by percentile"
-    )
-    images_per_joule: Reading = 0.0
-    cost_of_1000: Interval | None = Field(
-        None, description="of 1,000 images, in the currency; None: no price was given"
-    )
+    verdict: Verdict | NotMeasured | None = Field(None, description="on the first against this")
 
 
-def read_prices(
-    words: Sequence[str], runs: Sequence[Run], called: Sequence[set[str]]
-) -> tuple[dict[str, float], str]:
-    """Return the price of an hour by a run's name, and the currency of all prices.
+def offers(
+    runs: Sequence[Run],
+    points: Sequence[Point],
+    seconds: Mapping[Key, list[float]],
+    terms: Terms,
+    profiles: Sequence[DeviceProfile],
+) -> list[Offer]:
+    """Return what each device offers, the best first, then those without an offer.
 
-    ``words``: each ``NAME=AMOUNT``, such as ``gpu=2.10EUR``; ``called``: the names that each run answers
-    to. Raises RequestError for what is not a price, and for a name that no run has.
+    The best is the cheapest where the costs of all have the same parts, or else the fastest.
     """
-    prices: dict[str, float] = {}
-    units: set[str] = set()
-    for word in words:
-        name, _, amount = word.rpartition("=")
-        found = _AMOUNT.fullmatch(amount.strip())
-        price = float(found["number"]) if found else math.nan
-        if not name or found is None or not 0 < price <= MOST:
-            raise RequestError(
-                f"--price {shown(word)} is not a price; write NAME=AMOUNT, such as gpu=2.10EUR for an "
-                "hour of the device of run gpu"
-            )
-        mine = [run for run, names in zip(runs, called, strict=True) if name in names]
-        if len(mine) != 1:
-            every = sorted(set.union(*called)) if called else []
-            which = "names several runs" if mine else "names no run"
-            raise RequestError(
-                f"--price {shown(word)}: {shown(name)} {which}{did_you_mean(name, every)}; give a "
-                "run a name with NAME=FILE"
-            )
-        prices[mine[0].name] = price
-        units.add(found["unit"] or "")
-    if len(units) > 1:
-        listed = " and ".join(sorted(unit or "no currency" for unit in units))
-        raise RequestError(f"prices are in {listed}; write all of them in one currency")
-    return prices, "".join(units)
-
-
-def offers(runs: Sequence[Run], rows: Sequence[Row], terms: Terms) -> list[Offer]:
-    """Return what each device offers, cheapest or else fastest first, then those without an offer."""
     found: list[Offer] = []
     refused: list[Offer] = []
     for run in runs:
-        mine = [row for row in rows if row.run == run.name]
-        if not mine:
-            continue
-        good = [row for row in mine if row.moved is not None and row.moved <= terms.tv_budget]
-        made = [one for row in good if (one := _offer(run, row, terms)) is not None]
-        best = max(made, key=_rate, default=None)
-        if best is not None and _rate(best) > 0:
-            found.append(best)
-            continue
-        why = "whole requests were not timed" if good else "nothing that was measured is so exact"
-        why = f"no request took {terms.latency_s:g} s or less" if made else why
-        refused.append(Offer(run=run.name, reason=why))
-    found.sort(key=_rate, reverse=True)
-    costs = {one.run: one.cost_of_1000.value for one in found if one.cost_of_1000 is not None}
-    if len(costs) == len(found):
-        found.sort(key=lambda one: costs[one.run])
-    return found + refused
+        for service in (False, True):
+            mine = [one for one in points if (one.run, one.service) == (run.name, service)]
+            if not mine:
+                continue
+            kept, why = _kept(mine, terms)
+            made = [_offer(run, mine, point, terms, profiles) for point in kept]
+            if made:
+                found.append(min(made, key=lambda one: (bool(_point(one).unsettled), _rank(one))))
+            else:
+                refused.append(Offer(run=run.name, reason=why))
+    found.sort(key=lambda one: -_point(one).images_per_second.value)
+    if ranked_by_cost(found):
+        found.sort(key=_rank)
+    return [_against(one, found, seconds, terms) for one in found] + refused
 
 
-def _rate(offer: Offer) -> float:
-    return 0.0 if offer.images_per_second is None else offer.images_per_second.value
+def ranked_by_cost(found: Sequence[Offer]) -> bool:
+    """Say whether the costs of all offers have the same parts, so that they may be compared."""
+    given = [one for one in found if not one.reason]
+    parts = {None if one.cost is None else (one.cost.without) for one in given}
+    return len(parts) == 1 and None not in parts
 
 
-def _offer(run: Run, row: Row, terms: Terms) -> Offer | None:
-    """Return what a row gives for the terms; None where its requests were not timed as a whole."""
-    cell = cell_of(run, row)
-    totals = readings([s.total for s in cell.samples])
-    if isinstance(totals, str):
-        return None
-    in_time = [total <= (terms.latency_s or math.inf) for total in totals]
-    images = [float(s.images) * good for s, good in zip(cell.samples, in_time, strict=True)]
-    rate = intervals.paired(intervals.share, images, totals)
-    price = terms.prices.get(run.name)
-    cost = None
-    if price is not None and rate.low > 0:
-        each = intervals.reciprocal(rate)
-        cost = each.model_copy(
-            update={end: getattr(each, end) * price / 3.6 for end in ("value", "low", "high")}
-        )
+def _kept(mine: Sequence[Point], terms: Terms) -> tuple[list[Point], str]:
+    """Return the points that keep the terms, and why none does."""
+    judged = [one for one in mine if not one.doubt]
+    good = [one for one in judged if one.moved is not None and one.moved <= terms.tv_budget]
+    kept = [one for one in good if one.in_time >= IN_TIME]
+    if not judged:
+        return kept, f"not judged: {mine[0].doubt}"
+    if not good:
+        return kept, "nothing that was measured is so exact"
+    most = max(one.in_time for one in good)
+    return (
+        kept,
+        f"at most {100 * most:.0f} % of its requests took {terms.latency_s:g} s or less"
+        if (not kept)
+        else "",
+    )
+
+
+def _point(offer: Offer) -> Point:
+    assert offer.point is not None  # an offer without a reason has one
+    return offer.point
+
+
+def _rank(offer: Offer) -> float:
+    """Return what is least for the best of one device's offers: its cost, or else its slowness."""
+    if offer.cost is not None:
+        return offer.cost.of_1000.value
+    return _point(offer).seconds_per_image.value
+
+
+def _offer(
+    run: Run, mine: Sequence[Point], point: Point, terms: Terms, profiles: Sequence[DeviceProfile]
+) -> Offer:
+    device = run.environment.device
+    power = next(
+        (one.power_w for one in profiles if one.matches(device.backend, device.name)), None
+    )
+    per_kw: Reading = not_measured("no datasheet gives the device's power")
+    if power is not None:
+        per_kw = point.images_per_second.value / (power.value / 1e3 * terms.overhead)
+    missing = [] if is_measured(point.joules_per_image) else [NO_METER]
+    tails = [p for p, found in point.latency.items() if isinstance(found, str)]
+    missing += [f"{' and '.join(tails)}: too few requests"] if tails else []
+    if not point.service:
+        missing.append(f"batches above {max(one.batch for one in mine)}")
+    word, because = _confidence(run, point)
     return Offer(
-        **{
-            name: getattr(row, name) for name in ("run", "strategy", "batch", "fidelity", "latency")
-        },
-        images_per_joule=row.images_per_joule,
-        images_per_second=rate,
-        in_time=float(np.mean(in_time)),
-        cost_of_1000=cost,
+        run=run.name,
+        point=point,
+        cost=terms.cost(run.name, point.seconds_per_image, point.joules_per_image),
+        per_kw=per_kw,
+        confidence=word,
+        because=because,
+        missing=missing,
     )
 
 
-def cell_of(run: Run, row: Row) -> Cell:
-    """Return the cell that a row was made of."""
-    key = row.strategy, row.batch, row.temperature
-    return next(
-        c for c in run.cells if (c.strategy.name, c.batch, c.temperature) == key and c.samples
-    )
+def _confidence(run: Run, point: Point) -> tuple[Confidence, list[str]]:
+    """Return how sure a point's figures are, and what that rests on."""
+    quick = ["quick run"] if run.settings.plan.quick else []
+    doubts = [] if run.state == "complete" else [f"the run is {run.state}"]
+    doubts += [point.unsettled] if point.unsettled else []
+    because = [*quick, f"{point.requests} requests", *doubts]
+    if quick or doubts or point.requests < FEW:
+        return "low", because
+    rate = point.images_per_second
+    narrow = rate.high - rate.low <= 2 * NARROW * rate.value
+    return ("high" if narrow and point.requests >= MANY else "medium"), because
+
+
+def _against(
+    offer: Offer, found: Sequence[Offer], seconds: Mapping[Key, list[float]], terms: Terms
+) -> Offer:
+    """Return an offer with how many times as good the first one is."""
+    first = found[0]
+    if offer is first:
+        return offer
+    own, best = _point(offer), _point(first)
+    if own.service != best.service:
+        why = not_measured("one was measured through a service, where requests wait")
+        return offer.model_copy(update={"behind": why, "verdict": why})
+
+    def figures(one: Offer) -> list[float]:
+        point, cost = _point(one), one.cost
+        if cost is None or not ranked_by_cost(found):
+            return seconds[point.key]
+        hourly = (terms.hourly(one.run) or 0.0) / 3.6
+        fixed = cost.of_1000.value - hourly * point.seconds_per_image.value
+        return [fixed + hourly * each for each in seconds[point.key]]
+
+    ratio = unpaired_ratio(figures(offer), figures(first))
+    verdict = judge(ratio, unsettled=own.unsettled or best.unsettled)
+    return offer.model_copy(update={"behind": ratio, "verdict": verdict})

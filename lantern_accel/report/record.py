@@ -1,4 +1,4 @@
-"""A comparison as data: runs, answers, rows, rankings, and what is missing.
+"""A comparison as data: runs, offers, answers, rows, and what is missing.
 
 The JSON of ``lantern-accel compare`` is a :class:`Comparison`; the page and the Markdown print it.
 """
@@ -23,8 +23,11 @@ from lantern_accel.measure.record import (
 )
 from lantern_accel.quality.interval import Verdict
 from lantern_accel.records import Record
-from lantern_accel.report.offers import Offer, Terms
+from lantern_accel.report.offers import Offer
+from lantern_accel.report.points import Point
+from lantern_accel.report.releases import Over, Release
 from lantern_accel.report.rows import Row
+from lantern_accel.report.terms import Terms
 
 COMPARISON: Literal["lantern_accel.comparison"] = "lantern_accel.comparison"
 
@@ -37,32 +40,23 @@ class Answer(Record):
     temperature: float
     pays: Literal["yes", "for a price", "not shown", "no", "unknown"]
     best: str | None = Field(description="the strategy that the answer is about")
-    priced: str | None = Field(
-        None, description="a relaxed strategy that is faster still, which has a price"
-    )
-    confidence: Literal["low", "medium", "high"]
-    because: list[str]
-    untested: list[str]
-    unpublishable: list[str] = Field(description="why it is not for publication; empty: it is")
 
 
-class Standing(Record):
-    """One device against the slowest: images per second, each with its fastest exact strategy."""
+class EqualQuality(Record):
+    """What drafting gives one device where no more than a budget of total variation is moved."""
 
     run: str
-    strategy: str
-    against: str
-    against_strategy: str
+    budget: float
     batch: int
-    ratio: Interval
+    strategy: str = Field(description="the fastest that keeps the budget; vanilla: none is faster")
+    speedup: Interval | NotMeasured = Field(description="of whole requests, over plain decoding")
     verdict: Verdict | NotMeasured
 
 
 class Answers(Record):
-    """The first screen of one model, as data."""
+    """Whether drafting pays on each device."""
 
     answers: list[Answer]
-    standings: list[Standing] = Field(description="fastest first; empty for a single run")
     differences: dict[str, list[str]] = Field(
         description="what differs besides the devices, in the order of the answers"
     )
@@ -83,34 +77,18 @@ class RunSummary(Record):
     sessions: list[Session]
 
 
-class Place(Record):
-    """One row of a ranking; rows of the same rank have overlapping intervals."""
-
-    rank: int
-    run: str
-    strategy: str
-    images_per_second: Interval
-
-
-class Ranking(Record):
-    """Measured rows of one batch size and temperature, fastest first."""
-
-    batch: int
-    temperature: float
-    relaxed: bool
-    places: list[Place]
-
-
 class ModelSection(Record):
     """Everything about one model."""
 
     model: str
     weights_hash: str
     tokens: int
-    first: Answers = Field(description="what the first screen says")
-    offers: list[Offer] = Field(description="what a buyer gets on the terms")
+    offers: list[Offer] = Field(description="what a buyer gets on the terms, the best device first")
+    points: list[Point] = Field(description="images per second over seconds, of all batch sizes")
+    first: Answers = Field(description="whether drafting pays")
+    equal_quality: list[EqualQuality]
+    releases: list[Release] = Field(description="empty where they were not asked for")
     rows: list[Row]
-    rankings: list[Ranking]
     contact_sheet: dict[str, list[Strip]] = Field(description="by run")
 
 
@@ -134,6 +112,7 @@ class Comparison(Record):
     lantern_accel: str
     runs: list[RunSummary]
     terms: Terms = Field(description="what a buyer asked for")
+    over: Over | None = Field(None, description="the versions that releases are of")
     models: list[ModelSection]
     conformance: list[ConformanceReport]
     gaps: list[Gap]

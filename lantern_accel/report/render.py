@@ -12,10 +12,11 @@ from lantern_accel.measure import samples
 from lantern_accel.measure.environment import BUSY
 from lantern_accel.measure.record import PHASES, Interval, Quality
 from lantern_accel.quality import interval as intervals
-from lantern_accel.report import writing
-from lantern_accel.report.record import Comparison
+from lantern_accel.report import advice, writing
+from lantern_accel.report.offers import IN_TIME
+from lantern_accel.report.record import Comparison, ModelSection
 from lantern_accel.report.rows import PERCENTILES
-from lantern_accel.report.verdict import QUESTION, first_screen, pricing_terms
+from lantern_accel.report.verdict import QUESTION, first_screen
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -25,6 +26,8 @@ KINDS = (".html", ".md", ".json")
 INSTALL = "pip install 'lantern-accel[report]'"
 #: The last line before the appendix of a report in Markdown.
 PICTURES = "Pictures of the images, and plots, are in the page: end the report's name in `.html`."
+#: Devices that the first screen's table shows; the rest unfold.
+FIRST = 6
 TEMPLATES = Path(__file__).parent / "templates"
 MARKS = {"faster": "▲", "slower": "▼", "same": "=", "ambiguous": "○"}
 
@@ -60,8 +63,10 @@ def write(comparison: Comparison, path: Path) -> None:
 def page(comparison: Comparison) -> str:
     """Return the self-contained HTML page."""
     environment = _environment(html_page=True)
-    from lantern_accel.report.drawing import palette_css, strategy_role
+    from lantern_accel.report.drawing import GLYPHS, palette_css, series_role
     from lantern_accel.report.figures import figures
+
+    runs = {s.model: list(dict.fromkeys(p.run for p in s.points)) for s in comparison.models}
 
     return _render(
         environment,
@@ -69,8 +74,10 @@ def page(comparison: Comparison) -> str:
         comparison,
         css=palette_css() + "\n" + (TEMPLATES / "report.css").read_text(encoding="utf-8"),
         figures=figures(comparison),
-        strategies=list(dict.fromkeys(row.strategy for s in comparison.models for row in s.rows)),
-        role=strategy_role,
+        glyphs={
+            model: {run: (series_role(i), GLYPHS[i % len(GLYPHS)]) for i, run in enumerate(names)}
+            for model, names in runs.items()
+        },
     )
 
 
@@ -85,13 +92,26 @@ def answer(comparison: Comparison) -> str:
     return text.partition("\n")[2].strip()
 
 
+def check_packages(path: Path | None) -> None:
+    """Raise RequestError where a package is missing that this kind of report needs."""
+    if path is None or path.suffix.lower() != ".json":
+        _environment(html_page=False)
+    if path is not None and path.suffix.lower() == ".html":
+        from lantern_accel.report.drawing import load_pyplot
+
+        load_pyplot()
+
+
 def _render(environment: Environment, template: str, comparison: Comparison, **more: Any) -> str:
     models = comparison.models
     text = environment.get_template(template).render(
         c=comparison,
         question=QUESTION,
         first={s.model: first_screen(comparison, s) for s in models},
-        terms=pricing_terms(comparison.terms),
+        headline={s.model: advice.headline(s, comparison.terms) for s in models},
+        notes={s.model: advice.notes(s, comparison.terms) for s in models},
+        tables={s.model: _tables(comparison, s) for s in models},
+        shown=FIRST,
         unrun=[gap for gap in comparison.gaps if gap.device],
         gaps=[gap for gap in comparison.gaps if not gap.device],
         many_temperatures={s.model: len({r.temperature for r in s.rows}) > 1 for s in models},
@@ -105,6 +125,16 @@ def _render(environment: Environment, template: str, comparison: Comparison, **m
     return str(text)
 
 
+def _tables(comparison: Comparison, section: ModelSection) -> dict[str, advice.Table]:
+    many = len({point.temperature for point in section.points}) > 1
+    return {
+        "offers": advice.offers_table(section, comparison.terms),
+        "points": advice.points_table(section.points, many),
+        "equal": advice.equal_table(section),
+        "releases": advice.releases_table(section),
+    }
+
+
 def _protocol(environment: Environment) -> list[list[str]]:
     """Return how figures are made: names, each with its paragraph."""
     text = environment.get_template("protocol.j2").render(
@@ -114,6 +144,7 @@ def _protocol(environment: Environment) -> list[list[str]]:
         resamples=intervals.RESAMPLES,
         same=intervals.SAME,
         busy=BUSY,
+        in_time=IN_TIME,
         fewest=intervals.FEWEST,
         percentiles=[f"p{p}" for p in PERCENTILES],
     )

@@ -19,6 +19,7 @@ from lantern_accel.measure.record import (
     Quality,
     Reading,
     Run,
+    Sample,
     is_measured,
     not_measured,
 )
@@ -28,12 +29,13 @@ from lantern_accel.records import Record
 from lantern_accel.report.writing import percent
 from lantern_accel.strategy.values import Strategy
 
-NO_TWIN = not_measured("no exact strategy of this run has the same tree")
 UNPRICED = not_measured(
     "the price of this relaxed strategy is not known, so its speed-up is not shown"
 )
 NO_BASE = not_measured("there is no vanilla at this batch size and temperature")
 PERCENTILES = (50, 95, 99)
+#: Seconds by which two clocks may differ on one sample, next to half of it: more is a jump.
+JUMP = 0.25
 #: What a row has as its cell does.
 AS_MEASURED = (
     *("batch", "temperature", "stands_for", "settled", "cold_seconds", "captured", "capture_kind"),
@@ -68,11 +70,6 @@ class Row(Record):
     speedup: Interval | NotMeasured = Field(description="of whole requests, over plain decoding")
     verdict: Verdict | NotMeasured
     step_compression: Interval = Field(description="tokens per target forward of an image")
-    conversion: Interval | NotMeasured
-    over_exact: Interval | NotMeasured | None = Field(
-        description="speed over exact decoding on the same tree; None: this is exact"
-    )
-    exact_verdict: Verdict | NotMeasured | None
     price: Quality | NotMeasured | None = Field(description="None: exact, there is none")
     rounding: Interval | None = Field(
         None,
@@ -175,18 +172,8 @@ def row_of(run: Run, cell: Cell) -> Row:
     speedup, verdict = against(cell, base, UNPRICED if hidden else NO_BASE, hidden)
     if base is cell:
         verdict = not_measured("vanilla is the base")
-    over_exact: Interval | str | None = None
-    exact_verdict: str | None = None
-    if cell.relaxed:
-        twin, reason = twin_of(run, cell), UNPRICED if hidden else NO_TWIN
-        over_exact, exact_verdict = against(cell, twin, reason, hidden)
     made = [float(s.tokens - s.images) for s in cell.samples]
     steps = [float(s.steps) for s in cell.samples]
-    conversion: Interval | str = NO_BASE
-    if isinstance(speedup, str) or base is None:
-        conversion = speedup
-    else:
-        conversion = intervals.paired(_conversion, *seconds_of(base, cell), made, steps)
     totals = readings([s.total for s in cell.samples])
     seconds = if_measured(totals, lambda n: intervals.median([t / cell.batch for t in n]))
     per_image = _energy(cell, run)
@@ -211,9 +198,6 @@ def row_of(run: Run, cell: Cell) -> Row:
         speedup=speedup,
         verdict=verdict,
         step_compression=intervals.paired(intervals.share, made, steps),
-        conversion=conversion,
-        over_exact=over_exact,
-        exact_verdict=exact_verdict,
         price=price,
         rounding=None if rounding is None else intervals.mean(rounding.by_image),
         peak_bytes=if_measured(cell.memory, lambda memory: memory.peak_bytes),
@@ -268,13 +252,6 @@ def against(
     return speedup, intervals.verdict(speedup, unsettled=why_unjudged(cell, base))
 
 
-def _conversion(
-    base: intervals.Array, own: intervals.Array, made: intervals.Array, steps: intervals.Array
-) -> intervals.Array:
-    """Return the part of the step compression that becomes speed."""
-    return intervals.ratio_of_medians(base, own) / intervals.share(made, steps)
-
-
 def why_unjudged(*cells: Cell) -> str:
     """Say why the times of one of the cells cannot be judged; empty where all can."""
     for cell in cells:
@@ -282,9 +259,37 @@ def why_unjudged(*cells: Cell) -> str:
             return "the file does not say whether warm-up had settled"
         if not cell.settled:
             return f"warm-up of {cell.strategy.name} did not settle"
-        if (share := others_share(cell)) is not None and share > BUSY:
-            return f"other programs used {percent(share)} of the host"
+        if doubt := disturbed(cell):
+            return doubt
     return ""
+
+
+def disturbed(cell: Cell) -> str:
+    """Say why no time of a cell is believed: a busy machine, or a clock that jumped; empty: neither."""
+    if (share := others_share(cell)) is not None and share > BUSY:
+        return f"the machine was busy: other programs used {percent(share)} of the host"
+    if jumps := clock_jumps(cell.samples):
+        return f"a clock jumped in {jumps} of {len(cell.samples)} samples of {cell.name}"
+    return ""
+
+
+def clock_jumps(samples: Sequence[Sample]) -> int:
+    """Count samples of which a clock tells what cannot be.
+
+    That are those which the two clocks saw differently by more than :data:`JUMP` and half of what they
+    saw, and those that began before the sample in front of them.
+    """
+    found = 0
+    for before, sample in zip([None, *samples], samples, strict=False):
+        seen = sample.total, sample.wall
+        far = (
+            is_measured(seen[0])
+            and is_measured(seen[1])
+            and abs(seen[0] - seen[1]) > (JUMP + max(seen[0], seen[1]) / 2)
+        )
+        same = before is not None and before.session == sample.session
+        found += far or (same and before is not None and sample.at < before.at)
+    return found
 
 
 def others_share(cell: Cell) -> float | None:

@@ -62,7 +62,7 @@ def reason(value: object) -> str:
 
 def verdict_words(word: str) -> str:
     """Return a verdict in words, or why there is none."""
-    return f"no verdict: {reason(word)}" if reason(word) else VERDICTS.get(word, word)
+    return f"not judged: {reason(word)}" if reason(word) else VERDICTS.get(word, word)
 
 
 def times(value: Interval | float | str) -> str:

@@ -131,7 +131,7 @@ def test_reports_are_made_from_runs(command, measured, tmp_path):
         text = out.read_text()
         assert all(phase in text for phase in PHASES)
         assert "lantern++" in text
-    assert "Ranking" in (tmp_path / "report.html").read_text()
+    assert "Images per second over seconds" in (tmp_path / "report.html").read_text()
     before = other.read_text()
     done = command("compare", measured, other, "-o", other)
     assert (done.returncode, other.read_text()) == (2, before)

@@ -96,7 +96,7 @@ def _runs(draw: Any, whole: Path) -> dict[str, Any]:
         ["compare", "{w}/run.json", "-o", "{w}/out.json"],
         ["compare", "{w}/run.json", "-o", "{w}/out.md"],
         ["compare", "{w}/run.json", "other={b}/run.json", "-o", "{w}/out.html"],
-        ["compare", "{w}/run.json", "other={b}/run.json", "--price", "other=2.1EUR",
+        ["compare", "{w}/run.json", "other={b}/run.json", "--rent", "other=2.1EUR",
          "--latency", "0.05", "--tv-budget", "0.2", "-o", "{w}/out.md"],
         ["profiles", "add", "{w}/run.json", "--out", "{w}/filed"],
         ["profile", "-m", "{b}/tiny", "-d", "cpu", "--quick", "--resume", "-o", "{w}/run.json"],

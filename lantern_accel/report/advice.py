@@ -1,0 +1,235 @@
+"""The first screen of a report: which device to choose on a buyer's terms, in a sentence and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lantern_accel.measure.record import Interval, is_measured
+from lantern_accel.report.offers import IN_TIME, NO_METER, Offer, ranked_by_cost
+from lantern_accel.report.points import Point
+from lantern_accel.report.record import ModelSection
+from lantern_accel.report.terms import Cost, Terms
+from lantern_accel.report.writing import (
+    as_sentence_list,
+    interval,
+    number,
+    percent,
+    reason,
+    times,
+    upper,
+    verdict_words,
+)
+
+
+class Table(NamedTuple):
+    """A table as text; a row has a cell for each column of the head."""
+
+    head: list[str]
+    rows: list[list[str]]
+
+
+# --- sentences --------------------------------------------------------------------------------
+
+
+def headline(section: ModelSection, terms: Terms) -> str:
+    """Say which device to choose on the terms, or why none is named."""
+    given = [one for one in section.offers if not one.reason]
+    refused = [one for one in section.offers if one.reason]
+    bound = "" if terms.latency_s is None else f"Within {terms.latency_s:g} s per image, "
+    if not given:
+        words = "; ".join(f"{one.run}: {one.reason}" for one in refused[:3])
+        return f"No device is named. {words or 'Nothing was measured yet'}."
+    first, *others = given
+    if not others:
+        only = (
+            f"{upper(f'{bound}{first.run}') if bound else first.run} makes {_makes(first, terms)}."
+        )
+        return f"{only} {_refused_words(refused)}".strip()
+    second = others[0]
+    both = f"{first.run} makes {_makes(first, terms)}; {second.run} {_makes(second, terms)}"
+    if why := reason(second.verdict):
+        return f"{upper(bound)}{first.run} and {second.run} are not compared: {why}. {both}."
+    if second.verdict != "faster":
+        none = f"{bound}no difference was shown between {first.run} and {second.run}"
+        return f"{upper(none)} ({times(second.behind or '')}): {both}."
+    choice = upper(f"{bound}choose {first.run}")
+    ratio = times(second.behind or "").partition("x")[0]
+    if first.cost is not None and ranked_by_cost(section.offers):
+        return (
+            f"{choice}: 1,000 images cost {_amount(first.cost, terms)}; on {second.run} they cost "
+            f"{ratio} times as much."
+        )
+    return f"{choice}: {_rate(first)}, {ratio} times {second.run}."
+
+
+def _rate(offer: Offer) -> str:
+    assert offer.point is not None  # an offer without a reason has one
+    return f"{number(offer.point.images_per_second.value)} images per second"
+
+
+def _makes(offer: Offer, terms: Terms) -> str:
+    cost = "" if offer.cost is None else f", 1,000 for {_amount(offer.cost, terms)}"
+    return f"{_rate(offer)}{cost}"
+
+
+def _amount(cost: Cost, terms: Terms) -> str:
+    words = f"{number(cost.of_1000.value)} {terms.currency}".rstrip()
+    return f"{words} without power" if cost.without else words
+
+
+def _refused_words(refused: Sequence[Offer]) -> str:
+    words = "; ".join(f"{one.run}: {one.reason}" for one in refused[:2])
+    more = f"; and {len(refused) - 2} more" if len(refused) > 2 else ""
+    return f"{words}{more}." if refused else ""
+
+
+def notes(section: ModelSection, terms: Terms) -> list[str]:
+    """Say on which terms devices stand in the table, what else differs, and what was left out."""
+    found = [f"Each device with its best strategy and batch size for {terms.words()}."]
+    if section.first.differences:
+        parts = [
+            f"{name} ({as_sentence_list(list(dict.fromkeys(values)))})"
+            for name, values in section.first.differences.items()
+        ]
+        found.append(f"The runs also differ in {as_sentence_list(parts)}.")
+    bare = [one.run for one in section.offers if NO_METER in one.missing]
+    if bare:
+        cost = " and the cost of power" if terms.power is not None else ""
+        of = "" if len(bare) == len(section.offers) else f" of {as_sentence_list(bare)}"
+        found.append(f"Left out{of}, for want of a meter: images per kWh{cost}.")
+    return found
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+
+def offers_table(section: ModelSection, terms: Terms) -> Table:
+    """Return what each device gives, a column for what any of them has."""
+    given = [one for one in section.offers if one.point is not None]
+    points = [one.point for one in given if one.point is not None]
+    metered = any(is_measured(point.images_per_kwh) for point in points)
+    powered = any(is_measured(one.per_kw) for one in given)
+    head = ["Device", "Decodes with", "Images/s", "Seconds per image"]
+    head += ["1,000 images cost"] if terms.amounts else []
+    head += ["Images per kWh"] if metered else []
+    head += ["Images/s per kW"] if powered else []
+    head += ["Behind the first"] if len(given) > 1 else []
+    head += ["How sure", "Not measured"]
+    rows = []
+    for one in section.offers:
+        point = one.point
+        if point is None:
+            rows.append([one.run, one.reason, *[""] * (len(head) - 2)])
+            continue
+        kept = "" if point.in_time == 1 else f"; {percent(point.in_time)} in time"
+        row = [
+            one.run,
+            f"{point.strategy}, {point.setting} ({point.fidelity})",
+            interval(point.images_per_second),
+            _seconds_words(point) + kept,
+        ]
+        row += [_cost_words(one, terms)] if terms.amounts else []
+        row += [_or_reason(point.images_per_kwh)] if metered else []
+        row += [_or_reason(one.per_kw)] if powered else []
+        row += [_behind_words(one)] if len(given) > 1 else []
+        rows.append(
+            [
+                *row,
+                f"{one.confidence}: {', '.join(one.because)}",
+                "; ".join(one.missing) or "nothing",
+            ]
+        )
+    return Table(head, rows)
+
+
+def _seconds_words(point: Point) -> str:
+    """Return the median, and the percentile that a bound is held against where it was measured."""
+    tail = point.latency[f"p{100 * IN_TIME:.0f}"]
+    words = number(point.seconds)
+    return f"{words} (p95 {number(tail.value)})" if isinstance(tail, Interval) else words
+
+
+def _cost_words(offer: Offer, terms: Terms) -> str:
+    if offer.cost is None:
+        return "not given"
+    words = interval(offer.cost.of_1000, terms.currency)
+    return f"{words}, without {offer.cost.without}" if offer.cost.without else words
+
+
+def _behind_words(offer: Offer) -> str:
+    if offer.behind is None:
+        return "the first"
+    if why := reason(offer.behind):
+        return why
+    said = "" if offer.verdict == "faster" else f", {verdict_words(str(offer.verdict))}"
+    return f"{times(offer.behind)}{said}"
+
+
+def _or_reason(value: float | str) -> str:
+    return number(value) if is_measured(value) else reason(value)
+
+
+def points_table(points: Sequence[Point], many_temperatures: bool) -> Table:
+    """Return the curve as a table, the fastest point of each device first."""
+    head = ["Device", "Strategy", "Images/s", "Seconds per image", "p95, s", "Fidelity", "Remark"]
+    order = list(dict.fromkeys(one.run for one in points))
+    ranked = sorted(points, key=lambda one: (order.index(one.run), -one.images_per_second.value))
+    rows = []
+    for one in ranked:
+        at = f", T {one.temperature:g}" if many_temperatures else ""
+        remark = f"not judged: {one.doubt}" if one.doubt else "" if one.front else "dominated"
+        rows.append(
+            [
+                one.run,
+                f"{one.strategy}, {one.setting}{at}",
+                interval(one.images_per_second),
+                interval(one.latency["p50"]),
+                interval(one.latency["p95"]),
+                one.fidelity,
+                remark,
+            ]
+        )
+    return Table(head, rows)
+
+
+def equal_table(section: ModelSection) -> Table:
+    """Return each device's speed-up within each budget of total variation."""
+    budgets = list(dict.fromkeys(one.budget for one in section.equal_quality))
+    head = ["Device", *(f"TV {budget:g}" if budget else "exact" for budget in budgets)]
+    rows: dict[str, list[str]] = {}
+    for one in section.equal_quality:
+        if one.strategy == "vanilla":
+            words = "1 (plain decoding)"
+        elif why := reason(one.verdict):
+            words = f"not judged: {why}"
+        else:
+            said = "" if one.verdict == "faster" else f", {verdict_words(one.verdict)}"
+            words = f"{times(one.speedup)} {one.strategy}{said}"
+        rows.setdefault(one.run, [f"{one.run}, batch {one.batch}"]).append(words)
+    return Table(head, list(rows.values()))
+
+
+def releases_table(section: ModelSection) -> Table:
+    """Return how each device changed from version to version."""
+    head = ["Device", "Version", "Strategy", "Images/s", "Over the first", "Also differs"]
+    rows = []
+    for one in section.releases:
+        over = "the first" if one.ratio is None else times(one.ratio)
+        if one.ratio is not None and one.verdict not in ("faster", "slower"):
+            over = (
+                f"not judged: {why}"
+                if (why := reason(one.verdict))
+                else f"{over}, no difference shown"
+            )
+        rows.append(
+            [
+                one.device,
+                f"{one.version} ({one.measured})",
+                f"{one.strategy}, batch {one.batch}",
+                interval(one.images_per_second),
+                over,
+                ", ".join(one.also),
+            ]
+        )
+    return Table(head, rows)

@@ -1,0 +1,122 @@
+"""Runs that are not what they seem: each is refused, or kept apart by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.runs import PROMPTS, invented_run
+
+from lantern_accel.device.datasheets import profiles_dir
+from lantern_accel.errors import RequestError
+from lantern_accel.measure.reading import check_comparable, read_run
+from lantern_accel.measure.record import PromptSet, Run
+from lantern_accel.report.advice import headline, releases_table
+from lantern_accel.report.comparison import compare
+from lantern_accel.report.filing import examine
+from lantern_accel.report.record import Comparison
+from lantern_accel.report.rows import clock_jumps
+
+
+def test_other_weights_and_other_prompts_are_refused_by_name() -> None:
+    prompts = PromptSet(source="a file", count=1, sha256="f" * 64, used=PROMPTS[:1])
+    for settings, says in (
+        ({"weights_hash": "f" * 16}, "model hash"),
+        ({"prompts": prompts}, "prompts"),
+    ):
+        runs = [invented_run("a"), invented_run("b", settings=settings)]
+        with pytest.raises(RequestError, match=f"cannot be compared: {says} is"):
+            check_comparable(runs, ["a.json", "b.json"])
+
+
+def test_another_dtype_stands_in_every_name() -> None:
+    runs = [invented_run("a"), invented_run("b", settings={"dtype": "float32"}, speed=100)]
+    check_comparable(runs, ["a.json", "b.json"])
+    found = compare(runs, profiles=[])
+    assert [one.run for one in found.models[0].offers] == ["a, bfloat16", "b, float32"]
+    assert "b, float32" in headline(found.models[0], found.terms)
+
+
+@pytest.mark.parametrize(
+    "change", [{"total": 90.0}, {"wall": 90.0}, {"at": -5.0}, {"total": 0.001, "wall": 40.0}]
+)
+def test_a_clock_that_jumps_leaves_the_cell_unjudged(change: dict[str, float]) -> None:
+    run = invented_run(names=["vanilla", "eagle"])
+    eagle = run.cells[1]
+    eagle.samples[3] = eagle.samples[3].model_copy(update=change)
+    assert clock_jumps(eagle.samples) == 1 and clock_jumps(run.cells[0].samples) == 0
+    found = compare([run], profiles=[]).models[0]
+    said = "a clock jumped in 1 of 8 samples of eagle"
+    assert {p.strategy: said in p.doubt for p in found.points} == {"vanilla": False, "eagle": True}
+    assert found.offers[0].point is not None and found.offers[0].point.strategy == "vanilla"
+    assert any(said in fault for fault in examine(run, []).faults)
+
+
+def test_the_committed_run_s_clocks_do_not_jump() -> None:
+    for path in (profiles_dir() / "measured").glob("*.json"):
+        assert not any(clock_jumps(cell.samples) for cell in read_run(path).cells), path.name
+
+
+def test_no_rate_lies_above_what_the_run_itself_reached() -> None:
+    run = invented_run(names=["vanilla"])
+    assert not any("reached" in note for note in examine(run, []).notes)
+    for work in run.cells[0].work.values():
+        work.flops *= 1e4
+    assert any("its own products reached" in note for note in examine(run, []).notes)
+    # What auto draws is of changing length, and its work is that of the longest.
+    run.cells[0].stands_for = "windows of up to 16 tokens"
+    assert not any("reached" in note for note in examine(run, []).notes)
+
+
+# --- over releases ------------------------------------------------------------------------------
+
+
+def released(name: str, speed: float, day: int, **environment: Any) -> Run:
+    run = invented_run(name, names=["vanilla", "eagle", "lantern"], speed=speed)
+    run.sessions[0].started = f"2026-01-{day:02d}T00:00:00+00:00"
+    run.environment = run.environment.model_copy(update=environment)
+    return run
+
+
+def over(runs: list[Run], versions: str) -> Comparison:
+    return compare(runs, profiles=[], over=versions)  # type: ignore[arg-type]  # a test's word
+
+
+def test_a_device_is_followed_over_commits_in_the_order_of_their_days() -> None:
+    runs = [released("new", 600, 20, commit="b" * 40), released("old", 300, 10, commit="a" * 40)]
+    found = over(runs, "commits").models[0]
+    assert [(one.strategy, one.version, one.verdict) for one in found.releases] == [
+        ("eagle", "aaaaaaa", None), ("eagle", "bbbbbbb", "faster"),
+        ("vanilla", "aaaaaaa", None), ("vanilla", "bbbbbbb", "faster"),
+    ]  # fmt: skip
+    ratio = found.releases[3].ratio
+    assert ratio is not None and not isinstance(ratio, str) and ratio.value > 1.5
+    assert releases_table(found).rows[0][1] == "aaaaaaa (2026-01-10)"
+
+
+def test_torch_2_10_comes_after_2_9_and_what_else_differs_is_said() -> None:
+    runs = [
+        released("a", 300, 20, torch="2.10"),
+        released("b", 300, 21, torch="2.9", commit="c" * 40),
+    ]
+    lines = over(runs, "torch").models[0].releases
+    assert [one.version for one in lines if one.strategy == "vanilla"] == ["2.9", "2.10"]
+    assert lines[1].also == ["commit 0000000"]
+    assert lines[1].verdict == "same"
+
+
+def test_versions_of_other_devices_threads_and_busy_machines_give_no_ratio() -> None:
+    one = released("one", 300, 1, commit="a" * 40)
+    for other in (
+        released("two", 300, 2, commit="b" * 40, threads=1),
+        invented_run("three", device="Slate 9"),
+        released("four", 300, 2, commit="a" * 40),
+    ):
+        with pytest.raises(RequestError, match="two versions of commit"):
+            over([one, other], "commits")
+    busy = released("busy", 900, 2, commit="b" * 40)
+    for cell in busy.cells:
+        cell.samples = [s.model_copy(update={"others_cpu": 0.6}) for s in cell.samples]
+    found = over([one, busy], "commits").models[0]
+    assert all("the machine was busy" in str(r.ratio) for r in found.releases if r.run == "busy")
+    assert "not judged" in releases_table(found).rows[1][4]

@@ -28,13 +28,13 @@ PACKAGE = ROOT / "lantern_accel"
 DECODING = ["tests/unit/decoding", "tests/unit/test_mutants.py", "tests/unit/families/llamagen"]
 #: Tests that a file's faults must break, the quickest first; the first name that fits is taken.
 TESTS = {
-    "decoding/accept.py": ["tests/unit/test_mutants.py", "tests/unit/decoding/test_price.py",
+    "decoding/accept.py": ["tests/unit/test_mutants.py", "tests/unit/quality/test_pricing.py",
                            "tests/unit/decoding/test_acceptance_oracle.py",
                            "tests/unit/decoding/test_acceptance_golden.py",
                            "tests/unit/decoding/test_exactness.py"],
-    "decoding/rule.py": ["tests/unit/test_mutants.py", "tests/unit/decoding/test_price.py",
+    "decoding/rule.py": ["tests/unit/test_mutants.py", "tests/unit/quality/test_pricing.py",
                          "tests/unit/decoding/test_acceptance_oracle.py"],
-    "generation/pricing.py": ["tests/unit/decoding/test_price.py"],
+    "quality/pricing.py": ["tests/unit/quality/test_pricing.py"],
     "decoding/logits.py": ["tests/unit/decoding/test_logits.py", *DECODING],
     "decoding/maximal_coupling.py": ["tests/unit/decoding/test_jacobi.py",
                              "tests/unit/decoding/test_jacobi_exactness.py"],

@@ -69,6 +69,7 @@ PAGES = {
             Section("The device", "lantern_accel/device/backend.py"),
             Section("Preferences", "lantern_accel/device/preferences.py"),
             Section("How a step runs", "lantern_accel/device/capture.py"),
+            Section("What a step changes", "lantern_accel/device/changes.py"),
             Section("The operations", "lantern_accel/device/operations.py"),
             Section("Guidance, filters and draws", "lantern_accel/device/sampling.py"),
             Section("Packed weights", "lantern_accel/device/packed.py"),

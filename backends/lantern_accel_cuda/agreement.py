@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lantern_accel.decoding.accept import accept_sampling
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.noise import noise_keys
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Filter, Refused, StepPlan
+from lantern_accel.nn.neighbours import neighbour_table
 from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.rounding import rounded as round_weights
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP

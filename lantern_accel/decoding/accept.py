@@ -134,11 +134,7 @@ def residual(rule: Rule, test: DraftTest, allowed: Tensor | None = None) -> Tens
 
 
 def residual_price(rule: Rule, test: DraftTest, after: Tensor) -> Tensor:
-    """Return what a residual that is not the ideal one adds to the price of a refusal, ``[...]``.
-
-    The ideal residual is ``norm(max(0, p - q f))``, under which nothing but the tests moves mass; of the
-    residuals that are offered, only LANTERN's official one strays from it in a way that costs.
-    """
+    """Return what a residual that is not the ideal one adds to the price of a refusal, ``[...]``."""
     if test.q is not None:
         ideal = _normalised((test.p - test.q).clamp(min=0.0), test.p)
         return (after - ideal).clamp(min=0.0).sum(dim=-1)
@@ -267,11 +263,7 @@ def _price(masses: list[Tensor], shares: Tensor | None, tried: list[Tensor]) -> 
 
 
 def _drafted(q: Tensor | None, x: list[Tensor]) -> tuple[list[Tensor | None], Tensor | None]:
-    """Return what each sibling was drawn from, earlier ones removed, and how likely each was.
-
-    The rows are ``[B, G, V]`` each, the probabilities ``[B, W, G]``. Of a draft that is not tried, and of
-    the siblings behind it, they are not read.
-    """
+    """Return what each sibling was drawn from, ``[B, G, V]``, and how likely each was, ``[B, W, G]``."""
     if q is None:
         return [None] * len(x), None
     rows: list[Tensor | None] = []

@@ -1,9 +1,7 @@
 """Chooses how much of the cache a step reads: buckets of visible slots, and which one is next.
 
-Attention reads every slot that it is given, those of tokens that are not there yet included. So a step
-is made for a few lengths, each the first slots of one cache, and the host moves on when the next is
-needed. It learns lengths late: until it does, it goes by the most that steps can have brought, so that a
-bucket is never left too late.
+Attention reads every slot that it is given. The host learns lengths late: until it does, it goes by the
+most that steps can have brought, so that a bucket is never left too late.
 """
 
 from __future__ import annotations
@@ -49,10 +47,7 @@ def buckets(
 
 
 def usual(g: Geometry, layout: KVLayout, ops: TensorOps) -> list[int]:
-    """Return the buckets of an engine's cache below the whole, as its device lays caches out.
-
-    None where the device reads visible slots alone.
-    """
+    """Return the buckets of an engine's cache below the whole, as its device lays caches out."""
     if ops.preferences.skips_hidden:
         return []
 
@@ -66,9 +61,8 @@ def usual(g: Geometry, layout: KVLayout, ops: TensorOps) -> list[int]:
 class BucketChooser:
     """Chooses the bucket of every step of a request, by how far the fastest image can be.
 
-    ``sizes`` rise, and the last one always serves. A step needs ``prefix + n + ahead`` slots where the
-    fastest image that is not complete has ``n`` tokens committed. What a complete image computes is kept
-    nowhere, so it needs nothing.
+    ``sizes`` rise, and the last one always serves. With ``n`` tokens committed, a step needs ``prefix +
+    n + ahead`` slots.
     """
 
     def __init__(self, sizes: Sequence[int], g: Geometry) -> None:

@@ -35,10 +35,8 @@ def calibrate(
 ) -> dict[int, list[float]]:
     """Time steps of every length in turns, milliseconds; the request must be started again.
 
-    It takes ``rounds`` turns, and more where steps are short, until that has taken ``least``
-    milliseconds: a busy moment of the machine outlasts a few of those. A length that promises far
-    less than the best is timed no further; if it is longer than that, longer ones, which cost more
-    still, neither.
+    It takes ``rounds`` turns, and more until that has taken ``least`` milliseconds. A length that
+    promises far less than the best is timed no further; if it is longer than that, longer ones neither.
     """
     times: dict[int, list[float]] = {}
     lengths = [one.length for one in engine.draft_lengths]
@@ -66,11 +64,7 @@ def calibrate(
 
 
 def step_ms(engine: Engine, length: int, watch: Callable[[], Stopwatch]) -> float:
-    """Time a step of one length, milliseconds: of several in a row, if steps are short.
-
-    Threads that have slept wake in a good part of a short step. In decoding they are awake, and a
-    step of one token, which would look dearest, is what all others are compared with.
-    """
+    """Time a step of one length, milliseconds: of several in a row, if steps are short."""
     for _ in range(engine.source.untimed + 1):
         engine.state.rewind(engine.geometry.tokens // 2, pending=length)
         engine.move(length)

@@ -1,9 +1,4 @@
-"""Initialises drafts: what a position's first draft is drawn from, before any pass has seen it.
-
-Any distribution serves, since the test removes what is wrong with it; the better it is, the fewer
-passes until the draft is right. The position one row above has a good one: neighbours in an image are
-alike. It costs no pass and no training.
-"""
+"""Initialises drafts: what a position's first draft is drawn from, before any pass has seen it."""
 
 from __future__ import annotations
 

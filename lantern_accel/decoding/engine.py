@@ -1,8 +1,7 @@
 """Runs requests on static buffers, whatever drafts: a request comes in, steps run, tokens go out.
 
-``prefill -> [draft -> verify -> judge -> commit] -> tokens``. One engine serves one batch size, one
-strategy and one set of sampling settings. A step has one of a few fixed lengths, the most tokens that it
-brings an image, each captured by the device; the host chooses among them by counts that it reads anyway.
+``prefill -> [draft -> verify -> judge -> commit] -> tokens``. A step has one of a few fixed lengths,
+the most tokens that it brings an image, each captured by the device; the host chooses among them.
 """
 
 from __future__ import annotations
@@ -140,10 +139,7 @@ class Engine:
 
     @property
     def changes(self) -> dict[str, Tensor]:
-        """Every tensor that prefill and steps change in place, by name: state, soundness and caches.
-
-        They read further ones, such as weights and the request's conditions, and change none of those.
-        """
+        """Every tensor that prefill and steps change in place, by name: state, soundness and caches."""
         found = {
             f"state.{name}": value
             for name, value in self.state.buffers.items()
@@ -279,10 +275,7 @@ class Engine:
         (prefill or self.prefill)()
 
     def leave_out(self, first: int) -> None:
-        """Finish the images from ``first`` on, which only fill a batch; call after :meth:`start`.
-
-        One copy of one shape, so that no number of images is a shape of its own.
-        """
+        """Finish the images from ``first`` on, which only fill a batch; call after :meth:`start`."""
         length = self.state.length
         done = torch.zeros(length.shape, dtype=length.dtype)
         done[first:] = self.geometry.tokens - 1
@@ -303,10 +296,7 @@ class Engine:
         return AcceptancePolicy(timed or known, gain, self.geometry.batch)
 
     def usual(self, length: int) -> float:
-        """Return the tokens that a step of this length brings, where nobody has counted them.
-
-        Of a drafter, or a copy of the target, that is the most: how often it is right is counted.
-        """
+        """Return the tokens that a step of this length brings, where nobody has counted them."""
         from lantern_accel.decoding.length_policy import usual_tokens_per_step
 
         return usual_tokens_per_step(length) if self.source.settles else float(length)
@@ -372,11 +362,7 @@ class Engine:
         prefill: Callable[[], None],
         step: Callable[[], None],
     ) -> Decoded:
-        """Do once what a request does besides its steps, so that a device has compiled that too.
-
-        Loading, one step, the host's look at the lengths, and reading what was decoded. Arguments as
-        :meth:`start` takes them.
-        """
+        """Do once what a request does besides its steps, so that a device has compiled that too."""
         self.start(condition, prefix_mask, randomness, prefill)
         self.leave_out(0)
         step()

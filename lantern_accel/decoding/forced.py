@@ -14,10 +14,7 @@ TOKENS = 64
 
 
 def forced_pass(engine: Engine, first: int, count: int) -> Callable[[Tensor], Tensor]:
-    """Return a pass over ``count`` tokens from ``first`` on: from them, ``[B, count]``, to guided logits.
-
-    ``engine``: of plain decoding. The pass is its own, over many tokens and its cache.
-    """
+    """Return a pass of a plain engine over ``[B, count]`` tokens from ``first`` on, to guided logits."""
     state, v, g = engine.state, engine.verifying, engine.geometry
     prompt = state.prefix_mask.unsqueeze(1).expand(-1, count, -1)
     slots = v.slots[: len(v.slots) - g.prefix]

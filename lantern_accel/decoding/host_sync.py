@@ -1,8 +1,4 @@
-"""Chooses the steps after which the host reads how far each image is.
-
-A look costs the host some percent of a short step, and a step that runs behind the end of an image is
-lost. On a device that lets its copies lag, what is read is some steps old.
-"""
+"""Chooses the steps after which the host reads how far each image is; copies may lag some steps."""
 
 from __future__ import annotations
 
@@ -23,10 +19,7 @@ DRAFTING_BLOCK, PLAIN_BLOCK = 4, 8
 
 @dataclass(frozen=True)
 class Look:
-    """A copy of the lengths that is under way: after ``index`` steps, ``steps`` since the last one.
-
-    ``length``: that of these steps.
-    """
+    """A copy under way: after ``index`` steps, ``steps`` of one ``length`` since the last."""
 
     length: int
     index: int

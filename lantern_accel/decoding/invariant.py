@@ -26,9 +26,8 @@ def accept_invariant(
 ) -> Accepted:
     """Keep the drafts that the target chooses itself, from guided logits ``[B, T, V]``.
 
-    Walks down the children that are the token chosen after their parent. ``length [B]``: the position of
-    the root. The device does all of it at once where it has a kernel,
-    which then looks at the rows that are visited alone.
+    Walks down the children that are the token chosen after their parent. ``length [B]``: the position
+    of the root.
     """
     if not choices.greedy:
         ops, given = choices.filters.ops, choices.filters.given

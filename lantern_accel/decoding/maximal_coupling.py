@@ -1,13 +1,8 @@
 """SJD's test of a window's drafts, by uniforms, and what replaces the first that fails.
 
-Draft ``x[i]`` was drawn from ``q[i]``; the pass gives ``p[i]``, the distribution that it should have been
-drawn from. Testing x[i] with ``u q(x) < p(x)``, and where that fails drawing from what is left,
-``norm(max(0, p - q))``, gives a token that is distributed as p[i], whatever q[i] was. The target's
-own distribution follows for the drafts up to the first that is replaced: they, and the replacement,
-were judged by the right past. The later ones were judged by drafts, and are drawn again from their own
-p[i], so that q[i] := p[i] is what they were drawn from when the next pass tests them.
-
-Source: SJD (arXiv 2410.01699).
+A draft ``x[i]`` from ``q[i]`` is kept where ``u q(x) < p(x)``; else the token is drawn from
+``norm(max(0, p - q))``, so that it is distributed as p[i]. The later ones were judged by drafts, and
+are drawn again from their own p[i]. Source: SJD (arXiv 2410.01699).
 """
 
 from __future__ import annotations

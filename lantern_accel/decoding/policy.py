@@ -1,12 +1,4 @@
-"""Chooses the length of the next steps.
-
-Whatever the rule, the images follow the target's distribution, as long as it reads counts only. How many
-drafts a step keeps is settled by the tests up to the first that fails. What lies behind it was drawn from
-the distributions that are kept with it, given everything before it, whether or not the next window covers
-it: so no choice that is made from such counts changes the law of a draft that is still to be tested. A
-rule that looked at the drafts themselves could drop just those that it dislikes, and would bias the
-images; it is not given them.
-"""
+"""Chooses the length of the next steps by counts alone, so that no draft's law depends on the choice."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""Recalls drafts behind a replacement from an earlier pass that had the same past.
-
-Behind a replacement a pass has seen the wrong left neighbour. But drafts come and go: an earlier pass
-often had just this token at this position, and what it chose for the next one is a far better draft than
-what the last pass chose. The choices of a few passes are kept, with the tokens that they followed.
-
-A draft may be any guess where noise decides, so that no image changes. This project's; no paper is known
-to do it.
-"""
+"""Recalls drafts behind a replacement from an earlier pass that had the same past (this project's)."""
 
 from __future__ import annotations
 

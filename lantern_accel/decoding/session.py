@@ -22,6 +22,9 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.strategy.values import Sampling, Strategy
 
+#: Gets a step, its drafts, the features and guided logits of their nodes, and what was judged, which it
+#: may return changed.
+Observer = Callable[[Any, Any, Tensor, Tensor, Any], Any]
 #: Buffers of the state that a request fills and no step changes.
 GIVEN = ("condition", "prefix_mask", "uniforms", "keys", "start")
 #: Of these, what a session on other weights reads too.
@@ -40,7 +43,7 @@ class Session:
     choices: TokenChooser
     state: State
     finite: FiniteGuard
-    observer: Callable[..., Any] | None = None
+    observer: Observer | None = None
     """What sees every step judged, and may price it again; steps run operator by operator with one."""
 
     def __init__(

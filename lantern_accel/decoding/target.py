@@ -115,10 +115,7 @@ def place_of(target: Target) -> tuple[torch.dtype, torch.device]:
 
 
 def undrawn_of(target: Target) -> int:
-    """Return how many ids a target's ``all_logits`` has behind the codes, as its ``undrawn`` says.
-
-    Filters count these ids, and nothing draws them. Most targets have none, and neither attribute.
-    """
+    """Return how many ids a target's ``all_logits`` has behind the codes, which filters count alone."""
     return int(getattr(target, "undrawn", 0))
 
 

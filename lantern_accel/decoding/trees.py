@@ -107,10 +107,7 @@ class DraftTree:
         return torch.cat((self.depth, self.depth + 1), dim=1)
 
     def places(self) -> Tensor:
-        """Return what nodes see by place, bool ``[B, T, 1 + T + 1]``.
-
-        That is what is committed, the nodes, and what is behind them.
-        """
+        """Return what nodes see, bool ``[B, T, 1 + T + 1]``: committed places, nodes, what follows."""
         if self.known_places is not None:
             return self.known_places
         return F.pad(F.pad(self.visible, (1, 0), value=1), (0, 1), value=0)

@@ -1,8 +1,4 @@
-"""Points compilers to the cache folder, unless the user has named another place.
-
-What a compiler made for one process serves the next: a recipe or a graph of a whole model takes minutes.
-Compilers read their folder from the environment, so it is named before their first use.
-"""
+"""Points compilers to the cache folder before their first use, unless the user named another."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Load the plug-ins, each by itself, so that one that fails never hides the others.
-
-A plug-in has one hook or both: ``lantern_accel_backends`` and ``lantern_accel_families``. Each hook is
-asked separately, so that a backend that is broken hides no family of the same package.
-"""
+"""Load the plug-ins, each by itself, so that one that fails never hides the others."""
 
 from __future__ import annotations
 

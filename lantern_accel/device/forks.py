@@ -1,8 +1,4 @@
-"""Gets what is open ready in a child of ``fork``, which has its parent's memory and not its threads.
-
-A library whose threads are gone waits for them for ever. So what knows of such threads is told in the
-child, before anything is computed there.
-"""
+"""Gets what is open ready in a child of ``fork``, which has its parent's memory and not its threads."""
 
 from __future__ import annotations
 

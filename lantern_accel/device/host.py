@@ -67,10 +67,7 @@ def memory_left(root: Path = ROOT) -> int | None:
 
 
 def limit_threads(root: Path = ROOT) -> None:
-    """Let torch compute on as many threads as can run at once, unless the user has said how many.
-
-    More of them only take each other's time: a quota that is spent stops them all, those too that wait.
-    """
+    """Let torch compute on as many threads as can run at once, unless the user has said how many."""
     import torch
 
     most = cores(root)

@@ -326,10 +326,7 @@ def _open(spec: BackendSpec, index: int, options: Mapping[str, Any]) -> Backend:
 def ask(
     backend: str, hook: str, call: Callable[[], object], kind: type[Answer], hint: str = REPORT
 ) -> Answer:
-    """Return what a hook of a backend answers; raise BackendError for a failure or another type.
-
-    A BackendError of its own passes as it is: it is written to be read, about a wrong option for example.
-    """
+    """Return what a hook of a backend answers; raise BackendError for a failure or another type."""
     try:
         found = call()
     except BackendError:
@@ -348,8 +345,7 @@ def ask(
 def first_use(backend: Backend) -> None:
     """Allocate on a device and wait for it, so that one that is busy or has no kernels fails now.
 
-    Errors come out as the backend explains them. Raises BackendError, too, where the backend describes
-    itself by something of another type.
+    Raises BackendError, too, where the backend describes itself by something of another type.
     """
     import torch
 

@@ -15,6 +15,7 @@ from lantern_accel.evaluation.schema import FrontierPoint, Interchange, Settings
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.features import EfficientNetLite0, in_parts, to_pixels
 from lantern_accel.quality.interval import mean, paired, share
+from lantern_accel.quality.pricing import exact_prices
 from lantern_accel.quality.scoring import tokens_of
 from lantern_accel.quality.set_metrics import kernel_distance, permutation_test
 from lantern_accel.strategy.values import Strategy
@@ -135,13 +136,13 @@ def frontier(
     points = []
     sampling = pipeline.sampling()
     for strategy in strategies(pipeline, settings):
-        relaxed = strategy.acceptance.relaxed
+        observer = exact_prices if strategy.acceptance.relaxed else None
         steps: list[int] = []
         moved: list[float] = []
         for start in range(0, len(prompts), BATCH):
             chunk = list(prompts[start : start + BATCH])
             made, _ = pipeline.decode_only(
-                chunk, strategy, sampling, settings.seed + start, exact_price=relaxed
+                chunk, strategy, sampling, settings.seed + start, observer=observer
             )
             count = made.tokens.shape[1]
             steps += made.steps.tolist()

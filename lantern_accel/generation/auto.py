@@ -1,9 +1,6 @@
 """Chooses what a batch is decoded with: by what tuning kept for this device, or by timing a few steps.
 
-A choice that `lantern-accel tune` left is used as it is. Without one the first requests of a kind time a
-few steps of windows, and of a copy of the weights where one may pay, on their own prompts; what their
-images bring is counted. Then the choice is final. Exact drafts change no image: a seed gives the same one
-whatever was chosen.
+The first requests of a kind time steps on their own prompts, and count what their images bring.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ from typing import Any
 
 from lantern_accel.decoding.calibrate import calibrate, count
 from lantern_accel.decoding.engine import Engine
+from lantern_accel.families.manifest import Manifest
 from lantern_accel.generation.copies import (
     DRAFTS,
     USUAL_RATES,
@@ -59,7 +57,6 @@ from lantern_accel.strategy.values import (
     NoTree,
     Sampling,
     SelfDrafts,
-    StaticTree,
     Strategy,
     adaptive_window,
     self_drafted,
@@ -93,9 +90,9 @@ class Auto:
         return row_costs(self.model, self.backend, self.engines.dtype)
 
     @cached_property
-    def manifest(self) -> Any:
+    def manifest(self) -> Manifest:
         """The model's manifest, with default trees that are no larger than this device's costs favour."""
-        manifest = self.model.manifest
+        manifest: Manifest = self.model.manifest
         if self.model.drafter is None:
             return manifest
         defaults, branches = manifest.defaults, manifest.defaults.sampling.branches
@@ -177,15 +174,12 @@ class Auto:
         found = self.choice(strategy, batch, sampling)
         if found is None or (found.strategy.needs_drafter and self.model.drafter is None):
             return self.windows(strategy, batch, sampling).strategy
-        return found.strategy if self.engines.holds(found.strategy) else _plainly(strategy)
+        return found.strategy if self.engines.capacity.holds(found.strategy) else _plainly(strategy)
 
     # --- candidates ----------------------------------------------------------------------------
 
     def windows(self, asked: Strategy, batch: int, sampling: Sampling) -> Estimate:
-        """Return windows of the lengths that may pay here, with what is known of them.
-
-        They are exact, also where a drafter's drafts may be relaxed.
-        """
+        """Return windows of the lengths that may pay here, with what is known of them."""
         known = known_tokens_per_step(self.model.weights_hash, sampling.temperature, relaxed=False)
         brings: dict[int, float] = {}
         weight = USUAL_STEPS
@@ -218,7 +212,7 @@ class Auto:
             )
             strategy = windows.strategy.with_drafts(length=drafts.length, draft_lengths=made)
             shorter = drafts.length <= AUTO_LENGTHS[-1]
-            if shorter or self.engines.fits(strategy, batch, sampling):
+            if shorter or self.engines.capacity.fits(batch, strategy, sampling):
                 known = {n: brings[n] for n in lengths}
                 return windows.model_copy(update={"strategy": strategy, "known": known})
             lengths = lengths[:-1]
@@ -241,13 +235,10 @@ class Auto:
         return found.model_copy(update={"known": known_worth(windows.known)})
 
     def tree(self, asked: Strategy) -> Strategy | None:
-        """Return the drafter's default tree, whole or its upper levels alone; None where none may serve.
-
-        Only where relaxation is asked for, which nothing but a drafter's drafts can have.
-        """
+        """Return the drafter's default tree where relaxation is asked for; None where none may serve."""
         if self.model.drafter is None or not asked.acceptance.relaxed:
             return None
-        tree: StaticTree = self.manifest.defaults.static_tree
+        tree = self.manifest.defaults.static_tree
         depth = tree.size[1]
         if depth + 1 > self.model.manifest.target.num_tokens:
             return None
@@ -268,7 +259,7 @@ class Auto:
         tokens = self.model.manifest.target.num_tokens
         tree = self_drafted([length for length in AUTO_SELF if length <= tokens])
         made = asked.model_copy(update={"drafts": tree})
-        return made if self.engines.holds(made) else None
+        return made if self.engines.capacity.holds(made) else None
 
     def likely_copies(
         self, asked: Strategy, windows: Estimate, batch: int, sampling: Sampling
@@ -288,7 +279,7 @@ class Auto:
         times = product_times(self.model.target, self.backend, dtype, counts, watch)
 
         def holds(tree: SelfDrafts) -> bool:
-            return self.engines.holds(usual.with_drafts(tree))
+            return self.engines.capacity.holds(usual.with_drafts(tree))
 
         tokens = self.model.manifest.target.num_tokens
         found = likely_copies(times, rows, timed, tokens, holds, windows.times.get(1))
@@ -349,12 +340,12 @@ class Auto:
         sources = []
         for one in found.sources:
             again = found.near(one, batch) and copies_of(one.strategy) <= held
-            timed = self._timed(one, begun, ROUNDS_AGAIN, AGAIN_MS) if again else None
+            timed = self._timed(one, begun, again=True) if again else None
             sources.append(timed or one)
         update = {"sources": tuple(sources), "requests": found.requests + 1}
         return found.model_copy(update=update)
 
-    def _timed(self, one: Estimate, begun: Begun, *least: Any) -> Estimate | None:
+    def _timed(self, one: Estimate, begun: Begun, again: bool = False) -> Estimate | None:
         """Time the steps of a source, and count its drafts for a few where they settle at once.
 
         None: it does not fit the memory, or the device has not captured all of its steps yet.
@@ -366,7 +357,9 @@ class Auto:
         if engine.usable is not None:
             return None
         begin()
-        one = one.with_times(calibrate(engine, self.backend.stopwatch, *least))
+        watch = self.backend.stopwatch
+        least = (ROUNDS_AGAIN, AGAIN_MS) if again else ()
+        one = one.with_times(calibrate(engine, watch, *least))
         if one.known and not engine.geometry.guesses:
             return one
         lengths = [p for p in one.weighed(one.times[1]).strategy.lengths if p.cost is not None]

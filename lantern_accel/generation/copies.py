@@ -1,20 +1,13 @@
-"""Predicts which copy of a model's own weights would draft best for it, before one is made.
-
-Making a copy takes time and memory, so that a request tries one at most: the weights, the copy's own
-window and the number of drafts that promise most by what products with a part of the weights cost at
-several numbers of rows, and by how often a copy of so many bits usually agrees. What is taken in the end
-is decided by steps of that copy, timed and counted.
-"""
+"""Predicts which copy of a model's own weights would draft best for it, before one is made."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lantern_accel.decoding.length_policy import tokens_of, usual_tokens_per_step
 from lantern_accel.device.backend import Stopwatch
@@ -57,11 +50,7 @@ def product_times(
     rows: Sequence[int],
     watch: Callable[[], Stopwatch],
 ) -> ProductTimes:
-    """Time products of ``rows`` activations with full weights and with codes, least of several.
-
-    A part of a large model's weights is multiplied, and counts for all. The kinds take turns, since the
-    pace of memory changes. Codes are zeros: a product takes the same time whatever they are.
-    """
+    """Time products of ``rows`` activations with full weights and with codes, least of several."""
     every = sorted(projections(target), key=lambda one: -one.weight.numel())
     parts: list[Projection] = []
     for part in every:
@@ -88,7 +77,7 @@ def _zeros(part: Projection, ops: TensorOps, how: Rounding) -> Projection:
     out, inputs = part.out_features, part.in_features
     device = part.weight.device
 
-    def zeros(*shape: int, dtype: torch.dtype) -> Any:
+    def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
     if not how.group:

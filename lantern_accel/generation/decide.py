@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 
-from lantern_accel.families.base import Conditions, Rows
+from lantern_accel.device.backend import inferring
+from lantern_accel.errors import DoesNotFitError
+from lantern_accel.families.base import Rows, Size
 from lantern_accel.generation.decision import Decision, Part
-from lantern_accel.generation.engines import ALL, Capture
-from lantern_accel.generation.request import GenerationRequest
+from lantern_accel.generation.engines import ALL, Capture, CapturedEngine, explained
 from lantern_accel.generation.runtime import Runtime
-from lantern_accel.strategy.values import Sampling, Strategy
+from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
 
-def decided(runtime: Runtime, request: GenerationRequest, parts: Sequence[Part]) -> Decision:
+def decided(
+    runtime: Runtime, asked: Strategy, sampling: Sampling, size: Size | None, parts: Sequence[Part]
+) -> Decision:
     """Return the decision for these parts of a request."""
     backend, manifest = runtime.backend, runtime.model.manifest
     return Decision(
@@ -21,47 +25,51 @@ def decided(runtime: Runtime, request: GenerationRequest, parts: Sequence[Part])
         backend=f"{backend.name} {backend.version}",
         device=backend.facts().name,
         dtype=str(runtime.dtype).removeprefix("torch."),
-        asked=request.strategy.name,
-        sampling=request.sampling,
-        size=request.size,
+        asked=asked.name,
+        sampling=sampling,
+        size=size,
         parts=tuple(parts),
     )
 
 
-def part_of(
-    runtime: Runtime, images: int, rows: int, strategy: Strategy, sampling: Sampling
-) -> Part:
-    """Return a part, with the memory that it takes."""
-    fit = runtime.engines.capacity.fit(rows, strategy, sampling, spare=runtime.engines.nbytes)
-    return Part(images=images, rows=rows, strategy=strategy, memory=fit.nbytes, free=fit.free)
-
-
+@inferring
 def decide(
     runtime: Runtime,
-    request: GenerationRequest,
-    conditions: Conditions,
-    wanted: Sequence[int],
+    asked: Strategy,
+    sampling: Sampling,
+    shape: Hashable,
+    rows: Callable[[int], Rows],
+    images: int,
+    batch: int | None = None,
+    *,
+    size: Size | None = None,
+    joins: bool = False,
     capture: Capture = ALL,
-    given: Decision | None = None,
 ) -> Decision:
-    """Decide what the ``wanted`` images of a request are decoded with.
+    """Decide what some images are decoded with, ``batch`` at once; None: as many as fit.
 
     ``auto`` reads what is kept for this device and model, or times its candidates on the first images.
-    ``given``: an earlier decision, which is taken where it fits; raises RequestError where it does not.
+    ``shape``: of the pictures; ``rows``: what the first images start from, by their number. ``joins``:
+    images join and leave the rows of one batch, so that it has no other rows and there is no rest.
     """
-    if given is not None:
-        given.check(decided(runtime, request, given.parts), request)
-        return given
-    engines, asked, sampling = runtime.engines, request.strategy, request.sampling
-    batch = engines.batch_of(len(wanted), request.batch_size, asked, sampling)
-    parts = []
-    for images in dict.fromkeys((batch, len(wanted) % batch or batch)):
-        count = engines.rows_of(images, asked, sampling)
+    capacity, parts = runtime.engines.capacity, list[Part]()
+    for together, padded in capacity.batches(images, batch, asked, sampling, shape).items():
+        count, used = together if joins else padded, asked
+        if asked.name == AUTO:
 
-        def rows(images: int = images, count: int = count) -> Rows:
-            first = [*wanted[:images], *[wanted[0]] * (count - images)]
-            return runtime.rows_of(request, conditions, first)
+            def begun(
+                source: Strategy, count: int = count
+            ) -> tuple[CapturedEngine, Callable[[], None]] | None:
+                try:
+                    ready = runtime.engines.get(count, source, sampling, shape, capture)
+                except DoesNotFitError:  # not together with the first
+                    return None
+                return ready, partial(ready.begin, rows(count), 0, range(count))
 
-        used = runtime.chosen(rows, count, asked, sampling, conditions.shape, capture)
-        parts.append(part_of(runtime, images, count, used, sampling))
-    return decided(runtime, request, parts)
+            with explained(runtime.backend):
+                used = runtime.auto.choose(asked, count, sampling, begun)
+        free, need = capacity.free, capacity.bytes_of(count, used, sampling, shape)
+        parts.append(Part(images=together, rows=count, strategy=used, memory=need, free=free))
+        if joins:
+            break
+    return decided(runtime, asked, sampling, size, parts)

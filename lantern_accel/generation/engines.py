@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import traceback
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.geometry import check as check_settings
-from lantern_accel.decoding.neighbours import cached_neighbour_table
+from lantern_accel.decoding.target import Target
 from lantern_accel.device.backend import Backend, recorded
 from lantern_accel.device.capture import Replay
 from lantern_accel.device.entry_points import why
@@ -28,14 +29,16 @@ from lantern_accel.errors import (
     LanternWarning,
     NotCapturableError,
     NotFiniteError,
+    StrategyError,
 )
 from lantern_accel.families.base import Model, Rows
 from lantern_accel.files import cache_dir
 from lantern_accel.memory.limits import Capacity
+from lantern_accel.nn.neighbours import cached_neighbour_table
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.records import format_bytes
-from lantern_accel.strategy.sources import fault_of
+from lantern_accel.strategy.sources import SERVED_BY, SOURCES
 from lantern_accel.strategy.values import AUTO, NeighbourSpace, Sampling, Strategy
 
 #: Engines (buffers of one bucket) that are kept for reuse.
@@ -128,17 +131,12 @@ class CapturedEngine:
         self.step.release()
 
 
-def bucket(images: int) -> int:
-    """Return the batch that serves so many images: 1, 2, 4, 8, ..."""
-    return 1 << (images - 1).bit_length()
-
-
 class Engines:
     """Makes engines for one model on one device and keeps some; closes none by itself."""
 
     def __init__(self, model: Model, backend: Backend, dtype: torch.dtype) -> None:
         self.model, self.backend, self.dtype = model, backend, dtype
-        self.capacity = Capacity(model, backend, dtype)
+        self.capacity = Capacity(model, backend, dtype, lambda: self.nbytes)
         self.kept = KEPT_ENGINES
         self.warmed: list[str] = []
         #: Functions that could not be captured: the name, the seconds of a call, and why.
@@ -168,31 +166,6 @@ class Engines:
         for one in self._ready.values():
             one.release()
         self._ready.clear()
-
-    def batch_of(
-        self, images: int, asked: int | None, strategy: Strategy, sampling: Sampling
-    ) -> int:
-        """Return how many of ``images`` are decoded together; ``asked``: as many as was asked for.
-
-        None: as many as the device likes, and as fit in place of the engines that are kept.
-        """
-        if asked is not None:
-            return min(asked, images)
-        usual = min(self.backend.preferences.default_batch, images)
-        if usual == 1 or (strategy.needs_drafter and self.model.drafter is None):
-            return usual
-        return max(1, self.capacity.fit(usual, strategy, sampling, spare=self.nbytes).batch)
-
-    def rows_of(self, images: int, strategy: Strategy, sampling: Sampling) -> int:
-        """Return the rows to decode ``images`` with: the next bucket where captured steps are reused.
-
-        Rows that are not asked for are finished from the start. A device that runs steps eagerly has
-        nothing to reuse, and a bucket that does not fit is not taken.
-        """
-        larger = bucket(images)
-        if larger == images or not self.backend.support("capture"):
-            return images
-        return larger if self.fits(strategy, larger, sampling) else images
 
     def neighbours(self, k: int, space: NeighbourSpace | None = None) -> Tensor:
         """Return the neighbour table of the codebook, int32 ``[V, k]``, from the disk cache or new.
@@ -261,13 +234,13 @@ class Engines:
         check_settings(strategy, sampling, self.model.manifest.target.vocab_size)
         parts = *self.model.family.target_for_shape(self.model, shape), self.backend
         copy, k = self.copy(strategy, shape), strategy.neighbours
-        self._make_room(batch, strategy, sampling, shape)
+        self._release_until_it_fits(batch, strategy, sampling, shape)
         table = self.neighbours(k, strategy.neighbour_space) if k else None
         engine = Engine(*parts, strategy, sampling, batch=batch, neighbours=table, copy=copy)
         prefill = self._capture(engine.prefill, "prefill")
         return CapturedEngine(engine, prefill, CapturedStep(engine.step), {})
 
-    def copy(self, strategy: Strategy, shape: Hashable = None) -> Any:
+    def copy(self, strategy: Strategy, shape: Hashable = None) -> Target | None:
         """Return the target with the weights that a strategy drafts with, made once; None: with none.
 
         Raises :class:`DoesNotFitError` where the device has no memory left for them.
@@ -288,7 +261,8 @@ class Engines:
             self._copies[how.name] = rounded_copy(model.target, self.backend, how, drafts=True)
             self.capacity.copies = frozenset(self._copies)
         drawn = replace(model, target=self._copies[how.name])
-        return model.family.target_for_shape(drawn, shape)[0]
+        made: Target = model.family.target_for_shape(drawn, shape)[0]
+        return made
 
     def keep_copies(self, names: frozenset[str]) -> None:
         """Free copies in other weights, and the engines that draft with them."""
@@ -297,16 +271,6 @@ class Engines:
                 self._ready.pop(key).release()
         self._copies = {name: one for name, one in self._copies.items() if name in names}
         self.capacity.copies = frozenset(self._copies)
-
-    def holds(self, strategy: Strategy) -> bool:
-        """Return whether the copy that a strategy drafts with is there, or fits; True: it needs none."""
-        need = self.capacity.copy_bytes(strategy)
-        free = self.backend.memory().left if need else None
-        return free is None or need <= free
-
-    def fits(self, strategy: Strategy, batch: int, sampling: Sampling) -> bool:
-        """Return whether the buffers of a strategy fit in place of those that are kept."""
-        return self.capacity.fit(batch, strategy, sampling, spare=self.nbytes).batch == batch
 
     def _tell(self) -> None:
         """Warn of functions that run as they are, once."""
@@ -361,10 +325,7 @@ class Engines:
         engine.usable = None
 
     def _capture(self, function: Callable[[], None], name: str) -> Replay:
-        """Capture a function; one that the device cannot capture, and was not told to, stays as it is.
-
-        Any other failure is the device's own, and raised.
-        """
+        """Capture a function; one that the device cannot capture, and was not told to, stays as it is."""
         try:
             return recorded(self.backend, function, name)
         except NotCapturableError as error:
@@ -384,29 +345,54 @@ class Engines:
                 f"`lantern-accel conform {self.backend.name}` to see what fails"
             ) from error
 
-    def _make_room(
+    def _release_until_it_fits(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable
     ) -> None:
         """Release kept engines, the oldest first, until a new one fits; raise where none does."""
-        text = self.model.text
+        text, need = self.model.text, self.capacity.bytes_of(batch, strategy, sampling, shape, 0)
         while True:
-            found = self.capacity.fit(batch, strategy, sampling, shape=shape)
-            if found.batch < batch and text is not None:
+            free = self.backend.memory().left
+            fits = free is None or need <= free
+            if fits and len(self._ready) < self.kept:
+                return
+            if not fits and text is not None:
                 # An encoder that stayed goes first: it is only read again.
                 text.release()
                 text = None
-                continue
-            if not self._ready:
-                found.check(self.backend)
-            if found.batch == batch and len(self._ready) < self.kept:
-                return
-            self._ready.popitem(last=False)[1].release()
+            elif self._ready:
+                self._ready.popitem(last=False)[1].release()
+            else:
+                return self.capacity.check(batch, strategy, sampling, shape)
 
 
 def copies_of(strategy: Strategy) -> frozenset[str]:
     """Return the weights of the copies that a strategy drafts with: one, or none."""
     weights = strategy.drafts.copy_weights
     return frozenset(() if weights is None else {weights})
+
+
+def fault_of(error: BaseException) -> StrategyError | None:
+    """Return what to say of an error from the code of a package that brings a source; None: from ours."""
+    modules = {one.__module__: kind for kind, one in SOURCES.items()} | SERVED_BY
+    ours = __name__.partition(".")[0]
+    brought = {
+        name: kind
+        for name, kind in modules.items()
+        if name != "__main__" and name.partition(".")[0] != ours
+    }
+    place: str | None = None
+    seen: BaseException | None = error
+    while brought and seen is not None:
+        for frame, line in traceback.walk_tb(seen.__traceback__):
+            kind = brought.get(str(frame.f_globals.get("__name__", "")))
+            if kind is not None:
+                text = " ".join(str(seen).split())
+                where = f"{frame.f_code.co_filename}, line {line}"
+                place = f"{kind!r} failed in {where} ({type(seen).__name__}: {text})"
+        seen = seen.__cause__
+    if place is None:
+        return None
+    return StrategyError(f"the source of drafts {place}; mend it there, or draft with another")
 
 
 @contextmanager

@@ -60,8 +60,7 @@ class Estimate(Frozen):
     def weighed(self, plain: float) -> Estimate:
         """Return it with the costs and tokens per step that follow from what was timed and counted.
 
-        ``plain``: milliseconds of a plain step, the least that was timed with any source. Plain steps
-        are bound by memory, whose pace changes with what else a machine does.
+        ``plain``: milliseconds of a plain step, the least that was timed with any source.
         """
         lengths = [one.length for one in self.strategy.lengths]
         if self.known:

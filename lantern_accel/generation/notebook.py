@@ -9,10 +9,7 @@ from typing import Any
 
 
 def notebook() -> Any | None:
-    """Return IPython's display function where this process is a notebook's kernel, else None.
-
-    IPython is not imported for it: a kernel has done that.
-    """
+    """Return IPython's display function where this process is a notebook's kernel, else None."""
     ipython = sys.modules.get("IPython")
     shell = getattr(ipython, "get_ipython", lambda: None)()
     # A terminal's shell has no kernel, and draws no HTML.

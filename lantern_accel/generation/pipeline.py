@@ -15,6 +15,7 @@ from torch import Tensor
 from lantern_accel.decoding.buckets import Steps
 from lantern_accel.decoding.calibrate import calibrate
 from lantern_accel.decoding.decoded import Decoded
+from lantern_accel.decoding.session import Observer
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.device.entry_points import why
 from lantern_accel.device.timeouts import CLOSING, close_in_time, in_time
@@ -27,12 +28,19 @@ from lantern_accel.errors import (
     shown,
 )
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
+from lantern_accel.families.manifest import Manifest
 from lantern_accel.generation.auto import Auto
-from lantern_accel.generation.decide import decide
+from lantern_accel.generation.decide import decide, decided
 from lantern_accel.generation.decision import Decision
-from lantern_accel.generation.engines import CapturedEngine, Engines, explained, of_image, within
+from lantern_accel.generation.engines import (
+    Capture,
+    CapturedEngine,
+    Engines,
+    explained,
+    of_image,
+    within,
+)
 from lantern_accel.generation.notebook import bar, notebook
-from lantern_accel.generation.pricing import exact_prices
 from lantern_accel.generation.request import (
     DEFAULT_STRATEGY,
     GenerationRequest,
@@ -108,11 +116,7 @@ class Pipeline:
                 raise
 
     def close(self) -> None:
-        """Release captured steps, buffers and the device; a closed pipeline draws no more.
-
-        What a backend raises here is told in a warning, and so is that it does not return: the images
-        are made.
-        """
+        """Release captured steps, buffers and the device; a closed pipeline draws no more."""
         with self.request_lock.hold(last=True):
             if self.request_lock.closed:
                 return
@@ -153,7 +157,7 @@ class Pipeline:
         return self.runtime.auto
 
     @property
-    def manifest(self) -> Any:
+    def manifest(self) -> Manifest:
         """The model's manifest, with the default trees that this device's costs favour."""
         return self.auto.manifest
 
@@ -194,8 +198,7 @@ class Pipeline:
     def _tuned(
         self, strategy: Strategy, batch: int | None, count: int, sampling: Sampling
     ) -> Strategy:
-        size = self.engines.batch_of(count, batch, strategy, sampling)
-        rows = self.engines.rows_of(size, strategy, sampling)
+        rows = next(iter(self.engines.capacity.batches(count, batch, strategy, sampling).values()))
         return self.auto.tuned(strategy, rows, sampling)
 
     # --- engines -------------------------------------------------------------------------------
@@ -250,7 +253,7 @@ class Pipeline:
         """Make the engine of a batch and rehearse what a request does on it; return the bucket's name."""
         shape = self.model.family.usual_shape(self.model)
         chosen = self.strategy(given)
-        size = self.engines.rows_of(batch, chosen, sampling)
+        size = self.engines.capacity.batches(batch, batch, chosen, sampling, shape)[batch]
         if isinstance(given, str):
             chosen = self.auto.tuned(chosen, size, sampling)
         ready = self.engine(size, chosen, sampling, shape)
@@ -366,7 +369,10 @@ class Pipeline:
                 wanted_images(request, only),
                 within(self.backend.preferences.capture_patience),
             )
-            decision = decide(runtime, request, conditions, wanted, capture, given)
+            decision = given or self._decide(request, conditions, wanted, capture)
+            if given is not None:
+                own = request.strategy, request.sampling, request.size, given.parts
+                given.check(decided(runtime, *own), request)
             chunks = [*decision.chunks(wanted)]
             for at, (part, chunk) in enumerate(chunks):
                 more = request.sampling, conditions.shape, capture
@@ -401,6 +407,39 @@ class Pipeline:
         columns = request.num_images if only is None else 0
         return runtime.finished(request, decision, parts, images, seconds, buffers, columns)
 
+    def _decide(
+        self,
+        request: GenerationRequest,
+        conditions: Conditions,
+        wanted: Sequence[int],
+        capture: Capture,
+    ) -> Decision:
+        """Decide what the ``wanted`` images of a request are decoded with."""
+
+        def rows(count: int) -> Rows:
+            first = [*wanted[:count], *[wanted[0]] * (count - len(wanted))]
+            return self.runtime.rows_of(request, conditions, first)
+
+        return decide(
+            self.runtime,
+            request.strategy,
+            request.sampling,
+            conditions.shape,
+            rows,
+            len(wanted),
+            request.batch_size,
+            size=request.size,
+            capture=capture,
+        )
+
+    def _engine_for(
+        self, rows: Rows, shape: Hashable, batch: int, strategy: Strategy, sampling: Sampling
+    ) -> CapturedEngine:
+        """Return the engine that decodes ``rows`` at once; steps of auto are timed on it if need be."""
+        asked = strategy, sampling, shape, lambda count: rows
+        (part,) = decide(self.runtime, *asked, batch, batch, joins=True).parts
+        return self.engines.get(part.rows, part.strategy, sampling, shape)
+
     def _begun(
         self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling
     ) -> tuple[CapturedEngine, Rows]:
@@ -408,9 +447,7 @@ class Pipeline:
         conditions = self.conditions(prompts)
         rows = self.model.family.rows(self.model, conditions, sampling)
         with explained(self.backend):
-            ready = self.runtime.engine_for(
-                rows, len(prompts), strategy, sampling, conditions.shape
-            )
+            ready = self._engine_for(rows, conditions.shape, len(prompts), strategy, sampling)
         return ready, rows
 
     @inferring
@@ -430,7 +467,7 @@ class Pipeline:
         each image's randomness; ``on_progress`` gets the tokens known of the slowest image.
         """
         with self.request_lock.hold(), explained(self.backend):
-            ready = self.runtime.engine_for(rows, len(images), strategy, sampling, shape)
+            ready = self._engine_for(rows, shape, len(images), strategy, sampling)
             ready.begin(rows, seed, images)
             return ready.engine.run(ready.steps, on_progress).tokens
 
@@ -442,21 +479,21 @@ class Pipeline:
         sampling: Sampling,
         seed: int,
         step: Steps | None = None,
-        exact_price: bool = False,
+        observer: Observer | None = None,
     ) -> tuple[Decoded, float]:
         """Decode one batch without pixels; return it and the seconds of prefill and decode.
 
         ``step`` runs in place of the captured steps (for measurements that look at the state).
-        ``exact_price``: price relaxation exactly, on the host's time, in place of a step's bound.
+        ``observer`` sees every step judged, operator by operator (:attr:`.Session.observer`).
         """
         with self.request_lock.hold():
             ready, rows = self._begun(prompts, strategy, sampling)
             engine = ready.engine
             with explained(self.backend), self.backend.stopwatch() as watch:
                 ready.begin(rows, seed, range(len(prompts)))
-                engine.session.observer = exact_prices if exact_price else None
+                engine.session.observer = observer
                 try:
-                    decoded = engine.run(engine.steps if exact_price else step or ready.steps)
+                    decoded = engine.run(engine.steps if observer else step or ready.steps)
                 finally:
                     engine.session.observer = None
         return decoded, watch.seconds

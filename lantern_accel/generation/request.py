@@ -14,6 +14,7 @@ from pydantic import Field
 from lantern_accel.bounds import MOST_BATCH, MOST_IMAGES, SEEDS
 from lantern_accel.device import forks
 from lantern_accel.errors import BackendError, RequestError, shown
+from lantern_accel.families.manifest import Manifest
 from lantern_accel.generation.settings import check_prompts, read_settings
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.choose import CHANGES, choose_strategy
@@ -59,7 +60,7 @@ class GenerationRequest(Frozen):
 
 
 def build_request(
-    manifest: Any, prompt: object, given: dict[str, Any], tuned: Tuned | None = None
+    manifest: Manifest, prompt: object, given: dict[str, Any], tuned: Tuned | None = None
 ) -> GenerationRequest:
     """Check keywords and fill in a preset's or the model's defaults.
 

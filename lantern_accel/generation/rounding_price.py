@@ -1,10 +1,7 @@
 """Prices weights in fewer bits: the exact total variation from the unrounded model, per token.
 
-The rounded model draws some images; along each, both models say what comes next, after guidance and
-filters, and the price is half the sum of absolute differences, averaged over tokens. Both say it by the
-passes that draw. It is the currency in which relaxed acceptance is priced: the two add up to a bound.
-Measured once a model, device and dtype at the model's own sampling, image by image, and kept in the
-cache.
+The rounded model draws some images; along each, both models say what comes next, and the price is half
+the sum of absolute differences. It adds to that of relaxed acceptance. Kept in the cache.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import json
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import torch
 from pydantic import ValidationError
@@ -25,7 +22,7 @@ from lantern_accel.decoding.forced import forced_logits
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import LanternWarning, ModelError
-from lantern_accel.families.base import Model, Prompt
+from lantern_accel.families.base import Conditions, Model, Prompt
 from lantern_accel.files import cache_dir, read_record, write_record
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.result import RoundingPrice
@@ -116,7 +113,7 @@ def measure(
 
 
 def next_tokens(
-    model: Model, backend: Backend, conditions: Any, tokens: Tensor, sampling: Sampling
+    model: Model, backend: Backend, conditions: Conditions, tokens: Tensor, sampling: Sampling
 ) -> Tensor:
     """Return a model's distribution of every token of images, given those before: ``[b, N, V]``.
 
@@ -140,7 +137,7 @@ def read_price(
         return None
 
 
-def _path(model: Model, backend: Backend, dtype: torch.dtype, how: Rounding) -> Any:
+def _path(model: Model, backend: Backend, dtype: torch.dtype, how: Rounding) -> Path:
     prompts: list[Prompt] = list(model.family.examples(model.manifest))
     key = {
         "model": model.manifest.name,

@@ -1,26 +1,21 @@
 """What a pass over many rows costs in plain passes on a device, and how much is drafted for it.
 
-A row is one position of one branch of one image: with guidance two for every token of every image. Where
-a matrix unit multiplies, rows are nearly free until there are many; elsewhere a few cost a pass more.
-Lengths of windows and sizes of trees that nobody chose follow from these costs, and from what drafts
-usually bring.
+A row is one position of one branch of one image: with guidance two for every token of every image.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise
 
 import torch
 from pydantic import Field, ValidationError
 
-from lantern_accel.decoding.calibrate import HOPELESS
+from lantern_accel.decoding.calibrate import HOPELESS, calibrate
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.forced import forced_pass
 from lantern_accel.decoding.length_policy import (
     GAIN,
     in_batch,
@@ -28,22 +23,24 @@ from lantern_accel.decoding.length_policy import (
     shifted,
     usual_tokens_per_step,
 )
-from lantern_accel.decoding.logits import distribution
-from lantern_accel.device.backend import Backend, Stopwatch, inferring, recorded
-from lantern_accel.device.capture import Replay
+from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.families.base import Model
 from lantern_accel.files import cache_dir, read_record, write_record
 from lantern_accel.records import Record
 from lantern_accel.strategy.choices import key_of
 from lantern_accel.strategy.sources import DraftSource
 from lantern_accel.strategy.trees import cut_tree
-from lantern_accel.strategy.values import AUTO_LENGTHS, Strategy
+from lantern_accel.strategy.values import (
+    AUTO_LENGTHS,
+    Strategy,
+    adaptive_window,
+    with_tokens_per_step,
+)
 
 #: Tokens of an image's passes that are timed, and those that windows may have.
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
-#: Milliseconds and rounds of passes that are timed at least, and the most rounds; how long a pass is
-#: repeated, since a short one is no longer than a clock's noise.
-TIMED_MS, ROUNDS, MOST_ROUNDS, REPEATED_MS = 150.0, 2, 8, 1.0
+#: Milliseconds and rounds of steps that are timed at least.
+TIMED_MS, ROUNDS = 150.0, 2
 #: By how much the odds of acceptance are better than usual, as a logarithm, on an easy prompt.
 EASY = 1.0
 #: A shorter window than this has nothing to keep, where nobody chose its length.
@@ -131,11 +128,7 @@ def known_worth(worth: Mapping[int, float]) -> dict[int, float]:
 
 
 def tree_tokens(nodes: int) -> float:
-    """Return the tokens per step of a tree of so many nodes, the likeliest drafts.
-
-    One level deeper halves what a draft is worth and one sibling further quarters it, as
-    :func:`.cut_tree` has it. So there are 1, 1, 2, 3, 5, 8, ... drafts worth 1/2, 1/4, 1/8, ... tokens.
-    """
+    """Return the tokens per step of a tree of the likeliest drafts, worth 1/2, 1/4, 1/8, ..."""
     found, left, worth, many, more = 1.0, nodes - 1, 0.5, 1, 1
     while left > 0:
         found += worth * min(left, many)
@@ -177,58 +170,17 @@ def row_costs(model: Model, backend: Backend, dtype: torch.dtype) -> RowCosts:
 
 @inferring
 def measure(backend: Backend, model: Model) -> RowCosts:
-    """Time passes over 1, 2, 4, ... tokens of an image with the draw of each, least of several rounds.
+    """Time steps of windows of 1, 2, 4, ... tokens, the least of several rounds.
 
-    A round ends where more tokens could not pay, so that it is short next to an image.
+    A round ends where longer ones could not pay on an easy prompt.
     """
     target = model.family.target_for_shape(model, model.family.usual_shape(model))[0]
     sampling = model.manifest.defaults.sampling
-    engine = Engine(target, None, backend, Strategy(name="vanilla"), sampling)
-    branches, most = engine.geometry.branches, engine.geometry.tokens - 1
-    runs = {n: _drawing(engine, backend, n) for n in TOKENS if n <= most}
-    times: dict[int, float] = {}
-    number, spent = 0, 0.0
-    while number < ROUNDS or (spent < TIMED_MS and number < MOST_ROUNDS):
-        best = 0.0
-        for tokens, run in runs.items():
-            ms, rows = _ms(run, backend.stopwatch), branches * tokens
-            spent += ms
-            times[rows] = min(ms, times.get(rows, math.inf))
-            easy = shifted(usual_tokens_per_step(tokens), tokens, EASY)
-            promise = easy * times[branches] / times[rows]
-            best = max(best, promise)
-            if promise < HOPELESS * best:
-                break
-        number += 1
-    return RowCosts.of_times(times)
-
-
-def _drawing(engine: Engine, backend: Backend, count: int) -> Callable[[], None]:
-    """Return a pass over tokens in the middle of an image, and the draw of what follows each."""
-    state, g = engine.state, engine.geometry
-    first = min(g.tokens // 2, g.tokens - 1 - count)
-    forward = forced_pass(engine, first, count)
-    tokens = state.tokens[:, first : first + count]
-    positions = engine.verifying.slots[first + 1 : first + 1 + count].expand(g.batch, -1)
-    state.prefix_mask.fill_(True)
-
-    def run() -> None:
-        logits = forward(tokens)
-        if not engine.greedy:
-            engine.choices.of(distribution(logits, engine.filters), positions)
-
-    captures = backend.support("capture")
-    return Replay(run) if captures else recorded(backend, run, "pass")
-
-
-def _ms(run: Callable[[], None], watch: Callable[[], Stopwatch]) -> float:
-    """Return the milliseconds of a call, of several in a row where it is short."""
-    with watch() as one:
-        run()
-    count = math.ceil(REPEATED_MS / max(1e3 * one.seconds, REPEATED_MS / 16))
-    if count == 1:
-        return 1e3 * one.seconds
-    with watch() as every:
-        for _ in range(count):
-            run()
-    return 1e3 * every.seconds / count
+    windows = adaptive_window([n for n in TOKENS if n < model.manifest.target.num_tokens])
+    easy = {n: shifted(usual_tokens_per_step(n), n, EASY) for n in TOKENS}
+    lengths = with_tokens_per_step(windows.draft_lengths, easy)
+    strategy = Strategy(drafts=windows).with_drafts(draft_lengths=lengths)
+    engine = Engine(target, None, backend, strategy, sampling)
+    engine.state.prefix_mask.fill_(True)
+    times = calibrate(engine, backend.stopwatch, ROUNDS, TIMED_MS)
+    return RowCosts.of_times({n * sampling.branches: min(ms) for n, ms in times.items()})

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,11 +14,11 @@ from lantern_accel.bounds import SEEDS
 from lantern_accel.decoding.decoded import Decoded, steps_by_accepted
 from lantern_accel.decoding.target import above_of, row_of
 from lantern_accel.device.backend import Backend, inferring
-from lantern_accel.errors import DoesNotFitError, RequestError
+from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.generation.auto import Auto
 from lantern_accel.generation.decision import Decision, describe_auto
-from lantern_accel.generation.engines import ALL, Capture, CapturedEngine, Engines
+from lantern_accel.generation.engines import Engines
 from lantern_accel.generation.request import GenerationRequest
 from lantern_accel.generation.result import (
     GenerationResult,
@@ -28,7 +27,7 @@ from lantern_accel.generation.result import (
     describe,
     pictures,
 )
-from lantern_accel.strategy.values import AUTO, Sampling, Strategy
+from lantern_accel.strategy.values import AUTO, Sampling
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -102,6 +101,10 @@ class Runtime:
         picked = conditions.pick([index // request.num_images for index in images])
         return self.rows(picked, request.sampling, request.negative_prompt, request.size)
 
+    def repeated(self, conditions: Conditions, sampling: Sampling, count: int) -> Rows:
+        """Return what ``count`` images start from that all have the first of the conditions."""
+        return self.rows(conditions.pick([0] * count), sampling)
+
     def pictures(
         self, tokens: Tensor, shape: Hashable, prompts: Sequence[Prompt], seeds: Sequence[int]
     ) -> list[Image]:
@@ -157,45 +160,6 @@ class Runtime:
         real = pixels.shape[1] * rows * row // total
         pixels[:, real:] = EMPTY
         return pictures(pixels)[0], real
-
-    @inferring
-    def engine_for(
-        self,
-        rows: Rows,
-        batch: int,
-        strategy: Strategy,
-        sampling: Sampling,
-        shape: Hashable,
-        capture: Capture = ALL,
-    ) -> CapturedEngine:
-        """Return the engine that decodes ``rows``, on which steps of ``auto`` are timed first if need be.
-
-        ``shape``: that of the conditions that the rows were made of.
-        """
-        used = self.chosen(lambda: rows, batch, strategy, sampling, shape, capture)
-        return self.engines.get(batch, used, sampling, shape, capture)
-
-    def chosen(
-        self,
-        rows: Callable[[], Rows],
-        batch: int,
-        strategy: Strategy,
-        sampling: Sampling,
-        shape: Hashable,
-        capture: Capture = ALL,
-    ) -> Strategy:
-        """Return what a strategy stands for, arguments as :meth:`engine_for` takes them."""
-        if strategy.name != AUTO:
-            return strategy
-
-        def begun(source: Strategy) -> tuple[CapturedEngine, Callable[[], None]] | None:
-            try:
-                one = self.engines.get(batch, source, sampling, shape, capture)
-            except DoesNotFitError:  # not together with the first
-                return None
-            return one, partial(one.begin, rows(), 0, range(batch))
-
-        return self.auto.choose(strategy, batch, sampling, begun)
 
     # --- results -------------------------------------------------------------------------------
 

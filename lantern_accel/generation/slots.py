@@ -8,9 +8,9 @@ Nothing is captured or compiled again, and the other rows do not notice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,13 +21,10 @@ from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.host_sync import RowSchedule
 from lantern_accel.device.backend import inferring
 from lantern_accel.errors import DoesNotFitError, NotFiniteError
-from lantern_accel.families.base import Conditions, Rows
-from lantern_accel.generation.engines import NONE, CapturedEngine, explained
+from lantern_accel.families.base import Rows
+from lantern_accel.generation.decision import Decision
+from lantern_accel.generation.engines import NONE, CapturedEngine, Engines, explained
 from lantern_accel.records import format_bytes
-from lantern_accel.strategy.values import Sampling, Strategy
-
-if TYPE_CHECKING:
-    from lantern_accel.generation.runtime import Runtime
 
 #: What stands for an image with those who draw it.
 T = TypeVar("T")
@@ -54,24 +51,18 @@ class Drawn:
 class Slots(Generic[T]):
     """``size`` rows of one engine for images of one strategy, one set of sampling settings and one shape.
 
-    The pipeline is used by one thread; who makes slots must not call ``generate`` while they are in use.
-    ``conditions``: those of the first image, on which the steps of ``auto`` are timed where they never
-    were. Raises :class:`DoesNotFitError` where the engine and that of one image do not fit together.
+    The engines are used by one thread; who makes slots must not call ``generate`` while they are in use.
+    ``decision``: made by :func:`~.decide.decide` with ``joins``, of pictures of a ``shape``. Raises
+    :class:`DoesNotFitError` where the engine and that of one image do not fit together.
     """
 
-    def __init__(
-        self,
-        pipeline: Runtime,
-        strategy: Strategy,
-        sampling: Sampling,
-        size: int,
-        conditions: Conditions,
-    ) -> None:
-        self.pipeline, self.backend = pipeline, pipeline.backend
-        self.sampling, self.size, self.shape = sampling, size, conditions.shape
+    def __init__(self, engines: Engines, decision: Decision, shape: Hashable = None) -> None:
+        self.engines, self.backend, self.decision = engines, engines.backend, decision
+        self.size = size = decision.parts[0].rows
+        self.shape = shape
         #: The engine's buffers, the length of its next step and its rows, while others use it.
         self._aside: tuple[dict[str, Tensor], int, Course] | None = None
-        self.strategy = self._open(strategy, conditions)
+        self.ready = self._both()
         self._rows: dict[int, _Row] = {}
         #: What each row draws, by row.
         self.images: dict[int, T] = {}
@@ -88,24 +79,10 @@ class Slots(Generic[T]):
             self._begin()
 
     @inferring
-    def _open(self, strategy: Strategy, conditions: Conditions) -> Strategy:
-        """Make both engines; return what the strategy stands for at this batch."""
-        pipeline, sampling, size, shape = self.pipeline, self.sampling, self.size, self.shape
-        many = conditions.pick([0] * size)
-        rows = pipeline.model.family.rows(pipeline.model, many, sampling)
-        with explained(self.backend):
-            ready = pipeline.engine_for(rows, size, strategy, sampling, shape)
-        chosen = pipeline.auto.resolve(strategy, size, sampling)
-        if size > 1:
-            ready = self._both(chosen)
-        else:
-            self.single = ready
-        self.ready = ready
-        return chosen
-
-    def _both(self, chosen: Strategy) -> CapturedEngine:
+    def _both(self) -> CapturedEngine:
         """Return the engine of the rows, and keep that of one image, whose prefill a prompt takes."""
-        engines, more = self.pipeline.engines, (chosen, self.sampling, self.shape)
+        engines, decision = self.engines, self.decision
+        more = decision.strategy, decision.sampling, self.shape
         if self.size == 1:
             self.single = engines.get(1, *more)
             return self.single
@@ -148,13 +125,11 @@ class Slots(Generic[T]):
     @inferring
     def take_up(self) -> None:
         """Go on where :meth:`set_aside` stopped, on another engine of the same kind if need be."""
-        if (
-            self.ready not in self.pipeline.engines.ready
-        ):  # released, its buffers still hold the rows
+        if self.ready not in self.engines.ready:  # released, its buffers still hold the rows
             self.set_aside()
         if self._aside is None:
             return
-        self.ready = self._both(self.strategy)
+        self.ready = self._both()
         (copies, length, course), engine = self._aside, self.engine
         with explained(self.backend):
             engine.session.progress.clear()

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import LanternError, NotFiniteError, RequestError
-from lantern_accel.generation.decide import decided, part_of
+from lantern_accel.generation.decide import decide
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds, png_bytes
 from lantern_accel.generation.slots import Drawn, Slots
 
@@ -160,10 +161,18 @@ class Stream:
         runtime, request = self._runtime, self.request
         with self._timed("text"):
             conditions = runtime.conditions(request.prompts, request.size)
-        asked = request.strategy, request.sampling
-        size = runtime.engines.batch_of(request.count, request.batch_size, *asked)
-        first = conditions.pick([0])
-        slots = Slots[int](runtime, *asked, size, first)
+        decision = decide(
+            runtime,
+            request.strategy,
+            request.sampling,
+            conditions.shape,
+            partial(runtime.repeated, conditions, request.sampling),
+            request.count,
+            request.batch_size,
+            size=request.size,
+            joins=True,
+        )
+        slots = Slots[int](runtime.engines, decision, conditions.shape)
         self._conditions, self._slots = conditions, slots
         return slots, conditions
 
@@ -213,11 +222,9 @@ class Stream:
         request, slots = self.request, self._slots
         assert slots is not None
         ordered = [self._done[index] for index in range(request.count)]
-        runtime, size = self._runtime, slots.size
-        part = part_of(runtime, size, size, slots.strategy, request.sampling)
-        self._result = runtime.finished(
+        self._result = self._runtime.finished(
             request,
-            decided(runtime, request, [part]),
+            slots.decision,
             [decoded for decoded, _ in ordered],
             [image for _, image in ordered if image is not None],
             PhaseSeconds(**self._seconds),

@@ -22,6 +22,7 @@ from lantern_accel.generation.result import image_grid, pictures, png_bytes
 from lantern_accel.measure.record import Distance, NotMeasured, Quality, Strip, not_measured
 from lantern_accel.quality import features as network_features
 from lantern_accel.quality import interval as intervals
+from lantern_accel.quality.pricing import exact_prices
 from lantern_accel.quality.set_metrics import METRIC, kernel_distance, permutation_test
 from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.values import Strategy
@@ -103,8 +104,9 @@ class PriceStudy:
             count = min(BATCH, images - start)
             chunk = [self.prompts[(start + i) % len(self.prompts)] for i in range(count)]
             # Within a call image i has the stream (seed, i), so every chunk has a seed of its own.
+            observer = exact_prices if strategy.acceptance.relaxed else None
             done, _ = self.pipeline.decode_only(
-                chunk, strategy, sampling, seed + start, exact_price=strategy.acceptance.relaxed
+                chunk, strategy, sampling, seed + start, observer=observer
             )
             tokens.append(done.tokens)
             moved.append(relaxed_mass(done))

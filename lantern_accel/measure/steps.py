@@ -77,7 +77,7 @@ class StepTimer:
         sampling: Sampling,
     ) -> None:
         capacity = Capacity(model, backend, model.target.weight.dtype)
-        capacity.fit(cell.batch, cell.strategy, sampling).check(backend)
+        capacity.check(cell.batch, cell.strategy, sampling)
         self.backend, self.cell = backend, cell
         self.engine = model.engine(backend, cell.strategy, sampling, cell.batch)
         engine, g = self.engine, self.engine.geometry

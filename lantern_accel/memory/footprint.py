@@ -114,14 +114,14 @@ def module_bytes(module: nn.Module, dtype: torch.dtype) -> int:
     return weights + tables
 
 
-def _build(kind: Family, manifest: Any, part: str, dtype: torch.dtype) -> nn.Module:
+def _build(kind: Family, manifest: Manifest, part: str, dtype: torch.dtype) -> nn.Module:
     with without_data():
         module = kind.build(manifest, part, Shapes()).to(dtype)
     kind.place_tables(module, META)
     return module.eval().requires_grad_(False)
 
 
-def weight_bytes(manifest: Any, dtype: torch.dtype) -> dict[str, int]:
+def weight_bytes(manifest: Manifest, dtype: torch.dtype) -> dict[str, int]:
     """Return the bytes of every part's weights and tables; the image tokenizer is float32."""
     kind, out = family(manifest.family), {}
     for part in PARTS:

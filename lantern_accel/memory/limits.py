@@ -1,10 +1,8 @@
-"""Checks that weights, and the buffers of a batch, fit on a device, and says what would fit."""
+"""Plans the memory of weights and of batches on a device, and says what would fit."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable
 
 import torch
 
@@ -54,34 +52,9 @@ def check_weights(backend: Backend, found: Found, dtype: torch.dtype) -> None:
 # --- buffers ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Fit:
-    """What a device's memory says to a batch: the images that fit, and the bytes that all need.
-
-    ``nbytes`` is a bound far above the truth where that fits already; ``free`` is None where the device
-    does not say what it has left.
-    """
-
-    asked: int
-    batch: int
-    nbytes: int
-    free: int | None
-
-    @property
-    def advice(self) -> str:
-        """What to do where not all fit."""
-        if self.batch:
-            return f"a batch of {self.batch} fits"
-        return "not even one image fits; use a smaller model"
-
-    def check(self, backend: Backend) -> None:
-        """Raise :class:`DoesNotFitError` with the advice where not all images fit."""
-        if self.batch < self.asked:
-            raise DoesNotFitError(
-                f"a batch of {self.asked} needs {format_bytes(self.nbytes)} of caches and buffers, "
-                f"device {backend.device} has {format_bytes(self.free or 0)} free"
-                f"{_total(backend.memory())}; {self.advice}"
-            )
+def bucket(images: int) -> int:
+    """Return the batch that serves as many images: 1, 2, 4, 8, ..."""
+    return 1 << (images - 1).bit_length()
 
 
 def _total(use: MemoryUse) -> str:
@@ -89,13 +62,27 @@ def _total(use: MemoryUse) -> str:
 
 
 class Capacity:
-    """Estimates for one loaded model on one device how many images fit together."""
+    """Plans the memory of requests for one loaded model on one device, before any engine is made.
 
-    def __init__(self, model: Model, backend: Backend, dtype: torch.dtype) -> None:
-        self.model, self.backend, self.dtype = model, backend, dtype
-        #: Weights of the copies to draft with that are held already.
+    ``spare``: bytes of engines that are held now and can be given up. ``copies``: weights of the copies
+    to draft with that are held already. ``shape``: of a picture; None: the usual one.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        backend: Backend,
+        dtype: torch.dtype,
+        spare: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.model, self.backend, self.dtype, self.spare = model, backend, dtype, spare
         self.copies: frozenset[str] = frozenset()
         self._planner = Planner(model.manifest, dtype=dtype, runtime=0, ops=backend)
+
+    @property
+    def free(self) -> int | None:
+        """What the device has left; None where it does not say."""
+        return self.backend.memory().left
 
     def copy_bytes(self, strategy: Strategy) -> int:
         """Return the bytes of the copy that a strategy drafts with, 0 where it is held or none."""
@@ -104,16 +91,21 @@ class Capacity:
             return 0
         return copy_bytes(self.model.target, weights, self.backend)
 
+    def holds(self, strategy: Strategy) -> bool:
+        """Return whether the copy that a strategy drafts with is there, or fits; True: it needs none."""
+        need = self.copy_bytes(strategy)
+        return not need or (free := self.free) is None or need <= free
+
     def needed(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
     ) -> int:
-        """Return the bytes of buffers, a copy to draft with, tables and the largest workspace."""
+        """Count the bytes of buffers, a copy to draft with, tables and the largest workspace."""
         plan = self._planner.plan(strategy, sampling, batch=batch, shape=shape)
         copy = self.copy_bytes(strategy)
         return copy + plan.buffers + plan.tables + max(plan.workspace.values())
 
     def _bound(self, batch: int, strategy: Strategy, sampling: Sampling) -> int:
-        t: Any = self.model.manifest.target
+        t = self.model.manifest.target
         rows = batch * sampling.branches
         nodes = strategy.drafts.size[0]
         slots = t.prefix_length + t.num_tokens + 2 * nodes
@@ -125,40 +117,86 @@ class Capacity:
         noise = min(4 * batch * t.num_tokens * t.vocab_size, self.backend.preferences.noise_bytes)
         return int(2 * cache + 32 * logits + prompt + table + copy + 4 * noise + ROUGH_REST)
 
-    def keeps_text(self, images: int) -> bool:
-        """Return whether a text encoder may stay where it was just used: so many images fit beside it.
-
-        By the rough bound alone, drafts included. Not where the device does not say what it has left:
-        reading an encoder again costs seconds, running out of memory the request.
-        """
-        free = self.backend.memory().left
-        manifest = self.model.manifest
-        widest = "lantern++" if manifest.drafter is not None else "auto"
-        strategy = self._planner.strategy(widest)
-        bound = self._bound(max(images, 1), strategy, manifest.defaults.sampling)
-        return free is not None and bound < free
-
-    def fit(
+    def bytes_of(
         self,
         batch: int,
         strategy: Strategy,
         sampling: Sampling,
-        *,
         shape: Hashable = None,
-        spare: int = 0,
-    ) -> Fit:
-        """Return how many of ``batch`` images fit what the device has left, workspace included.
+        spare: int | None = None,
+    ) -> int:
+        """Return what a batch needs: a bound far above the truth where that fits, else a count.
 
-        Where a bound far above the truth fits, nothing is counted: tracing without data makes torch
-        load 60 MB of itself. ``shape``: of the picture; None: the usual one. ``spare``: bytes that are
-        held now and can be given up.
+        Counting makes torch load 60 MB of itself. ``spare``: bytes that can be given up; None: all.
         """
-        free = self.backend.memory().left
-        bound = self._bound(batch, strategy, sampling)
+        spare = self.spare() if spare is None else spare
+        free, bound = self.free, self._bound(batch, strategy, sampling)
         if free is None or bound < free + spare:
-            return Fit(batch, batch, bound, free)
+            return bound
+        return self.needed(batch, strategy, sampling, shape)
 
-        def needed(images: int) -> int:
-            return self.needed(images, strategy, sampling, shape)
+    def largest(
+        self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
+    ) -> int:
+        """Return how many of ``batch`` images fit in place of the engines that are held; may be 0."""
+        free, more = self.free, (strategy, sampling, shape)
+        if free is None or self.bytes_of(batch, *more) <= (most := free + self.spare()):
+            return batch
+        return most_images(lambda n: self.needed(n, *more), most, batch)
 
-        return Fit(batch, most_images(needed, free + spare, batch), needed(batch), free)
+    def fits(
+        self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
+    ) -> bool:
+        """Return whether a batch fits in place of the engines that are held."""
+        more, free = (strategy, sampling, shape), self.free
+        return free is None or self.bytes_of(batch, *more) <= free + self.spare()
+
+    def check(
+        self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
+    ) -> None:
+        """Raise :class:`DoesNotFitError` where a batch does not fit, with the one that does."""
+        if (most := self.largest(batch, strategy, sampling, shape)) < batch:
+            need, advice = self.needed(batch, strategy, sampling, shape), f"a batch of {most} fits"
+            raise DoesNotFitError(
+                f"a batch of {batch} needs {format_bytes(need)} of caches and buffers, "
+                f"device {self.backend.device} has {format_bytes(self.free or 0)} free"
+                f"{_total(self.backend.memory())}; "
+                f"{advice if most else 'not even one image fits; use a smaller model'}"
+            )
+
+    def batches(
+        self,
+        images: int,
+        asked: int | None,
+        strategy: Strategy,
+        sampling: Sampling,
+        shape: Hashable = None,
+    ) -> dict[int, int]:
+        """Divide images into batches of one size, and the rest: the rows of each.
+
+        ``asked``: how many are decoded together; None: as many as the device likes and as fit. Where
+        captured steps are reused, a batch has the rows of the next bucket, if that fits; rows that are
+        not asked for are finished from the start.
+        """
+        batch = min(asked or self.backend.preferences.default_batch, images)
+        absent = strategy.needs_drafter and self.model.drafter is None  # which is refused later
+        if asked is None and batch > 1 and not absent:
+            batch = max(1, self.largest(batch, strategy, sampling, shape))
+        found = {batch: batch, images % batch or batch: images % batch or batch}
+        for count in found if self.backend.support("capture") else ():
+            rows = bucket(count)
+            if rows == count or self.fits(rows, strategy, sampling, shape):
+                found[count] = rows
+        return found
+
+    def keeps_text(self, images: int) -> bool:
+        """Return whether a text encoder may stay where it was just used: the images fit next to it.
+
+        By the rough bound alone, drafts included. Not where the device does not say what it has left:
+        reading an encoder again costs seconds, running out of memory the request.
+        """
+        manifest = self.model.manifest
+        widest = "lantern++" if manifest.drafter is not None else "auto"
+        strategy = self._planner.strategy(widest)
+        bound = self._bound(max(images, 1), strategy, manifest.defaults.sampling)
+        return (free := self.free) is not None and bound < free

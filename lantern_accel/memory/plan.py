@@ -1,10 +1,4 @@
-"""Estimates the memory that a model takes before it is loaded, and says what to change where it is too
-much.
-
-Weights, caches and tables are computed; workspace is counted by tracing the real step without data
-(:mod:`lantern_accel.memory.footprint`). What the process or the driver holds beside them is read from the
-device where one is open, and assumed otherwise.
-"""
+"""Estimates the memory of a model before it is loaded, and what to change where it is too much."""
 
 from __future__ import annotations
 
@@ -22,6 +16,7 @@ from lantern_accel.device.backend import DTYPES, Backend, dtype_policy
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.preferences import Preferences
 from lantern_accel.errors import DeviceRequestError, RequestError, did_you_mean, shown
+from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import Footprint, measure
 from lantern_accel.records import format_bytes
@@ -87,9 +82,8 @@ class MemoryPlan(Footprint):
 def most_images(needed: Callable[[int], int], free: int, limit: int) -> int:
     """Return the most images, ``limit`` at most, whose ``needed`` bytes are within ``free``; may be 0.
 
-    ``needed`` grows with the batch, and nearly in proportion: buffers have the batch as a factor or do
-    not depend on it. So the line through two known batches guesses best, and halving serves where
-    the guesses do not close in.
+    ``needed`` grows with the batch, nearly in proportion: the line through two known batches guesses
+    best.
     """
     if needed(limit) <= free:
         return limit
@@ -114,7 +108,7 @@ class Planner:
     pictures; None: the usual one.
     """
 
-    manifest: Any
+    manifest: Manifest
     dtype: torch.dtype
     text_bytes: int = 0
     text_device: Literal["device", "cpu"] = "device"
@@ -281,7 +275,7 @@ def planner_for(
     name = str(model) if Path(model).exists() else known_as(str(model))
     if is_published(name):
         one = entry(name)
-        manifest: Any = family(one.family).from_entry(one)
+        manifest: Manifest = family(one.family).from_entry(one)
         if "text" in parts_of(one):
             text = 4 * parts_of(one)["text"].config["encoder_parameters"]
     else:

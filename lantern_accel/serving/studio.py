@@ -184,7 +184,7 @@ class Studio:
             return
         price = self.pipeline.model.rounding
         completed = Completed(
-            self.drawing.slots.strategy,
+            self.drawing.slots.decision.strategy,
             notes=(*job.request.notes, *job.notes),
             seconds=now - began,
             waited=began - job.came,

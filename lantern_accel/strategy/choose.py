@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from lantern_accel.errors import StrategyError, shown
-from lantern_accel.strategy.rules import AcceptanceRule, parse_rule
-from lantern_accel.strategy.sources import named_sources
-from lantern_accel.strategy.values import AUTO, NoTree, Strategy, named_strategy
+from lantern_accel.strategy.rules import AcceptanceRule, Lantern, LanternPP, parse_rule
+from lantern_accel.strategy.sources import DraftSource, named_sources
+from lantern_accel.strategy.values import (
+    AUTO,
+    DynamicTree,
+    NoTree,
+    StaticTree,
+    Strategy,
+    named_strategy,
+)
 
 Read = TypeVar("Read")
 #: Changes that belong to one strategy, with those to ask for in place of auto.
@@ -26,7 +33,20 @@ ONE = {
 CHANGES = (*ONE, "coupling", "tv_budget", "relaxed")
 
 
-def choose_strategy(defaults: Any, strategy: str | Strategy, **changes: Any) -> Strategy:
+class Defaults(Protocol):
+    """The drafts and rules of strategies by name."""
+
+    @property
+    def static_tree(self) -> StaticTree: ...
+    @property
+    def dynamic_tree(self) -> DynamicTree: ...
+    @property
+    def lantern(self) -> Lantern: ...
+    @property
+    def lantern_pp(self) -> LanternPP: ...
+
+
+def choose_strategy(defaults: Defaults, strategy: str | Strategy, **changes: Any) -> Strategy:
     """Return a strategy by name over a model's ``defaults``, or a given one, with changes.
 
     ``changes``: those of :data:`CHANGES`; a tree and ``accept`` may be text; None leaves what is there.
@@ -85,7 +105,7 @@ def _read(field: str, parse: Callable[[str], Read], text: str) -> Read:
         raise
 
 
-def _automatic(defaults: Any, relaxed: bool | None, changes: dict[str, Any]) -> Strategy:
+def _automatic(defaults: Defaults, relaxed: bool | None, changes: dict[str, Any]) -> Strategy:
     """Return the strategy that is chosen later; raises StrategyError for what belongs to one strategy."""
     for name, ask in ONE.items():
         if changes.get(name) is not None:
@@ -112,7 +132,7 @@ def _automatic(defaults: Any, relaxed: bool | None, changes: dict[str, Any]) -> 
     return chosen.override(coupling=coupling)
 
 
-def _check_tree(named: Strategy, tree: Any) -> None:
+def _check_tree(named: Strategy, tree: DraftSource | None) -> None:
     """Refuse a tree under a name that says there is none, and none under one that drafts."""
     if tree is None or isinstance(tree, NoTree) == isinstance(named.drafts, NoTree):
         return

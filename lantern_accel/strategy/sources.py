@@ -9,7 +9,6 @@ kind that nothing has defined is looked up among the entry points of the group
 
 from __future__ import annotations
 
-import traceback
 from importlib.metadata import entry_points
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -145,30 +144,6 @@ def source_class(kind: str) -> type[DraftSource] | None:
     """Return the source of this kind; None: there is none. Raises StrategyError for a broken package."""
     known = kind in SOURCES or any(entry_points(group=GROUP, name=kind))
     return DraftSource.of_kind(kind) if known else None
-
-
-def fault_of(error: BaseException) -> StrategyError | None:
-    """Return what to say of an error from the code of a package that brings a source; None: from ours."""
-    modules = {one.__module__: kind for kind, one in SOURCES.items()} | SERVED_BY
-    ours = __name__.partition(".")[0]
-    brought = {
-        name: kind
-        for name, kind in modules.items()
-        if name != "__main__" and name.partition(".")[0] != ours
-    }
-    place: str | None = None
-    seen: BaseException | None = error
-    while brought and seen is not None:
-        for frame, line in traceback.walk_tb(seen.__traceback__):
-            kind = brought.get(str(frame.f_globals.get("__name__", "")))
-            if kind is not None:
-                text = " ".join(str(seen).split())
-                where = f"{frame.f_code.co_filename}, line {line}"
-                place = f"{kind!r} failed in {where} ({type(seen).__name__}: {text})"
-        seen = seen.__cause__
-    if place is None:
-        return None
-    return StrategyError(f"the source of drafts {place}; mend it there, or draft with another")
 
 
 def named_sources() -> list[str]:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from lantern_accel.decoding.accept import accept, accept_greedy
 from lantern_accel.decoding.logits import Filters
-from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plan import Filter
+from lantern_accel.nn.neighbours import neighbour_table
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.strategy.rules import LanternPP
 from lantern_accel.strategy.trees import parse_tree, tree_paths

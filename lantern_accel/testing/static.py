@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lantern_accel.device.backend import Backend, dtype_policy
-from lantern_accel.device.capture import Arguments, buffers_of
+from lantern_accel.device.changes import Arguments, buffers_of
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing
 from lantern_accel.testing.shapes import RefusedOperator, WithoutData

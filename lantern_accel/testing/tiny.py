@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lantern_accel.decoding.buckets import Steps
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.device.backend import Backend, recorded
 from lantern_accel.device.capture import Replay
 from lantern_accel.device.operations import TensorOps
@@ -19,6 +18,7 @@ from lantern_accel.errors import ModelError
 from lantern_accel.families.base import Conditions
 from lantern_accel.families.random_weights import RandomModel, fill_random
 from lantern_accel.families.registry import families, family, family_names
+from lantern_accel.nn.neighbours import neighbour_table
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.trees import parse_tree

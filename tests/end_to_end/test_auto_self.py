@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.preferring import prefer
+from support.slots import slots_of
 
 import lantern_accel
 from lantern_accel.decoding.length_policy import rate_of_counts, shifted_by_counts, tokens_of
@@ -18,7 +19,7 @@ from lantern_accel.families.random_weights import sized
 from lantern_accel.generation import auto as automatic
 from lantern_accel.generation.estimate import REQUESTS, Comparison, Estimate
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.generation.slots import Drawn, Slots
+from lantern_accel.generation.slots import Drawn
 from lantern_accel.memory.plan import Planner
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import projections
@@ -246,7 +247,7 @@ def test_rows_of_a_batch_that_come_and_go_draw_plain_tokens(tiny_model: Path) ->
         asked = pipeline.strategy("self", tree="self:3,int8")
         prompts = ["red heart", "dog face", "red heart"]
         given = [pipeline.conditions([one]) for one in prompts]
-        slots: Slots[int] = Slots(pipeline.runtime, asked, sampling, 2, given[0])
+        slots = slots_of(pipeline, asked, sampling, 2, given[0])
         rows = [pipeline.model.family.rows(pipeline.model, one, sampling) for one in given]
         found: dict[int, torch.Tensor] = {}
         waiting, steps = [0, 1, 2], list[int]()

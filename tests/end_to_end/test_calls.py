@@ -14,8 +14,8 @@ import torch
 import lantern_accel
 from lantern_accel.device.backend import Support
 from lantern_accel.errors import LanternWarning, RequestError
-from lantern_accel.generation.engines import bucket
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.memory.limits import bucket
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.preferring import prefer
+from support.slots import slots_of
 
 import lantern_accel
 from lantern_accel.device.operations import TensorOps
@@ -31,7 +32,7 @@ def opened(pipeline: Any, strategy: str, size: int, **sampling: Any) -> tuple[Sl
     request = pipeline.request(PROMPTS[0], strategy=strategy, batch_size=size, **sampling)
     with pipeline.backend.inference():
         first = pipeline.conditions(PROMPTS[:1])
-        slots = Slots(pipeline.runtime, request.strategy, request.sampling, size, first)
+        slots = slots_of(pipeline, request.strategy, request.sampling, size, first)
 
         def join(prompt: str, seed: int, image: Any = None) -> int:
             with pipeline.backend.inference():

@@ -333,7 +333,7 @@ def _entry(case: Case, whole: Path, own: Path) -> int:
     """Read a damaged entry of the cache: the same table, whatever the entry holds."""
     import torch
 
-    from lantern_accel.decoding.neighbours import cached_neighbour_table
+    from lantern_accel.nn.neighbours import cached_neighbour_table
 
     book = _pipeline(whole).model.family.codebook(_pipeline(whole).model)[0]
     want = cached_neighbour_table(book, 3, normalise=True, cache=own)

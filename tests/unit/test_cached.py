@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lantern_accel.decoding.neighbours import cached_neighbour_table, neighbour_table
 from lantern_accel.families.llamagen.features import FeatureFile
 from lantern_accel.families.llamagen.t5 import T5Text
 from lantern_accel.files import (
@@ -22,6 +21,7 @@ from lantern_accel.files import (
     write_record,
     write_tensors,
 )
+from lantern_accel.nn.neighbours import cached_neighbour_table, neighbour_table
 
 BOOK = torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
 

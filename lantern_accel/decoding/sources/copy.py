@@ -1,14 +1,9 @@
 """Self-speculative decoding with quantised weights: the model's own weights in fewer bits draft.
 
-A copy of the target that is read in half the time or less guesses the next tokens, and the target
-checks all of them in one pass over a window, which writes over every key and value that the copy left in
-its cache. The seed decides every token (:mod:`~.invariant`): the copy races with the same noise on its
-own distribution, and a guess is kept where it is the target's token. So no distribution of the copy is
-kept, any guess is a fair one, and at temperature 0 the tokens are plain decoding's too.
-
-The copy guesses one token a pass, or in windows of its own (speculative Jacobi decoding of the copy) in
-a fixed number of passes, whose drafts are the draft head's where the model has one. Source of the idea,
-for language models: QuantSpec (arXiv 2502.10424), ML-SpecQD (2503.13565).
+A copy of the target guesses the next tokens by the noise that decides the target's own
+(:mod:`~.invariant`), and the target checks all of them in one pass over a window, which writes over
+every key and value that the copy left in its cache. The copy guesses one token a pass, or in windows of
+its own. For language models: QuantSpec (arXiv 2502.10424), ML-SpecQD (2503.13565).
 """
 
 from __future__ import annotations
@@ -37,10 +32,7 @@ def one_token() -> Window:
 
 @register(SelfDrafts)
 class CopyDrafts(InvariantWindow[SelfDrafts]):
-    """Drafts by a copy of the target, which shares all but its projections with it.
-
-    The copy reads the target's keys and values, and its own of the drafts of one step.
-    """
+    """Drafts by a copy of the target, which shares all but its projections with it."""
 
     settles = False
     rewrites = True  # by every pass of the copy, and by the check

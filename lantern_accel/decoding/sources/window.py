@@ -1,14 +1,10 @@
 """Drafts in a window: the model's own earlier guesses, one row of them behind the last known token.
 
-Speculative Jacobi decoding: a step is one pass over the window, and fresh drafts at its end. Everything
-lies at its position in the image: a token and, while it is a draft, the distribution that it was drawn
-from. Two couplings judge the drafts. Where the seed decides every token (:class:`InvariantWindow`),
-nothing is tested and nothing is drawn from what is left, so that a draft needs no distribution: it is any
-guess, kept where it is the token chosen. Behind a draft that is refused every position becomes what its
-row chooses, and where an earlier pass had seen the token that is now on the left, what it chose there is
-the better guess (SCD-GS, arXiv 2510.24211; the recall is this project's). Under the coupling ``maximal``
-(:class:`MaximalWindow`) drafts are drawn, tested and replaced by uniforms, as SJD was published
-(2410.01699; :mod:`~lantern_accel.decoding.maximal_coupling`).
+Speculative Jacobi decoding: a step is one pass over the window, and fresh drafts at its end. Where the
+seed decides every token (:class:`InvariantWindow`), a draft is any guess, kept where it is the token
+chosen; behind a refused one an earlier pass that saw the same past knows better (SCD-GS, arXiv
+2510.24211; the recall is this project's). Under the coupling ``maximal`` (:class:`MaximalWindow`)
+drafts are tested and replaced by uniforms, as SJD was published (2410.01699).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import gc
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from lantern_accel.device.capture import Arguments, changed_by
+from lantern_accel.device.changes import Arguments, changed_by
 
 
 def test_what_a_block_makes_is_not_held() -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from lantern_accel.decoding.forced import forced_pass as sound
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.length_policy import usual_tokens_per_step
-from lantern_accel.device.backend import Backend, Stopwatch
+from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.device.preferences import Preferences
 from lantern_accel.generation import row_costs as rows
@@ -109,49 +108,25 @@ def cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Backend]:
         yield backend
 
 
-def clock(backend: Backend, cost: Callable[[int], float], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Let a pass over n tokens take ``cost(n)`` seconds; return the tokens of the passes that ran."""
-    ran: list[int] = []
-
-    def forced_pass(engine: Any, first: int, count: int) -> Any:
-        forward = sound(engine, first, count)
-
-        def run(tokens: torch.Tensor) -> torch.Tensor:
-            ran.append(count)
-            logits = forward(tokens)
-            assert logits.isfinite().all()
-            return logits
-
-        return run
-
-    class Watch(Stopwatch):
-        def __enter__(self) -> Stopwatch:
-            self.began = len(ran)
-            return self
-
-        def __exit__(self, *given: object) -> None:
-            self.seconds = sum(cost(n) for n in ran[self.began :])
-
-    monkeypatch.setattr(rows, "forced_pass", forced_pass)
-    monkeypatch.setattr(backend, "stopwatch", lambda: Watch(lambda: None))
-    return ran
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_passes_are_timed_until_more_rows_cannot_pay(
-    cpu: Backend, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
-    model = tiny.tiny_model(cpu, cpu.device, dtype)
-    most = model.manifest.target.num_tokens - 1
-    counts = [n for n in rows.TOKENS if n <= most]
-    branches = model.manifest.defaults.sampling.branches
-    ran = clock(cpu, lambda n: 0.02, monkeypatch)
+def test_windows_are_timed_by_their_rows(cpu: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.tiny_model(cpu, cpu.device, torch.float32)
+    tokens, branches = (
+        model.manifest.target.num_tokens,
+        model.manifest.defaults.sampling.branches,
+    )
+    counts = [n for n in rows.TOKENS if n < tokens]
     found = MEASURE(cpu, model)
-    assert found.timed and found.costs == pytest.approx({n * branches: 1.0 for n in counts})
-    ran = clock(cpu, lambda n: 0.02 * n, monkeypatch)
-    found = MEASURE(cpu, model)
-    assert set(ran) == {1, 2, 4}, "four times the time is more than four tokens bring"
-    assert found.costs == pytest.approx({n * branches: n for n in (1, 2, 4)})
+    assert found.timed and min(found.costs.values()) == 1.0
+    assert set(found.costs) <= {n * branches for n in counts} and branches in found.costs
+    seen: dict[int, float | None] = {}
+
+    def calibrate(engine: Engine, *given: object) -> dict[int, list[float]]:
+        seen.update({one.length: one.tokens_per_step for one in engine.draft_lengths})
+        return {n: [2.0 * n, 3.0 * n] for n in engine.lengths}
+
+    monkeypatch.setattr(rows, "calibrate", calibrate)
+    assert MEASURE(cpu, model).costs == {n * branches: n for n in counts}
+    assert all((seen[n] or 0) > usual_tokens_per_step(n) for n in counts[1:]), "an easy prompt"
 
 
 def test_what_was_measured_is_kept(cpu: Backend, monkeypatch: pytest.MonkeyPatch) -> None:

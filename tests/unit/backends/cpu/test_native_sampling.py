@@ -14,10 +14,10 @@ from torch import Tensor
 
 from lantern_accel.decoding.accept import accept, accept_sampling
 from lantern_accel.decoding.logits import Filters
-from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.device.plan import Filter
 from lantern_accel.device.sampling import FLOOR
+from lantern_accel.nn.neighbours import neighbour_table
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, NearestCodes
 from lantern_accel.strategy.values import Residual, Sampling

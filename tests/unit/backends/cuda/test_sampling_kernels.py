@@ -17,9 +17,9 @@ from support.tree_tensors import draft_tree, random_parents
 from torch import Tensor
 
 from lantern_accel.decoding.accept import accept_sampling
-from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.device.plan import Filter
+from lantern_accel.nn.neighbours import neighbour_table
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, NearestCodes
 

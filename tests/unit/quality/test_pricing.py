@@ -12,7 +12,7 @@ from support.oracle import OracleRule, token_law
 
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree
-from lantern_accel.generation.pricing import host_rule, path_prices, token_price
+from lantern_accel.quality.pricing import host_rule, path_prices, token_price
 from lantern_accel.strategy.rules import Lantern, LanternPP
 
 SIBLINGS = (1, 2, 3)

@@ -11,9 +11,9 @@ from support.golden import golden
 from support.growth import growth, measurable
 from torch.nn import functional as F
 
-from lantern_accel.decoding import neighbours
-from lantern_accel.decoding.neighbours import cached_neighbour_table, neighbour_table
 from lantern_accel.errors import StrategyError
+from lantern_accel.nn import neighbours
+from lantern_accel.nn.neighbours import cached_neighbour_table, neighbour_table
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -53,7 +53,7 @@ def test_a_table_is_made_in_little_memory() -> None:
     # A square of distances would take 500 MB; rows that were kept between those once took 260 MB.
     setup = """
 import torch
-from lantern_accel.decoding.neighbours import neighbour_table
+from lantern_accel.nn.neighbours import neighbour_table
 neighbour_table(torch.randn(5000, 8), 100)  # loads the code that it runs
 """
     assert growth(setup, "neighbour_table(torch.randn(8192, 8), 100)") < 30e6

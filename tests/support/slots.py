@@ -1,0 +1,21 @@
+"""Rows that images join, of what was decided for them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from lantern_accel.families.base import Conditions
+from lantern_accel.generation.decide import decide
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.generation.slots import Slots
+from lantern_accel.strategy.values import Sampling, Strategy
+
+
+def slots_of(
+    pipeline: Pipeline, strategy: Strategy, sampling: Sampling, size: int, first: Conditions
+) -> Slots[Any]:
+    """Return ``size`` rows; steps of auto are timed on the conditions of the first image."""
+    runtime, rows = pipeline.runtime, partial(pipeline.runtime.repeated, first, sampling)
+    decision = decide(runtime, strategy, sampling, first.shape, rows, size, size, joins=True)
+    return Slots(runtime.engines, decision, first.shape)

@@ -20,8 +20,6 @@ from lantern_accel.cli.options import (
     whole_numbers,
     with_options,
 )
-from lantern_accel.errors import LanternError, RequestError
-from lantern_accel.files import check_target
 
 if TYPE_CHECKING:
     from lantern_accel.measure.record import Run
@@ -33,9 +31,7 @@ NARROW = ("strategy", "batch", "tokens/s", "speed-up", "tokens per step", "TV pe
 @with_options
 def profile(
     *,
-    output: Path = typer.Option(
-        ..., "--output", "-o", help="The run's file, .json; with --fleet a folder."
-    ),
+    output: Path = typer.Option(..., "--output", "-o", help="The run's file, .json."),
     load: Loading,
     weights: Weights = "full",
     strategy: list[str] = typer.Option(
@@ -76,20 +72,6 @@ def profile(
     name: str = typer.Option(None, help="The run's name in reports. Default: device and time."),
     trace: Path = typer.Option(None, help="Also write a few steps here, for ui.perfetto.dev."),
     resume: bool = typer.Option(False, help="Complete an interrupted run in the same file."),
-    fleet: bool = typer.Option(
-        False, "--fleet", help="Measure every kind of device of a Ray cluster, and report on them."
-    ),
-    workers: str = typer.Option(
-        "auto",
-        metavar="KIND=N,...",
-        help="With --fleet: which kinds of devices, such as CPU=1,GPU=1.",
-    ),
-    patience: float = typer.Option(
-        120.0,
-        min=1,
-        max=bounds.MOST_SECONDS,
-        help="With --fleet: seconds that a device has to answer.",
-    ),
 ) -> None:
     """Measure strategies on one device into a run for `lantern-accel compare`.
 
@@ -98,30 +80,6 @@ def profile(
     names = strategy_words(strategy) if strategy else []
     batches = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
     temperatures = numbers("--temperature", temperature, 0, bounds.MOST_TEMPERATURE)
-    if fleet:
-        given: dict[str, Any] = {
-            "--strategy": strategy,
-            "--batch": batch,
-            "--temperature": temperature,
-            "--samples": samples,
-            "--seconds": seconds,
-            "--quality-images": quality_images,
-            "--seed": seed,
-            "--dtype": load.dtype,
-            "--weights": weights,
-            "--threads": load.threads,
-            "--option": load.option,
-            # A worker has another folder to start from.
-            "--model": Path(load.model).resolve() if Path(load.model).exists() else load.model,
-            "--prompts": prompts and prompts.resolve(),
-        }
-        clash = {
-            "--device": load.device != "auto",
-            "--name": name,
-            "--trace": trace,
-            "--resume": resume,
-        }
-        return _measure_folder(output, given, clash, quick, workers, patience)
     run = measure_run(
         load,
         weights,
@@ -265,53 +223,3 @@ def bench(
         if interval is not None and interval[1] < 1:
             text = f"{row['strategy']} at batch {row['batch']}: {row['speedup']:.2f}x"
             warn(text, "slower than plain here")
-
-
-def _measure_folder(
-    output: Path,
-    given: Mapping[str, Any],
-    clash: Mapping[str, Any],
-    quick: bool,
-    workers: str,
-    patience: float,
-) -> None:
-    """Measure a fleet into a folder: a run per kind of device, and one report.
-
-    ``given``: options of ``profile`` for every run, by name; ``clash``: those that only one device has.
-    """
-    from lantern_accel.cli.compare import compare
-    from lantern_accel.distributed.fleet import ray_cluster
-    from lantern_accel.distributed.measuring import measure_fleet, models_of, write_runs
-    from lantern_accel.measure.reading import check_comparable, read_run
-    from lantern_accel.report import render
-
-    for name, one in clash.items():
-        if one:
-            raise RequestError(f"--fleet measures every kind of device; leave {name} out")
-    if output.suffix:
-        raise RequestError(f"--fleet writes a folder of runs; name one with --output, not {output}")
-    report = output / "report.html"
-    check_target(report)
-    render.check_kind(report)
-
-    def tell(text: str) -> None:
-        say(text, label="fleet", to_stderr=True, style="dim")
-
-    words = ["--quick"] if quick else []
-    for name, value in given.items():
-        for one in value if isinstance(value, list) else [value]:
-            words += [] if one is None else [name, str(one)]
-    with ray_cluster() as ray:
-        models = models_of(ray.cluster_resources(), workers)
-        runs = measure_fleet(ray, models, words, patience=patience, say=tell)
-        found = write_runs(output, runs, tell)
-    usable = []
-    for path in found:  # one that cannot be compared must not cost the others their report
-        try:
-            check_comparable([read_run(path)], [str(path)])
-            usable.append(str(path))
-        except LanternError as error:
-            tell(f"left out of the report: {error}")
-    if not usable:
-        raise RequestError(f"no run in {output} can be compared; repeat the command")
-    compare(usable, report, [], None, 0.0)

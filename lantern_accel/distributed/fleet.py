@@ -202,7 +202,8 @@ class Fleet:
                 yield self.ray.get(one, timeout=0)
             except Exception as error:
                 # Its last line is the actor's own, without Ray's traceback.
-                why = failed.format(lines_of(error)[-1][:300])
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+                why = failed.format((lines or [type(error).__name__])[-1][:300])
                 if isinstance(error, self.ray.exceptions.GetTimeoutError):
                     why = f"did not answer within {PATIENCE:g} s"
                 self.lost.append(f"{name} {why}")
@@ -238,16 +239,10 @@ class Fleet:
                 yield pool.get_next_unordered()
             except self.ray.exceptions.RayActorError:
                 list(self._answers("was lost: {}"))  # drops those that are gone for good
-                return  # the rest is shared out anew, among those that live
+                return  # the rest is shared out again, among those that live
 
     def close(self) -> None:
         """Stop the workers."""
         for actor in self._actors.values():
             self.ray.kill(actor)
         self._actors.clear()
-
-
-def lines_of(error: Exception) -> list[str]:
-    """Return the lines of an error's text that are not blank, or else its type."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines or [type(error).__name__]

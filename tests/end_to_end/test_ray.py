@@ -146,38 +146,6 @@ def test_a_driver_that_was_killed_is_continued(fleet, one):
     assert not [p for p in folder.iterdir() if re.match(r"\.lantern-.*part", p.name)]
 
 
-def test_the_fleet_is_measured_and_what_cannot_be_is_named(cluster, tmp_path):
-    """The second kind of device is this processor again, under a name that the cluster gives it."""
-    pytest.importorskip("jinja2")
-    (tmp_path / "prompts").write_text("\n".join(PROMPTS[:4]))
-    words = [
-        sys.executable,
-        "-m",
-        "lantern_accel",
-        "profile",
-        "--fleet",
-    ]
-    words += ["--quick", "--samples", "2", "--quality-images", "2", "--strategy", "vanilla,eagle"]
-    words += [
-        "--prompts",
-        str(tmp_path / "prompts"),
-        "--dtype",
-        "float32",
-        "-o",
-        str(tmp_path / "o"),
-    ]
-    words += ["--workers", "CPU=1,DSP=1@cpu,HPU=1"]
-    done = subprocess.run(words, env=cluster, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    files = sorted(path.name for path in (tmp_path / "o").iterdir())
-    assert files == ["cpu.json", "dsp.json", "report.html"]
-    for name in files[:2]:
-        run = json.loads((tmp_path / "o" / name).read_text())
-        assert run["state"] == "complete" and len(run["cells"]) >= 2
-    # The software HPU has no speed to measure, and says so itself.
-    assert "hpu: " in done.stderr and "times say nothing" in done.stderr
-
-
 def test_the_service_on_ray_speaks_to_openai_s_client(cluster, tiny_model):
     openai = pytest.importorskip("openai")
     httpx = pytest.importorskip("httpx")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 
@@ -13,6 +14,7 @@ from lantern_accel.device.capture import Replay
 from lantern_accel.errors import BackendError, DeviceMemoryError
 from lantern_accel_torch import asked, graphs
 from lantern_accel_torch.accelerator import Accelerator
+from lantern_accel_torch.meters import PowerMeter
 
 
 class DeviceBackend(Backend):
@@ -25,6 +27,7 @@ class DeviceBackend(Backend):
         super().__init__(accelerator.device(index))
         self._accelerator = accelerator
         self._place = index
+        self._meter: PowerMeter | None = None
         self._dtypes = asked.dtypes(self.device)
         self.index = asked.index(self.device)
         self._views = asked.views_in_inference_mode(self.device)
@@ -114,8 +117,18 @@ class DeviceBackend(Backend):
         """Read the power that the device draws, where torch tells it."""
         return DeviceConditions(power_w=self._accelerator.watts(self.device))
 
+    def energy_mj(self) -> int | None:
+        """Add up the power that the device draws, where torch tells it; a thread reads it."""
+        watts = partial(self._accelerator.watts, self.device)
+        if self._meter is None and watts() is not None:
+            self._meter = PowerMeter(watts)
+        return None if self._meter is None else self._meter.millijoules()
+
     def close(self) -> None:
-        """Release recordings, and let the allocator give back what it keeps."""
+        """Stop the meter, release recordings, and let the allocator give back what it keeps."""
+        if self._meter is not None:
+            self._meter.close()
+            self._meter = None
         if self._recorder is not None:
             self._recorder.close()
         with contextlib.suppress(Exception):  # not every kind has it

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from torch.torch_version import TorchVersion
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, NotCapturableError
 from lantern_accel.testing import tiny
-from lantern_accel_torch import graphs, selfcheck
+from lantern_accel_torch import graphs, meters, selfcheck
 from lantern_accel_torch.backend import DeviceBackend
 from lantern_accel_torch.options import Options
 
@@ -223,4 +224,19 @@ def test_power_is_read_where_its_unit_is_known(
 ) -> None:
     own = SimpleNamespace(power_draw=lambda device: 150.5)
     monkeypatch.setattr(torch, kind, own, raising=False)
-    assert DeviceBackend(0, beads.Beads(kind, 1)).conditions().power_w == watts
+    backend = DeviceBackend(0, beads.Beads(kind, 1))
+    assert backend.conditions().power_w == watts
+    assert (backend.energy_mj() is None) == (watts is None)
+    backend.close()
+    assert "power meter" not in [one.name for one in threading.enumerate()]
+
+
+def test_power_that_is_read_now_and_then_adds_up_to_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meters, "EVERY", 1000.0)
+    shown, clock = iter([100.0, 200.0, None, 0.0]), iter([0.0, 1.0, 3.0, 5.0])
+    monkeypatch.setattr(meters, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    meter = meters.PowerMeter(lambda: next(shown))
+    assert meter.millijoules() == 150_000  # a second at 100 to 200 W
+    assert meter.millijoules() == 550_000  # two more, of which nothing is known but the 200 W
+    assert meter.millijoules() == 750_000
+    meter.close()

@@ -85,6 +85,9 @@ class GenerationStats(Frozen):
     tokens_per_second: float | None = Field(
         description="tokens over prefill and decode seconds; None on a simulated device"
     )
+    seconds_per_image: float | None = Field(
+        description="of the whole call, text to pixels; None on a simulated device"
+    )
     images: int
     prompts: list[str | int]
     device: str

@@ -195,6 +195,7 @@ class Runtime:
             rounding=rounding,
             seconds=seconds,
             tokens_per_second=None if backend.simulated else tokens / busy if busy else 0.0,
+            seconds_per_image=None if backend.simulated else seconds.total / count,
             images=count,
             prompts=list(request.prompts),
             device=str(backend.device),

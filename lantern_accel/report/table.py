@@ -10,12 +10,12 @@ from lantern_accel.measure.work import floor_of
 from lantern_accel.quality import interval as intervals
 from lantern_accel.quality.interval import Interval, relative_spread
 from lantern_accel.records import markdown_table
-from lantern_accel.report.rows import base_of, twin_of, why_unjudged
+from lantern_accel.report.rows import base_of, seconds_of, twin_of, why_unjudged
 from lantern_accel.report.writing import verdict_words
 
 HEAD = (
-    "| strategy | batch | T | tokens/s | ± | speed-up | tokens per step | over prompts | conversion "
-    "| over exact on its tree | TV per token "
+    "| strategy | batch | T | tokens/s | ± | s per image | speed-up | tokens per step | over prompts "
+    "| conversion | over exact on its tree | TV per token "
     "| draft / verify / accept / commit / host, ms per eager step |"
 )
 
@@ -23,8 +23,8 @@ HEAD = (
 def plain_rows(run: Run) -> list[dict[str, Any]]:
     """Return one plain record per measured cell, as the table prints it; None: not known.
 
-    Speeds are of decoding, text and pixels left out. Unlike in a report a relaxed speed-up is shown
-    without its price in images: its TV per token stands next to it.
+    Speeds are of decoding, text and pixels left out; seconds per image are of whole requests. Unlike in a
+    report a relaxed speed-up is shown without its price in images: its TV per token stands next to it.
     """
     return [_plain_row(run, cell) for cell in run.cells if cell.samples]
 
@@ -40,6 +40,7 @@ def _plain_row(run: Run, cell: Cell) -> dict[str, Any]:
         "temperature": cell.temperature,
         "tokens_per_second": cell.tokens_per_second,
         "spread": relative_spread(cell.rates),
+        "seconds_per_image": statistics.median(seconds_of(cell)[0]),
         "speedup": over and over.value,
         "speedup_interval": _ends(over),
         "step_compression": cell.step_compression,
@@ -86,7 +87,7 @@ def table(run: Run) -> str:
             exact += f" ({low_:.2f} to {high_:.2f}, {verdict_words(row['over_exact_verdict'])})"
         lines.append(
             f"| {row['strategy']} | {row['batch']} | {row['temperature']:g} "
-            f"| {row['tokens_per_second']:.0f} | {spread} | {speedup} "
+            f"| {row['tokens_per_second']:.0f} | {spread} | {row['seconds_per_image']:.3g} | {speedup} "
             f"| {row['step_compression']:.2f} | {'' if few else f'{low:.2f} to {high:.2f}'} "
             f"| {conversion} | {exact} | {row['total_variation']:.3f} | {phases} |"
         )

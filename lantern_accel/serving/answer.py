@@ -93,6 +93,11 @@ def figures(
     drafts = speculation(done, used)
     seeds = [request.seeds[one.index][0] for one in done]
     several = isinstance(request.body.seed, list) and len(seeds) > 1
+    counted, images = statistics(done, used.rounding), len(request.seeds)
+    tokens = (
+        counted["tokens"] * images / len(done)
+    )  # an event of a stream has one image of the request
+    steps = used.stages.get("prefill", 0.0) + used.stages.get("decode", 0.0)
     return {
         "model": model,
         "seed": seeds if several else seeds[0],
@@ -100,7 +105,9 @@ def figures(
         "relaxed": used.strategy.acceptance.relaxed,
         "exact": not used.strategy.acceptance.relaxed and not used.rounding,
         "statistics": {
-            **statistics(done, used.rounding),
+            **counted,
+            "tokens_per_second": round(tokens / steps, 1) if steps else None,
+            "seconds_per_image": round(used.seconds / images, 4),
             "seconds": round(used.seconds, 4),
             "seconds_waited": round(used.waited, 4),
             "stages": {name: round(used.stages.get(name, 0.0), 4) for name in STAGES},

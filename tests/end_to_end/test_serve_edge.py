@@ -335,6 +335,10 @@ def test_stages_and_peak_memory_stand_in_the_answer(served):
         whole = told["seconds"] + told["seconds_waited"]
         assert sum(told["stages"].values()) <= whole + 0.01
         assert told["peak_memory_bytes"] > 2**20
+        assert told["seconds_per_image"] == pytest.approx(told["seconds"] / 2, abs=1e-4)
+        tokens = told["tokens"] * (2 if stream else 1)  # an event has one image of the two
+        steps = told["stages"]["prefill"] + told["stages"]["decode"]
+        assert told["tokens_per_second"] == pytest.approx(tokens / steps, rel=0.2)
 
 
 def test_control_strings_are_refused_at_the_door(tmp_path, monkeypatch):

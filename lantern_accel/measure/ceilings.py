@@ -9,13 +9,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.clock import Work, both_clocks, lasting, products
 from lantern_accel.errors import BackendError
-from lantern_accel.measure.record import Ceilings, ClockCheck, Reading, is_measured, not_measured
+from lantern_accel.measure.record import (
+    Ceilings,
+    ClockCheck,
+    Reading,
+    StepCell,
+    is_measured,
+    not_measured,
+)
 
 #: Seconds that one reading should take, so that the stopwatch's own cost does not count.
 READING = 0.01
@@ -63,6 +71,22 @@ def measure_ceilings(
         launch_seconds=eager,
         captured_launch_seconds=captured,
     )
+
+
+def raised(found: Ceilings, dtype: str, cell: StepCell) -> Ceilings:
+    """Return ceilings of which none is below what a cell's fastest step has reached.
+
+    Simple work is not always the fastest: weights may stay in a cache, or have a product of their own.
+    """
+    seconds, changes = min(cell.ms) / 1e3, dict[str, Any]()
+    rate, width = found.matmul_flops.get(dtype), found.bandwidth
+    if is_measured(rate) and cell.floor_flops > rate * seconds:
+        changes["matmul_flops"] = found.matmul_flops | {dtype: cell.floor_flops / seconds}
+    if is_measured(width) and cell.floor_bytes > width * seconds:
+        changes["read_bytes_per_s"] = cell.floor_bytes / seconds
+    if not changes:
+        return found
+    return found.model_copy(update=changes | {"raised_by": cell.label})
 
 
 def _reading(measure: Callable[[], float], failure: str) -> Reading:

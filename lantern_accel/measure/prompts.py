@@ -54,12 +54,16 @@ def _takes(pipeline: Pipeline, prompt: Prompt) -> bool:
     return True
 
 
+def prompts_of(source: str, lines: list[Prompt]) -> PromptSet:
+    """Return prompts with their digest, unchecked."""
+    return PromptSet(source=source, count=len(lines), sha256=digest(lines), used=lines[:USED])
+
+
 def prompt_set(source: str, lines: list[Prompt], pipeline: Pipeline) -> PromptSet:
     """Return prompts with their digest; raises RequestError for one that the model cannot draw."""
-    used = lines[:USED]
     with pipeline.backend.inference():
-        pipeline.check_prompts(used)
-    return PromptSet(source=source, count=len(lines), sha256=digest(lines), used=used)
+        pipeline.check_prompts(lines[:USED])
+    return prompts_of(source, lines)
 
 
 def read_prompts(path: Path | None, pipeline: Pipeline) -> PromptSet:

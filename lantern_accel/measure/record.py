@@ -145,6 +145,9 @@ class Ceilings(_Record):
     matmul_sizes: dict[str, int] = Field(default_factory=dict)
     launch_seconds: Reading = Field(description="one tiny operator, run eagerly")
     captured_launch_seconds: Reading = Field(description="one tiny operator within a replay")
+    raised_by: str = Field(
+        "", description="the step whose rate is a ceiling; empty: simple work's are"
+    )
 
     @property
     def bandwidth(self) -> Positive:

@@ -28,7 +28,9 @@ from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Found
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.random_weights import RandomModel, random_model, with_head
-from lantern_accel.measure.record import Plan, PromptSet, Run, RunSettings, StepCell
+from lantern_accel.measure.ceilings import raised
+from lantern_accel.measure.prompts import prompts_of
+from lantern_accel.measure.record import Plan, Run, RunSettings, StepCell
 from lantern_accel.measure.run import Measurement, Say, fresh_run
 from lantern_accel.measure.work import LaunchCounter, step_needs
 from lantern_accel.memory.limits import Capacity, check_weights
@@ -268,15 +270,12 @@ def measure(
     say(f"random weights of {manifest.name}")
     model = make_model(backend, manifest, dtype, max(chosen.neighbours, 1), weights)
     compute = model.target.output.weight.dtype
-    none: list[str | int] = []
     settings = RunSettings(
         model=model.name,
         weights_hash=f"random {digest(model.target.config.model_dump(mode='json'))[:12]}",
         tokens=manifest.target.num_tokens,
         sampling=sampling,
-        prompts=PromptSet(
-            source="none: weights are random", count=0, sha256=digest(none), used=none
-        ),
+        prompts=prompts_of("none: weights are random", []),
         seed=0,
         dtype=str(compute).removeprefix("torch."),
         options=dict(options or {}),
@@ -321,6 +320,8 @@ def _measure_in_turns(
                         cell.ms.append(timer.ms())
                         cell.vanilla_ms.append(base.ms())
                     cell.phase_ms = timer.phase_ms()
+            if not isinstance(run.ceilings, str):
+                run.ceilings = raised(run.ceilings, run.settings.dtype, cell)
             run.steps = [one for one in run.steps if one.key != cell.key] + [cell]
             # Passes at the end, by their rows: the plain one was measured first.
             run.steps.sort(key=lambda one: one.kind == "pass" and one.nodes)

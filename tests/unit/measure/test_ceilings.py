@@ -7,8 +7,9 @@ import torch
 
 from lantern_accel.device.backend import Backend, Support
 from lantern_accel.device.plugins import open_backend
-from lantern_accel.measure import ceilings
-from lantern_accel.measure.record import is_measured
+from lantern_accel.measure import ceilings, work
+from lantern_accel.measure.record import Ceilings, StepCell, is_measured
+from lantern_accel.strategy.values import Strategy
 
 
 @pytest.fixture
@@ -70,3 +71,23 @@ def test_a_copy_counts_what_is_read_and_what_is_written(monkeypatch):
 
     assert ceilings._copy(Any(), 4096) == 2 * 4096 / 0.5  # type: ignore[arg-type]
     assert issubclass(Backend, object)
+
+
+def test_no_step_lies_above_a_ceiling() -> None:
+    plain = Ceilings(
+        copy_bytes_per_s=1e9,
+        read_bytes_per_s=2e9,
+        copy_bytes=2**20,
+        matmul_flops={"float32": 1e12},
+        launch_seconds=1e-6,
+        captured_launch_seconds=1e-6,
+    )
+    cell = StepCell(kind="step", strategy=Strategy(name="fast"), batch=1, nodes=1, ms=[2.0, 1.0])
+    for flops, nbytes in ((1e8, 1e6), (1e9, 2e6)):  # at the ceilings, at most
+        cell.floor_flops, cell.floor_bytes = flops, nbytes
+        assert ceilings.raised(plain, "float32", cell) == plain
+    cell.floor_flops, cell.floor_bytes = 3e9, 8e6
+    found = ceilings.raised(plain, "float32", cell)
+    assert found.matmul_flops["float32"] == pytest.approx(3e12)
+    assert found.bandwidth == pytest.approx(8e9) and found.raised_by == "fast"
+    assert work.floor_of(cell.floor_flops, cell.floor_bytes, found, "float32") <= 1.001e-3

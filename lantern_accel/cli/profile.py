@@ -70,8 +70,17 @@ def profile(
     ),
     seed: int = typer.Option(0, min=0, max=bounds.MOST_SEED, help="Fixes what is drawn."),
     name: str = typer.Option(None, help="The run's name in reports. Default: device and time."),
-    trace: Path = typer.Option(None, help="Also write a few steps here, for ui.perfetto.dev."),
+    trace: Path = typer.Option(
+        None, help="Also write one image here, step by step, for ui.perfetto.dev."
+    ),
     resume: bool = typer.Option(False, help="Complete an interrupted run in the same file."),
+    wait: float = typer.Option(
+        0.0,
+        min=0,
+        max=bounds.MOST_SECONDS,
+        help="Seconds to wait for other programs that keep this machine busy; then it ends. Default: "
+        "say so, and measure.",
+    ),
 ) -> None:
     """Measure strategies on one device into a run for `lantern-accel compare`.
 
@@ -95,6 +104,7 @@ def profile(
         name=name,
         trace=trace,
         check=not quick,
+        wait=wait,
     )
     from lantern_accel.report.comparison import compare
     from lantern_accel.report.verdict import QUESTION, first_screen

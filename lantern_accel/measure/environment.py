@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 
 from lantern_accel._version import __version__
 from lantern_accel.device.backend import Backend
+from lantern_accel.errors import BackendError
 from lantern_accel.measure.record import (
     Environment,
     NotMeasured,
@@ -98,8 +100,12 @@ class HostLoad:
 
     def __init__(self) -> None:
         self._ticks = _system_ticks()
-        self._own = _own_seconds()
+        self._own = self.ours()
         self._at = time.perf_counter()
+
+    def ours(self) -> float:
+        """Return the seconds that this process has used."""
+        return _own_seconds()
 
     def others(self) -> Reading:
         """Return the share, 0 to 1 of all cores, from construction until now."""
@@ -111,7 +117,7 @@ class HostLoad:
         if elapsed < 0.05:
             return not_measured("the sample is shorter than the system's clock tick shows")
         busy = (ticks - self._ticks) / os.sysconf("SC_CLK_TCK")
-        share = (busy - (_own_seconds() - self._own)) / (elapsed * cores)
+        share = (busy - (self.ours() - self._own)) / (elapsed * cores)
         return min(max(share, 0.0), 1.0)
 
 
@@ -124,6 +130,29 @@ def busy_note(seconds: float = 0.5) -> str:
     load = HostLoad()
     time.sleep(seconds)
     return busy_words(load.others())
+
+
+#: Seconds of each look while :func:`wait_for_quiet` waits.
+LOOK = 2.0
+
+
+def wait_for_quiet(seconds: float, say: Callable[[str], None]) -> None:
+    """Say where other programs use the host's cores, and wait until few do, ``seconds`` at most.
+
+    With 0 seconds it only says so. Raises BackendError where the machine is busy to the end.
+    """
+    note, until = busy_note(), time.monotonic() + seconds
+    if note:
+        say(f"{note}; what is measured meanwhile gets no verdict")
+    if note and seconds:
+        say(f"waiting for other programs, {seconds:g} s at most")
+    while note and time.monotonic() < until:
+        note = busy_note(min(LOOK, max(until - time.monotonic(), 0.1)))
+    if note and seconds:
+        raise BackendError(
+            f"after {seconds:g} s other programs are still at work, and nothing was measured: {note}; "
+            "without --wait it is measured all the same"
+        )
 
 
 def busy_words(share: Reading) -> str:

@@ -60,7 +60,8 @@ USUAL = (AUTO, "eagle", "eagle2", "lantern", "lantern++", "scd")
 class Request:
     """What a run is asked to measure; ``conform`` checks the backend, None leaves that out.
 
-    ``window``: somebody chose the length of windows, so that batches do not shorten them.
+    ``window``: somebody chose the length of windows, so that batches do not shorten them; ``wait``:
+    seconds that other programs of the machine have to end.
     """
 
     strategies: Sequence[Strategy]
@@ -77,6 +78,7 @@ class Request:
     conform: Callable[[Backend], ConformanceReport] | None = None
     window: bool = False
 
+    wait: float = 0.0
 
 def usual_names(pipeline: Pipeline) -> list[str]:
     """Return the names of :data:`USUAL` that the model can decode with: auto is always among them."""
@@ -176,18 +178,18 @@ class Measurement:
         self.number = len(self.run.sessions)
 
     @contextmanager
-    def session(self, load_seconds: float = 0.0) -> Iterator[None]:
+    def session(self, load_seconds: float = 0.0, wait: float = 0.0) -> Iterator[None]:
         """Measure inside the block, ceilings first; whatever ends it early, the file says why.
 
-        Raises BackendError where the device fails, RequestError on a simulated device, whose times
-        say nothing about the device.
+        ``wait``: seconds that other programs have to end. Raises BackendError where the device fails, or
+        the machine is busy for longer; RequestError on a simulated device, whose times say nothing about
+        the device.
         """
         check_clock(self.backend)
+        environment.wait_for_quiet(wait, self.say)
         run = self.run
         run.state = "running"
-        run.sessions.append(session := Session(started=_now(), load_seconds=load_seconds))
-        if note := environment.busy_note():
-            self.say(note)
+        run.sessions.append(session := Session(started=now(), load_seconds=load_seconds))
         try:
             self.keep()
             self.say("checking the stopwatch")
@@ -223,7 +225,7 @@ class Measurement:
         return f"what was finished is {where}; go on with the same command"
 
     def _end(self, session: Session, reason: str) -> None:
-        session.ended, session.reason = _now(), reason
+        session.ended, session.reason = now(), reason
         self.keep()
 
 
@@ -290,7 +292,7 @@ class Profiler(Measurement):
         if complete and self.run.state == "complete":
             self.say("the run is complete already")
             return self.run
-        with self.session(self.request.load_seconds):
+        with self.session(self.request.load_seconds, self.request.wait):
             self._measure()
         return self.run
 
@@ -454,5 +456,6 @@ def _identity(run: Run) -> dict[str, Any]:
     return found | {"device": where.device.name, "torch": where.torch, "commit": where.commit}
 
 
-def _now() -> str:
+def now() -> str:
+    """Return the time in UTC, as sessions have it."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")

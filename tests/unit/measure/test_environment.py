@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from lantern_accel.device.plugins import open_backend
+from lantern_accel.errors import BackendError
 from lantern_accel.measure import environment
 from lantern_accel.measure.record import is_measured
 
@@ -71,3 +72,16 @@ def test_what_the_clock_cannot_show_is_not_guessed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(environment, "_system_ticks", lambda: None)
     time.sleep(0)
     assert environment.HostLoad().others() == "not measured: the system has no /proc/stat"
+
+
+def test_a_busy_machine_is_waited_for_where_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter(["others work", "others work", ""])
+    monkeypatch.setattr(environment, "busy_note", lambda seconds=0.5: next(looks, "others work"))
+    said: list[str] = []
+    environment.wait_for_quiet(60.0, said.append)
+    assert "no verdict" in said[0] and "waiting" in said[1] and next(looks, None) is None
+    with pytest.raises(BackendError, match=r"after 0\.05 s other programs are still at work"):
+        environment.wait_for_quiet(0.05, said.append)
+    del said[:]
+    environment.wait_for_quiet(0.0, said.append)  # it only says so
+    assert len(said) == 1

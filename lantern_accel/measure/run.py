@@ -46,7 +46,7 @@ from lantern_accel.measure.samples import (
     interleave,
     seconds_left,
 )
-from lantern_accel.measure.work import write_trace
+from lantern_accel.measure.trace import write_trace
 from lantern_accel.quality.features import is_there
 from lantern_accel.strategy.values import AUTO, Strategy, Window
 
@@ -318,16 +318,11 @@ class Profiler(Measurement):
                 self._group([cell for cell in here if not self._done(cell)])
             self._price(temperature)
         if request.trace is not None:
-            self.say(f"tracing a few steps into {request.trace}")
-            cell = self.cells[-1]
-            write_trace(
-                self.pipeline,
-                cell.strategy,
-                self.pipeline.sampling(temperature=cell.temperature),
-                samples.batch_prompts(self.prompts, cell.batch, 0),
-                samples.engine_of(self.pipeline, cell).engine.step,
-                request.trace,
-            )
+            # One image, where there is such a cell; auto, where it is among them.
+            cell = min(self.cells[::-1], key=lambda one: (one.batch, one.strategy.name != AUTO))
+            self.say(f"tracing a request of {cell.name} into {request.trace}")
+            texts = samples.batch_prompts(self.prompts, cell.batch, 0)
+            write_trace(self.pipeline, cell, texts, request.trace)
 
     # --- speed ---------------------------------------------------------------------------------
 

@@ -9,36 +9,28 @@ device would launch.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import profile, record_function, schedule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.sources.copy import CopyDrafts
+from lantern_accel.decoding.step import Step
 from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.capture import listening
 from lantern_accel.device.launches import computes
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.random_weights import random_model
-from lantern_accel.files import write_whole
-from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.record import STEP_PHASES, Ceilings, Reading, Work, not_measured
 from lantern_accel.memory.footprint import Shapes
 from lantern_accel.nn.draft_head import DraftHead
 from lantern_accel.nn.transformer import projections
 from lantern_accel.strategy.values import Sampling, Strategy
-
-#: Steps that pass before a trace begins, so that kernels are there, and steps that are traced.
-PASSED, TRACED = 2, 8
 
 
 @contextmanager
@@ -120,41 +112,6 @@ def count_operators(
         return count_launches(model.engine(ops, strategy, sampling, batch), prefill=prefill)
 
 
-def write_trace(
-    pipeline: Pipeline,
-    strategy: Strategy,
-    sampling: Sampling,
-    prompts: Sequence[Prompt],
-    eager: Callable[[], None],
-    path: Path,
-) -> None:
-    """Trace a few eager steps, phases named, into a file for ui.perfetto.dev: whole or not at all.
-
-    ``eager`` is the engine's Python step: a replay has no phases to name.
-    """
-    plan = schedule(wait=PASSED - 1, warmup=1, active=TRACED, repeat=1)
-
-    def export(seen: Any) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            whole = Path(folder) / "trace.json"
-            seen.export_chrome_trace(str(whole))
-            with whole.open("rb") as source:
-                write_whole(path, lambda stream: shutil.copyfileobj(source, stream))
-
-    # Every activity that this torch can see.
-    with profile(schedule=plan, on_trace_ready=export) as seen:
-
-        def step() -> None:
-            with record_function("step"):
-                eager()
-            if seen.step_num == PASSED + TRACED - 1:  # the last that is traced
-                pipeline.backend.synchronize()
-            seen.step()
-
-        with listening(pipeline.backend, record_function):
-            pipeline.decode_only(prompts, strategy, sampling, 0, step=step)
-
-
 Need = tuple[float, float]
 """Operations and bytes."""
 
@@ -174,24 +131,36 @@ def step_needs(engine: Engine, seen: int | None = None) -> dict[str, Need]:
     """Return operations and bytes of draft, verify, accept and commit at ``seen`` visible slots.
 
     Acceptance and commit need nothing by this count: what they read may still be in a cache. But a
-    window's commit guesses the next drafts where a draft head does.
+    window's commit guesses the next drafts where a draft head does. Of an engine of several lengths: the
+    mean over the steps of its last request, of the lengths that they had.
     """
     seen = visible_slots(engine) if seen is None else seen
-    target: Any = engine.verifying.target
-    g = engine.geometry
+    ran = {length: steps for length, (_, steps) in engine.counted.items() if steps}
+    found = dict.fromkeys(STEP_PHASES, (0.0, 0.0))
+    for length, steps in (ran or {max(engine.lengths): 1}).items():
+        share = steps / (sum(ran.values()) or 1)
+        for name, (ops, size) in _needs_of(engine.by_length[length], seen).items():
+            found[name] = found[name][0] + share * ops, found[name][1] + share * size
+    return found
+
+
+def _needs_of(step: Step, seen: int) -> dict[str, Need]:
+    """Return what a step of one length needs."""
+    target: Any = step.verifying.target
+    g = step.geometry
     needs = dict.fromkeys(STEP_PHASES, (0.0, 0.0))
     head = target.weight
     needs["verify"] = _pass(target, head, g.rows, g.nodes, g.nodes, seen + g.nodes)
-    if isinstance(source := engine.source, CopyDrafts):
+    if isinstance(source := step.source, CopyDrafts):
         copy, own = source.copy.verifying.target, source.copy.geometry.nodes
         ops, size = _pass(copy, copy.weight, g.rows, own, own, seen + own)
         needs["draft"] = source.passes * ops, source.passes * size
     elif g.guesses:
         needs["commit"] = _guessing(target.draft_head, g.batch, g.nodes - 1)
-    elif (drafter := engine.session.drafter) is not None:
+    elif (drafter := step.drafter) is not None:
         fuse = getattr(drafter, "fuse", None)
         # The catch-up runs depth + 1 positions and draws from one; each level draws from all its nodes.
-        passes = [(g.depth + 1, 1), *((nodes, nodes) for nodes in drafted_levels(engine))]
+        passes = [(g.depth + 1, 1), *((nodes, nodes) for nodes in drafted_levels(step))]
         parts = [_pass(drafter, head, g.rows, n, heads, seen) for n, heads in passes]
         extra = numbers(fuse)
         width = head.element_size()
@@ -254,12 +223,12 @@ def _pass(part: Any, head: Tensor, rows: int, nodes: int, heads: int, slots: int
     return operations, width * (weights + head_size + cache) - _spared(part, head)
 
 
-def drafted_levels(engine: Engine) -> list[int]:
+def drafted_levels(step: Engine | Step) -> list[int]:
     """Return the nodes of each drafting pass after the catch-up."""
-    if engine.session.drafter is None:
+    if not step.geometry.drafted:
         return []
-    tree = engine.source.given.source
-    tables: TreeTables | None = getattr(engine.source, "tables", None)
+    tree = step.source.given.source
+    tables: TreeTables | None = getattr(step.source, "tables", None)
     if tables is None:
         return [tree.top_k] * tree.depth
     return [len(level) for level in tables.inner[1:] if level]

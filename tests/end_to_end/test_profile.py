@@ -113,8 +113,22 @@ def test_every_relaxed_strategy_has_its_price(measured):
 
 def test_a_trace_names_the_phases(measured):
     trace = json.loads((measured.parent / "trace.json").read_text())
-    names = {event.get("name") for event in trace["traceEvents"]}
-    assert {"step", "draft", "verify", "accept", "commit"} <= names
+    events = [one for one in trace["traceEvents"] if one["ph"] == "X"]
+    phases = {"draft", "verify", "accept", "commit"}
+    assert {one["name"] for one in events} == {
+        "text",
+        "text and prefill",
+        "step",
+        "pixels",
+        *phases,
+    }
+    request = [one for one in events if one["tid"] == 1]
+    steps = [one for one in request if one["name"] == "step"]
+    # Every token but prefill's is drawn by a step: itself, or as an accepted draft of it.
+    assert sum(1 + accepted for one in steps for accepted in one["args"]["accepted"]) >= 15
+    assert len(steps[0]["args"]["accepted"]) == 1
+    ends = [(one["ts"], one["ts"] + one["dur"]) for one in sorted(request, key=lambda e: e["ts"])]
+    assert all(0 <= began <= ended for began, ended in ends)
 
 
 def test_reports_are_made_from_runs(command, measured, tmp_path):

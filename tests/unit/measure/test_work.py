@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 from support.runs import invented_run
+from support.tiny import tiny_models
 from torch.utils.flop_counter import FlopCounterMode
 
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Backend, DeviceFacts
 from lantern_accel.families.random_weights import sized
 from lantern_accel.measure import work
 from lantern_accel.measure.record import STEP_PHASES as PHASES
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import projections, rounded_copy
-from lantern_accel.strategy.values import STRATEGIES, Sampling, Strategy
+from lantern_accel.strategy.values import STRATEGIES, Sampling, Strategy, adaptive_window
 from lantern_accel.testing import tiny
 
 
@@ -90,6 +92,23 @@ def test_a_cell_of_a_draft_head_holds_its_operators(backend):
         found = work.measure_work(engine, engine.model.manifest)
     assert found["commit"].operators > 100
     assert found["commit"].launches == pytest.approx(found["commit"].operators, rel=0.15)
+
+
+def test_work_is_that_of_the_lengths_that_ran(backend):
+    target, _ = tiny_models(2, grid=6)
+    window = Strategy(drafts=adaptive_window((1, 8)))
+    engine = Engine(target, None, backend, window, Sampling(temperature=1.0), batch=1)
+    longest = work.step_needs(engine)["verify"]
+    assert engine.lengths == [1, 8]
+
+    def ran(**steps):
+        engine.counted = {int(n[1:]): [2 * count, count] for n, count in steps.items()}
+        return work.step_needs(engine)["verify"]
+
+    plain = ran(_1=5)
+    assert ran(_8=2) == longest and plain[0] < longest[0] / 4
+    mixed = [0.75 * a + 0.25 * b for a, b in zip(plain, longest, strict=True)]
+    assert ran(_1=3, _8=1) == pytest.approx(mixed)
 
 
 def test_bytes_hold_every_weight_once_a_pass(backend):

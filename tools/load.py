@@ -7,7 +7,14 @@ joules an image with the meter's name (null without a meter, never 0). Some clie
 badly: to leave half-way, to ask for what cannot be drawn, to never read their answer. With ``--check``
 every picture is asked for again afterwards, alone, and compared. All samples are kept in the file.
 
-Needs httpx (``pip install -e ".[test]"``); works with any server of that API.
+``python tools/load.py --serve "--device cpu --slots 4" --latency 2 -o load.json``
+
+Starts a service in a process of its own and seeks the largest number of requests at once whose p95 stays
+within two seconds, by bisection. The file is a run, which ``lantern-accel compare`` takes; after an
+interruption the same command goes on behind the levels that it holds.
+
+Needs httpx (``pip install -e ".[test]"``). A load works with any server of that API; a search asks a
+service of lantern-accel what it serves.
 """
 
 from __future__ import annotations
@@ -23,12 +30,17 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import load_levels
+
+from lantern_accel.errors import LanternError
+from lantern_accel.measure.environment import wait_for_quiet
 
 PROMPTS = ("red heart", "dog face", "pizza", "sunflower", "fish", "star", "ghost", "strawberry")
 #: A size that no model draws, and no client sends unasked.
@@ -55,7 +67,7 @@ class Sample:
     digest: str | None = None
     error: str | None = None
     retries: int = 0
-    tokens_per_step: float | None = None
+    statistics: dict[str, Any] = field(default_factory=dict)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -63,8 +75,26 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:8000")
-    add("--requests", type=int, default=200, help="requests that draw or leave")
-    add("--concurrency", type=int, default=32, help="requests at once")
+    add(
+        "--serve",
+        default=None,
+        metavar="WORDS",
+        help="start lantern-accel serve with these options",
+    )
+    add("--latency", type=float, default=None, help="seconds: seek the largest load with this p95")
+    add(
+        "--wait",
+        type=float,
+        default=0.0,
+        help="seconds that other programs have to end, in a search",
+    )
+    add(
+        "--requests",
+        type=int,
+        default=200,
+        help="requests that draw or leave; in a search per level",
+    )
+    add("--concurrency", type=int, default=32, help="requests at once; in a search at most")
     add("--partials", type=int, default=3, choices=range(4), help="partial images; 0: no stream")
     add("--cancel", type=float, default=0.0, help="share of the requests that leave half-way")
     add("--impossible", type=int, default=0, help="further requests of a size that cannot be drawn")
@@ -99,18 +129,29 @@ class Load:
             base_url=options.url, headers=headers, limits=limits, timeout=options.timeout
         )
         self.zero = time.perf_counter()
+        #: Seconds that the service took to start, where this client started it, and its last answer.
+        self.started = 0.0
+        self.answered: dict[str, Any] = {}
 
     def now(self) -> float:
         """Return the seconds since the load began."""
         return time.perf_counter() - self.zero
 
+    def request(self, number: int, prompt: str, seed: int) -> Sample:
+        """Return a request that is to be drawn."""
+        return Sample(number, "drawn", prompt, seed, 0.0)
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """What is asked for."""
+        if self.options.prompts is None:
+            return PROMPTS
+        lines = self.options.prompts.read_text(encoding="utf-8").splitlines()
+        return tuple(line.strip() for line in lines if line.strip())
+
     def plan(self) -> list[Sample]:
         """Return the requests of the run in a random order, which ``--seed`` fixes."""
-        o = self.options
-        prompts = PROMPTS
-        if o.prompts is not None:
-            lines = o.prompts.read_text(encoding="utf-8").splitlines()
-            prompts = tuple(line.strip() for line in lines if line.strip())
+        o, prompts = self.options, self.prompts
         leaving = set(self.random.sample(range(o.requests), round(o.cancel * o.requests)))
         kinds = ["leaves" if n in leaving else "drawn" for n in range(o.requests)]
         kinds += ["impossible"] * o.impossible + ["deaf"] * o.deaf
@@ -144,12 +185,7 @@ class Load:
             while waiting:
                 sample = waiting.pop(0)
                 self.samples.append(sample)
-                sample.began = self.now()
-                try:
-                    await self.one(sample, deaf)
-                except (httpx.HTTPError, OSError, ValueError, KeyError) as error:
-                    sample.error = f"{type(error).__name__}: {error}"[:300]
-                sample.ended = self.now()
+                await self.ended(sample, deaf)
 
         await asyncio.gather(*(client() for _ in range(self.options.concurrency)))
         seconds = self.now()
@@ -160,6 +196,15 @@ class Load:
             one.close()
         await self.client.aclose()
         return self.figures(seconds, before, after, wrong)
+
+    async def ended(self, sample: Sample, deaf: list[socket.socket] | None = None) -> None:
+        """Be one client to its end; what fails is noted."""
+        sample.began = self.now()
+        try:
+            await self.one(sample, [] if deaf is None else deaf)
+        except (httpx.HTTPError, OSError, ValueError, KeyError) as error:
+            sample.error = f"{type(error).__name__}: {error}"[:300]
+        sample.ended = self.now()
 
     async def one(self, sample: Sample, deaf: list[socket.socket]) -> None:
         """Be one client."""
@@ -201,7 +246,11 @@ class Load:
             )
             sample.digest = hashlib.sha256(picture).hexdigest()
             sample.outcome = "wrong" if sample.kind == "impossible" else "ok"
-            sample.tokens_per_step = found.get("statistics", {}).get("tokens_per_step")
+            sample.statistics = found.get("statistics", {})
+            self.answered = {
+                name: found.get(name, unknown)
+                for name, unknown in (("strategy", "unknown"), ("relaxed", False))
+            }
             return
 
     async def whole(self, answer: httpx.Response) -> dict[str, Any]:
@@ -246,7 +295,7 @@ class Load:
         for sample in [one for one in self.samples if one.digest is not None]:
             key = (sample.prompt, sample.seed)
             if key not in alone:
-                again = Sample(-1, "drawn", *key, self.now())
+                again = self.request(-1, *key)
                 await self.ask(again)
                 alone[key] = again.digest
             if alone[key] != sample.digest:
@@ -292,7 +341,7 @@ class Load:
         joules = None
         if before is not None and after is not None and ok:
             joules = (after[1] - before[1]) / len(ok)
-        known = [one.tokens_per_step for one in ok if one.tokens_per_step is not None]
+        known = [n for one in ok if (n := one.statistics.get("tokens_per_step")) is not None]
         return {
             "schema_version": 1,
             "options": {k: str(v) for k, v in vars(self.options).items() if k != "key"},
@@ -358,9 +407,29 @@ def said(found: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the load; 1 where an answer was wrong or failed."""
+    """Run the load, or the search; 1 where an answer of a load was wrong or failed."""
     options = parse(sys.argv[1:] if argv is None else argv)
-    found = asyncio.run(_run(options))
+    with ExitStack() as ending:
+        started = 0.0
+        try:
+            if options.latency is not None:
+                load_levels.check_output(options.output)
+                wait_for_quiet(options.wait, print)
+            if options.serve is not None:
+                given = load_levels.service(options.serve, 2 * options.concurrency)
+                options.url, options.pid, started = ending.enter_context(given)
+            found = asyncio.run(_run(options, started))
+        except (LanternError, httpx.HTTPError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return getattr(error, "exit_code", 1)
+        except KeyboardInterrupt:
+            print(
+                "interrupted; the same command goes on behind the levels of its file",
+                file=sys.stderr,
+            )
+            return 130
+    if found is None:
+        return 0
     print(said(found))
     if options.output is not None:
         options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -372,8 +441,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if bad else 0
 
 
-async def _run(options: argparse.Namespace) -> dict[str, Any]:
-    return await Load(options).run()
+async def _run(options: argparse.Namespace, started: float) -> dict[str, Any] | None:
+    load = Load(options)
+    if options.latency is None:
+        return await load.run()
+    load.started = started
+    async with load.client:
+        await load_levels.seek(load)
+    return None
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Seeks the largest number of requests at once that a service answers within a latency, by bisection."""
+"""Finds the largest number of requests at once that a service has answered within a latency."""
 
 from __future__ import annotations
 
@@ -25,16 +25,3 @@ def largest(cells: Sequence[LoadCell], latency: float) -> LoadCell | None:
     failed = min((one.clients for one in cells if not holds(one, latency)), default=None)
     good = [one for one in cells if holds(one, latency) and (not failed or one.clients < failed)]
     return max(good, key=lambda one: one.clients, default=None)
-
-
-def next_load(cells: Sequence[LoadCell], latency: float, most: int) -> int | None:
-    """Return the load to try next: twice the largest that stays within, then the middle; None: found.
-
-    ``most``: of which no more are tried.
-    """
-    found = largest(cells, latency)
-    low = found.clients if found else 0
-    high = min((one.clients for one in cells if not holds(one, latency)), default=None)
-    if high is None:
-        return None if low >= most else min(max(2 * low, 1), most)
-    return None if high - low <= 1 else (low + high) // 2

@@ -28,6 +28,7 @@ from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.measure import environment, samples
 from lantern_accel.measure.ceilings import check_stopwatch, measure_ceilings
 from lantern_accel.measure.price import PriceStudy, images_for
+from lantern_accel.measure.prompts import prompts_of
 from lantern_accel.measure.reading import clock_fault
 from lantern_accel.measure.record import (
     WARMUPS,
@@ -77,8 +78,8 @@ class Request:
     trace: Path | None = None
     conform: Callable[[Backend], ConformanceReport] | None = None
     window: bool = False
-
     wait: float = 0.0
+
 
 def usual_names(pipeline: Pipeline) -> list[str]:
     """Return the names of :data:`USUAL` that the model can decode with: auto is always among them."""
@@ -136,6 +137,35 @@ def command_of(arguments: Sequence[str]) -> str:
 Say = Callable[[str], None]
 
 
+def settings_of(pipeline: Pipeline, request: Request) -> RunSettings:
+    """Return what a run of this request on this pipeline is a run of."""
+    model = pipeline.model
+    return RunSettings(
+        model=model.manifest.name,
+        weights_hash=model.weights_hash,
+        tokens=model.manifest.target.num_tokens,
+        sampling=pipeline.sampling(),
+        prompts=request.prompts,
+        seed=request.seed,
+        dtype=str(pipeline.dtype).removeprefix("torch."),
+        options=request.options,
+        weights=model.rounding.weights if model.rounding else "full",
+        rounding=model.rounding,
+        plan=request.plan,
+    )
+
+
+def service_run(pipeline: Pipeline) -> Run:
+    """Return a run without figures that says what a service serves, and on what.
+
+    A client that loads the service adds its prompts and its figures.
+    """
+    plan = Plan(quick=False, samples=1, seconds=0.0, quality_images=0)
+    request = Request([], prompts_of("the client's", []), plan)
+    backend = pipeline.backend
+    return fresh_run(backend, pipeline.dtype, settings_of(pipeline, request), "service", "")
+
+
 def fresh_run(
     backend: Backend, dtype: torch.dtype, settings: RunSettings, name: str, command: str
 ) -> Run:
@@ -172,7 +202,7 @@ class Measurement:
         say: Say = lambda text: None,
     ) -> None:
         self.backend, self.dtype, self.out, self.say = backend, dtype, out, say
-        self.run = store.resume(out if resume else None, fresh, _identity)
+        self.run = store.resume(out if resume else None, fresh, identity)
         self.run.settings.plan = fresh.settings.plan
         self.keep = store.Keeper(out, self.run)
         self.number = len(self.run.sessions)
@@ -244,20 +274,7 @@ class Profiler(Measurement):
         self.pipeline, self.request = pipeline, request
         self.prompts = request.prompts.used
         self._began = time.perf_counter()
-        model = pipeline.model
-        settings = RunSettings(
-            model=model.manifest.name,
-            weights_hash=model.weights_hash,
-            tokens=model.manifest.target.num_tokens,
-            sampling=pipeline.sampling(),
-            prompts=request.prompts,
-            seed=request.seed,
-            dtype=str(pipeline.dtype).removeprefix("torch."),
-            options=request.options,
-            weights=model.rounding.weights if model.rounding else "full",
-            rounding=model.rounding,
-            plan=request.plan,
-        )
+        settings = settings_of(pipeline, request)
         fresh = fresh_run(pipeline.backend, pipeline.dtype, settings, request.name, request.command)
         super().__init__(pipeline.backend, pipeline.dtype, fresh, out, resume=resume, say=say)
         self.cells = self._cells()
@@ -440,7 +457,7 @@ class Profiler(Measurement):
             self.keep()
 
 
-def _identity(run: Run) -> dict[str, Any]:
+def identity(run: Run) -> dict[str, Any]:
     """Return what a resumed run must share with its file, by the name a message gives it."""
     settings, where = run.settings, run.environment
     # A plan may grow: more samples of the same thing.

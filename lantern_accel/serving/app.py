@@ -113,7 +113,7 @@ def _add_errors(app: FastAPI) -> None:
         if isinstance(error, HTTPException):
             text = str(error.detail)
             if error.status_code == 404:
-                known = ["/v1/images/generations", "/v1/models", "/health", "/metrics", "/"]
+                known = ["/v1/images/generations", "/v1/models", "/health", "/run", "/metrics", "/"]
                 text = f"there is nothing at {request.url.path[:80]}"
                 text += did_you_mean(request.url.path, known)
             elif error.status_code == 405:
@@ -213,6 +213,13 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
         if studio.broken is not None:
             body["error"] = studio.broken
         return JSONResponse(body, 200 if studio.state == "ok" else 503)
+
+    @app.get("/run")
+    async def run() -> dict[str, Any]:
+        from lantern_accel.measure.run import service_run  # the profiler, which few services need
+
+        found = await asyncio.to_thread(service_run, pipeline)
+        return found.model_dump(mode="json")
 
     @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,9 @@ pytest.importorskip("fastapi")
 
 from support.server import serving
 
+from lantern_accel.measure import environment
+from lantern_accel.measure.reading import check_comparable, read_run
+from lantern_accel.measure.record import is_measured
 from lantern_accel.serving.studio import ServerSettings
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
@@ -61,3 +67,59 @@ def test_quantiles_are_values_that_were_seen():
     assert load.quantiles([3.0, 1.0, 2.0]) == {"p50": 2.0, "p95": 3.0, "p99": 3.0, "max": 3.0}
     hundred = load.quantiles([float(n) for n in range(1, 101)])
     assert hundred == {"p50": 50.0, "p95": 95.0, "p99": 99.0, "max": 100.0}
+
+
+def test_a_search_finds_the_largest_load_and_goes_on_from_its_file(
+    tiny_model, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(environment, "busy_note", str)
+    out = tmp_path / "load.json"
+    (tmp_path / "prompts").write_text("red heart\ndog face\n" + "longer than is taken " * 300)
+    with serving(tiny_model, ServerSettings(slots=2, queue=64, grace=30)) as served:
+        words = ["--url", served.url, "--requests", "20", "--concurrency", "3", "--partials", "1"]
+        words += ["--strategy", "vanilla", "-o", str(out), "--prompts", str(tmp_path / "prompts")]
+        assert load.main([*words, "--latency", "30"]) == 0
+        assert "at least 3 requests at once" in capsys.readouterr().out
+        run = read_run(out)
+        assert load.main([*words, "--latency", "1e-6"]) == 0
+        assert "one request at a time is" in capsys.readouterr().out
+        assert load.main([*words, "--latency", "30", "--partials", "2"]) == 2
+    assert run.state == "complete" and [one.clients for one in run.loads] == [1, 2, 3]
+    assert run.loads == read_run(out).loads  # nothing was measured again
+    assert run.settings.prompts.used == ["red heart", "dog face"]
+    assert run.settings.weights_hash == served.pipeline.model.weights_hash
+    for cell in run.loads:
+        counted = [one for one in cell.samples if one.counted]
+        assert len(counted) == 20 and {one.outcome for one in counted} == {"ok"}
+        assert cell.rate() >= cell.rate(within=cell.latency(0.5)) > 0
+        assert 0 < cell.first_partials[0] < cell.latency(0.99)
+        for one in counted:
+            assert {"waiting", "text", "prefill", "decode", "pixels"} <= one.stages.keys()
+            assert sum(one.stages.values()) <= one.seconds + 0.05
+        assert not is_measured(cell.joules_per_image)
+    check_comparable([run], [str(out)])
+
+
+def test_a_search_asks_for_enough_requests(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(environment, "busy_note", str)
+    words = ["--requests", "19", "--latency", "1", "-o", str(tmp_path / "load.json")]
+    assert load.main(words) == 2 and "give 20 or more" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_an_interrupted_search_of_a_service_of_its_own_keeps_its_levels(tiny_model, tmp_path):
+    out = tmp_path / "load.json"
+    given = f"--model {tiny_model} --device cpu --dtype float32 --slots 2"
+    words = [sys.executable, load.__file__, "--serve", given, "--latency", "30", "--requests", "20"]
+    words += ["--concurrency", "4096", "--strategy", "vanilla", "-o", str(out)]
+    (tmp_path / "prompts").write_text("red heart\ndog face\n")
+    words += ["--prompts", str(tmp_path / "prompts")]
+    search = subprocess.Popen(words)
+    while not (out.exists() and read_run(out).loads):
+        assert search.poll() is None
+        time.sleep(0.1)
+    search.send_signal(signal.SIGINT)
+    assert search.wait(120) == 130
+    run = read_run(out)
+    assert run.state == "interrupted" and run.loads[0].clients == 1
+    assert is_measured(run.loads[0].others_cpu)

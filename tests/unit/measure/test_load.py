@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from lantern_accel.measure.load import LEAST, largest, next_load
+from lantern_accel.measure.load import LEAST, largest
 from lantern_accel.measure.record import LoadCell, LoadSample, not_measured
+
+pytest.importorskip("httpx")
+import load_levels
 
 
 def level(clients: int, seconds: list[float], **changes: object) -> LoadCell:
@@ -31,7 +38,7 @@ def level(clients: int, seconds: list[float], **changes: object) -> LoadCell:
 @pytest.mark.parametrize("most", [1, 7, 64])
 def test_bisection_ends_at_the_largest_load_that_stays_within(fits: int, most: int) -> None:
     cells: list[LoadCell] = []
-    while (clients := next_load(cells, 2.0, most)) is not None:
+    while (clients := load_levels.next_load(cells, 2.0, most)) is not None:
         assert clients not in [one.clients for one in cells]
         cells.append(level(clients, [1.0 if clients <= fits else 3.0] * LEAST))
     found = largest(cells, 2.0)
@@ -43,7 +50,7 @@ def test_a_load_that_passes_by_chance_above_one_that_failed_does_not_count() -> 
     cells = [level(n, [s] * LEAST) for n, s in ((2, 1.0), (4, 3.0), (8, 1.0))]
     found = largest(cells, 2.0)
     assert found is not None and found.clients == 2
-    assert next_load(cells, 2.0, 64) == 3
+    assert load_levels.next_load(cells, 2.0, 64) == 3
 
 
 def test_a_request_without_a_picture_is_later_than_any_bound() -> None:
@@ -68,3 +75,18 @@ def test_rates_count_what_came_between_the_first_and_the_last_that_count() -> No
 
 def test_without_a_meter_energy_is_left_out_and_never_zero() -> None:
     assert level(1, [1.0]).joules_per_image == "not measured: no meter"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
+def test_a_process_that_is_ours_too_is_not_the_others() -> None:
+    words = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as work:
+        assert work.stdout is not None
+        work.stdout.readline()
+        before = load_levels.seconds_of(work.pid)
+        until = time.monotonic() + 20
+        while load_levels.seconds_of(work.pid) <= before and time.monotonic() < until:
+            time.sleep(0.01)
+        assert load_levels.seconds_of(work.pid) > before
+        work.kill()
+    assert load_levels.seconds_of(work.pid) == 0.0

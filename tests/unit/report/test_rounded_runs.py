@@ -63,8 +63,8 @@ def test_reports_call_nothing_exact_that_is_rounded() -> None:
 
 
 def test_a_resumed_run_keeps_its_weights() -> None:
-    from lantern_accel.measure.run import _identity
+    from lantern_accel.measure.run import identity
 
-    assert _identity(rounded()) != _identity(invented_run())
+    assert identity(rounded()) != identity(invented_run())
     again = Run.model_validate_json(rounded().model_dump_json())
     assert again.settings.rounding == PRICE

@@ -51,8 +51,6 @@ class DeviceProfile(Frozen):
     bandwidth_bytes_per_s: Figure | None = None
     on_chip_bytes: Figure | None = None
     power_w: Figure | None = None
-    launch_seconds: Figure | None = None
-    """What one operator costs beside its bytes and operations, as steps run on this device."""
 
     def matches(self, backend: str, device_name: str) -> bool:
         """Say whether a run by ``backend`` on ``device_name`` ran on this device."""

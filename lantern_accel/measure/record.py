@@ -167,7 +167,7 @@ class Work(_Record):
     operators: int | None = Field(
         None,
         ge=0,
-        description="launches where nothing is fused, the same on every device; null: an older file",
+        description="launches where nothing is fused; null: not counted, which older versions did",
     )
 
 

@@ -187,7 +187,7 @@ def _step_ms(
 
 def _work(pipeline: Pipeline, ready: CapturedEngine) -> dict[str, Work] | str:
     try:
-        return measure_work(ready.engine, pipeline.model.manifest)
+        return measure_work(ready.engine)
     except (AttributeError, TypeError) as error:  # a family whose modules are of another make
         return not_measured(f"the model's sizes are not known to the roofline ({error})")
 

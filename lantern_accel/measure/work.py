@@ -3,8 +3,7 @@
 The floor is max(bytes / bandwidth, operations / rate). Every weight is read once per pass, and so is
 every key and value that a query sees; embedding tables (a few rows), activations and logits may stay in
 a device's caches and are not counted. Operations are those of the matrix products, a multiply-add
-counting as two. Launches are counted: those of this device, and the reference's operators, which another
-device would launch.
+counting as two. Launches are those of this device.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,13 +22,9 @@ from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.capture import listening
 from lantern_accel.device.launches import computes
-from lantern_accel.families.manifest import Manifest
-from lantern_accel.families.random_weights import random_model
 from lantern_accel.measure.record import STEP_PHASES, Ceilings, Reading, Work, not_measured
-from lantern_accel.memory.footprint import Shapes
 from lantern_accel.nn.draft_head import DraftHead
 from lantern_accel.nn.transformer import projections
-from lantern_accel.strategy.values import Sampling, Strategy
 
 
 @contextmanager
@@ -77,39 +71,17 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
             self.phase = before
 
 
-def count_launches(engine: Engine, *, prefill: bool = True) -> dict[str, int]:
-    """Run ``prefill`` and one eager step of a loaded engine; return the operators of each phase.
+def count_launches(engine: Engine) -> dict[str, int]:
+    """Run the prefill and one eager step of a loaded engine; return the operators of each phase.
 
     Called in inference mode, as steps run.
     """
     counter = LaunchCounter()
     with listening(engine.ops, counter.within), counter:
-        if prefill:
-            with counter.within("prefill"):
-                engine.prefill()
+        with counter.within("prefill"):
+            engine.prefill()
         engine.step()
     return counter.counts
-
-
-@torch.inference_mode()
-def count_operators(
-    manifest: Manifest,
-    strategy: Strategy,
-    sampling: Sampling,
-    batch: int,
-    dtype: torch.dtype,
-    *,
-    prefill: bool = True,
-) -> dict[str, int]:
-    """Return the reference's operators by phase (views left out) of a model with these sizes.
-
-    A device's own count says what *it* gives to its queue: a native call or a fused kernel hides in one,
-    or in none, what is many on another device. This count is of shapes alone, the same everywhere.
-    """
-    ops = Shapes()
-    with ops.device:
-        model = random_model(manifest, ops, dtype, neighbours=max(strategy.neighbours, 1))
-        return count_launches(model.engine(ops, strategy, sampling, batch), prefill=prefill)
 
 
 Need = tuple[float, float]
@@ -234,27 +206,12 @@ def drafted_levels(step: Engine | Step) -> list[int]:
     return [len(level) for level in tables.inner[1:] if level]
 
 
-def measure_work(engine: Engine, manifest: Manifest) -> dict[str, Work]:
-    """Return the work of prefill and of each phase of a step.
-
-    Launches are counted on this device, operators on the shapes of a model with this manifest.
-    """
+def measure_work(engine: Engine) -> dict[str, Work]:
+    """Return the work of prefill and of each phase of a step, launches as this device makes them."""
     counts = count_launches(engine)
-    everywhere = count_operators(
-        manifest,
-        engine.strategy,
-        engine.sampling,
-        engine.geometry.batch,
-        engine.verifying.target.weight.dtype,
-    )
     found = {"prefill": prefill_needs(engine)} | step_needs(engine)
     return {
-        name: Work(
-            flops=ops,
-            bytes=size,
-            launches=counts.get(name, 0),
-            operators=everywhere.get(name, 0),
-        )
+        name: Work(flops=ops, bytes=size, launches=counts.get(name, 0))
         for name, (ops, size) in found.items()
     }
 

@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Backend, DeviceFacts
-from lantern_accel.families.random_weights import sized
 from lantern_accel.measure import work
 from lantern_accel.measure.record import STEP_PHASES as PHASES
 from lantern_accel.nn.rounding import rounding
@@ -85,13 +84,12 @@ def test_operations_of_a_draft_head_are_those_that_torch_counts(backend, monkeyp
     assert size > 4 * head.head.numel()
 
 
-def test_a_cell_of_a_draft_head_holds_its_operators(backend):
+def test_a_cell_of_a_draft_head_holds_its_launches(backend):
     engine = tiny.tiny_engine(backend, tiny.BY_HEAD, batch=1, temperature=1.0)
     tiny.load(engine, 0)
     with torch.inference_mode():
-        found = work.measure_work(engine, engine.model.manifest)
-    assert found["commit"].operators > 100
-    assert found["commit"].launches == pytest.approx(found["commit"].operators, rel=0.15)
+        found = work.measure_work(engine)
+    assert found["commit"].launches > 100
 
 
 def test_work_is_that_of_the_lengths_that_ran(backend):
@@ -139,41 +137,20 @@ def test_launches_are_counted_by_phase_without_views(backend):
     assert counter.counts == {"other": 2}
 
 
-def test_a_known_step_counts_what_its_layers_launch():
-    """A layer more adds its own operators, whatever the device does in native calls."""
-    manifest = sized("llamagen-xl-384")
-    sampling = Sampling(cfg_scale=7.5, top_k=1000)
-
-    def verify(layers):
-        target = manifest.target.model_copy(update={"n_layer": layers})
-        some = manifest.model_copy(update={"target": target})
-        vanilla = Strategy(name="vanilla")
-        return work.count_operators(some, vanilla, sampling, 1, torch.bfloat16)["verify"]
-
-    two, three = verify(2), verify(3)
-    # Four products, attention, gate and sum; norms, rotation and cache writes of several operators each.
-    assert 20 <= three - two <= 32
-    assert two > 2 * (three - two)
-
-
-def test_a_cell_holds_what_other_devices_launch(backend):
+def test_a_cell_holds_what_its_device_launches(backend):
     class Native(Plain):
         def trunk(self, blocks, x, at, taps=(), norm=None):
             return x.new_empty(x.shape)  # in one call that no operator shows
 
-    native = Native(torch.device("cpu"))
     found = []
-    for ops in (backend, native):
+    for ops in (backend, Native(torch.device("cpu"))):
         engine = tiny.tiny_engine(ops, "vanilla", batch=1, temperature=1.0)
         tiny.load(engine, 0)
-        manifest = engine.model.manifest
         with torch.inference_mode():
-            found.append(work.measure_work(engine, manifest))
+            found.append(work.measure_work(engine)["verify"])
     plain, hidden = found
-    assert hidden["verify"].launches < plain["verify"].launches
-    assert hidden["verify"].operators == plain["verify"].operators
-    # The reference's own count on this device differs by what depends on a device alone.
-    assert plain["verify"].launches == pytest.approx(plain["verify"].operators, rel=0.15)
+    assert 0 < hidden.launches < plain.launches
+    assert hidden.bytes == plain.bytes > 0
 
 
 def test_a_floor_is_what_binds():

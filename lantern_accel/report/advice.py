@@ -54,13 +54,15 @@ def headline(section: ModelSection, terms: Terms) -> str:
         none = f"{bound}no difference was shown between {first.run} and {second.run}"
         return f"{upper(none)} ({times(second.behind or '')}): {both}."
     choice = upper(f"{bound}choose {first.run}")
+    doubtful = next((one for one in (first, second) if one.confidence == "low"), None)
+    sure = "" if doubtful is None else f" Confidence is low: {', '.join(doubtful.because)}."
     ratio = times(second.behind or "").partition("x")[0]
     if first.cost is not None and ranked_by_cost(section.offers):
         return (
             f"{choice}: 1,000 images cost {_amount(first.cost, terms)}; on {second.run} they cost "
-            f"{ratio} times as much."
+            f"{ratio} times as much.{sure}"
         )
-    return f"{choice}: {_rate(first)}, {ratio} times {second.run}."
+    return f"{choice}: {_rate(first)}, {ratio} times {second.run}.{sure}"
 
 
 def _rate(offer: Offer) -> str:
@@ -111,7 +113,7 @@ def offers_table(section: ModelSection, terms: Terms) -> Table:
     metered = any(is_measured(point.images_per_kwh) for point in points)
     powered = any(is_measured(one.per_kw) for one in given)
     head = ["Device", "Decodes with", "Images/s", "Seconds per image"]
-    head += ["1,000 images cost"] if terms.amounts else []
+    head += ["1,000 images cost" if terms.amounts else "1,000 images take"]
     head += ["Images per kWh"] if metered else []
     head += ["Images/s per kW"] if powered else []
     head += ["Behind the first"] if len(given) > 1 else []
@@ -129,7 +131,8 @@ def offers_table(section: ModelSection, terms: Terms) -> Table:
             interval(point.images_per_second),
             _seconds_words(point) + kept,
         ]
-        row += [_cost_words(one, terms)] if terms.amounts else []
+        hours = number(point.seconds_per_image.value / 3.6, 2)
+        row += [_cost_words(one, terms) if terms.amounts else f"{hours} device hours"]
         row += [_or_reason(point.images_per_kwh)] if metered else []
         row += [_or_reason(one.per_kw)] if powered else []
         row += [_behind_words(one)] if len(given) > 1 else []

@@ -31,13 +31,11 @@ def figures(comparison: Comparison) -> dict[str, list[Figure]]:
 def _curve(section: ModelSection, bound: float | None, into: list[Figure]) -> None:
     """Draw images per second over seconds; a line joins the batch sizes of a device and strategy."""
     for wide in (True, False) if section.points else ():  # for screens, and for phones
-        _draw_curve(section.points, bound, into, wide)
+        _draw_curve(section, bound, into, wide)
 
 
-def _draw_curve(
-    points: Sequence[Point], bound: float | None, into: list[Figure], wide: bool
-) -> None:
-    runs = list(dict.fromkeys(one.run for one in points))
+def _draw_curve(section: ModelSection, bound: float | None, into: list[Figure], wide: bool) -> None:
+    points, runs = section.points, section.runs
     with draw_axes(
         into,
         f"curve {wide}",

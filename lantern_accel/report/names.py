@@ -16,8 +16,9 @@ COMMIT, READ = re.compile(r"[0-9a-f]{7,64}"), 7
 
 def short_device(name: str) -> str:
     """Return a device's name without its maker's marks and without the runtime that reached it."""
-    bare = re.sub(r"\((?:R|TM|C)\)|\b(?:CPU|Processor)\b|\bthrough \S+$", " ", name, flags=re.I)
-    return " ".join(bare.split()) or name
+    device = re.sub(r"\s+through \S+$", "", name, flags=re.I)
+    bare = re.sub(r"\((?:R|TM|C)\)|\b(?:CPU|Processor)\b", " ", device, flags=re.I)
+    return " ".join(bare.split()) or device
 
 
 def readable_names(runs: Sequence[Run]) -> list[Run]:

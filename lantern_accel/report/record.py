@@ -91,6 +91,11 @@ class ModelSection(Record):
     rows: list[Row]
     contact_sheet: dict[str, list[Strip]] = Field(description="by run")
 
+    @property
+    def runs(self) -> list[str]:
+        """Names of runs that have points, the best offer's first, as plots colour them."""
+        return list(dict.fromkeys(one.run for one in (*self.offers, *self.points)))
+
 
 class Gap(Record):
     """Something that was not measured, why, and what fills it (empty: the backend must learn it)."""

@@ -66,8 +66,6 @@ def page(comparison: Comparison) -> str:
     from lantern_accel.report.drawing import GLYPHS, palette_css, series_role
     from lantern_accel.report.figures import figures
 
-    runs = {s.model: list(dict.fromkeys(p.run for p in s.points)) for s in comparison.models}
-
     return _render(
         environment,
         "report.html.j2",
@@ -75,8 +73,10 @@ def page(comparison: Comparison) -> str:
         css=palette_css() + "\n" + (TEMPLATES / "report.css").read_text(encoding="utf-8"),
         figures=figures(comparison),
         glyphs={
-            model: {run: (series_role(i), GLYPHS[i % len(GLYPHS)]) for i, run in enumerate(names)}
-            for model, names in runs.items()
+            s.model: {
+                run: (series_role(i), GLYPHS[i % len(GLYPHS)]) for i, run in enumerate(s.runs)
+            }
+            for s in comparison.models
         },
     )
 

@@ -97,7 +97,8 @@ def test_quality_is_what_the_buyer_says() -> None:
 def test_the_fastest_device_is_named_with_its_lead_over_the_next() -> None:
     slow, fast = timed("slow", [1.0] * 8), timed("fast", [0.5] * 8, batch=2)
     assert said(slow, fast, latency_s=2.0) == (
-        "Within 2 s per image, choose fast: 4.00 images per second, 4.00 times slow."
+        "Within 2 s per image, choose fast: 4.00 images per second, 4.00 times slow. "
+        "Confidence is low: quick run, 8 requests."
     )
     assert said(slow) == "slow makes 1.00 images per second."
     assert "within 2 s" not in said(slow) and said(slow, latency_s=2).startswith("Within 2 s")
@@ -145,7 +146,9 @@ def test_a_rent_becomes_the_cost_of_a_thousand_images() -> None:
     found = offered(timed("gpu", [0.5] * 8), rent={"gpu": 3.6}, power=9.0).cost
     assert found is not None and found.of_1000.value == pytest.approx(0.5)
     assert (found.covers, found.without) == ("rent", "")  # power is in a rent
-    assert offered(timed("gpu", [0.5] * 8)).cost is None
+    bare = compare([timed("gpu", [0.5] * 8)], profiles=[]).models[0]
+    assert bare.offers[0].cost is None
+    assert cell(offers_table(bare, Terms()), 0, "1,000 images take") == "0.14 device hours"
 
 
 def test_a_purchase_is_spread_over_its_years_and_power_comes_from_joules() -> None:
@@ -184,7 +187,7 @@ def test_costs_are_ranked_only_where_they_have_the_same_parts() -> None:
     assert [one.run for one in offers_of(slow, fast)] == ["fast", "slow"]
     cheap = offers_of(slow, fast, buy=dear)
     assert [one.run for one in cheap] == ["slow", "fast"]
-    assert said(slow, fast, buy=dear).endswith("; on fast they cost 5.00 times as much.")
+    assert "; on fast they cost 5.00 times as much." in said(slow, fast, buy=dear)
     # The power of one alone is known: costs are not compared.
     assert [one.run for one in offers_of(slow, fast, buy=dear, power=0.3)] == ["fast", "slow"]
     assert [one.run for one in offers_of(slow, fast, rent={"slow": 0.1})] == ["fast", "slow"]

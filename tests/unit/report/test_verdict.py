@@ -217,6 +217,7 @@ def test_runs_that_nobody_named_are_called_after_their_device() -> None:
 
 def test_a_runtime_is_no_device() -> None:
     assert short_device("TPU v9 through XLA") == "TPU v9"
+    assert short_device("cpu through XLA") == "cpu"
     one, other = named("cpu-20261123-0800-89fa3cbb"), named("xla-20261123-0800-89fa3cbb")
     facts = other.environment.device
     other.environment.device = facts.model_copy(

@@ -301,11 +301,11 @@ class Engine:
 
         return usual_tokens_per_step(length) if self.source.settles else float(length)
 
-    def _schedule(self, watched: bool, check_every: int) -> SyncSchedule:
+    def _schedule(self, watched: bool) -> SyncSchedule:
         """Return when the host looks at the lengths; ``watched``: somebody waits for progress."""
         g, lag = self.geometry, self.session.progress.lag
         if len(self.by_length) == 1:
-            return FixedSchedule(g, lag, check_every, watched)
+            return FixedSchedule(g, lag, watched)
         return AdaptiveSchedule(g, lag, self.returns, watched)
 
     def begin(self, steps: Steps | None, schedule: SyncSchedule, known: int = 1) -> None:
@@ -330,15 +330,13 @@ class Engine:
         self,
         step: Steps | None = None,
         on_progress: Callable[[int], None] | None = None,
-        check_every: int = 1,
     ) -> Decoded:
         """Step until every image is complete; call :meth:`start` first.
 
-        ``step`` as in :meth:`begin`. ``on_progress`` gets the tokens known by the slowest image. In an
-        engine of one length the host looks ``check_every`` steps apart, once images can be complete.
+        ``step`` as in :meth:`begin`. ``on_progress`` gets the tokens known by the slowest image.
         Raises :class:`NotFiniteError` where logits were infinite or no numbers.
         """
-        self.begin(step, self._schedule(on_progress is not None, check_every))
+        self.begin(step, self._schedule(on_progress is not None))
         course = self.course
         while True:
             progress = self.advance()

@@ -52,17 +52,16 @@ class SyncSchedule(ABC):
 class FixedSchedule(SyncSchedule):
     """Looks from the earliest step on at which an image can be complete, for steps of one length.
 
-    Then every ``every`` steps; every eighth where progress is ``watched``; and where the next bucket may
-    be needed. A copy is read ``lag`` steps later.
+    Every eighth step before that where progress is ``watched``, and where another bucket may be due. A
+    copy is read ``lag`` steps later.
     """
 
-    def __init__(self, g: Geometry, lag: int, every: int, watched: bool) -> None:
-        self.most, self.lag, self.every, self.watched = g.depth + 1, lag, every, watched
+    def __init__(self, g: Geometry, lag: int, watched: bool) -> None:
+        self.most, self.lag, self.watched = g.depth + 1, lag, watched
         self.earliest = -(-(g.tokens - 1) // self.most)
 
     def due(self, index: int, buckets: BucketChooser) -> bool:
-        late = index >= self.earliest and (index - self.earliest) % self.every == 0
-        late = late or (self.watched and index % 8 == 0)
+        late = index >= self.earliest or (self.watched and index % 8 == 0)
         return late or buckets.worth_reading(self.lag + 1, self.most)
 
     def readable(self, index: int, posted: Sequence[Look]) -> bool:

@@ -240,11 +240,3 @@ def costs_of(
         least = min(least, max(1.0, min(times[one.length]) / plain))
         out.append(one.model_copy(update={"cost": least}))
     return tuple(reversed(out))
-
-
-def with_costs(
-    draft_lengths: Sequence[DraftLength], times: Mapping[int, Sequence[float]]
-) -> tuple[DraftLength, ...]:
-    """Return all lengths, those that were timed with their costs (:func:`costs_of`)."""
-    known = {one.length: one for one in costs_of(draft_lengths, times)}
-    return tuple(known.get(one.length, one) for one in draft_lengths)

@@ -154,12 +154,10 @@ class WindowState(State):
 
     ``length`` is the last known token, whose keys and values the next pass writes; behind it ``tokens``
     has drafts. ``newest [B]``: the last position that a pass has predicted. ``q`` float32 ``[B, K + 1,
-    V]``: the distributions of positions, a ring of K and a trash row: what drafts were drawn from, or
-    where noise decides what a pass gave, which fresh drafts follow. It is as wide as the vocabulary of
-    *codes*: 64 positions of 16,384 codes are 4 MiB per image, as much as one pass's own distributions.
-    ``row_keys`` integer ``[B, M, L]`` of the last M passes: which position each row is of and which token
-    it followed, as one number; ``row_previous``: the token before that; ``row_tokens``: the token that
-    the pass chose. ``feature`` float32 ``[B, D]``: the last exact state, which a draft head guesses from.
+    V]``: the distributions of positions, a ring of K and a trash row. ``row_keys`` integer ``[B, M,
+    L]`` of the last M passes: which position each row is of and which token it followed, as one number;
+    ``row_previous``: the token before that; ``row_tokens``: the token that the pass chose. ``feature``
+    float32 ``[B, D]``: the last exact state, which a draft head guesses from.
     """
 
     in_place = True
@@ -179,9 +177,6 @@ class WindowState(State):
 
 class RuntimeParams(StaticBuffers):
     """The values of one engine's settings that are data, which every captured step reads.
-
-    They change from request to request without a new capture or compilation; what changes a shape is in
-    :attr:`Strategy.bucket` and :attr:`Sampling.bucket`.
 
     ``temperature, top_p, image_scale, budget`` float32 ``[1]``; ``scale`` float32 ``[N]``, the guidance
     with which each token is predicted; ``rule`` float32, the acceptance rule's values.
@@ -231,12 +226,8 @@ def finite(rows: Tensor, greedy: bool) -> Tensor:
 class FiniteGuard(StaticBuffers):
     """Counts the passes before the first one whose numbers are not finite, image by image.
 
-    One NaN in a row of logits makes its whole softmax NaN, so one column of a distribution tells;
-    greedily the largest logit does. The host reads it with the lengths, and once more when an image is
-    complete.
-
-    ``count`` integer ``[B]`` and ``holds`` bool ``[B]`` at fixed addresses; ``report`` ``[2, B]`` has the
-    lengths and ``count``, which is what the host reads.
+    ``count`` integer ``[B]`` and ``holds`` bool ``[B]`` at fixed addresses; ``report`` ``[2, B]`` has
+    the lengths and ``count``, which is what the host reads.
     """
 
     def __init__(self, length: Tensor, greedy: bool) -> None:

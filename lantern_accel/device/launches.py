@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from torch._ops import OpOverload
 
 #: Operators that reserve memory, and a view that says nothing of it.
 IDLE = frozenset(
@@ -10,7 +10,7 @@ IDLE = frozenset(
 )
 
 
-def computes(func: Any) -> bool:
+def computes(func: OpOverload) -> bool:
     """Return whether an operator computes something: no view, no tensor without content, no mark."""
     room, _, name = func._schema.name.partition("::")
     if room in ("prim", "profiler") or name in IDLE:

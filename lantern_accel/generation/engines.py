@@ -51,18 +51,9 @@ class Capture:
 
     left: float
 
-    def spend(self, seconds: float) -> None:
-        """Count a capture; one that may take longer than what is left is not begun."""
-        self.left -= seconds
-
 
 #: All that an engine can use, and no more than its steps need.
 ALL, NONE = Capture(math.inf), Capture(-1.0)
-
-
-def within(seconds: float) -> Capture:
-    """Return a limit for one request."""
-    return Capture(seconds)
 
 
 class CapturedStep(Replay):
@@ -319,7 +310,7 @@ class Engines:
                 step.add(name, part)
             took = time.perf_counter() - began
             if done:  # an image needs one
-                capture.spend(took)
+                capture.left -= took
             engine.usable = done = done | {length}
             steps.update(engine.steps)
         engine.usable = None

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from lantern_accel.decoding.length_policy import (
+    costs_of,
     in_batch,
     rate_of_counts,
     shifted_by_counts,
     tokens_of,
-    with_costs,
 )
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.values import Strategy
@@ -69,9 +69,12 @@ class Estimate(Frozen):
             rate = rate_of_counts(self.counts)
             brings = {n: tokens_of(rate, n) for n in lengths} if self.counts else {}
         times = {n: [ms] for n, ms in (self.times | {1: plain}).items()}
+        costs = {one.length: one for one in costs_of(self.strategy.lengths, times)}
         made = (
-            one.model_copy(update={"tokens_per_step": brings.get(one.length, one.tokens_per_step)})
-            for one in with_costs(self.strategy.lengths, times)
+            costs.get(one.length, one).model_copy(
+                update={"tokens_per_step": brings.get(one.length, one.tokens_per_step)}
+            )
+            for one in self.strategy.lengths
         )
         return self.model_copy(
             update={"strategy": self.strategy.with_drafts(draft_lengths=tuple(made))}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 
-def notebook() -> Any | None:
+def notebook() -> ModuleType | None:
     """Return IPython's display function where this process is a notebook's kernel, else None."""
     ipython = sys.modules.get("IPython")
     shell = getattr(ipython, "get_ipython", lambda: None)()
@@ -20,7 +21,9 @@ def notebook() -> Any | None:
     return import_module("IPython.display")
 
 
-def bar(display: Any, now: Callable[[], float] = time.monotonic) -> Callable[[int, int], None]:
+def bar(
+    display: ModuleType, now: Callable[[], float] = time.monotonic
+) -> Callable[[int, int], None]:
     """Return an ``on_progress`` that shows a bar by ``display``, IPython's module of that name."""
     began = now()
     handle: Any = None

@@ -29,16 +29,13 @@ from lantern_accel.errors import (
 )
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.families.manifest import Manifest
-from lantern_accel.generation.auto import Auto
 from lantern_accel.generation.decide import decide, decided
 from lantern_accel.generation.decision import Decision
 from lantern_accel.generation.engines import (
     Capture,
     CapturedEngine,
-    Engines,
     explained,
     of_image,
-    within,
 )
 from lantern_accel.generation.notebook import bar, notebook
 from lantern_accel.generation.request import (
@@ -65,18 +62,6 @@ __all__ = ["CapturedEngine", "Pipeline", "Prompt"]
 OnImages = Callable[[int, "list[Image]"], None]
 
 
-def _reporter(
-    report: Callable[[int, int], None] | None, tokens: int, done: int, images: int, count: int
-) -> Callable[[int], None] | None:
-    """Return what reports the tokens known of a request, from those of a batch's slowest image.
-
-    ``tokens``: of an image; ``done``: images before the batch's ``images``, of ``count``.
-    """
-    if report is None:
-        return None
-    return lambda known: report(done * tokens + known * images, count * tokens)
-
-
 class Pipeline:
     """Generates images; reuses its buffers from call to call. Close it, or use it with ``with``.
 
@@ -92,9 +77,14 @@ class Pipeline:
         otherwise: Callable[[BackendError], Pipeline] | None = None,
     ) -> None:
         """``otherwise`` gives the pipeline that serves where this device fails before its first image."""
-        self.runtime = Runtime(model, backend, dtype)
-        self._otherwise = otherwise
+        self._use(Runtime(model, backend, dtype), otherwise)
         self.request_lock = RequestLock(lambda: self.backend)
+
+    def _use(self, runtime: Runtime, otherwise: Callable[[BackendError], Pipeline] | None) -> None:
+        """Serve by what is loaded: the model, the device, its engines, and what auto knows of it."""
+        self.runtime, self._otherwise = runtime, otherwise
+        self.model, self.backend, self.dtype = runtime.model, runtime.backend, runtime.dtype
+        self.engines, self.auto = runtime.engines, runtime.auto
 
     def __repr__(self) -> str:
         name, device = self.model.manifest.name, self.backend.device
@@ -130,31 +120,6 @@ class Pipeline:
         self.backend.close()
 
     # --- what is loaded ------------------------------------------------------------------------
-
-    @property
-    def model(self) -> Model:
-        """The loaded model."""
-        return self.runtime.model
-
-    @property
-    def backend(self) -> Backend:
-        """The device."""
-        return self.runtime.backend
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype that the target computes in."""
-        return self.runtime.dtype
-
-    @property
-    def engines(self) -> Engines:
-        """The engines that are kept for reuse."""
-        return self.runtime.engines
-
-    @property
-    def auto(self) -> Auto:
-        """What is known of this device's steps, and kept for it."""
-        return self.runtime.auto
 
     @property
     def manifest(self) -> Manifest:
@@ -336,7 +301,7 @@ class Pipeline:
         except Exception as late:  # a device that failed may fail to close; it is left as it is
             error.add_note(f"closing it failed too: {late}")
         other = self._otherwise(error)
-        self.runtime, self._otherwise = other.runtime, other._otherwise
+        self._use(other.runtime, other._otherwise)
 
     @inferring
     def _draw(
@@ -367,7 +332,7 @@ class Pipeline:
                 conditions = self.conditions(request.prompts, request.size)
             wanted, capture = (
                 wanted_images(request, only),
-                within(self.backend.preferences.capture_patience),
+                Capture(self.backend.preferences.capture_patience),
             )
             decision = given or self._decide(request, conditions, wanted, capture)
             if given is not None:
@@ -386,15 +351,16 @@ class Pipeline:
                     ready.begin(rows, *request.randomness(full))
                     if len(chunk) < part.rows:  # rows that nobody asked for are finished
                         ready.engine.leave_out(len(chunk))
-                report = _reporter(
-                    on_progress,
-                    ready.engine.geometry.tokens,
-                    len(images),
-                    len(chunk),
-                    len(wanted),
-                )
+                tokens, before, now = ready.engine.geometry.tokens, len(images), len(chunk)
+
+                def report(
+                    known: int, tokens: int = tokens, done: int = before, now: int = now
+                ) -> None:
+                    if on_progress is not None:
+                        on_progress(done * tokens + known * now, len(wanted) * tokens)
+
                 with phase("decode"), of_image(chunk):
-                    done = ready.engine.run(ready.steps, report)
+                    done = ready.engine.run(ready.steps, report if on_progress else None)
                 self.auto.learn(ready.engine, request.strategy, part.rows, request.sampling)
                 with phase("pixels"):
                     made = runtime.pictures_of(request, conditions.shape, chunk, done.tokens)

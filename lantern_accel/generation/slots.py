@@ -1,9 +1,8 @@
 """Rows of one engine that images join and leave while it steps: continuous batching in fixed slots.
 
-The engine has a fixed number of rows, and each row goes at its own pace already. So a row whose image is
-complete takes the next one: its prompt is run by an engine of one image, whose captured prefill is there
-anyway, and what that leaves (keys and values of the prompt, condition, counters) is copied into the row.
-Nothing is captured or compiled again, and the other rows do not notice.
+A row whose image is complete takes the next one: its prompt is run by an engine of one image, and what
+that leaves (keys and values of the prompt, condition, counters) is copied into the row. Nothing is
+captured or compiled again.
 """
 
 from __future__ import annotations

@@ -61,10 +61,9 @@ class Progress:
 class Stream:
     """Iterates over what :meth:`~.pipeline.Pipeline.stream` draws; ``result`` is there at the end.
 
-    The pipeline is held while an event is computed, and free between two of them: a loop that is left
-    (``break``, an exception, an interrupt) leaves nothing behind, and other calls and further streams may
-    run in between, from any thread. They cost a copy of this stream's caches to host memory and back, and
-    change no image. :meth:`close`, or the end of ``with``, frees that copy at once.
+    The pipeline is free between two events, from any thread; other calls cost a copy of this stream's
+    caches to host memory and back, and change no image. :meth:`close`, or the end of ``with``, frees
+    that copy.
     """
 
     def __init__(

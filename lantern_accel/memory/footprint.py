@@ -1,8 +1,7 @@
 """Bytes that decoding holds at once, counted by running it on tensors without data.
 
-A model of two layers is built on torch's ``meta`` device and prefill, one step and the pixels run on it:
-every allocation of the real code is seen, none is made. Layers beyond the second add weights and cache,
-which are computed, but no workspace.
+Prefill, one step and the pixels of a model of two layers run on torch's ``meta`` device. Further layers
+add weights and cache, which are computed, but no workspace.
 """
 
 from __future__ import annotations
@@ -86,8 +85,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,
-        func: Any,
-        types: Any,
+        func: Callable[..., Any],
+        types: object,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:

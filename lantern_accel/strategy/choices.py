@@ -1,8 +1,7 @@
 """The store of what tuning found fastest: a choice under each key, in the cache or shipped.
 
-A choice serves only what it was measured on: a device, its software, a model, a dtype, and settings that
-change what a step costs or what drafts are worth. Its key holds stable facts alone: what a device reads
-from one moment to the next, such as its temperature, has no part in it.
+Its key holds stable facts alone: device, software, model, dtype, and settings that change costs or
+drafts.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Registered(Frozen):
         raise StrategyError(f"no {cls.sort} is named {shown(kind)}{near}")
 
     @classmethod
-    def described(cls, value: Any) -> Any:
+    def described(cls, value: object) -> object:
         """Return the value that a mapping describes; any other passes as it is, for pydantic to check."""
         if not isinstance(value, dict):
             return value
@@ -220,7 +220,7 @@ class LanternPP(NearestCodes):
         return (runtime_params[0] - 1.0) * px
 
 
-def _rule(value: Any) -> Any:
+def _rule(value: object) -> object:
     """Return the rule that a mapping or a text describes; a rule passes as it is."""
     if not isinstance(value, str):
         return AcceptanceRule.described(value)
@@ -250,7 +250,7 @@ def parse_rule(text: str) -> AcceptanceRule:
     return AcceptanceRule.of_kind(kind).parse(rest)
 
 
-def validated(model: type[Model], values: Any, what: str) -> Model:
+def validated(model: type[Model], values: object, what: str) -> Model:
     """Build a pydantic model, turning its complaint into a one-sentence :class:`StrategyError`."""
     try:
         return model.model_validate(values)

@@ -29,9 +29,9 @@ def tree_paths(tree: DraftSource) -> tuple[Path, ...]:
 def cut_tree(tree: DraftSource, nodes: int) -> DraftSource:
     """Return a drafter's tree with at most ``nodes`` nodes, the root included, and at least one draft.
 
-    A static tree keeps the drafts that are reached the likeliest: one level deeper halves what a draft is
-    worth, one sibling further quarters it (rates of the bundled model: 0.55 and 0.25). A dynamic tree
-    gets a beam about as wide as deep. Trees that are small enough, and other sources, stay as they are.
+    A static tree keeps the likeliest drafts: one level deeper halves what a draft is worth, one sibling
+    further quarters it. A dynamic tree gets a beam about as wide as deep. Other sources stay as they
+    are.
     """
     if not isinstance(tree, StaticTree | DynamicTree) or tree.size[0] <= max(nodes, 2):
         return tree

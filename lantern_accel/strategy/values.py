@@ -144,18 +144,13 @@ class Window(AdaptiveSource):
     """A window of drafts that the target itself improves from step to step: no drafter, no tree.
 
     ``fresh`` says what a draft is drawn from that no pass has seen yet: any code (``uniform``), or the
-    distribution of the position one row above (``above``; this project's). With ``head`` the model's
-    draft head guesses, in every step, all drafts that no row of a pass knows better; it needs the
-    coupling invariant.
+    distribution of the position one row above (``above``; this project's); with ``head`` the model's
+    draft head guesses, which needs the coupling invariant. Behind a refused draft every one becomes the
+    token that its noise chooses (SCD-GS, arXiv 2510.24211), or that of one of the last ``passes`` which
+    had seen this past (this project's). Under the coupling ``maximal`` a window is SJD's.
 
-    Where noise decides, every draft behind a refused one becomes the token that its noise chooses
-    (SCD-GS, arXiv 2510.24211). ``passes``: how many passes are recalled there: behind a replacement
-    drafts are those of the pass that had seen this past, if one had (this project's). Under the coupling
-    ``maximal`` a window is SJD's: its drafts behind a refused one are drawn again, fresh ones are any
-    code, its length stays, and nothing is recalled.
-
-    ``draft_lengths``: shorter lengths between which the host moves by how many drafts were accepted, and
-    the whole one, rising; none: every step is ``length`` long.
+    ``draft_lengths``: lengths between which the host moves, rising to the whole; none: every step is
+    ``length`` long.
     """
 
     kind: Literal["window"] = "window"
@@ -188,11 +183,9 @@ class Window(AdaptiveSource):
 class SelfDrafts(AdaptiveSource):
     """Drafts by a copy of the target's own weights in fewer bits, checked by the target in one pass.
 
-    Self-speculative decoding with quantised weights. The copy guesses ``length`` tokens, one a pass, or
-    in windows of its own of ``window`` tokens, in ``passes`` passes (0: a third of the drafts).
-
-    ``draft_lengths``: fewer drafts between which the host moves by how many were accepted; lengths are of
-    drafts and one, and rise to those of ``length``.
+    The copy guesses ``length`` tokens, one a pass, or in windows of its own of ``window`` tokens, in
+    ``passes`` passes (0: a third of the drafts). ``draft_lengths``: of drafts and one, rising to those
+    of ``length``.
     """
 
     kind: Literal["self"] = "self"
@@ -274,7 +267,7 @@ class Strategy(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _budget_is_kept(cls, values: Any) -> Any:
+    def _budget_is_kept(cls, values: object) -> object:
         """Take the residual under which a budget is kept, in place of the default one."""
         if isinstance(values, dict) and values.get("tv_budget") is not None:
             if values.get("residual") == "official":

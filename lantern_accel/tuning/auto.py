@@ -1,10 +1,8 @@
 """Finds what ``auto`` decodes with: tokens per step of drafts, cost of steps, and a final of the best.
 
-Tokens per step of every window length are counted once, since no clock has a part in them; those of
-drafts by a copy of the target's own weights with the most drafts alone, since one rate of acceptance
-says the rest. Steps of every length are timed in turns within one decoding, for each batch. The best
-window and the best copy by these figures then run against plain decoding and, where relaxation is asked
-for, the drafter's tree.
+Tokens per step are counted once, and steps of every length timed in turns for each batch. The best
+window and the best copy then run against plain decoding and, where relaxation is asked for, the
+drafter's tree.
 """
 
 from __future__ import annotations

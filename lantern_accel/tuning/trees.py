@@ -1,10 +1,8 @@
 """Finds the tree for a device: what a step costs here, what its drafts are worth, the best of both.
 
-Acceptance is measured per depth and sibling rank on real prompts with a wide tree; under the model
-that these rates are independent (Sequoia, arXiv 2402.12374), a node is worth the product of the rates
-on its path, and the best tree of n nodes and depth D is the n most valuable nodes: rates fall with
-rank, so that parents and elder siblings are always among them. Step costs are measured on a few
-trees and fitted; the best candidates are then decoded with and the fastest is kept.
+Acceptance is measured per depth and sibling rank with a wide tree; if these rates are independent
+(Sequoia, arXiv 2402.12374), a node is worth the product of the rates on its path. Step costs are
+measured on a few trees and fitted; the best candidates are then decoded with and the fastest is kept.
 """
 
 from __future__ import annotations

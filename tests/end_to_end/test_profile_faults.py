@@ -337,5 +337,6 @@ def test_auto_is_among_what_is_measured_unasked(tiny_model):
     with lantern_accel.load(tiny_model, device="cpu") as pipeline:
         assert usual_names(pipeline) == list(USUAL)
         assert "auto" in USUAL
-        pipeline.runtime.model = dataclasses.replace(pipeline.model, drafter=None)
+        pipeline.model = dataclasses.replace(pipeline.model, drafter=None)
+        pipeline.runtime.model = pipeline.model
         assert usual_names(pipeline) == ["auto", "scd"]

@@ -396,7 +396,7 @@ def advance(site: Site, passes: int = 5) -> Measured:
         if isinstance(after, Refused):
             raise Failed(f"no kernel follows a pass with {tree}: {after.why}")
         for _ in range(passes):
-            state, layout, source = engine.state, engine.longest.layout, engine.source
+            state, source = engine.state, engine.source
             drafted = source.draft(state)
             x = drafted if isinstance(tree, Window) else drafted.tokens
             place = engine.state.length.unsqueeze(1) + torch.arange(x.shape[1], device=site.device)
@@ -405,9 +405,9 @@ def advance(site: Site, passes: int = 5) -> Measured:
             logits[..., 3:] -= 30
             held = {name: value.clone() for name, value in _changes(engine).items()}
             judged = source.judge(state, drafted, logits)
-            kept = layout.keep(state, drafted, logits, judged)
+            kept = source.keep(state, drafted, logits, judged)
             source.after(state, kept)
-            layout.advance(state, judged, kept)
+            source.advance(state, judged, kept)
             engine.finite.end()
             want = {name: value.clone() for name, value in _changes(engine).items()}
             for name, value in _changes(engine).items():
@@ -458,7 +458,7 @@ def enter(site: Site) -> Measured:
             state.length.copy_(length)
             if at.depth == 0:
                 state.root.copy_(state.tokens.gather(1, length.unsqueeze(1)).squeeze(1))
-            engine.longest.layout.verify(state, engine.source.draft(state))
+            engine.source.verify(state, engine.source.draft(state))
             layout, plan = engine.verifying.cache.layout, _plan(engine)
             got = begun(
                 state.tokens, state.length, state.prefix_mask, target.tok_embeddings.weight,

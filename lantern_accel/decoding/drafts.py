@@ -11,11 +11,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 
 from lantern_accel.decoding.geometry import Geometry
-from lantern_accel.decoding.layout import D, J, K, Layout, S
 from lantern_accel.decoding.logits import TokenChooser
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.session import Session
+from lantern_accel.decoding.state import State
 from lantern_accel.decoding.target import Drafter, Target
+from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device import plan
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.operations import TensorOps
@@ -25,13 +26,18 @@ from lantern_accel.strategy.values import Strategy
 
 Value = TypeVar("Value", bound=DraftSource)
 Serving = TypeVar("Serving", bound="type[Source]")
+S = TypeVar("S", bound=State)
+#: What is drafted, what is judged, and what is kept of it.
+D = TypeVar("D")
+J = TypeVar("J")
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
 class DraftContext(Generic[Value]):
     """What the drafts of one step are made for.
 
-    ``source``: the value that was chosen; ``layout``: where a step's nodes lie. ``drafter`` and its
+    ``source``: the value that was chosen; ``verifying``: what runs the target. ``drafter`` and its
     ``cache`` are None for a source that needs no drafter; ``copy``: the target in fewer bits, where one
     was given. ``longest``: the drafts of the engine's longest step; None: these are.
     """
@@ -39,11 +45,11 @@ class DraftContext(Generic[Value]):
     source: Value
     geometry: Geometry
     session: Session
-    layout: Any
+    verifying: Verifying
     drafter: Drafter | None = None
     cache: KVCache | None = None
     copy: Target | None = None
-    longest: Any = None
+    longest: Source | None = None
 
     @property
     def target(self) -> Target:
@@ -80,8 +86,8 @@ class Drafts(ABC, Generic[Value, S, D, J, K]):
     exact: the better the drafts, the fewer the steps.
     """
 
-    layout: ClassVar[type[Layout[Any, Any, Any, Any]]]
-    """Where a step's nodes lie in the cache."""
+    state_type: ClassVar[type[State]]
+    """The buffers of such steps."""
     rewrites: ClassVar[bool] = False
     """Whether a step writes the target's cache more than once (:attr:`.KVLayout.rewritten`)."""
     returns: ClassVar[bool] = False
@@ -93,6 +99,7 @@ class Drafts(ABC, Generic[Value, S, D, J, K]):
 
     def __init__(self, given: DraftContext[Value]) -> None:
         self.given, self.ops, self.geometry = given, given.ops, given.geometry
+        self.verifying = given.verifying
 
     @classmethod
     def chosen(cls, strategy: Strategy, greedy: bool) -> type[Source]:
@@ -135,11 +142,26 @@ class Drafts(ABC, Generic[Value, S, D, J, K]):
         """
 
     @abstractmethod
+    def verify(self, state: S, drafted: D, slots: int | None = None) -> tuple[Tensor, Tensor]:
+        """Run every node in one pass; return features ``[R, T, D]`` and guided logits [B, T, V].
+
+        ``slots``: how many of the cache are looked at, the first ones; None: all.
+        """
+
+    @abstractmethod
     def judge(self, state: S, drafted: D, logits: Tensor) -> J:
         """Say which drafts are kept, by guided ``logits [B, T, V]`` of the step's nodes."""
 
+    @abstractmethod
+    def keep(self, state: S, drafted: D, features: Tensor, judged: J) -> K:
+        """Write the tokens that became known; complete images stay as they are."""
+
     def after(self, state: S, kept: K) -> None:
         """Take note of what a step kept, before the state's length moves on."""
+
+    @abstractmethod
+    def advance(self, state: S, judged: J, kept: K) -> None:
+        """Move images on, and count the step."""
 
     def describe(self, state: S) -> plan.Source | None:
         """Describe the source for a fused step; None: the step runs operator by operator."""
@@ -149,7 +171,7 @@ class Drafts(ABC, Generic[Value, S, D, J, K]):
         """Take what the device does of the step at once, some of which may be the source's own work."""
 
     def moves(self, state: S) -> dict[str, Callable[[], None]]:
-        """Return what must run before such steps: ``widen`` after shorter ones."""
+        """Return what must run first: ``widen`` after shorter steps, ``gather`` after longer ones."""
         return {}
 
 

@@ -86,7 +86,7 @@ class Engine:
         drafts_by = drafter if g.drafted else None
         self.ops = ops
         self.session = session = Session(
-            target, drafts_by, ops, strategy, sampling, g, kind.layout.state_type,
+            target, drafts_by, ops, strategy, sampling, g, kind.state_type,
             neighbours=neighbours, rewritten=kind.rewrites,
         )  # fmt: skip
         self.state, self.finite, self.geometry = session.state, session.finite, session.geometry

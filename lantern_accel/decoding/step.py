@@ -74,10 +74,11 @@ class Step:
         drafted, v = geometry.drafted, session.verifying
         self.drafter = session.drafter if drafted else None
         self.verifying = v if drafted or not v.taps else replace(v, taps=())
-        self.layout = made_by.layout(self.verifying, geometry, session.geometry)
         cache = session.drafter_cache if drafted else None
         self.source = made_by(
-            DraftContext(value, geometry, session, self.layout, self.drafter, cache, copy, longest)
+            DraftContext(
+                value, geometry, session, self.verifying, self.drafter, cache, copy, longest
+            )
         )
         self._planned = self.verifying.guidance
         plan = self.plan()
@@ -99,7 +100,7 @@ class Step:
         with self.ops.phase("draft"):
             drafted = source.draft(state)
         with self.ops.phase("verify"):
-            features, logits = self.layout.verify(state, drafted, slots)
+            features, logits = source.verify(state, drafted, slots)
         with self.ops.phase("accept"):
             unseen, end = session.observer is None, self.fused_end
             if unseen and end is not None and end.run(logits):
@@ -108,16 +109,15 @@ class Step:
             if session.observer is not None:
                 judged = session.observer(self, drafted, features, logits, judged)
         with self.ops.phase("commit"):
-            kept = self.layout.keep(state, drafted, features, judged)
+            kept = source.keep(state, drafted, features, judged)
             source.after(state, kept)
-            self.layout.advance(state, judged, kept)
+            source.advance(state, judged, kept)
             session.finite.end()
 
     @property
     def moves(self) -> dict[str, Callable[[], None]]:
         """What must run first: ``widen`` after shorter steps, ``gather`` after longer ones."""
-        state = self.session.state
-        return self.layout.moves(state) | self.source.moves(state)
+        return self.source.moves(self.session.state)
 
     @property
     def fuses(self) -> bool:

@@ -9,11 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.geometry import Geometry
-from lantern_accel.decoding.layout import Layout
+from lantern_accel.decoding.drafts import DraftContext, Drafts, Value
 from lantern_accel.decoding.state import TreeState, put_first
 from lantern_accel.decoding.trees import Accepted, CacheWrites, DraftTree
-from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import flags
 
 
@@ -35,15 +33,15 @@ class Kept:
     dropped: Tensor
 
 
-class TreeLayout(Layout[TreeState, DraftTree, Accepted, Kept]):
+class TreeLayout(Drafts[Value, TreeState, DraftTree, Accepted, Kept]):
     """Nodes lie where a table of slots says: an accepted one stays, and its slot is its position's."""
 
-    geometry_type = Geometry
     state_type = TreeState
 
-    def __init__(self, verifying: Verifying, geometry: Geometry, longest: Geometry) -> None:
-        super().__init__(verifying, geometry, longest)
-        g, index, device = geometry, verifying.ops.index, verifying.slots.device
+    def __init__(self, given: DraftContext[Value]) -> None:
+        super().__init__(given)
+        g, verifying = self.geometry, self.verifying
+        index, device = self.ops.index, verifying.slots.device
         #: Slots behind all that a step looks at, which no node sees.
         rest = max(len(verifying.slots) - g.target_slots, 0)
         self.hidden = flags(False, verifying.branches.masks, g.nodes, rest, device=device)
@@ -130,7 +128,7 @@ class TreeLayout(Layout[TreeState, DraftTree, Accepted, Kept]):
         state.place_of.scatter_(1, writes.slots, place)
 
     def moves(self, state: TreeState) -> dict[str, Callable[[], None]]:
-        one = self.longest
+        one = self.given.session.geometry
         # A chain's tokens lie in the slots of their own numbers; those of a tree, among its nodes'.
         scattered = one.nodes > one.depth + 1 and not self.geometry.depth
         return {"gather": partial(self.gather, state)} if scattered else {}

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.geometry import Geometry, WindowGeometry
-from lantern_accel.decoding.layout import Layout
+from lantern_accel.decoding.drafts import DraftContext, Drafts, Value
 from lantern_accel.decoding.state import WindowState
-from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import flags
 
 
@@ -40,21 +38,20 @@ class WindowKept:
     features: Tensor
 
 
-class WindowLayout(Layout[WindowState, Tensor, Coupled, WindowKept]):
+class WindowLayout(Drafts[Value, WindowState, Tensor, Coupled, WindowKept]):
     """Node i of a window is image token ``n + i``, n the last known one, in the slot of its number.
 
     So a window moves on by a larger ``length``. Where a pass looks at fewer slots, the last of these is
     the trash: a pass over more has an image position there, and writes it before any pass sees it.
     """
 
-    geometry_type = WindowGeometry
     state_type = WindowState
 
-    def __init__(self, verifying: Verifying, geometry: Geometry, longest: Geometry) -> None:
-        super().__init__(verifying, geometry, longest)
-        index, device = verifying.ops.index, verifying.slots.device
-        self.chain = torch.arange(geometry.depth + 1, dtype=index, device=device)
-        self.ahead = torch.arange(1, geometry.depth + 2, dtype=index, device=device)
+    def __init__(self, given: DraftContext[Value]) -> None:
+        super().__init__(given)
+        depth, index, device = given.geometry.depth, self.ops.index, self.verifying.slots.device
+        self.chain = torch.arange(depth + 1, dtype=index, device=device)
+        self.ahead = torch.arange(1, depth + 2, dtype=index, device=device)
 
     def verify(
         self, state: WindowState, drafted: Tensor, slots: int | None = None

@@ -140,7 +140,7 @@ class StepTimer:
         sink = torch.zeros(g.batch, g.nodes, device=device)
 
         def verify() -> None:
-            sink.copy_(engine.longest.layout.verify(state, tree, slots)[1][:, :, 0])
+            sink.copy_(engine.source.verify(state, tree, slots)[1][:, :, 0])
 
         return verify
 

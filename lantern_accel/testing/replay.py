@@ -175,7 +175,7 @@ def kind(backend: Backend) -> Measured:
         whole = engine.longest.fused
         run = None if whole is None else whole.run
         called = getattr(type(run), "__call__", None)  # noqa: B004, the function is wanted
-        with _Entered(type(engine.longest.layout).verify, run, called) as entered:
+        with _Entered(type(engine.source).verify, run, called) as entered:
             for _ in range(CALLS):
                 replay()
         backend.synchronize()

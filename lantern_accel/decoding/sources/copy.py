@@ -36,20 +36,21 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
 
     settles = False
     rewrites = True  # by every pass of the copy, and by the check
+    copy: Step
+    """A step of the copy is one pass: a token, or a window."""
+    positions: Tensor
 
     def __init__(self, given: DraftContext[SelfDrafts]) -> None:
         super().__init__(given)
         self.passes, one = given.source.copy_passes, given.longest
-        if one is None:
-            index, device = self.ops.index, given.session.state.length.device
-            #: A step of the copy is one pass: a token, or a window.
-            self.copy = self._step(given)
-            positions = torch.arange(self.geometry.tokens + 1, dtype=index, device=device)
-            self.positions = positions.unsqueeze(
-                0
-            ).clone()  # no view, which some devices make again
-        else:
+        if isinstance(one, CopyDrafts):
             self.copy, self.positions = one.copy, one.positions
+            return
+        index, device = self.ops.index, given.session.state.length.device
+        self.copy = self._step(given)
+        positions = torch.arange(self.geometry.tokens + 1, dtype=index, device=device)
+        # No view, which some devices make again.
+        self.positions = positions.unsqueeze(0).clone()
 
     @classmethod
     def window_of(cls, value: SelfDrafts) -> tuple[Any, int]:

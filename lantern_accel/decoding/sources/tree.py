@@ -9,18 +9,16 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.accept import accept, accept_greedy
-from lantern_accel.decoding.drafts import DraftContext, Drafts, Sizing, Value
+from lantern_accel.decoding.drafts import DraftContext, Sizing, Value
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.invariant import accept_invariant
 from lantern_accel.decoding.state import TreeState
-from lantern_accel.decoding.tree_layout import Kept, TreeLayout
+from lantern_accel.decoding.tree_layout import TreeLayout
 from lantern_accel.decoding.trees import Accepted, DraftTree, TreeTables
 
 
-class TreeDrafts(Drafts[Value, TreeState, DraftTree, Accepted, Kept]):
+class TreeDrafts(TreeLayout[Value]):
     """Proposes a tree, which is judged by the strategy's rule, or by what noise chooses."""
-
-    layout = TreeLayout
 
     def __init__(self, given: DraftContext[Value]) -> None:
         super().__init__(given)
@@ -77,13 +75,13 @@ class TreeDrafts(Drafts[Value, TreeState, DraftTree, Accepted, Kept]):
             q=q,
             **self.topology,
             known_ranks=self.ranks,
-            writes=self.given.layout.writes(state),
+            writes=self.writes(state),
             uniforms=uniforms,
         )
 
     def judge(self, state: TreeState, drafted: DraftTree, logits: Tensor) -> Accepted:
         session, g = self.given.session, self.geometry
-        rule, guidance = session.rule, self.given.layout.verifying.guidance
+        rule, guidance = session.rule, self.verifying.guidance
         session.finite.note(logits, logits=True)
         if session.greedy and rule.relaxed:
             return accept_greedy(drafted, logits, rule)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.draft_init import GIVEN, DraftInitializer
-from lantern_accel.decoding.drafts import DraftContext, Drafts, Sizing, Value
+from lantern_accel.decoding.drafts import DraftContext, Sizing, Value
 from lantern_accel.decoding.geometry import Geometry, WindowGeometry
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import couple, leading
@@ -56,10 +56,9 @@ class Ring:
         self.ops.put(q, 0, self._rows(positions), values.flatten(0, 1))
 
 
-class WindowDrafts(Drafts[Value, WindowState, Tensor, Coupled, WindowKept]):
+class WindowDrafts(WindowLayout[Value]):
     """The drafts of one window; one of a single token is plain decoding."""
 
-    layout = WindowLayout
     returns = settles = True
     untimed = 1
 
@@ -67,10 +66,11 @@ class WindowDrafts(Drafts[Value, WindowState, Tensor, Coupled, WindowKept]):
         super().__init__(given)
         session, g = given.session, self.geometry
         self.session, self.greedy, self.choices = session, session.greedy, session.choices
-        self.filters, self.finite, self.ahead = session.filters, session.finite, given.layout.ahead
+        self.filters, self.finite = session.filters, session.finite
         device = session.state.length.device
-        one: WindowDrafts[Any] | None = given.longest
-        self.ring: Ring = Ring(session.geometry, self.ops, device) if one is None else one.ring
+        one = given.longest
+        held = one.ring if isinstance(one, WindowDrafts) else None
+        self.ring: Ring = held or Ring(session.geometry, self.ops, device)
         self.initial = self._initial(g, given.source, given.target, self.ops)
         self.recall: RowCache | None = None
         """The rows of earlier passes; None where none are recalled."""
@@ -127,7 +127,7 @@ class WindowDrafts(Drafts[Value, WindowState, Tensor, Coupled, WindowKept]):
         """Return the window ``[B, L]``: the last known token and the drafts behind it."""
         chain = state.length.unsqueeze(1)
         if self.geometry.depth:
-            chain = (chain + self.given.layout.chain).clamp(max=self.geometry.tokens)
+            chain = (chain + self.chain).clamp(max=self.geometry.tokens)
         return state.tokens.gather(1, chain)
 
     def after(self, state: WindowState, kept: WindowKept) -> None:

@@ -167,7 +167,7 @@ def engine_on(
     target, _ = tiny_models(0, vocab=VOCAB, grid=2, prefix=2, dim=8)
     strategy = Strategy(drafts=window, coupling=coupling)
     engine = Engine(target, None, TensorOps(), strategy, SAMPLING, batch=images)
-    state, chain = engine.state, engine.longest.layout.chain
+    state, chain = engine.state, engine.source.chain
 
     def prefill(_: Any) -> tuple[None, Tensor]:
         return None, table.logits[0, VOCAB, 0].expand(images, -1)
@@ -183,7 +183,7 @@ def engine_on(
         return None, table.last
 
     engine.verifying.prefill = prefill  # type: ignore[method-assign,assignment]
-    engine.longest.layout.verify = verify  # type: ignore[method-assign,assignment]
+    engine.source.verify = verify  # type: ignore[method-assign,assignment]
     return engine
 
 

@@ -124,7 +124,7 @@ def joint(given: Sampling) -> Tensor:
                 engine.state.root.copy_(images[:, at])
                 if at == place - 1:
                     tree = engine.source.draft(engine.state)
-                    logits = engine.longest.layout.verify(engine.state, tree)[1][:, 0]
+                    logits = engine.source.verify(engine.state, tree)[1][:, 0]
                 engine.step()
         p = distribution(logits, given)
         law = (law.unsqueeze(1) * p).flatten()

@@ -85,7 +85,7 @@ def recording(steps: list[tuple[Tensor, ...]]) -> Iterator[None]:
     def noted(step: Any, window: Tensor, features: Tensor, logits: Tensor, coupled: Any) -> Any:
         state, guidance = step.session.state, step.verifying.guidance
         last = step.geometry.tokens - 1
-        following = (state.length.unsqueeze(1) + step.layout.ahead).clamp(max=last)
+        following = (state.length.unsqueeze(1) + step.source.ahead).clamp(max=last)
         guided = step.ops.guide(features.float(), following, guidance.scale)
         kept = (window, state.length, guided.bfloat16(), coupled.count, state.length < last)
         steps.append(tuple(one.clone() for one in kept))

@@ -88,7 +88,7 @@ def test_a_whole_step_gives_the_rows_that_operators_give(
         tiny.start(engine, 0, engine.prefill)
         engine.state.length.add_(torch.arange(batch))
         want = ops.filter(
-            engine.longest.layout.verify(engine.state, engine.source.draft(engine.state))[1],
+            engine.source.verify(engine.state, engine.source.draft(engine.state))[1],
             engine.filters.given,
         )
         cache = [one.clone() for one in engine.verifying.cache.buffers]

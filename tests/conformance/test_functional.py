@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.engines import engine_of
 from support.functional import FunctionalBackend
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.errors import BackendError
 from lantern_accel.strategy.values import Sampling, Strategy, adaptive_window
 from lantern_accel.testing import CHECKS, run_check, tiny
@@ -56,7 +56,8 @@ def test_a_plain_step_of_a_window_names_what_it_changes() -> None:
     with backend.inference():
         model = tiny.tiny_model(backend, backend.device, torch.float32)
         strategy = Strategy(drafts=adaptive_window((1, 8)))
-        engine = Engine(model.target, None, backend, strategy, Sampling(cfg_scale=2.5, top_k=32))
+        sampling = Sampling(cfg_scale=2.5, top_k=32)
+        engine = engine_of((model.target, None), strategy, sampling, ops=backend)
         vars(engine)["model"] = model
         tiny.start(engine, 1)
         found = engine.host_functions()

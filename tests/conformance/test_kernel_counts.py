@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from support.engines import engine_of
 from support.processes import Run, passes
 from torch import Tensor
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.kv_cache import KVLayout
 from lantern_accel.device.plan import Filter, FusedStep, Refused
 from lantern_accel.device.plugins import open_backend
@@ -211,12 +211,11 @@ def step_of(
 ) -> Recorder:
     """Return what a step of one image launches."""
     model = random_model(sized(size), backend, torch.bfloat16)
-    engine: Any = Engine(
-        model.target,
-        model.drafter,
-        backend,
+    engine = engine_of(
+        (model.target, model.drafter),
         named_strategy(strategy, static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE),
         Sampling(cfg_scale=7.5, top_k=top_k),
+        ops=backend,
         neighbours=model.neighbours,
     )
     if length is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from lantern_accel.decoding.decoded import Decoded
@@ -9,10 +11,19 @@ from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.llamagen.drafter import EagleDrafter
 from lantern_accel.families.llamagen.model import LlamaGenGPT
+from lantern_accel.nn.rounding import rounding
+from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.rules import Lantern, LanternPP
 from lantern_accel.strategy.sources import Tree
 from lantern_accel.strategy.trees import MC_SIM_7B_63, SMALL_12
-from lantern_accel.strategy.values import ChainTree, DynamicTree, Sampling, StaticTree, Strategy
+from lantern_accel.strategy.values import (
+    ChainTree,
+    DynamicTree,
+    Sampling,
+    SelfDrafts,
+    StaticTree,
+    Strategy,
+)
 from support.tiny import captions, neighbours
 
 GREEDY = Sampling(temperature=0, cfg_scale=3.0)
@@ -46,15 +57,31 @@ NAMED: dict[str, Strategy] = {
 Models = tuple[LlamaGenGPT, EagleDrafter]
 
 
-def engine_of(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 1) -> Engine:
-    return Engine(
-        *models,
-        TensorOps(),
-        strategy,
-        sampling,
-        batch=batch,
-        neighbours=neighbours(models[0].config.vocab_size, 10),
-    )
+def engine_of(
+    models: tuple[Any, Any],
+    strategy: Strategy,
+    sampling: Sampling,
+    batch: int = 1,
+    *,
+    ops: TensorOps | None = None,
+    rule: Any = None,
+    **parts: Any,
+) -> Any:
+    """Make the engine of a target and its drafter, or None.
+
+    What the strategy needs and ``parts`` do not give is made: a random table of ``neighbours``, and a
+    rounded ``copy``. ``rule`` chooses among lengths.
+    """
+    target, drafter = models
+    ops = ops or TensorOps()
+    if strategy.neighbours:
+        parts.setdefault("neighbours", neighbours(target.config.vocab_size, 10))
+    if isinstance(strategy.drafts, SelfDrafts) and "copy" not in parts:
+        parts["copy"] = rounded_copy(target, ops, rounding(strategy.drafts.weights), drafts=True)
+    engine = Engine(target, drafter, ops, strategy, sampling, batch=batch, **parts)
+    if rule is not None:
+        engine.chosen = rule
+    return engine
 
 
 def start(engine: Engine, which: list[int] | None = None, seed: int = 0) -> None:

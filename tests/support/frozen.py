@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.base import Conditions
 from lantern_accel.families.registry import families, family_names
@@ -37,6 +36,7 @@ from lantern_accel.strategy.values import (
     named_strategy,
 )
 from lantern_accel.testing.tiny import TinyModel, tiny_model
+from support.engines import engine_of
 
 FILE = Path(__file__).parents[1] / "golden" / "frozen" / "tokens.json"
 #: By how much of itself each weight may move without a change of what is drawn.
@@ -137,15 +137,9 @@ def drawn(case: Case, model: TinyModel, ops: TensorOps, batch: int, seed: int) -
     if isinstance(strategy.drafts, SelfDrafts):
         fewer = rounded_copy(model.target, ops, rounding(strategy.drafts.weights), drafts=True)
         copy, _ = kind.target_for_shape(replace(model, target=fewer), shape)
-    engine = Engine(
-        target,
-        drafter,
-        ops,
-        strategy,
-        sampling,
-        batch=batch,
-        neighbours=model.neighbours[:, : strategy.neighbours] if strategy.neighbours else None,
-        copy=copy,
+    table = model.neighbours[:, : strategy.neighbours] if strategy.neighbours else None
+    engine = engine_of(
+        (target, drafter), strategy, sampling, batch, ops=ops, neighbours=table, copy=copy
     )
     if len(engine.lengths) > 1:
         engine.chosen = Turns(engine.lengths)

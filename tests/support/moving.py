@@ -12,10 +12,10 @@ from torch import Tensor
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.policy import Block
-from lantern_accel.device.operations import TensorOps
-from lantern_accel.strategy.values import Sampling, Strategy
+from lantern_accel.strategy.values import Sampling
 from support.chi_square import misfit
-from support.tiny import captions
+from support.engines import Models
+from support.tiny import captions, tiny_models
 
 IMAGES, VOCAB, TOKENS = 15_000, 3, 4
 SAMPLING = Sampling(top_k=2)
@@ -23,20 +23,9 @@ SAMPLING = Sampling(top_k=2)
 Decide = Callable[[Tensor, Any], Tensor]
 
 
-def moving(
-    target: Any,
-    strategy: Strategy,
-    sampling: Sampling,
-    *,
-    drafter: Any = None,
-    ops: TensorOps | None = None,
-    rule: Any = None,
-    **more: Any,
-) -> Engine:
-    """Return the engine of a strategy of several lengths, which ``rule`` chooses."""
-    engine = Engine(target, drafter, ops or TensorOps(), strategy, sampling, **more)
-    engine.chosen = rule
-    return engine
+def law_models() -> Models:
+    """Return models whose images are few enough to count them all."""
+    return tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
 
 
 def begin(engine: Engine, seed: int = 3) -> None:

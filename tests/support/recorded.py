@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.keys import LLAMA
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.llamagen.official import DRAFTER_RULES
 from lantern_accel.strategy.values import Sampling, Strategy
+from support.engines import engine_of
 from support.golden import golden, golden_metadata, load_into
 
 
@@ -106,15 +106,8 @@ def decode(
     Returns tokens ``[B, N]``, for each image the accepted drafts of its steps, and the engine.
     """
     batch = condition.shape[0]
-    engine = Engine(
-        target,
-        drafter,
-        TensorOps(),
-        strategy or Strategy(),
-        sampling,
-        batch=batch,
-        neighbours=neighbours,
-    )
+    models = target, drafter
+    engine = engine_of(models, strategy or Strategy(), sampling, batch, neighbours=neighbours)
     if mask is None:
         mask = torch.ones(batch, target.config.prefix_length, dtype=torch.bool)
     rows = condition

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.engines import engine_of
 from support.tree_tensors import draft_tree
 from torch import Tensor
 
 from lantern_accel.decoding.decoded import Decoded
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.registry import family
@@ -92,7 +92,7 @@ def _draw_as(module: Any, engine: Any) -> None:
 def every_step_has_numbers_of_its_own(module: Any) -> None:
     model = _llamagen()
     strategy = Strategy(drafts=NoTree(), coupling="maximal")
-    engine = Engine(model.target, None, TensorOps(), strategy, Sampling())
+    engine = engine_of((model.target, None), strategy, Sampling())
     _draw_as(module, engine)
     read = _rows_used(engine)
     assert len(set(read)) == len(read) == 20
@@ -101,7 +101,7 @@ def every_step_has_numbers_of_its_own(module: Any) -> None:
 def every_window_has_numbers_of_its_own(module: Any) -> None:
     model = _llamagen()
     strategy = Strategy(drafts=Window(length=2, fresh="uniform"), coupling="maximal")
-    engine = Engine(model.target, None, TensorOps(), strategy, Sampling())
+    engine = engine_of((model.target, None), strategy, Sampling())
     _draw_as(module, engine)
     assert len(set(_rows_used(engine))) >= 20  # a step reads its own for tests, then for drafts
 

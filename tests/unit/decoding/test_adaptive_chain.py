@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
+from support.engines import engine_of, finish
 from support.moving import (
     IMAGES,
     SAMPLING,
     TOKENS,
-    VOCAB,
     Decide,
     Walk,
     against,
     at_random,
     by_acceptance,
+    law_models,
     misfit_of,
-    moving,
 )
-from support.tiny import captions, tiny_models
+from support.tiny import tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.engine import Engine
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.sources import AdaptiveSource, DraftLength
 from lantern_accel.strategy.values import (
@@ -45,25 +41,6 @@ TREE = StaticTree(
 )
 
 
-def engine_of(
-    images: int, tree: AdaptiveSource = CHAIN, sampling: Sampling = SAMPLING, **more: Any
-) -> Engine:
-    target, drafter = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
-    strategy = Strategy(drafts=tree, coupling="maximal")
-    return moving(target, strategy, sampling, drafter=drafter, batch=images, **more)
-
-
-def run(engine: Any, seed: int = 5) -> Any:
-    features, mask = captions(engine.verifying.target, engine.geometry.batch)
-    condition = features
-    if engine.sampling.guided:
-        condition = torch.cat((features, engine.verifying.target.unconditional(len(features))))
-    with torch.inference_mode():
-        images = list(range(engine.geometry.batch))
-        engine.start(condition, mask, engine.randomness(seed, images))
-        return engine.run()
-
-
 @pytest.mark.parametrize(
     ("tree", "decide"),
     [
@@ -81,7 +58,8 @@ def run(engine: Any, seed: int = 5) -> Any:
 def test_images_follow_the_target_whatever_counts_decide(
     decide: Decide, tree: AdaptiveSource
 ) -> None:
-    assert misfit_of(engine_of(IMAGES, tree), decide) < SOUND
+    strategy = Strategy(drafts=tree, coupling="maximal")
+    assert misfit_of(engine_of(law_models(), strategy, SAMPLING, IMAGES), decide) < SOUND
 
 
 @pytest.mark.parametrize("lengths", [(1,), (4,), (2, 3), (4, 2, 3, 1)])
@@ -89,10 +67,9 @@ def test_greedily_every_rule_gives_the_plain_tokens(lengths: tuple[int, ...]) ->
     sampling = Sampling(temperature=0, cfg_scale=2.0)
     said: list[Tensor] = []
     for rule in (Walk(*lengths), Walk(1)):
-        target, drafter = tiny_models(0, grid=4)
         strategy = Strategy(drafts=adaptive_chain((1, 2, 3, 4)))
-        engine = moving(target, strategy, sampling, drafter=drafter, batch=2, rule=rule)
-        said.append(run(engine).tokens)
+        engine = engine_of(tiny_models(0, grid=4), strategy, sampling, 2, rule=rule)
+        said.append(finish(engine).tokens)
     assert torch.equal(*said)
 
 
@@ -104,13 +81,9 @@ def test_one_length_decodes_as_its_drafts_alone(
 ) -> None:
     sampling = Sampling(top_k=20, cfg_scale=2.0)
     models = tiny_models(1, taps=taps)
-    rule = Walk(length)
-    engine = moving(
-        models[0], Strategy(drafts=tree), sampling, drafter=models[1], batch=2, rule=rule
-    )
-    own = Strategy(drafts=tree.of_length(length))
-    alone = Engine(*models, TensorOps(), own, sampling, batch=2)
-    one, other = run(engine), run(alone)
+    engine = engine_of(models, Strategy(drafts=tree), sampling, 2, rule=Walk(length))
+    alone = engine_of(models, Strategy(drafts=tree.of_length(length)), sampling, 2)
+    one, other = finish(engine), finish(alone)
     assert torch.equal(one.tokens, other.tokens) and torch.equal(one.steps, other.steps)
 
 
@@ -125,7 +98,9 @@ def test_a_shorter_step_of_a_tree_has_its_upper_levels() -> None:
 
 def test_plain_decoding_is_not_left() -> None:
     rule = Walk(4, 1, 4, 4)
-    done = run(engine_of(2, rule=rule, sampling=Sampling(top_k=2, cfg_scale=2.0)))
+    strategy = Strategy(drafts=CHAIN, coupling="maximal")
+    sampling = Sampling(top_k=2, cfg_scale=2.0)
+    done = finish(engine_of(law_models(), strategy, sampling, 2, rule=rule))
     assert [block.length for block in rule.blocks][:1] == [4]
     assert len(rule.blocks) == 1  # nothing is asked of a rule that has no say
     assert int(done.steps.max()) >= TOKENS - 4
@@ -133,22 +108,20 @@ def test_plain_decoding_is_not_left() -> None:
 
 def test_a_rule_hears_counts_and_what_is_left() -> None:
     rule = Walk(4, 2, 3)
-    target, drafter = tiny_models(0, grid=4)
     strategy, sampling = Strategy(drafts=adaptive_chain((1, 2, 3, 4))), Sampling(top_k=20)
-    engine = moving(target, strategy, sampling, drafter=drafter, batch=3, rule=rule)
-    done = run(engine)
+    done = finish(engine_of(tiny_models(0, grid=4), strategy, sampling, 3, rule=rule))
     assert all(b.steps == 1 and all(0 <= g <= b.length for g in b.gained) for b in rule.blocks)
     assert 0 < max(rule.blocks[-1].left) <= 4  # the last one completes every image
     assert done.histogram.shape[1] == 4
 
 
 def test_it_is_the_engine_of_a_chain_with_paces() -> None:
-    models, ops = tiny_models(0), TensorOps()
-    with_paces = Engine(*models, ops, Strategy(drafts=adaptive_chain((1, 3))), SAMPLING)
-    without = Engine(*models, ops, Strategy(drafts=ChainTree(length=2)), SAMPLING)
+    models = tiny_models(0)
+    with_paces = engine_of(models, Strategy(drafts=adaptive_chain((1, 3))), SAMPLING)
+    without = engine_of(models, Strategy(drafts=ChainTree(length=2)), SAMPLING)
     assert len(with_paces.lengths) > 1 == len(without.lengths)
     with pytest.raises(StrategyError, match="no drafter"):
-        Engine(models[0], None, ops, Strategy(drafts=adaptive_chain((1, 3))), SAMPLING)
+        engine_of((models[0], None), Strategy(drafts=adaptive_chain((1, 3))), SAMPLING)
 
 
 @pytest.mark.parametrize("lengths", [(1, 2), (2, 1, 4), (4, 4)])

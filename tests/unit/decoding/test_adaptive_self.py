@@ -7,26 +7,24 @@ from typing import Any
 
 import pytest
 import torch
+from support.engines import engine_of, finish, start
 from support.moving import (
     IMAGES,
     SAMPLING,
-    VOCAB,
     Decide,
     Walk,
     against,
     at_random,
     by_acceptance,
     each_its_own,
+    law_models,
     misfit_of,
-    moving,
 )
-from support.tiny import captions, tiny_models
+from support.tiny import tiny_models
 from torch import Tensor
 
 from lantern_accel.decoding.calibrate import count
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.sources.copy import CopyDrafts
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.registry import families
 from lantern_accel.nn import rounding as rounding_module
 from lantern_accel.nn.rounding import Rounded, rounding
@@ -39,28 +37,10 @@ from lantern_accel.testing import tiny
 SOUND = 4.9
 
 
-def engine_of(
-    images: int,
-    lengths: tuple[int, ...] = (1, 2, 4),
-    window: int = 0,
-    weights: str = "int4",
-    sampling: Sampling = SAMPLING,
-    **more: Any,
-) -> Engine:
-    target, _ = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
-    copy = rounded_copy(target, REFERENCE, rounding(weights))
-    strategy = Strategy(drafts=self_drafted(lengths, weights, window))
-    return moving(target, strategy, sampling, copy=copy, batch=images, **more)
-
-
-def run(engine: Any, seed: int = 5) -> Any:
-    target, batch = engine.verifying.target, engine.geometry.batch
-    condition, mask = captions(target, batch)
-    if engine.sampling.guided:
-        condition = torch.cat((condition, target.unconditional(batch)))
-    with torch.inference_mode():
-        engine.start(condition, mask, engine.randomness(seed, list(range(batch))))
-        return engine.run()
+def drafted(
+    lengths: tuple[int, ...] = (1, 2, 4), weights: str = "int4", window: int = 0
+) -> Strategy:
+    return Strategy(drafts=self_drafted(lengths, weights, window))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +57,8 @@ def run(engine: Any, seed: int = 5) -> Any:
 def test_images_follow_the_enumerated_law_whatever_counts_decide(
     decide: Decide, window: int
 ) -> None:
-    assert misfit_of(engine_of(IMAGES, window=window), decide) < SOUND
+    engine = engine_of(law_models(), drafted(window=window), SAMPLING, IMAGES)
+    assert misfit_of(engine, decide) < SOUND
 
 
 @pytest.mark.long
@@ -86,31 +67,25 @@ def test_even_a_rule_that_reads_drafts_changes_nothing() -> None:
         following = state.tokens.gather(1, (state.length + 1).clamp(max=4).unsqueeze(1))[:, 0]
         return torch.where(following == 1, 1, 4)
 
-    engine = engine_of(IMAGES)
+    engine = engine_of(law_models(), drafted(), SAMPLING, IMAGES)
     with torch.inference_mode():
         assert torch.equal(each_its_own(engine, looks), each_its_own(engine, at_random))
 
 
 def test_one_length_decodes_as_those_drafts_alone() -> None:
-    target, _ = tiny_models(1)
-    copy = rounded_copy(target, REFERENCE, rounding("int6"))
-    sampling, ops = Sampling(top_k=20, cfg_scale=2.0), TensorOps()
+    small, sampling = tiny_models(1), Sampling(top_k=20, cfg_scale=2.0)
     for window in (0, 3):
-        strategy = Strategy(drafts=self_drafted((1, 2, 6), "int6", window))
-        adaptive = moving(target, strategy, sampling, copy=copy, batch=2, rule=Walk(6))
+        strategy = drafted((1, 2, 6), "int6", window)
         tree = SelfDrafts(length=5, weights="int6", window=window)
-        alone = Engine(target, None, ops, Strategy(drafts=tree), sampling, batch=2, copy=copy)
-        one, other = run(adaptive), run(alone)
+        one = finish(engine_of(small, strategy, sampling, 2, rule=Walk(6)))
+        other = finish(engine_of(small, Strategy(drafts=tree), sampling, 2))
         assert torch.equal(one.tokens, other.tokens) and torch.equal(one.steps, other.steps)
 
 
 def test_plain_steps_are_left_again() -> None:
-    target, _ = tiny_models(0)
-    copy = rounded_copy(target, REFERENCE, rounding("int8"))
-    strategy = Strategy(drafts=self_drafted((1, 3, 5)))
     rule = Walk(5, 1, 3)
-    engine = moving(target, strategy, Sampling(top_k=20), copy=copy, batch=2, rule=rule)
-    run(engine)
+    strategy = drafted((1, 3, 5), "int8")
+    finish(engine_of(tiny_models(0), strategy, Sampling(top_k=20), 2, rule=rule))
     assert [b.length for b in rule.blocks[:3]] == [5, 1, 3] and len(rule.blocks) > 3
     assert all(gained <= b.length * b.steps for b in rule.blocks for gained in b.gained)
 
@@ -143,7 +118,7 @@ def test_every_family_draws_plain_tokens_for_a_batch_of_prompts(family: str) -> 
     def drawn(tree: Any, seed: int, temperature: float) -> Tensor:
         sampling = Sampling(temperature=temperature, cfg_scale=scale)
         strategy = Strategy() if tree is None else Strategy(drafts=tree)
-        engine = Engine(target, None, REFERENCE, strategy, sampling, batch=3, copy=copy)
+        engine = engine_of((target, None), strategy, sampling, 3, copy=copy)
         if len(engine.lengths) > 1:
             engine.chosen = Coin(engine.lengths, seed)
         vars(engine)["model"] = model
@@ -163,14 +138,11 @@ def test_every_family_draws_plain_tokens_for_a_batch_of_prompts(family: str) -> 
 
 def test_keys_that_the_copy_leaves_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the check of a step that follows drafts writes nothing."""
-    target, _ = tiny_models(0, dim=64)
-    copy = rounded_copy(target, REFERENCE, rounding("int4"))
-    ops, sampling = target.ops, Sampling(top_k=0, top_p=0.95, cfg_scale=2.0)
-    strategy = Strategy(drafts=self_drafted((1, 3, 5), "int4"))
-    rule = Walk(5, 1, 3)
-    engine = moving(target, strategy, sampling, copy=copy, ops=ops, batch=2, rule=rule)
-    want = run(Engine(target, None, ops, Strategy(), sampling, batch=2)).tokens
-    assert torch.equal(run(engine).tokens, want)
+    small = tiny_models(0, dim=64)
+    ops, sampling = small[0].ops, Sampling(top_k=0, top_p=0.95, cfg_scale=2.0)
+    engine = engine_of(small, drafted((1, 3, 5)), sampling, 2, ops=ops, rule=Walk(5, 1, 3))
+    want = finish(engine_of(small, Strategy(), sampling, 2, ops=ops), seed=5).tokens
+    assert torch.equal(finish(engine, seed=5).tokens, want)
     write, guess, checking = ops.write, CopyDrafts.prepare, {"now": False}
 
     def planted(*given: Any) -> None:
@@ -184,19 +156,16 @@ def test_keys_that_the_copy_leaves_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(ops, "write", planted, raising=False)
     monkeypatch.setattr(CopyDrafts, "prepare", guessed)
-    assert not torch.equal(run(engine).tokens, want)
+    assert not torch.equal(finish(engine, seed=5).tokens, want)
 
 
 def test_rounding_that_reaches_the_target_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: what is rounded for the copy replaces the target's own weights."""
-    sampling, ops = Sampling(top_k=0, cfg_scale=2.0), TensorOps()
-    strategy = Strategy(drafts=self_drafted((1, 3, 5), "int4"))
-    target, _ = tiny_models(0, dim=64)
-    want = run(Engine(target, None, ops, Strategy(), sampling, batch=2)).tokens
+    sampling, small = Sampling(top_k=0, cfg_scale=2.0), tiny_models(0, dim=64)
+    want = finish(engine_of(small, Strategy(), sampling, 2)).tokens
 
     def decoded() -> Tensor:
-        copy = rounded_copy(target, REFERENCE, rounding("int4"))
-        return run(Engine(target, None, ops, strategy, sampling, batch=2, copy=copy)).tokens
+        return finish(engine_of(small, drafted((1, 3, 5)), sampling, 2)).tokens
 
     assert torch.equal(decoded(), want)
     rounded = rounding_module.rounded
@@ -212,16 +181,12 @@ def test_rounding_that_reaches_the_target_is_seen(monkeypatch: pytest.MonkeyPatc
 
 def test_a_copy_of_other_weights_costs_steps_alone() -> None:
     """No law of the copy enters a test, so that none of a wrong copy can: it agrees less often."""
-    sampling, ops = Sampling(top_k=20, cfg_scale=2.0), TensorOps()
-    target, _ = tiny_models(0, dim=64)
+    sampling, small = Sampling(top_k=20, cfg_scale=2.0), tiny_models(0, dim=64)
     other, _ = tiny_models(9, dim=64)
-    strategy = Strategy(drafts=self_drafted((1, 3, 5)))
-    plain = run(Engine(target, None, ops, Strategy(), sampling, batch=2))
-    own, wrong = (
-        moving(target, strategy, sampling, copy=copy, ops=ops, batch=2, rule=Walk(5))
-        for copy in (rounded_copy(target, REFERENCE, rounding("int8")), other)
-    )
-    near, far = run(own), run(wrong)
+    plain = finish(engine_of(small, Strategy(), sampling, 2))
+    strategy = drafted((1, 3, 5), "int8")
+    near = finish(engine_of(small, strategy, sampling, 2, rule=Walk(5)))
+    far = finish(engine_of(small, strategy, sampling, 2, rule=Walk(5), copy=other))
     assert torch.equal(near.tokens, plain.tokens) and torch.equal(far.tokens, plain.tokens)
     assert near.steps.sum() < far.steps.sum()
 
@@ -230,7 +195,7 @@ def test_a_copy_of_other_weights_costs_steps_alone() -> None:
 
 
 def test_the_copy_is_one_and_its_settings_follow() -> None:
-    engine = engine_of(2, lengths=(1, 2, 3, 4))
+    engine = engine_of(law_models(), drafted((1, 2, 3, 4)), SAMPLING, 2)
     assert len({id(one.source.copy) for n, one in engine.by_length.items() if n > 1}) == 1
     assert engine.lengths == [1, 2, 3, 4]
     assert engine.changes["source.state.tokens"] is engine.source.copy.session.state.tokens
@@ -241,12 +206,11 @@ def test_the_copy_is_one_and_its_settings_follow() -> None:
 
 
 def test_tokens_are_counted_and_lengths_timed() -> None:
-    engine = engine_of(3, sampling=Sampling(temperature=0, cfg_scale=2.0), weights="int8")
-    run(engine)
-    condition, mask = captions(engine.verifying.target, 3)
-    condition = torch.cat((condition, engine.verifying.target.unconditional(3)))
+    sampling = Sampling(temperature=0, cfg_scale=2.0)
+    engine = engine_of(law_models(), drafted(weights="int8"), sampling, 3)
+    finish(engine)
+    start(engine)
     with torch.inference_mode():
-        engine.start(condition, mask, engine.randomness(5, [0, 1, 2]))
         gained, steps = count(engine, 2, 1)
     assert steps == 3 and 3 <= gained <= 6
 

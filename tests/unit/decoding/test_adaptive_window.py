@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.engines import engine_of, finish
 from support.moving import (
     IMAGES,
     SAMPLING,
@@ -18,24 +19,19 @@ from support.moving import (
     begin,
     by_acceptance,
     each_its_own,
+    law_models,
     misfit_of,
-    moving,
 )
-from support.tiny import captions, tiny_models
+from support.tiny import tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.engine import Engine
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Sampling, Strategy, adaptive_window
 
 #: A sound sampler misses by more than this once in a million tests.
 SOUND = 4.9
 
 
-def engine_of(images: int, sampling: Sampling = SAMPLING, **more: Any) -> Engine:
-    target, _ = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
-    strategy = Strategy(drafts=adaptive_window((1, 2, 4)))
-    return moving(target, strategy, sampling, batch=images, **more)
+WINDOW = Strategy(drafts=adaptive_window((1, 2, 4)))
 
 
 def looks_at_drafts(gains: Tensor, state: Any) -> Tensor:
@@ -49,12 +45,12 @@ def looks_at_drafts(gains: Tensor, state: Any) -> Tensor:
     [at_random, *(pytest.param(d, marks=pytest.mark.long) for d in (by_acceptance, against))],
 )
 def test_images_follow_the_target_whatever_counts_decide(decide: Decide) -> None:
-    assert misfit_of(engine_of(IMAGES), decide) < SOUND
+    assert misfit_of(engine_of(law_models(), WINDOW, SAMPLING, IMAGES), decide) < SOUND
 
 
 @pytest.mark.long
 def test_where_noise_decides_even_a_rule_that_reads_drafts_changes_nothing() -> None:
-    engine = engine_of(IMAGES)
+    engine = engine_of(law_models(), WINDOW, SAMPLING, IMAGES)
     with torch.inference_mode():
         assert torch.equal(
             each_its_own(engine, looks_at_drafts), each_its_own(engine, by_acceptance)
@@ -68,9 +64,8 @@ def test_greedily_every_rule_gives_the_plain_tokens(lengths: tuple[int, ...]) ->
     with torch.inference_mode():
         said = []
         for rule in (Walk(*lengths), Walk(1)):
-            target, _ = tiny_models(0, grid=4)
             strategy = Strategy(drafts=adaptive_window((1, 2, 3, 4)))
-            engine = moving(target, strategy, sampling, batch=2, rule=rule)
+            engine = engine_of(tiny_models(0, grid=4), strategy, sampling, 2, rule=rule)
             begin(engine)
             said.append(engine.run().tokens)
     assert torch.equal(*said)
@@ -78,7 +73,7 @@ def test_greedily_every_rule_gives_the_plain_tokens(lengths: tuple[int, ...]) ->
 
 def test_a_rule_hears_counts_and_what_is_left() -> None:
     rule = Walk(4, 2, 1)
-    engine = engine_of(3, rule=rule)
+    engine = engine_of(law_models(), WINDOW, SAMPLING, 3, rule=rule)
     with torch.inference_mode():
         begin(engine)
         done = engine.run()
@@ -91,22 +86,16 @@ def test_a_rule_hears_counts_and_what_is_left() -> None:
 
 
 def test_one_length_decodes_as_the_window_alone() -> None:
-    target, _ = tiny_models(1)
-    sampling = Sampling(top_k=20, cfg_scale=2.0)
+    small, sampling = tiny_models(1), Sampling(top_k=20, cfg_scale=2.0)
     strategy = Strategy(drafts=adaptive_window((1, 6)))
-    adaptive = moving(target, strategy, sampling, batch=2, rule=Walk(6))
+    adaptive = engine_of(small, strategy, sampling, 2, rule=Walk(6))
     window = adaptive_window((1, 6)).model_copy(update={"draft_lengths": ()})
-    alone = Engine(target, None, TensorOps(), Strategy(drafts=window), sampling, batch=2)
-    features, mask = captions(target, 2)
-    condition = torch.cat((features, target.unconditional(2)))
-    with torch.inference_mode():
-        for engine in (adaptive, alone):
-            engine.start(condition, mask, engine.randomness(5, [0, 1]))
-        assert torch.equal(adaptive.run().tokens, alone.run().tokens)
+    alone = engine_of(small, Strategy(drafts=window), sampling, 2)
+    assert torch.equal(finish(adaptive).tokens, finish(alone).tokens)
 
 
 def test_moving_up_draws_what_the_longer_window_needs() -> None:
-    engine = engine_of(2)
+    engine = engine_of(law_models(), WINDOW, SAMPLING, 2)
     with torch.inference_mode():
         begin(engine)
         engine.now = 2

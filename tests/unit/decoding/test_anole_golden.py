@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.engines import engine_of
 from support.golden import golden
 from torch import Tensor
 
 from lantern_accel.checkpoints.loading import fill
 from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
-from lantern_accel.decoding.engine import Engine
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.layouts import drafter_recipes, target_recipes
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
@@ -78,14 +77,9 @@ def decoded(tree: str, rule: str) -> tuple[Tensor, list[list[int]]]:
     strategy = Strategy(
         drafts=NAIVE_EXTEND_57 if tree == "static" else EAGLE2_TREE, acceptance=RULES[rule]
     )
-    engine = Engine(
-        *models(),
-        TensorOps(),
-        strategy,
-        Sampling(temperature=0, cfg_scale=3.0),
-        batch=2,
-        neighbours=((37 * rows + 101 * columns + 1) % 8192).int(),
-    )
+    table = ((37 * rows + 101 * columns + 1) % 8192).int()
+    sampling = Sampling(temperature=0, cfg_scale=3.0)
+    engine = engine_of(models(), strategy, sampling, 2, neighbours=table)
     accepted: list[list[int]] = [[], []]
 
     def step() -> None:

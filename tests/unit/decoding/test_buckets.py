@@ -41,14 +41,6 @@ def models() -> Models:
     return tiny_models(0)
 
 
-def running(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 2) -> Engine:
-    if not isinstance(strategy.drafts, Window):
-        made: Engine = engine_of(models, strategy, sampling, batch=batch)
-    else:
-        made = Engine(models[0], None, TensorOps(), strategy, sampling, batch=batch)
-    return made
-
-
 def parts(engine: Engine) -> list[int]:
     g = engine.geometry
     least = g.prefix + g.ahead
@@ -112,7 +104,7 @@ def test_a_device_s_own_blocks_are_kept(models: Models) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_small_cache_is_one_bucket(models: Models, name: str) -> None:
-    engine = running(models, CASES[name], SAMPLED)
+    engine = engine_of(models, CASES[name], SAMPLED, 2)
     assert engine.sizes == (engine.verifying.cache.layout.capacity,)
     assert list(engine.steps.values()) == [engine.step]
 
@@ -262,7 +254,7 @@ class Lagging(HostCopy):
 @pytest.mark.parametrize(("late", "sampling"), [(False, GREEDY), (True, SAMPLED)], ids=["", "late"])
 @pytest.mark.parametrize("name", CASES)
 def test_buckets_change_no_token(models: Models, name: str, late: bool, sampling: Sampling) -> None:
-    engine = running(models, CASES[name], sampling)
+    engine = engine_of(models, CASES[name], sampling, 2)
     if late:
         engine.session.progress = Lagging(engine.finite.report)
         if name == "adaptive window":
@@ -317,7 +309,7 @@ def test_a_step_that_came_alone_looks_at_all_slots(models: Models) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_reads_as_many_slots_as_its_bucket_has(models: Models, name: str) -> None:
     """Without data, in every bucket: attention gets masks of just this width."""
-    engine = running(models, CASES[name], SAMPLED)
+    engine = engine_of(models, CASES[name], SAMPLED, 2)
     engine.divide(parts(engine)[::3])
     begin(engine)
     for slots, step in engine.steps.items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.moving import SAMPLING, begin, moving
+from support.engines import engine_of
+from support.moving import SAMPLING, begin
 from support.tiny import tiny_models
 
 from lantern_accel.decoding.calibrate import calibrate
@@ -20,9 +21,9 @@ SECONDS = {1: 0.010, 2: 0.011, 4: 0.013}
 
 def timed(seconds: dict[int, float], slow: tuple[int, range] = (0, range(0))) -> dict[int, float]:
     """Return the costs found where a length takes ten times as long at some of its timings."""
-    (target,) = tiny_models(2, vocab=5, grid=3, prefix=2, dim=8, sharpness=1.0)[:1]
+    models = tiny_models(2, vocab=5, grid=3, prefix=2, dim=8, sharpness=1.0)
     lengths = tuple(DraftLength(length=n, tokens_per_step=WORTH[n]) for n in LENGTHS)
-    engine = moving(target, Strategy(drafts=Window(length=4, draft_lengths=lengths)), SAMPLING)
+    engine = engine_of(models, Strategy(drafts=Window(length=4, draft_lengths=lengths)), SAMPLING)
     begin(engine)
     seen = dict.fromkeys(LENGTHS, 0)
 

@@ -22,7 +22,6 @@ from support.tiny import captions, tiny_models
 from torch import Tensor
 
 from lantern_accel.decoding.decoded import Decoded
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.capture import HostCopy
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import RequestError, StrategyError
@@ -211,7 +210,7 @@ def test_sampled_images_follow_the_targets_joint_distribution(
     expected = joint(small, sampling)
     assert float(expected.sum()) == pytest.approx(1.0, abs=1e-5)
     strategy = Strategy(drafts=tree, coupling=coupling)
-    engine = Engine(*small, TensorOps(), strategy, sampling, batch=BATCH)
+    engine = engine_of(small, strategy, sampling, BATCH)
     features, mask = captions(small[0], 2)
     rows = features[1:2].expand(BATCH, -1, -1)
     parts, counts_of_steps = [], []
@@ -311,28 +310,27 @@ def test_run_reports_progress_and_stops(models: Models) -> None:
 
 
 def test_a_strategy_that_cannot_run_says_why(models: Models) -> None:
-    target, drafter = models
-    ops, sampling = TensorOps(), Sampling()
+    sampling = Sampling()
     with pytest.raises(StrategyError, match=r"no drafter.*vanilla"):
-        Engine(target, None, ops, NAMED["eagle"], sampling)
+        engine_of((models[0], None), NAMED["eagle"], sampling)
     with pytest.raises(StrategyError, match="needs a neighbour table"):
-        Engine(target, drafter, ops, NAMED["lantern"], sampling)
+        engine_of(models, NAMED["lantern"], sampling, neighbours=None)
     with pytest.raises(StrategyError, match=r"36 drafts deep.*36 tokens"):
-        Engine(target, drafter, ops, Strategy(drafts=ChainTree(length=36)), sampling)
+        engine_of(models, Strategy(drafts=ChainTree(length=36)), sampling)
     with pytest.raises(StrategyError, match=r"k = 64 .*64 codes"):
         rule = Lantern(k=64)
-        Engine(target, drafter, ops, Strategy(drafts=SMALL_12, acceptance=rule), sampling)
+        engine_of(models, Strategy(drafts=SMALL_12, acceptance=rule), sampling)
     with pytest.raises(StrategyError, match="top_k = 65"):
-        Engine(target, drafter, ops, Strategy(), Sampling(top_k=65))
+        engine_of(models, Strategy(), Sampling(top_k=65))
     with pytest.raises(StrategyError, match="10 siblings, but there are 6 codes"):
         few = tiny_models(0, vocab=6)
-        Engine(*few, ops, Strategy(drafts=DynamicTree(top_k=10)), sampling)
+        engine_of(few, Strategy(drafts=DynamicTree(top_k=10)), sampling)
 
 
 def test_a_static_tree_with_more_siblings_than_codes_says_why() -> None:
     few = tiny_models(0, vocab=6)
     with pytest.raises(StrategyError, match="siblings, but there are 6 codes"):
-        finish(Engine(*few, TensorOps(), Strategy(drafts=WIDE), Sampling(temperature=0)))
+        finish(engine_of(few, Strategy(drafts=WIDE), Sampling(temperature=0)))
 
 
 # --- static ------------------------------------------------------------------------------------------
@@ -341,14 +339,13 @@ def test_a_static_tree_with_more_siblings_than_codes_says_why() -> None:
 def test_what_does_not_fit_the_engine_is_refused_before_decoding() -> None:
     models = tiny_models(0)
     vocab = models[0].config.vocab_size
-    table = torch.zeros(vocab, 10, dtype=torch.int32)
     wide = Strategy(drafts=SMALL_12, acceptance=Lantern(k=20))
     with pytest.raises(StrategyError, match="reads 20 neighbours, the table has 10"):
-        Engine(*models, TensorOps(), wide, Sampling(), neighbours=table)
+        engine_of(models, wide, Sampling())
     official = Strategy(drafts=SMALL_12, acceptance=Lantern(k=vocab - 1), residual="official")
     with pytest.raises(StrategyError, match=f"k between 1 and {vocab - 2}"):
-        Engine(*models, TensorOps(), official, Sampling(), neighbours=table)
-    engine = Engine(*models, TensorOps(), Strategy(), Sampling(), batch=3)
+        engine_of(models, official, Sampling())
+    engine = engine_of(models, Strategy(), Sampling(), 3)
     condition, mask = captions(models[0], 3)
     with pytest.raises(RequestError, match="keys has shape"):
         engine.start(condition, mask, engine.randomness(0, [0]))
@@ -388,7 +385,8 @@ def test_a_host_that_reads_late_gets_the_same_tokens(small: Models, lag: int) ->
     got = []
     for ops in (TensorOps(), LateOps()):
         tree = StaticTree(name="pair", paths=((0,), (1,)))
-        engine = Engine(*small, ops, Strategy(drafts=tree), Sampling(top_k=5, cfg_scale=2), batch=2)
+        sampling = Sampling(top_k=5, cfg_scale=2)
+        engine = engine_of(small, Strategy(drafts=tree), sampling, 2, ops=ops)
         for seed in (0, 1):
             known: list[int] = []
             with torch.inference_mode():

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 from support.engines import GREEDY, SAMPLED, engine_of, finish
-from support.tiny import neighbours, tiny_models
+from support.tiny import tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.policy import Block
 from lantern_accel.decoding.sources.head import HeadWindow
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.nn.draft_head import DraftHead, DraftHeadConfig
 from lantern_accel.strategy.sources import DraftLength
@@ -32,11 +30,6 @@ def models(head: bool = True) -> Any:
     return target, drafter
 
 
-def engine(small: Any, strategy: Strategy, sampling: Sampling, batch: int) -> Any:
-    table = neighbours(64, 10)
-    return Engine(small[0], None, TensorOps(), strategy, sampling, batch=batch, neighbours=table)
-
-
 def plain(small: Any, sampling: Sampling, batch: int) -> Any:
     return finish(engine_of(small, Strategy(), sampling, batch=batch))
 
@@ -46,7 +39,7 @@ def plain(small: Any, sampling: Sampling, batch: int) -> Any:
 def test_guesses_change_no_token(sampling: Sampling, batch: int, length: int, passes: int) -> None:
     small = models()
     window = Strategy(drafts=Window(length=length, fresh="head", passes=passes))
-    found = finish(engine(small, window, sampling, batch))
+    found = finish(engine_of(small, window, sampling, batch))
     assert torch.equal(found.tokens, plain(small, sampling, batch).tokens)
 
 
@@ -69,7 +62,7 @@ def test_lengths_may_change_at_any_step(lengths: tuple[int, ...]) -> None:
     small = models()
     draft_lengths = tuple(DraftLength(length=n) for n in (1, 2, 4, 8))
     window = Window(length=8, fresh="head", draft_lengths=draft_lengths)
-    moving = engine(small, Strategy(drafts=window), SAMPLED, 2)
+    moving = engine_of(small, Strategy(drafts=window), SAMPLED, 2)
     moving.chosen = Forced(list(lengths))
     assert torch.equal(finish(moving).tokens, plain(small, SAMPLED, 2).tokens)  # type: ignore[arg-type]
 
@@ -84,7 +77,7 @@ def test_a_head_that_is_always_right_fills_every_window(monkeypatch: pytest.Monk
         return want.gather(1, at).squeeze(1)
 
     monkeypatch.setattr(HeadWindow, "_guess", right)
-    found = finish(engine(small, Strategy(drafts=Window(length=4, fresh="head")), SAMPLED, 2))
+    found = finish(engine_of(small, Strategy(drafts=Window(length=4, fresh="head")), SAMPLED, 2))
     assert torch.equal(found.tokens, want)
     assert found.steps.tolist() == [9, 9], "35 tokens, four a step"
 
@@ -105,13 +98,13 @@ def test_tokens_differ_where_guesses_were_kept_untested(monkeypatch: pytest.Monk
 
     judge = HeadWindow.judge
     monkeypatch.setattr(HeadWindow, "judge", known)
-    found = finish(engine(small, Strategy(drafts=Window(length=4, fresh="head")), SAMPLED, 2))
+    found = finish(engine_of(small, Strategy(drafts=Window(length=4, fresh="head")), SAMPLED, 2))
     assert not torch.equal(found.tokens, plain(small, SAMPLED, 2).tokens)
 
 
 def test_what_a_head_cannot_draft_for_is_refused() -> None:
     window = Window(length=4, fresh="head")
     with pytest.raises(StrategyError, match=r"has no draft head.*window:16,above"):
-        engine(models(head=False), Strategy(drafts=window), SAMPLED, 1)
+        engine_of(models(head=False), Strategy(drafts=window), SAMPLED, 1)
     with pytest.raises(ValueError, match="a window is SJD's"):
         Strategy(drafts=window, coupling="maximal")

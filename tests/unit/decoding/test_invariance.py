@@ -13,18 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.engines import LOPSIDED, TREES
+from support.engines import LOPSIDED, TREES, engine_of, finish
 from support.tiny import captions, tiny_models
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.decoding import invariant, logits
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.device import noise, sampling
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.preferences import Preferences
-from lantern_accel.nn.rounding import rounding
-from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.sources import DraftLength, Tree
 from lantern_accel.strategy.values import ChainTree, NoTree, Sampling, SelfDrafts, Strategy, Window
 
@@ -83,6 +80,10 @@ class Walk:
         return self.lengths[int(torch.randint(0, len(self.lengths), (), generator=self.generator))]
 
 
+def engine_on(tree: Tree, given: Sampling = SAMPLED, batch: int = 3, **more: Any) -> Any:
+    return engine_of(tiny_models(0), Strategy(drafts=tree), given, batch, **more)
+
+
 def decoded(
     tree: Tree,
     given: Sampling = SAMPLED,
@@ -93,24 +94,12 @@ def decoded(
     ops: TensorOps | None = None,
 ) -> Tensor:
     """Return the tokens of some images of a request, ``batch`` at a time, one caption each."""
-    target, drafter = tiny_models(0)
     batch = batch or len(images)
-    ops = ops or TensorOps()
-    copy = None
-    if isinstance(tree, SelfDrafts):
-        copy = rounded_copy(target, ops, rounding(tree.weights))
-    engine = Engine(target, drafter, ops, Strategy(drafts=tree), given, batch=batch, copy=copy)
+    engine = engine_on(tree, given, batch, ops=ops)
     if rule is not None:
         engine.chosen = rule(engine.lengths)
-    features, mask = captions(target, 8)
-    rows = []
-    with torch.inference_mode():
-        for at in range(0, len(images), batch):
-            some = [*images[at : at + batch]]
-            condition = torch.cat((features[some], target.unconditional(batch)))
-            engine.start(condition, mask[some], engine.randomness(seed, some))
-            rows.append(engine.run().tokens)
-    return torch.cat(rows)
+    parts = [[*images[at : at + batch]] for at in range(0, len(images), batch)]
+    return torch.cat([finish(engine, some, seed).tokens for some in parts])
 
 
 @functools.cache
@@ -151,14 +140,14 @@ def test_lengths_that_are_forced_change_nothing(name: str) -> None:
 
 def test_a_row_of_a_batch_may_be_another_requests() -> None:
     """Keys are data of a row: two images of different seeds decode next to each other as each alone."""
-    target, drafter = tiny_models(0)
+    target, _ = tiny_models(0)
     features, mask = captions(target, 8)
     seeds, images = [3, 2**40 + 9, 3], [0, 4, 2]
     for tree in (Window(length=6), LOPSIDED):
         alone = []
         for seed, image in zip(seeds, images, strict=True):
             alone.append(decoded(tree, images=(image,), seed=seed))
-        engine = Engine(target, drafter, TensorOps(), Strategy(drafts=tree), SAMPLED, batch=3)
+        engine = engine_on(tree)
         keys = noise.noise_keys(seeds, images)
         condition = torch.cat((features[images], target.unconditional(3)))
         with torch.inference_mode():
@@ -202,21 +191,15 @@ def test_a_table_is_made_for_every_request_and_every_image(
     assert not torch.equal(decoded(SOURCES[name], images=images, seed=6, ops=Tabled()), want)
 
 
-def engine_on(ops: TensorOps, tree: Tree, given: Sampling = SAMPLED, batch: int = 3) -> Any:
-    target, drafter = tiny_models(0)
-    copy = rounded_copy(target, ops, rounding("int8")) if isinstance(tree, SelfDrafts) else None
-    return Engine(target, drafter, ops, Strategy(drafts=tree), given, batch=batch, copy=copy)
-
-
 def test_a_table_that_is_too_large_is_not_made() -> None:
-    whole = engine_on(Tabled(), NoTree())
+    whole = engine_on(NoTree(), ops=Tabled())
     size = whole.state.noise.nbytes
     assert size == 4 * 3 * whole.geometry.tokens * whole.geometry.vocab
     ops = Tabled()
     ops.preferences = Preferences(noise_bytes=size)
-    assert engine_on(ops, NoTree()).choices.table is not None
+    assert engine_on(NoTree(), ops=ops).choices.table is not None
     ops.preferences = Preferences(noise_bytes=size - 1)
-    without = engine_on(ops, NoTree())
+    without = engine_on(NoTree(), ops=ops)
     assert without.choices.table is None
     assert without.nbytes == whole.nbytes - size
     assert torch.equal(decoded(SOURCES["scd"], ops=ops), plainly(SAMPLED))
@@ -224,15 +207,14 @@ def test_a_table_that_is_too_large_is_not_made() -> None:
 
 @pytest.mark.parametrize("given", [GREEDY, SAMPLED], ids=["greedy", "uniforms"])
 def test_what_has_no_noise_has_no_table(given: Sampling) -> None:
-    target, _ = tiny_models(0)
     window = Window(length=4, fresh="uniform")
     one = Strategy(drafts=window, coupling="invariant" if given.greedy else "maximal")
-    engine = Engine(target, None, Tabled(), one, given)
+    engine = engine_of(tiny_models(0), one, given, ops=Tabled())
     assert engine.state.noise.numel() == 0
 
 
 def test_a_copy_that_drafts_reads_the_table_of_its_target() -> None:
-    engine = engine_on(Tabled(), SelfDrafts(length=4))
+    engine = engine_on(SelfDrafts(length=4), ops=Tabled())
     own = engine.source.copy.session
     assert own.choices.table is engine.choices.table
     assert own.state.noise.numel() == 0
@@ -254,7 +236,7 @@ class Words(TorchDispatchMode):
 @pytest.mark.parametrize("name", ["vanilla", "eagle", "eagle2", "scd", "self", "auto"])
 def test_a_step_with_a_table_computes_no_noise(name: str) -> None:
     for ops, none in ((Tabled(), True), (TensorOps(), False)):
-        engine = engine_on(ops, SOURCES[name])
+        engine = engine_on(SOURCES[name], ops=ops)
         with torch.inference_mode():
             with Words() as words:
                 engine.prefill()

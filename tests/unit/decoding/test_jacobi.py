@@ -6,15 +6,12 @@ from typing import get_args
 
 import pytest
 import torch
-from support.engines import GREEDY, SAMPLED, Models, engine_of, finish
-from support.tiny import neighbours, tiny_models
+from support.engines import GREEDY, SAMPLED, engine_of, finish
+from support.tiny import tiny_models
 from torch import Tensor
 from unit.decoding.test_prompt_rows import contexts, decode, left_pad, models, tokens_of
 
-from lantern_accel.decoding.decoded import Decoded
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.geometry import check as check_settings
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.rules import Lantern, LanternPP
 from lantern_accel.strategy.trees import parse_tree, tree_paths
@@ -40,15 +37,6 @@ def named(name: str, length: int = 6) -> Strategy:
     return found.override(window=length)
 
 
-def engine(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 4) -> Engine:
-    table = neighbours(models[0].config.vocab_size, 10)
-    return Engine(models[0], None, TensorOps(), strategy, sampling, batch=batch, neighbours=table)
-
-
-def finished(running: Engine, which: list[int] | None = None) -> Decoded:
-    return finish(running, which)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("length", [4, 36])
 @pytest.mark.parametrize("name", EXACT)
 def test_greedy_windows_give_vanillas_tokens(name: str, length: int) -> None:
@@ -57,7 +45,7 @@ def test_greedy_windows_give_vanillas_tokens(name: str, length: int) -> None:
     for sampling in (GREEDY, Sampling(temperature=0), interval):
         small = tiny_models(0)
         plain = finish(engine_of(small, Strategy(), sampling, batch=4))
-        fast = finished(engine(small, named(name, length), sampling))
+        fast = finish(engine_of(small, named(name, length), sampling, batch=4))
         assert torch.equal(plain.tokens, fast.tokens)
         accepted += int(fast.histogram[:, 1:].sum())
         gained = fast.histogram * torch.arange(1, length + 1)
@@ -75,8 +63,8 @@ def test_every_source_of_fresh_drafts_is_exact_when_greedy_and_draws_otherwise(
     couplings: tuple[Coupling, ...] = ("invariant", "maximal")
     for coupling in couplings if fresh == "uniform" else couplings[:1]:
         window = Strategy(drafts=parse_tree(f"window:6,{fresh}"), coupling=coupling)
-        assert torch.equal(finished(engine(small, window, GREEDY, batch=2)).tokens, plain.tokens)
-        drawn = finished(engine(small, window, SAMPLED, batch=2))
+        assert torch.equal(finish(engine_of(small, window, GREEDY, batch=2)).tokens, plain.tokens)
+        drawn = finish(engine_of(small, window, SAMPLED, batch=2))
         assert drawn.steps.max() <= 35 and drawn.tokens.max() < 64
 
 
@@ -93,7 +81,7 @@ def test_rows_with_prompts_of_their_own_and_forced_codes(
     c = target.config
     fitted = target.resized(prefix_length=8)
     for sampling in (greedy, greedy.model_copy(update={"temperature": 1.0, "top_k": 12})):
-        running = Engine(fitted, None, TensorOps(), named(name), sampling, batch=2)
+        running = engine_of((fitted, None), named(name), sampling, batch=2)
         ids, mask = left_pad(contexts(prompts, sampling.branches), 8, pad=1)
         with torch.inference_mode():
             running.start(ids, mask, running.randomness(5, [0, 1]))
@@ -107,8 +95,8 @@ def test_rows_with_prompts_of_their_own_and_forced_codes(
 
 def test_an_image_is_the_same_alone_and_in_a_batch() -> None:
     small = tiny_models(0)
-    together = finished(engine(small, named("scd"), SAMPLED, batch=3), [2, 0, 1])
-    alone = finished(engine(small, named("scd"), SAMPLED, batch=1), [0])
+    together = finish(engine_of(small, named("scd"), SAMPLED, batch=3), [2, 0, 1])
+    alone = finish(engine_of(small, named("scd"), SAMPLED, batch=1), [0])
     assert torch.equal(together.tokens[1], alone.tokens[0])
 
 
@@ -126,8 +114,8 @@ def test_under_the_papers_coupling_a_window_is_sjds() -> None:
 
 
 def test_steps_after_the_end_change_nothing() -> None:
-    running = engine(tiny_models(0), named("scd"), SAMPLED)
-    finished(running)
+    running = engine_of(tiny_models(0), named("scd"), SAMPLED, batch=4)
+    finish(running)
     kept = {name: value.clone() for name, value in running.state.buffers.items()}
     with torch.inference_mode():
         running.step()
@@ -143,7 +131,7 @@ def test_steps_after_the_end_change_nothing() -> None:
 def test_windows_need_no_drafter_and_hold_no_cache_of_one() -> None:
     for name in WINDOW_STRATEGIES:
         assert not named(name).needs_drafter
-        running = engine(tiny_models(0), named(name), SAMPLED)
+        running = engine_of(tiny_models(0), named(name), SAMPLED, batch=4)
         assert not running.geometry.drafted
         g = running.geometry
         assert g.target_slots == g.prefix + g.tokens + 1, "no slot for a draft"
@@ -196,13 +184,14 @@ def test_trees_and_windows_do_not_take_each_others_place() -> None:
 def test_settings_that_a_model_cannot_serve() -> None:
     small = tiny_models(0)
     with pytest.raises(StrategyError, match=r"37 tokens, but an image has 36 tokens; .* window"):
-        engine(small, named("scd", 37), SAMPLED)
+        engine_of(small, named("scd", 37), SAMPLED)
     with pytest.raises(StrategyError, match="k = 64 is too many for a codebook of 64 codes"):
         check_settings(Strategy(drafts=STATIC, acceptance=Lantern(k=64)), SAMPLED, 64)
     wide = Strategy(drafts=StaticTree(paths=tuple((rank,) for rank in range(5))))
     with pytest.raises(StrategyError, match="have 5 siblings, but there are 4 codes"):
         check_settings(wide, Sampling(), 4)
     with pytest.raises(StrategyError, match="needs a neighbour table"):
-        Engine(*small, TensorOps(), Strategy(drafts=STATIC, acceptance=LanternPP()), SAMPLED)
+        relaxed = Strategy(drafts=STATIC, acceptance=LanternPP())
+        engine_of(small, relaxed, SAMPLED, neighbours=None)
     with pytest.raises(StrategyError, match="these strategies need none: 'vanilla', 'sjd', 'scd'"):
-        Engine(small[0], None, TensorOps(), Strategy(name="eagle", drafts=STATIC), SAMPLED)
+        engine_of((small[0], None), Strategy(name="eagle", drafts=STATIC), SAMPLED)

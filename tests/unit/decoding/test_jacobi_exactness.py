@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from support.chi_square import misfit
+from support.engines import engine_of
 from support.jacobi_oracle import Moment, Row, law, residual
 from support.tiny import captions, tiny_models
 from torch import Tensor
@@ -24,7 +25,6 @@ from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import couple
 from lantern_accel.decoding.sources import window as window_drafts
 from lantern_accel.decoding.window_layout import Coupled
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Coupling, Sampling, Strategy, Window
 
 #: A sound sampler misses by more than this once in a million tests.
@@ -164,9 +164,8 @@ def engine_on(
     table: Table, window: Window, images: int = IMAGES, coupling: Coupling = "maximal"
 ) -> Engine:
     """Build the real engine on a tiny model, with the passes' logits read off a table."""
-    target, _ = tiny_models(0, vocab=VOCAB, grid=2, prefix=2, dim=8)
-    strategy = Strategy(drafts=window, coupling=coupling)
-    engine = Engine(target, None, TensorOps(), strategy, SAMPLING, batch=images)
+    small = tiny_models(0, vocab=VOCAB, grid=2, prefix=2, dim=8)
+    engine: Engine = engine_of(small, Strategy(drafts=window, coupling=coupling), SAMPLING, images)
     state, chain = engine.state, engine.source.chain
 
     def prefill(_: Any) -> tuple[None, Tensor]:
@@ -314,11 +313,10 @@ def test_a_wrong_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_a_transformers_images_follow_its_joint_law(name: str, coupling: Coupling) -> None:
     """Masks, positions and cache slots of the real passes are in this one."""
-    target, _ = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=16, sharpness=1.0)
-    sampling = Sampling(top_k=3, cfg_scale=2.0)
-    images = 20_000
+    models = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=16, sharpness=1.0)
+    target, sampling = models[0], Sampling(top_k=3, cfg_scale=2.0)
     strategy = Strategy(drafts=WINDOWS[name], coupling=coupling)
-    engine = Engine(target, None, TensorOps(), strategy, sampling, batch=images)
+    engine = engine_of(models, strategy, sampling, 20_000)
     observed = counted(engine)
     every = torch.tensor(list(itertools.product(range(VOCAB), repeat=TOKENS)))
     features, mask = captions(target, 1)

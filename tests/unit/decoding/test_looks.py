@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from support.cuda_double import doubled_backend
+from support.engines import engine_of
 
 from lantern_accel.decoding import host_sync
 from lantern_accel.decoding.buckets import buckets
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling, Window, named_strategy
 from lantern_accel.testing import tiny
@@ -23,14 +23,10 @@ def test_few_steps_run_behind_an_image_s_end(monkeypatch: pytest.MonkeyPatch) ->
         assert isinstance(asked.drafts, Window)
         draft_lengths = tuple(one for one in asked.drafts.draft_lengths if one.length <= 2)
         window = asked.drafts.model_copy(update={"length": 2, "draft_lengths": draft_lengths})
-        engine = Engine(
-            model.target,
-            None,
-            backend,
-            asked.model_copy(update={"drafts": window}),
-            Sampling(cfg_scale=2.0, top_k=32),
-        )
-        engine.model = model  # type: ignore[attr-defined]
+        strategy = asked.model_copy(update={"drafts": window})
+        sampling = Sampling(cfg_scale=2.0, top_k=32)
+        engine = engine_of((model.target, None), strategy, sampling, ops=backend)
+        engine.model = model
         assert engine.session.progress.lag == 1
         honest, calls = engine.step, [0]
 

@@ -9,11 +9,11 @@ import functools
 
 import pytest
 import torch
+from support.engines import engine_of
 from torch import Tensor
 from torch.testing import assert_close
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.sampling import guide
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
@@ -88,15 +88,9 @@ def engine_for(
     neighbours: Tensor | None = None,
 ) -> Engine:
     target, drafter = models(newline)
-    return Engine(
-        target.resized(prefix_length=prefix),
-        drafter.resized(prefix_length=prefix),
-        TensorOps(),
-        strategy,
-        sampling,
-        batch=batch,
-        neighbours=neighbours,
-    )
+    fitted = target.resized(prefix_length=prefix), drafter.resized(prefix_length=prefix)
+    made: Engine = engine_of(fitted, strategy, sampling, batch, neighbours=neighbours)
+    return made
 
 
 def decode(

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.engines import LOPSIDED
+from support.engines import LOPSIDED, engine_of
 from torch import Tensor
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.base import Model
 from lantern_accel.families.prompted_drafter import PromptedDrafter
@@ -43,9 +42,9 @@ def sampling(model: Model, temperature: float) -> Sampling:
     return Sampling(temperature=temperature, cfg_scale=scale, top_k=20, top_p=0.95)
 
 
-def engine(model: Model, tree: Tree, given: Sampling, batch: int) -> Any:
+def engine_on(model: Model, tree: Tree, given: Sampling, batch: int) -> Any:
     parts = model.family.target_for_shape(model, model.family.usual_shape(model))
-    return Engine(*parts, TensorOps(), Strategy(drafts=tree), given, batch=batch)
+    return engine_of(parts, Strategy(drafts=tree), given, batch)
 
 
 def begin(model: Model, one: Any, images: list[int], seed: int = 5) -> None:
@@ -59,7 +58,7 @@ def drawn(name: str, tree: Tree, temperature: float, batch: int = 3) -> Tensor:
     given = sampling(model, temperature)
     out = []
     with torch.inference_mode():
-        one = engine(model, tree, given, batch)
+        one = engine_on(model, tree, given, batch)
         for first in range(0, 3, batch):
             begin(model, one, list(range(first, first + batch)))
             out.append(one.run().tokens)
@@ -88,7 +87,7 @@ def test_with_a_cache_features_are_those_of_the_dense_pass(name: str) -> None:
     fresh = model.family.fresh_drafter(model.target, 1, model.drafter.taps)
     fresh.load_state_dict(model.drafter.state_dict())
     fresh.eval()
-    one = engine(model, ChainTree(length=3), sampling(model, 0.0), 3)
+    one = engine_on(model, ChainTree(length=3), sampling(model, 0.0), 3)
     caught: list[tuple[Tensor, Tensor, Tensor]] = []
     drafting = one.source
     real = drafting.catch_up

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.engines import engine_of, finish
+from support.tiny import tiny_models
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.sources.copy import CopyDrafts
 from lantern_accel.decoding.sources.window import InvariantWindow
 from lantern_accel.errors import StrategyError
@@ -13,7 +14,6 @@ from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.transformer import REFERENCE, rounded_copy
 from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.strategy.values import Sampling, Strategy
-from tests.support.tiny import captions, tiny_models
 
 PLAIN = Strategy(name="vanilla")
 
@@ -27,13 +27,8 @@ def decode(strategy, target, copy=None, *, batch=2, seed=5, temperature=1.0, gui
     sampling = Sampling(
         temperature=temperature, cfg_scale=2.0 if guided else 1.0, top_k=0, top_p=0.95
     )
-    engine = Engine(target, None, target.ops, strategy, sampling, batch=batch, copy=copy)
-    condition, mask = captions(target, batch)
-    if guided:
-        condition = torch.cat((condition, target.unconditional(batch)))
-    with torch.inference_mode():
-        engine.start(condition, mask, engine.randomness(seed, list(range(batch))))
-        return engine, engine.run()
+    engine = engine_of((target, None), strategy, sampling, batch, ops=target.ops, copy=copy)
+    return engine, finish(engine, seed=seed)
 
 
 def self_drafts(text):

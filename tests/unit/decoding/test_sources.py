@@ -12,16 +12,14 @@ import pytest
 import torch
 from pydantic import Field
 from support.chi_square import misfit
-from support.engines import GREEDY, SAMPLED
-from support.tiny import captions, neighbours, tiny_models
+from support.engines import GREEDY, SAMPLED, engine_of
+from support.tiny import captions, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.sources import CertainDrafts, DraftContext, Kept, register
 from lantern_accel.decoding.state import TreeState
 from lantern_accel.decoding.target import row_of
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.rules import LanternPP
 from lantern_accel.strategy.sources import SOURCES, DraftSource, Path, chain_paths
@@ -82,14 +80,9 @@ class Copies(CertainDrafts[RowAbove]):
 # --- what it is held to ----------------------------------------------------------------------------
 
 VOCAB, TOKENS, IMAGES = 3, 4, 40_000
-
-
-def engine_of(
-    strategy: Strategy, given: Sampling, batch: int = 3, sizes: dict[str, Any] | None = None
-) -> Any:
-    target, drafter = tiny_models(0, **(sizes or {}))
-    table = neighbours(target.config.vocab_size, 10) if strategy.neighbours else None
-    return Engine(target, drafter, TensorOps(), strategy, given, batch=batch, neighbours=table)
+SMALL = tiny_models(0)
+#: Models whose images are few enough to count them all.
+COUNTED = tiny_models(0, vocab=VOCAB, grid=2, prefix=2, dim=16)
 
 
 def tokens_of(engine: Any, seed: int = 5) -> Tensor:
@@ -111,8 +104,7 @@ def joint(given: Sampling) -> Tensor:
     images = torch.zeros(1, 0, dtype=torch.int64)
     for place in range(TOKENS):
         batch = len(images)
-        sizes = {"vocab": VOCAB, "grid": 2, "prefix": 2, "dim": 16}
-        engine = engine_of(Strategy(drafts=NoTree(), coupling="maximal"), given, batch, sizes)
+        engine = engine_of(COUNTED, Strategy(drafts=NoTree(), coupling="maximal"), given, batch)
         features, mask = (t[:1] for t in captions(engine.verifying.target, 8))
         given_uniforms = engine.randomness(0, list(range(batch)))
         condition = features.expand(batch, -1, -1)
@@ -142,9 +134,8 @@ def joint(given: Sampling) -> Tensor:
 @pytest.mark.parametrize("length", [1, 3])
 def test_images_follow_the_law_that_enumeration_gives(length: int, coupling: Coupling) -> None:
     given = Sampling(top_k=2, temperature=1.2, cfg_scale=1.0)
-    sizes = {"vocab": VOCAB, "grid": 2, "prefix": 2, "dim": 16}
     strategy = Strategy(drafts=RowAbove(length=length), coupling=coupling)
-    engine = engine_of(strategy, given, IMAGES, sizes)
+    engine = engine_of(COUNTED, strategy, given, IMAGES)
     tokens = tokens_of(engine)
     cells = sum(tokens[:, i] * VOCAB ** (TOKENS - 1 - i) for i in range(TOKENS))
     assert isinstance(cells, Tensor)
@@ -159,8 +150,8 @@ def test_images_follow_the_law_that_enumeration_gives(length: int, coupling: Cou
 @pytest.mark.parametrize("given", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("length", [1, 4, 9])  # a row has six tokens
 def test_its_images_are_vanillas_token_by_token(length: int, given: Sampling) -> None:
-    engine = engine_of(Strategy(drafts=RowAbove(length=length)), given)
-    want = tokens_of(engine_of(Strategy(drafts=NoTree()), given))
+    engine = engine_of(SMALL, Strategy(drafts=RowAbove(length=length)), given, 3)
+    want = tokens_of(engine_of(SMALL, Strategy(drafts=NoTree()), given, 3))
     assert torch.equal(tokens_of(engine), want)
     assert not engine.geometry.drafted
     # What it noted itself: every token but the first, and of each image's last step perhaps a few more.
@@ -170,7 +161,7 @@ def test_its_images_are_vanillas_token_by_token(length: int, given: Sampling) ->
 
 def test_it_can_be_relaxed_with_a_price() -> None:
     strategy = Strategy(drafts=RowAbove(length=3), acceptance=LanternPP(k=8, lam=4.0))
-    engine = engine_of(strategy, SAMPLED)
+    engine = engine_of(SMALL, strategy, SAMPLED, 3)
     tokens_of(engine)
     assert float(engine.state.price.sum()) > 0
 
@@ -204,7 +195,7 @@ class Unmade(DraftSource):
 
 def test_a_source_that_nobody_makes_is_named() -> None:
     with pytest.raises(StrategyError, match="makes drafts of the kind 'unmade'"):
-        engine_of(Strategy(drafts=Unmade()), SAMPLED)
+        engine_of(SMALL, Strategy(drafts=Unmade()), SAMPLED)
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.families.llamagen.drafter import EagleDrafter
 from lantern_accel.families.llamagen.model import LlamaGenGPT
@@ -182,7 +181,8 @@ def fake_engine(strategy: Strategy, sampling: Sampling, **drafts: Any) -> Engine
     target = LlamaGenGPT(CONFIG[0])
     drafter = EagleDrafter(CONFIG[1].model_copy(update=drafts))
     table = torch.zeros(CONFIG[0].vocab_size, 10, dtype=torch.int32)
-    return Engine(target, drafter, TensorOps(), strategy, sampling, batch=2, neighbours=table)
+    made: Engine = engine_of((target, drafter), strategy, sampling, 2, neighbours=table)
+    return made
 
 
 CONFIG = tuple(model.config for model in tiny_models(0))

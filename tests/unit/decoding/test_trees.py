@@ -8,12 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engines import engine_of
 from support.tiny import captions, tiny_models
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.sources.beam import BeamDrafts
 from lantern_accel.decoding.trees import DraftTree, TreeTables
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.sources import chain_paths
 from lantern_accel.strategy.trees import (
@@ -278,10 +277,10 @@ def test_an_engines_dynamic_trees_keep_children_with_their_parents(
 ) -> None:
     # With a filter of one code its child is as likely as the node itself, and all else is on the
     # floor: nothing but ties.
-    target, drafter = tiny_models(0)
+    models = tiny_models(0)
     shape = DynamicTree(top_k=5, depth=4, total=total)
     sampling = Sampling(temperature=1.0, top_k=top_k)
-    engine = Engine(target, drafter, TensorOps(), Strategy(drafts=shape), sampling, batch=3)
+    engine = engine_of(models, Strategy(drafts=shape), sampling, 3)
     drafted: list[DraftTree] = []
     plain = BeamDrafts._linked
 
@@ -297,7 +296,7 @@ def test_an_engines_dynamic_trees_keep_children_with_their_parents(
         return drafted[-1]
 
     monkeypatch.setattr(BeamDrafts, "_linked", staticmethod(spying))
-    features, mask = captions(target, 3)
+    features, mask = captions(models[0], 3)
     with torch.inference_mode():
         engine.start(features, mask, engine.randomness(0, [0, 1, 2]))
         engine.run()

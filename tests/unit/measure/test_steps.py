@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.engines import engine_of
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.device.plan import Refused
 from lantern_accel.device.plugins import open_backend
@@ -110,9 +110,8 @@ def test_floors_by_hand(backend: Backend, tiny: str) -> None:
     seen = 1 + length + 1
 
     def floor(strategy: Strategy, *phases: str) -> float:
-        engine = Engine(
-            model.target, model.drafter, backend, strategy, Sampling(cfg_scale=3.0), batch=1
-        )
+        models = model.target, model.drafter
+        engine = engine_of(models, strategy, Sampling(cfg_scale=3.0), ops=backend)
         needs = work.step_needs(engine, work.visible_slots(engine, length))
         assert work.step_needs(engine) == needs  # the middle of 36 tokens
         return sum(needs[phase][1] for phase in phases)

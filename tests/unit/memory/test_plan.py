@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from support import loading
+from support.engines import engine_of
 from support.official import gpt_weights, write_sizes, write_trained
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.device.preferences import Preferences
@@ -156,7 +156,7 @@ def test_weights_and_buffers_are_exact(scale: float) -> None:
         family("llamagen"), manifest, Strategy(), sampling, batch=3, dtype=torch.float32
     )
     target = LlamaGenGPT(manifest.target)
-    engine = Engine(target, None, target.ops, Strategy(), sampling, batch=3)
+    engine = engine_of((target, None), Strategy(), sampling, 3, ops=target.ops)
     assert found.buffers == engine.nbytes
     tables = (target.rope_cos, target.rope_sin)
     tensors = [*target.parameters(), *tables]
@@ -185,7 +185,8 @@ def test_a_table_of_noise_is_counted_where_it_is_made() -> None:
             ops=ops,
         )
         target = LlamaGenGPT(manifest.target)
-        assert one.buffers == Engine(target, None, ops, Strategy(), sampling, batch=batch).nbytes
+        engine = engine_of((target, None), Strategy(), sampling, batch, ops=ops)
+        assert one.buffers == engine.nbytes
         found.append(one)
     assert found[1].buffers - found[0].buffers == table
     # What a piece of it takes on the way is the prefill's.

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 from support import native
-from support.engines import SAMPLED
-from support.tiny import captions, neighbours, tiny_models
+from support.engines import SAMPLED, engine_of, start
+from support.tiny import tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import FusedStep, Refused, StepPlan
 from lantern_accel.strategy.sources import DraftLength
@@ -70,11 +69,8 @@ class Whole(Pieces):
 def made(ops: Pieces, strategy: Strategy, given: Sampling, batch: int) -> Any:
     """Return an engine that has been given its request."""
     model = tiny_models(0)[0]
-    table = neighbours(model.config.vocab_size, 10)
-    engine = Engine(model, None, ops, strategy, given, batch=batch, neighbours=table)
-    features, mask = captions(model, 8)
-    condition = torch.cat((features[:batch], model.unconditional(batch)))
-    engine.start(condition, mask[:batch], engine.randomness(3, list(range(batch))))
+    engine = engine_of((model, None), strategy, given, batch, ops=ops)
+    start(engine, seed=3)
     return engine
 
 

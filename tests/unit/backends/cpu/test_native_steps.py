@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 import torch
 from support import native
-from support.engines import GREEDY, LOPSIDED, NAMED, SAMPLED
+from support.engines import GREEDY, LOPSIDED, NAMED, SAMPLED, engine_of
 from support.tiny import captions, neighbours, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.tree_layout import TreeLayout
 from lantern_accel.device.plan import Refused, StepPlan
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.nn.rounding import ROUNDINGS
-from lantern_accel.nn.transformer import pack, rounded_copy
+from lantern_accel.nn.transformer import pack
 from lantern_accel.strategy.rules import Lantern, LanternPP
 from lantern_accel.strategy.sources import DraftLength, Tree
 from lantern_accel.strategy.values import (
@@ -26,7 +25,6 @@ from lantern_accel.strategy.values import (
     Coupling,
     DynamicTree,
     Sampling,
-    SelfDrafts,
     Strategy,
     Window,
     adaptive_chain,
@@ -88,10 +86,7 @@ def made(
         model.ops = ops
         pack(model, ops)
     table = neighbours(target.config.vocab_size, 10)
-    copy = None
-    if isinstance(strategy.drafts, SelfDrafts):
-        copy = rounded_copy(target, ops, ROUNDINGS[strategy.drafts.weights], drafts=True)
-    engine = Engine(target, drafter, ops, strategy, given, batch=batch, neighbours=table, copy=copy)
+    engine = engine_of((target, drafter), strategy, given, batch, ops=ops, neighbours=table)
     condition = features[:batch]
     if given.guided:
         condition = torch.cat((condition, target.unconditional(batch)))

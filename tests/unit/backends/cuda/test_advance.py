@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.compilations import Compilations
 from support.cuda_double import doubled_backend
+from support.engines import engine_of
 from support.interpreter import compiles, interpreted
 
 from lantern_accel.decoding.sources.window import InvariantWindow
@@ -118,15 +119,12 @@ def strategy(tree: Any, rule: Any = None, coupling: Any = "invariant") -> Strate
 def test_what_has_no_kernel_goes_by_operators(
     asked: Strategy, temperature: float, served: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lantern_accel.decoding.engine import Engine
     from lantern_accel.testing.tiny import tiny_model
 
     backend, _ = doubled_backend(monkeypatch)
     model = tiny_model(backend, backend.device, torch.float32)
-    engine: Any = Engine(
-        model.target, None, backend, asked, Sampling(temperature=temperature, cfg_scale=2.0),
-        neighbours=model.neighbours,
-    )  # fmt: skip
+    sampling = Sampling(temperature=temperature, cfg_scale=2.0)
+    engine = engine_of((model.target, None), asked, sampling, ops=backend)
     why = steps.refused(replace(engine.longest.plan(), target=None))
     assert (why == "") == served
     assert engine.longest.fused_end is None  # preset=safe

@@ -8,9 +8,9 @@ import pytest
 import torch
 from support.compilations import Compilations
 from support.cuda_double import doubled_backend
+from support.engines import engine_of
 from support.interpreter import compiles, interpreted
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import FusedStep
 from lantern_accel.strategy.rules import Exact
@@ -23,10 +23,10 @@ SITE = agreement.Site(torch.device("cpu"), 132, (torch.float32,))
 SAMPLING = Sampling(temperature=1.0, cfg_scale=2.0, top_k=12)
 
 
-def engine_of(backend: Any, tree: Any, batch: int = 1) -> Any:
+def entering(backend: Any, tree: Any, batch: int = 1) -> Any:
     asked = Strategy(name="asked", drafts=tree, acceptance=Exact(), coupling="invariant")
     model = tiny.tiny_model(backend, backend.device, torch.float32)
-    engine: Any = Engine(model.target, None, backend, asked, SAMPLING, batch=batch)
+    engine = engine_of((model.target, None), asked, SAMPLING, batch, ops=backend)
     vars(engine)["model"] = model
     return engine
 
@@ -140,7 +140,7 @@ def test_one_kernel_stands_before_the_pass(
     tree: Any, kernels: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, _ = doubled_backend(monkeypatch, preset="fast")
-    engine, made = engine_of(backend, tree), Compilations(monkeypatch)
+    engine, made = entering(backend, tree), Compilations(monkeypatch)
     with torch.inference_mode():
         engine.step()
     layer = [
@@ -158,12 +158,12 @@ def test_one_kernel_stands_before_the_pass(
 @compiles
 def test_a_step_is_whole_where_its_kernels_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, _ = doubled_backend(monkeypatch, preset="fast")
-    assert engine_of(backend, NoTree()).longest.fused is not None
+    assert entering(backend, NoTree()).longest.fused is not None
     backend._trust = lambda kernel: kernel != "enter"
-    engine = engine_of(backend, NoTree())
+    engine = entering(backend, NoTree())
     assert engine.longest.fused is None and engine.longest.fused_end is not None
     backend._trust = lambda kernel: kernel != "rotate_write in float32"
-    assert engine_of(backend, NoTree()).longest.fused is None
+    assert entering(backend, NoTree()).longest.fused is None
 
 
 @compiles
@@ -178,6 +178,6 @@ def test_a_target_that_no_kernel_multiplies_goes_by_operators(
     backend._trust = lambda kernel: not kernel.startswith("rounded")
     pack(model.target, backend, ROUNDINGS["int8"])
     asked = Strategy(name="asked", drafts=NoTree(), acceptance=Exact(), coupling="invariant")
-    engine: Any = Engine(model.target, None, backend, asked, SAMPLING)
+    engine = engine_of((model.target, None), asked, SAMPLING, ops=backend)
     assert "fewer bits" in steps.refused(engine.longest.plan())
     assert engine.longest.fused is None and engine.longest.fused_end is not None

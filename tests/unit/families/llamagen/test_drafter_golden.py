@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.engines import engine_of
 from support.golden import golden
 from support.recorded import (
     drafted_densely,
@@ -20,7 +21,6 @@ from torch.testing import assert_close
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.sources.static import StaticDrafts
 from lantern_accel.decoding.trees import DraftTree
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.llamagen.drafter import EagleDrafter
 from lantern_accel.families.llamagen.model import LlamaGenGPT
 from lantern_accel.strategy.sources import Tree
@@ -34,13 +34,8 @@ PREFIX = 119
 def drafting_engine(
     target: LlamaGenGPT, drafter: EagleDrafter, tree: Tree, cfg_scale: float
 ) -> tuple[Engine, StaticDrafts]:
-    engine = Engine(
-        target,
-        drafter,
-        TensorOps(),
-        Strategy(drafts=tree),
-        Sampling(temperature=0, cfg_scale=cfg_scale),
-    )
+    sampling = Sampling(temperature=0, cfg_scale=cfg_scale)
+    engine = engine_of((target, drafter), Strategy(drafts=tree), sampling)
     engine.state.prefix_mask.fill_(True)
     return engine, engine.source
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.engines import engine_of
 from support.golden import golden
 from support.recorded import lantern_drafter, lantern_target
 from torch.testing import assert_close
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.sources import Tree
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -23,13 +23,8 @@ def prefilled(cap: str, tree: Tree, mask_padding: bool) -> tuple[Engine, torch.T
     caption = recorded[f"{cap}.caption"]
     mask = torch.arange(PREFIX) >= PREFIX - len(caption)
     condition = torch.zeros(PREFIX, caption.shape[1]).masked_scatter(mask.unsqueeze(1), caption)
-    engine = Engine(
-        target,
-        lantern_drafter(mask_padding=mask_padding),
-        TensorOps(),
-        Strategy(drafts=tree),
-        Sampling(temperature=0, cfg_scale=3.0),
-    )
+    models = target, lantern_drafter(mask_padding=mask_padding)
+    engine = engine_of(models, Strategy(drafts=tree), Sampling(temperature=0, cfg_scale=3.0))
     rows = torch.stack((condition, target.unconditional(1)[0]))
     engine.load(rows, mask.unsqueeze(0), engine.randomness(0, [0]))
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""What all tests share: one thread for each of the two workers, and native kernels compiled once."""
+"""What all tests share: one thread for each worker, native kernels compiled once, and two tiers."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest  # after the settings that torch reads when it is imported
 import torch
+from support.tiers import leave_products_to_the_long_tier
 
 #: This process's CPU time when the set-up of a test begins.
 BEGUN = pytest.StashKey[float]()
@@ -49,6 +50,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
             f"{spent:.1f} s of CPU time, and --cpu-limit is {limit:g}; make it quicker or mark it long",
             pytrace=False,
         )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    leave_products_to_the_long_tier(items)
 
 
 def pytest_collection_finish() -> None:

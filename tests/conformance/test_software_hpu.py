@@ -16,6 +16,7 @@ from support.profiles import PROMPTS
 from lantern_accel_hpu.kernels import index_dtype
 
 
+@pytest.mark.long
 def test_generate_gives_the_tokens_of_the_cpu(on_software_hpu: Run, tmp_path: Path) -> None:
     figures, pictures = {}, {}
     path = write_tiny_model(tmp_path / "tiny")

@@ -12,7 +12,8 @@ from PIL import Image
 from lantern_accel_cpu.native import build
 
 
-@pytest.mark.parametrize("model", ["tiny", pytest.param("bundled", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["tiny", "bundled"])
 @pytest.mark.skipif(build.PREBUILT.is_file(), reason="the kernels are installed, compiled")
 def test_the_first_command_draws_in_a_bare_environment(tiny_model, tmp_path, model):
     nothing = tmp_path / "bin"

@@ -268,6 +268,7 @@ def test_a_device_that_hangs_when_it_is_closed_leaves_its_facts(
     assert "was not closed within" in err
 
 
+@pytest.mark.long
 def test_a_device_that_fails_and_hangs_when_it_is_closed_is_replaced(
     given: Given, never: Any, tiny_model: Path
 ) -> None:

@@ -131,6 +131,7 @@ def test_a_trace_names_the_phases(measured):
     assert all(0 <= began <= ended for began, ended in ends)
 
 
+@pytest.mark.long
 def test_reports_are_made_from_runs(command, measured, tmp_path):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")

@@ -144,6 +144,7 @@ def proxied(port: int, silence: float) -> Iterator[str]:
         listening.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("silence", [0.15, 60.0])
 def test_a_stream_behind_others_outlives_a_proxy_that_cuts_silence(
     tiny_model, monkeypatch, silence

@@ -57,7 +57,8 @@ def process(*words: str, cache: Path) -> Iterator[tuple[subprocess.Popen[str], s
         running.stderr.close()
 
 
-@pytest.mark.parametrize("how", ["TERM", pytest.param("KILL", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["TERM", "KILL"])
 def test_a_signal_finishes_what_runs_and_leaves_nothing_behind(tiny_model, tmp_path, how):
     words = ["--model", str(tiny_model), "--slots", "2", "--dtype", "float32", "--grace", "60"]
     with process(*words, cache=tmp_path / "cache") as (running, url):

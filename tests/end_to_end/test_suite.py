@@ -135,6 +135,7 @@ def test_a_suite_takes_drafts_of_the_model_s_own_weights(pipeline: Pipeline) -> 
     assert [label for label, _ in found] == ["vanilla", "self"]
 
 
+@pytest.mark.long
 def test_a_suite_that_was_killed_three_times_ends_with_the_same_table(
     pipeline, real, tmp_path, monkeypatch
 ):

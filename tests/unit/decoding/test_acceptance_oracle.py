@@ -132,6 +132,7 @@ def drafted_tokens(s: Situation, probs: Tensor, q: Tensor | None) -> Tensor:
     return tokens
 
 
+@pytest.mark.product("kind", "residual")
 @EXAMPLES
 @pytest.mark.parametrize("drawn", [False, True], ids=["q=1", "drawn"])
 @pytest.mark.parametrize("residual", get_args(Residual))

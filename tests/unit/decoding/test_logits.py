@@ -52,6 +52,7 @@ def test_codes_equal_to_the_kth_stay() -> None:
     assert (probs > 0).tolist() == [True, True, True, False]
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("bfloat16", [False, True])
 @pytest.mark.parametrize(("top_k", "top_p"), [(5, 0.8), (40, 0.8), (40, 0.99), (63, 0.3)])
 def test_both_filters_at_once_keep_what_one_after_the_other_keeps(

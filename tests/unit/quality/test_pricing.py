@@ -46,6 +46,7 @@ def distance(a: list[float], b: list[float]) -> float:
     return sum(abs(x - y) for x, y in zip(a, b, strict=True)) / 2
 
 
+@pytest.mark.product("residual", "drawn")
 @pytest.mark.parametrize("siblings", SIBLINGS)
 @pytest.mark.parametrize("drawn", [False, True], ids=["certain", "drawn"])
 @pytest.mark.parametrize("residual", ["aggregate", "optimal", "official"])
@@ -123,6 +124,7 @@ def reported(
     return statistics.fmean(found)
 
 
+@pytest.mark.product("residual", "drawn")
 @pytest.mark.parametrize("siblings", SIBLINGS)
 @pytest.mark.parametrize("drawn", [False, True], ids=["certain", "drawn"])
 @pytest.mark.parametrize("residual", ["aggregate", "optimal", "official"])

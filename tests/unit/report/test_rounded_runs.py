@@ -50,14 +50,18 @@ def test_relaxed_rows_without_their_own_price_have_none() -> None:
     assert row.fidelity == "its price was not measured"
 
 
-def test_reports_call_nothing_exact_that_is_rounded() -> None:
+def test_tables_call_nothing_exact_that_is_rounded() -> None:
     for run, exact in ((invented_run(), True), (rounded(), False)):
-        made = compare([run])
-        markdown = render.to_markdown(made)
+        markdown = render.to_markdown(compare([run]))
         lines = [line for line in markdown.splitlines() if line.startswith("| vanilla")]
         assert lines and all(("| exact |" in line) == exact for line in lines[:1])
         assert ("1.2 %" in markdown) != exact
-        page = render.page(made)
+
+
+@pytest.mark.long
+def test_pages_call_nothing_exact_that_is_rounded() -> None:
+    for run, exact in ((invented_run(), True), (rounded(), False)):
+        page = render.page(compare([run]))
         assert (">of its weights<" in page) != exact
         assert ("int8 weights" in page) != exact
 

@@ -69,6 +69,7 @@ def slow_stage(tool, folder: Path, *lines: str, **more: Any) -> Any:
     return tool.Stage("slow", [], folder / "slow.json", str, script=str(script), **more)
 
 
+@pytest.mark.long
 def test_a_stage_that_takes_too_long_is_interrupted_then_killed(
     tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def test_threads_change_no_bit_of_a_product(dtype: torch.dtype, count: int) -> N
             assert torch.equal(kernels.linear(x, packed, None), alone)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [8, 48, 100, 257])
@@ -138,6 +139,7 @@ def _check_attention(
     assert float((got.double() - want).abs().max()) < native.TOLERANCE[dtype]
 
 
+@pytest.mark.product("dtype", "heads", "width")
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "width"), [(3, 64), (1, 32), (2, 8), (3, 20), (2, 128)])
@@ -178,6 +180,7 @@ def test_a_query_that_sees_nothing_gets_zeros() -> None:
     assert torch.equal(got[0, 1, 0], kv.values[0][4])
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "width"), [(3, 64), (2, 8), (3, 20)])

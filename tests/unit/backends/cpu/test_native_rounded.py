@@ -58,6 +58,7 @@ def test_panels_give_back_what_they_were_made_of(name, out, inputs):
     assert torch.equal(back.dense(torch.float32), made.dense(torch.float32))
 
 
+@pytest.mark.product("name", "drafts")
 @pytest.mark.parametrize("unit", unit_cases())
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -91,6 +92,7 @@ def test_a_matrix_of_several_pieces_is_ordered_as_a_whole(monkeypatch):
     assert torch.equal(RoundedPanels.of(made).panels, whole)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("unit", unit_cases())
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -104,6 +106,7 @@ def test_products_equal_those_in_float64(unit, name, dtype):
             check_product(found, x, made)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("unit", unit_cases())
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("drafts", [False, True], ids=["target", "copy"])

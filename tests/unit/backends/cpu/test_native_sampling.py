@@ -144,6 +144,7 @@ def situation(seed: int, vocab: int, drawn: bool) -> tuple[Any, Tensor]:
     return draft_tree(shapes, tokens, q=q if drawn else None), logits
 
 
+@pytest.mark.product("kind", "residual")
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("drawn", [False, True], ids=["q=1", "drawn"])
 @pytest.mark.parametrize("residual", get_args(Residual))

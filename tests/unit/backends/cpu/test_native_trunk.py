@@ -69,6 +69,7 @@ def _run(
     return torch.cat((out.flatten(), *kept)).double()
 
 
+@pytest.mark.product("dtype", "taps")
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("taps", [(), (1, 3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -193,6 +193,7 @@ def test_a_mode_that_counts_tensors_counts_these() -> None:
     assert live.peak == made.nbytes
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_of_fork_takes_and_frees_memory_of_its_own() -> None:
     script = """

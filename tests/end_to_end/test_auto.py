@@ -270,6 +270,7 @@ def test_a_choice_may_be_plain_decoding(tiny_model, own):
     assert torch.equal(drawn.tokens, want.tokens)
 
 
+@pytest.mark.long
 def test_a_seed_is_a_picture_whatever_is_kept_timed_or_drafted(tiny_model, own):
     """The first request, one whose choice is kept and one after all choices are gone draw alike."""
     with load(tiny_model) as pipeline:
@@ -288,6 +289,7 @@ def test_a_seed_is_a_picture_whatever_is_kept_timed_or_drafted(tiny_model, own):
         assert torch.equal(pipeline.generate("red heart", seed=3).tokens, want[:1])
 
 
+@pytest.mark.long
 def test_phases_are_of_the_engine_that_decodes_after_auto_has_learned(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def test_it_is_small_and_complete():
     assert (folder / "README.md").is_file()
 
 
+@pytest.mark.long
 def test_a_red_heart_is_red_and_in_the_middle(command, tmp_path):
     out, figures = tmp_path / "heart.png", tmp_path / "heart.json"
     done = command("generate", "red heart", "--seed", 7, "-o", out, "--stats", figures)

@@ -42,6 +42,7 @@ def test_eight_threads_draw_what_one_draws(pipeline: Pipeline) -> None:
     assert all(torch.equal(found[seed], alone[seed]) for seed in range(8))
 
 
+@pytest.mark.long
 def test_eight_threads_on_eight_pipelines_draw_what_one_draws(
     pipeline: Pipeline, tiny_model: Path
 ) -> None:

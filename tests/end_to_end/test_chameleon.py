@@ -190,7 +190,9 @@ def greedy_codes(
     return codes
 
 
-@pytest.mark.parametrize("three", [None, 1.2], ids=["two-way", "three-way"])
+@pytest.mark.parametrize(
+    "three", [None, pytest.param(1.2, marks=pytest.mark.long)], ids=["two-way", "three-way"]
+)
 def test_anoles_tokens_are_those_of_dense_forwards(anole, three):
     with lantern_accel.load(anole, device="cpu", dtype="float32") as pipe:
         done = pipe.generate(

@@ -65,6 +65,7 @@ def test_every_part_is_measured_and_the_same_twice(command, tiny_model, folder, 
     assert "## Interchangeable codes" in text and "## Distance to exact decoding" in text
 
 
+@pytest.mark.long
 def test_a_stopped_evaluation_goes_on_and_another_one_is_refused(
     command, tiny_model, folder, tmp_path, monkeypatch
 ):

@@ -65,15 +65,15 @@ def run(script: str, *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(given, env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("native", "before"),
     [
-        pytest.param("on", "drawing", marks=needs_native),
         *[
-            pytest.param("on", before, marks=[pytest.mark.long, needs_native])
-            for before in ("drawn", "suspended", "own")
+            pytest.param("on", before, marks=needs_native)
+            for before in ("drawing", "drawn", "suspended", "own")
         ],
-        pytest.param("off", "drawing", marks=pytest.mark.long),
+        ("off", "drawing"),
     ],
 )
 def test_a_pool_of_two_draws_after_its_parent_has(tiny_model, native, before):

@@ -286,6 +286,7 @@ def test_a_plan_for_a_device_that_is_not_here(command):
     assert done.returncode == 2 and "--memory 24GB" in done.stderr
 
 
+@pytest.mark.long
 def test_a_batch_that_does_not_fit_is_refused_before_anything_is_allocated(
     command, classes, tmp_path, monkeypatch
 ):

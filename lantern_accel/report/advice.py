@@ -37,15 +37,16 @@ def headline(section: ModelSection, terms: Terms) -> str:
     given = [one for one in section.offers if not one.reason]
     refused = [one for one in section.offers if one.reason]
     bound = "" if terms.latency_s is None else f"Within {terms.latency_s:g} s per image, "
+    words = "; ".join(f"{one.run}: {one.reason}" for one in refused[:2])
+    words += f"; and {len(refused) - 2} more" if len(refused) > 2 else ""
     if not given:
-        words = "; ".join(f"{one.run}: {one.reason}" for one in refused[:3])
         return f"No device is named. {words or 'Nothing was measured yet'}."
     first, *others = given
     if not others:
         only = (
             f"{upper(f'{bound}{first.run}') if bound else first.run} makes {_makes(first, terms)}."
         )
-        return f"{only} {_refused_words(refused)}".strip()
+        return f"{only} {words}." if words else only
     second = others[0]
     both = f"{first.run} makes {_makes(first, terms)}; {second.run} {_makes(second, terms)}"
     if why := reason(second.verdict):
@@ -80,19 +81,13 @@ def _amount(cost: Cost, terms: Terms) -> str:
     return f"{words} without power" if cost.without else words
 
 
-def _refused_words(refused: Sequence[Offer]) -> str:
-    words = "; ".join(f"{one.run}: {one.reason}" for one in refused[:2])
-    more = f"; and {len(refused) - 2} more" if len(refused) > 2 else ""
-    return f"{words}{more}." if refused else ""
-
-
 def notes(section: ModelSection, terms: Terms) -> list[str]:
     """Say on which terms devices stand in the table, what else differs, and what was left out."""
     found = [f"Each device with its best strategy and batch size for {terms.words()}."]
-    if section.first.differences:
+    if section.differences:
         parts = [
             f"{name} ({as_sentence_list(list(dict.fromkeys(values)))})"
-            for name, values in section.first.differences.items()
+            for name, values in section.differences.items()
         ]
         found.append(f"The runs also differ in {as_sentence_list(parts)}.")
     bare = [one.run for one in section.offers if NO_METER in one.missing]
@@ -156,7 +151,7 @@ def _seconds_words(point: Point) -> str:
 def _cost_words(offer: Offer, terms: Terms) -> str:
     if offer.cost is None:
         return "not given"
-    words = interval(offer.cost.of_1000, terms.currency)
+    words = f"{interval(offer.cost.of_1000, terms.currency)} of {offer.cost.covers}"
     return f"{words}, without {offer.cost.without}" if offer.cost.without else words
 
 
@@ -182,6 +177,8 @@ def points_table(points: Sequence[Point], many_temperatures: bool) -> Table:
     for one in ranked:
         at = f", T {one.temperature:g}" if many_temperatures else ""
         remark = f"not judged: {one.doubt}" if one.doubt else "" if one.front else "dominated"
+        if is_measured(one.first_partial_s):
+            remark += f" first partial image after {number(one.first_partial_s)} s"
         rows.append(
             [
                 one.run,
@@ -190,7 +187,7 @@ def points_table(points: Sequence[Point], many_temperatures: bool) -> Table:
                 interval(one.latency["p50"]),
                 interval(one.latency["p95"]),
                 one.fidelity,
-                remark,
+                remark.strip(),
             ]
         )
     return Table(head, rows)

@@ -11,14 +11,14 @@ from lantern_accel._version import __version__
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.device.datasheets import DeviceProfile, all_profiles
 from lantern_accel.measure.record import NOT_MEASURED, Run
-from lantern_accel.report.names import readable_names
+from lantern_accel.report.names import differences, readable_names
 from lantern_accel.report.offers import offers
 from lantern_accel.report.points import points_of
 from lantern_accel.report.record import Comparison, Gap, ModelSection, RunSummary
 from lantern_accel.report.releases import Over, releases
 from lantern_accel.report.rows import row_of, same_rounds
 from lantern_accel.report.terms import Terms
-from lantern_accel.report.verdict import answer_all, equal_quality
+from lantern_accel.report.verdict import answer, at_setting, equal_quality
 
 
 def compare(
@@ -75,6 +75,8 @@ def _section(
 ) -> ModelSection:
     rows = [row_of(run, cell) for run in runs for cell in run.cells if cell.samples]
     points, seconds = points_of(runs, rows, terms)
+    named = {row.run for row in rows} | {point.run for point in points}
+    known = [run for run in runs if run.name in named]
     settings = runs[0].settings
     return ModelSection(
         model=settings.model,
@@ -82,7 +84,8 @@ def _section(
         tokens=settings.tokens,
         offers=offers(runs, points, seconds, terms, profiles),
         points=points,
-        first=answer_all(runs, rows),
+        answers=[answer(run, rows) for run in known if at_setting(rows, run.name)],
+        differences=differences(known) if len(known) > 1 else {},
         equal_quality=equal_quality(runs, rows, terms.tv_budget),
         releases=releases(runs, points, seconds, over) if over else [],
         rows=rows,
@@ -120,7 +123,7 @@ def _figure_gaps(
         found: dict[str, set[str]] = {}
         device = run.environment.device
         known = {"conformance"} if (device.backend, device.name) in checked else set()
-        parts = [run.model_dump(exclude={"contact_sheet", "cells", "steps"} | known)]
+        parts = [run.model_dump(exclude={"contact_sheet", "cells", "steps", "loads"} | known)]
         parts += [cell.model_dump(exclude={"warmup", "samples"}) for cell in run.cells]
         follow = {"verdict", "price"}
         rows = (row for section in sections for row in section.rows if row.run == run.name)

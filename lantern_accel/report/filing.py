@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from lantern_accel.device.datasheets import DeviceProfile, Figure
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
 from lantern_accel.measure.environment import BUSY
-from lantern_accel.measure.record import STEP_PHASES, Cell, Run, is_measured
+from lantern_accel.measure.record import STEP_PHASES, Run, is_measured
 from lantern_accel.quality.interval import FEWEST
 from lantern_accel.report.names import COMMIT
 from lantern_accel.report.rows import clock_jumps, disturbed, others_share
@@ -27,20 +27,6 @@ from lantern_accel.report.writing import percent
 SLACK = 1.05
 #: Stopwatch over host clock on work of a known end, where both see the same.
 CLOCKS = (0.9, 1.1)
-
-
-def disturbance(run: Run) -> float | None:
-    """Return the largest median share of the host that others used during a cell; None: not known."""
-    known = [share for cell in run.cells if (share := others_share(cell)) is not None]
-    return max(known, default=None)
-
-
-def disturbances(run: Run) -> list[str]:
-    """Return that other programs disturbed a run, where they did."""
-    shared = disturbance(run)
-    if shared is None or shared <= BUSY:
-        return []
-    return [f"other programs used up to {percent(shared)} of the host"]
 
 
 def publication_faults(run: Run) -> list[str]:
@@ -65,9 +51,12 @@ def publication_faults(run: Run) -> list[str]:
         found.append("the commit is not known")
     elif run.environment.dirty is not False:
         found.append("the code had changes that are in no commit")
-    if disturbance(run) is None and any(cell.samples for cell in run.cells):
+    shares = [share for cell in run.cells if (share := others_share(cell)) is not None]
+    if not shares and any(cell.samples for cell in run.cells):
         found.append("what else ran on the host is not known")
-    return found + disturbances(run)
+    if max(shares, default=0.0) > BUSY:
+        found.append(f"other programs used up to {percent(max(shares))} of the host")
+    return found
 
 
 class Examined(NamedTuple):
@@ -97,7 +86,6 @@ def examine(run: Run, profiles: Sequence[DeviceProfile]) -> Examined:
             f"its stopwatch read {run.clock.ratio:.2f} of the host's clock on work of a known end"
         )
     notes = [f"not for publication: {one}" for one in publication_faults(run)]
-    notes += _beyond_itself(run)
     if run.settings.plan.quick:
         notes.append("quick: few samples, so that its intervals are wide")
     if known is None:
@@ -123,12 +111,15 @@ def _beyond(run: Run, profile: DeviceProfile) -> list[str]:
         for name in ("copy_bytes_per_s", "read_bytes_per_s"):
             if is_measured(rate := getattr(run.ceilings, name)):
                 claims.append((f"{name} is", rate, width, 1e9, "GB/s"))
-    for cell, moved, rate, done in _step_rates(run):
-        if moved > chip:
-            claims.append((f"{cell.name}: its steps would read", rate, width, 1e9, "GB/s"))
-        would = f"{cell.name}: its steps would do"
-        claims.append((would, done, flops, 1e12, f"TFLOP/s in {dtype}"))
     for cell in run.cells:
+        if cell.samples and not isinstance(cell.work, str):
+            seconds = statistics.median(s.decode * s.images / s.steps for s in cell.samples)
+            step = [cell.work[name] for name in STEP_PHASES]
+            moved, done = (sum(getattr(one, n) for one in step) for n in ("bytes", "flops"))
+            would = f"{cell.name}: its steps would"
+            if moved > chip:
+                claims.append((f"{would} read", moved / seconds, width, 1e9, "GB/s"))
+            claims.append((f"{would} do", done / seconds, flops, 1e12, f"TFLOP/s in {dtype}"))
         used = None if isinstance(cell.memory, str) else cell.memory.peak_bytes
         if is_measured(used):
             claims.append((f"{cell.name}: it used", used, memory, 2**30, "GiB"))
@@ -136,34 +127,6 @@ def _beyond(run: Run, profile: DeviceProfile) -> list[str]:
         f"{words} {value / unit:.1f} {name}, and {profile.model} has {most / unit:.1f}"
         for words, value, most, unit, name in claims
         if value > SLACK * most
-    ]
-
-
-def _step_rates(run: Run) -> Iterator[tuple[Cell, float, float, float]]:
-    """Yield a cell, the bytes of its step, and its bytes and operations per second.
-
-    Steps whose length changes are left out: their work is counted at the longest length.
-    """
-    for cell in run.cells:
-        if cell.samples and not isinstance(cell.work, str) and not cell.stands_for:
-            seconds = statistics.median(s.decode * s.images / s.steps for s in cell.samples)
-            step = [cell.work[name] for name in STEP_PHASES]
-            moved, done = sum(one.bytes for one in step), sum(one.flops for one in step)
-            yield cell, moved, moved / seconds, done / seconds
-
-
-def _beyond_itself(run: Run) -> list[str]:
-    """Return steps that would do more operations per second than the run's own matrix products."""
-    most = (
-        None if isinstance(run.ceilings, str) else run.ceilings.matmul_flops.get(run.settings.dtype)
-    )
-    if not is_measured(most):
-        return []
-    return [
-        f"{cell.name}: its steps would do {done / 1e12:.2f} TFLOP/s, and its own products reached "
-        f"{most / 1e12:.2f}"
-        for cell, _, _, done in _step_rates(run)
-        if done > SLACK * most
     ]
 
 

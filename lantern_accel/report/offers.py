@@ -95,13 +95,9 @@ def _kept(mine: Sequence[Point], terms: Terms) -> tuple[list[Point], str]:
         return kept, f"not judged: {mine[0].doubt}"
     if not good:
         return kept, "nothing that was measured is so exact"
-    most = max(one.in_time for one in good)
-    return (
-        kept,
-        f"at most {100 * most:.0f} % of its requests took {terms.latency_s:g} s or less"
-        if (not kept)
-        else "",
-    )
+    most = f"at most {100 * max(one.in_time for one in good):.0f} % of its requests"
+    took = "brought a picture" if terms.latency_s is None else f"took {terms.latency_s:g} s or less"
+    return kept, f"{most} {took}"
 
 
 def _point(offer: Offer) -> Point:
@@ -129,8 +125,8 @@ def _offer(
     missing = [] if is_measured(point.joules_per_image) else [NO_METER]
     tails = [p for p, found in point.latency.items() if isinstance(found, str)]
     missing += [f"{' and '.join(tails)}: too few requests"] if tails else []
-    if not point.service:
-        missing.append(f"batches above {max(one.batch for one in mine)}")
+    most = max(one.batch for one in mine)
+    missing.append(f"above {most} at once" if point.service else f"batches above {most}")
     word, because = _confidence(run, point)
     return Offer(
         run=run.name,

@@ -53,15 +53,6 @@ class EqualQuality(Record):
     verdict: Verdict | NotMeasured
 
 
-class Answers(Record):
-    """Whether drafting pays on each device."""
-
-    answers: list[Answer]
-    differences: dict[str, list[str]] = Field(
-        description="what differs besides the devices, in the order of the answers"
-    )
-
-
 class RunSummary(Record):
     """What the report says about a run as a whole."""
 
@@ -85,7 +76,10 @@ class ModelSection(Record):
     tokens: int
     offers: list[Offer] = Field(description="what a buyer gets on the terms, the best device first")
     points: list[Point] = Field(description="images per second over seconds, of all batch sizes")
-    first: Answers = Field(description="whether drafting pays")
+    answers: list[Answer] = Field(description="whether drafting pays")
+    differences: dict[str, list[str]] = Field(
+        description="what differs besides the devices, in the order of the answers"
+    )
     equal_quality: list[EqualQuality]
     releases: list[Release] = Field(description="empty where they were not asked for")
     rows: list[Row]
@@ -94,7 +88,9 @@ class ModelSection(Record):
     @property
     def runs(self) -> list[str]:
         """Names of runs that have points, the best offer's first, as plots colour them."""
-        return list(dict.fromkeys(one.run for one in (*self.offers, *self.points)))
+        return list(
+            dict.fromkeys([one.run for one in self.offers] + [one.run for one in self.points])
+        )
 
 
 class Gap(Record):

@@ -47,7 +47,7 @@ def releases(
     axis = VERSION[over]
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in sorted(runs, key=lambda one: _order(one, axis)):
-        if any(one.run == run.name for one in points):
+        if any(one.run == run.name and not one.service for one in points):
             groups.setdefault(_same(run), []).append(run)
     several = [
         group for group in groups.values() if len({PROPERTIES[axis][0](run) for run in group}) > 1

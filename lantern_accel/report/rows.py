@@ -80,18 +80,13 @@ class Row(Record):
     capture_kind: str = Field("", description="how a step runs again; empty: an older run")
     peak_bytes: Reading
     joules_per_image: Reading
-    images_per_joule: Reading
     phase_ms: dict[str, Reading] = Field(description="per image, by phase")
     phases_from: str = Field(description="the step whose split is used: eager or recording")
 
     @property
     def fidelity(self) -> str:
         """Say in a few words what the images are worth next to plain decoding's."""
-        if self.exact:
-            return "exact"
-        if (moved := self.total_variation) is not None:
-            return f"moves {percent(moved.value)} of a token's probability"
-        return "its price was not measured"
+        return fidelity_words(self.moved)
 
     @property
     def exact(self) -> bool:
@@ -127,6 +122,18 @@ class Row(Record):
                 f"{self.strategy} on {self.device}: a relaxed strategy's speed-up without its price"
             )
         return self
+
+
+def fidelity_words(moved: float | None) -> str:
+    """Say what images are worth of whose tokens this share of probability was moved; 0: exact."""
+    if moved is None:
+        return "its price was not measured"
+    return f"moves {percent(moved)} of a token's probability" if moved else "exact"
+
+
+def busy_words(share: float) -> str:
+    """Say that other programs disturbed a measurement."""
+    return f"the machine was busy: other programs used {percent(share)} of the host"
 
 
 def is_price_known(price: Quality | str | None) -> bool:
@@ -202,7 +209,6 @@ def row_of(run: Run, cell: Cell) -> Row:
         rounding=None if rounding is None else intervals.mean(rounding.by_image),
         peak_bytes=if_measured(cell.memory, lambda memory: memory.peak_bytes),
         joules_per_image=per_image,
-        images_per_joule=1 / per_image if is_measured(per_image) and per_image else per_image,
         **{name: getattr(cell, name) for name in AS_MEASURED},
         phase_ms=phase_ms(cell),
         phases_from=cell.step_ms_from,
@@ -267,7 +273,7 @@ def why_unjudged(*cells: Cell) -> str:
 def disturbed(cell: Cell) -> str:
     """Say why no time of a cell is believed: a busy machine, or a clock that jumped; empty: neither."""
     if (share := others_share(cell)) is not None and share > BUSY:
-        return f"the machine was busy: other programs used {percent(share)} of the host"
+        return busy_words(share)
     if jumps := clock_jumps(cell.samples):
         return f"a clock jumped in {jumps} of {len(cell.samples)} samples of {cell.name}"
     return ""
@@ -281,14 +287,10 @@ def clock_jumps(samples: Sequence[Sample]) -> int:
     """
     found = 0
     for before, sample in zip([None, *samples], samples, strict=False):
-        seen = sample.total, sample.wall
-        far = (
-            is_measured(seen[0])
-            and is_measured(seen[1])
-            and abs(seen[0] - seen[1]) > (JUMP + max(seen[0], seen[1]) / 2)
-        )
-        same = before is not None and before.session == sample.session
-        found += far or (same and before is not None and sample.at < before.at)
+        a, b = sample.total, sample.wall
+        far = is_measured(a) and is_measured(b) and abs(a - b) > JUMP + max(a, b) / 2
+        follows = before is not None and before.session == sample.session
+        found += far or (follows and sample.at < (before.at if before else 0.0))
     return found
 
 

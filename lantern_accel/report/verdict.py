@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from lantern_accel.measure.record import Interval, Run, is_measured
-from lantern_accel.report.names import differences
 from lantern_accel.report.record import (
     Answer,
-    Answers,
     Comparison,
     EqualQuality,
     ModelSection,
@@ -60,15 +58,6 @@ def at_setting(rows: Sequence[Row], run: str) -> list[Row]:
         if here := [row for row in mine if (row.batch, row.temperature) == choice]:
             return here
     return []
-
-
-def answer_all(runs: Sequence[Run], rows: Sequence[Row]) -> Answers:
-    """Answer for every run of one model."""
-    known = [run for run in runs if at_setting(rows, run.name)]
-    return Answers(
-        answers=[answer(run, rows) for run in known],
-        differences=differences(known) if len(known) > 1 else {},
-    )
 
 
 def answer(run: Run, rows: Sequence[Row]) -> Answer:
@@ -141,7 +130,6 @@ class DeviceSentences:
     short: str
     """Yes, with scd: 1.56x (1.27 to 1.76), exact."""
     lines: list[str]
-    warnings: list[str]
     rows: list[Row]
 
 
@@ -151,32 +139,22 @@ class FirstScreen:
 
     devices: list[DeviceSentences]
     warnings: list[str]
-    """Of runs that have no row yet."""
+    """Of runs that are not complete."""
 
 
 def first_screen(comparison: Comparison, section: ModelSection) -> FirstScreen:
     """Return what is said of drafting with a model."""
-    first = section.first
-    answered = {one.run for one in first.answers}
-    mine = [run for run in comparison.runs if run.settings.model == section.model]
-    incomplete = {
-        run.name: f"Run {run.name} is {run.state}, not complete; `{run.command} --resume` goes on."
-        for run in mine
-        if run.state != "complete"
-    }
     return FirstScreen(
         devices=[
-            DeviceSentences(
-                one.run,
-                _short_answer(one, rows),
-                _lines(one, rows),
-                [incomplete[one.run]] if one.run in incomplete else [],
-                rows,
-            )
-            for one in first.answers
+            DeviceSentences(one.run, _short_answer(one, rows), [_work_words(one, rows)], rows)
+            for one in section.answers
             if (rows := at_setting(section.rows, one.run))
         ],
-        warnings=[text for name, text in incomplete.items() if name not in answered],
+        warnings=[
+            f"Run {run.name} is {run.state}, not complete; `{run.command} --resume` goes on."
+            for run in comparison.runs
+            if run.settings.model == section.model and run.state != "complete"
+        ],
     )
 
 
@@ -202,31 +180,14 @@ def _short_answer(one: Answer, rows: Sequence[Row]) -> str:
     return f"{LEADS[one.pays]} {_speed_words(best)}."
 
 
-def _lines(one: Answer, rows: Sequence[Row]) -> list[str]:
-    """Say what an image takes, with the strategy of the answer where that is faster."""
-    plain, best = _row(rows, "vanilla"), _row(rows, one.best)
-    shown = best if one.pays in ("yes", "for a price") else None
-    return [_work_words(shown or plain or rows[0], plain if shown is not None else None)]
-
-
-def _work_words(first: Row, base: Row | None) -> str:
-    """Say what an image takes, and instead of what with plain decoding: seconds, memory, energy."""
-
-    def both(name: str, written: Callable[[float], str], without: str) -> str:
-        own, other = (None if row is None else _value(getattr(row, name)) for row in (first, base))
-        if own is None:
-            return without
-        return written(own) + (f" instead of {written(other)}" if other is not None else "")
-
-    whole = isinstance(first.seconds_per_image, Interval)
-    speed = both("seconds_per_image" if whole else "tokens_per_second", number, "not measured")
-    unit = "seconds per image" if whole else "tokens per second of decoding"
-    name = "plain decoding" if first.strategy == "vanilla" else first.strategy
-    memory = both("peak_bytes", size, "not measured")
-    energy = both("joules_per_image", lambda joules: f"{number(joules)} J per image", "no meter")
-    return f"With {name}: {speed} {unit}; memory: {memory}; energy: {energy}."
-
-
-def _value(figure: Interval | float | str | None) -> float | None:
-    found = figure.value if isinstance(figure, Interval) else figure
-    return found if is_measured(found) else None
+def _work_words(one: Answer, rows: Sequence[Row]) -> str:
+    """Say what an image takes with the strategy of the answer, or else with plain decoding."""
+    name = one.best if one.pays in ("yes", "for a price") else "vanilla"
+    row = _row(rows, name) or rows[0]
+    seconds, joules = row.seconds_per_image, row.joules_per_image
+    speed = f"{number(row.tokens_per_second.value)} tokens per second of decoding"
+    if isinstance(seconds, Interval):
+        speed = f"{number(seconds.value)} seconds per image"
+    energy = f"{number(joules)} J per image" if is_measured(joules) else "no meter"
+    how = "plain decoding" if row.strategy == "vanilla" else row.strategy
+    return f"With {how}: {speed}; memory: {size(row.peak_bytes)}; energy: {energy}."

@@ -29,7 +29,7 @@ def number(value: float, digits: int = 3) -> str:
 
 def percent(share: float) -> str:
     """Return a share as a percentage."""
-    return f"{number(100 * share, 2)} %"
+    return f"{number(100 * share, 2)} %" if abs(share) > 5e-7 else "0 %"
 
 
 def reading(value: Reading | None, unit: str = "") -> str:

@@ -10,12 +10,14 @@ from support.runs import PROMPTS, invented_run
 from lantern_accel.device.datasheets import profiles_dir
 from lantern_accel.errors import RequestError
 from lantern_accel.measure.reading import check_comparable, read_run
-from lantern_accel.measure.record import PromptSet, Run
-from lantern_accel.report.advice import headline, releases_table
+from lantern_accel.measure.record import LoadCell, LoadSample, PromptSet, Run, not_measured
+from lantern_accel.report.advice import headline, points_table, releases_table
 from lantern_accel.report.comparison import compare
 from lantern_accel.report.filing import examine
 from lantern_accel.report.record import Comparison
+from lantern_accel.report.render import to_markdown
 from lantern_accel.report.rows import clock_jumps
+from lantern_accel.report.terms import Terms
 
 
 def test_other_weights_and_other_prompts_are_refused_by_name() -> None:
@@ -55,17 +57,6 @@ def test_a_clock_that_jumps_leaves_the_cell_unjudged(change: dict[str, float]) -
 def test_the_committed_run_s_clocks_do_not_jump() -> None:
     for path in (profiles_dir() / "measured").glob("*.json"):
         assert not any(clock_jumps(cell.samples) for cell in read_run(path).cells), path.name
-
-
-def test_no_rate_lies_above_what_the_run_itself_reached() -> None:
-    run = invented_run(names=["vanilla"])
-    assert not any("reached" in note for note in examine(run, []).notes)
-    for work in run.cells[0].work.values():
-        work.flops *= 1e4
-    assert any("its own products reached" in note for note in examine(run, []).notes)
-    # What auto draws is of changing length, and its work is that of the longest.
-    run.cells[0].stands_for = "windows of up to 16 tokens"
-    assert not any("reached" in note for note in examine(run, []).notes)
 
 
 # --- over releases ------------------------------------------------------------------------------
@@ -120,3 +111,72 @@ def test_versions_of_other_devices_threads_and_busy_machines_give_no_ratio() -> 
     found = over([one, busy], "commits").models[0]
     assert all("the machine was busy" in str(r.ratio) for r in found.releases if r.run == "busy")
     assert "not judged" in releases_table(found).rows[1][4]
+
+
+# --- services under load ------------------------------------------------------------------------
+
+
+def loaded(name: str, levels: dict[int, float], **cell: Any) -> Run:
+    """Return a run of a service: by requests at once, the seconds from one image to the next."""
+    gap = not_measured("no meter")
+    loads = []
+    for clients, every in levels.items():
+        samples = [
+            LoadSample(
+                prompt="fish", seed=n, began=max(0.0, (n - clients + 1) * every), ended=(n + 1) * every,
+                first=(n + 0.5) * every, outcome="ok", counted=True, stages=gap, total_variation=0.0,
+            )
+            for n in range(40)
+        ]  # fmt: skip
+        values: dict[str, Any] = {
+            "strategy": "auto", "relaxed": False, "clients": clients, "slots": 1, "partials": 1,
+            "began": 0.0, "ended": 40 * every, "joules": gap, "others_cpu": 0.0, "samples": samples,
+        }  # fmt: skip
+        loads.append(LoadCell.model_validate(values | cell))
+    run = invented_run(name, cells=[], quality=[], contact_sheet=[])
+    run.loads = loads
+    return run
+
+
+def test_two_loads_are_held_against_each_other_at_their_best_within_the_bound() -> None:
+    slow, fast = loaded("slow", {1: 0.5, 4: 0.4}), loaded("fast", {1: 0.25, 8: 0.2}, joules=800.0)
+    check_comparable([slow, fast], ["a.json", "b.json"])
+    terms = Terms(latency_s=1.0)
+    section = compare([slow, fast], profiles=[], terms=terms).models[0]
+    first, second = section.offers
+    assert first.point is not None and second.point is not None
+    # 8 at once take 1.6 s, and 4 at once of the slow one as long.
+    assert (first.run, first.point.setting) == ("fast", "1 at once")
+    assert (second.run, second.point.setting) == ("slow", "1 at once")
+    assert first.point.images_per_second.value == pytest.approx(4.0)
+    assert first.point.joules_per_image == pytest.approx(20.0)
+    assert headline(section, terms).startswith("Within 1 s per image, choose fast: 4.00 images")
+    assert "first partial image after" in points_table(section.points, False).rows[0][-1]
+
+
+def test_a_load_and_a_run_stand_side_by_side_without_a_ratio() -> None:
+    run, load = invented_run("run"), loaded("load", {2: 0.1})
+    section = compare([run, load], profiles=[]).models[0]
+    assert [one.verdict is None for one in section.offers] == [True, False]
+    assert "not compared: one was measured through a service" in headline(section, Terms())
+    both = invented_run("both")
+    both.loads = load.loads
+    offers = compare([both], profiles=[]).models[0].offers
+    assert {one.point.service for one in offers if one.point} == {True, False}
+
+
+def test_requests_without_a_picture_are_late_and_busy_loads_are_not_judged() -> None:
+    failing = loaded("failing", {1: 0.5})
+    for sample in failing.loads[0].samples[:4]:
+        sample.outcome = "failed"
+    (offer,) = compare([failing], profiles=[]).models[0].offers
+    assert offer.reason == "at most 90 % of its requests brought a picture"
+    busy = loaded("busy", {1: 0.5}, others_cpu=0.6)
+    (offer,) = compare([busy], profiles=[]).models[0].offers
+    assert "not judged: the machine was busy" in offer.reason
+    jumped = loaded("jumped", {1: 0.5})
+    jumped.loads[0].samples[5].began = 1e6
+    (offer,) = compare([jumped], profiles=[]).models[0].offers
+    assert "a clock jumped" in offer.reason
+    pytest.importorskip("jinja2")
+    assert "jumped" in to_markdown(compare([jumped], profiles=[]))

@@ -26,7 +26,7 @@ def screen_of(*runs: Run) -> FirstScreen:
 
 
 def answer_of(run: Run) -> Answer:
-    (found,) = compare([run], profiles=[]).models[0].first.answers
+    (found,) = compare([run], profiles=[]).models[0].answers
     return found
 
 
@@ -54,8 +54,7 @@ def test_the_fastest_exact_strategy_is_the_answer() -> None:
     (device,) = screen_of(run).devices
     assert device.short == "Yes, with eagle: 1.50x, exact."
     assert device.lines == [
-        "With eagle: 0.667 instead of 1.00 seconds per image; memory: 324 MiB instead of 324 MiB; "
-        "energy: no meter."
+        "With eagle: 0.667 seconds per image; memory: 324 MiB; energy: no meter."
     ]
     assert answer_of(run).pays == "yes"
 
@@ -68,12 +67,13 @@ def test_the_headline_is_the_ratio_of_the_seconds_next_to_it() -> None:
     for run in (committed, invented_run(cells=uneven, quality=[], contact_sheet=[])):
         (device,) = screen_of(run).devices
         said = re.search(r": ([\d.]+)x", device.short)
-        takes = re.search(r": ([\d.]+) instead of ([\d.]+) seconds per image;", device.lines[0])
-        assert said and takes
-        own, plain = float(takes[1]), float(takes[2])
-        assert float(said[1]) == pytest.approx(plain / own, abs=0.005 + plain / own * 0.008)
+        assert said
         rows = {row.strategy: row for row in device.rows}
         for row in rows.values():
+            if f"{row.strategy}: {said[1]}x" in device.short:
+                plain, own = rows["vanilla"].seconds_per_image, row.seconds_per_image
+                assert f"{own.value:.3g}" in device.lines[0]
+                assert float(said[1]) == pytest.approx(plain.value / own.value, abs=0.005)
             if not isinstance(row.speedup, str):
                 ratio = rows["vanilla"].seconds_per_image.value / row.seconds_per_image.value
                 assert row.speedup.value == pytest.approx(ratio)
@@ -143,13 +143,13 @@ def test_energy_and_missing_times_are_told_as_they_are() -> None:
         energy = 3000.0 if cell.strategy.name == "eagle" else 9000.0
         cell.samples = [s.model_copy(update={"energy_mj": energy}) for s in cell.samples]
     (device,) = screen_of(run).devices
-    assert device.lines[0].endswith("energy: 3.00 J per image instead of 9.00 J per image.")
+    assert device.lines[0].endswith("energy: 3.00 J per image.")
     for cell in run.cells:
         cell.samples = [
             s.model_copy(update={"total": "not measured: no pixels"}) for s in cell.samples
         ]
     (device,) = screen_of(run).devices
-    assert "512 instead of 256 tokens per second of decoding;" in device.lines[0]
+    assert "512 tokens per second of decoding;" in device.lines[0]
 
 
 # --- several devices ----------------------------------------------------------------------------

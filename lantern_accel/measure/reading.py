@@ -12,7 +12,7 @@ from typing import Any
 
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.errors import RequestError
-from lantern_accel.measure.record import Cell, Run, is_measured
+from lantern_accel.measure.record import Cell, LoadCell, Run, is_measured
 from lantern_accel.store import from_data, read_json, validated
 
 #: Stopwatch over host clock, summed over the samples of a cell: outside, the stopwatch is wrong.
@@ -37,6 +37,11 @@ def read_file(path: Path) -> Run | ConformanceReport:
             raise RequestError(
                 f"{path} is refused: {cell.name}: {fault}; correct the backend's stopwatch() and "
                 "measure it again"
+            )
+    for load in run.loads:
+        if fault := load_fault(load):
+            raise RequestError(
+                f"{path} is refused: {load.clients} requests at once: {fault}; measure it again"
             )
     return run
 
@@ -75,6 +80,23 @@ def clock_fault(cell: Cell) -> str:
         return (
             f"decoding took {parts:.4f} s of a request of {watch:.4f} s; the parts exceed the whole"
         )
+    return ""
+
+
+def load_fault(cell: LoadCell) -> str:
+    """Say how the client's clock contradicts itself or the service's; empty where it does not.
+
+    A service's seconds by stage are parts of what its client waited for. One request in twenty may be out
+    of line, as where a machine was stopped.
+    """
+    if any(one.ended < one.began for one in cell.samples) or cell.ended <= cell.began:
+        return "its clock ran backwards"
+    high = CLOCK_RATIO[1]
+    known = [one for one in cell.samples if one.outcome == "ok"]
+    spent = [sum(s.stages.values()) if isinstance(s.stages, dict) else 0.0 for s in known]
+    over = [a > high * s.seconds + CLOCK_SLACK for a, s in zip(spent, known, strict=True)]
+    if sum(over) > len(known) / 20:
+        return f"{sum(over)} of {len(known)} requests took the service longer than their clients waited"
     return ""
 
 

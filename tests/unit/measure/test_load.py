@@ -9,8 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from support.runs import invented_run
 
+from lantern_accel.errors import RequestError
 from lantern_accel.measure.load import LEAST, largest
+from lantern_accel.measure.prompts import prompts_of
+from lantern_accel.measure.reading import check_comparable, read_run
 from lantern_accel.measure.record import LoadCell, LoadSample, not_measured
 
 pytest.importorskip("httpx")
@@ -90,3 +94,38 @@ def test_a_process_that_is_ours_too_is_not_the_others() -> None:
         assert load_levels.seconds_of(work.pid) > before
         work.kill()
     assert load_levels.seconds_of(work.pid) == 0.0
+
+
+def test_a_level_whose_clocks_contradict_each_other_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "load.json"
+    run = invented_run(cells=[], quality=[], loads=[level(3, [2.0] * LEAST)])
+    for sample in run.loads[0].samples:
+        sample.stages = {"waiting": 0.5, "decode": 1.5}
+    path.write_text(run.model_dump_json())
+    assert read_run(path) == run
+    samples = run.loads[0].samples
+    samples[0].stages["decode"] = 60.0  # the machine was stopped for a moment
+    path.write_text(run.model_dump_json())
+    assert read_run(path) == run
+    samples[1].stages["decode"] = samples[2].stages["decode"] = 60.0
+    path.write_text(run.model_dump_json())
+    with pytest.raises(RequestError, match="3 requests at once: 3 of 20 requests took"):
+        read_run(path)
+    samples[1].stages = samples[2].stages = {}
+    samples[5].began = 7.0
+    path.write_text(run.model_dump_json())
+    with pytest.raises(RequestError, match="its clock ran backwards"):
+        read_run(path)
+
+
+def test_loads_of_other_prompts_or_weights_are_kept_apart_by_name() -> None:
+    run = invented_run(cells=[], quality=[], loads=[level(1, [1.0] * LEAST)])
+    for field, value, says in (
+        ("prompts", prompts_of("others", ["fish"]), "prompts"),
+        ("weights_hash", "another", "model hash"),
+    ):
+        settings = run.settings.model_copy(update={field: value})
+        other = run.model_copy(update={"name": "other", "settings": settings})
+        with pytest.raises(RequestError, match=f"cannot be compared: {says}"):
+            check_comparable([invented_run(), other], ["run.json", "load.json"])
+    check_comparable([invented_run(), run.model_copy(update={"name": "b"})], ["run.json", "b.json"])

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lantern_accel.decoding.length_policy import tokens_of, usual_tokens_per_step
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.generation.row_costs import RowCosts
-from lantern_accel.nn.rounding import FULL, ROUNDINGS, Rounded, Rounding
-from lantern_accel.nn.transformer import Projection, projections
+from lantern_accel.nn.rounding import FULL, ROUNDINGS
+from lantern_accel.nn.transformer import Projection, projections, rounded_copy
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import SelfDrafts, self_drafted
 
@@ -57,9 +57,10 @@ def product_times(
         if sum(one.weight.numel() for one in parts) < TIMED_WEIGHTS:
             parts.append(part)
     share = sum(one.weight.numel() for one in every) / sum(one.weight.numel() for one in parts)
-    device = parts[0].weight.device
+    device, whole = parts[0].weight.device, nn.ModuleList(parts)
     made = {FULL: parts}
-    made |= {name: [_zeros(one, ops, how) for one in parts] for name, how in ROUNDINGS.items()}
+    for name, how in ROUNDINGS.items():
+        made[name] = [*projections(rounded_copy(whole, ops, how, drafts=True))]
     times = {name: dict.fromkeys(rows, math.inf) for name in made}
     for count in rows:
         given = [torch.ones(count, one.in_features, dtype=dtype, device=device) for one in parts]
@@ -70,27 +71,6 @@ def product_times(
                         one(x, ops)
                 times[name][count] = min(times[name][count], 1e3 * share * spent.seconds)
     return times
-
-
-def _zeros(part: Projection, ops: TensorOps, how: Rounding) -> Projection:
-    """Return a projection of the same size whose codes are zeros."""
-    out, inputs = part.out_features, part.in_features
-    device = part.weight.device
-
-    def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device)
-
-    if not how.group:
-        codes, step = zeros(out, inputs, dtype=torch.int8), zeros(out, 1, dtype=torch.float32)
-        kept = Rounded(how, (out, inputs), codes, step, None)
-    else:
-        groups = -(-inputs // how.group)
-        codes = zeros(out, groups, how.group * how.bits // 8, dtype=torch.uint8)
-        step, offset = (zeros(out, groups, dtype=torch.bfloat16) for _ in range(2))
-        kept = Rounded(how, (out, inputs), codes, step, offset)
-    made = Projection(inputs, out, bias=False, device="meta")
-    made.packed = ops.pack(kept, drafts=True)
-    return made
 
 
 def own_windows(timed: Sequence[DraftLength]) -> list[int]:

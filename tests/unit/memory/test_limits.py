@@ -12,7 +12,7 @@ from support.models import write_tiny_model
 
 import lantern_accel
 from lantern_accel.cli import main
-from lantern_accel.device.backend import Backend, MemoryUse
+from lantern_accel.device.backend import Backend, MemoryUse, Support
 from lantern_accel.device.capture import Replay
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, DeviceLostError
@@ -152,6 +152,22 @@ def test_kept_engines_make_room_for_a_new_one(
     assert len(pipeline.engines.ready) == 2
     pipeline.engine(3, strategy, sampling)
     assert [r.engine.geometry.batch for r in pipeline.engines.ready] == [3]
+
+
+def test_batches_have_the_rows_of_captured_steps_where_these_fit(
+    small: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capacity, kind = small.engines.capacity, type(small.backend)
+    asked = small.strategy("vanilla"), small.sampling()
+    monkeypatch.setattr(kind, "support", lambda self, what: Support(False))
+    assert capacity.batches(7, 3, *asked) == {3: 3, 1: 1}
+    assert capacity.batches(6, 3, *asked) == {3: 3}
+    monkeypatch.setattr(kind, "support", lambda self, what: Support(True))
+    assert capacity.batches(7, 3, *asked) == {3: 4, 1: 1}
+    monkeypatch.setattr(capacity, "fits", lambda *given: False)
+    assert capacity.batches(7, 3, *asked) == {3: 3, 1: 1}
+    monkeypatch.setattr(capacity, "largest", lambda *given: 0)
+    assert capacity.batches(7, None, *asked) == {1: 1}, "an engine that does not fit says so"
 
 
 class Dies(Replay):

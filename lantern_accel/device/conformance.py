@@ -97,36 +97,23 @@ class Report(Record):
 SLOWER, SECONDS = 1.5, 1.0
 
 
-class Changed(Record):
-    """One check before and after an update."""
-
-    name: str
-    before: str
-    after: str
-
-
 class Difference(Record):
-    """What changed between two reports of one backend, in the order of the newer one's checks."""
+    """What changed between two reports of one backend: lines such as ``kv.write: passed -> failed``."""
 
     kind: Literal["lantern_accel.conform_diff"] = "lantern_accel.conform_diff"
     schema_version: Literal[1] = 1
-    versions: list[Changed] = Field(description="of backend, torch and device, where they differ")
-    broke: list[Changed] = Field(description="fails, and did not fail before")
-    mended: list[Changed] = Field(description="failed before, and passes")
-    slower: list[Changed] = Field(description="passes as before, in much more time")
-    lost: list[Changed] = Field(description="passed before, and was not run or does not apply")
+    versions: list[str] = Field(description="of backend, torch and device, where they differ")
+    broke: list[str] = Field([], description="fails, and did not fail before")
+    mended: list[str] = Field([], description="failed before, and passes")
+    slower: list[str] = Field([], description="passes as before, in much more time")
+    lost: list[str] = Field([], description="passed before, and was not run or does not apply")
 
     def lines(self) -> list[str]:
         """Return one line a change, and a line that counts."""
-        kinds = ("broke", "mended", "slower", "lost")
-        told = [f"{one.name}: {one.before} -> {one.after}" for one in self.versions]
-        told += [
-            f"{kind}: {one.name}: {one.before} -> {one.after}"
-            for kind in kinds
-            for one in getattr(self, kind)
-        ]
-        counts = ", ".join(f"{len(getattr(self, kind))} {kind}" for kind in kinds)
-        return [*told, counts]
+        kinds = {k: list[str](getattr(self, k)) for k in ("broke", "mended", "slower", "lost")}
+        told = [f"{kind}: {one}" for kind, every in kinds.items() for one in every]
+        counts = ", ".join(f"{len(every)} {kind}" for kind, every in kinds.items())
+        return [*self.versions, *told, counts]
 
 
 def difference(old: Report, new: Report) -> Difference:
@@ -138,17 +125,11 @@ def difference(old: Report, new: Report) -> Difference:
         )
     names = ("backend_version", "torch", "device_name", "simulated")
     pairs = [(name, str(getattr(old, name)), str(getattr(new, name))) for name in names]
-    found = Difference(
-        versions=[Changed(name=n, before=a, after=b) for n, a, b in pairs if a != b],
-        broke=[],
-        mended=[],
-        slower=[],
-        lost=[],
-    )
+    found = Difference(versions=[f"{name}: {a} -> {b}" for name, a, b in pairs if a != b])
     before, after = ({one.name: one for one in report.outcomes} for report in (old, new))
     for name in [*after, *(name for name in before if name not in after)]:
         was, now = before.get(name), after.get(name)
-        told = Changed(name=name, before=_said(was), after=_said(now))
+        told = f"{name}: {_said(was)} -> {_said(now)}"
         if now is not None and now.state == "failed":
             if was is None or was.state != "failed":
                 found.broke.append(told)
@@ -161,8 +142,7 @@ def difference(old: Report, new: Report) -> Difference:
         elif now is None or now.state != "passed":
             found.lost.append(told)
         elif now.seconds > max(SLOWER * was.seconds, was.seconds + SECONDS):
-            times = [f"{one.seconds:.1f} s" for one in (was, now)]
-            found.slower.append(Changed(name=name, before=times[0], after=times[1]))
+            found.slower.append(f"{name}: {was.seconds:.1f} s -> {now.seconds:.1f} s")
     return found
 
 

@@ -75,7 +75,7 @@ class Settings(Frozen):
         "Tokens in the window of a strategy that drafts in one. Default: 16 or fewer, depending on "
         "device and batch."
     )
-    accept: Any = _said(
+    accept: object = _said(
         "The acceptance rule with its values, such as lantern++:k=10,lambda=2.", shown=str
     )
     k: int | None = _python("Neighbours that may count for a drafted code.")
@@ -177,9 +177,10 @@ def exactly(dtype: str) -> str:
 def option_name(name: str) -> str:
     """Return what the command line calls a field of :class:`Settings`: ``--batch`` for ``batch_size``."""
     extra = Settings.model_fields[name].json_schema_extra
-    names: Any = extra.get("names", []) if isinstance(extra, dict) else []
+    names = extra.get("names") if isinstance(extra, dict) else None
+    listed = names if isinstance(names, list) else []
     own = f"--{name.replace('_', '-')}"
-    return next((str(one).partition("/")[0] for one in names if str(one).startswith("--")), own)
+    return next((str(one).partition("/")[0] for one in listed if str(one).startswith("--")), own)
 
 
 def read_settings(

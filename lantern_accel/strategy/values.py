@@ -337,9 +337,9 @@ class Strategy(Frozen):
     def bucket(self) -> tuple[Any, ...]:
         """What fixes the shape of a step: all but the name and the values that are data."""
         # What a length costs and brings is data: the host reads it.
-        hidden: Any = {"name": True, "draft_lengths": {"__all__": {"cost", "tokens_per_step"}}}
+        hidden = {"__all__": {"cost", "tokens_per_step"}}
         return (
-            self.drafts.model_dump_json(exclude=hidden),
+            self.drafts.model_dump_json(exclude={"name": True, "draft_lengths": hidden}),
             self.acceptance.bucket,
             self.residual,
             self.invariant,

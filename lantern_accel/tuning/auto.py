@@ -20,7 +20,6 @@ from lantern_accel.generation.engines import copies_of
 from lantern_accel.generation.estimate import Estimate
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.samples import about, batch_prompts, new_cell
-from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import AUTO, SelfDrafts, Strategy
@@ -34,17 +33,8 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 PAYS = 1.02
 
 
-class Counted(Record):
-    """Tokens that were gained and steps that they took."""
-
-    gained: int = 0
-    steps: int = 0
-
-    @property
-    def tokens_per_step(self) -> float:
-        return max(1.0, self.gained / self.steps) if self.steps else 1.0
-
-
+#: Tokens that were gained and steps that they took.
+Counted = tuple[int, int]
 #: Milliseconds of steps, by batch and length.
 Times = dict[int, dict[int, list[float]]]
 
@@ -64,7 +54,7 @@ class AutoEvidence(Evidence):
 
     def tokens_per_step(self) -> dict[int, float]:
         """Return what a step of each length of windows brings."""
-        return {length: one.tokens_per_step for length, one in self.worth.items()}
+        return {length: _rate(one) for length, one in self.worth.items()}
 
 
 class AutoTuner(Search[AutoEvidence]):
@@ -93,17 +83,17 @@ class AutoTuner(Search[AutoEvidence]):
         batch = min(COUNTED, len(self.prompts))
         shape = self.pipeline.model.family.usual_shape(self.pipeline.model)
         engine = self.pipeline.engine(batch, strategy, self.sampling, shape).engine
-        found = Counted()
+        gained = steps = 0
         engine.chosen = FixedLength(length)
         try:
             for seed in range(max(1, len(self.prompts) // batch)):
                 prompts = batch_prompts(self.prompts, batch, seed)
                 done, _ = self.pipeline.decode_only(prompts, strategy, self.sampling, seed)
-                found.steps += int(done.steps.sum())
-                found.gained += done.tokens.shape[0] * (done.tokens.shape[1] - 1)
+                steps += int(done.steps.sum())
+                gained += done.tokens.shape[0] * (done.tokens.shape[1] - 1)
         finally:
             engine.chosen = None
-        return found
+        return gained, steps
 
     def prepare(self) -> None:
         """Count tokens per step of every length of windows, over each prompt once."""
@@ -116,9 +106,9 @@ class AutoTuner(Search[AutoEvidence]):
             self.keep()
             needs = (time.perf_counter() - began) * (len(todo) - number)
             self._check_left(needs, "counting the other drafts")
-            rate = f"{found.tokens_per_step:.2f} tokens per step, {about(needs)} left here"
+            rate = f"{_rate(found):.2f} tokens per step, {about(needs)} left here"
             self.say(f"windows of {length}: {rate}")
-        worth[1] = Counted(gained=1, steps=1)
+        worth[1] = (1, 1)
 
     def _timed(self, one: Estimate, batch: int, times: Times) -> Estimate:
         """Return a source with the costs of its lengths at a batch, timed in turns where they are not.
@@ -146,10 +136,8 @@ class AutoTuner(Search[AutoEvidence]):
                     self.say(f"{name}: the copy is made once, and its drafts are counted")
                     e.copy_counts[name] = self._counted(one, drafts.length + 1)
                     self.keep()
-                    rate = e.copy_counts[name].tokens_per_step
-                    self.say(f"{name}: {rate:.2f} tokens per step")
-                counted = e.copy_counts[name]
-                counts = {drafts.length + 1: (counted.gained, counted.steps)}
+                    self.say(f"{name}: {_rate(e.copy_counts[name]):.2f} tokens per step")
+                counts = {drafts.length + 1: e.copy_counts[name]}
                 times = e.copy_times.setdefault(name, {})
                 found.append(self._timed(Estimate(strategy=one, counts=counts), batch, times))
             except DoesNotFitError as error:
@@ -217,6 +205,12 @@ class AutoTuner(Search[AutoEvidence]):
         held = frozenset[str]().union(*(copies_of(choice.strategy) for choice in choices))
         self.pipeline.engines.keep_copies(held)
         return choices
+
+
+def _rate(counted: Counted) -> float:
+    """Return tokens per step."""
+    gained, steps = counted
+    return max(1.0, gained / steps) if steps else 1.0
 
 
 def pruned(strategy: Strategy) -> Strategy:

@@ -16,7 +16,7 @@ from lantern_accel.device.backend import DeviceFacts
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Strategy, with_tokens_per_step
-from lantern_accel.tuning.auto import AutoEvidence, Counted
+from lantern_accel.tuning.auto import AutoEvidence
 
 ROOT = Path(__file__).parents[3]
 
@@ -89,6 +89,6 @@ def test_evidence_becomes_what_ships() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     key = {"model": "m", "weights_hash": "h", "temperature": 1.0, "acceptance": {"kind": "exact"}}
-    evidence = AutoEvidence(settings={"key": key}, worth={8: Counted(gained=30, steps=12)})
+    evidence = AutoEvidence(settings={"key": key}, worth={8: (30, 12)})
     found = module.worth_of(evidence, "prompts")
     assert (found.weights_hash, found.relaxed, found.tokens_per_step) == ("h", False, {8: 2.5})

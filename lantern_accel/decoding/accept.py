@@ -185,7 +185,7 @@ def accept_sampling(
     parent's distribution and siblings alone, not on how the parent was reached. ``masked``: logits of
     -inf are codes that may not follow, as the official residual has to know.
     """
-    draw = REFERENCE.draw if filters is None else filters.draws.draw
+    draw = REFERENCE.draw if filters is None else filters.draw
     guided = probs
     if filters is not None and filters.ops.preferences.filters_trees:
         probs, filters = distribution(probs, filters), None

@@ -18,23 +18,11 @@ PIECE = 1 << 24
 
 
 @dataclass(frozen=True)
-class Draws:
-    """A device's draws; ``sums``: of its :class:`.Tables`, if anything."""
-
-    ops: SamplingOps = REFERENCE
-    sums: tuple[Tensor, ...] = ()
-
-    def draw(self, weights: Tensor, uniform: Tensor) -> Tensor:
-        """Draw codes of the shape of ``uniform``, as :meth:`.SamplingOps.draw` does."""
-        return self.ops.draw(weights, uniform, *self.sums)
-
-
-@dataclass(frozen=True)
 class Filters:
     """How logits become a distribution in a step: what has a shape, and the values that are data.
 
     ``temperature`` and ``top_p``: float32 ``[1]`` on the device, or numbers. ``ops``: the device's
-    operations; ``sums`` as in :class:`Draws`.
+    operations; ``sums``: what its draws take of :class:`.Tables`, if anything.
     """
 
     sampling: Sampling
@@ -44,7 +32,6 @@ class Filters:
     sums: Tensor | None = field(default=None, repr=False, compare=False)
     given: Filter = field(init=False, repr=False, compare=False)
     """What the device's operation takes; of use where sampling is not greedy."""
-    draws: Draws = field(init=False, repr=False, compare=False)
     tables: tuple[Any, ...] = field(init=False, repr=False, compare=False)
     """What the device's filter looks up (:class:`.Tables`), if anything."""
 
@@ -61,12 +48,15 @@ class Filters:
             never=never,
         )
         object.__setattr__(self, "given", given)
-        sums = () if self.sums is None else (self.sums,)
-        object.__setattr__(self, "draws", Draws(self.ops, sums))
         made = None
         if isinstance(self.temperature, Tensor):
             made = self.ops.tables(0, self.temperature.device).filter
         object.__setattr__(self, "tables", () if made is None else (made,))
+
+    def draw(self, weights: Tensor, uniform: Tensor) -> Tensor:
+        """Draw codes of the shape of ``uniform``, as :meth:`.SamplingOps.draw` does."""
+        sums = () if self.sums is None else (self.sums,)
+        return self.ops.draw(weights, uniform, *sums)
 
     @classmethod
     def of(cls, sampling: Sampling) -> Filters:

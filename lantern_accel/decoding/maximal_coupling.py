@@ -7,10 +7,12 @@ are drawn again from their own p[i]. Source: SJD (arXiv 2410.01699).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.logits import Draws
+from lantern_accel.decoding.rows import REFERENCE
 from lantern_accel.decoding.window_layout import Coupled
 
 
@@ -21,15 +23,19 @@ def leading(accepted: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def couple(
-    x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor, *, drawing: Draws | None = None
+    x: Tensor,
+    p: Tensor,
+    q: Tensor,
+    tests: Tensor,
+    draws: Tensor,
+    draw: Callable[[Tensor, Tensor], Tensor] = REFERENCE.draw,
 ) -> Coupled:
     """Test the drafts, replace the first that fails, draw those behind it again.
 
     ``x`` integer ``[B, L - 1]``; ``p`` float32 ``[B, L, V]``, of which the last is the bonus's; ``q``
     float32 ``[B, L - 1, V]``; ``tests`` uniforms ``[B, L - 1]``, ``draws`` others ``[B, L]``.
-    ``drawing``: a device's draws; None: the reference's.
+    ``draw``: a device's draws.
     """
-    drawing = drawing or Draws()
     own, bonus = p[:, :-1], p[:, -1:]
     code = x.unsqueeze(-1)
     px, qx = own.gather(-1, code).squeeze(-1), q.gather(-1, code).squeeze(-1)
@@ -39,7 +45,7 @@ def couple(
     # Where p is q to the last bit nothing is left; then the draw is p's.
     left = torch.where(left.sum(-1, keepdim=True) > 0, left, own)
     left = torch.where((order > count.unsqueeze(1)).unsqueeze(-1), own, left)
-    drawn = drawing.draw(torch.cat((left, bonus), dim=1), draws)
+    drawn = draw(torch.cat((left, bonus), dim=1), draws)
     kept = order < count.unsqueeze(1)
     tokens = torch.cat((torch.where(kept, x, drawn[:, :-1]), drawn[:, -1:]), dim=1)
     return Coupled(tokens, count + 1)

@@ -204,6 +204,6 @@ class Session:
             place = self.verifying.first.unsqueeze(1)
             token = self.choices.of(weights.unsqueeze(1), place).squeeze(1)
         else:
-            token = self.filters.draws.draw(weights, state.uniforms[:, 0, -1])
+            token = self.filters.draw(weights, state.uniforms[:, 0, -1])
         state.begin(token)
         return weights

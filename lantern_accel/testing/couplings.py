@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.invariant import accept_invariant
-from lantern_accel.decoding.logits import Draws, Filters, TokenChooser
+from lantern_accel.decoding.logits import Filters, TokenChooser
 from lantern_accel.decoding.maximal_coupling import couple
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.noise import noise_keys
@@ -72,7 +72,7 @@ def window(backend: Backend) -> Measured:
         want = couple(x, p.double(), q.double(), tests, draws)
         to = backend.device
         given = x.to(to, backend.index), p.to(to), q.to(to), tests.to(to), draws.to(to)
-        got = couple(*given, drawing=Draws(backend))
+        got = couple(*given, draw=backend.draw)
         count = got.count.expand(IMAGES)
         _alike(what, ("count", count, want.count), ("tokens", got.tokens, want.tokens))
         windows += IMAGES

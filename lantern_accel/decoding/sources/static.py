@@ -125,7 +125,7 @@ class StaticDrafts(DrafterDrafts[ChainTree | StaticTree]):
                 q = distribution(logits, self.filters)
                 here = uniforms[:, used : used + groups * width].view(batch, groups, width)
                 used += groups * width
-                picks = self.filters.draws.draw(q, here)
+                picks = self.filters.draw(q, here)
                 dists.append(q)
             codes = picks.flatten(1)
             tokens.append(self.kept[depth].of(codes) if self.kept else codes)

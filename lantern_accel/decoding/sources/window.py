@@ -228,7 +228,7 @@ class MaximalWindow(WindowDrafts[Value]):
         targets = self.initial.targets(newest)
         rows = self.initial.rows(None, targets)
         here = state.drawn(back)[:, self.geometry.depth :][:, : targets.shape[1]]
-        drawn = self.filters.draws.draw(rows, here)
+        drawn = self.filters.draw(rows, here)
         state.tokens.scatter_(1, targets.clamp(max=self.geometry.tokens), drawn)
         self.ring.write(state.q, targets, rows)
 
@@ -241,4 +241,4 @@ class MaximalWindow(WindowDrafts[Value]):
         self.ring.write(state.q, places, p)
         uniforms = state.drawn()
         tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
-        return couple(drafted[:, 1:], p, q, tests, draws, drawing=self.filters.draws)
+        return couple(drafted[:, 1:], p, q, tests, draws, draw=self.filters.draw)

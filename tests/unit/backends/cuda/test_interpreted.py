@@ -17,12 +17,12 @@ HERE = Path(__file__).parent
 FILES = {
     "test_advance.py": (2, 4),
     "test_enter.py": (5, 2),
-    "test_few.py": (12, 3),
-    "test_kernels.py": (11, 5),
+    "test_few.py": (10, 5),
+    "test_kernels.py": (8, 8),
     "test_race.py": (6, 4),
-    "test_rounded.py": (25, 8),
-    "test_tiles.py": (11, 6),
-    "test_sampling_kernels.py": (25, 9),
+    "test_rounded.py": (8, 25),
+    "test_tiles.py": (8, 9),
+    "test_sampling_kernels.py": (22, 12),
 }
 #: A process takes seconds before its first test, so that files share one; two processes serve two cores.
 SHARES = [list(FILES)[::2], list(FILES)[1::2]]

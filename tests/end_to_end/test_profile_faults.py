@@ -79,11 +79,8 @@ def test_a_killed_run_is_completed(tiny_model, prompt_file, tmp_path):
     assert len(after.quality) == 1
 
 
-@pytest.mark.parametrize(
-    "moments",
-    [(1, 9, 13), pytest.param((1, 2, 4, 9, 13, 6, 5, 4), marks=pytest.mark.long)],
-    ids=["three", "eight"],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("moments", [(1, 9, 13), (1, 2, 4, 9, 13, 6, 5, 4)], ids=["three", "eight"])
 def test_a_run_that_ends_after_any_of_its_writes_is_completed(
     profiler, tmp_path, monkeypatch, moments
 ):
@@ -125,6 +122,7 @@ def _samples(out: Path) -> int:
     return sum(len(cell["samples"]) for cell in json.loads(out.read_text())["cells"])
 
 
+@pytest.mark.long
 def test_a_device_that_vanishes_leaves_what_is_finished(profiler, tmp_path, monkeypatch):
     out = tmp_path / "run.json"
     real, calls = samples.request, []
@@ -152,6 +150,7 @@ def test_a_device_that_vanishes_leaves_what_is_finished(profiler, tmp_path, monk
         assert all(sum(w.session == one for w in cell.warmup) >= 3 for one in sessions)
 
 
+@pytest.mark.long
 def test_an_interrupted_run_is_no_other_run(profiler, tmp_path, monkeypatch):
     out = tmp_path / "run.json"
     monkeypatch.setattr(Profiler, "_price", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -270,6 +269,7 @@ def test_relaxation_of_nothing_agrees_with_exact_decoding(tiny_model):
         assert is_measured(much.chance_agreement)
 
 
+@pytest.mark.long
 def test_a_price_that_lacked_its_package_is_completed(profiler, tmp_path, monkeypatch):
     from lantern_accel.quality import features
 
@@ -321,6 +321,7 @@ def test_a_counter_of_the_device_is_watched_over_a_step(profiler, monkeypatch):
     assert not cell.settled
 
 
+@pytest.mark.long
 def test_auto_is_measured_resumed_and_says_what_it_stood_for(profiler, tmp_path):
     out = tmp_path / "run.json"
     first = profiler(out, names=("vanilla",)).measure()

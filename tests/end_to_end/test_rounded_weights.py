@@ -42,7 +42,7 @@ def rounded_by_hand(pipeline, how):
             part.weight = torch.nn.Parameter(dense, requires_grad=False)
 
 
-@pytest.mark.parametrize("native", ["auto", "off"])
+@pytest.mark.parametrize("native", ["auto", pytest.param("off", marks=pytest.mark.long)])
 @pytest.mark.parametrize("how", ["int8", "int6", "int4"])
 def test_the_rounded_model_is_the_one_whose_weights_are_dense(tiny_model, how, native, monkeypatch):
     with load(tiny_model, how, native=native) as pipeline:
@@ -58,6 +58,7 @@ def test_the_rounded_model_is_the_one_whose_weights_are_dense(tiny_model, how, n
         assert torch.equal(tree.tokens, expected.tokens)
 
 
+@pytest.mark.long
 def test_the_price_is_the_total_variation_along_the_rounded_models_images(tiny_model, monkeypatch):
     with load(tiny_model, "int4", native="off") as pipeline:
         price = pipeline.model.rounding

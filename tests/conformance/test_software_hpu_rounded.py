@@ -16,7 +16,7 @@ mode, drafts, *weights = sys.argv[1:]
 hpu = choose_device("hpu", {"software": True, "mode": mode}).open()
 cpu = open_backend("cpu", {"native": "off"})
 from support import every_function as every
-from lantern_accel.decoding.engine import Engine
+from support.engines import engine_of
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.trees import parse_tree
@@ -26,7 +26,7 @@ from lantern_accel.testing.trace import Recorder
 from lantern_accel_hpu import operators, rounded
 from lantern_accel_hpu.software import hpu as software
 
-def engine_of(backend, strategy, how, dtype=torch.float32):
+def rounded_engine(backend, strategy, how, dtype=torch.float32):
     model = tiny.tiny_model(backend, backend.device, dtype)
     fewer = replace(model, target=rounded_copy(model.target, backend, rounding(how)))
     shape = model.family.usual_shape(model)
@@ -38,10 +38,9 @@ def engine_of(backend, strategy, how, dtype=torch.float32):
         target, copy = copy, None
     found = {type(part.packed) for part in (copy or target).modules() if hasattr(part, "packed")}
     assert (rounded.ByteCodes in found) == (backend is hpu), found
-    made = Engine(
-        target, drafter, backend, chosen, Sampling(cfg_scale=2.5, top_k=32), batch=2,
-        neighbours=model.neighbours, copy=copy,
-    )
+    sampling = Sampling(cfg_scale=2.5, top_k=32)
+    given = {"neighbours": model.neighbours, "copy": copy}
+    made = engine_of((target, drafter), chosen, sampling, 2, ops=backend, **given)
     vars(made)["model"] = model
     return made
 
@@ -50,12 +49,12 @@ with torch.inference_mode():
         strategy, how = word.split("=")
         tokens = []
         for backend in (hpu, cpu):
-            engine = engine_of(backend, strategy, how)
+            engine = rounded_engine(backend, strategy, how)
             made = every.captured(backend, engine) if backend is hpu else None
             tokens.append(every.tokens_of(engine, made, 3))
         assert tokens[0] == tokens[1], (strategy, how)
         for dtype in (torch.float32, torch.bfloat16):
-            engine = engine_of(hpu, strategy, how, dtype)
+            engine = rounded_engine(hpu, strategy, how, dtype)
             tiny.start(engine, 3)
             seen = Recorder(hpu.device, hpu.conformance().rules)
             software.reset_kernels()

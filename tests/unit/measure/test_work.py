@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.engines import engine_of
 from support.runs import invented_run
 from support.tiny import tiny_models
 from torch.utils.flop_counter import FlopCounterMode
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Backend, DeviceFacts
 from lantern_accel.measure import work
 from lantern_accel.measure.record import STEP_PHASES as PHASES
@@ -93,9 +93,8 @@ def test_a_cell_of_a_draft_head_holds_its_launches(backend):
 
 
 def test_work_is_that_of_the_lengths_that_ran(backend):
-    target, _ = tiny_models(2, grid=6)
     window = Strategy(drafts=adaptive_window((1, 8)))
-    engine = Engine(target, None, backend, window, Sampling(temperature=1.0), batch=1)
+    engine = engine_of(tiny_models(2, grid=6), window, Sampling(temperature=1.0), ops=backend)
     longest = work.step_needs(engine)["verify"]
     assert engine.lengths == [1, 8]
 

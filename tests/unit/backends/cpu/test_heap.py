@@ -28,6 +28,7 @@ with trim_memory():
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's heap")
 
 
+@pytest.mark.long
 @glibc
 @measurable
 def test_large_tensors_leave_the_process_when_they_go() -> None:

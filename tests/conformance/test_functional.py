@@ -17,7 +17,10 @@ from lantern_accel.strategy.values import Sampling, Strategy, adaptive_window
 from lantern_accel.testing import CHECKS, run_check, tiny
 
 
-@pytest.mark.parametrize("strategy", ["vanilla", "lantern++", "scd"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["scd", *(pytest.param(s, marks=pytest.mark.long) for s in ("vanilla", "lantern++"))],
+)
 def test_images_of_two_prompts_are_those_of_the_eager_steps(strategy: str) -> None:
     backend = FunctionalBackend()
     with backend.inference():

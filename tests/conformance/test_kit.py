@@ -20,8 +20,17 @@ from lantern_accel.testing import CHECKS, Measured, NeedsCard, caches, run_check
 from lantern_accel.testing.kit import Report, checks_of, select
 from lantern_accel_cpu.backend import DeviceBackend
 
+#: Slow ones, which test_faults.py plants in another backend in the quick tier.
+LATER = ("a graph compiled every time",)
 
-@pytest.mark.parametrize(("check", "plant"), [m[1:] for m in MUTANTS], ids=[m[0] for m in MUTANTS])
+
+@pytest.mark.parametrize(
+    ("check", "plant"),
+    [
+        pytest.param(*rest, id=name, marks=[pytest.mark.long] if name in LATER else [])
+        for name, *rest in MUTANTS
+    ],
+)
 def test_a_planted_fault_is_caught_by_its_check(monkeypatch, check, plant):
     steps = check.startswith("static.") and check not in ("static.buffers", "static.one_graph")
     if steps or check == "replay.stable":

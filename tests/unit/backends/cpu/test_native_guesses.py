@@ -31,7 +31,15 @@ def headed(seed: int = 0, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (GREEDY, 2), (steps.UNGUIDED, 2)]
+    ("given", "batch"),
+    [
+        (SAMPLED, 1),
+        (GREEDY, 2),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in ((SAMPLED, 3), (steps.UNGUIDED, 2))
+        ),
+    ],
 )
 def test_guesses_and_tokens_are_those_of_the_operators(
     given: Sampling, batch: int, monkeypatch: pytest.MonkeyPatch

@@ -194,6 +194,7 @@ def test_a_negative_prompt_takes_the_unconditional_branch_s_place(served, alone)
         draw(served.client(), own={"negative_prompt": "dog face", "guidance_scale": 1})
 
 
+@pytest.mark.long
 def test_clients_at_once_each_get_their_own_image(served, alone):
     jobs = [
         (p, seed, s)

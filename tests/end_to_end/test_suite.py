@@ -211,6 +211,7 @@ def test_a_folder_of_another_seed_or_model_is_refused(pipeline, real, tmp_path, 
         run(pipeline, tmp_path / "d.json", request(pipeline, real, work=tmp_path / "full"))
 
 
+@pytest.mark.long
 def test_another_strategy_joins_the_table_of_before(pipeline, real, tmp_path):
     out = tmp_path / "a.json"
     run(pipeline, out, request(pipeline, real, words=["vanilla"]))
@@ -223,6 +224,7 @@ def test_another_strategy_joins_the_table_of_before(pipeline, real, tmp_path):
         run(pipeline, out, fewer)
 
 
+@pytest.mark.long
 def test_weights_in_fewer_bits_are_rows_of_their_own_against_the_full_vanilla(
     pipeline, tiny_model, real, tmp_path
 ):

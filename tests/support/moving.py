@@ -17,7 +17,7 @@ from support.chi_square import misfit
 from support.engines import Models
 from support.tiny import captions, tiny_models
 
-IMAGES, VOCAB, TOKENS = 15_000, 3, 4
+IMAGES, VOCAB, TOKENS = 8_000, 3, 4
 SAMPLING = Sampling(top_k=2)
 #: From an image's gains so far ``[B, steps]`` and what a rule must not see: a length per image.
 Decide = Callable[[Tensor, Any], Tensor]

@@ -190,7 +190,7 @@ BROAD, DEEP = DynamicTree(top_k=3, depth=1, total=9), DynamicTree(top_k=2, depth
     ("tree", "coupling", "images"),
     [
         (CHAIN, "invariant", 8_000),
-        (DEEP, "maximal", 8_000),
+        (DEEP, "maximal", 4_000),
         *(
             pytest.param(tree, coupling, 8_000, marks=pytest.mark.long)
             for tree, coupling in (

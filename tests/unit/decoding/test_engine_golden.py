@@ -42,7 +42,8 @@ def test_vanilla_tokens_are_the_official_ones(cap: int) -> None:
     assert torch.equal(tokens, recorded.long())
 
 
-@pytest.mark.parametrize("tree", ["static", pytest.param("dynamic", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("tree", ["static", "dynamic"])
 def test_a_padded_caption_decodes_exactly_although_our_drafter_hides_its_pads(tree: str) -> None:
     tokens, accepted = decoded(0, Strategy(drafts=TREES[tree]))
     recorded = golden("lantern/greedy_sequences")[f"cap0.{tree}.off.tokens"]

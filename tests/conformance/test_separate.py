@@ -56,6 +56,7 @@ def test_a_crash_and_a_hang_cost_their_groups(glass: Path, monkeypatch: pytest.M
     assert {one.name for one in written[0].outcomes} | set(written[0].not_run) == set(found)
 
 
+@pytest.mark.long
 def test_a_crash_costs_its_check_in_a_group_whose_checks_run_apart(glass: Path) -> None:
     report = separate.conform("glass", {}, only=["single"], limit=30)
     crash, after = report.outcomes

@@ -278,6 +278,7 @@ def test_pictures_from_elsewhere_are_measured_next_to_the_others(
     assert [row.label for row in found.rows] == ["vanilla", "here", "fleet"]
 
 
+@pytest.mark.long
 def test_tables_are_written_with_the_first_experiments(pipeline, real, tmp_path):
     out = tmp_path / "table.json"
     made = request(pipeline, real, words=["vanilla,lantern++"])

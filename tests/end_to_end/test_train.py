@@ -190,6 +190,7 @@ def test_an_unknown_style_is_refused_by_name():
         read_config(EmojiTargetConfig, None, style_weights={"notto": 2.0})
 
 
+@pytest.mark.long
 def test_a_model_gets_a_drafter_from_its_own_images(command, undrafted_model, tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("red heart\n\ndog face\n")

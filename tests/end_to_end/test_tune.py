@@ -62,6 +62,7 @@ def test_a_window_has_no_tree_to_tune_and_the_length_that_rows_favour(tiny_model
         assert length() == length(strategy="sjd") == 8
 
 
+@pytest.mark.long
 def test_tuning_keeps_a_tree_that_generate_uses(command, tiny_model, tmp_path, monkeypatch):
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
     monkeypatch.setattr(tune, "TIMED", ((1, 1), (2, 2), (4, 2), (6, 3)))
@@ -142,7 +143,7 @@ def test_a_shipped_tree_is_found(tiny_model, tmp_path, monkeypatch):
         assert pipe.request("dog face", strategy="eagle").strategy.drafts == found.strategy.drafts
 
 
-@pytest.mark.parametrize("after", [1, 4, 7])
+@pytest.mark.parametrize("after", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 7))])
 def test_an_interrupted_run_measures_nothing_twice(tiny_model, tmp_path, monkeypatch, after):
     small(monkeypatch, tmp_path)
     prompts = ["dog face", "red heart"]

@@ -208,6 +208,7 @@ def test_linux_is_asked_and_its_answer_put_in_words(monkeypatch: pytest.MonkeyPa
         build.tiles_refused.cache_clear()
 
 
+@pytest.mark.long
 @pytest.mark.skipif("amx" not in TILES, reason="this processor has no tiles, or they are refused")
 def test_a_forked_child_has_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:
     code = """

@@ -97,7 +97,14 @@ def test_names_of_tensors_that_are_no_text(
     assert f"of the type {type(key).__name__}, not text" in told
 
 
-@pytest.mark.parametrize("place", ["/dev/zero", "/dev/null", "/proc/self/mem", "pipe", "loop"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "/dev/zero",
+        "pipe",
+        *(pytest.param(p, marks=pytest.mark.long) for p in ("/dev/null", "/proc/self/mem", "loop")),
+    ],
+)
 def test_files_that_are_none(
     place: str, words: list[str], tiny_model: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -159,7 +159,7 @@ def test_the_recorder_refuses_reads(wait: Any) -> None:
     ("name", "sampling", "drafter"),
     [
         ("vanilla", GREEDY, {}),
-        ("eagle", SAMPLED, {"n_layer": 2, "taps": (1, 2)}),
+        pytest.param("eagle", SAMPLED, {"n_layer": 2, "taps": (1, 2)}, marks=pytest.mark.long),
         ("eagle2", GREEDY, {"n_layer": 2, "taps": (1, 2)}),
         ("lantern++", SAMPLED, {}),
     ],

@@ -423,14 +423,15 @@ class Pipeline:
         shape: Hashable,
         strategy: Strategy,
         sampling: Sampling,
-        seed: int,
+        seed: int | Sequence[int],
         images: Sequence[int],
         on_progress: Callable[[int], None] | None = None,
     ) -> Tensor:
         """Decode one batch of rows that were made elsewhere: tokens, int64 ``[B, N]``, on the host.
 
-        ``shape``: that of the conditions that the rows were made of; ``images``: the indices that pick
-        each image's randomness; ``on_progress`` gets the tokens known of the slowest image.
+        ``shape``: that of the conditions that the rows were made of; ``seed``: of all, or one each;
+        ``images``: the indices that pick each image's randomness; ``on_progress`` gets the tokens that
+        are known of the slowest image.
         """
         with self.request_lock.hold(), explained(self.backend):
             ready = self._engine_for(rows, shape, len(images), strategy, sampling)

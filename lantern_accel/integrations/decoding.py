@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,16 @@ from lantern_accel.checkpoints.loading import (
 from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
-from lantern_accel.errors import LanternError, LanternWarning
-from lantern_accel.families.base import Family, Model, Rows
+from lantern_accel.errors import LanternWarning
+from lantern_accel.families.base import Family, Model
 from lantern_accel.families.registry import family
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.integrations.adapter import Adapter
 from lantern_accel.integrations.watch import Watch
 from lantern_accel.nn.transformer import pack
 from lantern_accel.records import format_bytes
-from lantern_accel.strategy.values import Sampling, Strategy
+from lantern_accel.strategy.rules import validated
+from lantern_accel.strategy.values import Sampling
 
 
 class ModuleWeights(Checkpoint):
@@ -145,35 +147,29 @@ def shared_pipeline(
 #: What transformers takes where neither a request nor a model names a top-k.
 UNASKED_TOP_K = 50
 
+
 #: From a module's weights and its configuration to the manifest of our model of it.
 Describe = Callable[[Checkpoint, dict[str, Any]], Any]
 
 
-class InterruptedDecodingError(LanternError):
-    """Tokens were asked for no longer; what was drawn of them is not a picture."""
-
-
-@dataclass
-class Accelerated:
+@dataclass(kw_only=True)
+class Accelerated(Adapter):
     """Our decoder around one loaded module; made when it is first needed.
 
-    ``memory`` says what it holds next to the module's own weights, once it was made. ``overrides`` are
-    fields of :class:`Sampling` that win over what the library asks for.
+    ``memory`` says what it holds next to the module's own weights, once it was made.
     """
 
     module: nn.Module
     family: str
     describe: Describe
-    strategy: str | Strategy = "auto"
-    overrides: dict[str, Any] = field(default_factory=dict)
     memory: Memory | None = None
-    _pipeline: Pipeline | None = None
+    pipeline: Pipeline | None = None
     _watch: Watch | None = None
     _told: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made of: it makes a decoder of its own, around the copied module."""
-        return {**vars(self), "memory": None, "_pipeline": None, "_watch": None}
+        return {**vars(self), "memory": None, "last": None, "pipeline": None, "_watch": None}
 
     @property
     def relaxed(self) -> bool:
@@ -194,23 +190,23 @@ class Accelerated:
         if self._watch is not None and self._watch.beside != beside:
             self.close()
         self._watch = watch = self._watch or Watch(self.module, beside)
-        if self._pipeline is not None and not watch.changed():
-            return self._pipeline
+        if self.pipeline is not None and not watch.changed():
+            return self.pipeline
         watch.check()
         self.close()
         weights = ModuleWeights(self.module)
         config: Any = self.module.config
         manifest = self.describe(weights, config.to_dict())
         made = shared_pipeline(weights, kind, manifest, self.relaxed, watch)
-        self._watch, (self._pipeline, self.memory) = watch, made
+        self._watch, (self.pipeline, self.memory) = watch, made
         logging.getLogger("lantern_accel").info("weights: %s", self.memory)
-        return self._pipeline
+        return self.pipeline
 
     def close(self) -> None:
         """Free what is held next to the module."""
-        if self._pipeline is not None:
-            self._pipeline.close()
-        self._pipeline = self._watch = None
+        if self.pipeline is not None:
+            self.pipeline.close()
+        self.pipeline = self._watch = None
 
     def sampling(self, found: Sampling) -> Sampling:
         """Return the library's settings with the overrides; a top-k that nobody named is said once."""
@@ -225,42 +221,4 @@ class Accelerated:
                 LanternWarning,
                 stacklevel=2,
             )
-        return Sampling.model_validate({**found.model_dump(), **self.overrides})
-
-
-def draw(
-    pipeline: Pipeline,
-    rows: Rows,
-    shape: Hashable,
-    strategy: str | Strategy,
-    sampling: Sampling,
-    seeds: Sequence[tuple[int, int]],
-    on_progress: Callable[[int], None] | None = None,
-) -> Tensor:
-    """Return the tokens of a batch, int64 ``[B, N]`` on the host.
-
-    ``seeds``: for each image its seed and its index in the request, which fix its randomness. Images of
-    one seed are decoded together. ``on_progress`` gets the tokens that are known of the slowest image of
-    a part; an error that it raises ends decoding.
-    """
-    chosen = pipeline.strategy(strategy)
-    out: dict[int, Tensor] = {}
-    for seed in dict.fromkeys(one for one, _ in seeds):
-        places = [i for i, (own, _) in enumerate(seeds) if own == seed]
-        branches = sampling.branches
-        index = [branch * len(seeds) + i for branch in range(branches) for i in places]
-        masks = places if len(rows.mask) == len(seeds) else index
-        part = Rows(rows.condition[index], rows.mask[masks])
-        images = [seeds[i][1] for i in places]
-        one = chosen
-        if isinstance(strategy, str):  # its window is as long as this batch wants
-            one = pipeline.auto.tuned(chosen, len(images), sampling)
-        tokens = pipeline.draw_tokens(part, shape, one, sampling, seed, images, on_progress)
-        out.update(zip(places, tokens, strict=True))
-    return torch.stack([out[i] for i in range(len(seeds))])
-
-
-def fresh_seeds(count: int) -> list[tuple[int, int]]:
-    """Return seeds of images, drawn from torch's global generator as the libraries' own loops draw."""
-    seed = int(torch.randint(0, 2**31 - 1, (1,)))
-    return [(seed, i) for i in range(count)]
+        return validated(Sampling, {**found.model_dump(), **self.overrides}, "sampling")

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lantern_accel.errors import ModelError, RequestError
-from lantern_accel.families.controls import Controls
 from lantern_accel.families.glm_image.grids import grid_of, grids, prior_token_ids
 from lantern_accel.families.glm_image.painting import check_scheduler
 from lantern_accel.families.releases import require
-from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.integrations.decoding import (
-    Accelerated,
-    InterruptedDecodingError,
-    draw,
-    fresh_seeds,
-)
-from lantern_accel.integrations.distribution import processors_of, sampling_of
-from lantern_accel.integrations.transformers import accelerated, glm_tokens
+from lantern_accel.integrations.adapter import InterruptedDecodingError, Own, fresh_seeds
+from lantern_accel.integrations.decoding import Accelerated
+from lantern_accel.integrations.glm_image import draw_prior
+from lantern_accel.integrations.transformers import accelerated
 from lantern_accel.integrations.transformers import restore as restore_model
 from lantern_accel.strategy.values import Strategy
 
@@ -39,70 +31,32 @@ class _Prior:
         self, pipe: Any, prior: Any, strategy: str | Strategy, overrides: dict[str, Any]
     ) -> None:
         self.pipe, self.strategy, self.overrides = pipe, strategy, overrides
-        self.own: Pipeline | None = None
-        self.opened = False
+        self.own: Own | None = None
         self.inner: Any = None
-        if prior is None:
-            if pipe.vision_language_encoder is None:
+        if prior is not None:
+            self.own = Own.on(
+                prior, str(pipe._execution_device), strategy=strategy, overrides=overrides
+            )
+            if self.own.pipeline.model.manifest.family != "glm_image":
                 raise ModelError(
-                    "the pipeline was loaded without its prior (vision_language_encoder is None); name "
-                    "one: accelerate(pipe, prior=the folder of the release)"
+                    f"the prior {prior} is not GLM-Image; name the folder of its release"
                 )
-            self._around(pipe.vision_language_encoder)
-        elif isinstance(prior, Pipeline):
-            self.own = prior
-        else:
-            from lantern_accel.api import load
+        self.adapter()
 
-            self.own, self.opened = load(prior, device=str(pipe._execution_device)), True
-        if self.own is not None and self.own.model.manifest.family != "glm_image":
-            raise ModelError(f"the prior {prior} is not GLM-Image; name the folder of its release")
-
-    def tokens(
-        self,
-        prompts: Sequence[str],
-        height: int,
-        width: int,
-        seeds: list[tuple[int, int]],
-        report: Callable[[int], None],
-    ) -> Tensor:
-        """Return the codes of both grids, ``[B, N]``."""
-        tokenizer = getattr(self.pipe.processor, "tokenizer", None)
-        reads = getattr(tokenizer, "backend_tokenizer", None)
-        if reads is not None:  # else our own prior's tokenizer is asked, below
-            Controls(reads).check(prompts)
+    def adapter(self) -> Accelerated | Own:
+        """Return what draws now, and let go of a module that was there before."""
         if self.own is not None:
-            made = self.own.conditions(prompts, (width, height))
-            sampling = self.own.sampling(**self.overrides)
-            rows = self.own.model.family.rows(self.own.model, made, sampling)
-            return draw(self.own, rows, made.shape, self.strategy, sampling, seeds, report)
+            return self.own
         inner = self.pipe.vision_language_encoder
-        given = self.pipe.processor.apply_chat_template(
-            [[{"role": "user", "content": [{"type": "text", "text": one}]}] for one in prompts],
-            tokenize=True,
-            padding=len(prompts) > 1,
-            target_h=height,
-            target_w=width,
-            return_dict=True,
-            return_tensors="pt",
-        )
-        ours = self._around(inner)
-        pipeline = ours.ready()
-        ids, mask, shapes = (given[n] for n in ("input_ids", "attention_mask", "image_grid_thw"))
-        # What generate(do_sample=True) of the pipeline's own prior would draw by.
-        config, _ = inner._prepare_generation_config(None, do_sample=True)
-        processors = processors_of(inner, config, ids, [])
-        codes = pipeline.model.manifest.target.head_rows
-        sampling = ours.sampling(sampling_of(processors, codes, sample=True))
-        return glm_tokens(ours, pipeline, ids, mask, shapes, sampling, seeds, report)
-
-    def _around(self, inner: Any) -> Accelerated:
-        """Return our decoder around the pipeline's prior, and let go of one that was there before."""
-        ours = accelerated(inner, self.strategy, **self.overrides)
+        if inner is None:
+            raise ModelError(
+                "the pipeline was loaded without its prior (vision_language_encoder is None); name "
+                "one: accelerate(pipe, prior=the folder of the release)"
+            )
         if self.inner is not None and self.inner is not inner:
             restore_model(self.inner)
         self.inner = inner
-        return ours
+        return accelerated(inner, self.strategy, **self.overrides)
 
     def __getstate__(self) -> dict[str, Any]:
         if self.own is not None:
@@ -116,7 +70,7 @@ class _Prior:
         """Free what is held next to the pipeline's own modules."""
         if self.own is None:
             restore_model(self.inner)
-        elif self.opened:
+        else:
             self.own.close()
 
 
@@ -217,8 +171,9 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
                 raise InterruptedDecodingError("the prior was interrupted, so there is no picture")
             bar.update(max(known - bar.n, 0) if hasattr(bar, "n") else 0)
 
-        tokens = state.tokens(prompts, height, width, seeds, report)
-    ids = prior_token_ids(tokens, rows, columns)
+        ours = state.adapter()
+        drawn = draw_prior(ours, self.processor, prompts, (width, height), seeds, report)
+    ids = prior_token_ids(drawn.tokens, rows, columns)
     negative = given["negative_prompt_embeds"]
     if negative is not None and times > 1:
         negative = negative.repeat_interleave(times, dim=0)

@@ -24,7 +24,8 @@ from lantern_accel.families.releases import require
 from lantern_accel.families.tokenizer import bucket, left_pad
 from lantern_accel.files import write_whole
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.integrations.decoding import Accelerated, Describe, draw, fresh_seeds
+from lantern_accel.integrations.adapter import fresh_seeds
+from lantern_accel.integrations.decoding import Accelerated, Describe
 from lantern_accel.integrations.distribution import (
     check_outputs,
     check_stopping,
@@ -32,6 +33,7 @@ from lantern_accel.integrations.distribution import (
     refusal_of,
     sampling_of,
 )
+from lantern_accel.integrations.glm_image import draw_ids
 from lantern_accel.strategy.values import Sampling, Strategy
 
 #: transformers' classes, and how our model of each is described.
@@ -66,7 +68,9 @@ def accelerated(
             f"{name} cannot be accelerated; transformers' classes that can be are {', '.join(kinds)}"
             f"{inside}"
         )
-    ours: Accelerated = vars(model).setdefault(_OURS, Accelerated(model, *kinds[name]))
+    ours: Accelerated = vars(model).setdefault(
+        _OURS, Accelerated(module=model, family=kinds[name][0], describe=kinds[name][1])
+    )
     ours.strategy, ours.overrides = strategy, overrides
     return ours
 
@@ -154,8 +158,7 @@ def _generate_image(
     other = torch.where(keep, ids, config.pad_token_id)
     condition = torch.cat((ids, other)) if sampling.branches == 2 else ids
     rows, length = _pad_rows(pipeline, condition, mask.bool())
-    tokens = draw(pipeline, rows, length, ours.strategy, sampling, fresh_seeds(len(ids)))
-    return tokens.to(ids)
+    return ours.draw(pipeline, rows, length, sampling, fresh_seeds(len(ids))).tokens.to(ids)
 
 
 def _pad_rows(pipeline: Any, condition: Tensor, mask: Tensor) -> tuple[Rows, int]:
@@ -230,48 +233,13 @@ def decode(
     if type(model).__name__ == GLM:
         if model_kwargs.get("pixel_values") is not None:
             raise refusal_of("pictures as input")
-        tokens = glm_tokens(ours, pipeline, input_ids, mask, image_grid_thw, sampling, seeds)
+        tokens = draw_ids(ours, pipeline, input_ids, mask, image_grid_thw, sampling, seeds).tokens
     else:
         given = logits_processor or ()
         tokens = _chameleon_tokens(ours, pipeline, input_ids, mask, given, sampling, seeds)
     out = torch.cat((input_ids, tokens.to(input_ids)), dim=1)
     most = getattr(generation_config, "max_length", None) or out.shape[1]
     return out[:, :most]
-
-
-def glm_tokens(
-    ours: Accelerated,
-    pipeline: Pipeline,
-    ids: Tensor,
-    mask: Tensor,
-    grids: Tensor | None,
-    sampling: Sampling,
-    seeds: list[tuple[int, int]],
-    on_progress: Callable[[int], None] | None = None,
-) -> Tensor:
-    """Return the codes of both grids, ``[B, N]``, of prompts that GLM-Image's processor made.
-
-    ``grids``: its ``image_grid_thw``, of which the first is the large one; ``seeds`` as in :func:`draw`.
-    """
-    if grids is None or len(grids) < 2:
-        raise RequestError(
-            "the request has no image_grid_thw of a small and a large grid; make it with the model's "
-            "processor, apply_chat_template(..., target_h=, target_w=)"
-        )
-    model = pipeline.model
-    kind: Any = model.family
-    large = (int(grids[0][1]), int(grids[0][2]))
-    rows_of = [row[seen.bool()].tolist() for row, seen in zip(ids, mask, strict=True)]
-    made = kind.conditions_of(model, rows_of, pipeline.backend.device, large)
-    both = model.manifest.target.model_copy(update={"height": large[0], "width": large[1]}).grids
-    others = {(int(one[1]), int(one[2])) for one in grids}
-    if others - set(both):
-        raise RequestError(
-            f"image_grid_thw has grids {sorted(others)}, but a picture of {large[0]} x {large[1]} tokens "
-            f"has {both[0][0]} x {both[0][1]} before it; a batch is of one size"
-        )
-    rows = kind.rows(model, made, sampling)
-    return draw(pipeline, rows, made.shape, ours.strategy, sampling, seeds, on_progress)
 
 
 def _chameleon_tokens(
@@ -301,6 +269,6 @@ def _chameleon_tokens(
     device = pipeline.backend.device
     rows = Rows(condition.to(device), seen.to(device))
     shape = (length, target.height, target.width)
-    codes = draw(pipeline, rows, shape, ours.strategy, sampling, seeds)
+    codes = ours.draw(pipeline, rows, shape, sampling, seeds).tokens
     table = torch.tensor(target.token_ids())
     return table[codes]

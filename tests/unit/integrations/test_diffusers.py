@@ -21,7 +21,7 @@ import lantern_accel
 from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.glm_image.grids import large_codes, prior_token_ids
 from lantern_accel.integrations import accelerate, restore
-from lantern_accel.integrations.decoding import InterruptedDecodingError
+from lantern_accel.integrations.adapter import InterruptedDecodingError
 from lantern_accel.integrations.diffusers import accelerate as accelerate_pipeline
 
 PROMPTS = ["a red cube", "two  cats,\n asleep 'on' a sphere"]
@@ -219,7 +219,7 @@ def test_wrong_arguments_are_refused_before_a_prior_is_drawn(
     accelerate(pipe)
     with pytest.raises(error, match=message):
         pictures(pipe, PROMPTS[0], **asked)
-    assert pipe.vision_language_encoder._lantern_accel._pipeline is None  # nothing was made
+    assert pipe.vision_language_encoder._lantern_accel.pipeline is None  # nothing was made
 
 
 def test_a_prior_that_changes(pipe: Any) -> None:

@@ -1,0 +1,124 @@
+"""The one interface between another library's engine and our decoder.
+
+diffusers, transformers, SGLang and vLLM-Omni stand on it: :class:`Own` opens weights of our own, and
+``decoding.Accelerated`` decodes around a module that the library has loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern_accel.errors import LanternError
+from lantern_accel.families.base import Rows
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.strategy.values import Sampling, Strategy
+
+
+class InterruptedDecodingError(LanternError):
+    """Tokens were asked for no longer; what was drawn of them is not a picture."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The tokens of a batch, int64 ``[B, N]`` on the host, and the seconds of prefill and decoding."""
+
+    tokens: Tensor
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The tokens of all images over the seconds."""
+        return self.tokens.numel() / self.seconds
+
+    def __str__(self) -> str:
+        many, each = self.tokens.shape
+        speed = f"{self.seconds:.2f} s, {self.tokens_per_second:,.0f} tokens/s"
+        return f"{many} x {each:,} tokens in {speed}"
+
+
+@dataclass
+class Adapter:
+    """Our decoder as another library's engine calls it; what it is made of is a subclass's matter.
+
+    An engine gives the weights, what tokens are drawn from, a seed and an index for each image, and a
+    function that is called while tokens are drawn and that may raise to end it; it gets a
+    :class:`Drawn`, which ``last`` keeps. ``overrides`` are fields of :class:`Sampling` that win over what
+    the engine asks for.
+    """
+
+    strategy: str | Strategy = "auto"
+    overrides: dict[str, Any] = field(default_factory=dict)
+    last: Drawn | None = None
+
+    def draw(
+        self,
+        pipeline: Pipeline,
+        rows: Rows,
+        shape: Hashable,
+        sampling: Sampling,
+        seeds: Sequence[tuple[int, int]],
+        on_progress: Callable[[int], None] | None = None,
+    ) -> Drawn:
+        """Draw a batch of rows, whatever their seeds.
+
+        ``seeds``: for each image its seed and its index in the request, which fix its randomness.
+        ``on_progress`` gets the tokens that are known of the slowest image.
+        """
+        chosen = pipeline.strategy(self.strategy)
+        if isinstance(self.strategy, str):  # its window is as long as this batch wants
+            chosen = pipeline.auto.tuned(chosen, len(seeds), sampling)
+        each, images = zip(*seeds, strict=True)
+        with pipeline.backend.stopwatch() as watch:
+            tokens = pipeline.draw_tokens(rows, shape, chosen, sampling, each, images, on_progress)
+        self.last = Drawn(tokens, watch.seconds)
+        return self.last
+
+
+@dataclass(kw_only=True)
+class Own(Adapter):
+    """Our decoder on a model of ours; ``opened``: it is closed with this."""
+
+    pipeline: Pipeline
+    opened: bool = False
+
+    @classmethod
+    def on(
+        cls, weights: str | Path | Pipeline, device: str, dtype: str = "auto", **settings: Any
+    ) -> Own:
+        """Open the weights that an engine names, on its device, or take a pipeline of ours."""
+        if isinstance(weights, Pipeline):
+            return cls(pipeline=weights, **settings)
+        from lantern_accel.api import load
+
+        return cls(pipeline=load(weights, device=device, dtype=dtype), opened=True, **settings)
+
+    def draw_prompts(
+        self,
+        prompts: Sequence[str],
+        size: tuple[int, int],
+        seeds: Sequence[tuple[int, int]],
+        on_progress: Callable[[int], None] | None = None,
+    ) -> Drawn:
+        """Draw one image of each prompt, ``size`` being width and height in pixels."""
+        pipeline = self.pipeline
+        made = pipeline.conditions(prompts, size)
+        sampling = pipeline.sampling(**self.overrides)
+        rows = pipeline.model.family.rows(pipeline.model, made, sampling)
+        return self.draw(pipeline, rows, made.shape, sampling, seeds, on_progress)
+
+    def close(self) -> None:
+        """Free what was opened."""
+        if self.opened:
+            self.pipeline.close()
+
+
+def fresh_seeds(count: int) -> list[tuple[int, int]]:
+    """Return seeds of images, drawn from torch's global generator as the libraries' own loops draw."""
+    seed = int(torch.randint(0, 2**31 - 1, (1,)))
+    return [(seed, i) for i in range(count)]

@@ -36,6 +36,7 @@ def load(
     options: Mapping[str, Any] | None = None,
     vq: str | Path | None = None,
     drafter: str | Path | None = None,
+    head: str | Path | None = None,
     text_encoder: str | Path | None = None,
     text_device: Literal["device", "cpu"] = "device",
     embeddings: str | Path | None = None,
@@ -53,9 +54,10 @@ def load(
     ``"auto"`` (the device's best), ``"float32"``, ``"bfloat16"`` or ``"float16"``. ``options`` go to the
     backend.
 
-    ``vq``, ``drafter`` and ``text_encoder`` name parts stored elsewhere (``drafter="none"``: decode
-    without one); ``text_device="cpu"`` keeps a large text encoder off the device; ``embeddings`` is a
-    ``.safetensors`` or ``.npz`` file with the prompts' features in place of the text encoder.
+    ``vq``, ``drafter``, ``head`` (a draft head) and ``text_encoder`` name parts stored elsewhere
+    (``drafter="none"`` and ``head="none"``: decode without one); ``text_device="cpu"`` keeps a large
+    text encoder off the device; ``embeddings`` is a ``.safetensors`` or ``.npz`` file with the prompts'
+    features in place of the text encoder.
 
     ``weights``: ``"full"``, as the model has them, or the target's in fewer bits, ``"int8"``,
     ``"int6"`` or ``"int4"``: what that costs is measured once per model and stands in every result.
@@ -85,6 +87,7 @@ def load(
     parts = named_parts(
         vq=vq,
         drafter=drafter,
+        head=head,
         text_encoder=text_encoder,
         text_device=text_device,
         embeddings=embeddings,
@@ -132,6 +135,7 @@ def generate(
     options: Mapping[str, Any] | None = None,
     vq: str | Path | None = None,
     drafter: str | Path | None = None,
+    head: str | Path | None = None,
     text_encoder: str | Path | None = None,
     text_device: Literal["device", "cpu"] = "device",
     embeddings: str | Path | None = None,
@@ -167,6 +171,7 @@ def generate(
         options=options,
         vq=vq,
         drafter=drafter,
+        head=head,
         text_encoder=text_encoder,
         text_device=text_device,
         embeddings=embeddings,

@@ -302,12 +302,12 @@ def read_tensors(
         return None
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Keep tensors with their checksum, where the folder can be written."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, must: bool = False) -> None:
+    """Keep tensors with their checksum, where the folder can be written; ``must``: else raise OSError."""
     from safetensors.torch import save
 
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    with contextlib.suppress(OSError):
+    with contextlib.nullcontext() if must else contextlib.suppress(OSError):
         stored = save(whole, {CHECKSUM: checksum(whole)})
         write_whole(path, stored)
 

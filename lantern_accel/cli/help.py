@@ -20,7 +20,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "output", "overwrite", "stats_path", "as_json", "prompts", "prompts_file", "prompt", "num_images",
         "size", "seed", "grid", "scale", "no_metadata", "resume", "quiet", "verbose", "workers",
     ),
-    "Model": ("model", "vq", "drafter", "text_encoder", "text_device", "embeddings", "weights"),
+    "Model": ("model", "vq", "drafter", "head", "text_encoder", "text_device", "embeddings", "weights"),
     "Device": ("device", "dtype", "exact_dtype", "threads", "option", "batch", "batch_size"),
     "Drafting": ("preset", "strategy", "tree", "window", "bits", "one", "coupling"),
     "Relaxation": ("relaxed", "tv_budget", "accept"),

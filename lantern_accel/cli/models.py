@@ -15,6 +15,7 @@ from lantern_accel.cli.options import (
     AsJson,
     DrafterPart,
     Dtype,
+    HeadPart,
     TextDevice,
     TextPart,
     TokenizerPart,
@@ -159,6 +160,7 @@ def check(
     path: Path = typer.Argument(..., metavar="PATH", help="A folder or file of weights."),
     vq: TokenizerPart = None,
     drafter: DrafterPart = None,
+    head: HeadPart = None,
     text_encoder: TextPart = None,
     as_json: AsJson = False,
 ) -> None:
@@ -168,7 +170,7 @@ def check(
     from lantern_accel.models.hub import human_size
     from lantern_accel.models.locate import named_parts
 
-    given = named_parts(vq=vq, drafter=drafter, text_encoder=text_encoder)
+    given = named_parts(vq=vq, drafter=drafter, head=head, text_encoder=text_encoder)
     found = examine(path, given)
     if as_json:
         print_json({**found.model_dump(mode="json"), "usable": found.usable})
@@ -204,6 +206,7 @@ def plan(
         "auto", help="Strategy to plan for; auto: the most that auto may take."
     ),
     tree: str = typer.Option(None, help="As for generate."),
+    head: HeadPart = None,
     picture: str = typer.Option(
         None,
         "--size",
@@ -232,6 +235,7 @@ def plan(
         dtype=dtype,
         text_device=text_device,  # type: ignore[arg-type]
         picture=None if picture is None else read_size(picture),
+        head=head,
     )
     chosen = planner.strategy(strategy, tree=tree)
     sampling = planner.manifest.defaults.sampling

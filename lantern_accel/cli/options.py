@@ -29,6 +29,9 @@ Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 DrafterPart = Annotated[
     str | None, typer.Option(help="A drafter stored elsewhere; none: decode without one.")
 ]
+HeadPart = Annotated[
+    str | None, typer.Option(help="A draft head stored elsewhere; none: decode without one.")
+]
 TextDevice = Annotated[str, typer.Option(help="Where a large text encoder runs: device or cpu.")]
 TextPart = Annotated[Path | None, typer.Option(help="A text encoder's folder stored elsewhere.")]
 TokenizerPart = Annotated[Path | None, typer.Option(help="An image tokenizer stored elsewhere.")]
@@ -113,6 +116,7 @@ class LoadingParts(Loading):
     weights: Weights = "full"
     vq: TokenizerPart = None
     drafter: DrafterPart = None
+    head: HeadPart = None
     text_encoder: TextPart = None
     text_device: TextDevice = "device"
 

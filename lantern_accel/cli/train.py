@@ -1,8 +1,8 @@
-"""``lantern-accel train``: a drafter for any model, a target, and the folder that parts make."""
+"""``lantern-accel train``: a drafter or a draft head for any model, a target, and the folder of parts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from lantern_accel.prompts import read_prompts
 from lantern_accel.strategy.values import Sampling
 
 train = typer.Typer(
-    help="Train a drafter for any model, or a target of your own. All stages resume.",
+    help="Train a drafter or a draft head for any model, or a target of your own. All stages resume.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -112,84 +112,120 @@ def target(
     print_report(report, given.work / chosen.folder)
 
 
+@dataclass(frozen=True)
+class Learning(Training):
+    """What everything takes that learns from what a model draws."""
+
+    model: str = option(
+        "The model: whatever generate takes, official files included.", "--model", default=...
+    )
+    prompts: Path | None = option("A file with one prompt per line, which the target draws.")
+    samples: int = option(
+        "How many images the target draws.", min=2, max=bounds.MOST_IMAGES, default=256
+    )
+    size: str | None = option(
+        "For a model that draws several sizes: width and height in pixels.", metavar="WxH"
+    )
+    vq: TokenizerPart = None
+    text_encoder: TextPart = None
+    into: Path | None = option(
+        "For a model that is a folder: write a copy of it here, with what was trained."
+    )
+
+    def learn(
+        self, part: str, settings: type[Any], run: Callable[..., dict[str, Any]], **more: Any
+    ) -> None:
+        """Train a part of the model in ``WORK/part`` and say what came of it.
+
+        ``run``: the trainer, which takes ``more``.
+        """
+        import lantern_accel
+        from lantern_accel.families.base import Parts
+        from lantern_accel.models.bundle import bundled_models
+        from lantern_accel.quality.progress import console_progress
+        from lantern_accel.training.device import TrainDevice
+        from lantern_accel.training.folder import with_parts
+
+        chosen, out = self.settings(settings), self.work / part
+        pixels = read_size(self.size) if self.size else None
+        folder = bundled_models().get(self.model, Path(self.model))
+        if self.into is not None and not (folder / "model.json").is_file():
+            raise DataError(
+                f"--into writes a model folder, and {self.model} has no model.json; leave it out and "
+                f"name the {part} when drawing: --{part} {out}"
+            )
+        lines: list[str | int] = []
+        if self.prompts is not None:
+            lines.extend(str(one) for one in read_prompts(self.prompts))
+        with (
+            explaining_the_disk(self.work),
+            lantern_accel.load(
+                self.model,
+                device=self.device,
+                options=self.options,
+                vq=self.vq,
+                drafter="none",
+                head="none",
+                text_encoder=self.text_encoder,
+            ) as pipeline,
+        ):
+            if part == "head" and not lines:
+                from lantern_accel.measure.prompts import built_in_prompts
+
+                lines = built_in_prompts(pipeline, "tuning")  # those of reports stay untouched
+            report = run(
+                pipeline,
+                chosen,
+                out,
+                TrainDevice(pipeline.backend, chosen.precision),
+                console_progress(),
+                resume=self.resume,
+                prompts=lines,
+                samples=self.samples,
+                size=pixels,
+                **more,
+            )
+        print_report(report, out)
+        if self.into is not None:
+            made = with_parts(
+                folder, Parts(head=out) if part == "head" else Parts(drafter=out), self.into
+            )
+            say(str(made), label="wrote", style="bold green")
+
+
 @train.command("drafter")
 @with_options
 def drafter(
     *,
-    given: Training,
-    model: str = typer.Option(
-        ..., help="The model: whatever generate takes, official files included."
-    ),
+    given: Learning,
     images: Path | None = typer.Option(
-        None, help="A folder with captions.jsonl and images to learn from."
-    ),
-    prompts: Path | None = typer.Option(
-        None,
-        help="Without --images: a file with one prompt per line, which the target draws.",
-    ),
-    samples: int = typer.Option(
-        256,
-        min=2,
-        max=bounds.MOST_IMAGES,
-        help="Without --images: how many images the target draws.",
-    ),
-    size: str | None = typer.Option(
-        None,
-        metavar="WxH",
-        help="For a model that draws several sizes: width and height in pixels.",
-    ),
-    vq: TokenizerPart = None,
-    text_encoder: TextPart = None,
-    into: Path | None = typer.Option(
-        None, help="For a model that is a folder: write a copy of it here, with the new drafter."
+        None, help="In place of --prompts: a folder with captions.jsonl and images to learn from."
     ),
 ) -> None:
     """Train an EAGLE drafter for a model, on captioned images or on what the model draws."""
-    options = given.options
     from lantern_accel.device.plugins import choose_device
 
-    choose_device(given.device, options)  # before torch, as above
-    import lantern_accel
-    from lantern_accel.models.bundle import bundled_models
-    from lantern_accel.quality.progress import console_progress
+    choose_device(given.device, given.options)  # before torch, as above
     from lantern_accel.training.anymodel import run_model_drafter
-    from lantern_accel.training.device import TrainDevice
     from lantern_accel.training.drafter import DrafterTrainConfig
-    from lantern_accel.training.folder import with_drafter
 
-    chosen = given.settings(DrafterTrainConfig)
-    pixels = read_size(size) if size else None
-    folder = bundled_models().get(model, Path(model))
-    if into is not None and not (folder / "model.json").is_file():
-        raise DataError(
-            f"--into writes a model folder, and {model} has no model.json; leave it out and name the "
-            f"drafter when drawing: --drafter {given.work / 'drafter'}"
-        )
-    lines = [] if prompts is None else [str(one) for one in read_prompts(prompts)]
-    with lantern_accel.load(
-        model,
-        device=given.device,
-        options=options,
-        vq=vq,
-        drafter="none",
-        text_encoder=text_encoder,
-    ) as pipeline:
-        report = run_model_drafter(
-            pipeline,
-            chosen,
-            given.work / "drafter",
-            TrainDevice(pipeline.backend, chosen.precision),
-            console_progress(),
-            resume=given.resume,
-            images=images,
-            prompts=lines,
-            samples=samples,
-            size=pixels,
-        )
-    print_report(report, given.work / "drafter")
-    if into is not None:
-        made = with_drafter(folder, given.work / "drafter", into)
-        say(str(made), label="wrote", style="bold green")
+    given.learn("drafter", DrafterTrainConfig, run_model_drafter, images=images)
+
+
+@train.command("head")
+@with_options
+def head(*, given: Learning) -> None:
+    """Train a draft head, which guesses the drafts of windows, from what the model draws.
+
+    Without --prompts the model draws the built-in ones. Some prompts are left untouched, and the
+    acceptance on these is reported.
+    """
+    from lantern_accel.device.plugins import choose_device
+
+    choose_device(given.device, given.options)  # before torch, as above
+    from lantern_accel.training.head import HeadTrainConfig, train_head
+
+    given.learn("head", HeadTrainConfig, train_head)
 
 
 @train.command("bundle")

@@ -43,14 +43,16 @@ PARTS = ("target", "drafter", "vq")
 class Parts:
     """Parts that a user names next to the model, each a file or a folder; None: look for it.
 
-    ``no_drafter`` decodes without one. ``text_device``: where a large text encoder runs.
-    ``embeddings``: a file with the prompts' features, in place of a text encoder. ``entry``: the
-    published model that the files are, where the user says so.
+    ``no_drafter`` decodes without one, ``no_head`` without a draft head. ``text_device``: where a large
+    text encoder runs. ``embeddings``: a file with the prompts' features, in place of a text encoder.
+    ``entry``: the published model that the files are, where the user says so.
     """
 
     vq: Path | None = None
     drafter: Path | None = None
     no_drafter: bool = False
+    head: Path | None = None
+    no_head: bool = False
     text: Path | None = None
     embeddings: Path | None = None
     text_device: Literal["device", "cpu"] = "device"
@@ -90,6 +92,7 @@ class Model(Generic[ManifestT]):
     """A model in memory: target, drafter and tokenizer on the device; ``missing`` is Found's.
 
     ``rounding``: the price of the target's weights in fewer bits; None: they are the model's own.
+    ``trunk``: a fingerprint of the target's weights as its files have them.
     """
 
     manifest: ManifestT
@@ -101,6 +104,7 @@ class Model(Generic[ManifestT]):
     family: Family[ManifestT]
     missing: Mapping[str, str] = field(default_factory=dict)
     rounding: Any = None
+    trunk: str = ""
 
     def __post_init__(self) -> None:
         self.family.pair(self)

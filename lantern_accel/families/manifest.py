@@ -6,11 +6,12 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import Self, TypeVar
 
 from lantern_accel.errors import RequestError
 from lantern_accel.families.published import ModelEntry
+from lantern_accel.nn.draft_head import DraftHeadConfig
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.rules import Lantern, LanternPP
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
@@ -63,11 +64,19 @@ class Manifest(Frozen):
     licence: str = ""
     target: Any
     drafter: Any = None
+    draft_head: DraftHeadConfig | None = None
     vq: Any
     neighbour_space: NeighbourSpace = Field(
         "decoder", description="measure neighbours where the decoder looks codes up, or on raw rows"
     )
     defaults: ModelDefaults = ModelDefaults()
+
+    @model_validator(mode="after")
+    def _head_fits(self) -> Self:
+        head, t = self.draft_head, self.target
+        if head is not None and (wrong := head.misfit(t.dim, t.vocab_size)) is not None:
+            raise ValueError(f"the draft head is not of this target: {wrong}")
+        return self
 
     @property
     def token_pixels(self) -> int:

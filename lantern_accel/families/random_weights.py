@@ -99,8 +99,8 @@ def sized(name: str) -> Manifest:
 
 
 def with_head(manifest: ManifestT) -> ManifestT:
-    """Return a manifest with a draft head that fits, where models of its family may have one."""
-    if getattr(manifest, "draft_head", manifest) is not None:
+    """Return a manifest with a draft head that fits, where it has none."""
+    if manifest.draft_head is not None:
         return manifest
     return manifest.model_copy(update={"draft_head": usual_head(manifest.target)})
 

@@ -426,17 +426,25 @@ class Pipeline:
         seed: int | Sequence[int],
         images: Sequence[int],
         on_progress: Callable[[int], None] | None = None,
+        observer: Callable[..., Any] | None = None,
     ) -> Tensor:
         """Decode one batch of rows that were made elsewhere: tokens, int64 ``[B, N]``, on the host.
 
         ``shape``: that of the conditions that the rows were made of; ``seed``: of all, or one each;
         ``images``: the indices that pick each image's randomness; ``on_progress`` gets the tokens that
-        are known of the slowest image.
+        are known of the slowest image; ``observer`` sees every step judged (:attr:`.Session.observer`).
         """
         with self.request_lock.hold(), explained(self.backend):
             ready = self._engine_for(rows, shape, len(images), strategy, sampling)
             ready.begin(rows, seed, images)
-            return ready.engine.run(ready.steps, on_progress).tokens
+            engine = ready.engine
+            if observer is None:
+                return engine.run(ready.steps, on_progress).tokens
+            engine.session.observer = observer
+            try:
+                return engine.run(engine.steps, on_progress).tokens
+            finally:
+                engine.session.observer = None
 
     @inferring
     def decode_only(

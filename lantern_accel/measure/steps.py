@@ -261,11 +261,6 @@ def measure(
     sampling = sampling_of(manifest, cfg_scale, top_k)
     if getattr(chosen.drafts, "fresh", "") == "head":
         manifest = with_head(manifest)
-        if getattr(manifest, "draft_head", None) is None:
-            raise RequestError(
-                f"models as {manifest.name!r} have no draft head; take another kind of fresh draft, "
-                "such as window:16,above"
-            )
     check_settings(chosen, sampling, manifest.target.vocab_size)
     say(f"random weights of {manifest.name}")
     model = make_model(backend, manifest, dtype, max(chosen.neighbours, 1), weights)

@@ -16,6 +16,7 @@ from lantern_accel.device.backend import DTYPES, Backend, dtype_policy
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.preferences import Preferences
 from lantern_accel.errors import DeviceRequestError, RequestError, did_you_mean, shown
+from lantern_accel.families.base import Found
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import Footprint, measure
@@ -260,26 +261,30 @@ def planner_for(
     dtype: str = "auto",
     text_device: Literal["device", "cpu"] = "device",
     picture: tuple[int, int] | None = None,
+    head: str | Path | None = None,
 ) -> Planner:
     """Return a planner for a published name, a bundled name or a path, before anything is loaded.
 
     ``device``: a backend that is available here, or a device profile; ``memory``: bytes of a device that
-    is neither; ``picture``: width and height in pixels, None for the model's own. Raises
-    :class:`DeviceRequestError` for a device that is unknown, :class:`RequestError` for a size that the
-    model cannot draw.
+    is neither; ``picture``: width and height in pixels, None for the model's own; ``head``: a draft head
+    stored elsewhere. Raises :class:`DeviceRequestError` for a device that is unknown,
+    :class:`RequestError` for a size that the model cannot draw.
     """
     from lantern_accel.families.registry import entry, is_published, known_as, parts_of
-    from lantern_accel.models.locate import find_model
+    from lantern_accel.models.bundle import with_head
+    from lantern_accel.models.locate import find_model, named_parts
 
-    text = 0
+    text, parts = 0, named_parts(head=head)
     name = str(model) if Path(model).exists() else known_as(str(model))
     if is_published(name):
         one = entry(name)
-        manifest: Manifest = family(one.family).from_entry(one)
+        manifest: Manifest = with_head(
+            Found(family(one.family).from_entry(one), {}), parts
+        ).manifest
         if "text" in parts_of(one):
             text = 4 * parts_of(one)["text"].config["encoder_parameters"]
     else:
-        found = find_model(model)
+        found = find_model(model, parts)
         manifest = found.manifest
         text = family(manifest.family).text_bytes(found)
     shape = None if picture is None else family(manifest.family).shape_for(manifest, picture)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from lantern_accel.families.keys import load_float
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import family
 from lantern_accel.files import digest_of, read_json_file
-from lantern_accel.nn.draft_head import DraftHead, empty_head
+from lantern_accel.nn.draft_head import DraftHead, HeadFile, empty_head
 from lantern_accel.nn.transformer import pack
 from lantern_accel.records import first_wrong
 
+#: A part next to :data:`PARTS`, small and read in float32; its file says under this key what it is for.
+HEAD = "draft_head"
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
 
@@ -61,8 +64,8 @@ def folder_parts(folder: Path, parts: Parts) -> Found:
     files = {part: folder / f"{part}.safetensors" for part in ("target", "vq")}
     if manifest.drafter is not None and not parts.no_drafter:
         files["drafter"] = folder / "drafter.safetensors"
-    if getattr(manifest, "draft_head", None) is not None:
-        files["draft_head"] = folder / "draft_head.safetensors"
+    if manifest.draft_head is not None:
+        files[HEAD] = folder / f"{HEAD}.safetensors"
     if getattr(manifest, "text", None) is not None:
         files["text"] = folder / "text.safetensors"
         files["text_tokenizer"] = folder / "text_tokenizer.json"
@@ -80,6 +83,34 @@ def folder_parts(folder: Path, parts: Parts) -> Found:
     return Found(manifest, files, parts)
 
 
+def with_head(found: Found, parts: Parts) -> Found:
+    """Return a model with the draft head that was named, or without its own where none was asked for.
+
+    Raises :class:`CheckpointError` for a file that is no draft head, or one of other sizes.
+    """
+    files = {part: file for part, file in found.files.items() if part != HEAD}
+    if parts.no_head:
+        return replace(found, manifest=found.manifest.model_copy(update={HEAD: None}), files=files)
+    if parts.head is None:
+        return found
+    path = parts.head / f"{HEAD}.safetensors" if parts.head.is_dir() else parts.head
+    try:
+        config = HeadFile.model_validate_json(open_checkpoint(path).info.get(HEAD) or "").config
+    except ValidationError:
+        raise CheckpointError(
+            f"{path} is no draft head as `lantern-accel train head` writes one; train one, or leave "
+            "--head out"
+        ) from None
+    target = found.manifest.target
+    if (wrong := config.misfit(target.dim, target.vocab_size)) is not None:
+        raise CheckpointError(
+            f"the draft head {path} is of another model: {wrong}; name one of {found.manifest.name!r}, "
+            "or leave --head out"
+        )
+    manifest = found.manifest.model_copy(update={HEAD: config})
+    return replace(found, manifest=manifest, files={**files, HEAD: path})
+
+
 def open_part(
     found: Found, part: str, ops: TensorOps
 ) -> tuple[nn.Module, Checkpoint, Mapping[str, Recipe]]:
@@ -90,11 +121,18 @@ def open_part(
     return module, checkpoint, kind.recipes(part, checkpoint, found.manifest)
 
 
-def _draft_head(found: Found, device: torch.device) -> DraftHead:
-    """Load the draft head, which is small, in float32."""
-    head = empty_head(found.manifest)
+def _draft_head(found: Found, device: torch.device, trunk: str) -> DraftHead:
+    """Load the draft head, which is small, in float32; ``trunk``: the fingerprint of the target."""
+    head, path = empty_head(found.manifest), found.files[HEAD]
     assert head is not None  # its file is looked for only where the manifest has its sizes
-    load_float(head, found.files["draft_head"])
+    said = open_checkpoint(path).info.get(HEAD)
+    if said is not None and HeadFile.model_validate_json(said).trunk != trunk:
+        raise CheckpointError(
+            f"the draft head {path} was trained on another model's weights than those of "
+            f"{found.manifest.name!r}; train one for these (`lantern-accel train head`), or decode "
+            "without one (--head none)"
+        )
+    load_float(head, path)
     return head.to(device).eval().requires_grad_(False)
 
 
@@ -122,7 +160,7 @@ def load_model(
             lacks = found.missing.get(part, f"its {part}")
             raise CheckpointError(f"the model {found.manifest.name!r} lacks {lacks}")
     loaded: dict[str, Any] = dict.fromkeys(PARTS)
-    fingerprint = Fingerprint()
+    fingerprint, trunk = Fingerprint(), ""
     for part in (part for part in PARTS if part in found.files):
         module, checkpoint, recipes = open_part(found, part, ops)
         fill(
@@ -136,13 +174,14 @@ def load_model(
             fingerprint=fingerprint,
             unneeded=kind.unneeded(part),
         )
+        trunk = trunk or fingerprint.hexdigest()  # the target comes first
         kind.place_tables(module, device)
         module.eval().requires_grad_(False)
         if pack_target or part != "target":
             pack(module, ops)
         loaded[part] = module
-    if "draft_head" in found.files:
-        loaded["target"].draft_head = _draft_head(found, device)
+    if HEAD in found.files:
+        loaded["target"].draft_head = _draft_head(found, device, trunk)
     text = kind.text(found, device, text_dtype or dtype)
     if (found.files["target"].parent / "model.json").is_file():
         names = ("target", "drafter", "vq", "text")
@@ -157,4 +196,5 @@ def load_model(
         weights_hash=digest,
         family=kind,
         missing=found.missing,
+        trunk=trunk,
     )

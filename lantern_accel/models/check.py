@@ -15,13 +15,11 @@ from lantern_accel.errors import LanternError, ModelError
 from lantern_accel.families.base import PARTS, Found, Parts
 from lantern_accel.families.keys import recipes_of, renamed
 from lantern_accel.families.registry import family
-from lantern_accel.models.bundle import open_part
+from lantern_accel.models.bundle import HEAD, open_part
 from lantern_accel.models.locate import find_model
 from lantern_accel.nn.draft_head import empty_head
 from lantern_accel.records import Frozen
 
-#: A small part beside :data:`PARTS`, which is read in float32.
-HEAD = "draft_head"
 NAMES = {
     "target": "model",
     "vq": "image tokenizer",

@@ -22,7 +22,7 @@ from lantern_accel.families.registry import (
     known_as,
     published,
 )
-from lantern_accel.models.bundle import bundled_models, folder_parts, read_manifest
+from lantern_accel.models.bundle import bundled_models, folder_parts, read_manifest, with_head
 from lantern_accel.models.hub import Tell, resolve
 
 NO_DRAFTER = "none"
@@ -32,14 +32,19 @@ def named_parts(
     *,
     vq: str | Path | None = None,
     drafter: str | Path | None = None,
+    head: str | Path | None = None,
     text_encoder: str | Path | None = None,
     text_device: Literal["device", "cpu"] = "device",
     embeddings: str | Path | None = None,
 ) -> Parts:
     """Return the parts that a user named; raises :class:`ModelError` for a path that is not there."""
-    no_drafter = drafter is not None and str(drafter) == NO_DRAFTER
-    given = {"vq": vq, "drafter": None if no_drafter else drafter, "text-encoder": text_encoder}
-    paths = {option: Path(value) for option, value in given.items() if value is not None}
+    without = {"drafter": str(drafter) == NO_DRAFTER, "head": str(head) == NO_DRAFTER}
+    given = {"vq": vq, "drafter": drafter, "head": head, "text-encoder": text_encoder}
+    paths = {
+        option: Path(value)
+        for option, value in given.items()
+        if value is not None and not without.get(option)
+    }
     for option, path in paths.items():
         if not path.exists():
             raise ModelError(f"there is no {path} (given with --{option}); check the path")
@@ -48,7 +53,9 @@ def named_parts(
     return Parts(
         vq=paths.get("vq"),
         drafter=paths.get("drafter"),
-        no_drafter=no_drafter,
+        no_drafter=without["drafter"],
+        head=paths.get("head"),
+        no_head=without["head"],
         text=paths.get("text-encoder"),
         embeddings=Path(embeddings) if embeddings is not None else None,
         text_device=text_device,
@@ -63,11 +70,15 @@ def log(text: str) -> None:
 def find_model(name: str | Path, parts: Parts | None = None, tell: Tell = log) -> Found:
     """Return the files of a model given by name or by path, fetching a published one if need be.
 
-    ``NAME=PATH`` says which published model the files at a path are. ``tell`` gets a licence and what is
-    fetched. Raises :class:`ModelError` for a name that is unknown,
-    :class:`CheckpointError` for files that cannot be used.
+    ``parts``: those that are named elsewhere. ``NAME=PATH`` says which published model the files at a
+    path are. ``tell`` gets a licence and what is fetched. Raises :class:`ModelError` for a name that is
+    unknown, :class:`CheckpointError` for files that cannot be used.
     """
     parts = parts or Parts()
+    return with_head(_found(name, parts, tell), parts)
+
+
+def _found(name: str | Path, parts: Parts, tell: Tell) -> Found:
     known = bundled_models()
     if str(name) in known:
         return folder_parts(known[str(name)], parts)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from lantern_accel.device.plan import GuessHead
 from lantern_accel.nn.sizes import Sizes
+from lantern_accel.records import Frozen
 
 #: Tokens around a guess that are read: left, the one left of it, above, above right, above left; and the
 #: token that the last pass saw on the left, where it was another.
@@ -31,8 +32,8 @@ class DraftHeadConfig(Sizes):
     """Sizes of a draft head.
 
     ``dim`` of the target's states, ``hidden`` of the hidden layer and ``rank`` of what makes the logits;
-    ``vocab_size`` codes; ``grid`` tokens in a row of the picture; ``depths``: positions ahead that have
-    projections of their own, farther ones take the last one's.
+    ``vocab_size`` codes; ``grid`` tokens in a row of the picture, and ``tokens`` in all, 0 for a square;
+    ``depths``: positions ahead that have projections of their own, farther ones take the last one's.
     """
 
     dim: Width
@@ -40,14 +41,30 @@ class DraftHeadConfig(Sizes):
     rank: Width
     vocab_size: Width
     grid: Annotated[int, Field(ge=1, le=4096)]
+    tokens: Annotated[int, Field(ge=0, le=1 << 20)] = 0
     depths: Annotated[int, Field(ge=1, le=16)] = 3
 
+    def misfit(self, dim: int, codes: int) -> str | None:
+        """Say why a head of these sizes is not for a target of this width and codes; None: it may be."""
+        if (self.dim, self.vocab_size) == (dim, codes):
+            return None
+        ours = f"it is for states of {self.dim} and {self.vocab_size} codes"
+        return f"{ours}, the target has {dim} and {codes}"
 
-def usual_head(target: Any) -> DraftHeadConfig:
+
+class HeadFile(Frozen):
+    """What the file of a trained head says: its sizes, and the fingerprint of the target it is for."""
+
+    config: DraftHeadConfig
+    trunk: str
+
+
+def usual_head(target: Any, hidden: int = 128, rank: int = 64, depths: int = 3) -> DraftHeadConfig:
     """Return the sizes of a head for a target of this configuration, as the bundled model's."""
     return DraftHeadConfig(
-        dim=target.dim, hidden=128, rank=64, vocab_size=target.vocab_size, grid=target.grid
-    )
+        dim=target.dim, hidden=hidden, rank=rank, vocab_size=target.vocab_size,
+        grid=target.row_tokens, tokens=target.num_tokens, depths=depths,
+    )  # fmt: skip
 
 
 class DraftHead(nn.Module):
@@ -62,7 +79,7 @@ class DraftHead(nn.Module):
     def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__()
         self.config, h, r, d = config, config.hidden, config.rank, config.dim
-        v, cells = config.vocab_size, config.grid**2
+        v, cells = config.vocab_size, config.tokens or config.grid**2
 
         def made(*shape: int, by: float = 0.0) -> nn.Parameter:
             one = nn.Parameter(torch.empty(shape))
@@ -78,6 +95,21 @@ class DraftHead(nn.Module):
         self.mid = made(r, h, by=h**-0.5)
         self.head = made(v, r, by=r**-0.5)
         self.bias = made(v)
+
+    def fitted(self, grid: int, tokens: int) -> DraftHead:
+        """Return a head on the same parameters for pictures of another size.
+
+        ``grid``, ``tokens``: as in the configuration. Places past the trained ones take the last row.
+        """
+        if (grid, tokens) == (self.config.grid, len(self.place)):
+            return self
+        with torch.device("meta"):
+            made = DraftHead(self.config.model_copy(update={"grid": grid, "tokens": tokens}))
+        cells = torch.arange(tokens, device=self.place.device).clamp(max=len(self.place) - 1)
+        kept = dict(self.named_parameters()) | {"place": self.place.index_select(0, cells)}
+        for name, value in kept.items():
+            setattr(made, name, nn.Parameter(value, requires_grad=False))
+        return made.eval()
 
     def given(self) -> GuessHead:
         """Return the parameters as a step's plan has them."""

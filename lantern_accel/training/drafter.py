@@ -30,7 +30,7 @@ from lantern_accel.nn.transformer import Projection
 from lantern_accel.quality.progress import Progress
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.folder import read_model, write_weights
-from lantern_accel.training.loop import Task, TrainConfig, run, seed_everything
+from lantern_accel.training.loop import KeptTask, TrainConfig, run, seed_everything
 
 
 class DrafterTrainConfig(TrainConfig):
@@ -250,7 +250,7 @@ class FeatureSource(Protocol):
         ...
 
 
-class DrafterTask(Task):
+class DrafterTask(KeptTask):
     """One drafter in training; the weights with the best held-out top-3 agreement are kept."""
 
     label = "drafter"
@@ -262,9 +262,10 @@ class DrafterTask(Task):
         device: TrainDevice,
         start: EagleDrafter | None = None,
     ) -> None:
-        self.config, self.source, self.device = config, source, device
+        self.config, self.source, self.device, self.key = config, source, device, source.key
         self.evaluate_every = config.evaluate_every
         self.drafter: Any = source.family.fresh_drafter(source.gpt, config.n_layer, config.taps)
+        self.module = self.drafter
         if start is not None:
             self._begin_with(start)
         self.loss = DrafterLoss(self.drafter, source.gpt, config).to(device.device)
@@ -273,8 +274,7 @@ class DrafterTask(Task):
             self.trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay
         )
         self.run = device.prepare(self.loss, compile=config.compile)
-        self.best = -1.0
-        self.kept = {k: v.clone() for k, v in self._weights().items()}
+        self.begin()
 
     def _begin_with(self, start: EagleDrafter) -> None:
         """Start from a trained drafter; blocks and taps that it lacks keep their random values."""
@@ -287,16 +287,7 @@ class DrafterTask(Task):
                 f"the drafter to start from is {theirs!r}; this target's is {ours!r}, and only n_layer "
                 "may be less and taps be absent"
             )
-        self.drafter.load_state_dict({**self.drafter.state_dict(), **start.state_dict()})
-
-    def _weights(self) -> dict[str, Tensor]:
-        """Return what is trained; the embedding, by far the largest part, belongs to the target."""
-        frozen = {name for name, p in self.drafter.named_parameters() if not p.requires_grad}
-        return {k: v for k, v in self.drafter.state_dict().items() if k not in frozen}
-
-    def put(self, weights: dict[str, Tensor]) -> None:
-        """Load weights; frozen ones that are not among them stay as they are."""
-        self.drafter.load_state_dict({**self.drafter.state_dict(), **weights})
+        self.put(start.state_dict())
 
     def _mask(self, batch: Features) -> Tensor | None:
         seen = batch.mask is not None and self.drafter.config.mask_padding
@@ -327,28 +318,6 @@ class DrafterTask(Task):
         self.device.descend(self.optimizer, loss, self.trained, rate, config.clip_norm)
         return {"loss": float(loss.detach()), "top3": float(figures[1])}
 
-    def state(self) -> dict[str, Any]:
-        """Weights, the best ones so far, and the optimizer."""
-        return {
-            "drafter": self._weights(),
-            "optimizer": self.optimizer.state_dict(),
-            "kept": self.kept,
-            "best": self.best,
-            "key": self.source.key,
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``."""
-        if state.get("key", self.source.key) != self.source.key:
-            raise DataError(
-                "the checkpoint in the training folder belongs to a drafter for another model; name "
-                "another folder with --work, or begin anew with --restart"
-            )
-        self.put(state["drafter"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.best = state["best"]
-        self.kept = {k: v.to(self.device.device) for k, v in state["kept"].items()}
-
     @torch.no_grad()
     def evaluate(self, index: int) -> dict[str, float]:
         """Return held-out agreement, and keep the weights where it is the best."""
@@ -366,9 +335,7 @@ class DrafterTask(Task):
             total += figures.cpu() / count
         self.drafter.train()
         top1, top3 = (float(x) for x in total)
-        if top3 > self.best:
-            self.best = top3
-            self.kept = {k: v.clone() for k, v in self._weights().items()}
+        self.keep(top3)
         return {"heldout_top1": top1, "heldout_top3": top3}
 
 

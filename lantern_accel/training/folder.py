@@ -18,6 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lantern_accel.errors import DataError, LanternError
+from lantern_accel.families.base import Parts
 from lantern_accel.families.keys import load_float
 from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
@@ -25,9 +26,8 @@ from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
 from lantern_accel.families.llamagen.words import normalise
 from lantern_accel.families.manifest import ModelDefaults
-from lantern_accel.families.registry import family
 from lantern_accel.files import read_json_file, read_toml_file, write_json, write_whole
-from lantern_accel.models.bundle import read_manifest
+from lantern_accel.models.bundle import HEAD, folder_parts, with_head
 from lantern_accel.nn.vq import VQConfig, VQModel
 from lantern_accel.records import Frozen, first_wrong
 from lantern_accel.training.loop import read_made
@@ -57,13 +57,15 @@ def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Conf
         raise DataError(f"{path or 'the configuration'}: {first_wrong(error)}") from None
 
 
-def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors as bf16 safetensors."""
+def write_weights(
+    weights: Mapping[str, Tensor], path: Path, said: dict[str, str] | None = None
+) -> None:
+    """Write tensors as bf16 safetensors; ``said``: what the file says about itself."""
     # A copy each: what was cut out of one matrix may not share its memory.
     kept = {
         k: v.detach().to("cpu", torch.bfloat16, copy=True).contiguous() for k, v in weights.items()
     }
-    write_whole(path, save(kept))
+    write_whole(path, save(kept, said))
 
 
 def write_model(model: nn.Module, out: Path, name: str) -> None:
@@ -131,22 +133,24 @@ def bundle(
     return to
 
 
-def with_drafter(model: Path, drafter: Path, to: Path) -> Path:
-    """Write ``to``, a copy of the model folder ``model`` with the newly trained drafter."""
-    manifest = read_manifest(model)
+def with_parts(model: Path, parts: Parts, to: Path) -> Path:
+    """Write ``to``, a copy of the model folder ``model`` with a newly trained drafter or draft head."""
     try:
-        joined, weights = family(manifest.family).with_drafter(manifest, drafter)
+        found = with_head(folder_parts(model, parts), parts)
     except LanternError as error:
-        raise DataError(
-            f"the drafter in {drafter} does not fit the model in {model}: {error}"
-        ) from None
+        raise DataError(f"what was trained does not fit the model in {model}: {error}") from None
+    written = {
+        f"{part}.safetensors": found.files[part].read_bytes()
+        for part, path in (("drafter", parts.drafter), (HEAD, parts.head))
+        if path is not None
+    }
     to.mkdir(parents=True, exist_ok=True)
     for path in sorted(model.iterdir()):
-        if path.is_file() and path.name not in ("model.json", "drafter.safetensors"):
+        if path.is_file() and path.name not in ("model.json", *written):
             write_whole(to / path.name, path.read_bytes())
-    written = weights.read_bytes()
-    write_whole(to / "drafter.safetensors", written)
-    write_json(to / "model.json", joined.model_dump(mode="json"))
+    for name, content in written.items():
+        write_whole(to / name, content)
+    write_json(to / "model.json", found.manifest.model_dump(mode="json"))
     return to
 
 

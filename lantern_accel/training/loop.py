@@ -190,6 +190,11 @@ class Task(ABC):
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state`'s."""
 
+    @property
+    def enough(self) -> bool:
+        """Whether more steps would bring nothing."""
+        return False
+
     def evaluate(self, index: int) -> dict[str, float]:
         """Return figures on held-out data after ``index`` steps; may note the best state."""
         return {}
@@ -197,6 +202,59 @@ class Task(ABC):
     def draw_samples(self, path: Path) -> None:
         """Write a picture of what the model does by now; asked for every ``samples_every`` steps."""
         raise NotImplementedError(f"{self.label} draws no samples")
+
+
+class KeptTask(Task):
+    """A module in training, of which the weights that were best on held-out data are kept.
+
+    ``key``: of what is learned from; a checkpoint is continued only under the same. ``patience``:
+    evaluations that bring nothing, after which training stops; None: it goes on.
+    """
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    device: TrainDevice
+    key: str
+    patience: int | None = None
+
+    def begin(self) -> None:
+        """Keep the weights as they are, to be beaten by any."""
+        self.best, self.stale, self.kept = -1.0, 0, self.weights()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return a copy of what is trained; the rest, such as a target's embedding, is not ours."""
+        frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
+        return {k: v.clone() for k, v in self.module.state_dict().items() if k not in frozen}
+
+    def put(self, weights: dict[str, Tensor]) -> None:
+        """Load weights; frozen ones that are not among them stay as they are."""
+        self.module.load_state_dict({**self.module.state_dict(), **weights})
+
+    def keep(self, figure: float) -> None:
+        """Keep the weights where ``figure``, of held-out data, is the best so far."""
+        self.stale += 1
+        if figure > self.best:
+            self.best, self.stale, self.kept = figure, 0, self.weights()
+
+    @property
+    def enough(self) -> bool:
+        return self.patience is not None and self.stale >= self.patience
+
+    def state(self) -> dict[str, Any]:
+        optimizer = self.optimizer.state_dict()
+        kept = {"kept": self.kept, "best": self.best, "stale": self.stale, "key": self.key}
+        return {"weights": self.weights(), "optimizer": optimizer, **kept}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        if state["key"] != self.key:
+            raise DataError(
+                f"the checkpoint in the training folder belongs to a {self.label} for another model or "
+                "other prompts; name another folder with --work, or start over with --restart"
+            )
+        self.put(state["weights"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.best, self.stale = state["best"], state["stale"]
+        self.kept = {k: v.to(self.device.device) for k, v in state["kept"].items()}
 
 
 @dataclass
@@ -291,7 +349,7 @@ def run(
         while True:
             at.elapsed = time.monotonic() - began
             done = fraction_done(config, at.step, at.elapsed)
-            if done >= 1.0 or asked:
+            if done >= 1.0 or asked or task.enough:
                 break
             # One stream per step, so that a continued run draws what an unbroken one would.
             own = (config.seed * 1_000_003 + at.step) * 1_009

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.quality.imageset import read_images
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import encode_images
+from lantern_accel.strategy.values import Strategy
 
 #: Memory for encoded prompts; those that do not fit are encoded each time they are drawn.
 KEPT_BYTES = 1 << 30
@@ -59,6 +61,49 @@ class Encoded:
         return joined
 
 
+def chosen_prompts(
+    pipeline: Pipeline, seed: int, prompts: Sequence[Prompt], samples: int
+) -> list[Prompt]:
+    """Return the prompts of ``samples`` images: ``prompts`` in turn; classes at random of such a model.
+
+    Raises :class:`DataError` where there are none.
+    """
+    target = pipeline.model.manifest.target
+    if getattr(target, "conditioning", "text") == "class":
+        rng = random.Random(seed)
+        return [rng.randrange(target.num_classes) for _ in range(samples)]
+    if not prompts:
+        raise DataError(
+            "there is nothing to train on: name a folder of captioned images (--images), or a "
+            "file with one prompt per line (--prompts), which the target then draws"
+        )
+    return [prompts[i % len(prompts)] for i in range(samples)]
+
+
+def draw_batch(
+    pipeline: Pipeline,
+    encoded: Encoded,
+    prompts: Sequence[Prompt],
+    batch: int,
+    strategy: Strategy,
+    seed: int,
+    observer: Callable[..., Any] | None = None,
+) -> Tensor:
+    """Return the tokens of one image per prompt, int64 ``[n, tokens]``.
+
+    They are drawn ``batch`` together, so that the last few need no engine of their own. ``observer`` sees
+    every step of all.
+    """
+    filled = [*prompts, *[prompts[-1]] * (batch - len(prompts))]
+    sampling = pipeline.sampling()
+    conditions = encoded.of(filled)
+    rows = pipeline.model.family.rows(pipeline.model, conditions, sampling)
+    made = pipeline.draw_tokens(
+        rows, conditions.shape, strategy, sampling, seed, range(batch), observer=observer
+    )
+    return made if observer is not None else made[: len(prompts)]
+
+
 def own_images(
     pipeline: Pipeline,
     prompts: Sequence[Prompt],
@@ -74,19 +119,14 @@ def own_images(
     path = folder / f"codes-{key}.safetensors"
     stored = read_tensors(path, lambda entry: entry["codes"].dim() == 2)
     done = [] if stored is None else [*stored["codes"].long()][: len(prompts)]
-    sampling, plain = pipeline.sampling(), pipeline.strategy("vanilla")
+    plain = pipeline.strategy("vanilla")
     progress.start("drawing images to learn from", len(prompts))
     progress.advance(len(done))
+    encoded = Encoded(pipeline, prompts, size)
     for start in range(len(done), len(prompts), batch):
         here = list(prompts[start : start + batch])
-        # As many as the others have, so that the last few need no engine of their own.
-        filled = here + here[-1:] * (min(batch, len(prompts)) - len(here))
-        conditions = pipeline.conditions(filled, size)
-        rows = pipeline.model.family.rows(pipeline.model, conditions, sampling)
-        made = pipeline.draw_tokens(
-            rows, conditions.shape, plain, sampling, seed + start, range(len(filled))
-        )
-        done.extend(made[: len(here)])
+        made = draw_batch(pipeline, encoded, here, min(batch, len(prompts)), plain, seed + start)
+        done.extend(made)
         progress.advance(len(here))
         if start // batch % WRITE_EVERY == WRITE_EVERY - 1 or start + batch >= len(prompts):
             write_tensors(path, {"codes": torch.stack(done)})
@@ -130,16 +170,6 @@ def recorded_images(
         flat = encode_images(pipeline, found.pixels)
         tokens = model.family.tokens(model, flat.view(-1, height // down, width // down))
         return found.prompts, tokens, encoded
-    chosen: list[Prompt]
-    if getattr(manifest.target, "conditioning", "text") == "class":
-        rng = random.Random(seed)
-        chosen = [rng.randrange(manifest.target.num_classes) for _ in range(samples)]
-    elif prompts:
-        chosen = [prompts[i % len(prompts)] for i in range(samples)]
-    else:
-        raise DataError(
-            "there is nothing to train on: name a folder of captioned images (--images), or a "
-            "file with one prompt per line (--prompts), which the target then draws"
-        )
+    chosen = chosen_prompts(pipeline, seed, prompts, samples)
     encoded = Encoded(pipeline, chosen, size)
     return chosen, own_images(pipeline, chosen, seed, progress, folder, batch, size), encoded

@@ -9,7 +9,7 @@ import torch
 
 
 def write_tiny_model(
-    folder: Path, *, conditioning: str = "text", drafter: bool = True, grid: int = 4
+    folder: Path, *, conditioning: str = "text", drafter: bool = True, grid: int = 4, seed: int = 5
 ) -> Path:
     """Write a model whose images have ``grid * grid`` tokens."""
     from safetensors.torch import save_file
@@ -49,7 +49,7 @@ def write_tiny_model(
     vq = VQConfig(
         ch=32, ch_mult=(1, 1), num_res_blocks=1, z_channels=32, codebook_size=48, codebook_dim=4
     )
-    torch.manual_seed(5)
+    torch.manual_seed(seed)
     parts: dict[str, Any] = {"target": LlamaGenGPT(target), "vq": VQModel(vq)}
     if text:
         parts["text"] = TextEncoder(words)

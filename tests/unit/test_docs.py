@@ -202,7 +202,7 @@ def command_help() -> str:
     for words in (
         ["generate"], ["models"], ["models", "check"], ["models", "plan"], ["devices"], ["bench"],
         ["conform"], ["tune"], ["stepcost"], ["train", "target"],
-        ["train", "drafter"], ["train", "bundle"],
+        ["train", "drafter"], ["train", "head"], ["train", "bundle"],
         ["profile"], ["compare"], ["hardware"], ["profiles"], ["profiles", "add"], ["serve"],
         ["evaluate"],
     ):  # fmt: skip

@@ -14,6 +14,7 @@ lantern-accel train bundle "$to" --work "$work" --name lantern-emoji --config "$
 # The drafter learns on from what the model itself draws with these defaults.
 lantern-accel train drafter --model "$to" --work "$work/own" --config "$here/drafter-own.json" \
   --prompts "$here/prompts.txt" --samples "$(wc -l < "$here/prompts.txt")" --into "$to"
-python "$here" head --model "$to"
+python "$here" prompts > "$work/head.txt"
+lantern-accel train head --model "$to" --work "$work" --prompts "$work/head.txt" --samples 8400 --into "$to"
 python "$here" evaluate --model "$to" -o "$to/eval.json"
 lantern-accel evaluate --model "$to" --grid "$to/grid.png"

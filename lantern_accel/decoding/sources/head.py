@@ -20,9 +20,9 @@ from lantern_accel.decoding.drafts import DraftContext, Sizing, Source, register
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.sources.window import InvariantWindow, MaximalWindow
 from lantern_accel.decoding.state import WindowState
+from lantern_accel.decoding.target import row_of
 from lantern_accel.decoding.window_layout import WindowKept
 from lantern_accel.device import plan
-from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.nn.draft_head import DraftHead, weights_of
 from lantern_accel.strategy.values import Strategy, Window
@@ -35,7 +35,8 @@ class HeadWindow(InvariantWindow[Window]):
     def __init__(self, given: DraftContext[Window]) -> None:
         super().__init__(given)
         target: Any = given.target
-        self.head: DraftHead = target.draft_head
+        row, tokens = row_of(target.config), self.geometry.tokens
+        self.head: DraftHead = target.draft_head.fitted(row, tokens)
         self.fused: Callable[[], bool] | None = None
         """The guesses that no pass has seen, as the device makes them at once."""
 
@@ -69,7 +70,7 @@ class HeadWindow(InvariantWindow[Window]):
     def begin(self, state: WindowState, features: Tensor, weights: Tensor) -> None:
         """Take the state that the first token was drawn from, and guess what follows it."""
         before = state.length - 1  # the first token's own number
-        state.feature.copy_(self._guided(features[:, -1:], before)[:, 0])
+        state.feature.copy_(self.guided(features[:, -1:], before)[:, 0])
         super().begin(state, features, weights)
 
     def renew(self, state: WindowState, newest: Tensor, back: int = 0) -> None:
@@ -88,14 +89,13 @@ class HeadWindow(InvariantWindow[Window]):
         """Draft behind what a pass made known, whose tokens are in place already."""
         index, window, coupled, length = self.ops.index, kept.window, kept.coupled, state.length
         size, none = self.geometry.nodes, self.head.config.vocab_size
-        guided = self._guided(kept.features[:, :size], length)
+        guided = self.guided(kept.features[:, :size], length)
         count = coupled.count.expand_as(length)  # one number for all, where nothing was drafted
         last = (count - 1).view(-1, 1, 1).expand(-1, 1, guided.shape[-1])
         state.feature.copy_(guided.gather(1, last).squeeze(1))
         if size == 1:
             return
         known, seen = self.head.project(state.feature, guided)
-        places = length.unsqueeze(1) + self.ahead
         for ahead in range(1, size):
             node = count + (ahead - 1)
             inside, at = node < size, node.clamp(max=size - 1).unsqueeze(1)
@@ -116,16 +116,7 @@ class HeadWindow(InvariantWindow[Window]):
                 guess = torch.where(found.squeeze(1), held.gather(1, entry).squeeze(1), guess)
             self._put(state, place, torch.where(saw == left, chosen, guess).to(index))
         if self.recall is not None:
-            self.recall.write(state, places, window, coupled.tokens)
-
-    def _guided(self, features: Tensor, length: Tensor) -> Tensor:
-        """Return guided states float32 ``[B, L, D]`` of rows ``[R, L, D]``."""
-        scale = self.given.guidance.scale
-        if scale is None:
-            return features.float()
-        following = length.unsqueeze(1) + self.ahead[: features.shape[1]]
-        following = following.clamp(max=self.geometry.tokens - 1)
-        return SamplingOps.guide(self.ops, features.float(), following, scale)
+            self.recall.write(state, length.unsqueeze(1) + self.ahead, window, coupled.tokens)
 
     def _guess(
         self,
@@ -146,8 +137,7 @@ class HeadWindow(InvariantWindow[Window]):
 
     def _at(self, state: WindowState, place: Tensor) -> Tensor:
         """Return the tokens at ``place [B]``."""
-        inside = place.clamp(min=0, max=self.geometry.tokens).unsqueeze(1)
-        return state.tokens.gather(1, inside).squeeze(1)
+        return state.tokens.gather(1, place.clamp(0, self.geometry.tokens).unsqueeze(1)).squeeze(1)
 
     def _put(self, state: WindowState, place: Tensor, tokens: Tensor) -> None:
         """Write ``tokens [B]`` at ``place [B]``; past the image lies what nobody reads."""

@@ -28,6 +28,7 @@ from lantern_accel.decoding.target import Target, above_of, row_of
 from lantern_accel.decoding.window_layout import Coupled, WindowKept, WindowLayout
 from lantern_accel.device import plan
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.strategy.values import Fresh, Window
 
 
@@ -140,6 +141,15 @@ class WindowDrafts(WindowLayout[Value]):
 
         ``back``: of this step's uniforms those of so many steps before.
         """
+
+    def guided(self, features: Tensor, length: Tensor) -> Tensor:
+        """Return guided states float32 ``[B, L, D]`` of rows ``[R, L, D]`` behind ``length [B]``."""
+        scale = self.given.guidance.scale
+        if scale is None:
+            return features.float()
+        following = length.unsqueeze(1) + self.ahead[: features.shape[1]]
+        following = following.clamp(max=self.geometry.tokens - 1)
+        return SamplingOps.guide(self.ops, features.float(), following, scale)
 
     def describe(self, state: WindowState) -> plan.Window:
         g, fresh, noted = self.geometry, self.initial, self.geometry.passes > 0

@@ -10,7 +10,6 @@ from lantern_accel.families.llamagen.drafter import DrafterConfig, misfit
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
 from lantern_accel.families.manifest import Manifest, check_codes
-from lantern_accel.nn.draft_head import DraftHeadConfig
 from lantern_accel.nn.vq import VQConfig
 
 
@@ -20,7 +19,6 @@ class LlamaGenManifest(Manifest):
     family: Literal["llamagen"] = "llamagen"
     target: LlamaGenConfig
     drafter: DrafterConfig | None = None
-    draft_head: DraftHeadConfig | None = None
     text: TextEncoderConfig | None = None
     vq: VQConfig
 
@@ -39,17 +37,6 @@ class LlamaGenManifest(Manifest):
         wrong = None if self.drafter is None else misfit(self.drafter, t)
         if wrong is not None:
             raise ValueError(f"the drafter is not of this target: {wrong}")
-        head = self.draft_head
-        if head is not None and (head.dim, head.vocab_size, head.grid) != (
-            t.dim,
-            t.vocab_size,
-            t.grid,
-        ):
-            raise ValueError(
-                f"the draft head is not of this target: it is for states of {head.dim}, "
-                f"{head.vocab_size} codes and rows of {head.grid} tokens, the target has {t.dim}, "
-                f"{t.vocab_size} and {t.grid}"
-            )
         return self
 
     @property

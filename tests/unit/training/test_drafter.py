@@ -17,6 +17,7 @@ from support.models import write_tiny_model
 import lantern_accel
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import DataError, ModelError, RequestError
+from lantern_accel.families.base import Parts
 from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.registry import family
@@ -30,7 +31,7 @@ from lantern_accel.training.drafter import (
     head_matrix,
     train_drafter,
 )
-from lantern_accel.training.folder import with_drafter
+from lantern_accel.training.folder import with_parts
 
 
 def config(**changes: object) -> DrafterTrainConfig:
@@ -189,7 +190,7 @@ def test_a_drafter_grows(grown: dict[str, Any], tmp_path: Path) -> None:
     first = json.loads((tmp_path / "first" / "report.json").read_text())
     assert report["parameters"] > first["parameters"]
     assert report["heldout_top3"] == pytest.approx(first["curve"][-1]["heldout_top3"], abs=0.1)
-    joined = with_drafter(folder, tmp_path / "drafter", tmp_path / "joined")
+    joined = with_parts(folder, Parts(drafter=tmp_path / "drafter"), tmp_path / "joined")
     with lantern_accel.load(joined, device="cpu", dtype="float32") as pipeline:
         assert len(pipeline.model.drafter.layers) == grown.get("n_layer", 1)
         assert pipeline.model.drafter.taps == tuple(grown.get("taps", ()))

@@ -97,21 +97,15 @@ def drafter(given: Training) -> None:
     _stage("drafter", given)
 
 
-@app.command("head")
-def head(
-    model: Path = typer.Option(..., help="The model's folder, into which the head is written."),
-    images: int = typer.Option(8400, min=1, help="Pictures to draw and learn from."),
-    steps: int = typer.Option(5500, min=1, help="Steps of training."),
-    seed: int = typer.Option(0, min=0, help="Of the prompts, the pictures and the training."),
+@app.command("prompts")
+def prompts(
+    count: int = typer.Option(8400, min=1, help="How many."),
+    seed: int = typer.Option(0, min=0, help="Of the choice."),
 ) -> None:
-    """Train the draft head, which guesses the drafts of windows, from what the model draws."""
-    from lantern_accel.quality.progress import console_progress
-    from lantern_emoji.draft_head import train_draft_head
+    """Print prompts that a draft head learns from: none of those that anything is reported on."""
+    from lantern_emoji.captions import prompts_of
 
-    lists = Path(__file__).resolve().parents[1]
-    found = train_draft_head(model, lists, images, steps, seed, console_progress())
-    for ahead, share in found.items():
-        say(f"{share:.3f} of the target's distribution, {ahead} ahead", label="overlap")
+    typer.echo("\n".join(prompts_of(count, seed)))
 
 
 tidy(app)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lantern_accel.families.llamagen.words import normalise
+from lantern_accel.files import read_lines
 
 if TYPE_CHECKING:
     from lantern_emoji.data import Record
@@ -78,3 +80,23 @@ def word_corpus(records: Iterable[Record], phrases: Iterable[str] = ()) -> list[
         texts.extend([normalise(record.concept)] * 10)
         texts.extend(normalise(tag) for tag in record.tags)
     return texts + frames * 1000
+
+
+def prompts_of(count: int, seed: int) -> list[str]:
+    """Return prompts of ``prompts.txt``, a quarter of them pairs of its short ones, for a draft head.
+
+    None is in ``composed.txt`` or among the built-in prompts, on which heads are judged.
+    """
+    from lantern_accel.measure.prompts import REPORTING, TUNING
+
+    lists = Path(__file__).resolve().parents[1]
+    left_out = {*TUNING, *REPORTING, *read_lines(lists / "composed.txt")}
+    lines = [line for line in read_lines(lists / "prompts.txt") if line not in left_out]
+    short = [line for line in lines if len(line.split()) <= 2]
+    rng, found = random.Random(seed), list[str]()
+    while len(found) < count:
+        pair = rng.random() < 0.25
+        one = f"{rng.choice(short)} and {rng.choice(short)}" if pair else rng.choice(lines)
+        if one not in left_out:
+            found.append(one)
+    return found

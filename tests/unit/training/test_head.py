@@ -1,0 +1,230 @@
+"""A draft head for any model: recorded, trained, stopped, continued, written, taken and refused."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.glm_image import write_glm_image
+from support.janus import write_janus
+from support.models import write_tiny_model
+
+import lantern_accel
+from lantern_accel.cli import main
+from lantern_accel.errors import CheckpointError, DataError, DiskFullError
+from lantern_accel.models.check import check
+from lantern_accel.models.locate import named_parts
+from lantern_accel.quality.progress import Progress
+from lantern_accel.training import head as trainer
+from lantern_accel.training import loop
+from lantern_accel.training.device import TrainDevice
+from lantern_accel.training.head import HeadTrainConfig, acceptance, train_head
+
+PROMPTS = ["red heart", "dog face", "blue fish", "sea"]
+CONFIG: dict[str, Any] = {
+    "steps": 4, "batch_size": 64, "warmup": 1, "evaluate_every": 2, "checkpoint_every": 2, "hidden": 8,
+    "rank": 6, "images_at_once": 3, "span": 3, "precision": "float32",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unplotted() -> Iterator[None]:
+    """Leave curves out, which take most of the time and have tests of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "save_curves", lambda curve, path: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "model", drafter=False)
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head by the command."""
+    work: Path = tmp_path_factory.mktemp("work")
+    (work / "prompts.txt").write_text("\n".join(PROMPTS))
+    (work / "config.json").write_text(json.dumps(CONFIG))
+    words = ["train", "head", "--model", folder, "--prompts", work / "prompts.txt", "--samples", 7]
+    words += ["--work", work, "--config", work / "config.json", "--device", "cpu"]
+    assert main([str(word) for word in [*words, "--into", work / "joined"]]) == 0
+    return work
+
+
+def run(folder: Path, out: Path, said: Progress | None = None, **more: Any) -> dict[str, Any]:
+    given = {"prompts": PROMPTS, "samples": 7, **more}
+    settings = HeadTrainConfig.model_validate({**CONFIG, **given.pop("config", {})})
+    with lantern_accel.load(folder, device="cpu", head="none") as pipeline:
+        device = TrainDevice(pipeline.backend, "float32")
+        return train_head(pipeline, settings, out, device, said, **given)
+
+
+def test_a_head_is_trained_written_and_taken(folder: Path, trained: Path) -> None:
+    file = trained / "head" / "draft_head.safetensors"
+    report = json.loads((trained / "head" / "report.json").read_text())
+    assert all(0 < report[f"accepted_{ahead}"] <= 1 for ahead in (1, 2, 3))
+    assert (report["steps"], report["untouched"], report["prompts"]) == (4, 1, 4)
+    want: dict[str, Any] = {"prompt": "red heart", "seed": 1}
+    for model, head in ((folder, file), (folder, file.parent), (trained / "joined", None)):
+        with lantern_accel.load(model, device="cpu", dtype="float32", head=head) as pipeline:
+            plain = pipeline.generate(strategy="vanilla", **want)
+            made = pipeline.generate(strategy="scd", tree="window:4,head", **want)
+            assert torch.equal(plain.tokens, made.tokens)
+    (part,) = (
+        one for one in check(folder, named_parts(head=file)).parts if one.part == "draft_head"
+    )
+    assert part.state == "found" and "hidden 8" in part.detail
+    with lantern_accel.load(trained / "joined", device="cpu", head="none") as pipeline:
+        assert not hasattr(pipeline.model.target, "draft_head")
+
+
+def test_plans_know_a_head(folder: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(trained / "head" / "draft_head.safetensors")
+    assert main(["models", "plan", str(folder), "--head", file, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["weights"]
+    tensors = load_file(file).values()
+    assert found["draft_head"] == 4 * sum(one.numel() for one in tensors)
+
+
+def test_a_head_of_another_model_is_refused(folder: Path, trained: Path, tmp_path: Path) -> None:
+    file = trained / "head" / "draft_head.safetensors"
+    other = write_tiny_model(tmp_path / "other", drafter=False, seed=6)
+    with pytest.raises(CheckpointError, match=r"another model's weights.*--head none"):
+        lantern_accel.load(other, device="cpu", head=file)
+    with pytest.raises(CheckpointError, match=r"of another model: it is for states of"):
+        lantern_accel.load("lantern-emoji", device="cpu", head=file)
+    with pytest.raises(CheckpointError, match="no draft head"):
+        lantern_accel.load(folder, device="cpu", head=folder / "target.safetensors")
+
+
+@pytest.mark.parametrize(
+    "fatal",
+    ["training", *(pytest.param(one, marks=pytest.mark.long) for one in ("recording", "after"))],
+)
+def test_a_killed_run_ends_in_the_same_file(
+    folder: Path, trained: Path, tmp_path: Path, fatal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(Exception):
+        pass
+
+    calls = []
+
+    def dying(function: Any, nth: int) -> Any:
+        def call(*given: Any, **words: Any) -> Any:
+            calls.append(given)
+            if len(calls) == nth:
+                raise Killed
+            return function(*given, **words)
+
+        return call
+
+    where, name, nth = {
+        "recording": (trainer, "write_tensors", 2),
+        "training": (loop, "save_checkpoint", 2),
+        "after": (trainer, "write_weights", 1),
+    }[fatal]
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(where, name, dying(getattr(where, name), nth))
+        run(folder, tmp_path)
+    run(folder, tmp_path)
+    name = "draft_head.safetensors"
+    assert (tmp_path / name).read_bytes() == (trained / "head" / name).read_bytes()
+
+
+def test_training_stops_by_itself(folder: Path, tmp_path: Path) -> None:
+    slow = {
+        "lr": 1e-30,
+        "patience": 2,
+        "steps": 1000,
+        "evaluate_every": 1,
+        "checkpoint_every": 1000,
+    }
+    report = run(folder, tmp_path, config=slow)
+    assert report["steps"] < 10
+
+
+def test_what_cannot_be_trained_on_is_said_in_a_sentence(
+    folder: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    with pytest.raises(DataError, match="1 prompt is too few"):
+        run(folder, tmp_path, prompts=PROMPTS[:1])
+    with pytest.raises(DataError, match="another model or other prompts"):
+        run(folder, trained / "head", prompts=PROMPTS[:3])
+    (tmp_path / "none.txt").write_text("\n\n")
+    assert (
+        main(["train", "head", "--model", str(folder), "--prompts", str(tmp_path / "none.txt")])
+        == 2
+    )
+    assert "holds no prompt" in capsys.readouterr().err
+    full = OSError(errno.ENOSPC, "No space left on device", "head.safetensors")
+    monkeypatch.setattr(trainer, "write_tensors", Mock(side_effect=full))
+    words = ["train", "head", "--model", folder, "--device", "cpu", "--work", tmp_path / "w"]
+    words += ["--prompts", trained / "prompts.txt", "--samples", 4]
+    assert main([str(word) for word in words]) != 0
+    assert "free some space" in capsys.readouterr().err
+    usage = type("usage", (), {"free": 10})
+    monkeypatch.setattr("lantern_accel.training.head.shutil.disk_usage", lambda path: usage)
+    with pytest.raises(DiskFullError, match="free space"):
+        run(folder, tmp_path / "full")
+
+
+def test_acceptance_is_the_share_of_races_that_end_alike() -> None:
+    torch.manual_seed(0)
+    p, q = torch.rand(2, 4, 6).pow(3).softmax(-1)
+    p[0, 2:] = 0
+    p, q = p / p.sum(1, keepdim=True), q / q.sum(1, keepdim=True)
+    times = -torch.rand(40_000, 1, 6).log()
+    alike = (times / p).argmin(-1) == (times / q).argmin(-1)
+    got, want = acceptance(p, q), alike.float().mean(0)
+    assert torch.allclose(got, want, atol=4 * 0.5 / 200), (got, want)
+    listed = acceptance(p[1:, :4], q[1:, :4])
+    assert torch.all(listed <= got[1:]), "codes that are not listed count for nothing"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["llamagen", "janus", "glm_image"])
+@pytest.mark.filterwarnings("ignore:.*there are no pictures")
+def test_a_heads_windows_bring_more_tokens_than_the_row_above(kind: str, tmp_path: Path) -> None:
+    """Random weights, cold enough that there is something to learn."""
+    size, prompts = None, ["red heart", "dog face", "a fish", "blue", "sea"]
+    if kind == "llamagen":
+        model = write_tiny_model(tmp_path / "model", drafter=False, grid=6)
+    else:
+        model = {"janus": write_janus, "glm_image": write_glm_image}[kind](tmp_path / "model")
+        size, prompts = (
+            ("32x32" if kind == "glm_image" else None),
+            ["a red cube", "two cats", "blue"],
+        )
+    settings = {"steps": 400, "batch_size": 256, "evaluate_every": 100, "hidden": 32, "rank": 16}
+    config = HeadTrainConfig.model_validate({**CONFIG, **settings, "images_at_once": 8})
+    asked: dict[str, Any] = {"temperature": 0.25, "top_k": 0, "size": size}
+    with lantern_accel.load(model, device="cpu", dtype="float32", drafter="none") as pipeline:
+        known = pipeline.manifest.defaults
+        sharp = known.sampling.model_copy(update={"temperature": 0.25, "top_k": 0})
+        defaults = known.model_copy(update={"sampling": sharp})
+        pipeline.model.manifest = pipeline.manifest.model_copy(update={"defaults": defaults})
+        report = train_head(
+            pipeline, config, tmp_path / "out", TrainDevice(pipeline.backend, "float32"),
+            prompts=prompts, samples=64, size=(32, 32) if size else None,
+        )  # fmt: skip
+    assert report["accepted_1"] > 0.2
+    with lantern_accel.load(
+        model, device="cpu", dtype="float32", head=tmp_path / "out"
+    ) as pipeline:
+        steps = {}
+        for fresh in ("above", "head"):
+            given = {**asked, "strategy": "scd", "tree": f"window:4,{fresh},passes=0"}
+            made = [pipeline.generate(prompts[0], seed=seed, **given) for seed in range(101, 105)]
+            steps[fresh] = sum(one.stats.steps for one in made)
+        assert steps["head"] < steps["above"], steps
+        plain = pipeline.generate(prompts[0], strategy="vanilla", seed=104, **asked)
+        assert torch.equal(plain.tokens, made[-1].tokens)

@@ -36,10 +36,10 @@ class MoVQConfig(VQConfig):
 
 
 class SpatialNorm(nn.Module):
-    """A group norm, scaled and shifted at every place by what the code there says.
+    """A group norm, scaled and shifted at every place by what the nearest code says.
 
-    ``width``: numbers of a code vector. A 1x1 convolution and the enlargement to the nearest commute, so
-    that the smaller picture is convolved.
+    ``width``: numbers of a code vector. All places of a code have one scale and shift, which are therefore
+    convolved once a code and never enlarged.
     """
 
     def __init__(self, channels: int, width: int) -> None:
@@ -49,10 +49,10 @@ class SpatialNorm(nn.Module):
         self.conv_b = nn.Conv2d(width, channels, 1)
 
     def forward(self, x: Tensor, codes: Tensor) -> Tensor:
-        scale, shift = (
-            F.interpolate(conv(codes), x.shape[-2:]) for conv in (self.conv_y, self.conv_b)
-        )
-        return torch.addcmul(shift, self.norm_layer(x), scale)
+        high, wide = codes.shape[-2:]
+        scale, shift = (conv(codes)[:, :, :, None, :, None] for conv in (self.conv_y, self.conv_b))
+        places = self.norm_layer(x).unflatten(3, (wide, -1)).unflatten(2, (high, -1))
+        return torch.addcmul(shift, places, scale).view(x.shape)
 
 
 class CausalConv(nn.Module):

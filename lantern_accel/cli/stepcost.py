@@ -12,6 +12,7 @@ from lantern_accel.cli.console import note, print_json, show_markdown
 from lantern_accel.cli.options import (
     Dtype,
     OnDevice,
+    numbers,
     strategy_words,
     whole_numbers,
     with_options,
@@ -42,6 +43,9 @@ def stepcost(
     top_k: int = typer.Option(
         None, min=0, max=bounds.MOST_CODES, help="Default: 0 for classes, 1000 for text."
     ),
+    at: str = typer.Option(
+        "0.5", help="Where in an image steps are timed, such as 0,0.5,1: 0 is its start."
+    ),
     repeats: int = typer.Option(
         10, min=1, max=bounds.MOST_SAMPLES, help="Samples per kind of step."
     ),
@@ -61,6 +65,7 @@ def stepcost(
     if output is not None:
         check_target(output)
     counts = whole_numbers("--nodes", [nodes], 2, bounds.MOST_NODES)
+    places = numbers("--at", [at], 0, 1)
     with open_backend(on.device, on.options) as backend:
         from lantern_accel.families.random_weights import sized
         from lantern_accel.measure.run import command_of
@@ -77,6 +82,7 @@ def stepcost(
             top_k=top_k,
             batches=batches,
             nodes=counts,
+            at=places,
             repeats=repeats,
             options=on.options,
             out=output,

@@ -303,6 +303,7 @@ class StepCell(_Record):
     strategy: Strategy
     batch: int = Field(ge=1)
     nodes: int = Field(ge=1)
+    at: float = Field(0.5, ge=0, le=1, description="share of the image that is known before it")
     rows: int | None = Field(None, description="of a pass of the target; null: an older file")
     ms: list[float] = Field(default_factory=list)
     vanilla_ms: list[float] = Field(default_factory=list)
@@ -315,14 +316,15 @@ class StepCell(_Record):
     phase_ms: dict[str, float] | None = None
 
     @property
-    def key(self) -> tuple[str, str, int, int]:
+    def key(self) -> tuple[str, str, int, int, float]:
         """What tells cells of steps apart."""
-        return self.kind, self.strategy.model_dump_json(), self.batch, self.nodes
+        return self.kind, self.strategy.model_dump_json(), self.batch, self.nodes, self.at
 
     @property
     def label(self) -> str:
         """What tables call it."""
-        return f"pass {self.nodes}" if self.kind == "pass" else self.strategy.name
+        name = f"pass {self.nodes}" if self.kind == "pass" else self.strategy.name
+        return name if self.at == 0.5 else f"{name} at {self.at:.0%}"
 
 
 class LoadSample(_Record):

@@ -1,9 +1,9 @@
 """Measures cells of steps: what a step costs at real sizes on random weights, next to its least cost.
 
 A vanilla step, verification alone at several node counts and a whole step are timed in turns with
-vanilla, from the middle of an image, and passes of the target over 1 to 64 rows in turns with plain
-decoding's, so that ratios hold on a machine that drifts. How many tokens a step brings is a property of
-weights: that is measured by ``lantern-accel profile``.
+vanilla, from the middle of an image or where it is asked for, and passes of the target over 1 to 64
+rows in turns with plain decoding's, so that ratios hold on a machine that drifts. How many tokens a step
+brings is a property of weights: that is measured by ``lantern-accel profile``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lantern_accel.measure.ceilings import raised
 from lantern_accel.measure.prompts import prompts_of
 from lantern_accel.measure.record import Plan, Run, RunSettings, StepCell
 from lantern_accel.measure.run import Measurement, Say, fresh_run
-from lantern_accel.measure.work import LaunchCounter, step_needs
+from lantern_accel.measure.work import LaunchCounter, step_needs, visible_slots
 from lantern_accel.memory.limits import Capacity, check_weights
 from lantern_accel.nn.rounding import FULL, rounding
 from lantern_accel.records import digest
@@ -65,7 +65,7 @@ def bush(nodes: int) -> StaticTree:
 
 
 class StepTimer:
-    """Captures a kind of step, and times it from the middle of an image, in the bucket of there.
+    """Captures a kind of step, and times it from the cell's place in an image, in the bucket of there.
 
     ``cell`` gets what the step needs; the operators are those of one eager call. Raises
     :class:`DoesNotFitError` where its batch does not fit. What was captured is released after the block.
@@ -83,11 +83,12 @@ class StepTimer:
         self.backend, self.cell = backend, cell
         self.engine = model.engine(backend, cell.strategy, sampling, cell.batch)
         engine, g = self.engine, self.engine.geometry
-        self.middle = g.tokens // 2
-        self.inner = max(min(INNER, (g.tokens - self.middle) // (g.depth + 1) - 1), 1)
+        last = max(g.tokens - (INNER + 1) * (g.depth + 1), g.tokens // 2)
+        self.place = min(int(cell.at * g.tokens), last)
+        self.inner = max(min(INNER, (g.tokens - self.place) // (g.depth + 1) - 1), 1)
         if cell.kind == "pass":
             self.inner = max(INNER // cell.nodes, 1)
-        need = g.prefix + g.ahead + self.middle + self.inner * (g.depth + 1)
+        need = g.prefix + g.ahead + self.place + self.inner * (g.depth + 1)
         slots = next((n for n in engine.sizes if n >= need), engine.sizes[-1])
         state = engine.state
         state.reset()
@@ -102,7 +103,7 @@ class StepTimer:
         self.replay.expect(1000)
         cell.operators, cell.captured = counter.counts.get("other", 0), self.replay.captured
         cell.capture_seconds, cell.capture_bytes = self.replay.seconds, self.replay.nbytes
-        needs = step_needs(engine)
+        needs = step_needs(engine, visible_slots(engine, self.place))
         parts = needs.values() if cell.kind in ("vanilla", "step") else [needs["verify"]]
         cell.floor_flops, cell.floor_bytes = (sum(one) for one in zip(*parts, strict=True))
         cell.rows = g.rows * cell.nodes
@@ -119,7 +120,7 @@ class StepTimer:
         """Return a pass over as many tokens as there are nodes, ending before the image does."""
         engine, count = self.engine, self.cell.nodes
         g, state = engine.geometry, engine.state
-        first = min(self.middle, g.tokens - 1 - count)
+        first = min(self.place, g.tokens - 1 - count)
         forward, tokens = forced_pass(engine, first, count), state.tokens[:, first : first + count]
         sink = torch.zeros(g.batch, count, device=self.backend.device)
 
@@ -146,8 +147,8 @@ class StepTimer:
 
     def _rewind(self) -> None:
         state = self.engine.state
-        state.length.fill_(self.middle)
-        state.step.fill_(self.middle)
+        state.length.fill_(self.place)
+        state.step.fill_(self.place)
         if isinstance(state, TreeState):
             state.pending_count.fill_(1)
 
@@ -181,7 +182,7 @@ def passes(tokens: int, branches: int) -> list[StepCell]:
 
 
 def whole_steps(
-    strategy: Strategy, batch: int, nodes: Sequence[int], drafter: bool = True
+    strategy: Strategy, batch: int, nodes: Sequence[int], drafter: bool = True, at: float = 0.5
 ) -> list[StepCell]:
     """List the steps of a batch: vanilla, verification by node count, the strategy's own.
 
@@ -199,7 +200,7 @@ def whole_steps(
     if drafter:
         count = strategy.drafts.size[0]
         found.append(StepCell(kind="step", strategy=strategy, batch=batch, nodes=count))
-    return found
+    return [cell.model_copy(update={"at": at}) for cell in found]
 
 
 def sampling_of(manifest: Manifest, cfg_scale: float | None, top_k: int | None) -> Sampling:
@@ -243,6 +244,7 @@ def measure(
     top_k: int | None = None,
     batches: Sequence[int] = (1,),
     nodes: Sequence[int] = (8, 16, 32, 60),
+    at: Sequence[float] = (0.5,),
     repeats: int = 10,
     options: Mapping[str, Any] | None = None,
     out: Path | None = None,
@@ -251,8 +253,9 @@ def measure(
 ) -> Run:
     """Measure ceilings and cells of steps; ``out`` is written after every one and resumed from there.
 
-    Bad input raises before anything is made. Raises :class:`RequestError` where ``out`` holds a run of
-    something else, and :class:`DoesNotFitError` where a batch does not fit.
+    ``at``: shares of the image that are known where whole steps are timed, 0 to 1. Bad input raises
+    before anything is made. Raises :class:`RequestError` where ``out`` holds a run of something else, and
+    :class:`DoesNotFitError` where a batch does not fit.
     """
     check_clock(backend)
     chosen = named_strategy(strategy, static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
@@ -281,7 +284,11 @@ def measure(
     measurement = Measurement(backend, compute, run, out, resume=True, say=say)
     alone = sampling.model_copy(update={"cfg_scale": 1.0, "cfg_scale_image": None})
     drafter = model.drafter is not None
-    groups = [(whole_steps(chosen, batch, nodes, drafter), sampling) for batch in batches]
+    groups = [
+        (whole_steps(chosen, batch, nodes, drafter, place), sampling)
+        for batch in batches
+        for place in at
+    ]
     groups.append((passes(manifest.target.num_tokens, sampling.branches), alone))
     with backend.inference(), measurement.session():
         for cells, settled in groups:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.engines import engine_of
 
+from lantern_accel.cli.options import numbers
 from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.device.plan import Refused
 from lantern_accel.device.plugins import open_backend
@@ -125,6 +126,19 @@ def test_floors_by_hand(backend: Backend, tiny: str) -> None:
     # The drafter catches up, then runs two levels of inner nodes; the head reads all three.
     drafter = 4 * (2 * 32 * 32 + 32 + block - 32)
     assert floor(eagle, "draft", "verify") == verify + 3 * (drafter + 4 * row * seen) + 3 * 4 * head
+
+
+def test_steps_from_several_places_need_what_the_cache_holds_there(
+    backend: Backend, tiny: str
+) -> None:
+    options = {"nodes": (4,), "repeats": 1, "top_k": 20, "dtype": "float32"}
+    run = steps.measure(backend, sized(tiny), strategy="eagle", at=(0.0, 1.0), **options)
+    plain = [cell for cell in run.steps if cell.kind == "vanilla"]
+    assert [cell.label for cell in plain] == ["vanilla at 0%", "vanilla at 100%"]
+    # Two rows of three layers, keys and values; ten steps and one must be left of 36 tokens.
+    assert plain[1].floor_bytes - plain[0].floor_bytes == 4 * 2 * 3 * 2 * 32 * (36 - 11)
+    with pytest.raises(RequestError, match="numbers from 0 to 1"):
+        numbers("--at", ["0,1.5"], 0, 1)
 
 
 def test_a_measurement_goes_on_where_it_stopped(

@@ -139,6 +139,15 @@ def copy_bytes(target: nn.Module, weights: str, ops: TensorOps | None = None) ->
     return int(numbers * (how.bits_per_weight + max(0, least - how.bits)) / 8)
 
 
+def saved_bytes(
+    manifest: Any, weights: str, dtype: torch.dtype, ops: TensorOps | None = None
+) -> int:
+    """Return how many bytes fewer a target takes than in ``dtype`` if its weights are quantized."""
+    target = _build(family(manifest.family), manifest, "target", dtype)
+    whole = sum(part.weight.numel() for part in projections(target)) * dtype.itemsize
+    return whole - copy_bytes(target, weights, ops)
+
+
 def measure(
     kind: Family,
     manifest: Manifest,

@@ -19,7 +19,7 @@ from lantern_accel.errors import DeviceRequestError, RequestError, did_you_mean,
 from lantern_accel.families.base import Found
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import family
-from lantern_accel.memory.footprint import Footprint, measure
+from lantern_accel.memory.footprint import Footprint, measure, saved_bytes
 from lantern_accel.records import format_bytes
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.values import (
@@ -237,6 +237,13 @@ class Planner:
                 fits("verify a smaller tree: --tree small_8", strategy=smaller)
         if plan.nodes > 1:
             fits("decode plainly: --strategy vanilla", strategy=self.strategy("vanilla"))
+        # Quantized weights draw other pictures, so they are named where nothing else fits.
+        for weights in () if tips else ("int8", "int4"):
+            peak = plan.peak - saved_bytes(self.manifest, weights, DTYPES[plan.dtype], self.ops)
+            if peak <= plan.capacity:
+                how = f"quantize the model's weights: --weights {weights}"
+                tips.append(f"{how} ({format_bytes(peak)})")
+                break
         return tips
 
 

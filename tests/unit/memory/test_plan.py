@@ -22,7 +22,7 @@ from lantern_accel.errors import BackendError, RequestError
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.registry import entry, family
-from lantern_accel.memory.footprint import LiveBytes, measure
+from lantern_accel.memory.footprint import LiveBytes, measure, saved_bytes
 from lantern_accel.memory.plan import Planner, parse_size, planner_for
 from lantern_accel.models.bundle import bundled_models, read_manifest
 from lantern_accel.nn.vq import VQConfig, VQModel
@@ -224,6 +224,18 @@ def test_advice_names_what_would_fit() -> None:
     assert planner.advice(on_host, strategy, sampling) == []
     wide = planner.plan(strategy, dtype=torch.float32, text_device="cpu", batch=2)
     assert any("bfloat16" in tip for tip in planner.advice(wide, strategy, sampling))
+
+
+def test_quantized_weights_are_named_where_nothing_else_fits() -> None:
+    planner = Planner(tiny(), dtype=torch.float32)
+    plain, sampling = planner.strategy("vanilla"), Sampling()
+    peaks = {name: saved_bytes(planner.manifest, name, torch.bfloat16) for name in ("int8", "int4")}
+    for name, saved in peaks.items():
+        whole = planner.plan(plain, sampling, dtype=torch.bfloat16)
+        tight = whole.model_copy(update={"capacity": whole.peak - saved})
+        (tip,) = planner.advice(tight, plain, sampling)
+        assert f"--weights {name}" in tip
+    assert planner.advice(tight.model_copy(update={"capacity": 1}), plain, sampling) == []
 
 
 def test_the_text_encoder_counts_in_the_dtype_it_runs_in() -> None:

@@ -112,7 +112,9 @@ class Painter:
             for item in items:
                 try:
                     with noted() as notes:
-                        made = self.pipeline.conditions([item.prompt], self.request.size)
+                        made = self.pipeline.runtime.conditions(
+                            [item.prompt], self.request.size, self.request.negative_prompt
+                        )
                     shapes.setdefault(made.shape, []).append((item, made))
                     if notes:
                         self._notes[item.number] = "; ".join(notes)

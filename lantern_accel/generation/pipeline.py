@@ -329,7 +329,9 @@ class Pipeline:
 
         with explained(self.backend, keep), watch() as total:
             with watch() as text:
-                conditions = self.conditions(request.prompts, request.size)
+                conditions = runtime.conditions(
+                    request.prompts, request.size, request.negative_prompt
+                )
             wanted, capture = (
                 wanted_images(request, only),
                 Capture(self.backend.preferences.capture_patience),

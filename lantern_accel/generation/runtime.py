@@ -44,10 +44,17 @@ class Runtime:
         self.engines = Engines(model, backend, dtype)
         self.auto = Auto(self.engines)
 
-    def conditions(self, prompts: Sequence[Prompt], size: Size | None = None) -> Conditions:
-        """Return what the prompts become before decoding, one condition per prompt."""
-        device = self.backend.device
-        conditions = self.model.family.conditions(self.model, prompts, device, self.dtype, size)
+    def conditions(
+        self, prompts: Sequence[Prompt], size: Size | None = None, negative: str | None = None
+    ) -> Conditions:
+        """Return what the prompts become before decoding, one condition per prompt.
+
+        ``negative``: as :meth:`rows` gets it; where it has positions of its own, conditions hold it too.
+        """
+        device, model = self.backend.device, self.model
+        texts = [*prompts, negative] if negative and model.target.own_prompts else prompts
+        conditions = model.family.conditions(model, texts, device, self.dtype, size)
+        conditions = conditions.pick(range(len(prompts)))
         text = self.model.text
         if text is not None and not self.engines.capacity.keeps_text(len(prompts)):
             text.release()
@@ -80,8 +87,10 @@ class Runtime:
                 "guidance, or leave negative_prompt out"
             )
         count = len(conditions.condition)
-        against = self.conditions([negative], size).pick([0] * count)
-        own = len(rows.mask) > count
+        against, own = self.conditions([negative], size), len(rows.mask) > count
+        if own:  # as long as the prompts
+            against = self.model.family.join(self.model, [conditions.pick([0]), against]).pick([1])
+        against = against.pick([0] * count)
         same = own or bool((against.mask == conditions.mask).all())
         if against.condition.shape != conditions.condition.shape or not same:
             raise RequestError(

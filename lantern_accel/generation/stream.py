@@ -159,7 +159,7 @@ class Stream:
     def _begin(self) -> tuple[Slots[int], Conditions]:
         runtime, request = self._runtime, self.request
         with self._timed("text"):
-            conditions = runtime.conditions(request.prompts, request.size)
+            conditions = runtime.conditions(request.prompts, request.size, request.negative_prompt)
         decision = decide(
             runtime,
             request.strategy,

@@ -97,9 +97,9 @@ class Drawing:
         """Turn the prompt into what an engine starts from."""
         request = picture.job.request
         with noted() as notes:
-            conditions = self.pipeline.conditions([request.body.prompt], request.size)
-            against = request.body.negative_prompt
-            rows = self.pipeline.runtime.rows(conditions, request.sampling, against, request.size)
+            against, runtime = request.body.negative_prompt, self.pipeline.runtime
+            conditions = runtime.conditions([request.body.prompt], request.size, against)
+            rows = runtime.rows(conditions, request.sampling, against, request.size)
         picture.conditions, picture.rows = conditions, rows
         picture.job.notes = tuple(dict.fromkeys((*picture.job.notes, *notes)))
 

@@ -24,7 +24,7 @@ from lantern_accel.families.manifest import TokenManifest, check_codes
 from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.drafter import Drafter, DrafterSizes
-from lantern_accel.nn.transformer import REFERENCE, Norms
+from lantern_accel.nn.transformer import REFERENCE, HeadNorms, Norms
 
 #: How many numbers of its target's table a drafter keeps to know it by, and of which row: the middle one.
 MARK = 8
@@ -42,7 +42,7 @@ class PromptedDrafterConfig(DrafterSizes):
     ffn_dim: int = Field(ge=1)
     norm_eps: float = 1e-6
     qkv_bias: bool = Field(False, description="queries, keys and values have one")
-    head_norm: bool = False
+    head_norm: HeadNorms = "none"
     norms: Norms = "before"
     token_count: int = Field(ge=2, description="the vocabulary of the target's prompts")
     vocab_size: int = Field(ge=2, description="image codes")
@@ -89,6 +89,11 @@ def misfit(drafter: PromptedDrafterConfig, config: Any) -> str | None:
     return None
 
 
+def patches_of(config: Any) -> int:
+    """Return how many codes of a target stand for patches; others frame the picture."""
+    return int(getattr(config, "image_codes", config.vocab_size))
+
+
 class PromptedManifest(TokenManifest):
     """The manifest of a model whose drafters have its own blocks."""
 
@@ -96,7 +101,7 @@ class PromptedManifest(TokenManifest):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        check_codes(self.vq.codebook_size, self.target.vocab_size)
+        check_codes(self.vq.codebook_size, patches_of(self.target))
         wrong = None if self.drafter is None else misfit(self.drafter, self.target)
         if wrong is not None:
             raise ValueError(f"the drafter is of another target: {wrong}")

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.nn.transformer import Block, Norms, Pass, RMSNorm
+from lantern_accel.nn.transformer import Block, HeadNorms, Norms, Pass, RMSNorm
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Decoder:
 
     ``kv_heads``: heads of keys and values, each of which serves ``heads / kv_heads`` neighbouring query
     heads. ``hidden``: width of the feed-forward. ``bias``: queries, keys and values have one.
-    ``head_norm``: queries and keys are normalised head by head before they are rotated.
+    ``head_norm``: how queries and keys are normalised, head by head, before they are rotated.
     ``input_norm``: the first block has a norm before attention, as all others.
     """
 
@@ -37,7 +37,7 @@ class Decoder:
     hidden: int
     eps: float
     bias: bool = False
-    head_norm: bool = False
+    head_norm: HeadNorms = "none"
     norms: Norms = "before"
     input_norm: bool = True
 

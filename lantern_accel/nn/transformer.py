@@ -21,10 +21,12 @@ from lantern_accel.nn.masks import dense_visible as dense_visible
 from lantern_accel.nn.rounding import Rounding
 
 REFERENCE = TensorOps()
-#: The epsilon of the norms of queries and keys; fixed in every implementation.
+#: The epsilon of Chameleon's norms of queries and keys; fixed in every implementation.
 HEAD_NORM_EPS = 1e-5
 #: Where a block's norms stand: before attention and feed-forward, after them (Swin), or both (GLM-4).
 Norms = Literal["before", "after", "both"]
+#: How queries and keys are normalised: not at all, by a LayerNorm (Chameleon), or by a root mean square.
+HeadNorms = Literal["none", "layer", "rms"]
 
 
 class Projection(nn.Linear):
@@ -122,12 +124,27 @@ class HeadNorm(nn.Module):
         return F.layer_norm(x, x.shape[-1:], eps=HEAD_NORM_EPS) * self.weight + self.bias
 
 
+class HeadRMSNorm(nn.Module):
+    """RMSNorm over each head's width, with a weight a head, ``[heads, d]``."""
+
+    def __init__(self, heads: int, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(heads, head_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise ``x [R, T, H, d]``."""
+        y = x.float()
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
+        return y.to(x.dtype) * self.weight
+
+
 class Attention(nn.Module):
     """Self-attention whose query heads may share keys and values; rows of ``wqkv`` are q, k, v.
 
     The cache holds keys and values once a group. ``bias``: queries, keys and values have one;
-    ``head_norm``: queries and keys are normalised head by head before they are rotated. ``residual``:
-    what the result is added to, where there is something.
+    ``head_norm``: how queries and keys are normalised before they are rotated, by ``eps`` where it is by
+    a root mean square. ``residual``: what the result is added to, where there is something.
     """
 
     def __init__(
@@ -138,14 +155,19 @@ class Attention(nn.Module):
         kv_heads: int = 0,
         head_dim: int = 0,
         bias: bool = False,
-        head_norm: bool = False,
+        head_norm: HeadNorms = "none",
+        eps: float = HEAD_NORM_EPS,
     ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.biased = heads, kv_heads or heads, bias
         d = head_dim or dim // heads
         self.wqkv = Projection(dim, (heads + 2 * self.kv_heads) * d, bias=bias)
         self.wo = Projection(heads * d, dim, bias=False)
-        self.qk_norm = HeadNorm(heads + self.kv_heads, d) if head_norm else None
+        self.qk_norm: HeadNorm | HeadRMSNorm | None = None
+        if head_norm != "none":
+            turned = heads + self.kv_heads
+            rms = head_norm == "rms"
+            self.qk_norm = HeadRMSNorm(turned, d, eps) if rms else HeadNorm(turned, d)
 
     def forward(
         self,
@@ -221,7 +243,7 @@ class Block(nn.Module):
         super().__init__()
         self.norms = norms
         self.attention_norm = RMSNorm(dim, eps) if input_norm else None
-        self.attention = Attention(dim, heads, **attention)
+        self.attention = Attention(dim, heads, eps=eps, **attention)
         self.ffn_norm = RMSNorm(dim, eps)
         self.feed_forward = FeedForward(dim, hidden)
         if norms == "both":

@@ -54,7 +54,7 @@ class TrunkConfig(LlamaSizes):
 
     @property
     def decoder(self) -> Decoder:
-        return Decoder.of(self, head_norm=True, norms="after" if self.swin_norm else "before")
+        return Decoder.of(self, head_norm="layer", norms="after" if self.swin_norm else "before")
 
     @property
     def vocab_size(self) -> int:

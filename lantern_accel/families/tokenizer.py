@@ -105,8 +105,11 @@ def check_vocabulary(tokenizer: Tokenizer, size: int, path: Path) -> None:
 class PromptText(ABC, Generic[TokenManifestT]):
     """The tokenizer of one model: prompts to token ids; on the host, some megabytes."""
 
+    #: What makes a tokenizer of a file.
+    read = staticmethod(read_tokenizer)
+
     def __init__(self, path: Path, manifest: TokenManifestT) -> None:
-        self.tokenizer = read_tokenizer(path)
+        self.tokenizer = self.read(path)
         check_vocabulary(self.tokenizer, manifest.target.token_count, path)
         self.manifest, self.path = manifest, path
         self.controls = Controls(self.tokenizer, self.marks())

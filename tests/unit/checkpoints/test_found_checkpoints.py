@@ -212,6 +212,8 @@ def test_another_model_within_a_folder_is_a_question(folder: Path) -> None:
         ("http://hf.co/deepseek-ai/Janus-Pro-1B/tree/main?x=1", "janus-pro-1b"),
         ("huggingface.co/zai-org/GLM-Image/tree/main/vision_language_encoder", "glm-image"),
         ("hf://zai-org/GLM-Image", "glm-image"),
+        ("BAAI/Emu3-Gen", "emu3-gen"),
+        ("hf.co/BAAI/Emu3.5-Image", "emu3.5-image"),
         ("LlamaGen-B-256", "llamagen-b-256"),
         ("FoundationVision/LlamaGen/c2i_B_256.pt", "llamagen-b-256"),
         (

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.chameleon import write_anole, write_lumina
+from support.emu3 import write_emu3
 from support.glm_image import write_glm_image
 from support.janus import SPECIAL, write_janus, write_tokenizer
 
@@ -18,7 +19,7 @@ from lantern_accel.errors import RequestError
 from lantern_accel.families.controls import Controls
 from lantern_accel.families.tokenizer import read_tokenizer
 
-FAMILIES = ("janus", "anole", "lumina", "glm_image")
+FAMILIES = ("janus", "anole", "lumina", "glm_image", "emu3")
 #: What users write, whichever family they have: each is a token somewhere.
 STRINGS = (
     *("<image>", "<|image|>", "<start_of_image>", "<begin_of_image>", "<end_of_image>", "<sop>"),
@@ -33,7 +34,7 @@ TEXT = ("a <b> of c", "x < y > z", "a [very] red fox", "f(a) | b", "100 % <3", "
 @pytest.fixture(scope="module")
 def pipes(tmp_path_factory: pytest.TempPathFactory) -> Any:
     root = tmp_path_factory.mktemp("models")
-    write = {"janus": write_janus, "glm_image": write_glm_image}
+    write = {"janus": write_janus, "glm_image": write_glm_image, "emu3": write_emu3}
     write["anole"] = lambda folder: write_anole(folder, layout="hf")
     write["lumina"] = lambda folder: write_lumina(folder / "Lumina-mGPT-7B-512")
     opened = {}

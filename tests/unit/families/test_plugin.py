@@ -76,7 +76,7 @@ def beach(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_registers_and_is_recognised_by_its_files(beach: Path) -> None:
-    assert family_names() == ["llamagen", "chameleon", "janus", "glm_image", "pebbles"]
+    assert family_names() == ["llamagen", "emu3", "chameleon", "janus", "glm_image", "pebbles"]
     assert broken_families() == {}
     assert load_plugins().broken == {}
     assert find_model(beach).manifest.family == "pebbles"
@@ -186,7 +186,13 @@ def lantern_accel_families():
     register(site, "gone", "gone = gone_family")
     assert list(broken_families()) == ["gone"]
     assert says in broken_families()["gone"]
-    assert [one.name for one in families()] == ["llamagen", "chameleon", "janus", "glm_image"]
+    assert [one.name for one in families()] == [
+        "llamagen",
+        "emu3",
+        "chameleon",
+        "janus",
+        "glm_image",
+    ]
     with pytest.raises(ModelError, match="'gone' failed to load"):
         family("gone")
     assert open_backend("cpu").name == "cpu"

@@ -1,0 +1,197 @@
+"""Emu3 as a family: a plain decoder that writes a picture's codes row by row."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lantern_accel.checkpoints.loading import Recipe
+from lantern_accel.checkpoints.weights import Checkpoint
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import CheckpointError, ModelError
+from lantern_accel.families import keys
+from lantern_accel.families.base import Conditions, Model, Rows, check_two_way
+from lantern_accel.families.chameleon.layouts import head_norm_rows
+from lantern_accel.families.chameleon.model import ChameleonGPT
+from lantern_accel.families.emu3 import official
+from lantern_accel.families.emu3.model import (
+    DEFAULTS,
+    Emu3Config,
+    Emu3Drafter,
+    Emu3Manifest,
+)
+from lantern_accel.families.emu3.text import (
+    BEGIN,
+    BOS,
+    CODE,
+    FRAME,
+    PROMPTS,
+    SPECIALS,
+    UNCONDITIONAL,
+    SpecialIds,
+    picture_start,
+    read_either,
+)
+from lantern_accel.families.image_tokenizer import VQFamily, picture_names
+from lantern_accel.families.manifest import Manifest
+from lantern_accel.families.prompted_drafter import fitting_config
+from lantern_accel.families.prompted_family import PromptedFamily
+from lantern_accel.families.tokenizer import PromptText, left_pad
+from lantern_accel.nn.movq import MoVQ, MoVQConfig
+from lantern_accel.nn.vq import VQModel
+from lantern_accel.strategy.values import Sampling
+
+
+class Emu3Text(PromptText[Emu3Manifest]):
+    """The tokenizer of one model, with the prompt that it was trained on."""
+
+    read = staticmethod(read_either)
+
+    def __init__(self, path: Path, manifest: Emu3Manifest) -> None:
+        super().__init__(path, manifest)
+        ids = manifest.ids
+        known = (ids.pad, ids.bos, ids.begin, ids.image, ids.image_start, ids.image_end)
+        for one, wanted in zip((SPECIALS[0], BOS, BEGIN, *FRAME), known, strict=True):
+            if self.tokenizer.token_to_id(one) != wanted:
+                raise CheckpointError(
+                    f"{path} has {one} at {self.tokenizer.token_to_id(one)}, and the model at {wanted}; "
+                    "use the tokenizer that comes with the model"
+                )
+
+    def marks(self) -> Sequence[str]:
+        return (*SPECIALS, *FRAME, CODE)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
+        before, behind = PROMPTS[self.manifest.variant]
+        start = picture_start(rows, columns)
+        return [self._ids(f"{before}{text}{behind}{start}") for text in texts]
+
+    def unconditional(self) -> list[int]:
+        """Return the ids in front of a picture without a prompt."""
+        return self._ids(UNCONDITIONAL[self.manifest.variant])
+
+
+class IBQ(VQModel):
+    """Emu3.5's tokenizer: a plain VQGAN that gives a place the code of the largest dot product."""
+
+    def nearest_code(self, latents: Tensor) -> Tensor:
+        return torch.einsum("bdhw,vd->bhwv", latents, self.codebook()).argmax(dim=-1)
+
+
+class Drawing(MoVQ):
+    """Emu3's tokenizer from a file without its encoder: it draws, and reads no pictures."""
+
+    def __init__(self, config: MoVQConfig) -> None:
+        super().__init__(config)
+        del self.encoder, self.quant_conv
+
+    def encode_latents(self, images: Tensor) -> Tensor:
+        raise ModelError(
+            "the image tokenizer's file has no encoder, so no picture can be read; name "
+            "BAAI/Emu3-VisionTokenizer with --vq"
+        )
+
+
+class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
+    """Emu3-Gen and Emu3.5-Image."""
+
+    name: ClassVar[str] = "emu3"
+    manifest_type: ClassVar[type[Manifest]] = Emu3Manifest
+    text_type, target_type, drafter_type = Emu3Text, ChameleonGPT, Emu3Drafter
+    detect = staticmethod(official.detect)
+    from_entry = staticmethod(official.published_manifest)
+    rules, beside = official.RULES, official.BESIDE
+    #: Activations of the image tokenizer are half a gigabyte for a picture.
+    pixels_at_once: ClassVar[int] = 720 * 720
+
+    def build(self, manifest: Emu3Manifest, part: str, ops: TensorOps) -> nn.Module:
+        if part != "vq":
+            return super().build(manifest, part, ops)
+        if not isinstance(manifest.vq, MoVQConfig):
+            return IBQ(manifest.vq)
+        return MoVQ(manifest.vq) if manifest.encodes else Drawing(manifest.vq)
+
+    def recipes(
+        self, part: str, checkpoint: Checkpoint, manifest: Emu3Manifest
+    ) -> Mapping[str, Recipe]:
+        if part != "vq":
+            return super().recipes(part, checkpoint, manifest)
+        names = picture_names(checkpoint, official.IN_TARGET, official.PICTURE_RULES)
+        return keys.recipes_of(names, self.changes(part, manifest))
+
+    def changes(self, part: str, manifest: Emu3Manifest) -> Sequence[keys.Change]:
+        """Permute queries and keys; keep the head's rows of codes and row ends."""
+        if part == "vq":  # attention's matrices are convolutions in one layout only
+            kernel = r"\.(q|k|v|proj_out)\.weight$"
+            return ((kernel, lambda rows: rows.reshape(*rows.shape[:2], 1, 1)),)
+        if part != "target":
+            return ()
+        target = manifest.target
+        codes = torch.tensor(target.token_ids())
+        norms = (("q_norm", target.n_head), ("k_norm", target.kv_heads))
+        return (
+            keys.to_adjacent(target.head_dim),
+            (r"^output\.", lambda rows: rows[codes.to(rows.device)]),
+            *(
+                (rf"\.{name}\.", lambda rows, heads=heads: head_norm_rows(rows, heads, True))
+                for name, heads in norms
+            ),
+        )
+
+    def tokens(self, model: Model[Emu3Manifest], codes: Tensor) -> Tensor:
+        """End every row with its end, where the model writes it."""
+        return F.pad(codes, (0, 1), value=model.manifest.target.image_codes).flatten(1)
+
+    def rows(self, model: Model[Emu3Manifest], conditions: Conditions, sampling: Sampling) -> Rows:
+        """Return ``[cond; uncond]``: without a prompt there are its frame and the same size alone."""
+        condition, mask = conditions.condition, conditions.mask
+        if sampling.branches == 1:
+            return Rows(condition, mask)
+        check_two_way(model, sampling)
+        ids, text = model.manifest.ids, model.text
+        begin = ids.unconditional(model.manifest.variant)
+        if isinstance(text, Emu3Text):
+            begin = text.unconditional()
+        contexts = []
+        for row, seen in zip(condition.cpu(), mask.cpu(), strict=True):
+            prompt = row[seen].tolist()
+            contexts.append([*begin, *prompt[prompt.index(ids.image_start) :]])
+        others, seen = left_pad(contexts, condition.shape[1], ids.pad)
+        others, seen = others.to(condition.device), seen.to(mask.device)
+        return Rows(torch.cat((condition, others)), torch.cat((mask, seen)))
+
+    def tiny(self) -> Emu3Manifest:
+        """Return a small model of both: grouped queries, head norms, rows with ends."""
+        ids = SpecialIds.before(216)
+        target = Emu3Config(
+            dim=32, n_layer=2, n_head=4, n_kv_head=2, head_width=16, ffn_dim=48, token_count=256,
+            image_first=216, image_codes=40, newline_id=ids.row_end, height=3, width=4,
+            prefix_length=24, max_positions=128, head_norm=True,
+        )  # fmt: skip
+        return Emu3Manifest(
+            name="tiny-emu3",
+            area=48,
+            ids=ids,
+            target=target,
+            drafter=fitting_config(target, taps=(1,)),
+            vq=MoVQConfig(
+                ch=32, ch_mult=(1,), num_res_blocks=1, codebook_size=40, attention=(0,), halvings=1
+            ),
+            defaults=DEFAULTS["emu3"].within(40),
+        )
+
+    def tiny_prompt(self, manifest: Emu3Manifest, drawn: random.Random) -> list[int]:
+        ids, target = manifest.ids, manifest.target
+        words = [drawn.randrange(5) for _ in range(drawn.randint(2, 4))]
+        size = [target.height, target.width]
+        return [ids.bos, *words, ids.image_start, *size, ids.image]

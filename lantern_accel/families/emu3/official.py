@@ -1,0 +1,335 @@
+"""The files of Emu3-Gen and Emu3.5-Image: the official layout, and that of transformers for Emu3.
+
+Queries and keys turn in pairs ``(i, i + d/2)``. Emu3.5 is known by its norms of queries and keys. The
+official image tokenizer is a repository of its own; transformers' folder holds all parts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lantern_accel.checkpoints.layouts import explained, find_file, folder_json, open_own
+from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
+from lantern_accel.errors import CheckpointError
+from lantern_accel.families import keys
+from lantern_accel.families.base import Found, Parts
+from lantern_accel.families.emu3.model import (
+    DEFAULTS,
+    SIZES_3P5,
+    Emu3Config,
+    Emu3Manifest,
+    grid_of,
+)
+from lantern_accel.families.emu3.text import (
+    FRAME,
+    VISION,
+    WORDS,
+    SpecialIds,
+    Variant,
+    vision_tokens,
+)
+from lantern_accel.families.image_tokenizer import movq_sizes, picture_names, vq_sizes
+from lantern_accel.families.prompted_family import add_drafter
+from lantern_accel.families.published import ModelEntry
+from lantern_accel.families.registry import entries_with_sizes
+from lantern_accel.nn.movq import MoVQConfig
+from lantern_accel.nn.vq import VQConfig
+
+SIGNATURES = (
+    keys.Signature(
+        "official",
+        {"model.embed_tokens.weight": 2, "model.layers.0.self_attn.q_proj.weight": 2},
+    ),
+    keys.Signature("transformers", {"text_model.model.embed_tokens.weight": 2}),
+    keys.Signature("transformers, in memory", {"model.text_model.embed_tokens.weight": 2}),
+)
+RULES = {"target": ((r"^(model\.)?text_model\.", ""), *keys.LLAMA)}
+#: What one file holds for the other part.
+BESIDE = {
+    "target": re.compile(r"^(model\.)?vqmodel\."),
+    "vq": re.compile(r"^((model\.)?text_model|lm_head)\."),
+}
+IN_TARGET = r"(model\.)?vqmodel\."
+#: From transformers' names of the image tokenizer to the official ones.
+PICTURE_RULES: tuple[keys.Rule, ...] = (
+    (r"\.(up|down)_block\.", "."),
+    (r"\.middle_block\.attn_norm\.", ".mid.attn_1.norm."),
+    (r"\.middle_block\.", ".mid."),
+    (r"\.attn_norms\.(\d+)\.", r".attn.\1.norm."),
+    (r"\.([qkv])_proj\.", r".\1."),
+    (r"\.out_proj\.", ".proj_out."),
+)
+#: What the official configuration classes take for what a file leaves out.
+_LLAMA = {
+    "num_attention_heads": 32, "rms_norm_eps": 1e-5, "max_position_embeddings": 9216,
+    "rope_theta": 1e6,
+}  # fmt: skip
+#: What Emu3.5's file has to say, since its configuration was never seen.
+_ASKED = ("rms_norm_eps", "num_attention_heads")
+#: The configuration's names of ids.
+_IDS = {
+    "bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "pad", "img_token_id": "image",
+    "boi_token_id": "image_start", "eoi_token_id": "image_end", "eol_token_id": "row_end",
+    "eof_token_id": "frame_end",
+}  # fmt: skip
+#: The configuration's names of the image tokenizer's sizes, transformers' and the official ones.
+_VQ = {
+    "in_channels": "in_channels", "base_channels": "ch", "ch": "ch", "channel_multiplier": "ch_mult",
+    "ch_mult": "ch_mult", "num_res_blocks": "num_res_blocks", "latent_channels": "z_channels",
+    "z_channels": "z_channels", "codebook_size": "codebook_size", "embed_dim": "codebook_dim",
+    "attn_resolutions": "attention",
+}  # fmt: skip
+#: Positions of Emu3-Chat, and pixels of Emu3-Stage1's and Emu3-Gen's pictures.
+CHAT_POSITIONS, STAGE1_AREA, GEN_AREA = 131072, 512 * 512, 720 * 720
+#: Where image tokenizers lie next to a model, and Emu3.5's file.
+_HOMES: dict[Variant, tuple[str, ...]] = {
+    "emu3": ("vision_tokenizer", "../Emu3-VisionTokenizer"),
+    "emu3.5": ("vision_tokenizer", "../Emu3.5-VisionTokenizer"),
+}
+_WHOSE: dict[Variant, str] = {
+    "emu3": "Emu3's image tokenizer (BAAI/Emu3-VisionTokenizer)",
+    "emu3.5": "Emu3.5's image tokenizer (BAAI/Emu3.5-VisionTokenizer)",
+}
+_RELEASED = ("dim", "n_layer", "n_head", "n_kv_head", "ffn_dim", "token_count", "image_codes")
+
+
+def layout_of(checkpoint: Checkpoint) -> str | None:
+    """Return the layout that a file's keys follow; raises :class:`CheckpointError` for several."""
+    found = keys.layouts_in(checkpoint, SIGNATURES)
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{checkpoint.path} has keys of two layouts ({' and '.join(found)}); use the files of one "
+            "release"
+        )
+    return found[0] if found else None
+
+
+def detect(path: Path, parts: Parts) -> Found[Emu3Manifest] | None:
+    """Say what of this family lies at ``path``; None where it is another family's.
+
+    Raises :class:`CheckpointError` for what is Emu3's and cannot draw, and for parts of several models.
+    """
+    if path.is_dir() and not has_weights(path):
+        return None
+    folder = path if path.is_dir() else path.parent
+    said = folder_json(folder)
+    kind = str(said.get("model_type", "")).lower()
+    if kind.startswith("emu3visionvq"):
+        raise CheckpointError(
+            f"{path} is the image tokenizer of Emu3 alone; name Emu3-Gen's folder, and this with --vq"
+        )
+    ours = kind.startswith("emu3") and "text" not in kind
+    checkpoint = open_own(path, ours)
+    layout = None if checkpoint is None else layout_of(checkpoint)
+    if checkpoint is None or not (ours or (layout or "").startswith("transformers")):
+        return None
+    if layout is None:
+        raise CheckpointError(
+            f"{path} is Emu3's by its config.json, but lacks the embedding or the first layer: a part of "
+            "it is absent, or it is of another layout; fetch it again"
+        )
+    _check_draws(path, said)
+    manifest = manifest_of(checkpoint, said)
+    notes = [f"{layout} keys", f"pictures of {manifest.variant}"]
+    found = Found(manifest, {"target": path}, parts, notes)
+    _add_picture_tokenizer(found, folder, checkpoint, said)
+    manifest = found.manifest
+    known = entries_with_sizes(manifest, published_manifest, _RELEASED, variant=manifest.variant)
+    found.manifest = manifest.with_labels_of(known)
+    _add_text(found, folder)
+    add_drafter(found, folder)
+    return found
+
+
+def _check_draws(path: Path, said: Mapping[str, Any]) -> None:
+    """Raise :class:`CheckpointError` for the models of this family that are no Emu3-Gen."""
+    text = said.get("text_config") or said
+    for name, value, one, what in (
+        ("max_position_embeddings", CHAT_POSITIONS, "Emu3-Chat", "reads pictures and writes text"),
+        ("image_area", STAGE1_AREA, "Emu3-Stage1", "is a stage of training before Emu3-Gen"),
+    ):
+        if text.get(name) == value:
+            raise CheckpointError(
+                f"{path} is {one} by its {name}, which {what}; use BAAI/Emu3-Gen, which draws"
+            )
+
+
+def manifest_of(checkpoint: Checkpoint, said: dict[str, Any]) -> Emu3Manifest:
+    """Return the manifest of weights and their configuration, which is read off shapes where it can be.
+
+    The image tokenizer's sizes are the published ones, or those of the configuration. Raises
+    :class:`CheckpointError` where the two are not of one model.
+    """
+    named = keys.renamed(checkpoint, RULES["target"])
+    path, text = checkpoint.path, said.get("text_config") or said
+    given = {name: value for name, value in text.items() if value is not None}
+    variant: Variant = "emu3.5" if "layers.0.attention.q_norm.weight" in named else "emu3"
+    for name in _ASKED if variant == "emu3.5" else ():
+        if name not in given:
+            raise CheckpointError(
+                f"the config.json of {path} lacks {name}, which the weights of Emu3.5 cannot say; fetch "
+                "it again from the model's repository"
+            )
+    base = {} if "rope_parameters" in given else {"rope_theta": _LLAMA["rope_theta"]}
+    sizes = keys.llama_sizes(checkpoint, named, {**_LLAMA, **base, **given})
+    if sizes.pop("bias"):
+        raise CheckpointError(f"{path} has biases of queries, which Emu3 has not; use Emu3-Gen")
+    first = _first_code(said)
+    codes = sizes["token_count"] - first
+    vq = _said_vq(said, codes, variant)
+    ids = _checked_ids(path, {**said, **given}, first)
+    area = int(said.get("image_area", GEN_AREA))
+    height, width = _usual_grid(variant, area, vq.downsample, sizes["max_positions"])
+    with explained(path, "its configuration is not of these weights"):
+        target = Emu3Config(
+            **sizes,
+            image_first=first,
+            image_codes=codes,
+            newline_id=ids.row_end,
+            height=height,
+            width=width,
+            head_norm=variant == "emu3.5",
+        )
+        return Emu3Manifest(
+            name=path.absolute().name if path.is_dir() else path.stem,
+            variant=variant,
+            area=area,
+            ids=ids,
+            target=target,
+            vq=vq,
+            defaults=DEFAULTS[variant].within(codes),
+        )
+
+
+def _first_code(said: Mapping[str, Any]) -> int:
+    """Return the id of code 0: behind the picture's end, as the configuration has it."""
+    names = said.get("vocabulary_map") or {}
+    end = said.get("eoi_token_id", names.get(FRAME[2], SpecialIds().image_end))
+    return int(end) + 1
+
+
+def _checked_ids(path: Path, said: Mapping[str, Any], first: int) -> SpecialIds:
+    with explained(f"the vocabulary of {path} has no place for Emu3's tokens", "use Emu3-Gen"):
+        ids = SpecialIds.before(first)
+    for name, ours in _IDS.items():
+        value = said.get(name)
+        if value is not None and value != getattr(ids, ours):
+            raise CheckpointError(
+                f"the configuration of {path} says {name} {value}, but by the vocabulary's order it is "
+                f"{getattr(ids, ours)}; the two are not of one model"
+            )
+    return ids
+
+
+def _said_vq(said: Mapping[str, Any], codes: int, variant: Variant) -> MoVQConfig | VQConfig:
+    """Return the image tokenizer's sizes: the configuration's in transformers' layout, or published."""
+    if variant == "emu3.5":
+        return VQConfig(
+            ch=256, num_res_blocks=4, codebook_size=codes, codebook_dim=256, l2_norm=False
+        )
+    one = said.get("vq_config") or said
+    sizes = {ours: one[theirs] for theirs, ours in _VQ.items() if theirs in one}
+    halvings = round(math.log2(one.get("temporal_downsample_factor", 4)))
+    with explained("the image tokenizer's configuration", f"use {_WHOSE[variant]}"):
+        return MoVQConfig(**{"codebook_size": codes, **sizes}, halvings=halvings)
+
+
+def _usual_grid(variant: Variant, area: int, pixels: int, positions: int) -> tuple[int, int]:
+    """Return the size that a request gets which names none; a square where positions are too few."""
+    grid = SIZES_3P5[0] if variant == "emu3.5" else grid_of("1:1", area, pixels)
+    if grid[0] * (grid[1] + 1) < positions:
+        return grid
+    side = max(1, math.isqrt(positions // 2))
+    return side, side
+
+
+# --- other parts --------------------------------------------------------------------------------------
+
+
+def _add_picture_tokenizer(
+    found: Found[Emu3Manifest], folder: Path, target: Checkpoint, said: Mapping[str, Any]
+) -> None:
+    """Add the image tokenizer that was named, or lies near; else say what to get.
+
+    Raises :class:`CheckpointError` for one of another family or size.
+    """
+    manifest, variant = found.manifest, found.manifest.variant
+    whose = _WHOSE[variant]
+    path, checkpoint = found.parts.vq, None
+    if path is None:
+        near = (folder / name for name in _HOMES[variant])
+        path = next((one for one in near if one.is_dir() and has_weights(one)), None)
+    inside = any(re.match(IN_TARGET, key) for key in target)
+    if path is None and inside:
+        path, checkpoint = found.files["target"], target
+    if path is None:
+        found.missing["vq"] = (
+            f"an image tokenizer: put {whose} into {folder / 'vision_tokenizer'}, or name it with --vq"
+        )
+        return
+    checkpoint = open_checkpoint(path) if checkpoint is None else checkpoint
+    names = picture_names(checkpoint, IN_TARGET, PICTURE_RULES)
+    vq: MoVQConfig | VQConfig
+    if variant == "emu3.5":
+        if any(".conv_y." in name for name in names):
+            raise CheckpointError(f"{path} has norms that read the codes, so it is not {whose}")
+        vq = vq_sizes(checkpoint, names, whose, l2_norm=False)
+    elif "encoder.conv_in.weight" in names:
+        vq = movq_sizes(checkpoint, names, whose)
+    elif "decoder.time_conv.0.conv.conv.weight" in names:
+        own = said if checkpoint is target else folder_json(path if path.is_dir() else path.parent)
+        vq = _said_vq(own, manifest.target.image_codes, variant)
+        found.notes.append("the image tokenizer has no encoder")
+    else:
+        raise CheckpointError(f"{path} lacks the convolutions over time, so it is not {whose}")
+    if isinstance(vq, MoVQConfig) and not vq.halvings:
+        raise CheckpointError(f"{path} has no convolutions over time, so it is not {whose}")
+    if vq.codebook_size != manifest.target.image_codes:
+        raise CheckpointError(
+            f"{path} is of another codebook: it has {vq.codebook_size} codes, the vocabulary of {folder} "
+            f"{manifest.target.image_codes}; name {whose} with --vq"
+        )
+    grid = _usual_grid(variant, manifest.area, vq.downsample, manifest.target.max_positions)
+    sizes = manifest.target.model_copy(update={"height": grid[0], "width": grid[1]})
+    encodes = "encoder.conv_in.weight" in names
+    found.manifest = manifest.model_copy(update={"vq": vq, "target": sizes, "encodes": encodes})
+    found.files["vq"] = path
+
+
+def _add_text(found: Found[Emu3Manifest], folder: Path) -> None:
+    """Add the tokenizer of either layout, or say what of it is absent."""
+    home = found.parts.text or folder
+    text = find_file([home], WORDS) or find_file([home], "tokenizer.json")
+    if text is None:
+        found.missing["text"] = f"a text tokenizer: put {WORDS} and {VISION} into {folder}"
+        return
+    if text.name == WORDS:
+        if not (text.parent / VISION).is_file():
+            found.missing["text"] = (
+                f"{VISION}, the names of the picture's tokens: put it into {folder}"
+            )
+            return
+        codes = len(vision_tokens(text.parent)) - len(FRAME)
+        if codes != found.manifest.target.image_codes:
+            raise CheckpointError(
+                f"{text.parent / VISION} names {codes} codes, the vocabulary of {folder} has "
+                f"{found.manifest.target.image_codes}; they are not of one model"
+            )
+    found.files["text_tokenizer"] = text
+
+
+def published_manifest(entry: ModelEntry) -> Emu3Manifest:
+    """Return the manifest of a published model."""
+    variant: Variant = entry.config["variant"]
+    target = Emu3Config(**entry.config.get("target", {}))
+    return Emu3Manifest(
+        **entry.labels,
+        variant=variant,
+        target=target,
+        vq=_said_vq({}, target.image_codes, variant),
+        defaults=DEFAULTS[variant],
+    )

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -288,6 +289,8 @@ def service(words: str, queue: int) -> Iterator[tuple[str, int, float]]:
         port = one.getsockname()[1]
     command = [sys.executable, "-m", "lantern_accel.cli", "serve", "--queue", str(queue)]
     began = time.perf_counter()
+    # A client that has to end ends its service, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     process = subprocess.Popen([*command, *shlex.split(words), "--port", str(port)])
     url = f"http://127.0.0.1:{port}"
     try:

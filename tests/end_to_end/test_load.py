@@ -118,7 +118,7 @@ def test_an_interrupted_search_of_a_service_of_its_own_keeps_its_levels(tiny_mod
     while not (out.exists() and read_run(out).loads):
         assert search.poll() is None
         time.sleep(0.1)
-    search.send_signal(signal.SIGINT)
+    search.send_signal(signal.SIGTERM)  # as Ctrl-C, it ends the service too
     assert search.wait(120) == 130
     run = read_run(out)
     assert run.state == "interrupted" and run.loads[0].clients == 1

@@ -20,6 +20,7 @@ from lantern_accel.report.writing import (
     upper,
     verdict_words,
 )
+from lantern_accel.strategy.values import AUTO
 
 
 class Table(NamedTuple):
@@ -122,12 +123,11 @@ def offers_table(section: ModelSection, terms: Terms) -> Table:
         kept = "" if point.in_time == 1 else f"; {percent(point.in_time)} in time"
         row = [
             one.run,
-            f"{point.strategy}, {point.setting} ({point.fidelity})",
+            f"{point.strategy}, {point.setting}, {point.fidelity}{_auto_words(point)}",
             interval(point.images_per_second),
             _seconds_words(point) + kept,
         ]
-        hours = number(point.seconds_per_image.value / 3.6, 2)
-        row += [_cost_words(one, terms) if terms.amounts else f"{hours} device hours"]
+        row.append(_cost_words(one, terms))
         row += [_or_reason(point.images_per_kwh)] if metered else []
         row += [_or_reason(one.per_kw)] if powered else []
         row += [_behind_words(one)] if len(given) > 1 else []
@@ -141,6 +141,12 @@ def offers_table(section: ModelSection, terms: Terms) -> Table:
     return Table(head, rows)
 
 
+def _auto_words(point: Point) -> str:
+    """Say what auto stood for, without what it thought of it."""
+    words = point.detail.partition(" (")[0]
+    return f": {words}" if point.strategy == AUTO and words else ""
+
+
 def _seconds_words(point: Point) -> str:
     """Return the median, and the percentile that a bound is held against where it was measured."""
     tail = point.latency[f"p{100 * IN_TIME:.0f}"]
@@ -149,6 +155,8 @@ def _seconds_words(point: Point) -> str:
 
 
 def _cost_words(offer: Offer, terms: Terms) -> str:
+    if not terms.amounts and offer.point is not None:
+        return f"{number(offer.point.seconds_per_image.value / 3.6, 2)} device hours"
     if offer.cost is None:
         return "not given"
     words = f"{interval(offer.cost.of_1000, terms.currency)} of {offer.cost.covers}"
@@ -216,20 +224,11 @@ def releases_table(section: ModelSection) -> Table:
     rows = []
     for one in section.releases:
         over = "the first" if one.ratio is None else times(one.ratio)
-        if one.ratio is not None and one.verdict not in ("faster", "slower"):
-            over = (
-                f"not judged: {why}"
-                if (why := reason(one.verdict))
-                else f"{over}, no difference shown"
-            )
-        rows.append(
-            [
-                one.device,
-                f"{one.version} ({one.measured})",
-                f"{one.strategy}, batch {one.batch}",
-                interval(one.images_per_second),
-                over,
-                ", ".join(one.also),
-            ]
-        )
+        if reason(one.verdict):
+            over = verdict_words(str(one.verdict))
+        elif one.verdict in ("same", "ambiguous"):
+            over += ", no difference shown"
+        version, how = f"{one.version} ({one.measured})", f"{one.strategy}, batch {one.batch}"
+        rate = interval(one.images_per_second)
+        rows.append([one.device, version, how, rate, over, ", ".join(one.also)])
     return Table(head, rows)

@@ -107,7 +107,7 @@ def _device_gaps(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> Iter
             yield Gap(
                 where=f"{profile.vendor} {profile.model}",
                 what=["every figure"],
-                reason="there is no run of this device among the files",
+                reason="no run is among the files",
                 command=f"lantern-accel profile --device {profile.backend} --model {model} "
                 f"-o {profile.name}.json",
                 device=True,

@@ -43,6 +43,7 @@ class Point(Record):
 
     run: str
     strategy: str
+    detail: str = Field("", description="what it decodes with, in words")
     batch: int = Field(description="images together; for a service: requests at once")
     temperature: float
     service: bool = Field(False, description="through the service, so that requests wait in line")
@@ -55,9 +56,7 @@ class Point(Record):
     requests: int
     joules_per_image: Reading
     images_per_kwh: Reading
-    first_partial_s: Reading = Field(
-        not_measured("asked of services"), description="median seconds to a service's first partial"
-    )
+    first_partial_s: Reading = not_measured("asked of services")
     doubt: str = Field("", description="why it is not judged; empty: it is")
     unsettled: str = Field("", description="why it gets no verdict; empty: it gets one")
     front: bool = Field(True, description="nothing else on this device is better in every way")
@@ -110,7 +109,15 @@ def _point(row: Row, cell: Cell, terms: Terms) -> Point | None:
         return None
     return Point(
         **row.model_dump(
-            include={"run", "strategy", "batch", "temperature", "joules_per_image", "latency"}
+            include={
+                "run",
+                "strategy",
+                "detail",
+                "batch",
+                "temperature",
+                "joules_per_image",
+                "latency",
+            }
         ),
         fidelity=row.fidelity,
         moved=row.moved,

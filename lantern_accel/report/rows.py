@@ -37,9 +37,7 @@ PERCENTILES = (50, 95, 99)
 #: Seconds by which two clocks may differ on one sample, next to half of it: more is a jump.
 JUMP = 0.25
 #: What a row has as its cell does.
-AS_MEASURED = (
-    *("batch", "temperature", "stands_for", "settled", "cold_seconds", "captured", "capture_kind"),
-)
+AS_MEASURED = (*("batch", "temperature", "settled", "cold_seconds", "captured", "capture_kind"),)
 
 
 class Row(Record):
@@ -51,8 +49,7 @@ class Row(Record):
     backend: str
     dtype: str
     strategy: str
-    detail: str = Field(description="tree and acceptance rule in words")
-    stands_for: str = Field("", description="what auto decoded with; empty: its own name says it")
+    detail: str = Field(description="drafts and acceptance rule in words, those of auto, too")
     relaxed: bool
     batch: int
     temperature: float
@@ -191,7 +188,7 @@ def row_of(run: Run, cell: Cell) -> Row:
         backend=run.environment.device.backend,
         dtype=run.settings.dtype,
         strategy=cell.strategy.name,
-        detail=detail_of(cell.strategy)
+        detail=(cell.stands_for.partition("; predicted")[0] or detail_of(cell.strategy))
         + ("" if rounding is None else f", {rounding.weights} weights"),
         relaxed=cell.relaxed,
         samples=len(cell.samples),

@@ -102,8 +102,7 @@ def equal_quality(
             continue
         for budget in sorted({*BUDGETS, asked}):
             fits = [row for row in here if row.moved is not None and row.moved <= budget]
-            fits = [row for row in fits if isinstance(row.speedup, Interval)]
-            best = max(fits, key=_speedup, default=plain)
+            best = max((row for row in fits if _speedup(row)), key=_speedup, default=plain)
             verdict = best.verdict if best is not plain else "same"
             found.append(
                 EqualQuality(
@@ -128,7 +127,6 @@ class DeviceSentences:
 
     run: str
     short: str
-    """Yes, with scd: 1.56x (1.27 to 1.76), exact."""
     lines: list[str]
     rows: list[Row]
 
@@ -139,7 +137,6 @@ class FirstScreen:
 
     devices: list[DeviceSentences]
     warnings: list[str]
-    """Of runs that are not complete."""
 
 
 def first_screen(comparison: Comparison, section: ModelSection) -> FirstScreen:

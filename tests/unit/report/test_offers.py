@@ -91,6 +91,17 @@ def test_quality_is_what_the_buyer_says() -> None:
     assert none.reason == "nothing that was measured is so exact"
 
 
+def test_auto_says_what_it_stood_for() -> None:
+    run = invented_run(names=["vanilla"])
+    only = run.cells[0]
+    only.strategy = only.strategy.model_copy(update={"name": "auto"})
+    only.stands_for = "windows of up to 8 tokens, mostly 4 (exact); predicted 1.4x, not measured"
+    found = compare([run], profiles=[]).models[0]
+    said = cell(offers_table(found, Terms()), 0, "Decodes with")
+    assert said == "auto, batch 1, exact: windows of up to 8 tokens, mostly 4"
+    assert "predicted" not in found.rows[0].detail
+
+
 # --- which device -------------------------------------------------------------------------------
 
 

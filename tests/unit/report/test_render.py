@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.runs import invented_run
 
+from lantern_accel.cli import main
 from lantern_accel.device.datasheets import profiles_dir
 from lantern_accel.errors import RequestError
 from lantern_accel.measure.reading import read_run
@@ -145,7 +146,7 @@ def test_the_answer_is_the_first_line_and_one_table() -> None:
 
 def test_nothing_is_said_twice_of_devices_without_a_run(made: tuple[str, Comparison]) -> None:
     text = render.to_markdown(made[1])
-    assert text.count("there is no run of this device") == len(
+    assert text.count("no run is among the files") == len(
         {gap.reason for gap in made[1].gaps if gap.device}
     )
 
@@ -220,7 +221,9 @@ def test_a_full_disk_leaves_no_report_and_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     real = builtins.__import__
 
     def without(missing: str):  # type: ignore[no-untyped-def]
@@ -237,6 +240,9 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(builtins, "__import__", without(missing))
         with pytest.raises(RequestError, match=r"pip install 'lantern-accel\[report\]'"):
             render.page(comparison)
+        # The command says so before it reads a file.
+        assert main(["compare", "gone.json", "-o", "report.html"]) == 2
+        assert "pip install 'lantern-accel[report]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -282,7 +288,7 @@ def test_the_curve_names_its_front_and_draws_the_bound() -> None:
     assert ">2 s</text>" in curve_of(invented_run("a"), latency_s=2.0)
 
 
-@pytest.mark.parametrize("count", [1, 30])
+@pytest.mark.parametrize("count", [1, pytest.param(30, marks=pytest.mark.long)])
 def test_views_take_one_run_and_thirty(count: int) -> None:
     runs = [
         invented_run(f"device {i}", names=["vanilla", "eagle"], speed=100.0 + 20 * i,

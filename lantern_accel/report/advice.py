@@ -36,28 +36,29 @@ class Table(NamedTuple):
 def headline(section: ModelSection, terms: Terms) -> str:
     """Say which device to choose on the terms, or why none is named."""
     given = [one for one in section.offers if not one.reason]
-    refused = [one for one in section.offers if one.reason]
     bound = "" if terms.latency_s is None else f"Within {terms.latency_s:g} s per image, "
-    words = "; ".join(f"{one.run}: {one.reason}" for one in refused[:2])
-    words += f"; and {len(refused) - 2} more" if len(refused) > 2 else ""
-    if not given:
+    # A service's requests wait in line, those of a run do not: the larger group is spoken of.
+    groups = [[one for one in given if _serves(one) == kind] for kind in map(_serves, given)]
+    spoken = max(groups, key=len, default=[])
+    wait = "not compared, since requests to a service wait"
+    apart = [f"{one.run}: {one.reason or wait}" for one in section.offers if one not in spoken]
+    words = "; ".join(apart[:2]) + (f"; and {len(apart) - 2} more" if len(apart) > 2 else "")
+    if not spoken:
         return f"No device is named. {words or 'Nothing was measured yet'}."
-    first, *others = given
+    first, *others = spoken
     if not others:
-        only = (
-            f"{upper(f'{bound}{first.run}') if bound else first.run} makes {_makes(first, terms)}."
-        )
+        only = f"{bound}{first.run} makes {_makes(first, terms)}."
         return f"{only} {words}." if words else only
     second = others[0]
     both = f"{first.run} makes {_makes(first, terms)}; {second.run} {_makes(second, terms)}"
     if why := reason(second.verdict):
-        return f"{upper(bound)}{first.run} and {second.run} are not compared: {why}. {both}."
+        return f"{bound}{first.run} and {second.run} are not compared: {why}. {both}."
     if second.verdict != "faster":
         none = f"{bound}no difference was shown between {first.run} and {second.run}"
         return f"{upper(none)} ({times(second.behind or '')}): {both}."
     choice = upper(f"{bound}choose {first.run}")
-    doubtful = next((one for one in (first, second) if one.confidence == "low"), None)
-    sure = "" if doubtful is None else f" Confidence is low: {', '.join(doubtful.because)}."
+    doubts = [one.because for one in (first, second) if one.confidence == "low"]
+    sure = f" Confidence is low: {', '.join(doubts[0])}." if doubts else ""
     ratio = times(second.behind or "").partition("x")[0]
     if first.cost is not None and ranked_by_cost(section.offers):
         return (
@@ -65,6 +66,10 @@ def headline(section: ModelSection, terms: Terms) -> str:
             f"{ratio} times as much.{sure}"
         )
     return f"{choice}: {_rate(first)}, {ratio} times {second.run}.{sure}"
+
+
+def _serves(offer: Offer) -> bool:
+    return offer.point is not None and offer.point.service
 
 
 def _rate(offer: Offer) -> str:
@@ -165,9 +170,7 @@ def _cost_words(offer: Offer, terms: Terms) -> str:
 
 def _behind_words(offer: Offer) -> str:
     if offer.behind is None:
-        return "the first"
-    if why := reason(offer.behind):
-        return why
+        return "the first of services" if _serves(offer) else "the first"
     said = "" if offer.verdict == "faster" else f", {verdict_words(str(offer.verdict))}"
     return f"{times(offer.behind)}{said}"
 

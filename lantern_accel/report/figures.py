@@ -62,7 +62,9 @@ def _draw_curve(section: ModelSection, bound: float | None, into: list[Figure], 
                 _mark(axes, one, shade, MARKERS[runs.index(run) % len(MARKERS)])
         seconds = [one.seconds for one in points] + ([bound] if bound else [])
         if max(seconds) > WIDE * min(seconds):
-            axes.set_xscale("log")
+            axes.set_xscale("log", subs=[2, 5])
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter("{x:g}")
         else:
             axes.set_xlim(0, 1.12 * max(seconds))
         top = 1.15 * max(one.images_per_second.value for one in points)

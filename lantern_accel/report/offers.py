@@ -43,8 +43,9 @@ class Offer(Record):
     confidence: Confidence = "low"
     because: list[str] = Field(default_factory=list, description="what the confidence rests on")
     missing: list[str] = Field(default_factory=list, description="what was not measured")
-    behind: Interval | NotMeasured | None = Field(
-        None, description="how many times as good the first offer is: faster, or cheaper"
+    behind: Interval | None = Field(
+        None,
+        description="how many times as good the first offer of its kind is: faster, or cheaper",
     )
     verdict: Verdict | NotMeasured | None = Field(None, description="on the first against this")
 
@@ -81,8 +82,7 @@ def offers(
 
 def ranked_by_cost(found: Sequence[Offer]) -> bool:
     """Say whether the costs of all offers have the same parts, so that they may be compared."""
-    given = [one for one in found if not one.reason]
-    parts = {None if one.cost is None else (one.cost.without) for one in given}
+    parts = {one.cost and one.cost.without for one in found if not one.reason}
     return len(parts) == 1 and None not in parts
 
 
@@ -155,14 +155,12 @@ def _confidence(run: Run, point: Point) -> tuple[Confidence, list[str]]:
 def _against(
     offer: Offer, found: Sequence[Offer], seconds: Mapping[Key, list[float]], terms: Terms
 ) -> Offer:
-    """Return an offer with how many times as good the first one is."""
-    first = found[0]
+    """Return an offer with how many times as good the first one of its kind is."""
+    own = _point(offer)
+    first = next(one for one in found if _point(one).service == own.service)
+    best = _point(first)
     if offer is first:
         return offer
-    own, best = _point(offer), _point(first)
-    if own.service != best.service:
-        why = not_measured("one was measured through a service, where requests wait")
-        return offer.model_copy(update={"behind": why, "verdict": why})
 
     def figures(one: Offer) -> list[float]:
         point, cost = _point(one), one.cost

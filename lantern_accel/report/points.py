@@ -203,8 +203,5 @@ def _on_front(point: Point, points: Sequence[Point]) -> bool:
 
 
 def _measures(one: Point) -> tuple[float, float, float]:
-    return (
-        -one.images_per_second.value,
-        one.seconds,
-        math.inf if one.moved is None else one.moved,
-    )
+    moved = math.inf if one.moved is None else one.moved
+    return -one.images_per_second.value, one.seconds, moved

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import tempfile
@@ -19,6 +20,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest  # after the settings that torch reads when it is imported
 import torch
+import typer.main
 from support.tiers import leave_products_to_the_long_tier
 
 #: This process's CPU time when the set-up of a test begins.
@@ -61,6 +63,14 @@ def pytest_collection_finish() -> None:
     """Leave what is imported by now out of every later search for garbage: captures look each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _the_command_is_built_once() -> Iterator[None]:
+    """Keep what typer makes of all commands: it makes them for every call, of which are hundreds here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture(autouse=True)

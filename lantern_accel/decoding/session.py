@@ -69,7 +69,9 @@ class Session:
         table = 4 * geometry.batch * geometry.tokens * geometry.vocab
         drawn = geometry.keyed and not sampling.greedy
         self.geometry = g = replace(geometry, tabled=drawn and table <= ops.preferences.noise_bytes)
-        self.runtime_params = values = RuntimeParams(strategy, sampling, g.tokens, device)
+        schedule = getattr(target, "guidance_scales", None)
+        values = RuntimeParams(strategy, sampling, g.tokens, device, schedule)
+        self.runtime_params = values
         sums = ops.tables(g.vocab, device).sums
         cut = None
         if undrawn_of(target):  # then the filters come before the last that is masked, not after

@@ -38,8 +38,8 @@ class MoVQConfig(VQConfig):
 class SpatialNorm(nn.Module):
     """A group norm, scaled and shifted at every place by what the nearest code says.
 
-    ``width``: numbers of a code vector. All places of a code have one scale and shift, which are therefore
-    convolved once a code and never enlarged.
+    ``width``: numbers of a code vector. All places of a code have one scale and shift, which are
+    therefore computed once a code and never enlarged.
     """
 
     def __init__(self, channels: int, width: int) -> None:

@@ -27,7 +27,6 @@ from lantern_accel.families.chameleon.text import (
     anole_prompt,
     anole_unconditional,
     lumina_prompt,
-    lumina_unconditional,
 )
 from lantern_accel.families.image_tokenizer import VQFamily, picture_names
 from lantern_accel.families.manifest import Manifest
@@ -91,8 +90,7 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
     def tiny_prompt(self, manifest: ChameleonManifest, drawn: random.Random) -> list[int]:
         ids, target = manifest.ids, manifest.target
         words = [drawn.randrange(50, 64) for _ in range(drawn.randint(1, 3))]
-        start = lumina_unconditional(ids, target.height, target.width)
-        return [ids.bos, *words, ids.end_of_turn, *start]
+        return [ids.bos, *words, ids.end_of_turn, *manifest.start(target.height, target.width)]
 
     def recipes(
         self, part: str, checkpoint: Checkpoint, manifest: ChameleonManifest
@@ -150,7 +148,7 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
             check_two_way(model, sampling)
             assert isinstance(conditions.shape, tuple)
             _, rows, columns = conditions.shape
-            contexts = [lumina_unconditional(ids, rows, columns)] * len(condition)
+            contexts = [manifest.start(rows, columns)] * len(condition)
         else:
             if sampling.branches == 3:
                 prompts = zip(condition, mask, strict=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from lantern_accel.errors import RequestError
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.model import ChameleonConfig
-from lantern_accel.families.chameleon.text import SpecialIds
+from lantern_accel.families.chameleon.text import SpecialIds, lumina_unconditional
 from lantern_accel.families.manifest import ModelDefaults, TokenManifest, check_codes
 from lantern_accel.nn.vq import VQConfig
 from lantern_accel.strategy.trees import MC_SIM_7B_63, NAIVE_EXTEND_57
@@ -26,7 +26,9 @@ class ChameleonManifest(TokenManifest):
     ``side``: codes along the side of the square picture that the model was trained for.
     """
 
-    family: Literal["chameleon"] = "chameleon"
+    #: Codes along a unit of the grid, which size tokens count.
+    unit: ClassVar[int] = 2
+    family: Literal["chameleon", "lumina2"] = "chameleon"
     variant: Variant = "anole"
     side: int = Field(32, ge=2)
     ids: SpecialIds = SpecialIds()
@@ -64,8 +66,8 @@ class ChameleonManifest(TokenManifest):
         """
         if size is None or self.variant == "anole":
             return super().grid(size)
-        (width, height), code = size, self.token_pixels
-        patch, most = 2 * code, (self.side // 2) ** 2
+        width, height = size
+        patch, most = self.unit * self.token_pixels, (self.side // self.unit) ** 2
         wide, high = width // patch, height // patch
         fits = (
             (wide * patch, high * patch) == size
@@ -73,13 +75,17 @@ class ChameleonManifest(TokenManifest):
             and max(wide, high) <= MAX_RATIO * min(wide, high)
         )
         if not fits:
-            whole = self.side * code
+            whole = self.side * self.token_pixels
             raise RequestError(
                 f"the model {self.name!r} cannot draw {width}x{height} pixels: sides are multiples of "
                 f"{patch}, one at most {MAX_RATIO:g} times the other, with no more pixels than "
                 f"{whole}x{whole}; {nearest_size(width, height, patch, most)} would do"
             )
-        return 2 * high, 2 * wide
+        return self.unit * high, self.unit * wide
+
+    def start(self, rows: int, columns: int) -> list[int]:
+        """Return what follows a Lumina's prompt, and is all that a row without one sees."""
+        return lumina_unconditional(self.ids, rows, columns)
 
 
 def nearest_size(width: int, height: int, patch: int, most: int) -> str:

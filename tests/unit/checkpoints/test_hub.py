@@ -64,7 +64,7 @@ def test_every_entry_is_complete_and_its_parts_exist() -> None:
         assert one.nbytes > 10**8
         assert set(one.uses) <= set(names)
     kinds = {kind: len(published(kind)) for kind in ("model", "vq", "drafter", "text")}
-    assert kinds == {"model": 18, "vq": 4, "drafter": 3, "text": 1}
+    assert kinds == {"model": 22, "vq": 7, "drafter": 3, "text": 1}
     assert {"vq", "drafter", "text"} == set(parts_of(entry("llamagen-t2i-stage1")))
     assert is_published("llamagen-b-256") and not is_published("flan-t5-xl")
     with pytest.raises(ModelError, match="did you mean llamagen-drafter"):

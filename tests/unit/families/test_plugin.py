@@ -76,7 +76,8 @@ def beach(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_registers_and_is_recognised_by_its_files(beach: Path) -> None:
-    assert family_names() == ["llamagen", "emu3", "chameleon", "janus", "glm_image", "pebbles"]
+    names = ["llamagen", "emu3", "lumina2", "chameleon", "janus", "glm_image", "pebbles"]
+    assert family_names() == names
     assert broken_families() == {}
     assert load_plugins().broken == {}
     assert find_model(beach).manifest.family == "pebbles"
@@ -189,6 +190,7 @@ def lantern_accel_families():
     assert [one.name for one in families()] == [
         "llamagen",
         "emu3",
+        "lumina2",
         "chameleon",
         "janus",
         "glm_image",

@@ -1,0 +1,169 @@
+"""The files of Lumina-mGPT 2.0: Chameleon's in Hugging Face's layout, with another vocabulary.
+
+``model_type`` is chameleon for Anole and both Luminas; the vocabulary says which one it is. The picture
+decoder is another repository's file, and the size for which a model was trained is in no file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lantern_accel.checkpoints.layouts import drafter_weights, explained, folder_json, open_own
+from lantern_accel.checkpoints.weights import SUFFIXES, Checkpoint, has_weights, open_checkpoint
+from lantern_accel.errors import CheckpointError
+from lantern_accel.families import keys
+from lantern_accel.families.base import Found, Parts
+from lantern_accel.families.chameleon import layouts
+from lantern_accel.families.chameleon.official import drafter_config, target_config
+from lantern_accel.families.image_tokenizer import movq_sizes, picture_names
+from lantern_accel.families.lumina2.model import DEFAULTS, Lumina2Config, Lumina2Manifest
+from lantern_accel.families.lumina2.text import (
+    CODE,
+    UNIT,
+    UNIT_PIXELS,
+    Lumina2Ids,
+    first_token,
+    ids_from_vocabulary,
+)
+from lantern_accel.families.published import ModelEntry
+from lantern_accel.families.registry import entries_with_sizes, entry_at
+from lantern_accel.families.tokenizer import read_vocabulary
+from lantern_accel.nn.movq import MoVQConfig
+
+#: Pixels along the side of the released model's pictures, in the README's table.
+PIXELS = 768
+#: Sizes by which a published model is known.
+_RELEASED = ("dim", "n_layer", "n_head", "ffn_dim", "token_count", "image_codes")
+_WHERE_VQ = "movqgan_270M.ckpt of ai-forever/MoVQGAN"
+_VQ_FOLDERS = ("", "movqgan", "movqgan/270M", "vq")
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+#: What begins a prompt where no tokenizer says so: Qwen2.5's end of a turn.
+_USUAL_FIRST = "<|im_end|>"
+
+
+def detect(path: Path, parts: Parts) -> Found | None:
+    """Say what of this family lies at ``path``; None where it is another family's.
+
+    Raises :class:`CheckpointError` for a Lumina-mGPT 2.0 that lacks a shard or whose parts are not of one
+    model.
+    """
+    if path.is_dir() and not has_weights(path):
+        return None
+    folder = path if path.is_dir() else path.parent
+    said, home = folder_json(folder), parts.text or folder
+    entry = parts.entry or entry_at("lumina2", path)
+    text = home / _TOKENIZER[0]
+    known = dict[str, int]()
+    if text.is_file() and said.get("model_type") == "chameleon":
+        known = dict(read_vocabulary(text, "the one that comes with the model"))
+    named = said.get("vocabulary_map") or known
+    ours = any(name.startswith(CODE) for name in named) or (
+        entry is not None and entry.family == "lumina2"
+    )
+    if not ours:
+        return None
+    checkpoint = open_own(path, True)
+    assert checkpoint is not None
+    found = keys.layouts_in(checkpoint, layouts.SIGNATURES)
+    if found != ["Hugging Face"]:
+        raise CheckpointError(
+            f"{path} is Lumina-mGPT 2.0's by its vocabulary, but its keys are of "
+            f"{' and '.join(found) or 'no layout that is known'}, not of Hugging Face's alone; use the "
+            "files of one release"
+        )
+    files, missing = {"target": path}, dict[str, str]()
+    absent = [name for name in _TOKENIZER if not (home / name).is_file()]
+    if absent:
+        missing["text"] = f"a text tokenizer: put the model's {' and '.join(absent)} into {home}"
+    else:
+        files["text_tokenizer"] = text
+    first = first_token(folder_json(home, _TOKENIZER[1])) if not absent else _USUAL_FIRST
+    ids = ids_from_vocabulary(known or named, first) if known or named else Lumina2Ids()
+    vq, vq_path = MoVQConfig(codebook_size=ids.image_codes), _picture_decoder(folder, parts)
+    if vq_path is None:
+        missing["vq"] = f"a picture decoder: put {_WHERE_VQ} into {folder}, or name it with --vq"
+    else:
+        files["vq"] = vq_path
+        vq = _vq_config(vq_path, ids)
+    with explained(f"the parts of {path} are not of one model", "take them from one release"):
+        target = _target(checkpoint, said, ids)
+        drafter = _drafter(folder, parts)
+        if drafter is not None:
+            files["drafter"] = drafter
+        elif not parts.no_drafter:
+            missing["drafter"] = (
+                "a drafter: none is published, train one with `lantern-accel train drafter`"
+            )
+        manifest = Lumina2Manifest(
+            name=folder.absolute().name,
+            side=target.height,
+            ids=ids,
+            target=target,
+            drafter=drafter and drafter_config(open_checkpoint(drafter), drafter, target),
+            vq=vq,
+            defaults=DEFAULTS.within(target.image_codes),
+        )
+    same = entries_with_sizes(manifest, published_manifest, _RELEASED)
+    manifest = manifest.with_labels_of([one for one in same if one == entry] or same)
+    return Found(manifest, files, parts, ["Lumina-mGPT 2.0", "Hugging Face keys"], missing)
+
+
+def published_manifest(entry: ModelEntry) -> Lumina2Manifest:
+    """Return the manifest of a published model."""
+    ids, side = Lumina2Ids(), entry.config["pixels"] * UNIT // UNIT_PIXELS
+    target = Lumina2Config(
+        token_count=171385,
+        image_first=ids.image_first,
+        image_codes=ids.image_codes,
+        newline_id=ids.newline,
+        height=side,
+        width=side,
+        max_positions=10240,
+    )
+    return Lumina2Manifest(
+        **entry.labels, side=side, target=target, vq=MoVQConfig(), defaults=DEFAULTS
+    )
+
+
+def _target(checkpoint: Checkpoint, said: dict[str, Any], ids: Lumina2Ids) -> Lumina2Config:
+    """Return the target's sizes; its own picture is the released one, or the largest that fits."""
+    sizes = target_config(checkpoint, said, ids, True, UNIT).model_dump()
+    side, most = PIXELS * UNIT // UNIT_PIXELS, sizes["max_positions"]
+    while side > UNIT and (side * (side + 1) > most or side // UNIT >= len(ids.grids)):
+        side -= UNIT
+    return Lumina2Config(**{**sizes, "height": side, "width": side})
+
+
+def _picture_decoder(folder: Path, parts: Parts) -> Path | None:
+    """Return the file of the picture decoder: the one that was given, or one near the model."""
+    given = parts.vq
+    if given is not None and given.is_file():
+        return given
+    places = (folder / name for name in _VQ_FOLDERS) if given is None else (given,)
+    files = (one for place in places for one in sorted(place.glob("movqgan*")))
+    found = next((one for one in files if one.is_file() and one.suffix in SUFFIXES), None)
+    if found is None and given is not None:
+        raise CheckpointError(f"{given} has no movqgan file; name {_WHERE_VQ}")
+    return found
+
+
+def _vq_config(path: Path, ids: Lumina2Ids) -> MoVQConfig:
+    """Return the sizes of a picture decoder; raises :class:`CheckpointError` for another model's."""
+    checkpoint = open_checkpoint(path)
+    vq = movq_sizes(checkpoint, picture_names(checkpoint, layouts.VQ_PREFIX), "MoVQGAN")
+    if vq.halvings or vq.codebook_size != ids.image_codes:
+        what = "was trained on video, as Emu3's" if vq.halvings else f"has {vq.codebook_size} codes"
+        raise CheckpointError(
+            f"{path} {what}, and this model draws pictures of {ids.image_codes} codes; name {_WHERE_VQ} "
+            "with --vq"
+        )
+    return vq
+
+
+def _drafter(folder: Path, parts: Parts) -> Path | None:
+    """Return the drafter that a user named, or that lies next to the model."""
+    if parts.no_drafter or parts.drafter is not None:
+        return None if parts.no_drafter else drafter_weights(parts.drafter or folder)
+    near = drafter_weights(folder / "drafter")
+    return near if near.is_file() or (near.is_dir() and has_weights(near)) else None

@@ -1,0 +1,184 @@
+"""The files of Lumina-mGPT 2.0: what they are recognised by, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from support.chameleon import write_lumina
+from support.golden import golden
+from support.lumina2 import TOKENIZER, config, write_lumina2
+
+import lantern_accel
+from lantern_accel.errors import CheckpointError, RequestError
+from lantern_accel.families.base import Parts
+from lantern_accel.families.lumina2.text import (
+    Lumina2Ids,
+    first_token,
+    ids_from_vocabulary,
+    instructions,
+)
+from lantern_accel.families.registry import entry, family, known_as
+from lantern_accel.families.tokenizer import read_vocabulary
+from lantern_accel.models.check import check
+from lantern_accel.models.locate import find_model
+from lantern_accel.strategy.values import Sampling
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_lumina2(tmp_path_factory.mktemp("hub") / "models--Alpha-VLLM--Lumina-mGPT-2.0")
+
+
+def test_the_vocabulary_says_which_chameleon_it_is(folder: Path, tmp_path: Path) -> None:
+    assert find_model(folder).manifest.family == "lumina2"
+    first = write_lumina(tmp_path / "Lumina-mGPT-7B-512")
+    assert find_model(first).manifest.family == "chameleon"
+    found = check(folder)
+    assert found.usable and [one.part for one in found.parts][:2] == ["target", "vq"]
+
+
+def test_the_decoder_is_read_as_safetensors_too(tmp_path: Path) -> None:
+    path = write_lumina2(tmp_path / "m", ckpt=False)
+    assert find_model(path).files["vq"].name == "movqgan.safetensors"
+
+
+def test_ids_are_read_by_name_and_bos_is_the_tokenizers_or_else_eos(folder: Path) -> None:
+    known = read_vocabulary(folder / "tokenizer.json", "")
+    ids = ids_from_vocabulary(known, "<|im_end|>")
+    assert (ids.bos, ids.image_start, ids.newline, ids.end_of_turn) == (282, 302, 307, 314)
+    assert (ids.image_first, ids.image_codes, ids.grids) == (315, 64, tuple(range(308, 314)))
+    assert first_token({"bos_token": {"content": "<b>"}, "eos_token": "<e>"}) == "<b>"
+    assert first_token({"bos_token": None, "eos_token": "<e>"}) == "<e>"
+    elsewhere = {**known, "<reserved08801>": 5}  # size tokens need not be one after the other
+    assert ids_from_vocabulary(elsewhere, "<|im_end|>").grids[:3] == (308, 5, 310)
+    released = Lumina2Ids()
+    assert (released.image_first, released.newline, released.grids[0]) == (155000, 151670, 151671)
+
+
+@pytest.mark.parametrize(
+    "name", ["<reserved08706>", "<racm3:break>", "<MOVQGAN7>", "<reserved08801>"]
+)
+def test_a_vocabulary_without_a_name_is_refused(folder: Path, name: str) -> None:
+    known = dict(read_vocabulary(folder / "tokenizer.json", ""))
+    del known[name]
+    with pytest.raises(CheckpointError, match=r"tokenizer (lacks|has)"):
+        ids_from_vocabulary(known, "<|im_end|>")
+
+
+@pytest.mark.parametrize("left", TOKENIZER)
+def test_a_part_of_the_tokenizer_that_is_not_there_is_named(tmp_path: Path, left: str) -> None:
+    path = write_lumina2(tmp_path / "m", tokenizer=(left,))
+    (absent,) = set(TOKENIZER) - {left}
+    assert absent in find_model(path).missing["text"]
+
+
+def test_layouts_that_are_mixed_are_refused(tmp_path: Path) -> None:
+    weights = dict(golden("lumina2/model"))
+    norm = weights["model.layers.0.self_attn.q_norm.weight"]
+    weights["layers.0.attention.q_normalization.weight"] = norm[0].clone()
+    path = write_lumina2(tmp_path / "m", weights=weights)
+    with pytest.raises(CheckpointError, match="original and Hugging Face"):
+        find_model(path)
+
+
+def test_the_picture_decoder_of_another_family_is_refused(folder: Path, tmp_path: Path) -> None:
+    for name, words in (("emu3/vision_tokenizer", "video"), ("chameleon_vq/weights", "codes")):
+        save_file(golden(name), tmp_path / "vq.safetensors")
+        with pytest.raises(CheckpointError, match=words):
+            find_model(folder, Parts(vq=tmp_path / "vq.safetensors"))
+    smaller = dict(golden("lumina2/movqgan"))
+    smaller["quantize.embedding.weight"] = smaller["quantize.embedding.weight"][:32].clone()
+    path = write_lumina2(tmp_path / "m", vq=smaller)
+    with pytest.raises(CheckpointError, match="32 codes"):
+        find_model(path)
+
+
+def test_a_configuration_of_other_weights_is_refused(tmp_path: Path) -> None:
+    path = write_lumina2(tmp_path / "m", said={**config(), "num_hidden_layers": 4})
+    with pytest.raises(CheckpointError, match="not of one model"):
+        find_model(path)
+
+
+@pytest.mark.parametrize("size", [(770, 768), (768, 784), (800, 800), (1024, 224), (0, 32)])
+def test_sizes_that_it_does_not_draw_are_refused(size: tuple[int, int]) -> None:
+    manifest = family("lumina2").from_entry(entry("lumina-mgpt-2"))
+    with pytest.raises(RequestError, match="multiples of 32"):
+        manifest.grid(size)
+
+
+def test_released_sizes() -> None:
+    kind = family("lumina2")
+    manifest: Any = kind.from_entry(entry("lumina-mgpt-2"))
+    assert manifest.target.num_tokens == 9312 and kind.picture(manifest) == (768, 768)
+    assert manifest.grid((512, 1024)) == (128, 64)
+    assert known_as("Alpha-VLLM/Lumina-mGPT-2.0-Omni") == "lumina-mgpt-2-omni"
+    assert manifest.defaults.sampling == Sampling(cfg_scale=4.0, top_k=4096)
+    from lantern_accel.memory.footprint import weight_bytes
+
+    counted = weight_bytes(manifest, torch.bfloat16)
+    assert counted["vq"] == 4 * 270_669_103
+    # The head has its rows of codes and the row end alone.
+    rows = 171_385 - 16_384 - 1
+    assert (
+        abs(counted["target"] - 2 * (7_880_273_920 - rows * 4096)) < 2**23
+    )  # tables, norms by head
+
+
+def test_two_panels_and_the_size_in_words() -> None:
+    text = "Generate a dual-panel image of 512x1024 where the <lower half> displays a <depth map>: a cat"
+    assert instructions([text], 128, 64) == [text]
+    assert instructions(["a cat"], 64, 128)[0].startswith("Generate an image of 1024x512 according")
+    with pytest.raises(RequestError, match="asks for two panels of 512x1024"):
+        instructions([text], 96, 96)
+
+
+def test_requests_that_it_cannot_draw_are_refused(folder: Path) -> None:
+    with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
+        with pytest.raises(RequestError, match="cfg_scale 3 is below 4"):
+            pipe.generate("a fox", size=(8, 8), cfg_scale=3.0)
+        with pytest.raises(RequestError, match="shorten the prompt"):
+            pipe.generate("fox " * 400, size=(8, 8))
+        with pytest.raises(RequestError, match="no size token"):
+            pipe.model.manifest.model_copy(update={"side": 96}).grid((8 * 6, 8 * 6))
+        with pytest.raises(RequestError, match="<MOVQGAN3>"):
+            pipe.generate("a <MOVQGAN3> fox", size=(8, 8))
+
+
+def test_two_panels_have_the_recorded_prompt(folder: Path) -> None:
+    said = json.loads((folder / "config.json").read_text("utf-8"))
+    assert said["model_type"] == "chameleon"
+    found = find_model(folder)
+    text = family("lumina2").text(found, torch.device("cpu"), torch.float32)
+    assert text is not None
+    want = golden("lumina2/io")["dual.pair_ids"].tolist()
+    decoded = text.tokenizer.decode(want[1:-1])  # type: ignore[attr-defined]
+    size = decoded.split(" ")[5]
+    wide, high = (int(side) // 8 for side in size.split("x"))
+    assert text.prompts([decoded], high, wide)[0][: len(want)] == want  # type: ignore[attr-defined]
+
+
+@pytest.mark.long
+def test_a_drafter_is_trained_on_its_own_pictures_and_found(tmp_path: Path) -> None:
+    from lantern_accel.training.anymodel import run_model_drafter
+    from lantern_accel.training.device import TrainDevice
+    from lantern_accel.training.drafter import DrafterTrainConfig
+
+    path, size = write_lumina2(tmp_path / "Lumina-mGPT-2.0"), (8, 8)
+    settings = DrafterTrainConfig(
+        steps=20, batch_size=4, compile=False, warmup=1, evaluate_every=10, evaluate_batches=1,
+        checkpoint_every=10, lr=5e-3,
+    )  # fmt: skip
+    with lantern_accel.load(path, device="cpu", dtype="float32") as pipe:
+        device = TrainDevice(pipe.backend, "float32")
+        words: dict[str, Any] = {"prompts": ["a fox", "a cat"], "samples": 8, "size": size}
+        run_model_drafter(pipe, settings, path / "drafter", device, **words)
+        plain = pipe.generate("a red fox", size=size, temperature=0, strategy="vanilla")
+    with lantern_accel.load(path, device="cpu", dtype="float32") as pipe:
+        assert pipe.model.drafter is not None
+        drafted = pipe.generate("a red fox", size=size, temperature=0, strategy="eagle")
+    assert torch.equal(plain.tokens, drafted.tokens)

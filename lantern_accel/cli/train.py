@@ -1,4 +1,4 @@
-"""``lantern-accel train``: a drafter or a draft head for any model, a target, and the folder of parts."""
+"""``lantern-accel train``: a drafter or a draft head for any model, and the folder of parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lantern_accel.prompts import read_prompts
 from lantern_accel.strategy.values import Sampling
 
 train = typer.Typer(
-    help="Train a drafter or a draft head for any model, or a target of your own. All stages resume.",
+    help="Train a drafter or a draft head for any model. All stages resume.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -77,39 +77,6 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     left_out = ("curve", "config", "environment")
     print_json({k: v for k, v in report.items() if k not in left_out})
     say(str(folder), label="wrote", style="bold green")
-
-
-@train.command("target")
-@with_options
-def target(
-    *,
-    given: Training,
-    folder: str = typer.Option(None, help="Its folder in WORK; bundle reads `target`."),
-    images: Path = typer.Option(..., help="Folder with captions.jsonl and images to learn from."),
-    model: str = typer.Option(
-        "lantern-emoji", help="The LlamaGen model whose image tokenizer reads and draws pictures."
-    ),
-) -> None:
-    """Train a target of your own, a text-conditional LlamaGen transformer, on captioned images."""
-    options = given.options
-    from lantern_accel.device.plugins import choose_device
-
-    choose_device(given.device, options)  # before torch: some vendors read the environment then
-    import lantern_accel
-    from lantern_accel.quality.progress import console_progress
-    from lantern_accel.training.device import TrainDevice
-    from lantern_accel.training.target import TargetConfig, run_captioned_target
-
-    chosen = given.settings(TargetConfig, folder=folder)
-    with (
-        explaining_the_disk(given.work),
-        lantern_accel.load(model, device=given.device, options=options, drafter="none") as pipeline,
-    ):
-        device = TrainDevice(pipeline.backend, chosen.precision)
-        report = run_captioned_target(
-            pipeline, chosen, given.work, images, device, console_progress(), resume=given.resume
-        )
-    print_report(report, given.work / chosen.folder)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
-from support.training import COLOURS, TINY, write_images
+from support.training import TINY, write_images
 
 from lantern_accel.files import write_json
 
@@ -207,53 +205,3 @@ def test_a_model_gets_a_drafter_from_its_own_images(command, undrafted_model, tm
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     assert command(*words[:-2], "--prompts", tmp_path / "none.txt").returncode == 2
-
-
-def write_captioned(folder: Path, count: int) -> None:
-    folder.mkdir()
-    lines = []
-    for i in range(count):
-        name = list(COLOURS)[i % 4]
-        image = np.full((20, 20, 3), 255, dtype=np.uint8)
-        image[2:12, 2 + i % 5 : 12] = COLOURS[name]
-        Image.fromarray(image).save(folder / f"{i}.png")
-        lines.append(json.dumps({"file": f"{i}.png", "prompt": f"{name} square"}))
-    (folder / "captions.jsonl").write_text("\n".join(lines))
-
-
-@pytest.mark.long
-def test_a_target_of_your_own_learns_captioned_images(command, undrafted_model, tmp_path):
-    write_captioned(tmp_path / "images", 8)
-    fields = ("scenes", "concept_weights")
-    write_json(
-        tmp_path / "target.json", {k: v for k, v in TINY["target"].items() if k not in fields}
-    )
-    words = ["train", "target", "--work", tmp_path / "work", "--config", tmp_path / "target.json",
-             "--images", tmp_path / "images", "--model", undrafted_model, "--device", "cpu"]  # fmt: skip
-    done = command(*words)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout[: done.stdout.rindex("}") + 1])
-    assert report["steps"] == 4 and report["heldout_nll"] > 0
-    first = load_file(tmp_path / "work" / "target" / "target.safetensors")
-    assert command(*words, "--restart").returncode == 0
-    again = load_file(tmp_path / "work" / "target" / "target.safetensors")
-    assert all(torch.equal(first[k], again[k]) for k in first)
-    model = tmp_path / "model"
-    made = command("train", "bundle", model, "--work", tmp_path / "work", "--name", "own")
-    assert made.returncode == 0, made.stderr
-    drawn = command(
-        "generate", "gold square", "--model", model, "--strategy", "vanilla", "--json",
-        "-o", tmp_path / "a.png",
-    )  # fmt: skip
-    assert drawn.returncode == 0, drawn.stderr
-    assert json.loads(drawn.stdout)["model"] == "own"
-
-
-def test_images_without_words_are_refused(command, undrafted_model, tmp_path):
-    write_captioned(tmp_path / "images", 1)
-    done = command(
-        "train", "target", "--work", tmp_path, "--images", tmp_path / "images",
-        "--model", undrafted_model, "--device", "cpu",
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "holds 1 images with captions of words out of 1" in done.stderr

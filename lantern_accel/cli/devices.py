@@ -27,8 +27,9 @@ def devices(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """List the devices, and say why one is not available."""
+    """List the devices, and say why one is not available; then the libraries that can be worked in."""
     from lantern_accel.device.plugins import devices_report, open_backend
+    from lantern_accel.families.releases import TESTED, installed, problem
 
     if device is not None:
         with open_backend(device) as backend:
@@ -48,6 +49,12 @@ def devices(
         if verbose and one.state == "ready":
             with open_backend(one.name) as backend:
                 _say_steps(_own_steps(backend))
+    for library in filter(installed, TESTED):
+        say(
+            problem(library) or f"{installed(library)}, a tested release",
+            label=library,
+            style="dim",
+        )
 
 
 def _own_steps(backend: Backend) -> dict[str, str]:

@@ -8,11 +8,15 @@ import re
 from lantern_accel.errors import ModelError
 
 #: From the first release to before the second.
-TESTED = {"diffusers": ("0.37", "0.43"), "transformers": ("5.8", "5.25")}
+TESTED = {
+    "diffusers": ("0.37", "0.43"),
+    "transformers": ("5.8", "5.25"),
+    "sglang": ("0.5.23", "0.5.24"),
+}
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def installed(library: str) -> str | None:
@@ -23,18 +27,25 @@ def installed(library: str) -> str | None:
         return None
 
 
-def require(library: str) -> None:
-    """Raise :class:`ModelError` where a library is absent, or of a release outside the tested range."""
+def problem(library: str) -> str | None:
+    """Return why a library cannot be used here, and a way out; None for a tested release."""
     first, end = TESTED[library]
     found = installed(library)
     if found is None:
-        raise ModelError(
+        return (
             f'{library} is not installed; run `pip install "lantern-accel[{library}]"` for one of '
             f"{first} to before {end}"
         )
-    if not _numbers(first) <= _numbers(found) < _numbers(end):
-        raise ModelError(
-            f"{library} {found} is installed, but only releases from {first} to before {end} were "
-            "tested; "
-            f'run `pip install "{library}>={first},<{end}"`'
-        )
+    if _numbers(first) <= _numbers(found) < _numbers(end):
+        return None
+    return (
+        f"{library} {found} is installed, but only releases from {first} to before {end} were tested; "
+        f'run `pip install "{library}>={first},<{end}"`'
+    )
+
+
+def require(library: str) -> None:
+    """Raise :class:`ModelError` where a library is absent, or of a release outside the tested range."""
+    said = problem(library)
+    if said is not None:
+        raise ModelError(said)

@@ -16,6 +16,7 @@ from lantern_accel import cli
 from lantern_accel.cli import devices, main
 from lantern_accel.device import plugins
 from lantern_accel.device.plugins import DeviceStatus, open_backend
+from lantern_accel.families import releases
 from lantern_accel.measure.environment import describe
 from lantern_accel_cpu.native import build, library
 
@@ -35,6 +36,8 @@ def no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "devices_report", lambda: [READY, ABSENT, BROKEN])
+    libraries = {"transformers": "5.19.0", "sglang": "0.5.24"}
+    monkeypatch.setattr(releases, "installed", libraries.get)
 
 
 def test_verbose_says_why_steps_run_operator_by_operator(
@@ -55,7 +58,10 @@ def test_one_whole_line_a_device(capsys: pytest.CaptureFixture[str]) -> None:
         "abacus: ready (2 x 10 rods; 5 rods)",
         f"slate: not available: {ABSENT.reason}; buy chalk",
         "sand: broken: ImportError: no tray",
+        "transformers: 5.19.0, a tested release",
+        f"sglang: {releases.problem('sglang')}",
     ]
+    assert "only releases from 0.5.23 to before 0.5.24" in str(releases.problem("sglang"))
 
 
 @pytest.mark.usefixtures("report")

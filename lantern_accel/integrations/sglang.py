@@ -1,0 +1,154 @@
+"""GLM-Image's prior in SGLang: an entry point of its plug-ins, and the hooks that it registers.
+
+SGLang calls :func:`plugin` in each of its processes. The autoregressive stage then draws its prior with
+lantern-accel, in its process and around its module; what cannot be drawn goes through SGLang's own loop,
+with one line in its log.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import os
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lantern_accel.bounds import SEEDS
+from lantern_accel.errors import DoesNotFitError, LanternError, RequestError
+from lantern_accel.families.glm_image.grids import grid_of, prior_token_ids
+from lantern_accel.families.releases import require
+from lantern_accel.integrations.adapter import Drawn, fresh_seeds
+from lantern_accel.integrations.glm_image import draw_prior
+from lantern_accel.integrations.transformers import accelerated
+
+#: The stage whose methods are hooked.
+STAGE = (
+    "sglang.multimodal_gen.runtime.pipelines_core.stages.model_specific_stages.glm_image.GlmImageAR"
+)
+#: A JSON object: ``strategy``, and fields of ``Sampling`` that win over the model's own.
+SETTINGS = "LANTERN_ACCEL_SGLANG"
+
+_log = logging.getLogger("lantern_accel")
+
+
+def plugin() -> None:
+    """Register the hooks; the entry point in ``sglang.multimodal_gen.plugins``.
+
+    Of a release outside the tested range nothing is hooked, and a line says so.
+    """
+    try:
+        for library in ("sglang", "transformers"):
+            require(library)
+        settings()
+    except LanternError as error:
+        return _log.warning("SGLang draws GLM-Image's prior itself: %s", error)
+    from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry, HookType
+
+    HookRegistry.register(f"{STAGE}.generate_prior_tokens", _prior, HookType.REPLACE)
+    HookRegistry.register(f"{STAGE}.forward", _forward, HookType.AROUND)
+
+
+def settings() -> dict[str, Any]:
+    """Return what :data:`SETTINGS` asks for; raises :class:`RequestError` for what is no JSON object."""
+    text = os.environ.get(SETTINGS) or "{}"
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise RequestError(
+            f"{SETTINGS} is {text!r}; make it a JSON object, such as "
+            '{"strategy": "scd", "temperature": 0.9}'
+        )
+    return found
+
+
+@dataclass
+class _Request:
+    """The seeds of a request's pictures, and what was drawn: codes by seed, and the batches."""
+
+    seeds: list[int]
+    codes: dict[int, Tensor] = field(default_factory=dict)
+    drawn: list[Drawn] = field(default_factory=list)
+
+
+_request: ContextVar[_Request | None] = ContextVar("lantern_accel_sglang", default=None)
+
+
+def _forward(own: Callable[..., Any], stage: Any, batch: Any, server_args: Any) -> Any:
+    """Note a request's seeds, so that its pictures are drawn together, and afterwards its figures."""
+    count = max(1, int(batch.num_outputs_per_prompt or 1))
+    first, *more = batch.seed if isinstance(batch.seed, list) and batch.seed else [batch.seed]
+    follow = [] if first is None else [first, *more, *range(first + 1 + len(more), first + count)]
+    request = _Request([int(one) for one in follow[:count]])
+    mark = _request.set(request)
+    try:
+        return own(stage, batch, server_args)
+    finally:
+        _request.reset(mark)
+        if seconds := sum(one.seconds for one in request.drawn):
+            speed = sum(one.tokens.numel() for one in request.drawn) / seconds
+            said = {"prior_seconds": seconds, "prior_tokens_per_second": speed}
+            batch.extra["lantern_accel"] = said
+            if batch.metrics is not None:
+                batch.metrics.record_stage("lantern_accel.prior", seconds)
+
+
+def _prior(
+    stage: Any,
+    prompt: str,
+    height: int,
+    width: int,
+    server_args: Any,
+    image: Any = None,
+    seed: int | None = None,
+) -> Any:
+    """Stand for ``GlmImageAR.generate_prior_tokens``: codes of a picture's 16-pixel cells, int64
+    ``[1, 4HW]``, and None for the codes of given pictures and for the usage of another server.
+    """
+    module = stage.vision_language_encoder
+    if server_args.srt_encoder_url is not None or not isinstance(module, nn.Module):
+        why = "another server has its weights"
+    elif image:
+        why = "pictures as input are not drawn from"
+    else:
+        try:
+            rows, columns = grid_of(width, height, "the prior")
+            codes = _codes(stage, prompt, (width, height), seed)
+            ids = prior_token_ids(codes[None], rows, columns)
+            return ids.to(next(module.parameters()).device), None, None
+        except LanternError as error:
+            why = str(error)
+    _log.warning("SGLang draws this prior itself: %s", why)
+    plain = inspect.unwrap(type(stage).generate_prior_tokens)
+    return plain(stage, prompt, height, width, server_args, image=image, seed=seed)
+
+
+@torch.no_grad()
+def _codes(stage: Any, prompt: str, size: tuple[int, int], seed: int | None) -> Tensor:
+    """Return a picture's codes, ``[N]``, drawn with those that the request will ask for next."""
+    request = _request.get() or _Request([])
+    ours = accelerated(stage.vision_language_encoder, **settings())
+
+    def draw(seeds: list[tuple[int, int]]) -> Tensor:
+        drawn = draw_prior(ours, stage.processor, [prompt] * len(seeds), size, seeds)
+        request.drawn.append(drawn)
+        _log.info("prior: %s; weights: %s", drawn, ours.memory)
+        return drawn.tokens
+
+    if seed is None:
+        return draw(fresh_seeds(1))[0]
+    if seed not in request.codes:
+        wanted = [*dict.fromkeys((seed, *request.seeds))]
+        try:
+            made = draw([(one % SEEDS, 0) for one in wanted])
+        except DoesNotFitError:  # all at once
+            wanted, made = [seed], draw([(seed % SEEDS, 0)])
+        request.codes.update(zip(wanted, made, strict=True))
+    return request.codes[seed]

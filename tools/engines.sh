@@ -1,0 +1,26 @@
+#!/bin/sh
+# Make an environment in which tests/unit/integrations runs SGLang's own release, without a card:
+#     tools/engines.sh FOLDER
+#     FOLDER/sglang/bin/python -m pytest -n 0 -m long tests/unit/integrations/test_sglang.py
+# Call it where torch for the CPU and lantern-accel[test] are installed: the environment uses both. Wheels come
+# without what they depend on, and of that only what the registry and the stage import.
+set -eu
+folder=$1
+checkout=$(cd "$(dirname "$0")/.." && pwd)
+common="psutil msgspec pyzmq orjson pybase64 aiohttp einops ipython cloudpickle xxhash regex requests loguru accelerate==1.12.0
+  compressed-tensors==0.18.0 nvidia-ml-py imageio setproctitle partial_json_parser python-dateutil PyYAML diskcache
+  lark cachetools cbor2 blake3 py-cpuinfo gguf tiktoken sentencepiece protobuf msgpack prometheus-client"
+site=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
+make() { # name, wheels without what they depend on, packages
+  python -m venv "$folder/$1"
+  own=$("$folder/$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  printf '%s\n' "$site" "$checkout" "$checkout/backends" > "$own/zz_caller.pth"
+  # The caller's torch stays: nothing here may bring another one, nor what belongs to a card.
+  "$folder/$1/bin/pip" install -q --no-compile --no-deps $2 torchvision==0.28.0 triton
+  "$folder/$1/bin/pip" install -q --no-compile --no-warn-conflicts $3
+  "$folder/$1/bin/pip" install -q --no-compile --no-deps -e "$checkout"
+}
+
+make sglang "sglang==0.5.23 transformers==5.19.0 diffusers==0.37.0 tokenizers==0.23.2 cache-dit==1.5.1 apache-tvm-ffi==0.1.11" \
+  "$common"

@@ -35,7 +35,7 @@ def decoded(cap: int, strategy: Strategy) -> tuple[torch.Tensor, list[int]]:
     return tokens[0], accepted[0]
 
 
-@pytest.mark.parametrize("cap", [0, 1])
+@pytest.mark.parametrize("cap", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_vanilla_tokens_are_the_official_ones(cap: int) -> None:
     tokens, _ = decoded(cap, Strategy())
     recorded = golden("lantern/greedy_sequences")[f"cap{cap}.vanilla_greedy"]
@@ -51,17 +51,9 @@ def test_a_padded_caption_decodes_exactly_although_our_drafter_hides_its_pads(tr
     assert sum(accepted) > 50
 
 
-#: Every tree and every kind of rule; the other pairs are long.
-PAIRS = [("dynamic", "k10_d0.1"), ("static", "k10_d5")]
-
-
-@pytest.mark.parametrize(
-    ("tree", "rule"),
-    [
-        pair if pair in PAIRS else pytest.param(*pair, marks=pytest.mark.long)
-        for pair in product(TREES, RULES)
-    ],
-)
+# The quick tier has a static and a dynamic one in families/llamagen/test_official_golden.py.
+@pytest.mark.long
+@pytest.mark.parametrize(("tree", "rule"), [*product(TREES, RULES)])
 def test_tokens_and_accepted_drafts_are_the_official_ones(tree: str, rule: str) -> None:
     tokens, accepted = decoded(1, Strategy(drafts=TREES[tree], acceptance=RULES[rule]))
     stored = golden("lantern/greedy_sequences")

@@ -247,6 +247,7 @@ def test_the_documented_example_runs() -> None:
     assert doctest.testmod(hookspecs) == doctest.TestResults(failed=0, attempted=7)
 
 
+@pytest.mark.long
 def test_listing_and_importing_load_no_vendor_sdk_and_the_kit_no_pytest() -> None:
     code = (
         "import sys, time, torch\n"

@@ -97,6 +97,7 @@ def test_it_draws_rows_that_end_where_they_must(beach: Path, strategy: str) -> N
     assert [image.size for image in done.images] == [(16, 12), (16, 12)]
 
 
+@pytest.mark.long
 def test_the_kit_traces_it(beach: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static, "CHECKED", ("lantern++",))
     monkeypatch.setattr(

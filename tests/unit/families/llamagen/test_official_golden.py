@@ -218,8 +218,13 @@ STATIC, DYNAMIC = {"tree": "naive_extend_57"}, {"tree": "dynamic:10,4,59"}
     ("cap", "strategy", "recorded", "overrides"),
     [
         ("cap0", "vanilla", "cap0.vanilla_greedy", {}),
-        ("cap0", "eagle", "cap0.static.off", STATIC),
-        ("cap1", "eagle2", "cap1.dynamic.off", DYNAMIC),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in (
+                ("cap0", "eagle", "cap0.static.off", STATIC),
+                ("cap1", "eagle2", "cap1.dynamic.off", DYNAMIC),
+            )
+        ),
         ("cap1", "lantern", "cap1.dynamic.k10_d0.1", {"k": 10, "delta": 0.1, **DYNAMIC}),
         ("cap1", "lantern++", "cap1.static.k10_d5", {"k": 10, "lam": 5, **STATIC}),
     ],

@@ -43,6 +43,7 @@ def test_the_grown_model_computes_the_same(larger: dict[str, object]) -> None:
     assert torch.allclose(one, other, atol=2e-5)
 
 
+@pytest.mark.long
 def test_every_new_weight_gets_a_gradient_within_two_steps() -> None:
     large = made({**LARGE, "n_layer": 3}, shaken())
     optimizer = torch.optim.SGD(large.parameters(), lr=0.1)

@@ -71,6 +71,7 @@ def config(**changes: object) -> TokenizerConfig:
     return TokenizerConfig.model_validate({**values, **changes})
 
 
+@pytest.mark.long
 def test_training_writes_its_artefacts(tmp_path: Path) -> None:
     report = train_tokenizer(config(), squares(), tmp_path)
     names = {"checkpoint.pt", "vq.safetensors", "vq.json", "report.json", "reconstructions.png"}

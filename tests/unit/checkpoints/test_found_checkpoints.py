@@ -310,6 +310,7 @@ def test_a_size_that_it_can_draw_is_fetched(monkeypatch: pytest.MonkeyPatch) -> 
     assert entry("llamagen-b-256").config["pixels"] == 256
 
 
+@pytest.mark.long
 def test_a_plan_of_a_size_is_that_of_its_tokens() -> None:
     assert planner_for("glm-image", picture=(512, 256)).shape[1:] == (8, 16)  # type: ignore[index]
     lumina, manifest = family("chameleon"), known_manifest("lumina-mgpt-7b-768")

@@ -118,6 +118,7 @@ def test_its_memory_is_planned(beach: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_fault_in_it_fails_its_check_by_name(
     beach: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

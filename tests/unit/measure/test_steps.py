@@ -241,6 +241,7 @@ def test_the_middle_of_an_image_is_where_steps_are_timed(backend: Backend, tiny:
             assert 18 < int(timed.engine.state.length) < 35
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_told_before_it_is_made(
     backend: Backend, tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def planner(pipeline: Pipeline) -> Planner:
     return Planner(pipeline.model.manifest, dtype=torch.float32, ops=pipeline.backend)
 
 
+@pytest.mark.long
 def test_buffers_are_counted_without_making_them(small: Pipeline) -> None:
     sampling = small.sampling()
     for number, name in enumerate(STRATEGIES):

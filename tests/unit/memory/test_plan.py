@@ -194,6 +194,7 @@ def test_a_table_of_noise_is_counted_where_it_is_made() -> None:
     assert found[1].workspace["prefill"] >= 2 * table
 
 
+@pytest.mark.long
 def test_the_largest_batch_is_the_largest() -> None:
     planner = Planner(tiny(), dtype=torch.float32, runtime=0)
     strategy, sampling = Strategy(), Sampling(cfg_scale=4.0)

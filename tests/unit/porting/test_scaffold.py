@@ -42,6 +42,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     plugins.load_plugins.cache_clear()
 
 
+@pytest.mark.long
 def test_it_is_found_draws_and_passes_at_once(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,6 +107,7 @@ def test_drafts_draw_vanillas_tokens(kind: str, folder: Path, trained: Path) -> 
             assert relaxed.tokens.shape == want[:1].shape
 
 
+@pytest.mark.long
 def test_training_brings_the_loss_down(kind: str, folder: Path, tmp_path: Path) -> None:
     """As EAGLE's recipe says, with both terms; the head's layers pass gradients."""
     settings = DrafterTrainConfig.model_validate(

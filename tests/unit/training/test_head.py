@@ -31,11 +31,6 @@ from lantern_accel.training.head import HeadTrainConfig, acceptance, train_head
 LITTLE = (
     "o_proj.weight", "down_proj.weight", "post_self_attn_layernorm.weight", "post_mlp_layernorm.weight",
 )  # fmt: skip
-    "o_proj.weight",
-    "down_proj.weight",
-    "post_self_attn_layernorm.weight",
-    "post_mlp_layernorm.weight",
-)
 PROMPTS = ["red heart", "dog face", "blue fish", "sea"]
 CONFIG: dict[str, Any] = {
     "steps": 4, "batch_size": 64, "warmup": 1, "evaluate_every": 2, "checkpoint_every": 2, "hidden": 8,

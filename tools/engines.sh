@@ -1,9 +1,10 @@
 #!/bin/sh
-# Make an environment in which tests/unit/integrations runs SGLang's own release, without a card:
+# Make environments in which tests/unit/integrations runs SGLang's and vLLM-Omni's own releases, without a card:
 #     tools/engines.sh FOLDER
 #     FOLDER/sglang/bin/python -m pytest -n 0 -m long tests/unit/integrations/test_sglang.py
-# Call it where torch for the CPU and lantern-accel[test] are installed: the environment uses both. Wheels come
-# without what they depend on, and of that only what the registry and the stage import.
+#     FOLDER/vllm-omni/bin/python -m pytest -n 0 -m long tests/unit/integrations/test_vllm_omni.py
+# Call it where torch for the CPU and lantern-accel[test] are installed: the environments use both. Wheels of the
+# servers come without what they depend on, and of that only what their registries and stages import.
 set -eu
 folder=$1
 checkout=$(cd "$(dirname "$0")/.." && pwd)
@@ -24,3 +25,6 @@ make() { # name, wheels without what they depend on, packages
 
 make sglang "sglang==0.5.23 transformers==5.19.0 diffusers==0.37.0 tokenizers==0.23.2 cache-dit==1.5.1 apache-tvm-ffi==0.1.11" \
   "$common"
+make vllm-omni "vllm-omni==0.30.0 vllm==0.30.0 transformers==5.14.1 diffusers==0.40.0 cache-dit==1.5.0" \
+  "$common fastapi openai omegaconf aenum prettytable soundfile soxr watchfiles python-json-logger pydantic-settings
+  janus prometheus-fastapi-instrumentator openai-harmony ijson mcp llguidance depyf lm-format-enforcer outlines_core xgrammar"

@@ -1,6 +1,6 @@
 """The one interface between another library's engine and our decoder.
 
-diffusers, transformers and SGLang stand on it: :class:`Own` opens weights of our own, and
+diffusers, transformers, SGLang and vLLM-Omni stand on it: :class:`Own` opens weights of our own, and
 ``decoding.Accelerated`` decodes around a module that the library has loaded.
 """
 

@@ -1,0 +1,183 @@
+"""A pipeline for vLLM-Omni: Janus-Pro as one stage that owns its loop.
+
+A stage names it by its dotted name: ``load_format="custom_pipeline"`` and ``custom_pipeline_args=
+{"pipeline_class": "lantern_accel.integrations.vllm_omni.JanusPipeline"}``. Settings of ours stand there
+under ``lantern_accel``, and in a request's ``extra_args`` under the same name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lantern_accel.bounds import SEEDS
+from lantern_accel.errors import ModelError, RequestError
+from lantern_accel.families.releases import require
+from lantern_accel.generation.result import GenerationResult
+from lantern_accel.integrations.adapter import Own
+
+#: What model files call their class, and vLLM-Omni has no pipeline for.
+JANUS = ("JanusForConditionalGeneration", "MultiModalityCausalLM")
+
+_log = logging.getLogger("lantern_accel")
+
+
+def plugin() -> None:
+    """Register Janus; the entry point in ``vllm_omni.general_plugins``, called in every process."""
+    try:
+        require("vllm-omni")
+    except ModelError as error:
+        return _log.warning("vLLM-Omni has no Janus: %s", error)
+    from vllm_omni.diffusion.registry import register_diffusion_model
+
+    for name in JANUS:
+        register_diffusion_model(name, __name__, "JanusPipeline")
+
+
+@contextmanager
+def _usual_defaults() -> Iterator[None]:
+    """Undo what vLLM-Omni makes torch's default dtype and device while it builds a pipeline."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _settings(given: Any) -> dict[str, Any]:
+    """Return our settings of a stage's or a request's own arguments."""
+    found = (given or {}).get("lantern_accel") or {}
+    if not isinstance(found, dict):
+        raise RequestError(f"lantern_accel is {found!r}; make it an object of settings")
+    return dict(found)
+
+
+def _seeds(params: Any) -> list[int]:
+    """Return a seed for each picture of a request: its own, and those that follow."""
+    given, count = params.generator, max(1, params.num_outputs_per_prompt)
+    if isinstance(given, list):
+        return [one.initial_seed() % SEEDS for one in given]
+    seed = given.initial_seed() if params.seed is None else params.seed
+    return [(seed + i) % SEEDS for i in range(count)]
+
+
+def _text(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else prompt.get("prompt") or ""
+
+
+def _stop_if_cancelled(*_: int) -> None:
+    """Raise vLLM-Omni's error for a request that nobody waits for any more."""
+    from vllm_omni.diffusion.cancellation import check_request_cancellation
+
+    check_request_cancellation()
+
+
+class JanusPipeline(nn.Module):
+    """Janus-Pro: prompts in, pictures out; vLLM-Omni's diffusion stages call it.
+
+    Requests that wait together are drawn together. Raises :class:`ModelError` for a stage that is
+    quantized, spread over devices, offloaded, or given an adapter.
+    """
+
+    supports_request_batch = True
+    supports_request_cancellation = True
+
+    def __init__(self, *, od_config: Any, prefix: str = "") -> None:
+        super().__init__()
+        require("vllm-omni")
+        for name in ("quantization_config", "lora_path", "enable_cpu_offload"):
+            if getattr(od_config, name, None):
+                raise ModelError(f"Janus is served without {name}; leave it out of the stage")
+        if (ranks := od_config.parallel_config.world_size) != 1:
+            raise ModelError(
+                f"the stage is spread over {ranks} devices, and Janus is drawn on one; set the sizes of "
+                "its parallel_config to 1"
+            )
+        from vllm_omni.diffusion.distributed.utils import get_local_device
+        from vllm_omni.model_executor.model_loader.weight_utils import (
+            download_weights_from_hf_specific,
+        )
+
+        folder = od_config.model
+        if not Path(folder).exists():
+            folder = download_weights_from_hf_specific(folder, od_config.revision, ["*"])
+        overrides = _settings(od_config.custom_pipeline_args)
+        given = {"strategy": overrides.pop("strategy", "auto"), "overrides": overrides}
+        dtype = str(od_config.dtype).removeprefix("torch.")
+        with _usual_defaults():
+            self.ours = Own.on(folder, str(get_local_device()), dtype, **given)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Load nothing: the weights were read when the pipeline was made."""
+        return set()
+
+    def forward(self, req: Any) -> list[Any]:
+        """Return a ``DiffusionOutput`` for each request; what one cannot have is its error alone."""
+        from vllm_omni.diffusion.data import DiffusionOutput
+        from vllm_omni.errors import OmniClientError
+
+        try:
+            done = self._draw(req.requests, dummy=req.is_dummy_run())
+        except RequestError as error:
+            if req.num_reqs > 1:
+                return [self.forward(type(req)(requests=[one]))[0] for one in req.requests]
+            return [DiffusionOutput.from_exception(OmniClientError(str(error)))]
+        spent, many = done.stats.seconds, done.columns
+        durations = {
+            "JanusPipeline.prior": spent.prefill + spent.decode,
+            "JanusPipeline.pixels": spent.pixels,
+        }
+        said = {
+            "prior_tokens_per_second": done.stats.tokens_per_second,
+            "seconds_per_image": spent.total / len(done.images),
+        }
+        return [
+            DiffusionOutput(
+                output={
+                    "payload": {"image": done.images[i * many : (i + 1) * many]},
+                    "metadata": {"lantern_accel": said},
+                },
+                stage_durations=dict(durations),
+            )
+            for i in range(req.num_reqs)
+        ]
+
+    def _draw(self, requests: Sequence[Any], dummy: bool) -> GenerationResult:
+        """Draw requests of one number of pictures, one guidance and one negative prompt."""
+        asked = [{} if dummy else self._asked(one) for one in requests]
+        seeds = [_seeds(one.sampling_params) for one in requests]
+        if any(one != asked[0] for one in asked) or len({len(one) for one in seeds}) > 1:
+            raise RequestError("requests that differ in more than prompt and seed are drawn apart")
+        settings = {"strategy": self.ours.strategy, **self.ours.overrides, **asked[0]}
+        return self.ours.pipeline.generate(
+            [_text(one.prompt) for one in requests],
+            on_progress=_stop_if_cancelled,
+            num_images=len(seeds[0]),
+            seed=[seed for some in seeds for seed in some],
+            **settings,
+        )
+
+    def _asked(self, request: Any) -> dict[str, Any]:
+        """Return a request's settings; raises :class:`RequestError` for what it cannot have."""
+        params = request.sampling_params
+        prompt = {} if isinstance(request.prompt, str) else request.prompt
+        if prompt.get("multi_modal_data"):
+            raise RequestError("pictures as input are not drawn from; leave them out")
+        if getattr(params, "lora_request", None) is not None:
+            raise RequestError("adapters (lora) are not drawn with; leave them out")
+        asked = _settings(params.extra_args)
+        if params.guidance_scale_provided:
+            asked.setdefault("cfg_scale", params.guidance_scale)
+        if prompt.get("negative_prompt"):
+            asked["negative_prompt"] = prompt["negative_prompt"]
+        if params.width is not None and params.height is not None and not params.width_not_provided:
+            asked["size"] = (params.width, params.height)
+        return asked

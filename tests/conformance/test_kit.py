@@ -36,7 +36,7 @@ def test_a_planted_fault_is_caught_by_its_check(monkeypatch, check, plant):
     if steps or check == "replay.stable":
         # They go through all cases, and these faults are in every step: the first case shows them.
         every = tiny.cases
-        monkeypatch.setattr(tiny, "cases", lambda strategies: every(strategies)[:1])
+        monkeypatch.setattr(tiny, "cases", lambda *asked: every(*asked)[:1])
     with open_backend("cpu") as backend:
         plant(monkeypatch, backend)
         outcome = run_checks(backend, {check: CHECKS[check]}).outcomes[0]
@@ -102,7 +102,7 @@ def test_two_steps_that_differ_are_told_with_the_source_line(monkeypatch):
 def test_a_static_failure_names_the_source_line(monkeypatch):
     plant = after_commit(lambda s: s.length.sum().item())
     every = tiny.cases
-    monkeypatch.setattr(tiny, "cases", lambda strategies: every(strategies)[:1])
+    monkeypatch.setattr(tiny, "cases", lambda *asked: every(*asked)[:1])
     with open_backend("cpu") as backend:
         plant(monkeypatch, backend)
         report = run_checks(backend, select("static.host_read"))
@@ -111,7 +111,7 @@ def test_a_static_failure_names_the_source_line(monkeypatch):
 
 
 def test_every_operator_that_a_list_lacks_is_named_at_once(monkeypatch):
-    monkeypatch.setattr(tiny, "cases", lambda strategies: [("llamagen", "vanilla")])
+    monkeypatch.setattr(tiny, "cases", lambda *asked: [("llamagen", "vanilla")])
     listed = {"aten::mm"}
 
     def rule(func, args, kwargs):

@@ -16,9 +16,9 @@ TREE = "0,1,00"
 _cases = tiny.cases
 
 
-def few_cases(strategies: tuple[str, ...]) -> list[tuple[str, str]]:
+def few_cases(*asked: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return those of :func:`tiny.cases` that stand for the others."""
-    found = _cases(strategies)
+    found = _cases(*asked)
     first = found[0][0]
     return [case for case in found if case[1] in (KINDS if case[0] == first else KINDS[1:2])]
 

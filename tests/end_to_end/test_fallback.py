@@ -103,7 +103,7 @@ def test_what_is_no_fault_of_the_device_moves_nothing(
         def large(*given: object) -> None:
             raise DoesNotFitError("a batch of 9 fits")
 
-        monkeypatch.setattr(pipeline.engines, "_make_room", large)
+        monkeypatch.setattr(pipeline.engines.capacity, "batches", large)
         with pytest.raises(DoesNotFitError):
             pipeline.generate("red heart", strategy="lantern++", k=3)
         assert pipeline.backend.name == "card"

@@ -115,7 +115,7 @@ def test_files_that_are_none(
     for option in ("-m", "--vq", "--drafter", "--text-encoder", "--embeddings", "--prompts"):
         assert path in refused([*words, option, path], capsys), "the file is named"
     for given in (["compare", path, "-o", "c.html"],
-                  ["train", "target", "--images", "none", "--config", path]):  # fmt: skip
+                  ["train", "bundle", "model", "--config", path]):  # fmt: skip
         assert path in refused(given, capsys)
 
 

@@ -144,7 +144,10 @@ def lengthened(times: dict[int, float], rate: float, fits: bool = True) -> list[
     """Return the lengths of windows that took so long by length and were kept at a rate, lengthened."""
     model = SimpleNamespace(manifest=SimpleNamespace(target=SimpleNamespace(num_tokens=256)))
     engines: Any = SimpleNamespace(
-        model=model, backend=Device(), dtype=torch.float32, fits=lambda *given: fits
+        model=model,
+        backend=Device(),
+        dtype=torch.float32,
+        capacity=SimpleNamespace(fits=lambda *given: fits),
     )
     brings = {n: tokens_of(rate, n) for n in times}
     lengths = tuple(

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import rotary_table, to_adjacent_pairs, to_half_split
-from lantern_accel.nn.transformer import REFERENCE, Norms, Pass, described
+from lantern_accel.nn.transformer import REFERENCE, HeadNorms, Norms, Pass, described
 
 CPU = torch.device("cpu")
 PLAIN = Decoder(dim=24, layers=2, heads=6, kv_heads=6, head_dim=4, hidden=20, eps=1e-5)
@@ -36,7 +36,7 @@ def expected(d: Decoder, block: torch.nn.Module, x: Tensor, cos: Tensor, sin: Te
         out = y @ w["attention.wqkv.weight"].t() + w.get("attention.wqkv.bias", 0)
         heads = out.unflatten(-1, (-1, d.head_dim))
         qk, v = heads[:, : d.heads + d.kv_heads], heads[:, d.heads + d.kv_heads :]
-        if d.head_norm:
+        if d.head_norm != "none":
             scale, shift = w["attention.qk_norm.weight"], w["attention.qk_norm.bias"]
             qk = F.layer_norm(qk, (d.head_dim,), eps=1e-5) * scale + shift
         qk = turned(qk, cos, sin)
@@ -66,10 +66,10 @@ def expected(d: Decoder, block: torch.nn.Module, x: Tensor, cos: Tensor, sin: Te
 @pytest.mark.parametrize("norms", ["before", "after", "both"])
 @pytest.mark.parametrize(
     ("kv_heads", "head_dim", "bias", "head_norm"),
-    [(6, 4, False, False), (2, 4, True, False), (1, 8, False, True), (3, 2, True, True)],
+    [(6, 4, False, "none"), (2, 4, True, "none"), (1, 8, False, "layer"), (3, 2, True, "layer")],
 )
 def test_every_kind_of_block(
-    norms: Norms, kv_heads: int, head_dim: int, bias: bool, head_norm: bool
+    norms: Norms, kv_heads: int, head_dim: int, bias: bool, head_norm: HeadNorms
 ) -> None:
     d = replace(
         PLAIN, norms=norms, kv_heads=kv_heads, head_dim=head_dim, bias=bias, head_norm=head_norm
@@ -110,7 +110,7 @@ def test_a_plain_trunk_is_made_of_blocks_that_devices_have_kernels_for() -> None
     for other in (
         replace(PLAIN, kv_heads=3),
         replace(PLAIN, bias=True),
-        replace(PLAIN, head_norm=True),
+        replace(PLAIN, head_norm="layer"),
         replace(PLAIN, norms="both"),
         replace(PLAIN, head_dim=8),
     ):

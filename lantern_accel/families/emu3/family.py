@@ -76,9 +76,9 @@ class Emu3Text(PromptText[Emu3Manifest]):
         start = picture_start(rows, columns)
         return [self._ids(f"{before}{text}{behind}{start}") for text in texts]
 
-    def unconditional(self) -> list[int]:
-        """Return the ids in front of a picture without a prompt."""
-        return self._ids(UNCONDITIONAL[self.manifest.variant])
+    def unconditional(self, rows: int, columns: int) -> list[int]:
+        """Return the ids in front of a picture of a size without a prompt."""
+        return self._ids(UNCONDITIONAL[self.manifest.variant] + picture_start(rows, columns))
 
 
 class IBQ(VQModel):
@@ -158,15 +158,16 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
         if sampling.branches == 1:
             return Rows(condition, mask)
         check_two_way(model, sampling)
-        ids, text = model.manifest.ids, model.text
-        begin = ids.unconditional(model.manifest.variant)
+        manifest, text = model.manifest, model.text
+        assert isinstance(conditions.shape, tuple)
+        _, rows, columns = conditions.shape
         if isinstance(text, Emu3Text):
-            begin = text.unconditional()
-        contexts = []
-        for row, seen in zip(condition.cpu(), mask.cpu(), strict=True):
-            prompt = row[seen].tolist()
-            contexts.append([*begin, *prompt[prompt.index(ids.image_start) :]])
-        others, seen = left_pad(contexts, condition.shape[1], ids.pad)
+            context = text.unconditional(rows, columns)
+        else:
+            begin = manifest.ids.unconditional(manifest.variant)
+            context = [*begin, *self._sized(manifest, rows, columns)]
+        contexts = [context] * len(condition)
+        others, seen = left_pad(contexts, condition.shape[1], manifest.pad)
         others, seen = others.to(condition.device), seen.to(mask.device)
         return Rows(torch.cat((condition, others)), torch.cat((mask, seen)))
 
@@ -175,12 +176,12 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
         ids = SpecialIds.before(216)
         target = Emu3Config(
             dim=32, n_layer=2, n_head=4, n_kv_head=2, head_width=16, ffn_dim=48, token_count=256,
-            image_first=216, image_codes=40, newline_id=ids.row_end, height=3, width=4,
+            image_first=216, image_codes=40, newline_id=ids.row_end, height=4, width=4,
             prefix_length=24, max_positions=128, head_norm=True,
         )  # fmt: skip
         return Emu3Manifest(
             name="tiny-emu3",
-            area=48,
+            area=64,
             ids=ids,
             target=target,
             drafter=fitting_config(target, taps=(1,)),
@@ -193,5 +194,9 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
     def tiny_prompt(self, manifest: Emu3Manifest, drawn: random.Random) -> list[int]:
         ids, target = manifest.ids, manifest.target
         words = [drawn.randrange(5) for _ in range(drawn.randint(2, 4))]
-        size = [target.height, target.width]
-        return [ids.bos, *words, ids.image_start, *size, ids.image]
+        return [ids.bos, *words, *self._sized(manifest, target.height, target.width)]
+
+    @staticmethod
+    def _sized(manifest: Emu3Manifest, rows: int, columns: int) -> list[int]:
+        """Return what stands before a picture of a model without words, its size as two ids."""
+        return [manifest.ids.image_start, rows, columns, manifest.ids.image]

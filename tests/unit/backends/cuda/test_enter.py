@@ -80,7 +80,7 @@ def test_a_whole_step_gives_the_rows_that_operators_give(
     from lantern_accel_cuda.kernels import advance
 
     ops, rows = Operators(), []
-    engine = engine_of(ops, tree, batch)
+    engine = entering(ops, tree, batch)
     monkeypatch.setattr(advance.Advance, "__call__", lambda self, weights: rows.append(weights))
     step = steps.fused_step(ops, engine.longest.plan())
     assert isinstance(step, FusedStep)
@@ -108,7 +108,7 @@ def test_a_whole_step_writes_what_the_operators_do(
 ) -> None:
     backend, _ = doubled_backend(monkeypatch, preset="fast")
     safe, _ = doubled_backend(monkeypatch)
-    ours, theirs = (engine_of(one, tree, batch) for one in (backend, safe))
+    ours, theirs = (entering(one, tree, batch) for one in (backend, safe))
     assert ours.longest.fused is not None and theirs.longest.fused is None
     assert theirs.longest.fused_end is None
     with torch.inference_mode():

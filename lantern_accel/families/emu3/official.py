@@ -12,7 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.checkpoints.layouts import explained, find_file, folder_json, open_own
+from lantern_accel.checkpoints.layouts import (
+    checkpoints_in,
+    explained,
+    find_file,
+    folder_json,
+    open_own,
+)
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
@@ -48,10 +54,10 @@ SIGNATURES = (
     keys.Signature("transformers, in memory", {"model.text_model.embed_tokens.weight": 2}),
 )
 RULES = {"target": ((r"^(model\.)?text_model\.", ""), *keys.LLAMA)}
-#: What one file holds for the other part.
+#: What one file holds for the other part, and what a training leaves in it.
 BESIDE = {
     "target": re.compile(r"^(model\.)?vqmodel\."),
-    "vq": re.compile(r"^((model\.)?text_model|lm_head)\."),
+    "vq": re.compile(r"^((model\.)?text_model|lm_head|loss|model_ema)\."),
 }
 IN_TARGET = r"(model\.)?vqmodel\."
 #: From transformers' names of the image tokenizer to the official ones.
@@ -262,7 +268,7 @@ def _add_picture_tokenizer(
     path, checkpoint = found.parts.vq, None
     if path is None:
         near = (folder / name for name in _HOMES[variant])
-        path = next((one for one in near if one.is_dir() and has_weights(one)), None)
+        path = next((one for one in near if one.is_dir() and checkpoints_in(one)), None)
     inside = any(re.match(IN_TARGET, key) for key in target)
     if path is None and inside:
         path, checkpoint = found.files["target"], target

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.emu3 import RECORDED, ibq_weights, said, weights_of, write_emu3
 from support.golden import golden
 
@@ -25,6 +26,15 @@ def test_check_says_what_is_there(layout: str, tmp_path: Path) -> None:
     assert {one.part: one.state for one in report.parts} == {
         "target": "found", "vq": "found", "text_tokenizer": "found", "drafter": "missing",
     }  # fmt: skip
+
+
+def test_the_image_tokenizer_of_emu3p5_is_read_as_it_is_published(tmp_path: Path) -> None:
+    folder = write_emu3(tmp_path / "x", "3.5")
+    (folder / "vision_tokenizer" / "model.safetensors").unlink()
+    trained = {"state_dict": {**ibq_weights(), "loss.scale": torch.ones(1)}, "epoch": 3}
+    torch.save(trained, folder / "vision_tokenizer" / "model.ckpt")
+    with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
+        assert pipe.generate("a cat", size=(8, 8), strategy="vanilla").images
 
 
 def test_a_file_without_an_encoder_draws_and_reads_no_pictures(tmp_path: Path) -> None:

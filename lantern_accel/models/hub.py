@@ -20,7 +20,8 @@ from lantern_accel.files import cache_dir, write_whole
 Tell = Callable[[str], None]
 #: How long the Hub may take to answer at all.
 REACH_SECONDS = 10
-#: Where a part is found beside a model's own files, and the option that names it elsewhere.
+#: Where a part is found beside a model's own files (its entry's ``config`` may add a ``folder``), and the
+#: option that names it elsewhere.
 BESIDE = {"model": "", "vq": "", "drafter": "/drafter", "text": "/t5-ckpt"}
 _OPTIONS = {"model": "--model", "vq": "--vq", "drafter": "--drafter", "text": "--text-encoder"}
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{8,}")
@@ -158,7 +159,8 @@ def _how_to_get(error: Absent, wanted: list[ModelEntry]) -> FetchError:
     for one in wanted:
         if not together and at_hand(one):
             continue
-        home = f"models/{model.name}{BESIDE[one.kind]}" if together else f"models/{one.name}"
+        near = BESIDE[one.kind] + one.config.get("folder", "")
+        home = f"models/{model.name}{near}" if together else f"models/{one.name}"
         files = " ".join(file.path for file in one.files)
         steps.append(f"hf download {one.repo} {files} --local-dir {home}")
         if not together:

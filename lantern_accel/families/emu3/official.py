@@ -70,7 +70,7 @@ PICTURE_RULES: tuple[keys.Rule, ...] = (
     (r"\.out_proj\.", ".proj_out."),
 )
 #: What the official configuration classes take for what a file leaves out.
-_LLAMA = {
+_LLAMA: dict[str, Any] = {
     "num_attention_heads": 32, "rms_norm_eps": 1e-5, "max_position_embeddings": 9216,
     "rope_theta": 1e6,
 }  # fmt: skip
@@ -89,6 +89,7 @@ _VQ = {
     "z_channels": "z_channels", "codebook_size": "codebook_size", "embed_dim": "codebook_dim",
     "attn_resolutions": "attention",
 }  # fmt: skip
+_AGAIN = "fetch it again from the model's repository"
 #: Positions of Emu3-Chat, and pixels of Emu3-Stage1's and Emu3-Gen's pictures.
 CHAT_POSITIONS, STAGE1_AREA, GEN_AREA = 131072, 512 * 512, 720 * 720
 #: Where image tokenizers lie next to a model, and Emu3.5's file.
@@ -153,7 +154,7 @@ def detect(path: Path, parts: Parts) -> Found[Emu3Manifest] | None:
 
 def _check_draws(path: Path, said: Mapping[str, Any]) -> None:
     """Raise :class:`CheckpointError` for the models of this family that are no Emu3-Gen."""
-    text = said.get("text_config") or said
+    text = _table(said, "text_config") or said
     for name, value, one, what in (
         ("max_position_embeddings", CHAT_POSITIONS, "Emu3-Chat", "reads pictures and writes text"),
         ("image_area", STAGE1_AREA, "Emu3-Stage1", "is a stage of training before Emu3-Gen"),
@@ -171,24 +172,25 @@ def manifest_of(checkpoint: Checkpoint, said: dict[str, Any]) -> Emu3Manifest:
     :class:`CheckpointError` where the two are not of one model.
     """
     named = keys.renamed(checkpoint, RULES["target"])
-    path, text = checkpoint.path, said.get("text_config") or said
+    path, text = checkpoint.path, _table(said, "text_config") or said
     given = {name: value for name, value in text.items() if value is not None}
     variant: Variant = "emu3.5" if "layers.0.attention.q_norm.weight" in named else "emu3"
     for name in _ASKED if variant == "emu3.5" else ():
         if name not in given:
             raise CheckpointError(
-                f"the config.json of {path} lacks {name}, which the weights of Emu3.5 cannot say; fetch "
-                "it again from the model's repository"
+                f"the config.json of {path} lacks {name}, which the weights of Emu3.5 cannot say; "
+                f"{_AGAIN}"
             )
-    base = {} if "rope_parameters" in given else {"rope_theta": _LLAMA["rope_theta"]}
-    sizes = keys.llama_sizes(checkpoint, named, {**_LLAMA, **base, **given})
+    most = _whole(given, "max_position_embeddings", _LLAMA["max_position_embeddings"])
+    given = {**_LLAMA, **given, "max_position_embeddings": most}
+    sizes = keys.llama_sizes(checkpoint, named, given)
     if sizes.pop("bias"):
         raise CheckpointError(f"{path} has biases of queries, which Emu3 has not; use Emu3-Gen")
     first = _first_code(said)
     codes = sizes["token_count"] - first
     vq = _said_vq(said, codes, variant)
     ids = _checked_ids(path, {**said, **given}, first)
-    area = int(said.get("image_area", GEN_AREA))
+    area = _whole(said, "image_area", GEN_AREA)
     height, width = _usual_grid(variant, area, vq.downsample, sizes["max_positions"])
     with explained(path, "its configuration is not of these weights"):
         target = Emu3Config(
@@ -213,9 +215,24 @@ def manifest_of(checkpoint: Checkpoint, said: dict[str, Any]) -> Emu3Manifest:
 
 def _first_code(said: Mapping[str, Any]) -> int:
     """Return the id of code 0: behind the picture's end, as the configuration has it."""
-    names = said.get("vocabulary_map") or {}
-    end = said.get("eoi_token_id", names.get(FRAME[2], SpecialIds().image_end))
-    return int(end) + 1
+    usual = _whole(_table(said, "vocabulary_map"), FRAME[2], SpecialIds().image_end)
+    return _whole(said, "eoi_token_id", usual) + 1
+
+
+def _whole(said: Mapping[str, Any], name: str, usual: int) -> int:
+    """Return a number above 0 that a configuration says, or the usual one where it says none."""
+    value = usual if said.get(name) is None else said[name]
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    raise CheckpointError(f"the config.json says {name} {value!r}, which is no number; {_AGAIN}")
+
+
+def _table(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a part of a configuration; empty where it is absent."""
+    value = said.get(name) or {}
+    if isinstance(value, Mapping):
+        return value
+    raise CheckpointError(f"the config.json says {name} {value!r}, which has no names; {_AGAIN}")
 
 
 def _checked_ids(path: Path, said: Mapping[str, Any], first: int) -> SpecialIds:
@@ -237,9 +254,9 @@ def _said_vq(said: Mapping[str, Any], codes: int, variant: Variant) -> MoVQConfi
         return VQConfig(
             ch=256, num_res_blocks=4, codebook_size=codes, codebook_dim=256, l2_norm=False
         )
-    one = said.get("vq_config") or said
+    one = _table(said, "vq_config") or said
     sizes = {ours: one[theirs] for theirs, ours in _VQ.items() if theirs in one}
-    halvings = round(math.log2(one.get("temporal_downsample_factor", 4)))
+    halvings = round(math.log2(_whole(one, "temporal_downsample_factor", 4)))
     with explained("the image tokenizer's configuration", f"use {_WHOSE[variant]}"):
         return MoVQConfig(**{"codebook_size": codes, **sizes}, halvings=halvings)
 

@@ -81,15 +81,32 @@ def test_an_image_tokenizer_of_another_family(
         ("official", {"eoi_token_id": 90}, "has no place for Emu3's tokens"),
         ("official", {"num_hidden_layers": 4}, "num_hidden_layers 3 by its shapes"),
         ("official", {"model_type": "Emu3VisionVQ"}, "is the image tokenizer of Emu3 alone"),
+        ("official", {"image_area": "large"}, "says image_area 'large', which is no number"),
+        ("official", {"image_area": -5}, "says image_area -5, which is no number"),
+        (
+            "official",
+            {"max_position_embeddings": "9"},
+            "says max_position_embeddings '9', which is",
+        ),
+        ("hf", {"vocabulary_map": [1]}, r"says vocabulary_map \[1\], which has no names"),
+        ("hf", {"vq_config": {"temporal_downsample_factor": 0}}, "temporal_downsample_factor 0"),
         ("3.5", {"rms_norm_eps": None}, r"lacks rms_norm_eps, which the weights of Emu3\.5 cannot"),
     ],
 )
 def test_configurations_that_cannot_be_used(
     layout: str, changes: dict[str, object], message: str, tmp_path: Path
 ) -> None:
-    config = said("config" if layout == "official" else "config_3p5")
+    config = said({"official": "config", "hf": "hf_config", "3.5": "config_3p5"}[layout])
     with pytest.raises(CheckpointError, match=message):
         find_model(write_emu3(tmp_path / "x", layout, config={**config, **changes}))
+
+
+def test_a_configuration_that_leaves_its_base_out_has_the_released_one(tmp_path: Path) -> None:
+    config = said("hf_config")
+    config["text_config"]["rope_parameters"] = {"rope_type": "default"}
+    assert (
+        find_model(write_emu3(tmp_path / "x", "hf", config=config)).manifest.target.rope_base == 1e6
+    )
 
 
 def test_a_missing_part_of_the_tokenizer(tmp_path: Path) -> None:

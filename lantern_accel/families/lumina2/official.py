@@ -36,7 +36,7 @@ PIXELS = 768
 #: Sizes by which a published model is known.
 _RELEASED = ("dim", "n_layer", "n_head", "ffn_dim", "token_count", "image_codes")
 _WHERE_VQ = "movqgan_270M.ckpt of ai-forever/MoVQGAN"
-_VQ_FOLDERS = ("", "movqgan", "movqgan/270M", "vq")
+_VQ_FOLDERS = ("", "270M", "movqgan", "movqgan/270M", "vq")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 #: What begins a prompt where no tokenizer says so: Qwen2.5's end of a turn.
 _USUAL_FIRST = "<|im_end|>"
@@ -140,7 +140,7 @@ def _picture_decoder(folder: Path, parts: Parts) -> Path | None:
     given = parts.vq
     if given is not None and given.is_file():
         return given
-    places = (folder / name for name in _VQ_FOLDERS) if given is None else (given,)
+    places = ((given or folder) / name for name in _VQ_FOLDERS)
     files = (one for place in places for one in sorted(place.glob("movqgan*")))
     found = next((one for one in files if one.is_file() and one.suffix in SUFFIXES), None)
     if found is None and given is not None:

@@ -47,6 +47,12 @@ def test_the_decoder_is_read_as_safetensors_too(tmp_path: Path) -> None:
     assert find_model(path).files["vq"].name == "movqgan.safetensors"
 
 
+@pytest.mark.parametrize("named", ["movqgan", "movqgan/270M", "movqgan/270M/movqgan_270M.ckpt"])
+def test_the_decoder_may_be_named_by_any_folder_of_it(named: str, folder: Path) -> None:
+    found = find_model(folder, Parts(vq=folder / named))
+    assert found.files["vq"].name == "movqgan_270M.ckpt"
+
+
 def test_ids_are_read_by_name_and_bos_is_the_tokenizers_or_else_eos(folder: Path) -> None:
     known = read_vocabulary(folder / "tokenizer.json", "")
     ids = ids_from_vocabulary(known, "<|im_end|>")

@@ -84,7 +84,7 @@ def _makes(offer: Offer, terms: Terms) -> str:
 
 def _amount(cost: Cost, terms: Terms) -> str:
     words = f"{number(cost.of_1000.value)} {terms.currency}".rstrip()
-    return f"{words} without power" if cost.without else words
+    return f"{words} without {cost.without.partition(':')[0]}" if cost.without else words
 
 
 def notes(section: ModelSection, terms: Terms) -> list[str]:

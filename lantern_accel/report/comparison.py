@@ -84,7 +84,7 @@ def _section(
         tokens=settings.tokens,
         offers=offers(runs, points, seconds, terms, profiles),
         points=points,
-        answers=[answer(run, rows) for run in known if at_setting(rows, run.name)],
+        answers=[answer(here) for run in known if (here := at_setting(rows, run.name))],
         differences=differences(known) if len(known) > 1 else {},
         equal_quality=equal_quality(runs, rows, terms.tv_budget),
         releases=releases(runs, points, seconds, over) if over else [],

@@ -52,12 +52,13 @@ def releases(
     several = [
         group for group in groups.values() if len({PROPERTIES[axis][0](run) for run in group}) > 1
     ]
-    if not several:
+    found = [one for group in several for one in _lines(group, points, seconds, axis)]
+    if not found:
         raise RequestError(
-            f"no device was measured at two versions of {axis} with the same settings; name runs of "
-            f"both, or leave --over {over} out"
+            f"no device was measured at two versions of {axis} with the same settings, exact strategy "
+            f"and batch size; name runs of both, or leave --over {over} out"
         )
-    return [one for group in several for one in _lines(group, points, seconds, axis)]
+    return found
 
 
 def _same(run: Run) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from lantern_accel.report.writing import percent
 from lantern_accel.strategy.values import Strategy
 
 UNPRICED = not_measured(
-    "the price of this relaxed strategy is not known, so its speed-up is not shown"
+    "the fidelity of this relaxed strategy is not known, so its speed-up is not shown"
 )
 NO_BASE = not_measured("there is no vanilla at this batch size and temperature")
 PERCENTILES = (50, 95, 99)
@@ -124,7 +124,7 @@ class Row(Record):
 def fidelity_words(moved: float | None) -> str:
     """Say what images are worth of whose tokens this share of probability was moved; 0: exact."""
     if moved is None:
-        return "its price was not measured"
+        return "its fidelity was not measured"
     return f"moves {percent(moved)} of a token's probability" if moved else "exact"
 
 

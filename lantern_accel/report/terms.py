@@ -51,6 +51,8 @@ class Terms(Record):
         hourly, covers, without, fixed = self.hourly(run), [], "", 0.0
         if hourly is not None:
             covers.append("purchase" if run in self.buy else "rent")
+        else:
+            without = "the device: no --rent or --buy was given for it"
         if run not in self.rent:
             if self.power is None:
                 without = "power: no --power was given"

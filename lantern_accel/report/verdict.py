@@ -7,31 +7,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lantern_accel.measure.record import Interval, Run, is_measured
-from lantern_accel.report.record import (
-    Answer,
-    Comparison,
-    EqualQuality,
-    ModelSection,
-)
+from lantern_accel.report.record import Answer, Comparison, EqualQuality, ModelSection
 from lantern_accel.report.rows import Row
-from lantern_accel.report.writing import (
-    number,
-    reason,
-    size,
-    times,
-    verdict_words,
-)
+from lantern_accel.report.writing import number, reason, size, times, verdict_words
 
 #: Budgets of total variation per token at which devices are held against each other.
 BUDGETS = (0.0, 0.01, 0.02)
 QUESTION = "Does drafting pay here?"
-#: How an answer begins.
+#: How an answer begins; ``at``: the batch size, where there are several.
 LEADS = {
-    "yes": "Yes, with",
-    "for a price": "Only for a price, with",
-    "not shown": "Not shown. The nearest is",
-    "no": "No. The nearest is",
-    "unknown": "Not known. The nearest is",
+    "yes": "Yes{at}, with",
+    "for a price": "Only relaxed{at}, with",
+    "not shown": "Not shown{at}. The nearest is",
+    "no": "No{at}. The nearest is",
+    "unknown": "Not known{at}. The nearest is",
 }
 
 # --- facts ----------------------------------------------------------------------
@@ -60,9 +49,8 @@ def at_setting(rows: Sequence[Row], run: str) -> list[Row]:
     return []
 
 
-def answer(run: Run, rows: Sequence[Row]) -> Answer:
-    """Answer for one run, which has rows."""
-    here = at_setting(rows, run.name)
+def answer(here: Sequence[Row]) -> Answer:
+    """Answer for the rows of one run, batch size and temperature."""
     compared = [r for r in here if r.strategy != "vanilla" and isinstance(r.speedup, Interval)]
     # Where none is faster, the nearest: one with a verdict, if there is one.
     compared.sort(key=lambda row: (not reason(row.verdict), _speedup(row)), reverse=True)
@@ -78,7 +66,7 @@ def answer(run: Run, rows: Sequence[Row]) -> Answer:
     elif verdicts & {"same", "slower"}:
         pays = "no"
     return Answer(
-        run=run.name,
+        run=here[0].run,
         batch=here[0].batch,
         temperature=here[0].temperature,
         pays=pays,
@@ -102,7 +90,8 @@ def equal_quality(
             continue
         for budget in sorted({*BUDGETS, asked}):
             fits = [row for row in here if row.moved is not None and row.moved <= budget]
-            best = max((row for row in fits if _speedup(row)), key=_speedup, default=plain)
+            faster = [row for row in fits if _speedup(row) > 1 or reason(row.verdict)]
+            best = max((row for row in faster if _speedup(row)), key=_speedup, default=plain)
             verdict = best.verdict if best is not plain else "same"
             found.append(
                 EqualQuality(
@@ -143,9 +132,8 @@ def first_screen(comparison: Comparison, section: ModelSection) -> FirstScreen:
     """Return what is said of drafting with a model."""
     return FirstScreen(
         devices=[
-            DeviceSentences(one.run, _short_answer(one, rows), [_work_words(one, rows)], rows)
+            _device_sentences(one, at_setting(section.rows, one.run), section.rows)
             for one in section.answers
-            if (rows := at_setting(section.rows, one.run))
         ],
         warnings=[
             f"Run {run.name} is {run.state}, not complete; `{run.command} --resume` goes on."
@@ -153,6 +141,17 @@ def first_screen(comparison: Comparison, section: ModelSection) -> FirstScreen:
             if run.settings.model == section.model and run.state != "complete"
         ],
     )
+
+
+def _device_sentences(one: Answer, here: list[Row], rows: Sequence[Row]) -> DeviceSentences:
+    """Answer at one batch size in full, and at the run's others in a sentence each."""
+    others: dict[int, list[Row]] = {}
+    for row in rows:
+        if (row.run, row.temperature) == (one.run, one.temperature) and row.batch != one.batch:
+            others.setdefault(row.batch, []).append(row)
+    more = [_short_answer(answer(found), found, f" at batch {n}") for n, found in others.items()]
+    short = _short_answer(one, here, f" at batch {one.batch}" if more else "")
+    return DeviceSentences(one.run, short, [_work_words(one, here), *more], here)
 
 
 def _row(rows: Sequence[Row], name: str | None) -> Row | None:
@@ -168,13 +167,13 @@ def _speed_words(row: Row) -> str:
     return f"{words}, {verdict}" + (f"; it {row.fidelity}" if row.relaxed or row.rounding else "")
 
 
-def _short_answer(one: Answer, rows: Sequence[Row]) -> str:
+def _short_answer(one: Answer, rows: Sequence[Row], at: str) -> str:
     best = _row(rows, one.best)
     if best is None:
         if all(row.strategy == "vanilla" for row in rows):
-            return "Not known: only plain decoding was measured."
-        return "Not known: no strategy can be held against plain decoding."
-    return f"{LEADS[one.pays]} {_speed_words(best)}."
+            return f"Not known{at}: only plain decoding was measured."
+        return f"Not known{at}: no strategy can be held against plain decoding."
+    return f"{LEADS[one.pays].format(at=at)} {_speed_words(best)}."
 
 
 def _work_words(one: Answer, rows: Sequence[Row]) -> str:

@@ -129,7 +129,7 @@ def test_an_unpriced_relaxed_strategy_shows_no_speedup() -> None:
     run = invented_run(state="interrupted", quality=[])
     rows = rows_of(run)
     for name in ("lantern", "lantern++"):
-        assert str(rows[name].speedup).startswith("not measured: the price of this relaxed")
+        assert str(rows[name].speedup).startswith("not measured: the fidelity of this relaxed")
         assert rows[name].verdict == rows[name].speedup
         assert "--resume" in str(rows[name].price)
     assert isinstance(rows["eagle"].speedup, Interval)
@@ -142,7 +142,7 @@ def test_a_price_without_its_moved_mass_is_no_price() -> None:
     run.quality = [
         q.model_copy(update={"total_variation": not_measured("lost")}) for q in run.quality
     ]
-    assert str(rows_of(run)["lantern++"].speedup).startswith("not measured: the price")
+    assert str(rows_of(run)["lantern++"].speedup).startswith("not measured: the fidelity")
 
 
 def test_a_row_cannot_be_made_with_a_speedup_and_no_price() -> None:

@@ -8,11 +8,18 @@ import pytest
 from support.runs import invented_cell, invented_run, strategies
 
 from lantern_accel.cli.amounts import one_currency, read_amount, read_amounts
+from lantern_accel.cli.compare import NARROW
 from lantern_accel.device.datasheets import DeviceProfile, Figure
 from lantern_accel.errors import RequestError
 from lantern_accel.measure.record import Run
 from lantern_accel.report import render
-from lantern_accel.report.advice import Table, headline, notes, offers_table
+from lantern_accel.report.advice import (
+    Table,
+    headline,
+    notes,
+    offers_table,
+    releases_table,
+)
 from lantern_accel.report.comparison import compare
 from lantern_accel.report.offers import Offer
 from lantern_accel.report.record import Comparison
@@ -207,6 +214,26 @@ def test_costs_are_ranked_only_where_they_have_the_same_parts() -> None:
         Terms(rent={"slow": 0.1}),
     )
     assert "not given" in [row[text.head.index("1,000 images cost")] for row in text.rows]
+    # A device that nobody gave an amount for is not the cheapest because its power alone is known.
+    terms = {"rent": {"fast": 3.6}, "power": 0.3, "currency": "EUR"}
+    assert [one.run for one in offers_of(slow, fast, **terms)] == ["fast", "slow"]
+    assert "on slow" not in said(fast, slow, **terms)
+    assert "EUR of power, without the device" in str(offers_table_of(slow, fast, **terms).rows)
+
+
+def offers_table_of(*runs: Run, **terms: object) -> Table:
+    asked = Terms.model_validate(terms)
+    return offers_table(compare(runs, profiles=[], terms=asked).models[0], asked)
+
+
+def test_a_narrow_terminal_keeps_columns_that_tables_have() -> None:
+    runs = timed("slow", [1.0] * 8), timed("fast", [0.5] * 8)
+    section = compare(runs, profiles=[]).models[0]
+    text = render.to_markdown(compare(runs, profiles=[]))
+    heads = {*offers_table_of(*runs, rent={"fast": 1.0}).head, *releases_table(section).head}
+    heads |= {cell.strip() for line in text.splitlines() for cell in line.split("|")}
+    assert set(NARROW) <= heads
+    assert {"1,000 images take", "Behind the first"} <= set(NARROW)
 
 
 def test_a_datasheet_s_power_gives_images_per_provisioned_kilowatt() -> None:

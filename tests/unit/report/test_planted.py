@@ -85,6 +85,14 @@ def test_a_device_is_followed_over_commits_in_the_order_of_their_days() -> None:
     assert releases_table(found).rows[0][1] == "aaaaaaa (2026-01-10)"
 
 
+def test_versions_without_a_common_batch_are_refused_in_a_sentence() -> None:
+    old, new = released("old", 100.0, 1, commit="a" * 40), released("new", 90.0, 2, commit="b" * 40)
+    for cell in new.cells:
+        cell.batch = 4
+    with pytest.raises(RequestError, match="same settings, exact strategy and batch size"):
+        over([old, new], "commits")
+
+
 def test_torch_2_10_comes_after_2_9_and_what_else_differs_is_said() -> None:
     runs = [
         released("a", 300, 20, torch="2.10"),

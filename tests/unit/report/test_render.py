@@ -98,7 +98,7 @@ def test_the_page_is_made_for_phones_and_for_the_dark(made: tuple[str, Compariso
 def test_every_part_that_a_reader_needs_is_there(made: tuple[str, Comparison]) -> None:
     html = made[0]
     for title in (
-        "Speed and its price",
+        "Speed and fidelity",
         "Images per second over seconds per image",
         "Where the time goes",
         "TV per token",
@@ -129,7 +129,7 @@ def test_an_unpriced_speedup_is_printed_nowhere() -> None:
     run = invented_run("bare", names=["vanilla", "lantern++"], state="interrupted", quality=[])
     comparison = compare([run], profiles=[])
     html, text = render.page(comparison), render.to_markdown(comparison)
-    assert "not shown: price unknown" in html
+    assert "not shown: fidelity unknown" in html
     for report in (html, text):
         assert not re.search(r"\d\.\d\dx", report)
     row = next(line for line in text.splitlines() if "3 drafts, 2 deep" in line)

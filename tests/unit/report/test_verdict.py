@@ -84,7 +84,7 @@ def test_a_relaxed_strategy_is_never_the_answer_without_its_price() -> None:
     assert device.short == "Yes, with eagle: 1.20x, exact."
     (device,) = screen_of(at_speeds({"eagle": 0.8, "lantern++": 1.6})).devices
     assert device.short == (
-        "Only for a price, with lantern++: 1.60x, moves 8.0 % of a token's probability."
+        "Only relaxed, with lantern++: 1.60x, moves 8.0 % of a token's probability."
     )
     bare = at_speeds({"lantern++": 1.6}, state="interrupted")
     bare.quality = []
@@ -227,6 +227,21 @@ def test_a_runtime_is_no_device() -> None:
         "Intel Xeon @ 2.50GHz, through abacus",
         "Intel Xeon @ 2.50GHz, through xla",
     ]
+
+
+def test_where_no_draft_is_faster_plain_decoding_is_the_fastest_of_equal_quality() -> None:
+    run = at_speeds({"eagle": 0.7, "eagle2": 0.9})
+    found = equal_quality([run], compare([run], profiles=[]).models[0].rows)
+    assert {(one.strategy, one.verdict) for one in found} == {("vanilla", "same")}
+
+
+def test_every_batch_size_has_its_answer() -> None:
+    """What pays alone need not pay in the batches that the first screen offers."""
+    run, large = at_speeds({"eagle": 1.5}), at_speeds({"eagle": 0.7})
+    run.cells += [cell.model_copy(update={"batch": 4}) for cell in large.cells]
+    (device,) = screen_of(run).devices
+    assert device.short == "Yes at batch 1, with eagle: 1.50x, exact."
+    assert device.lines[1:] == ["No at batch 4. The nearest is eagle: 0.70x, slower."]
 
 
 def test_equal_quality_is_the_fastest_within_each_budget() -> None:

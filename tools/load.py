@@ -39,12 +39,16 @@ from urllib.parse import urlsplit
 import httpx
 import load_levels
 
-from lantern_accel.errors import LanternError
+from lantern_accel import store
+from lantern_accel.errors import LanternError, RequestError
+from lantern_accel.files import check_target, json_text, write_whole
 from lantern_accel.measure.environment import wait_for_quiet
 
 PROMPTS = ("red heart", "dog face", "pizza", "sunflower", "fish", "star", "ghost", "strawberry")
 #: A size that no model draws, and no client sends unasked.
 IMPOSSIBLE = "13x17"
+#: Options that stand in no file: a secret, and what was read from the file of prompts.
+HIDDEN = ("key", "lines")
 
 
 @dataclass
@@ -115,6 +119,31 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def check(options: argparse.Namespace) -> None:
+    """Raise RequestError for what no load can keep, before a service starts; prompts are read."""
+    fewest = {"requests": 1, "concurrency": 1, "seeds": 1, "impossible": 0, "deaf": 0}
+    for name, least in fewest.items():
+        if getattr(options, name) < least:
+            raise RequestError(f"--{name} {getattr(options, name)}: give {least} or more")
+    if not 0 <= options.cancel <= 1:
+        raise RequestError(f"--cancel {options.cancel:g} is no share; give 0 to 1")
+    if options.latency is not None:
+        load_levels.check_search(options.latency, options.requests)
+    if options.output is not None and options.latency is not None:
+        store.check_output(options.output, resume=True)
+    elif options.output is not None:
+        check_target(options.output)
+    options.lines = PROMPTS
+    if options.prompts is not None:
+        try:
+            text = options.prompts.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(f"{options.prompts} cannot be read ({error}); name a text") from None
+        options.lines = tuple(line.strip() for line in text.splitlines() if line.strip())
+        if not options.lines:
+            raise RequestError(f"{options.prompts} has no prompt; write one per line")
+
+
 class Load:
     """One run: clients, their samples, and what is made of them."""
 
@@ -141,17 +170,9 @@ class Load:
         """Return a request that is to be drawn."""
         return Sample(number, "drawn", prompt, seed, 0.0)
 
-    @property
-    def prompts(self) -> tuple[str, ...]:
-        """What is asked for."""
-        if self.options.prompts is None:
-            return PROMPTS
-        lines = self.options.prompts.read_text(encoding="utf-8").splitlines()
-        return tuple(line.strip() for line in lines if line.strip())
-
     def plan(self) -> list[Sample]:
         """Return the requests of the run in a random order, which ``--seed`` fixes."""
-        o, prompts = self.options, self.prompts
+        o, prompts = self.options, self.options.lines
         leaving = set(self.random.sample(range(o.requests), round(o.cancel * o.requests)))
         kinds = ["leaves" if n in leaving else "drawn" for n in range(o.requests)]
         kinds += ["impossible"] * o.impossible + ["deaf"] * o.deaf
@@ -344,7 +365,7 @@ class Load:
         known = [n for one in ok if (n := one.statistics.get("tokens_per_step")) is not None]
         return {
             "schema_version": 1,
-            "options": {k: str(v) for k, v in vars(self.options).items() if k != "key"},
+            "options": {k: str(v) for k, v in vars(self.options).items() if k not in HIDDEN},
             "seconds": seconds,
             "outcomes": dict(sorted(outcomes.items())),
             "wrong_pictures": wrong,
@@ -412,8 +433,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ExitStack() as ending:
         started = 0.0
         try:
+            check(options)
             if options.latency is not None:
-                load_levels.check_output(options.output)
                 wait_for_quiet(options.wait, print)
             if options.serve is not None:
                 given = load_levels.service(options.serve, 2 * options.concurrency)
@@ -432,7 +453,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     print(said(found))
     if options.output is not None:
-        options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_whole(options.output, json_text(found))
     bad = sum(
         n
         for name, n in found["outcomes"].items()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from lantern_accel import store
+from lantern_accel import bounds, store
 from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.measure.environment import HostLoad
 from lantern_accel.measure.load import LEAST, SHARE, holds, largest
@@ -199,8 +199,6 @@ async def seek(load: Load, say: Any = print) -> Run:
     """Find the largest load within ``--latency``, into ``--output``, where a file goes on."""
     o = load.options
     most, count = o.concurrency, o.requests
-    if count < LEAST:
-        raise RequestError(f"--requests {count} is too few for a p95; give {LEAST} or more")
     answer = await load.client.get("/run")
     if answer.status_code != 200:
         raise RequestError(
@@ -209,7 +207,7 @@ async def seek(load: Load, say: Any = print) -> Run:
         )
     run = Run.model_validate(answer.json())
     health = (await load.client.get("/health")).json()
-    lines = load.prompts if o.prompts is not None else REPORTING
+    lines = o.lines if o.prompts is not None else REPORTING
     levels = Levels(load, lines, health["slots"])
     say(f"warm-up: {len(lines)} prompts, {levels.slots} at a time")
     await levels.warm_up()
@@ -314,7 +312,9 @@ def service(words: str, queue: int) -> Iterator[tuple[str, int, float]]:
             process.wait()
 
 
-def check_output(path: Path | None) -> None:
-    """Raise RequestError where the file of a search cannot be written."""
-    if path is not None:
-        store.check_output(path, resume=True)
+def check_search(latency: float, count: int) -> None:
+    """Raise RequestError for a bound or a number of requests that no search can keep."""
+    if not 0 < latency <= bounds.MOST_SECONDS:
+        raise RequestError(f"--latency {latency:g} is no bound; give seconds above 0")
+    if count < LEAST:
+        raise RequestError(f"--requests {count} is too few for a p95; give {LEAST} or more")

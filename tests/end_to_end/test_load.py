@@ -100,10 +100,28 @@ def test_a_search_finds_the_largest_load_and_goes_on_from_its_file(
     check_comparable([run], [str(out)])
 
 
-def test_a_search_asks_for_enough_requests(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(environment, "busy_note", str)
-    words = ["--requests", "19", "--latency", "1", "-o", str(tmp_path / "load.json")]
-    assert load.main(words) == 2 and "give 20 or more" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--requests 19 --latency 1 -o load.json", "give 20 or more"),
+        ("--latency nan", "--latency nan is no bound"),
+        ("--latency 1 -o load.txt", "is not named .json"),
+        ("--latency 1 --concurrency 0", "--concurrency 0: give 1 or more"),
+        ("--cancel 2", "--cancel 2 is no share"),
+        ("--prompts missing", "missing cannot be read"),
+        ("--prompts empty", "has no prompt"),
+        ("-o .", "is a folder"),
+    ],
+)
+def test_what_no_load_can_keep_is_refused_before_a_service_starts(
+    tmp_path, capsys, monkeypatch, words, said
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").write_text("\n")
+    monkeypatch.setattr(load.load_levels, "service", lambda *_: pytest.fail("a service started"))
+    assert load.main([*words.split(), "--serve", "--device cpu"]) == 2
+    now_said = capsys.readouterr().err
+    assert said in now_said and now_said.count("\n") == 1
 
 
 @pytest.mark.long

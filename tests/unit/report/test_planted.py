@@ -167,6 +167,7 @@ def test_a_load_and_a_run_stand_side_by_side_without_a_ratio() -> None:
     section = compare([run, load], profiles=[]).models[0]
     assert [one.verdict for one in section.offers] == [None, None]
     assert "run: not compared, since requests to a service wait" in headline(section, Terms())
+    assert "no strategy was timed next to plain" in to_markdown(compare([load], profiles=[]))
     slow = invented_run("slow", speed=100)
     section = compare([load, run, slow], profiles=[]).models[0]
     words = headline(section, Terms())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -32,3 +33,18 @@ def misfit(observed: Tensor, expected: Tensor) -> float:
 def total_variation(a: Tensor, b: Tensor) -> float:
     """Half the absolute difference of two distributions, given as weights of any sum."""
     return float((a.double() / a.sum() - b.double() / b.sum()).abs().sum() / 2)
+
+
+def drawn_fairly(laws: Tensor, tokens: Tensor) -> None:
+    """Compare how often each code was drawn with what the laws ``[n, V]`` of ``n`` draws expect."""
+    assert laws.gather(1, tokens.view(-1, 1)).gt(0).all(), "a token that the law excludes was drawn"
+    seen = torch.zeros_like(laws).scatter_(1, tokens.view(-1, 1), 1.0).sum(0)
+    spread = (laws * (1 - laws)).sum(0)
+    often = spread > 3
+    z = (seen - laws.sum(0))[often] / spread[often].sqrt()
+    assert len(z) > 5 and z.abs().max() < 5.0
+    assert 0.2 < float(z.square().mean()) < 2.5
+    logs = laws.clamp_min(torch.finfo(laws.dtype).tiny).log()  # a law that is too flat or too sharp
+    mean, square = (laws * logs).sum(-1), (laws * logs.square()).sum(-1)
+    said = logs.gather(1, tokens.view(-1, 1)).sum()
+    assert abs(said - mean.sum()) < 5 * (square - mean.square()).sum().sqrt()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 pytest.importorskip("transformers", minversion="5.8")
 
+from support.chi_square import drawn_fairly
 from support.hub_models import filled, glm, glm_inputs, glm_processor, janus
 
 from lantern_accel.errors import ModelError, RequestError
@@ -25,17 +25,6 @@ from lantern_accel.integrations.transformers import (
 
 PROMPTS = torch.tensor([[90, 5, 6, 7, 8, 92], [91, 91, 90, 9, 10, 92]])
 MASK = (PROMPTS != 91).long()
-
-
-def drawn_fairly(laws: Tensor, tokens: Tensor) -> None:
-    """Compare how often each code was drawn with what the laws ``[n, V]`` of ``n`` draws expect."""
-    assert laws.gather(1, tokens.view(-1, 1)).gt(0).all(), "a token that the law excludes was drawn"
-    seen = torch.zeros_like(laws).scatter_(1, tokens.view(-1, 1), 1.0).sum(0)
-    spread = (laws * (1 - laws)).sum(0)
-    often = spread > 3
-    z = (seen - laws.sum(0))[often] / spread[often].sqrt()
-    assert len(z) > 5 and z.abs().max() < 5.0
-    assert 0.2 < float(z.square().mean()) < 2.5
 
 
 # --- Janus -----------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""A pipeline for vLLM-Omni: Janus-Pro as one stage that owns its loop.
+"""Pipelines for vLLM-Omni, in one stage that owns its loop: Janus-Pro here, GLM-Image in the next file.
 
-A stage names it by its dotted name: ``load_format="custom_pipeline"`` and ``custom_pipeline_args=
+A stage names one by its dotted name: ``load_format="custom_pipeline"`` and ``custom_pipeline_args=
 {"pipeline_class": "lantern_accel.integrations.vllm_omni.JanusPipeline"}``. Settings of ours stand there
 under ``lantern_accel``, and in a request's ``extra_args`` under the same name.
 """
@@ -24,20 +24,43 @@ from lantern_accel.integrations.adapter import Own
 
 #: What model files call their class, and vLLM-Omni has no pipeline for.
 JANUS = ("JanusForConditionalGeneration", "MultiModalityCausalLM")
+#: GLM-Image in one stage, as a deploy file's ``pipeline`` names it; vLLM-Omni's own has two.
+GLM_IMAGE = "lantern_glm_image"
 
 _log = logging.getLogger("lantern_accel")
 
 
 def plugin() -> None:
-    """Register Janus; the entry point in ``vllm_omni.general_plugins``, called in every process."""
+    """Register both; the entry point in ``vllm_omni.general_plugins``, called in every process."""
     try:
         require("vllm-omni")
     except ModelError as error:
-        return _log.warning("vLLM-Omni has no Janus: %s", error)
+        return _log.warning("vLLM-Omni has no pipelines of lantern-accel: %s", error)
+    from vllm_omni.config.pipeline_registry import register_pipeline
+    from vllm_omni.config.stage_config import (
+        PipelineConfig,
+        StageExecutionType,
+        StagePipelineConfig,
+    )
     from vllm_omni.diffusion.registry import register_diffusion_model
 
     for name in JANUS:
         register_diffusion_model(name, __name__, "JanusPipeline")
+    register_diffusion_model(
+        GLM_IMAGE,
+        f"{__name__}_glm_image",
+        "GlmImagePipeline",
+        post_process_func_name="get_glm_image_post_process_func",
+    )
+    stage = StagePipelineConfig(
+        stage_id=0,
+        model_stage="diffusion",
+        execution_type=StageExecutionType.DIFFUSION,
+        final_output=True,
+        final_output_type="image",
+        model_arch=GLM_IMAGE,
+    )
+    register_pipeline(PipelineConfig(model_type=GLM_IMAGE, stages=(stage,)))
 
 
 @contextmanager
@@ -60,7 +83,30 @@ def _settings(given: Any) -> dict[str, Any]:
     return dict(found)
 
 
-def _seeds(params: Any) -> list[int]:
+def open_model(od_config: Any) -> Own:
+    """Open our model of a stage's folder, on its device and in its dtype."""
+    require("vllm-omni")
+    if (ranks := od_config.parallel_config.world_size) != 1:
+        raise ModelError(
+            f"the stage is spread over {ranks} devices, and tokens are drawn on one; set the sizes of "
+            "its parallel_config to 1"
+        )
+    from vllm_omni.diffusion.distributed.utils import get_local_device
+    from vllm_omni.model_executor.model_loader.weight_utils import (
+        download_weights_from_hf_specific,
+    )
+
+    folder = od_config.model
+    if not Path(folder).exists():
+        folder = download_weights_from_hf_specific(folder, od_config.revision, ["*"])
+    overrides = _settings(od_config.custom_pipeline_args)
+    given = {"strategy": overrides.pop("strategy", "auto"), "overrides": overrides}
+    dtype = str(od_config.dtype).removeprefix("torch.")
+    with _usual_defaults():
+        return Own.on(folder, str(get_local_device()), dtype, **given)
+
+
+def seeds_of(params: Any) -> list[int]:
     """Return a seed for each picture of a request: its own, and those that follow."""
     given, count = params.generator, max(1, params.num_outputs_per_prompt)
     if isinstance(given, list):
@@ -69,11 +115,12 @@ def _seeds(params: Any) -> list[int]:
     return [(seed + i) % SEEDS for i in range(count)]
 
 
-def _text(prompt: Any) -> str:
+def text_of(prompt: Any) -> str:
+    """Return the text of a prompt, which vLLM-Omni writes as a string or a dict."""
     return prompt if isinstance(prompt, str) else prompt.get("prompt") or ""
 
 
-def _stop_if_cancelled(*_: int) -> None:
+def stop_if_cancelled(*_: int) -> None:
     """Raise vLLM-Omni's error for a request that nobody waits for any more."""
     from vllm_omni.diffusion.cancellation import check_request_cancellation
 
@@ -92,28 +139,10 @@ class JanusPipeline(nn.Module):
 
     def __init__(self, *, od_config: Any, prefix: str = "") -> None:
         super().__init__()
-        require("vllm-omni")
         for name in ("quantization_config", "lora_path", "enable_cpu_offload"):
             if getattr(od_config, name, None):
                 raise ModelError(f"Janus is served without {name}; leave it out of the stage")
-        if (ranks := od_config.parallel_config.world_size) != 1:
-            raise ModelError(
-                f"the stage is spread over {ranks} devices, and Janus is drawn on one; set the sizes of "
-                "its parallel_config to 1"
-            )
-        from vllm_omni.diffusion.distributed.utils import get_local_device
-        from vllm_omni.model_executor.model_loader.weight_utils import (
-            download_weights_from_hf_specific,
-        )
-
-        folder = od_config.model
-        if not Path(folder).exists():
-            folder = download_weights_from_hf_specific(folder, od_config.revision, ["*"])
-        overrides = _settings(od_config.custom_pipeline_args)
-        given = {"strategy": overrides.pop("strategy", "auto"), "overrides": overrides}
-        dtype = str(od_config.dtype).removeprefix("torch.")
-        with _usual_defaults():
-            self.ours = Own.on(folder, str(get_local_device()), dtype, **given)
+        self.ours = open_model(od_config)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load nothing: the weights were read when the pipeline was made."""
@@ -153,13 +182,13 @@ class JanusPipeline(nn.Module):
     def _draw(self, requests: Sequence[Any], dummy: bool) -> GenerationResult:
         """Draw requests of one number of pictures, one guidance and one negative prompt."""
         asked = [{} if dummy else self._asked(one) for one in requests]
-        seeds = [_seeds(one.sampling_params) for one in requests]
+        seeds = [seeds_of(one.sampling_params) for one in requests]
         if any(one != asked[0] for one in asked) or len({len(one) for one in seeds}) > 1:
             raise RequestError("requests that differ in more than prompt and seed are drawn apart")
         settings = {"strategy": self.ours.strategy, **self.ours.overrides, **asked[0]}
         return self.ours.pipeline.generate(
-            [_text(one.prompt) for one in requests],
-            on_progress=_stop_if_cancelled,
+            [text_of(one.prompt) for one in requests],
+            on_progress=stop_if_cancelled,
             num_images=len(seeds[0]),
             seed=[seed for some in seeds for seed in some],
             **settings,

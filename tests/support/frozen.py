@@ -22,6 +22,7 @@ import torch
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.base import Conditions
 from lantern_accel.families.registry import families, family_names
+from lantern_accel.nn.draft_head import DraftHead, usual_head
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import pack, rounded_copy
 from lantern_accel.strategy.sources import DraftLength, DraftSource
@@ -84,8 +85,8 @@ STRATEGIES: dict[str, Strategy] = {
     "copy, windows of its own": _named("self", SelfDrafts(length=6, window=4, weights="int4")),
     "copy that moves": _moving(_named("self", SelfDrafts(length=6, weights="int6")), 1, 4, 7),
 }
-#: What the default tier draws with every family.
-FEW = ("tree", "window")
+#: What the default tier draws with every family, and with those whose rows have ends.
+FEW, WITH_ENDS = ("tree", "window"), ("emu3", "lumina2")
 
 
 @dataclass(frozen=True)
@@ -104,12 +105,9 @@ class Case:
 def cases() -> Iterator[Case]:
     """Yield every case that a family's tiny model can run."""
     for kind in families():
-        manifest = kind.tiny()
-        head = getattr(manifest, "draft_head", None) is not None
+        drafter = kind.tiny().drafter
         for name, strategy in STRATEGIES.items():
-            if (manifest.drafter is None and strategy.needs_drafter) or (
-                name == "head" and not head
-            ):
+            if drafter is None and strategy.needs_drafter:
                 continue
             for greedy in (False, True):
                 if not greedy or (strategy.tv_budget is None and strategy.coupling != "maximal"):
@@ -119,7 +117,10 @@ def cases() -> Iterator[Case]:
 def few(case: Case) -> bool:
     """Return whether the default tier runs a case."""
     first = case.family == family_names()[0]
-    return not case.greedy if first else case.strategy in FEW and case.greedy
+    if first:
+        return not case.greedy
+    few = (*FEW, "head") if case.family in WITH_ENDS else FEW
+    return case.strategy in few and case.greedy
 
 
 def drawn(case: Case, model: TinyModel, ops: TensorOps, batch: int, seed: int) -> dict[str, Any]:
@@ -169,8 +170,14 @@ def moved(model: TinyModel, ops: TensorOps, by: float, seed: int) -> TinyModel:
 
 
 def made(case: Case, ops: TensorOps) -> TinyModel:
-    """Make the tiny model of a case."""
-    return tiny_model(ops, torch.device("cpu"), torch.float32, case.family)
+    """Make the tiny model of a case; one without a draft head gets it, apart from its other weights."""
+    model = tiny_model(ops, torch.device("cpu"), torch.float32, case.family)
+    if case.strategy == "head" and model.manifest.draft_head is None:
+        with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(13)
+            head = DraftHead(usual_head(model.manifest.target, hidden=8, rank=6))
+        model.target.draft_head = head.eval().requires_grad_(False)
+    return model
 
 
 class Turns:

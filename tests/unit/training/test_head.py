@@ -11,9 +11,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from support.emu3 import write_emu3
 from support.glm_image import write_glm_image
 from support.janus import write_janus
+from support.lumina2 import write_lumina2
 from support.models import write_tiny_model
 
 import lantern_accel
@@ -88,6 +91,34 @@ def test_a_head_is_trained_written_and_taken(folder: Path, trained: Path) -> Non
     assert part.state == "found" and "hidden 8" in part.detail
     with lantern_accel.load(trained / "joined", device="cpu", head="none") as pipeline:
         assert not hasattr(pipeline.model.target, "draft_head")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["lumina2", "emu3"])
+def test_a_head_for_rows_with_ends_draws_vanillas_tokens(kind: str, tmp_path: Path) -> None:
+    """A picture that is wider than high, for which it is trained, and one of another size."""
+    model = {"emu3": write_emu3, "lumina2": write_lumina2}[kind](tmp_path / "model")
+    size, other = ((8, 4), (6, 6)) if kind == "emu3" else ((16, 8), (8, 8))
+    run(model, tmp_path / "out", prompts=["a fox", "a cat"], samples=4, size=size)
+    said = sizes_said(tmp_path / "out")
+    with lantern_accel.load(
+        model, device="cpu", dtype="float32", head=tmp_path / "out"
+    ) as pipeline:
+        rows, columns = pipeline.manifest.grid(size)
+        assert (said["grid"], said["tokens"]) == (columns + 1, rows * (columns + 1))
+        for asked in (size, other):
+            for temperature in (0.0, 1.0):
+                given = {"seed": 3, "size": asked, "temperature": temperature}
+                want = pipeline.generate("a fox", strategy="vanilla", **given)
+                made = pipeline.generate("a fox", strategy="scd", tree="window:4,head", **given)
+                assert torch.equal(made.tokens, want.tokens)
+
+
+def sizes_said(folder: Path) -> dict[str, Any]:
+    """Return the sizes that the file of a trained head says."""
+    with safe_open(folder / "draft_head.safetensors", "pt") as file:
+        found: dict[str, Any] = json.loads(file.metadata()["draft_head"])["config"]
+    return found
 
 
 def test_plans_know_a_head(folder: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

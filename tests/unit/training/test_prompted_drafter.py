@@ -1,4 +1,4 @@
-"""Drafters for Janus and GLM-Image: trained by the command, named, found, refused."""
+"""Drafters for Janus, GLM-Image and Emu3: trained by the command, named, found, refused."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.emu3 import write_emu3
 from support.glm_image import write_glm_image
 from support.janus import weights_of, write_janus
 
@@ -28,9 +29,17 @@ from lantern_accel.training.drafter import DrafterTrainConfig, FrozenHead
 from lantern_accel.training.recording import Encoded, own_images
 
 PROMPTS = ["a red cube", "two cats", "a cube on a sphere", "blue"]
-#: Pictures of a token, under which GLM-Image writes its small grid.
-SIZES: dict[str, str | None] = {"janus": None, "glm_image": "32x32"}
-WRITERS: dict[str, Callable[..., Path]] = {"janus": write_janus, "glm_image": write_glm_image}
+#: Pictures of a token, under which GLM-Image writes its small grid; of 4 x 3, with the ends of rows.
+SIZES: dict[str, tuple[int, int] | None] = {
+    "janus": None, "glm_image": (32, 32), "emu3": (8, 6),
+}  # fmt: skip
+#: Another size, of several rows.
+OTHERS: dict[str, tuple[int, int] | None] = {
+    "janus": None, "glm_image": (96, 64), "emu3": (12, 8),
+}  # fmt: skip
+WRITERS: dict[str, Callable[..., Path]] = {
+    "janus": write_janus, "glm_image": write_glm_image, "emu3": write_emu3,
+}  # fmt: skip
 CONFIG: dict[str, Any] = {
     "batch_size": 2, "compile": False, "warmup": 1, "evaluate_every": 4, "evaluate_batches": 1,
     "checkpoint_every": 4, "lr": 5e-3, "precision": "float32",
@@ -39,7 +48,10 @@ CONFIG: dict[str, Any] = {
 pytestmark = pytest.mark.filterwarnings("ignore:.*there are no pictures")
 
 
-@pytest.fixture(scope="module", params=["janus", pytest.param("glm_image", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module",
+    params=["janus", *(pytest.param(one, marks=pytest.mark.long) for one in ("glm_image", "emu3"))],
+)
 def kind(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -59,7 +71,7 @@ def trained(kind: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -
     words = ["train", "drafter", "--model", folder, "--prompts", work / "prompts.txt"]
     words += ["--samples", 6, "--steps", 8, "--work", work, "--config", work / "config.json"]
     size = SIZES[kind]
-    words += ["--device", "cpu", *(["--size", size] if size else [])]
+    words += ["--device", "cpu", *(["--size", "{}x{}".format(*size)] if size else [])]
     assert main([str(word) for word in words]) == 0
     return work / "drafter"
 
@@ -82,12 +94,12 @@ def test_pictures_to_learn_from_are_those_of_a_request(
     kind: str, folder: Path, tmp_path: Path
 ) -> None:
     """The last batch is filled up, and pixels are left out."""
-    given, size = SIZES[kind], None if SIZES[kind] is None else (32, 32)
+    size = SIZES[kind]
     with opened(folder, "none") as pipe:
         codes = own_images(pipe, PROMPTS[:3], 7, Progress(), tmp_path, 2, size)
         for first in (0, 2):
             here = PROMPTS[first : min(first + 2, 3)]
-            want = pipe.generate(here, strategy="vanilla", seed=7 + first, size=given).tokens
+            want = pipe.generate(here, strategy="vanilla", seed=7 + first, size=size).tokens
             assert torch.equal(codes[first : first + 2], want)
 
 
@@ -112,9 +124,9 @@ def test_training_brings_the_loss_down(kind: str, folder: Path, tmp_path: Path) 
     """As EAGLE's recipe says, with both terms; the head's layers pass gradients."""
     settings = DrafterTrainConfig.model_validate(
         {**CONFIG, "steps": 40, "evaluate_every": 20, "checkpoint_every": 20,
-         "predicted_share": 0.2, "coupled": kind == "janus"}
+         "predicted_share": 0.2, "coupled": kind != "glm_image"}
     )  # fmt: skip
-    size = None if kind == "janus" else (32, 32)
+    size = SIZES[kind]
     with opened(folder, "none") as pipe:
         report = run_model_drafter(
             pipe, settings, tmp_path / "out", TrainDevice(pipe.backend, "float32"),
@@ -140,7 +152,7 @@ def test_the_heads_law_is_the_targets(kind: str, folder: Path) -> None:
 
 def test_states_are_those_of_the_size_that_is_trained_on(kind: str, folder: Path) -> None:
     """Rows of a batch against each prompt alone, without padding, at the positions of their picture."""
-    size = None if kind == "janus" else (96, 64)
+    size = OTHERS[kind]
     with opened(folder, "none") as pipe:
         model = pipe.model
         encoded = Encoded(pipe, PROMPTS, size)

@@ -45,7 +45,7 @@ class GlmImagePipeline(Theirs):  # type: ignore[misc]  # a class of vLLM-Omni ha
         """Draw the priors of a request's pictures together, then paint one picture after another."""
         request = req.requests[0]
         params, prompt = request.sampling_params, request.prompt
-        given = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
+        given: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
         known = {**params.extra_args, **(given.get("extra") or {})}
         if req.is_dummy_run() or "prior_token_ids" in known:
             return super().forward(req)

@@ -168,7 +168,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(
             opened(lumina, tmp_path / "cut")
         run_model_drafter(pipe, config(), tmp_path / "cut", device, **words)  # type: ignore[arg-type]
     other = write_anole(tmp_path / "Anole-7b-hf", layout="hf")
-    with opened(other) as pipe, pytest.raises(DataError, match=r"drafter for another model; name"):
+    with opened(other) as pipe, pytest.raises(DataError, match="drafter for another model"):
         device = TrainDevice(pipe.backend, "float32")
         words.pop("size")
         run_model_drafter(pipe, config(), tmp_path / "whole", device, **words)  # type: ignore[arg-type]

@@ -126,7 +126,7 @@ def check(options: argparse.Namespace) -> None:
         if getattr(options, name) < least:
             raise RequestError(f"--{name} {getattr(options, name)}: give {least} or more")
     if not 0 <= options.cancel <= 1:
-        raise RequestError(f"--cancel {options.cancel:g} is no share; give 0 to 1")
+        raise RequestError(f"--cancel {options.cancel:g} is not a share; give 0 to 1")
     if options.latency is not None:
         load_levels.check_search(options.latency, options.requests)
     if options.output is not None and options.latency is not None:

@@ -315,6 +315,6 @@ def service(words: str, queue: int) -> Iterator[tuple[str, int, float]]:
 def check_search(latency: float, count: int) -> None:
     """Raise RequestError for a bound or a number of requests that no search can keep."""
     if not 0 < latency <= bounds.MOST_SECONDS:
-        raise RequestError(f"--latency {latency:g} is no bound; give seconds above 0")
+        raise RequestError(f"--latency {latency:g} cannot be kept; give seconds above 0")
     if count < LEAST:
         raise RequestError(f"--requests {count} is too few for a p95; give {LEAST} or more")

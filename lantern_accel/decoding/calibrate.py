@@ -35,8 +35,8 @@ def calibrate(
 ) -> dict[int, list[float]]:
     """Time steps of every length in turns, milliseconds; the request must be started again.
 
-    It takes ``rounds`` turns, and more until that has taken ``least`` milliseconds. A length that
-    promises far less than the best is timed no further; if it is longer than that, longer ones neither.
+    It takes ``rounds`` turns, and more until ``least`` milliseconds have passed. A length that should
+    bring far less than the best is left out; where it is the longer one, all longer ones are, too.
     """
     times: dict[int, list[float]] = {}
     lengths = [one.length for one in engine.draft_lengths]

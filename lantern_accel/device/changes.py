@@ -25,8 +25,7 @@ def buffers_of(step: Step) -> dict[str, Tensor]:
     return dict(named) if isinstance(named, dict) else {}
 
 
-# torch leaves the base class untyped.
-class Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is untyped
     """Notes the tensors from outside that a block's operators take, and those that they write to.
 
     ``given``: every tensor that was there before the block and is an argument of an operator, in the
@@ -35,7 +34,7 @@ class Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # as is its __init__
         self.given: dict[int, Tensor] = {}
         self.written: dict[int, Tensor] = {}
         self.through_views: set[int] = set()

@@ -55,7 +55,7 @@ def plugin() -> None:
 
 
 def settings() -> dict[str, Any]:
-    """Return what :data:`SETTINGS` asks for; raises :class:`RequestError` for what is no JSON object."""
+    """Return what :data:`SETTINGS` asks for; raises :class:`RequestError` for other text."""
     text = os.environ.get(SETTINGS) or "{}"
     try:
         found = json.loads(text)

@@ -388,7 +388,7 @@ class LoadCell(_Record):
         return found[max(math.ceil(share * len(found)) - 1, 0)] if found else math.inf
 
     def rate(self, within: float = math.inf) -> float:
-        """Return the images per second of the whole service that came within so many seconds."""
+        """Return the images per second of the whole service that took at most ``within`` seconds."""
         came = [one for one in self.samples if self.began < one.ended <= self.ended]
         good = sum(one.seconds <= within and one.outcome == "ok" for one in came)
         return good / (self.ended - self.began) if self.ended > self.began else 0.0

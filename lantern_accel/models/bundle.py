@@ -86,7 +86,7 @@ def folder_parts(folder: Path, parts: Parts) -> Found:
 def with_head(found: Found, parts: Parts) -> Found:
     """Return a model with the draft head that was named, or without its own where none was asked for.
 
-    Raises :class:`CheckpointError` for a file that is no draft head, or one of other sizes.
+    Raises :class:`CheckpointError` for a file that is not a draft head, or one of other sizes.
     """
     files = {part: file for part, file in found.files.items() if part != HEAD}
     if parts.no_head:
@@ -98,7 +98,7 @@ def with_head(found: Found, parts: Parts) -> Found:
         config = HeadFile.model_validate_json(open_checkpoint(path).info.get(HEAD) or "").config
     except ValidationError:
         raise CheckpointError(
-            f"{path} is no draft head as `lantern-accel train head` writes one; train one, or leave "
+            f"{path} is not a draft head of `lantern-accel train head`; train one, or leave "
             "--head out"
         ) from None
     target = found.manifest.target

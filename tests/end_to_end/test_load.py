@@ -104,10 +104,10 @@ def test_a_search_finds_the_largest_load_and_goes_on_from_its_file(
     ("words", "said"),
     [
         ("--requests 19 --latency 1 -o load.json", "give 20 or more"),
-        ("--latency nan", "--latency nan is no bound"),
+        ("--latency nan", "--latency nan cannot be kept"),
         ("--latency 1 -o load.txt", "is not named .json"),
         ("--latency 1 --concurrency 0", "--concurrency 0: give 1 or more"),
-        ("--cancel 2", "--cancel 2 is no share"),
+        ("--cancel 2", "--cancel 2 is not a share"),
         ("--prompts missing", "missing cannot be read"),
         ("--prompts empty", "has no prompt"),
         ("-o .", "is a folder"),

@@ -224,7 +224,7 @@ def _whole(said: Mapping[str, Any], name: str, usual: int) -> int:
     value = usual if said.get(name) is None else said[name]
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
-    raise CheckpointError(f"the config.json says {name} {value!r}, which is no number; {_AGAIN}")
+    raise CheckpointError(f"the config.json says {name} {value!r}, not a number; {_AGAIN}")
 
 
 def _table(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:

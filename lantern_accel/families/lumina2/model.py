@@ -18,6 +18,11 @@ from lantern_accel.nn.movq import MoVQConfig
 from lantern_accel.strategy.trees import MC_SIM_7B_63
 from lantern_accel.strategy.values import Sampling
 
+#: What the official schedule counts before the first code: the tokens of the height and the width.
+SIZE_TOKENS = 2
+#: Codes of the patch that its divisor counts in, of an earlier tokenizer: 2 x 2.
+PATCH = 4
+
 
 class Lumina2Config(ChameleonConfig):
     """Sizes of a target; the defaults of a trunk are the released ones."""
@@ -33,8 +38,7 @@ class Lumina2GPT(ChameleonGPT):
     def guidance_scales(self, cfg_scale: float) -> list[float]:
         """Return the scale with which each token is guided: it falls from token to token to the floor.
 
-        Token n takes the scale before it times ``1 - (n + 2) / (area / 4)``, area in codes: the official
-        code counts the size tokens, and patches of 2 x 2 codes, of an earlier tokenizer. Raises
+        Token n takes the scale before it times ``1 - (n + 2) / (area / 4)``, area in codes. Raises
         :class:`RequestError` for a scale below the floor.
         """
         c, scale, scales = self.config, cfg_scale, []
@@ -44,7 +48,7 @@ class Lumina2GPT(ChameleonGPT):
                 f"falls along a picture; ask for {c.guidance_floor:g} or more, or for 1: no guidance"
             )
         for token in range(c.num_tokens):
-            left = 1 - (token + UNIT / 2) / (c.height * c.width / UNIT)
+            left = 1 - (token + SIZE_TOKENS) / (c.height * c.width / PATCH)
             scale = max(c.guidance_floor, scale * left)
             scales.append(scale)
         return scales

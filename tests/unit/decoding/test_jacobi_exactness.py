@@ -181,8 +181,8 @@ def engine_on(
         table.last = table.logits[following, previous, tokens]
         return None, table.last
 
-    engine.verifying.prefill = prefill  # type: ignore[method-assign,assignment]
-    engine.source.verify = verify  # type: ignore[method-assign,assignment]
+    engine.verifying.prefill = prefill  # type: ignore[method-assign,assignment]  # off a table
+    engine.source.verify = verify  # type: ignore[method-assign,assignment]  # off a table
     return engine
 
 

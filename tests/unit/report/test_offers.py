@@ -29,7 +29,7 @@ from lantern_accel.report.terms import Terms
 def timed(
     name: str, seconds: list[float], batch: int = 1, energy: float | None = None, **more: Any
 ) -> Run:
-    """Return a run of plain decoding whose requests took so many seconds and millijoules."""
+    """Return a run of plain decoding whose requests took these seconds and millijoules."""
     cell = invented_cell(strategies(["vanilla"])[0], batch, 300.0, samples=len(seconds))
     cell.samples = [
         s.model_copy(

@@ -67,7 +67,7 @@ def test_prompts_and_negative_texts(pipeline: Pipeline) -> None:
             ("ids", one["text"] + one["suffix"]),
             ("negative_ids", one["negative"]),
         ):
-            ids = text.ids([given], one["height"], one["width"])  # type: ignore[union-attr]
+            ids = text.ids([given], one["height"], one["width"])  # type: ignore[union-attr]  # it has a text
             assert ids == [io[f"{key}.{name}"].tolist()]
     assert grid_of(PROMPTS["p0.s1"]["ratio"], 96, 2) == (7, 4)
 
@@ -161,7 +161,7 @@ def test_emu3p5(emu3p5: Pipeline) -> None:
     manifest, side = model.manifest, model.manifest.token_pixels
     for i, one in enumerate(said("prompts_3p5")["prompts"]):
         high, wide = one["height"], one["width"]
-        (ids,) = model.text.ids([one["text"]], high, wide)  # type: ignore[union-attr]
+        (ids,) = model.text.ids([one["text"]], high, wide)  # type: ignore[union-attr]  # it has a text
         given = io[f"p{i}.ids"].tolist()
         greedy = io[f"p{i}.greedy"].tolist()
         assert ids == [*given, *greedy[:4]]

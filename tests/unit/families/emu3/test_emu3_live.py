@@ -38,14 +38,14 @@ def test_a_saved_model_draws_the_same(seed: int, tmp_path: Path) -> None:
     model = made(SIZES[seed], seed)
     model.save_pretrained(tmp_path)
     parts = {"device": "cpu", "dtype": "float32", "text_encoder": RECORDED}
-    with lantern_accel.load(tmp_path, **parts) as pipe:  # type: ignore[arg-type]
+    with lantern_accel.load(tmp_path, **parts) as pipe:  # type: ignore[arg-type]  # of many types
         manifest, text = pipe.model.manifest, pipe.model.text
         prompt, negative, (rows, columns) = (
             "two cats, 7 hats",
             "blurry",
             ((4, 3), (2, 5), (3, 3))[seed],
         )
-        ids, other = text.ids([prompt, negative], rows, columns)  # type: ignore[union-attr]
+        ids, other = text.ids([prompt, negative], rows, columns)  # type: ignore[union-attr]  # it has a text
         special, first = manifest.ids, len(ids)
         ends = [special.frame_end, special.image_end, special.eos]
         codes = list(range(special.first, special.first + 64))
@@ -66,7 +66,7 @@ def test_a_saved_model_draws_the_same(seed: int, tmp_path: Path) -> None:
         side = manifest.token_pixels
         asked = {"negative_prompt": negative, "size": (columns * side, rows * side)}
         for strategy in ("vanilla", "scd"):
-            drawn = pipe.generate(prompt, temperature=0, cfg_scale=3.0, strategy=strategy, **asked)  # type: ignore[arg-type]
+            drawn = pipe.generate(prompt, temperature=0, cfg_scale=3.0, strategy=strategy, **asked)  # type: ignore[arg-type]  # of many types
             assert torch.equal(manifest.ids_of(drawn.tokens)[0], want)
         with torch.no_grad():
             pixels = model.decode_image_tokens(image_tokens=want[None], height=rows, width=columns)

@@ -162,10 +162,10 @@ def test_two_panels_have_the_recorded_prompt(folder: Path) -> None:
     text = family("lumina2").text(found, torch.device("cpu"), torch.float32)
     assert text is not None
     want = golden("lumina2/io")["dual.pair_ids"].tolist()
-    decoded = text.tokenizer.decode(want[1:-1])  # type: ignore[attr-defined]
+    decoded = text.tokenizer.decode(want[1:-1])  # type: ignore[attr-defined]  # a Lumina2Text
     size = decoded.split(" ")[5]
     wide, high = (int(side) // 8 for side in size.split("x"))
-    assert text.prompts([decoded], high, wide)[0][: len(want)] == want  # type: ignore[attr-defined]
+    assert text.prompts([decoded], high, wide)[0][: len(want)] == want  # type: ignore[attr-defined]  # a Lumina2Text
 
 
 @pytest.mark.long

@@ -74,8 +74,8 @@ def engine_of(
     """
     target, drafter = models
     ops = ops or TensorOps()
-    if strategy.neighbours:
-        parts.setdefault("neighbours", neighbours(target.config.vocab_size, 10))
+    if strategy.neighbours and "neighbours" not in parts:
+        parts["neighbours"] = neighbours(target.config.vocab_size, 10)
     if isinstance(strategy.drafts, SelfDrafts) and "copy" not in parts:
         parts["copy"] = rounded_copy(target, ops, rounding(strategy.drafts.weights), drafts=True)
     engine = Engine(target, drafter, ops, strategy, sampling, batch=batch, **parts)

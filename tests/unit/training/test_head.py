@@ -136,7 +136,7 @@ def test_a_head_of_another_model_is_refused(folder: Path, trained: Path, tmp_pat
         lantern_accel.load(other, device="cpu", head=file)
     with pytest.raises(CheckpointError, match=r"of another model: it is for states of"):
         lantern_accel.load("lantern-emoji", device="cpu", head=file)
-    with pytest.raises(CheckpointError, match="no draft head"):
+    with pytest.raises(CheckpointError, match="not a draft head"):
         lantern_accel.load(folder, device="cpu", head=folder / "target.safetensors")
 
 

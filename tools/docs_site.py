@@ -1,9 +1,8 @@
-"""Hooks of the documentation site (``mkdocs.yml``): pages that are made from the code and the root.
+"""Hooks of the documentation site (``mkdocs.yml``): pages that are made when the site is built.
 
-The command reference is made from the commands and the Python reference from docstrings, so that they
-cannot say what those do not: ``python tools/docs_site.py`` writes both, and tests compare.
-``CHANGELOG.md`` and ``CONTRIBUTING.md`` become pages. Links that leave ``docs/`` work where the
-repository is browsed; on the site, where those files are not, the link becomes the file's name.
+The reference of commands is made from the commands, that of Python from docstrings: neither is committed.
+``README.md`` becomes the home page; ``CHANGELOG.md`` and ``CONTRIBUTING.md`` become pages. A link to
+any other file outside ``docs/`` works where the repository is browsed; on the site it becomes a name.
 """
 
 from __future__ import annotations
@@ -21,33 +20,42 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?!https?:|#|mailto:)[^)#\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?!https?:|#|mailto:)[^)#\s]+)(#[^)\s]*)?\)")
+#: Files of the root that are pages of the site, and their names there.
+FROM_ROOT = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that have no file in ``docs/``."""
     from mkdocs.structure.files import File
 
-    made = {
-        "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
-        "contributing.md": (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
-    }
+    made = {page: (ROOT / name).read_text(encoding="utf-8") for name, page in FROM_ROOT.items()}
+    made |= {f"reference/{name}": text for name, text in reference_pages().items()}
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links to files of the repository that the site does not have into their names."""
-    source = page.file.src_uri
-    folder = "" if source in ("changelog.md", "contributing.md") else f"docs/{source}/.."
+    """Make links and pictures lead to pages of the site, and name files that the site does not have."""
+    return on_site(markdown, page.file.src_uri)
+
+
+def on_site(markdown: str, source: str) -> str:
+    """Return the text of the page ``source`` with its links as the site has them."""
+    folder = "" if source in FROM_ROOT.values() else f"docs/{source}/.."
 
     def named(match: re.Match[str]) -> str:
-        text, target, anchor = match.group(1), match.group(2), match.group(3) or ""
+        picture, text, target, anchor = match.group(1, 2, 3, 4)
         path = os.path.normpath(os.path.join(folder, target))
-        if path.startswith("docs/"):
-            here = os.path.relpath(path.removeprefix("docs/"), os.path.dirname(source) or ".")
-            return f"[{text}]({here}{anchor})"
+        if path in FROM_ROOT or path.startswith("docs/"):
+            path = FROM_ROOT.get(path, path.removeprefix("docs/"))
+            here = os.path.relpath(path, os.path.dirname(source) or ".")
+            return f"{picture}[{text}]({here}{anchor or ''})"
         if (ROOT / path).exists():
             return f"{text} (`{path}`)" if text.strip("`") != path else f"`{path}`"
         return match.group(0)  # a broken link, which the strict build reports
@@ -97,15 +105,10 @@ def _sentence(text: str | None) -> str:
 
 
 def reference_pages() -> dict[str, str]:
-    """Return every page below ``docs/reference`` that is made, by its file's name."""
+    """Return every page below ``reference/`` by its file's name."""
     sys.path.insert(0, str(Path(__file__).parent))
     try:
         pages = importlib.import_module("python_reference").pages
     finally:
         sys.path.pop(0)
     return {"commands.md": command_reference(), **pages()}
-
-
-if __name__ == "__main__":
-    for page_name, page_text in reference_pages().items():
-        (ROOT / "docs" / "reference" / page_name).write_text(page_text, encoding="utf-8")

@@ -1,19 +1,19 @@
 """The Python reference as Markdown, made from the source files' signatures and docstrings.
 
-``python tools/docs_site.py`` writes the pages, and a test compares. They read the same on the site and
-where the repository is browsed; nothing is imported, so that no device's software is needed.
+``tools/docs_site.py`` adds the pages to the site. Nothing is imported, so no device's software is needed.
 """
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from interface_table import lines as interface_lines
+from interface_table import plain
+
 ROOT = Path(__file__).resolve().parents[1]
-ROLE = re.compile(r":(?:class|meth|func|data|mod|attr):`~?\.*([^`]+)`")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ PAGES = {
         "Strategies and results",
         "A strategy, the sampling settings and a result are values: they can be compared, printed, and "
         "written as JSON.\n[Strategies](../strategies.md) explains what they mean, and [exit "
-        "codes](exit-codes.md) what errors become on the command line.",
+        "codes](../troubleshooting.md#exit-codes) what errors become on the command line.",
         (
             Section("Strategies", "lantern_accel/strategy/values.py"),
             Section("Sampling", "lantern_accel/strategy/sampling.py"),
@@ -62,8 +62,8 @@ PAGES = {
     ),
     "device": Page(
         "Writing a backend",
-        "Everything on this page is exported by `lantern_accel.device`. [Port it to your "
-        "accelerator](../porting.md) is the\ntutorial and says which methods are required.",
+        "Everything on this page is exported by `lantern_accel.device`. [Port an "
+        "accelerator](../porting.md) is the tutorial.",
         (
             Section("The specification", "lantern_accel/device/spec.py"),
             Section("The device", "lantern_accel/device/backend.py"),
@@ -80,7 +80,7 @@ PAGES = {
     "testing": Page(
         "Checking a backend",
         "`lantern-accel conform NAME` runs the kit; from Python it is `lantern_accel.testing.conform`.\n"
-        "[Port it to your accelerator](../porting.md) explains the groups of checks.",
+        "[Port an accelerator](../porting.md) explains the groups of checks.",
         (
             Section("Running checks", "lantern_accel/testing/kit.py"),
             Section("What a check says", "lantern_accel/testing/result.py"),
@@ -90,12 +90,14 @@ PAGES = {
 
 
 def pages() -> dict[str, str]:
-    """Return every page by the name of its file below ``docs/reference``."""
+    """Return every page by the name of its file below ``reference``."""
     return {f"{name}.md": _page(page) for name, page in PAGES.items()}
 
 
 def _page(page: Page) -> str:
     lines = [f"# {page.title}", "", page.opening]
+    if page is PAGES["device"]:
+        lines += interface_lines()
     for section in page.sections:
         tree = ast.parse((ROOT / section.file).read_text(encoding="utf-8"))
         lines += ["", f"## {section.heading}", "", f"`{section.file}`"]
@@ -170,9 +172,7 @@ def _argument(one: ast.arg, default: ast.expr | None) -> str:
 
 def _text(node: ast.ClassDef | ast.FunctionDef) -> list[str]:
     """A docstring's lines: double backticks and roles become code, literal blocks are fenced."""
-    text = ast.get_docstring(node) or ""
-    text = ROLE.sub(lambda match: f"`{match.group(1).rsplit('.', 1)[-1]}`", text)
-    text = text.replace("``", "`")
+    text = plain(ast.get_docstring(node) or "")
     lines, fenced = list[str](), False
     for line in text.splitlines():
         if lines and not fenced and line.startswith("    ") and _opens(lines):

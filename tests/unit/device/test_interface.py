@@ -1,4 +1,4 @@
-"""What a backend writes and what it leaves, next to what the tutorial says of each member."""
+"""What a backend writes and what it leaves, next to what the reference says of each member."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import importlib
 import re
 from pathlib import Path
 
-import pytest
+import interface_table
 
 from lantern_accel.device.backend import SEAM, Backend, Device, methods
+from lantern_accel.device.capture import HostCopy, Replay
 from lantern_accel.device.plugins import backend_specs, open_backend
+from lantern_accel.device.preferences import Preferences
 from lantern_accel.device.spec import BackendSpec
 from lantern_accel.testing.certificate import NOT_OVERRIDDEN, RECOMMENDED, REQUIRED, members
 
@@ -17,53 +19,51 @@ ROOT = Path(__file__).parents[3]
 TUTORIAL = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8")
 
 
-def rows() -> list[tuple[list[str], str, str, str]]:
-    """Return the tutorial's rows: names, level, reference, example."""
-    section = TUTORIAL[TUTORIAL.index("## Every method of the backend interface") :]
-    found = re.findall(r"^\| (`.*?`) \| (\w+)[^|]* \| (.*?) \| (.*?) \|$", section, re.M)
-    return [(re.findall(r"`([\w.]+)`", names), *rest) for names, *rest in found]
+EVERY = interface_table.members()
+"""The rows of the table in the reference, which the site makes."""
 
 
-def test_the_tutorial_gives_each_member_the_level_and_the_cost_that_certificates_give() -> None:
-    told = {name: (level, cost) for names, level, cost, _ in rows() for name in names}
-    for name, cost in RECOMMENDED.items():
-        assert told[name] == ("recommended", cost), name
-    for name in REQUIRED:
-        assert told[name][0] == "required", name
-    plain = {
-        name for name, (level, _) in told.items() if level == "recommended" and "." not in name
-    }
-    assert plain == set(RECOMMENDED)
+def public(of: type) -> set[str]:
+    known = {*vars(of), *vars(of).get("__annotations__", {})}
+    return {name for name in known if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0][0])
-def test_the_tutorial_s_examples_write_what_they_are_examples_of(
-    row: tuple[list[str], str, str, str],
-) -> None:
-    names, _, _, example = row
-    specs = backend_specs()
-    backends = [word for word in re.split(r", ?", example.partition(":")[0]) if word in specs]
-    assert backends or example.startswith(("every backend", "none overrides")), example
-    written = {
-        name: {
-            *vars(importlib.import_module(f"lantern_accel_{name}.backend").DeviceBackend),
-            *vars(type(spec)),
-        }
-        for name, spec in specs.items()
-    }
-    for backend in backends:
-        folder = ROOT / "backends" / f"lantern_accel_{backend}"
-        source = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
-        for name in (one.rpartition(".")[2] for one in names):
-            inside = re.search(
-                rf"(\w\.{name}\b[^=(\n]* = |def {name}\(|^    {name}\b.* = |\b{name}=)",
-                source,
-                re.M,
-            )
-            assert name in written[backend] or inside, f"{backend}: {name}"
-    if example.startswith("none overrides"):
-        for name in names:
-            assert not [one for one, members in written.items() if name in members], name
+def test_the_reference_s_table_has_every_member() -> None:
+    listed = {(one.part, one.name) for one in EVERY}
+    shared = {name for kind in SEAM for name in public(kind)} - {n for _, n in listed}
+    assert not shared, "the table lacks these"
+    for kind in (BackendSpec, Preferences, Replay, HostCopy):
+        assert public(kind) <= {name for part, name in listed if part == kind.__name__}
+    assert ("Replay", "__call__") in listed
+    text = "\n".join(interface_table.lines())
+    for one in EVERY:
+        assert f"| `{one.name}` | {one.level} |" in text, one.name
+
+
+def test_the_table_gives_each_member_the_level_and_the_cost_that_certificates_give() -> None:
+    own = [one for one in EVERY if one.part not in interface_table.APART]
+    recommended = {one.name: one.reference for one in own if one.level == "recommended"}
+    assert recommended == RECOMMENDED
+    assert {one.name for one in own if one.level == "required"} == set(REQUIRED)
+    for one in own:
+        described = one.says or one.name in (*REQUIRED, "preferences")
+        assert described, f"{one.name} has no docstring"
+
+
+def test_the_table_names_the_backends_that_write_a_method() -> None:
+    by_name = {one.name: one.backends for one in EVERY if one.part not in interface_table.APART}
+    of = methods()
+    for backend in backend_specs():
+        module = importlib.import_module(f"lantern_accel_{backend}.backend")
+        for name, kind in of.items():
+            mine = getattr(module.DeviceBackend, name) is not getattr(kind, name)
+            if mine and name in vars(module.DeviceBackend):
+                assert backend in by_name[name], f"{backend} writes {name}"
+            if backend == "null":
+                assert (name in vars(module.DeviceBackend)) == (backend in by_name[name]), name
+    assert "cpu" in by_name["fused_step"] and "null" not in by_name["capture"]
+    noise = {one.name: one.backends for one in EVERY if one.part == "Preferences"}["noise_bytes"]
+    assert "hpu" in noise
 
 
 def test_the_interface_has_at_most_fifty_methods() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+import python_reference
 import torch
 from support import native
 from torch import Tensor
@@ -22,7 +22,6 @@ from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError
 from lantern_accel_cpu.backend import DeviceBackend
 
-TUTORIAL = Path(__file__).parents[3] / "docs" / "porting.md"
 IMAGES, PREFIX, TOKENS, VOCAB, DIM, HEADS, HIDDEN, LAYERS = 2, 3, 9, 24, 16, 2, 40, 2
 FILTER = plan.Filter(torch.tensor([0.9]), top_k=12)
 REFERENCE = TensorOps()
@@ -236,23 +235,17 @@ def test_a_wrong_buffer_is_named(name: str, wrong: Tensor, said: str) -> None:
         replace(given, buffers=replace(given.buffers, **{name: wrong})).check(torch.int64)
 
 
-def test_the_tutorial_lists_every_buffer_of_a_plan() -> None:
-    text = TUTORIAL.read_text(encoding="utf-8")
-    section = text[text.index("## The plan of a step") :].partition("\n## ")[0]
-    told = {
-        (part, name): (kind, shape)
-        for part, name, kind, shape in re.findall(
-            r"^\| `(\w+)` \| `(\w+)` \| (\w+) \| `\[([^\]]*)\]` \|", section, re.M
-        )
-    }
-    parts = (plan.Buffers, plan.NoDrafts, plan.TreeBuffers, plan.StaticTree, plan.Window)
-    want = {
-        (part.__name__, name): (of.kind, of.shape.replace(" ", ", "))
-        for part in parts
-        for name, of in plan.declared(part)
-    }
-    assert told == want
-    assert f"`PLAN_VERSION` is {plan.PLAN_VERSION}" in section
+def test_the_reference_explains_every_buffer_of_a_plan() -> None:
+    page = python_reference.pages()["device.md"]
+    section = page[page.index("## The plan of a step") :]
+    for part in (plan.Buffers, plan.NoDrafts, plan.TreeBuffers, plan.StaticTree, plan.Window):
+        text = section[section.index(f"### `{part.__name__}`") :].partition("\n### ")[0]
+        for name, of in plan.declared(part):
+            assert re.search(
+                rf"^{name}: .*Of\('{of.kind}', '{re.escape(of.shape)}'\)", text, re.M
+            ), name
+            said = text.partition("```python")[0]
+            assert f"`{name}" in said or f"`{name.partition('_')[0]}_*`" in said, name
     for part in (plan.StepPlan, plan.Sizes, plan.TargetModel, plan.DrafterModel, plan.DynamicTree):
         for one in fields(part):
-            assert f"`{one.name}`" in section, one.name
+            assert f"\n{one.name}: " in section, one.name

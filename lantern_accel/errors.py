@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-#: What the commands exit with, and what each code says; docs/reference/exit-codes.md has this table.
+#: What the commands exit with, and what each code says; docs/troubleshooting.md has this table.
 EXIT_CODES = {
     0: "done",
     1: "a check answered no: `conform` failed, `models check` or `models plan` says no",

@@ -1,7 +1,7 @@
 """Compile every Triton kernel of the CUDA backend for cards that are not here; write what they take.
 
 ``python tools/kernel_table.py`` compiles for sm_86 and sm_90 with the tools that the package triton
-brings, and writes registers, shared memory and occupancy between the marks of docs/cuda.md. It ends with
+brings, and writes registers, shared memory and occupancy between the marks of dev/backends.md. It ends with
 1 where a register spills. ``--check`` writes nothing. Nothing runs, and nothing is said about time.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parents[1] / "docs" / "cuda.md"
+DOCS = Path(__file__).parents[1] / "dev" / "backends.md"
 BEGIN, END = "<!-- kernels -->", "<!-- /kernels -->"
 #: Of a multiprocessor: warps, blocks, registers, bytes of shared memory.
 LIMITS = {86: (48, 16, 65536, 100 * 1024), 90: (64, 32, 65536, 228 * 1024)}

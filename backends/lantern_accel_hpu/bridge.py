@@ -78,7 +78,7 @@ class Bridge:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise BackendError(
                 f"habana_frameworks does not load: {reason}; use the torch and the "
-                "habana-torch-plugin of one Gaudi image, and see docs/gaudi.md"
+                "habana-torch-plugin of one Gaudi image, and see docs/backends.md"
             ) from error
         return cls(
             hpu,
@@ -124,7 +124,7 @@ class Bridge:
         except (RuntimeError, AssertionError) as error:
             raise faults.explain(error, "being opened", self._figures()) or BackendError(
                 f"the Gaudi cannot be opened: {faults.first_line(error)}; check with hl-smi that it is "
-                "listed and that no other process holds it, and see docs/gaudi.md"
+                "listed and that no other process holds it, and see docs/backends.md"
             ) from error
 
     def _figures(self) -> dict[str, int]:

@@ -61,7 +61,7 @@ class Runtime:
             reason = str(error).strip().splitlines()[0]
             raise BackendError(
                 f"PJRT starts no device: {reason}; set PJRT_DEVICE to a client of this machine (CPU "
-                "is everywhere), and see docs/xla.md"
+                "is everywhere), and see docs/backends.md"
             ) from error
         if not 0 <= index < count:
             raise BackendError(f"there is no device xla:{index}; PJRT has {count}, from xla:0 on")

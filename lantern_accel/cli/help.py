@@ -39,7 +39,7 @@ MANY = 18
 def exit_codes() -> str:
     """Return every exit code and what it says, for ``--help``."""
     said = "; ".join(f"{code}: {text.partition(':')[0]}" for code, text in EXIT_CODES.items())
-    return f"Exit codes (docs/reference/exit-codes.md): {said}."
+    return f"Exit codes (docs/troubleshooting.md): {said}."
 
 
 class GroupedCommand(TyperCommand):

@@ -1,6 +1,6 @@
 """On torch_xla, whichever client serves: the CPU's tokens, and this backend's own promises.
 
-Skipped where torch_xla is not installed; docs/xla.md says how an environment for it is made.
+Skipped where torch_xla is not installed; docs/backends.md says how an environment for it is made.
 """
 
 from __future__ import annotations

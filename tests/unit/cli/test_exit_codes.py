@@ -13,7 +13,7 @@ from lantern_accel.cli import main
 from lantern_accel.cli.edge import Ended, guarded
 from lantern_accel.errors import EXIT_CODES, LanternError
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "exit-codes.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "troubleshooting.md"
 
 
 def raising(error: BaseException) -> Callable[[], None]:

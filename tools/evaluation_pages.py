@@ -1,7 +1,7 @@
 """Write tables and pictures of the evaluation's pages: ``python tools/evaluation_pages.py EVAL.json``.
 
-Text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` in docs/evaluation.md and the model card is
-replaced; what the rule for defaults picks is printed, and compared with the model's own defaults.
+Text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` in docs/evaluation.md, dev/measurements.md and the
+model card is replaced; what the rule for defaults picks is printed, and compared with the model's own defaults.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lantern_accel.strategy.values import Strategy
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
     ROOT / "docs/evaluation.md",
-    ROOT / "docs/notes.md",
+    ROOT / "dev/measurements.md",
     ROOT / "lantern_accel/assets/lantern-emoji/README.md",
 )
 

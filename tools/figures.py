@@ -1,101 +1,198 @@
-"""Write docs/figures.json, every measured figure of the pages, from the data: python tools/figures.py.
+"""Write the tables of measured figures into the pages, and docs/figures.json: python tools/figures.py.
 
-A figure is a piece of text as the pages have it, such as a row of a table, made from a file below
-``profiles/`` and named with the command that measured it and the commit, where the file says which.
-A test makes the figures again, and looks for each in its pages. Tables whose data are not in the
-repository (what a rounding format costs, the authors' code, kernels' registers) are not here; their
-pages name the commands.
+A table stands in its page between ``<!-- NAME -->`` and ``<!-- /NAME -->``. Each row is made from a file
+below ``profiles/`` or ``docs/evaluation/`` and listed in figures.json with that file, its commit and the
+command that measured it. A test makes the rows again and looks for each in its page. A machine, model,
+dtype and batch size have one row: the newest measurement.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import re
 import runpy
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lantern_accel.evaluation.schema import Evaluation
 from lantern_accel.measure.reading import read_run
-from lantern_accel.report.table import plain_rows, table
+from lantern_accel.report.table import plain_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs" / "figures.json"
-BENCHMARKS, README, STRATEGIES = "docs/benchmarks.md", "README.md", "docs/strategies.md"
-AUTO_PAGE, WINDOWS, BITS = "docs/auto.md", "docs/jacobi.md", "docs/fewer_bytes.md"
-SERVING, ROBUSTNESS, XLA = "docs/serving.md", "docs/robustness.md", "docs/xla.md"
-Figure = dict[str, Any]
+README, BENCHMARKS, QUANTIZATION = "README.md", "docs/benchmarks.md", "docs/quantization.md"
+SERVING, BACKENDS, EVALUATION = "docs/serving.md", "docs/backends.md", "docs/evaluation.md"
+NOTES = "dev/measurements.md"
 #: Where tools are that settled their question and have been removed.
 GONE = "git show 8c0ad61:tools/"
-RACE = "python tools/race_auto.py"
-
-#: Files of races against plain decoding, and whether the pages say how many tokens a step brought.
-AUTO = (
-    "composed-batch1", "batch1", "float32-batch1", "batch4", "float32-batch4", "batch16", "batch32",
-)  # fmt: skip
-#: Races on a processor with AVX2 alone, as the data and the page name them.
-AVX2 = {
-    "composed-batch1": "the bundled model, 24 composed prompts",
-    "llamagen-b-256": "LlamaGen-B's size, 8 prompts, draw 2511",
-    "llamagen-xl-384": "LlamaGen-XL's size, 3 prompts, draw 2511",
-    "prompts-draw-6173": "the bundled model, 12 prompts, draw 6173",
-    "llamagen-b-256-draw-6173": "LlamaGen-B's size, 8 prompts, draw 6173",
-    "llamagen-xl-384-draw-6173": "LlamaGen-XL's size, 3 prompts, draw 6173",
-}
-AMX = {
-    "prompts": "the bundled model, 12 prompts",
-    "batch4": "the bundled model, 4 prompts, batches of four",
-    "llamagen-b-256": "LlamaGen-B's size, 4 prompts",
-}
+RACE, STEPS = "python tools/race_auto.py", "lantern-accel stepcost"
+#: The days of the commits that were measured.
+DAYS = {
+    "00ef6c56": "2026-11-22", "3a313aa9": "2026-11-23", "dad89361": "2026-11-23",
+    "046f1c58": "2026-11-24", "4f0b639d": "2026-11-24", "c88376de": "2026-11-24",
+    "f31a0938": "2026-11-24", "2358f9c5": "2026-11-25", "275f328b": "2026-11-25",
+    "a2c8f44f": "2026-11-25", "547adf8f": "2026-11-26", "803d0de1": "2026-11-26",
+    "addb6cb2": "2026-11-26",
+}  # fmt: skip
+BUNDLED, B, XL = "bundled", "LlamaGen-B, 256 px", "LlamaGen-XL, 384 px"
+#: Races of `auto` by machine: file below profiles/auto, model, dtype, prompts.
 RACES = {
-    "llamagen-bundled": (("float32", 1), ("float32", 2), ("bfloat16", 1), ("bfloat16", 2)),
-    "llamagen-b": (("float32", 1), ("float32", 2), ("bfloat16", 1), ("bfloat16", 2)),
-    "lantern-golden": (("bfloat16", 1), ("bfloat16", 2), ("float32", 1), ("float32", 2)),
+    "zen5": (
+        ("epyc-composed-batch1", BUNDLED, "bfloat16", "24 composed"),
+        ("epyc-float32-batch1", BUNDLED, "float32", "12 random"),
+        ("epyc-batch4", BUNDLED, "bfloat16", "12 random"),
+        ("epyc-float32-batch4", BUNDLED, "float32", "6 random"),
+        ("epyc-batch16", BUNDLED, "bfloat16", "6 random"),
+        ("epyc-batch32", BUNDLED, "bfloat16", "4 random"),
+        ("epyc-llamagen-b-256", B, "bfloat16", "8 random"),
+        ("epyc-llamagen-xl-384", XL, "bfloat16", "8 random"),
+    ),
+    "xeon": (
+        ("xeon-prompts", BUNDLED, "bfloat16", "12 random"),
+        ("xeon-batch4", BUNDLED, "bfloat16", "4 random"),
+        ("xeon-llamagen-b-256", B, "bfloat16", "4 random"),
+    ),
+    "zen3": (
+        ("zen3-prompts-draw-6173", BUNDLED, "bfloat16", "12 random"),
+        ("zen3-llamagen-b-256-draw-6173", B, "bfloat16", "8 random"),
+        ("zen3-llamagen-xl-384-draw-6173", XL, "bfloat16", "3 random"),
+    ),
+}  # fmt: skip
+#: Races with other prompts or of older commits, and of named strategies.
+OTHER_RACES = (
+    ("epyc-batch1", "Zen 5, bundled, 24 random"),
+    ("epyc-couplings", "Zen 5, bundled, 24 composed, before the draft head"),
+    ("epyc-lantern", "Zen 5, bundled, 12 random, before the draft head"),
+    ("zen3-composed-batch1", "Zen 3, bundled, 24 composed"),
+    ("zen3-prompts-lantern", "Zen 3, bundled, 12 random"),
+    ("zen3-llamagen-b-256", "Zen 3, LlamaGen-B, 8 random, draw 2511"),
+    ("zen3-llamagen-xl-384", "Zen 3, LlamaGen-XL, 3 random, draw 2511"),
+)
+#: Rows of the README: machine and race.
+MACHINES = (
+    ("AMD EPYC, Zen 5 (AVX-512)", "epyc-composed-batch1"),
+    ("Intel Xeon (AMX)", "xeon-prompts"),
+    ("AMD EPYC, Zen 3 (AVX2)", "zen3-prompts-draw-6173"),
+    ("AMD EPYC, Zen 5 (AVX-512)", "epyc-batch4"),
+)
+#: Runs of stepcost: file below profiles/stepcost, machine, model.
+SIZES = (
+    ("epyc-janus-pro-7b", "Zen 5", "Janus-Pro 7B"),
+    ("epyc-glm-image", "Zen 5", "GLM-Image (prior)"),
+    ("xeon-llamagen-b", "Xeon", "LlamaGen-B"),
+    ("xeon-llamagen-xl", "Xeon", "LlamaGen-XL"),
+)
+#: Races with official code: file below profiles/races, label.
+OFFICIAL = (
+    ("llamagen-bundled-cpu-2-threads-float32", "LlamaGen sampler, bundled size | float32"),
+    ("llamagen-bundled-cpu-2-threads-bfloat16", "LlamaGen sampler, bundled size | bfloat16"),
+    ("llamagen-b-cpu-2-threads-float32", "LlamaGen sampler, LlamaGen-B | float32"),
+    ("llamagen-b-cpu-2-threads-bfloat16", "LlamaGen sampler, LlamaGen-B | bfloat16"),
+    ("lantern-golden-cpu-2-threads-float32", "LANTERN loop, tiny model | float32"),
+    ("lantern-golden-cpu-2-threads-bfloat16", "LANTERN loop, tiny model | bfloat16"),
+)
+#: Rows of windows and of couplings: as the data name them, and as the page does.
+WINDOWS = {
+    "16 uniform": "`uniform`, four passes recalled",
+    "16 passes=0": "`above`, no recall",
+    "16 scd": "`above`, four passes recalled (`scd`)",
 }
-
-
-#: Rows of the table of windows: as the data name them, and as the page does.
-SOURCES = {
-    "16 uniform": "uniform, four passes recalled",
-    "16 passes=0": "above, nothing recalled",
-    "16 scd": "above, four passes recalled (`scd`)",
-}
-#: Rows of the table of couplings, named likewise.
 COUPLED = {
     "eagle chain:4": "chain of 4",
     "eagle naive_extend_57": "static tree of 57 drafts",
     "eagle dynamic:10,4,59": "dynamic tree of 58 drafts",
 }
-#: Models whose steps are timed on random weights.
-STEPS = {"janus-pro-7b": "2, guided", "glm-image": "1"}
 
 
-def figures() -> list[Figure]:
-    """Return every figure: its name, text, pages, data, commit and command."""
+@dataclass(frozen=True)
+class Row:
+    """One row of a table: what it is, its cells, and where they come from."""
+
+    name: str
+    cells: str
+    data: str
+    command: str
+
+    @property
+    def text(self) -> str:
+        """The row in Markdown, without its outer bars' spaces."""
+        return f"| {self.cells} |"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a page: its head, and its rows."""
+
+    page: str
+    head: str
+    rows: tuple[Row, ...]
+
+    def markdown(self) -> str:
+        """Return the table's lines."""
+        rule = "|---" * (self.head.count("|") + 1) + "|"
+        return "\n".join([f"| {self.head} |", rule, *(row.text for row in self.rows)])
+
+
+def tables() -> dict[str, Table]:
+    """Return every table by its name, as the pages mark it."""
+    ratio = "speed-up, median | by prompt | tokens per step"
+    race = f"model | dtype | batch size | prompts | {ratio} | day, commit"
+    one = f"machine | batch size | {ratio}"
+    bench = (
+        "strategy | batch size | tokens/s | speed-up | interval | tokens per step | TV per token"
+    )
+    found: dict[str, tuple[str, str, Iterable[Row]]] = {
+        "machines": (README, one, _machines()),
+        **{machine: (BENCHMARKS, race, _races(rows)) for machine, rows in RACES.items()},
+        "strategies": (BENCHMARKS, bench, _strategies()),
+        "float32": (BENCHMARKS, "strategy | time, float32 over bfloat16", _float32()),
+        "sizes": (
+            BENCHMARKS, "machine | model | plain step | 8 nodes over plain | day, commit", _sizes()
+        ),
+        "official": (
+            BENCHMARKS,
+            "official code, size | dtype | official | this project | ratio | by image | day, commit",
+            _official(),
+        ),
+        "quantized": (
+            QUANTIZATION,
+            "machine | weights | plain step | step over 8 nodes | day, commit",
+            _quantized(),
+        ),
+        "load": (SERVING, "rows | images/s | latency p50 | p95 | p99 | first partial image p50", _load()),
+        "distances": (EVALUATION, "", _evaluation("distances")),
+        "xla": (BACKENDS, "strategy | cpu, tokens/s | xla, tokens/s", _xla()),
+        "other-races": (NOTES, f"race | strategy | {ratio} | day, commit", _others()),
+        "couplings": (NOTES, "drafts | `invariant` | `maximal`", _couplings()),
+        "windows": (NOTES, "window of 16 | tokens per step | steps of one token", _windows()),
+        "costs": (NOTES, "drafts | cost of a step | tokens per step | predicted speed-up", _costs()),
+        "rows": (NOTES, "machine | model | 8 rows | 16 rows | 32 rows | 64 rows", _rows()),
+        "floor": (
+            NOTES, "dtype, threads | one node | of the floor | nine nodes | nine over one", _floor()
+        ),
+        "busy": (NOTES, "strategy | alone | busy machine | ratio", _busy()),
+        "frontier": (NOTES, "", _evaluation("frontier")),
+    }  # fmt: skip
+    return {name: Table(page, head, tuple(rows)) for name, (page, head, rows) in found.items()}
+
+
+def figures() -> list[dict[str, Any]]:
+    """Return every row: its name, text, page, data, commit and command."""
     return [
-        *_auto(),
-        *_lantern(),
-        *_costs(),
-        *_bench(),
-        *_conversion(),
-        *_float32(),
-        *_couplings(),
-        *_sources(),
-        *_floor(),
-        *_stepcost(),
-        *_sized(),
-        *_rounded_steps("epyc", BITS),
-        *_machine("zen3", AVX2),
-        *_rounded_steps("zen3", BENCHMARKS),
-        *_machine("xeon", AMX),
-        *_passes(),
-        *_races(),
-        *_evaluation(),
-        *_load(),
-        *_busy(),
-        *_xla(),
+        {
+            "name": f"{name}: {row.name}",
+            "text": row.text,
+            "pages": [made.page],
+            "data": row.data,
+            "commit": _commit(row.data),
+            "command": row.command,
+        }
+        for name, made in tables().items()
+        for row in made.rows
     ]
 
 
@@ -103,297 +200,213 @@ def _read(data: str) -> Any:
     return json.loads((ROOT / data).read_text(encoding="utf-8"))
 
 
-def _figure(name: str, text: str, data: str, command: str, *pages: str) -> Figure:
-    return {
-        "name": name,
-        "text": text,
-        "pages": list(pages),
-        "data": data,
-        "commit": _commit(data),
-        "command": command,
-    }
-
-
 @functools.cache
 def _commit(data: str) -> str | None:
-    """Return the commit that a file was measured on, the first twelve digits; None: it does not say."""
+    """Return the first digits of the commit that was measured; None: the file does not say."""
     environment = _read(data).get("environment", {})
     commit = environment.get("commit") if isinstance(environment, dict) else None
-    return str(commit)[:12] if commit else None
+    return str(commit)[:8] if commit else None
 
 
-def _auto() -> Iterator[Figure]:
-    for name in AUTO:
-        data = f"profiles/auto/epyc-{name}.json"
-        ((_, batch),) = _read(data)["batches"].items()
-        found = batch["summary"]["auto"]
-        low, high = found["least"], found["most"]
-        row = f"{found['median']:.2f}x | {low:.2f}x | {high:.2f}x | {found['below_0.97']} |"
-        row += f" {found['tokens_per_step']:.2f} |"
-        command = "python tools/race_auto.py"
-        yield _figure(f"auto against plain decoding, {name}", row, data, command, BENCHMARKS)
-        if name == "composed-batch1":
-            row = f"{found['median']:.2f}x ({low:.2f} to {high:.2f} by prompt) | "
-            row += f"{found['tokens_per_step']:.2f}"
-            yield _figure("auto, in the README", row, data, command, README)
+def _when(data: str) -> str:
+    commit = _commit(data)
+    return f"{DAYS[commit]}, {commit}" if commit else "not recorded"
 
 
-def _lantern() -> Iterator[Figure]:
-    data = "profiles/auto/epyc-lantern.json"
-    found = _read(data)["batches"]["1"]["summary"]
-    lantern, auto = found["lantern"], found["auto"]
-    low, high = lantern["least"], lantern["most"]
-    command = "python tools/race_auto.py --strategy lantern"
-    text = f"{lantern['median']:.2f}x ({low:.2f} to {high:.2f}"
-    yield _figure("LANTERN over plain decoding", text, data, command, BENCHMARKS)
-    text = f"in the same run as `auto`'s {auto['median']:.2f}x"
-    yield _figure("auto in LANTERN's run", text, data, command, BENCHMARKS)
+def _ratio(found: Any) -> str:
+    low, high, tokens = found["least"], found["most"], found["tokens_per_step"]
+    return f"{found['median']:.2f}x | {low:.2f}x to {high:.2f}x | {tokens:.2f}"
 
 
-def _costs() -> Iterator[Figure]:
-    data = "profiles/auto/epyc-composed-batch1.json"
-    batch = _read(data)["batches"]["1"]
-    tree = batch["auto"]["drafts"]
-    lengths = tree["draft_lengths"]
-    for one in lengths:
-        drafts = "none" if one["length"] == 1 else f"a window of {one['length']}"
-        cost, brings = one["cost"], one["tokens_per_step"]
-        text = f"| {drafts} | {cost:.2f} | {brings:.2f} | {brings / cost:.2f}x |"
-        yield _figure(f"what {drafts} costs", text, data, "python tools/race_auto.py", AUTO_PAGE)
-    best = max(one["tokens_per_step"] / one["cost"] for one in lengths)
-    reached = f"{100 * batch['summary']['auto']['median'] / best:.0f} %"
-    yield _figure("auto next to its promise", reached, data, "python tools/race_auto.py", AUTO_PAGE)
+def _machines() -> Iterator[Row]:
+    for machine, name in MACHINES:
+        data = f"profiles/auto/{name}.json"
+        ((batch, found),) = _read(data)["batches"].items()
+        yield Row(name, f"{machine} | {batch} | {_ratio(found['summary']['auto'])}", data, RACE)
 
 
-def _bench() -> Iterator[Figure]:
-    data = "profiles/bench/epyc-lantern-emoji-batch1.json"
-    run = read_run(ROOT / data)
-    for row in table(run).splitlines()[2:]:
-        label = f"{row.split('|')[1].strip()}, batch 1"
-        yield _figure(label, row, data, run.command, BENCHMARKS)
-    data = "profiles/bench/epyc-lantern-emoji-batches.json"
-    run = read_run(ROOT / data)
-    for found in plain_rows(run):
-        label = f"{found['strategy']}, batches, batch {found['batch']}"
-        rate = f"{found['tokens_per_second']:.0f}"
-        if found["strategy"] == "vanilla":
-            yield _figure(label, rate, data, run.command, BENCHMARKS)
-            continue
-        low, high = found["speedup_interval"]
-        text = f"{rate} ± {100 * found['spread']:.0f} % | {found['speedup']:.2f}x "
-        text += f"({low:.2f} to {high:.2f}) | {found['step_compression']:.2f} | "
-        text += f"{found['conversion']:.2f} |"
-        yield _figure(label, text, data, run.command, BENCHMARKS)
+def _races(rows: Iterable[tuple[str, str, str, str]]) -> Iterator[Row]:
+    for name, model, dtype, prompts in rows:
+        data = f"profiles/auto/{name}.json"
+        ((batch, found),) = _read(data)["batches"].items()
+        cells = f"{model} | {dtype} | {batch} | {prompts} | {_ratio(found['summary']['auto'])}"
+        yield Row(name, f"{cells} | {_when(data)}", data, RACE)
 
 
-def _conversion() -> Iterator[Figure]:
-    data = "profiles/bench/epyc-lantern-emoji-batches.json"
-    run = read_run(ROOT / data)
-    for row in plain_rows(run):
-        if row["strategy"] != "vanilla":
-            text = f"{row['step_compression']:.2f}, {row['conversion']:.2f} |"
-            label = f"conversion of {row['strategy']}, batch {row['batch']}"
-            yield _figure(label, text, data, run.command, WINDOWS)
+def _others() -> Iterator[Row]:
+    for name, label in OTHER_RACES:
+        data = f"profiles/auto/{name}.json"
+        for strategy, found in _read(data)["batches"]["1"]["summary"].items():
+            cells = f"{label} | `{strategy}` | {_ratio(found)} | {_when(data)}"
+            yield Row(f"{name}, {strategy}", cells, data, RACE)
 
 
-def _float32() -> Iterator[Figure]:
-    rates: dict[str, dict[str, float]] = {}
-    told: dict[str, list[str]] = {}
-    for dtype in ("float32", "bfloat16"):
-        run = read_run(ROOT / f"profiles/bench/epyc-lantern-emoji-{dtype}.json")
+def _strategies() -> Iterator[Row]:
+    for name in ("batch1", "batches"):
+        data = f"profiles/bench/epyc-lantern-emoji-{name}.json"
+        run = read_run(ROOT / data)
         for row in plain_rows(run):
-            rate = row["tokens_per_second"]
-            rates.setdefault(row["strategy"], {})[dtype] = rate
-            told.setdefault(row["strategy"], []).append(f"{rate:.0f} ± {100 * row['spread']:.0f} %")
-    for strategy, found in rates.items():
-        cost = f"{100 * (1 - found['float32'] / found['bfloat16']):.0f} %"
-        data = "profiles/bench/epyc-lantern-emoji-float32.json"
+            strategy, batch = row["strategy"], row["batch"]
+            if strategy == "auto" or (name == "batches" and batch == 1):
+                continue  # raced above; and measured in the first run
+            low, high = row["speedup_interval"] or (1.0, 1.0)
+            cells = f"`{strategy}` | {batch} | {row['tokens_per_second']:.0f} | "
+            cells += f"{row['speedup'] or 1:.2f}x | {low:.2f}x to {high:.2f}x | "
+            cells += f"{row['step_compression']:.2f}"
+            moved = row["total_variation"] or 0.0
+            yield Row(f"{strategy}, batch {batch}", f"{cells} | {moved:.3f}", data, run.command)
+
+
+def _float32() -> Iterator[Row]:
+    rates: dict[str, dict[str, float]] = {}
+    for dtype in ("float32", "bfloat16"):
+        run = read_run(ROOT / (data := f"profiles/bench/epyc-lantern-emoji-{dtype}.json"))
+        for row in plain_rows(run):
+            rates.setdefault(row["strategy"], {})[dtype] = row["tokens_per_second"]
+    for strategy, rate in rates.items():
+        ratio = f"{rate['bfloat16'] / rate['float32']:.2f}x"
         command = "lantern-accel bench --batch 1 --repeats 4 --dtype float32 --strategy eagle"
-        yield _figure(f"what float32 costs, {strategy}", cost, data, command, STRATEGIES)
-        text = f"| {strategy} | {' | '.join(told[strategy])} | {cost} |"
-        yield _figure(f"{strategy} in both dtypes", text, data, command, BENCHMARKS)
+        yield Row(strategy, f"`{strategy}` | {ratio}", data, command)
 
 
-def _couplings() -> Iterator[Figure]:
-    command, data = GONE + "window_sources.py", "profiles/bench/epyc-couplings.json"
-    rows = _read(data)["rows"]
-    for name, label in COUPLED.items():
-        both = [rows[one]["pooled"] for one in (name, f"{name}, maximal")]
-        text = f"| {label} | {both[0]:.2f} | {both[1]:.2f} |"
-        yield _figure(f"tokens per step, {label}", text, data, command, STRATEGIES)
-    command, data = RACE, "profiles/auto/epyc-couplings.json"
-    found = _read(data)["batches"]["1"]["summary"]
-    for name in ("sjd", "eagle", "eagle2"):
-        cells = [
-            f"{found[one]['median']:.2f}x | {found[one]['tokens_per_step']:.2f}"
-            for one in (name, f"{name}@maximal")
-        ]
-        text = f"| `{name}` | {' | '.join(cells)} |"
-        yield _figure(f"{name} under both couplings", text, data, command, STRATEGIES)
+def _step(found: Any) -> tuple[float, float]:
+    """Return the medians of a plain step and of a step over eight nodes, ms."""
+    return (
+        statistics.median(statistics.median(s["ms"]) for s in found["steps"] if s["nodes"] == 1),
+        next(statistics.median(s["ms"]) for s in found["steps"] if s["nodes"] == 8),
+    )
 
 
-def _sources() -> Iterator[Figure]:
-    command, data = GONE + "window_sources.py", "profiles/bench/epyc-couplings.json"
-    rows = _read(data)["rows"]
-    for name, label in SOURCES.items():
-        text = f"| {label} | {rows[name]['pooled']:.2f} | {rows[name]['one_token']:.0%} |"
-        yield _figure(f"drafts of a window, {name}", text, data, command, WINDOWS)
+def _sizes() -> Iterator[Row]:
+    for name, machine, model in SIZES:
+        plain, wide = _step(_read(data := f"profiles/stepcost/{name}.json"))
+        cells = f"{machine} | {model} | {plain:.1f} ms | {wide / plain:.2f}x | {_when(data)}"
+        yield Row(name, cells, data, f"{STEPS} --size")
 
 
-def _floor() -> Iterator[Figure]:
-    data = "profiles/bench/epyc-floor.json"
-    for run in _read(data)["runs"]:
-        one, nine = run["steps"]["vanilla"], run["steps"]["tree"]
-        reads = max(run["bandwidth"].values()) / 1e9
-        cells = [
-            f"{run['dtype']}, {run['threads']}",
-            f"{reads:.1f} GB/s",
-            f"{run['rate'] / 1e9:.0f} G/s",
-            f"{1e3 * one['seconds']:.1f} ms",
-            f"{100 * one['share_of_floor']:.0f} %",
-            f"{1e3 * nine['seconds']:.1f} ms",
-            f"{100 * nine['share_of_floor']:.0f} %",
-            f"{run['tree_in_vanilla_steps']:.2f}",
-            f"{one['times_as_fast']:.1f}x, {nine['times_as_fast']:.1f}x",
-        ]
-        label = f"a pass and its floor, {cells[0]}"
-        command = GONE + "cpu_floor.py"
-        yield _figure(label, f"| {' | '.join(cells)} |", data, command, BENCHMARKS)
+def _rows() -> Iterator[Row]:
+    for name, machine, model in SIZES:
+        steps = _read(data := f"profiles/stepcost/{name}.json")["steps"]
+        ms = {s["nodes"]: statistics.median(s["ms"]) for s in steps if s["kind"] == "pass"}
+        if ms:
+            cells = " | ".join(f"{ms[n] / ms[2]:.2f}" for n in (8, 16, 32, 64))
+            yield Row(name, f"{machine} | {model} | {cells}", data, f"{STEPS} --size")
 
 
-def _stepcost() -> Iterator[Figure]:
-    for name, rows in STEPS.items():
-        data = f"profiles/stepcost/epyc-{name}.json"
-        found = _read(data)
-        plain, nodes = _steps(found)
-        floor = 1e3 * found["steps"][0]["floor_bytes"] / found["ceilings"]["read_bytes_per_s"]
-        share = [100 * floor / ms for ms in reversed(plain)]
-        text = (
-            f"| {rows} | {plain[0]:.0f} to {plain[1]:.0f} ms | {floor:.0f} ms | {share[0]:.0f} to "
-        )
-        text += f"{share[1]:.0f} % | {nodes:.0f} ms |"
-        yield _figure(
-            f"steps of {name}", text, data, f"lantern-accel stepcost --size {name}", BENCHMARKS
-        )
+def _quantized() -> Iterator[Row]:
+    for machine, label in (("epyc", "AMD EPYC, Zen 5"), ("zen3", "AMD EPYC, Zen 3")):
+        for weights in ("full", "int8"):
+            data = f"profiles/stepcost/{machine}-llamagen-b-{weights}.json"
+            plain, wide = _step(_read(data))
+            cells = f"{label} | `{weights}` | {plain:.1f} ms | {wide:.1f} ms"
+            command = f"{STEPS} --size llamagen-b-256 --weights {weights}"
+            yield Row(f"{machine}, {weights}", f"{cells} | {_when(data)}", data, command)
 
 
-def _sized() -> Iterator[Figure]:
-    for size, pixels, prompts in (("B", 256, 8), ("XL", 384, 8)):
-        name = f"llamagen-{size.lower()}-{pixels}"
-        data = f"profiles/auto/epyc-{name}.json"
-        found = _read(data)["batches"]["1"]["summary"]["auto"]
-        text = f"| LlamaGen-{size}, {pixels} pixels, {prompts} prompts | {found['median']:.2f}x | "
-        text += f"{found['least']:.2f}x | {found['most']:.2f}x | {found['below_0.97']} |"
-        command = f"python tools/race_auto.py --size {name}"
-        yield _figure(f"auto at the size of {name}", text, data, command, BITS)
-
-
-def _machine(machine: str, rows: dict[str, str]) -> Iterator[Figure]:
-    for name, label in rows.items():
-        data = f"profiles/auto/{machine}-{name}.json"
-        found = next(iter(_read(data)["batches"].values()))["summary"]["auto"]
-        text = f"| {label} | {found['median']:.2f}x | {found['least']:.2f}x | "
-        text += f"{found['most']:.2f}x | {found['below_0.97']} | {found['tokens_per_step']:.2f} |"
-        yield _figure(f"auto on {machine}, {name}", text, data, RACE, BENCHMARKS)
-
-
-def _passes() -> Iterator[Figure]:
-    for size in ("b", "xl"):
-        costs = _read(data := f"profiles/stepcost/xeon-llamagen-{size}.json")["steps"]
-        ms = {c["nodes"]: statistics.median(c["ms"]) for c in costs if c["kind"] == "pass"}
-        text = f"| LlamaGen-{size.upper()} | "
-        text += " | ".join(f"{ms[n] / ms[2]:.2f}" for n in (8, 16, 32, 64)) + " |"
-        yield _figure(f"rows on xeon, {size}", text, data, "lantern-accel stepcost", BENCHMARKS)
-
-
-def _rounded_steps(machine: str, page: str) -> Iterator[Figure]:
-    plain: dict[str, list[float]] = {}
-    for weights in ("full", "int8"):
-        data = f"profiles/stepcost/{machine}-llamagen-b-{weights}.json"
-        found = _read(data)
-        plain[weights], nodes = _steps(found)
-        floor = 1e3 * found["steps"][0]["floor_bytes"] / found["ceilings"]["read_bytes_per_s"]
-        low, high = plain[weights]
-        text = f"| `{weights}` | {low:.1f} to {high:.1f} ms | {100 * floor / high:.0f} to "
-        text += f"{100 * floor / low:.0f} % | {nodes:.1f} ms |"
-        command = f"lantern-accel stepcost --size llamagen-b-256 --weights {weights}"
-        yield _figure(f"a step in {weights}, {machine}", text, data, command, page)
-
-
-def _steps(found: Any) -> tuple[list[float], float]:
-    """Return the least and the most of a plain step's medians, and a pass over eight nodes; ms."""
-    plain = [statistics.median(one["ms"]) for one in found["steps"] if one["nodes"] == 1]
-    wide = next(statistics.median(one["ms"]) for one in found["steps"] if one["nodes"] == 8)
-    return [min(plain), max(plain)], wide
-
-
-def _races() -> Iterator[Figure]:
-    for name, settings in RACES.items():
-        for dtype, threads in settings:
-            which = f"{threads}-thread{'s' * (threads > 1)}"
-            data = f"profiles/races/{name}-cpu-{which}-{dtype}.json"
-            runners = {one["name"]: one["laps"] for one in _read(data)["runners"]}
-            ours, theirs = runners.pop("ours"), runners.popitem()[1]
-            times = [[lap["seconds"] / _work(lap) for lap in laps] for laps in (theirs, ours)]
-            ratio = statistics.median(times[0]) / statistics.median(times[1])
-            by_image = [a / b for a, b in zip(*times, strict=True)]
-            each = [f"{1e3 * statistics.median(one):.1f}" for one in times]
-            text = f"{dtype}, {threads} | {each[0]} | {each[1]} | {ratio:.1f}x | "
-            text += f"{min(by_image):.1f} to {max(by_image):.1f} |"
-            lantern = name.startswith("lantern")
-            command = GONE + "race_lantern.py" if lantern else "python tools/race_official.py"
-            yield _figure(f"{name}, {dtype}, {which}", text, data, command, BENCHMARKS)
-            if name == "llamagen-b" and threads == 2:
-                label = f"plain decoding at B, {dtype}"
-                yield _figure(label, f"{ratio:.1f} ({dtype})", data, command, README)
+def _official() -> Iterator[Row]:
+    for name, label in OFFICIAL:
+        data = f"profiles/races/{name}.json"
+        runners = {one["name"]: one["laps"] for one in _read(data)["runners"]}
+        ours, theirs = runners.pop("ours"), runners.popitem()[1]
+        times = [[lap["seconds"] / _work(lap) for lap in laps] for laps in (theirs, ours)]
+        ratio = statistics.median(times[0]) / statistics.median(times[1])
+        by_image = [a / b for a, b in zip(*times, strict=True)]
+        each = " | ".join(f"{1e3 * statistics.median(one):.1f} ms" for one in times)
+        cells = f"{label} | {each} | {ratio:.1f}x | {min(by_image):.1f}x to {max(by_image):.1f}x"
+        lantern = name.startswith("lantern")
+        command = GONE + "race_lantern.py" if lantern else "python tools/race_official.py"
+        yield Row(name, f"{cells} | {_when(data)}", data, command)
 
 
 def _work(lap: Any) -> float:
     return float(next(iter(lap["work"].values())))
 
 
-def _evaluation() -> Iterator[Figure]:
+def _evaluation(part: str) -> Iterator[Row]:
     data = "docs/evaluation/lantern-emoji.json"
     report = Evaluation.model_validate_json((ROOT / data).read_text(encoding="utf-8"))
-    tables = runpy.run_path(str(ROOT / "tools" / "evaluation_pages.py"))
+    made = runpy.run_path(str(ROOT / "tools" / "evaluation_pages.py"))[part]
     command = "python tools/lantern-emoji evaluate --model lantern-emoji"
-    for name, page in (("frontier", "docs/notes.md"), ("distances", "docs/evaluation.md")):
-        for number, row in enumerate(list(tables[name](report))[2:]):
-            yield _figure(f"{name} of relaxation, {number}", row, data, command, page)
+    for number, row in enumerate(list(made(report))[2:]):
+        yield Row(f"{number}", row.removeprefix("| ").removesuffix(" |"), data, command)
 
 
-def _load() -> Iterator[Figure]:
+def _load() -> Iterator[Row]:
     for slots in (1, 4):
         data = f"profiles/load/epyc-slots{slots}.json"
         found = _read(data)
-        late, first = found["latency_s"], found["first_partial_s"]["p50"]
-        text = f"| {slots} | {found['images_per_s']:.2f} | {late['p50']:.1f} s | {late['p95']:.1f} s | "
-        text += f"{late['p99']:.1f} s | {first:.1f} s |"
-        yield _figure(f"a service of {slots} rows", text, data, "python tools/load.py", SERVING)
+        late = " | ".join(f"{found['latency_s'][one]:.1f} s" for one in ("p50", "p95", "p99"))
+        first = found["first_partial_s"]["p50"]
+        cells = f"{slots} | {found['images_per_s']:.2f} | {late} | {first:.1f} s"
+        yield Row(f"{slots} rows", cells, data, "python tools/load.py")
 
 
-def _busy() -> Iterator[Figure]:
-    data = "profiles/busy/epyc.json"
-    found = _read(data)["strategies"]
-    for name, label in (("auto", "`auto`"), ("vanilla", "plain decoding")):
-        quiet, busy = found[name]["quiet"], found[name]["busy"]
-        ratios = [b / q for b, q in zip(busy, quiet, strict=True)]
-        text = f"| {label} | {statistics.median(quiet):.2f} s | {statistics.median(busy):.2f} s | "
-        text += f"{found[name]['ratio']:.1f} ({min(ratios):.1f} to {max(ratios):.1f}) |"
-        command = GONE + "busy_machine.py"
-        yield _figure(f"a busy machine, {name}", text, data, command, ROBUSTNESS)
-
-
-def _xla() -> Iterator[Figure]:
+def _xla() -> Iterator[Row]:
     rates: dict[str, list[float]] = {}
     for device in ("cpu", "xla"):
         data = f"profiles/measured/xla/run-{device}.json"
         for row in plain_rows(read_run(ROOT / data)):
             rates.setdefault(row["strategy"], []).append(row["tokens_per_second"])
     for name in ("vanilla", "scd"):
-        text = " | ".join(f"{rate:.3g}" for rate in rates[name])
-        yield _figure(f"{name} on two devices", text, data, "lantern-accel profile", XLA)
+        cells = f"{name} | " + " | ".join(f"{rate:.3g}" for rate in rates[name])
+        yield Row(name, cells, data, "lantern-accel profile")
+
+
+def _couplings() -> Iterator[Row]:
+    rows = _read(data := "profiles/bench/epyc-couplings.json")["rows"]
+    for name, label in COUPLED.items():
+        both = [f"{rows[one]['pooled']:.2f}" for one in (name, f"{name}, maximal")]
+        yield Row(name, f"{label} | {' | '.join(both)}", data, GONE + "window_sources.py")
+
+
+def _windows() -> Iterator[Row]:
+    rows = _read(data := "profiles/bench/epyc-couplings.json")["rows"]
+    for name, label in WINDOWS.items():
+        cells = f"{label} | {rows[name]['pooled']:.2f} | {100 * rows[name]['one_token']:.0f} %"
+        yield Row(name, cells, data, GONE + "window_sources.py")
+
+
+def _costs() -> Iterator[Row]:
+    data = "profiles/auto/epyc-composed-batch1.json"
+    for one in _read(data)["batches"]["1"]["auto"]["drafts"]["draft_lengths"]:
+        drafts = "none" if one["length"] == 1 else f"window of {one['length']}"
+        cost, tokens = one["cost"], one["tokens_per_step"]
+        yield Row(
+            drafts, f"{drafts} | {cost:.2f} | {tokens:.2f} | {tokens / cost:.2f}x", data, RACE
+        )
+
+
+def _floor() -> Iterator[Row]:
+    data = "profiles/bench/epyc-floor.json"
+    for run in _read(data)["runs"]:
+        one, nine = run["steps"]["vanilla"], run["steps"]["tree"]
+        label = f"{run['dtype']}, {run['threads']}"
+        cells = f"{label} | {1e3 * one['seconds']:.1f} ms | {100 * one['share_of_floor']:.0f} % | "
+        cells += f"{1e3 * nine['seconds']:.1f} ms | {run['tree_in_vanilla_steps']:.2f}"
+        yield Row(label, cells, data, GONE + "cpu_floor.py")
+
+
+def _busy() -> Iterator[Row]:
+    found = _read(data := "profiles/busy/epyc.json")["strategies"]
+    for name, both in found.items():
+        quiet, busy = both["quiet"], both["busy"]
+        ratios = [b / q for b, q in zip(busy, quiet, strict=True)]
+        cells = f"`{name}` | {statistics.median(quiet):.2f} s | {statistics.median(busy):.2f} s | "
+        cells += f"{both['ratio']:.1f}x ({min(ratios):.1f}x to {max(ratios):.1f}x)"
+        yield Row(name, cells, data, GONE + "busy_machine.py")
+
+
+def rewritten(page: str, text: str) -> str:
+    """Return a page with its marked tables as the data have them."""
+    for name, made in tables().items():
+        if made.page == page and made.head:
+            marks = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.S)
+            text = marks.sub(lambda m, made=made: f"{m[1]}{made.markdown()}\n{m[2]}", text)  # type: ignore[misc]  # mypy knows no default of a lambda's argument
+    return text
 
 
 if __name__ == "__main__":
+    for of in sorted({made.page for made in tables().values()}):
+        if (path := ROOT / of).is_file():
+            path.write_text(rewritten(of, path.read_text(encoding="utf-8")), encoding="utf-8")
     OUT.write_text(json.dumps({"figures": figures()}, indent=1) + "\n", encoding="utf-8")

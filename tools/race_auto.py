@@ -9,7 +9,7 @@ were chosen on the built-in ones, so figures for publication come from others:
 
     python tools/race_auto.py --file tools/lantern-emoji/prompts.txt --draw 2211 -o race-auto.json
 
-A strategy's name may have a coupling behind it, to compare the two (docs/strategies.md):
+A strategy's name may have a coupling behind it, to compare the two (docs/exactness.md):
 
     python tools/race_auto.py --file tools/lantern-emoji/composed.txt --strategy sjd@maximal
 

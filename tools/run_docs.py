@@ -85,10 +85,11 @@ class Command:
 
 
 def pages() -> list[Path]:
-    """Return README and every page of the documentation."""
+    """Return README and every written page of docs/ and dev/."""
     made = {"commands.md", "api.md", "values.md", "device.md", "testing.md"}
     found = sorted((ROOT / "docs").rglob("*.md"))
-    return [ROOT / "README.md", *(path for path in found if path.name not in made)]
+    site = [path for path in found if path.parent.name != "reference" or path.name not in made]
+    return [ROOT / "README.md", *site, *sorted((ROOT / "dev").glob("*.md"))]
 
 
 def commands(page: Path) -> Iterator[Command]:

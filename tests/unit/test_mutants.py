@@ -1,7 +1,7 @@
 """Ten faults that once passed every test: each is planted in the source, and its law must find it.
 
 A law takes the module that it is about, and holds of the module as it is. ``tests/mutants.py`` plants
-faults of its own; docs/mutants.md says what survived.
+faults of its own; dev/testing.md says what survived.
 """
 
 from __future__ import annotations

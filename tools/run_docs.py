@@ -32,7 +32,7 @@ LEFT_OUT = {
     r"^(git|pip) ": "fetches; the environment that runs this has what it brings",
     r"^python -m venv|^cd |^\. ": "makes an environment",
     r"^pytest|pytest -m": "the tests themselves",
-    r"^(curl|aiperf|vllm|python -m sglang|python tools/load\.py)": "needs a server that runs; "
+    r"^(curl|aiperf|vllm|python -m sglang)|load\.(py|json)": "needs a server that runs; "
     "tests/end_to_end/test_serve_process.py starts one",
     r"^lantern-accel serve": "runs until it is stopped; tests/end_to_end/test_serve_process.py",
     r"^(docker|accelerate) |keep-torch|habana_frameworks": "needs a vendor's image or several devices",
@@ -44,7 +44,7 @@ LEFT_OUT = {
     r"(?! --weights)": "fetches gigabytes",
     r"captions_val2017|PartiPrompts|pretrained_models|ckpts/|path/to/beach|CLONE|FOLDER": "needs the "
     "reader's files",
-    r"^lantern-accel train|^python tools/lantern-emoji|--model M ": "trains for hours; "
+    r"^lantern-accel train|^python tools/lantern-emoji|--model (M |NEW$)": "trains for hours; "
     "tests/end_to_end/test_train.py trains tiny ones",
     r"gpu=a\.json": "needs runs of two devices; tests/unit/report",
     r"-o profiles/measured/|report_picture": "writes committed files; tests/unit/report, and "

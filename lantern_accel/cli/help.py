@@ -26,7 +26,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Relaxation": ("relaxed", "tv_budget", "accept"),
     "Sampling": ("temperature", "top_k", "top_p", "cfg_scale", "guidance_scale", "negative_prompt"),
 }  # fmt: skip
-#: Which of the commands that measure is for what; docs/measuring.md says more.
+#: Which of the commands that measure is for what; docs/compare-hardware.md says more.
 WHICH = (
     "To measure: `bench` compares strategies here in minutes and prints a table. `profile` writes a run "
     "with prices and raw samples, for `compare` and for others. `stepcost` times steps of real model "

@@ -59,7 +59,7 @@ def add(
 ) -> None:
     """Check a run (complete, clocks, plausible rates) and file it with its environment.
 
-    Exit code 2 where it cannot be filed. docs/measure.md leads from a rented card to here.
+    Exit code 2 where it cannot be filed. docs/compare-hardware.md has the steps before it.
     """
     from lantern_accel.device.datasheets import all_profiles, profiles_dir
     from lantern_accel.measure.reading import read_run

@@ -32,7 +32,7 @@ that names a module like this one:
 [('Abacus, 10 rods',)]
 
 In a package of its own, put ``Backend`` in a second module that ``open`` imports, so that listing
-devices imports no SDK. A family of models is written in the same way; docs/families.md does it from an
+devices imports no SDK. A family of models is written in the same way; docs/models.md does it from an
 empty folder.
 """
 

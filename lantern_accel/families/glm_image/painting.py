@@ -100,6 +100,6 @@ def _release(tokenizer: Path) -> Path:
     if absent:
         raise ModelError(
             f"the diffusion half in {folder} lacks {', '.join(absent)}; fetch all of zai-org/GLM-Image, "
-            "or give the tokens to a GlmImagePipeline as prior_token_ids (docs/integrations.md)"
+            "or give the tokens to a GlmImagePipeline as prior_token_ids (docs/models.md)"
         )
     return folder

@@ -21,7 +21,7 @@ CODE = "<MOVQGAN"
 UNIT, UNIT_PIXELS = 4, 32
 #: No side of a picture has more units.
 MOST_UNITS = 64
-#: What begins the instruction for two panels, which users write out (``docs/families.md``).
+#: What begins the instruction for two panels, which users write out (``docs/models.md``).
 TWO_PANELS = "Generate a dual-panel image of "
 _NAMES = {
     "image_start": "<racm3:break>",

@@ -203,7 +203,7 @@ def lantern_accel_families():
 
 
 def test_the_tutorial_lists_every_method_with_its_level() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "families.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `")]
     levels = {
         name.strip(" `"): level.strip()

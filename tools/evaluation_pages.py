@@ -1,7 +1,8 @@
 """Write tables and pictures of the evaluation's pages: ``python tools/evaluation_pages.py EVAL.json``.
 
 Text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` in docs/evaluation.md, dev/measurements.md and the
-model card is replaced; what the rule for defaults picks is printed, and compared with the model's own defaults.
+model card is replaced; what the rule for defaults picks is printed, and compared with the model's own
+defaults.
 """
 
 from __future__ import annotations

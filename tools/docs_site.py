@@ -42,10 +42,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Make links and pictures lead to pages of the site, and name files that the site does not have."""
-    return on_site(markdown, page.file.src_uri)
+    return site_text(markdown, page.file.src_uri)
 
 
-def on_site(markdown: str, source: str) -> str:
+def site_text(markdown: str, source: str) -> str:
     """Return the text of the page ``source`` with its links as the site has them."""
     folder = "" if source in FROM_ROOT.values() else f"docs/{source}/.."
 

@@ -1,8 +1,8 @@
 """Compile every Triton kernel of the CUDA backend for cards that are not here; write what they take.
 
-``python tools/kernel_table.py`` compiles for sm_86 and sm_90 with the tools that the package triton
-brings, and writes registers, shared memory and occupancy between the marks of dev/backends.md. It ends with
-1 where a register spills. ``--check`` writes nothing. Nothing runs, and nothing is said about time.
+``python tools/kernel_table.py`` compiles for sm_86 and sm_90 with the package triton, and writes
+registers, shared memory and occupancy into dev/backends.md. It ends with 1 where a register spills.
+``--check`` writes nothing. Nothing runs, and nothing is said about time.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ RECOMMENDED = {
     "host_copy": "a blocking copy per read: the device waits for the host",
     "attend": "`scaled_dot_product_attention` over the whole cache, empty slots included",
 }
-"""Members that have a reference, and what it hides or costs; docs/porting.md lists every member."""
+"""Members that have a reference, and what it hides or costs; the site's reference lists every member."""
 
 #: What has no reference, and what a backend does not write.
 REQUIRED = (

@@ -41,7 +41,7 @@ def drafter_weights(path: Path) -> Path:
     if (path / "checkpoint.pt").is_file():
         raise CheckpointError(
             f"the training of the drafter in {path} has not ended; run the same `lantern-accel train "
-            "drafter` again to go on, or decode without one: --drafter none"
+            "drafter` again to go on, or decode without one: --use drafter=none"
         )
     return path
 

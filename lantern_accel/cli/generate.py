@@ -15,8 +15,9 @@ from lantern_accel.cli.console import bar, note, print_json, say, warn
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
-from lantern_accel.generation.settings import check_prompts, exactly, option_name, read_settings
+from lantern_accel.generation.settings import check_prompts, option_name, read_settings
 from lantern_accel.prompts import read_prompts
+from lantern_accel.strategy.choose import read_strategy
 from lantern_accel.strategy.values import StaticTree
 
 if TYPE_CHECKING:
@@ -63,14 +64,6 @@ def generate(
         False, "--resume", help="Draw only what is missing after the same command was interrupted."
     ),
     load: LoadingParts,
-    exact_dtype: bool = typer.Option(
-        False,
-        "--exact-dtype",
-        help="Compute in float32, in which exact strategies draw what vanilla draws; it costs speed.",
-    ),
-    embeddings: Path = typer.Option(
-        None, help="The prompts' features (.safetensors, .npz), in place of the text encoder."
-    ),
     scale: int = typer.Option(1, min=1, max=16, help="Enlarge the written pictures."),
     grid: bool = typer.Option(
         False, "--grid", help="Write all images into one picture, a row per prompt."
@@ -79,11 +72,6 @@ def generate(
         False,
         "--no-metadata",
         help="Leave prompt, seed, model, strategy and version out of a PNG's text.",
-    ),
-    verbose: bool = typer.Option(
-        False,
-        "--verbose",
-        help="Also print what was decided before the first image: batch by batch.",
     ),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but errors."),
     **settings: Any,
@@ -94,13 +82,16 @@ def generate(
     """
     from lantern_accel.cli.pictures import Pictures, check_files, free_name
 
-    if exact_dtype:
-        load = replace(load, dtype=exactly(load.dtype))
+    if settings["strategy"] is not None:
+        named = strategy_words([settings["strategy"]], presets=True)
+        if len(named) > 1:
+            raise RequestError("--strategy draws with one strategy; name one of them")
+        settings |= {"strategy": None} | read_strategy(named[0])
     into_folder = prompts_file is not None and output is not None and not output.suffix
     if into_folder or workers is not None:
         clash = {"PROMPT": prompts, "--json": as_json, "--stats": stats_path, "--grid": grid,
-                 "--embeddings": embeddings, "--scale": scale != 1, "--overwrite": overwrite,
-                 "--no-metadata": no_metadata}  # fmt: skip
+                 "--use embeddings": "embeddings" in load.keywords(), "--scale": scale != 1,
+                 "--overwrite": overwrite, "--no-metadata": no_metadata}  # fmt: skip
         for name, given in clash.items():
             if given:
                 raise RequestError(f"a folder takes one file per row of prompts; leave {name} out")
@@ -108,15 +99,13 @@ def generate(
         return _draw_folder(prompts_file, output, workers, load, settings, resume, quiet)
     words = [*(prompts or []), *(read_prompts(prompts_file) if prompts_file else [])]
     check_prompts(words)
-    if settings["strategy"] is not None and len(strategy_words([settings["strategy"]])) > 1:
-        raise RequestError("--strategy draws with one strategy; name one of them")
     asked = read_settings(settings, option_name)
     count = len(words) * (asked.num_images or 1)
     files = 1 if grid else count
     if output is None:
         output = Path("lantern.png") if overwrite or resume else free_name(files)
     check_files(output, stats_path, files, overwrite=overwrite, resume=resume)
-    with load.opened(quiet, embeddings=embeddings, size=asked.size) as pipeline:
+    with load.opened(quiet, size=asked.size) as pipeline:
         prompt = words[0] if len(words) == 1 else words
         pipeline.request(prompt, **settings)
         pictures = Pictures(
@@ -143,8 +132,6 @@ def generate(
             say("every image is there already", label="nothing to draw", style="bold")
         else:
             _summary(result)
-            for line in result.stats.decision.text() if verbose else ():
-                say(line, label="decided", style="bold")
         if pictures.written:
             say(", ".join(map(str, pictures.written)), label="wrote", style="bold green")
 

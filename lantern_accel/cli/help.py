@@ -18,12 +18,11 @@ from lantern_accel.errors import EXIT_CODES
 GROUPS: dict[str, tuple[str, ...]] = {
     "What to draw, and where it goes": (
         "output", "overwrite", "stats_path", "as_json", "prompts", "prompts_file", "prompt", "num_images",
-        "size", "seed", "grid", "scale", "no_metadata", "resume", "quiet", "verbose", "workers",
+        "size", "seed", "grid", "scale", "no_metadata", "resume", "quiet", "workers",
     ),
-    "Model": ("model", "vq", "drafter", "head", "text_encoder", "text_device", "embeddings", "weights"),
-    "Device": ("device", "dtype", "exact_dtype", "threads", "option", "batch", "batch_size"),
-    "Drafting": ("preset", "strategy", "tree", "window", "bits", "one", "coupling"),
-    "Relaxation": ("relaxed", "tv_budget", "accept"),
+    "Model": ("model", "use", "weights"),
+    "Device": ("device", "dtype", "threads", "option", "batch", "batch_size"),
+    "Drafting": ("strategy", "relaxed", "preset", "tree", "window", "bits", "one", "tv_budget"),
     "Sampling": ("temperature", "top_k", "top_p", "cfg_scale", "guidance_scale", "negative_prompt"),
 }  # fmt: skip
 #: Which of the commands that measure is for what; docs/compare-hardware.md says more.

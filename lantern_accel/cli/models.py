@@ -12,13 +12,11 @@ import typer
 from lantern_accel import bounds
 from lantern_accel.cli.console import print_json, say, show_table
 from lantern_accel.cli.options import (
+    PARTS,
+    USE,
     AsJson,
-    DrafterPart,
     Dtype,
-    HeadPart,
-    TextDevice,
-    TextPart,
-    TokenizerPart,
+    read_parts,
 )
 from lantern_accel.errors import RequestError
 
@@ -158,10 +156,7 @@ def _memory_cells(row: dict[str, Any]) -> list[str]:
 @commands.command("check")
 def check(
     path: Path = typer.Argument(..., metavar="PATH", help="A folder or file of weights."),
-    vq: TokenizerPart = None,
-    drafter: DrafterPart = None,
-    head: HeadPart = None,
-    text_encoder: TextPart = None,
+    use: list[str] = USE,
     as_json: AsJson = False,
 ) -> None:
     """Say what PATH holds and what is missing; exit code 1 if no image can be drawn with it."""
@@ -170,7 +165,7 @@ def check(
     from lantern_accel.models.hub import human_size
     from lantern_accel.models.locate import named_parts
 
-    given = named_parts(vq=vq, drafter=drafter, head=head, text_encoder=text_encoder)
+    given = named_parts(**read_parts(use, PARTS[:4]))
     found = examine(path, given)
     if as_json:
         print_json({**found.model_dump(mode="json"), "usable": found.usable})
@@ -206,14 +201,15 @@ def plan(
         "auto", help="Strategy to plan for; auto: the most that auto may take."
     ),
     tree: str = typer.Option(None, help="As for generate."),
-    head: HeadPart = None,
+    use: list[str] = typer.Option(
+        [], metavar="NAME=PATH", help="head=FILE, a draft head; text-device=cpu. Repeat for both."
+    ),
     picture: str = typer.Option(
         None,
         "--size",
         metavar="WxH",
         help="Width and height in pixels, where a model draws several.",
     ),
-    text_device: TextDevice = "device",
     as_json: AsJson = False,
 ) -> None:
     """Say what memory MODEL takes and whether it fits, before anything is loaded or fetched.
@@ -224,8 +220,9 @@ def plan(
     from lantern_accel.generation.settings import read_size
     from lantern_accel.memory.plan import parse_size, planner_for
 
-    if text_device not in ("device", "cpu"):
-        raise RequestError(f"--text-device is device or cpu, not {text_device!r}")
+    parts = read_parts(use, ("head", "text_device"))
+    if parts.get("text_device", "cpu") not in ("device", "cpu"):
+        raise RequestError(f"text-device is device or cpu, not {parts['text_device']!r}")
     if device is not None and not device.strip():
         raise RequestError("--device is empty; name a backend or a device profile, or leave it out")
     planner = planner_for(
@@ -233,9 +230,9 @@ def plan(
         device=device or "",
         memory=parse_size(memory) if memory is not None else None,
         dtype=dtype,
-        text_device=text_device,  # type: ignore[arg-type]
+        text_device=parts.get("text_device", "device"),
         picture=None if picture is None else read_size(picture),
-        head=head,
+        head=parts.get("head"),
     )
     chosen = planner.strategy(strategy, tree=tree)
     sampling = planner.manifest.defaults.sampling

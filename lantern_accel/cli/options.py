@@ -8,7 +8,6 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -26,15 +25,8 @@ Number = TypeVar("Number", int, float)
 #: One option that several commands have, as the type of a parameter or of a group's field.
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
-DrafterPart = Annotated[
-    str | None, typer.Option(help="A drafter stored elsewhere; none: decode without one.")
-]
-HeadPart = Annotated[
-    str | None, typer.Option(help="A draft head stored elsewhere; none: decode without one.")
-]
-TextDevice = Annotated[str, typer.Option(help="Where a large text encoder runs: device or cpu.")]
-TextPart = Annotated[Path | None, typer.Option(help="A text encoder's folder stored elsewhere.")]
-TokenizerPart = Annotated[Path | None, typer.Option(help="An image tokenizer stored elsewhere.")]
+#: What ``--use`` names, as :func:`lantern_accel.load` takes it.
+PARTS = ("vq", "drafter", "head", "text_encoder", "text_device", "embeddings")
 Weights = Annotated[
     str,
     typer.Option(
@@ -44,6 +36,13 @@ Weights = Annotated[
 ]
 OPTION = typer.Option(
     [], metavar="NAME=VALUE", help="An option of the backend (compile=on); repeat for several."
+)
+USE = typer.Option(
+    [],
+    metavar="NAME=PATH",
+    help="A part stored elsewhere: vq (image tokenizer), drafter, head, text-encoder, or embeddings (the "
+    "prompts' features). drafter=none and head=none decode without; text-device=cpu keeps a large text "
+    "encoder off the device. Repeat for several.",
 )
 
 
@@ -114,11 +113,12 @@ class LoadingParts(Loading):
     """A model whose parts may lie elsewhere, or be in fewer bits."""
 
     weights: Weights = "full"
-    vq: TokenizerPart = None
-    drafter: DrafterPart = None
-    head: HeadPart = None
-    text_encoder: TextPart = None
-    text_device: TextDevice = "device"
+    use: list[str] = field(default_factory=list, metadata={"option": USE})
+
+    def keywords(self) -> dict[str, Any]:
+        given = super().keywords()
+        parts = read_parts(given.pop("use"))
+        return {**given, **parts}
 
 
 def whole_numbers(option: str, given: Sequence[str], least: int, most: int) -> list[int]:
@@ -196,6 +196,22 @@ def read_options(given: Sequence[str], threads: int | None = None) -> dict[str, 
         number = whole(value)
         options[name] = value if number is None else number
     return options
+
+
+def read_parts(given: Sequence[str], known: Sequence[str] = PARTS) -> dict[str, Any]:
+    """Read ``--use``, NAME=PATH; raises RequestError for a name that is not ``known``, or no path."""
+    parts: dict[str, Any] = {}
+    for text in given:
+        name, _, path = text.partition("=")
+        key = name.strip().replace("-", "_")
+        if key not in known or not path:
+            listed = ", ".join(one.replace("_", "-") for one in known)
+            raise RequestError(
+                f"--use takes NAME=PATH with one of the names {listed}, not {text[:80]!r}"
+                f"{did_you_mean(key, known)}"
+            )
+        parts[key] = path
+    return parts
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ import typer
 from lantern_accel import bounds
 from lantern_accel.cli.console import print_json, say
 from lantern_accel.cli.options import (
+    USE,
     OnDevice,
-    TextPart,
-    TokenizerPart,
     option,
+    read_parts,
     with_options,
 )
 from lantern_accel.errors import DataError, DiskFullError
@@ -93,8 +93,7 @@ class Learning(Training):
     size: str | None = option(
         "For a model that draws several sizes: width and height in pixels.", metavar="WxH"
     )
-    vq: TokenizerPart = None
-    text_encoder: TextPart = None
+    use: list[str] = field(default_factory=list, metadata={"option": USE})
     into: Path | None = option(
         "For a model that is a folder: write a copy of it here, with what was trained."
     )
@@ -119,7 +118,7 @@ class Learning(Training):
         if self.into is not None and not (folder / "model.json").is_file():
             raise DataError(
                 f"--into writes a model folder, and {self.model} has no model.json; leave it out and "
-                f"name the {part} when drawing: --{part} {out}"
+                f"name the {part} when drawing: --use {part}={out}"
             )
         lines: list[str | int] = []
         if self.prompts is not None:
@@ -130,10 +129,9 @@ class Learning(Training):
                 self.model,
                 device=self.device,
                 options=self.options,
-                vq=self.vq,
+                **read_parts(self.use, ("vq", "text_encoder", "text_device")),
                 drafter="none",
                 head="none",
-                text_encoder=self.text_encoder,
             ) as pipeline,
         ):
             if part == "head" and not lines:

@@ -147,7 +147,7 @@ class PromptedDrafter(Drafter):
             if any(abs(a - b) > most for a, b in zip(known, here, strict=True)):
                 raise CheckpointError(
                     "the drafter was trained on another model of the same sizes; name this model's own "
-                    "with --drafter, or decode without one: --drafter none"
+                    "with --use drafter=PATH, or decode without one: --use drafter=none"
                 )
         self.words, self.codes = target.tok_embeddings.weight.detach(), target.code_table.detach()
         self._place(target)

@@ -31,7 +31,7 @@ from lantern_accel.families.prompted_drafter import (
 from lantern_accel.families.tokenizer import CAPTIONS, PromptText, bucket, check_texts, left_pad
 from lantern_accel.nn.drafter import Drafter
 
-_HINT = "name another with --drafter, or decode without one: --drafter none"
+_HINT = "name another with --use drafter=PATH, or decode without one: --use drafter=none"
 
 
 def read_drafter(manifest: PromptedManifestT, path: Path) -> tuple[PromptedDrafterConfig, Path]:

@@ -22,7 +22,7 @@ from lantern_accel.bounds import (
 )
 from lantern_accel.errors import RequestError, did_you_mean, half_pair, out_of_bounds, plain, shown
 from lantern_accel.records import Frozen
-from lantern_accel.strategy.rules import AcceptanceRule
+from lantern_accel.strategy.rules import OPTION_NAMES, AcceptanceRule
 from lantern_accel.strategy.sources import Tree
 from lantern_accel.strategy.values import Coupling, NeighbourSpace, Residual, Sampling, Strategy
 
@@ -44,12 +44,13 @@ Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
 class Settings(Frozen):
     """What one request asks for; None leaves a preset's or the model's default."""
 
-    preset: str | None = _said(
+    preset: str | None = _python(
         "Published settings by name; `lantern-accel models --presets` lists them."
     )
     strategy: str | Strategy | None = _said(
         "auto (the default: the fastest here that is allowed), vanilla, eagle, eagle2, lantern, "
-        "lantern++; without a drafter self, scd or sjd.",
+        "lantern++; without a drafter self, scd or sjd; or a preset. Settings follow a colon: "
+        "lantern++:k=10,lambda=2, auto:tv_budget=0.02, scd:coupling=maximal,tree=window:32.",
         "-s",
     )
     relaxed: bool | None = _said(
@@ -68,29 +69,28 @@ class Settings(Frozen):
     size: tuple[int, int] | None = _said(
         "Width and height in pixels (768x512), where a model draws several sizes.", shown=str
     )
-    tree: str | Tree | None = _said(
+    tree: str | Tree | None = _python(
         "none, chain:4, dynamic:TOP_K,DEPTH,TOTAL, a tree's name, paths 0,1,00,01, or window:16."
     )
     window: int | None = _python(
         "Tokens in the window of a strategy that drafts in one. Default: 16 or fewer, depending on "
         "device and batch."
     )
-    accept: object = _said(
-        "The acceptance rule with its values, such as lantern++:k=10,lambda=2.", shown=str
+    accept: object = _python(
+        "The acceptance rule with its values, such as lantern++:k=10,lambda=2."
     )
     k: int | None = _python("Neighbours that may count for a drafted code.")
     delta: float | None = _python("LANTERN's bound on a draft's borrowed mass, in (0, 1].")
     lam: float | None = _python("LANTERN++'s bound (lambda), 1 or more.")
     residual: Residual | None = _python("aggregate, official or optimal.")
-    coupling: Coupling | None = _said(
+    coupling: Coupling | None = _python(
         "invariant (the default of exact strategies: a seed is a picture, whatever drafts), or maximal: "
-        "speculative sampling as published.",
-        shown=str,
+        "speculative sampling as published."
     )
     neighbour_space: NeighbourSpace | None = _python(
         "Where neighbours are measured: decoder or raw."
     )
-    tv_budget: float | None = _said(
+    tv_budget: float | None = _python(
         "The most total variation that relaxation may spend per token, in (0, 1)."
     )
     sampling: Sampling | None = Field(None, description="All sampling settings as one value.")
@@ -160,24 +160,17 @@ class Asked(TypedDict, total=False):
 
 #: Numbers of a request below this are written with all of their digits in what is said of them.
 WRITTEN_OUT = 1e18
-#: In this dtype no rounding of a product over more rows changes a decision: `conform` checks on every
-#: device that greedy exact strategies give vanilla's tokens.
-EXACT_DTYPE = "float32"
-
-
-def exactly(dtype: str) -> str:
-    """Return the dtype in which exact strategies are exact; raises RequestError for another one."""
-    if dtype not in ("auto", EXACT_DTYPE):
-        raise RequestError(
-            f"--exact-dtype computes in {EXACT_DTYPE}, and --dtype asks for {dtype}; leave one out"
-        )
-    return EXACT_DTYPE
 
 
 def option_name(name: str) -> str:
-    """Return what the command line calls a field of :class:`Settings`: ``--batch`` for ``batch_size``."""
+    """Return what the command line calls a field of :class:`Settings`: ``--batch`` for ``batch_size``.
+
+    A field that is no option of its own is a setting of ``--strategy``.
+    """
     extra = Settings.model_fields[name].json_schema_extra
-    names = extra.get("names") if isinstance(extra, dict) else None
+    if not isinstance(extra, dict):
+        return f"--strategy NAME:{OPTION_NAMES.get(name, name)}"
+    names = extra.get("names")
     listed = names if isinstance(names, list) else []
     own = f"--{name.replace('_', '-')}"
     return next((str(one).partition("/")[0] for one in listed if str(one).startswith("--")), own)

@@ -74,7 +74,7 @@ def folder_parts(folder: Path, parts: Parts) -> Found:
     if parts.text is not None:
         raise CheckpointError(
             f"the model {manifest.name!r} takes no text encoder from elsewhere, so {parts.text} would "
-            "not be read; leave --text-encoder out"
+            "not be read; leave --use text-encoder=PATH out"
         )
     if parts.vq is not None:
         files["vq"] = parts.vq
@@ -99,13 +99,13 @@ def with_head(found: Found, parts: Parts) -> Found:
     except ValidationError:
         raise CheckpointError(
             f"{path} is not a draft head of `lantern-accel train head`; train one, or leave "
-            "--head out"
+            "--use head=PATH out"
         ) from None
     target = found.manifest.target
     if (wrong := config.misfit(target.dim, target.vocab_size)) is not None:
         raise CheckpointError(
             f"the draft head {path} is of another model: {wrong}; name one of {found.manifest.name!r}, "
-            "or leave --head out"
+            "or leave --use head=PATH out"
         )
     manifest = found.manifest.model_copy(update={HEAD: config})
     return replace(found, manifest=manifest, files={**files, HEAD: path})
@@ -130,7 +130,7 @@ def _draft_head(found: Found, device: torch.device, trunk: str) -> DraftHead:
         raise CheckpointError(
             f"the draft head {path} was trained on another model's weights than those of "
             f"{found.manifest.name!r}; train one for these (`lantern-accel train head`), or decode "
-            "without one (--head none)"
+            "without one (--use head=none)"
         )
     load_float(head, path)
     return head.to(device).eval().requires_grad_(False)

@@ -23,7 +23,12 @@ REACH_SECONDS = 10
 #: Where a part is found beside a model's own files (its entry's ``config`` may add a ``folder``), and the
 #: option that names it elsewhere.
 BESIDE = {"model": "", "vq": "", "drafter": "/drafter", "text": "/t5-ckpt"}
-_OPTIONS = {"model": "--model", "vq": "--vq", "drafter": "--drafter", "text": "--text-encoder"}
+_OPTIONS = {
+    "model": "--model ",
+    "vq": "--use vq=",
+    "drafter": "--use drafter=",
+    "text": "--use text-encoder=",
+}
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{8,}")
 
 
@@ -164,7 +169,7 @@ def _how_to_get(error: Absent, wanted: list[ModelEntry]) -> FetchError:
         files = " ".join(file.path for file in one.files)
         steps.append(f"hf download {one.repo} {files} --local-dir {home}")
         if not together:
-            named.append(f"{_OPTIONS[one.kind]} {home}")
+            named.append(f"{_OPTIONS[one.kind]}{home}")
         total += one.nbytes
     named = [f"--model models/{model.name}"] if together else named
     commands = "".join(f"\n  {step}" for step in steps)

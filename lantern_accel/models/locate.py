@@ -47,7 +47,7 @@ def named_parts(
     }
     for option, path in paths.items():
         if not path.exists():
-            raise ModelError(f"there is no {path} (given with --{option}); check the path")
+            raise ModelError(f"there is no {path} (given with --use {option}); check the path")
     if text_device not in ("device", "cpu"):
         raise RequestError(f"the text encoder runs on 'device' or on 'cpu', not on {text_device!r}")
     return Parts(

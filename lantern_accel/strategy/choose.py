@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from lantern_accel.errors import StrategyError, shown
-from lantern_accel.strategy.rules import AcceptanceRule, Lantern, LanternPP, parse_rule
+from lantern_accel.errors import StrategyError, did_you_mean, shown
+from lantern_accel.files import read_text_file
+from lantern_accel.strategy.presets import PRESETS
+from lantern_accel.strategy.rules import (
+    OPTION_NAMES,
+    AcceptanceRule,
+    Lantern,
+    LanternPP,
+    parse_rule,
+)
 from lantern_accel.strategy.sources import DraftSource, named_sources
 from lantern_accel.strategy.values import (
     AUTO,
@@ -31,6 +42,46 @@ ONE = {
 }
 #: What :func:`choose_strategy` takes beside a name.
 CHANGES = (*ONE, "coupling", "tv_budget", "relaxed")
+
+
+def read_strategy(text: str) -> dict[str, Any]:
+    """Read a strategy as commands take it, into the settings of a request.
+
+    ``NAME:SETTING=VALUE,...`` over a strategy or a preset, or a ``.json`` file that holds a strategy.
+    ``tree`` and ``accept`` come last, since their text may have commas. Raises :class:`StrategyError`.
+    """
+    if text.endswith(".json"):
+        try:
+            return {"strategy": Strategy.model_validate_json(read_text_file(Path(text)))}
+        except (OSError, ValueError) as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or "not a strategy"
+            raise StrategyError(f"{text} cannot be read as a strategy ({why})") from None
+    name, colon, rest = text.partition(":")
+    kind = "preset" if name in {one.name for one in PRESETS} else "strategy"
+    found: dict[str, Any] = {kind: name}
+    fields = {OPTION_NAMES.get(one, one): one for one in CHANGES}
+    short, *long = re.split(r"(?:^|,)(?=(?:tree|accept)=)", rest)
+    for pair in [*filter(None, short.split(",")), *long] if colon else ():
+        key, _, value = (part.strip() for part in pair.partition("="))
+        key = key.replace("-", "_")
+        if not value:
+            raise StrategyError(
+                f"the strategy {shown(text)} cannot be read; write NAME:SETTING=VALUE,SETTING=VALUE, "
+                "such as lantern++:k=10,lambda=2"
+            )
+        if fields.get(key, key) not in CHANGES:
+            raise StrategyError(f"a strategy has no {shown(key)}{did_you_mean(key, fields)}")
+        found[fields.get(key, key)] = value if pair in long else _number(value)
+    return found
+
+
+def _number(text: str) -> int | float | str:
+    """Return the number that a text is, else the text."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            if len(text) < 64 and text.isascii():
+                return kind(text)
+    return text
 
 
 class Defaults(Protocol):

@@ -96,7 +96,7 @@ def test_the_command_that_it_names_trains_one(command, lumina, tmp_path):
     ]  # fmt: skip
     refused = command(*words, "--into", tmp_path / "model")
     assert refused.returncode == 2
-    assert f"--drafter {work / 'drafter'}" in refused.stderr
+    assert f"--use drafter={work / 'drafter'}" in refused.stderr
     assert not work.exists()
     done = command(*words)
     assert done.returncode == 0, done.stderr
@@ -106,13 +106,11 @@ def test_the_command_that_it_names_trains_one(command, lumina, tmp_path):
         "--overwrite",
         "--model",
         lumina,
-        "--drafter",
-        work / "drafter",
+        "--use",
+        f"drafter={work / 'drafter'}",
         *size,
     ]
-    made = command(
-        *draw, "--strategy", "lantern++", "--accept", "lantern++:k=3", "-o", tmp_path / "fox.png"
-    )
+    made = command(*draw, "--strategy", "lantern++:k=3", "-o", tmp_path / "fox.png")
     assert made.returncode == 0, made.stderr
     assert size_of(tmp_path / "fox.png") == (16, 8)
     drawn = []

@@ -31,8 +31,6 @@ def test_the_command_draws_on_the_cpu_with_one_line(
         "--model",
         str(tiny_model),
         "--strategy",
-        "lantern++",
-        "--accept",
         "lantern++:k=3",
         "-o",
         str(out),
@@ -63,8 +61,6 @@ def test_a_card_that_was_asked_for_ends_with_one_sentence(
         "--device",
         "card",
         "--strategy",
-        "lantern++",
-        "--accept",
         "lantern++:k=3",
     ]
     words += ["-o", str(tmp_path / "a.png")]

@@ -21,9 +21,9 @@ def size(path: Path) -> tuple[int, int]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_writes_a_picture_and_its_figures(command, tiny_model, tmp_path, strategy):
     done = command(
-        "generate", "red heart", "--model", tiny_model, "--strategy", strategy, "--seed", 1,
+        "generate", "red heart", "--model", tiny_model, "--seed", 1,
+        "--strategy", f"{strategy}:k=3" if "lantern" in strategy else strategy,
         "-o", tmp_path / "out.png", "--stats", tmp_path / "out.json",
-        *(["--accept", f"{strategy}:k=3"] if "lantern" in strategy else []),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert size(tmp_path / "out.png") == (8, 8)
@@ -105,8 +105,6 @@ def test_class_ids(command, class_model, tmp_path):
         "--model",
         class_model,
         "--strategy",
-        "lantern++",
-        "--accept",
         "lantern++:k=3",
         "-o",
         tmp_path / "c.png",
@@ -150,8 +148,8 @@ def test_a_long_prompt_is_cut_with_a_warning(command, tiny_model, tmp_path):
 REFUSED = [
     (["--device", "null"], "shapes and no data"),
     (["--device", "cpu:1"], "cpu"),
-    (["--strategy", "lantern++", "--accept", "lantern++:k=48"], "k = 48"),
-    (["--strategy", "eagle", "--tree", "chain:16"], "16 drafts deep"),
+    (["--strategy", "lantern++:k=48"], "k = 48"),
+    (["--strategy", "eagle:tree=chain:16"], "16 drafts deep"),
     (["--top-k", "49"], "top_k = 49"),
 ]
 
@@ -233,14 +231,3 @@ def test_a_manifest_whose_parts_do_not_fit(command, tiny_model, tmp_path):
     done = command("generate", "dog", "--model", folder, "-o", tmp_path / "x.png")
     assert done.returncode == 2
     assert "model.json" in done.stderr
-
-
-def test_the_exact_dtype_is_float32_and_contradicts_no_other(command, tiny_model, tmp_path):
-    out, figures = tmp_path / "a.png", tmp_path / "a.json"
-    given = ("generate", "red heart", "--model", tiny_model, "-o", out, "--exact-dtype")
-    done = command(*given, "--stats", figures)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(figures.read_text())["dtype"] == "float32"
-    refused = command(*given, "--dtype", "bfloat16")
-    assert refused.returncode == 2
-    assert "--exact-dtype computes in float32, and --dtype asks for bfloat16" in refused.stderr

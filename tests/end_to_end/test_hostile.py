@@ -19,7 +19,7 @@ from lantern_accel.errors import DataError, RequestError
 LONG = "9" * 5000
 #: Options of ``generate`` that take numbers.
 NUMBERS = ("-n", "-b", "--seed", "--temperature", "--top-k", "--top-p",
-           "--cfg-scale", "--tv-budget", "--threads", "--scale")  # fmt: skip
+           "--cfg-scale", "--threads", "--scale")  # fmt: skip
 
 
 def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -41,7 +41,7 @@ def words(tiny_model: Path, tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["-s", "eagle", "--tree", f"chain:{LONG}"], "cannot be read"),
+        (["-s", f"eagle:tree=chain:{LONG}"], "cannot be read"),
         (["--size", f"{LONG}x{LONG}"], "cannot be read"),
         (["--option", "threads=²"], "got threads='²'; give a number"),
         (["--option", "threads=\u0661"], "got threads='\u0661'; give a number"),
@@ -92,7 +92,8 @@ def test_names_of_tensors_that_are_no_text(
     torch.save(tensors, tmp_path / "drafter.pt")
     given = ["generate", "red heart", "-m", str(tiny_model), "-d", "cpu", "-s", "eagle"]
     told = refused(
-        [*given, "-o", str(tmp_path / "x.png"), "--drafter", str(tmp_path / "drafter.pt")], capsys
+        [*given, "-o", str(tmp_path / "x.png"), "--use", f"drafter={tmp_path / 'drafter.pt'}"],
+        capsys,
     )
     assert f"of the type {type(key).__name__}, not text" in told
 
@@ -112,8 +113,10 @@ def test_files_that_are_none(
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     path = str(tmp_path / place)
-    for option in ("-m", "--vq", "--drafter", "--text-encoder", "--embeddings", "--prompts"):
+    for option in ("-m", "--prompts"):
         assert path in refused([*words, option, path], capsys), "the file is named"
+    for part in ("vq", "drafter", "text-encoder", "embeddings"):
+        assert path in refused([*words, "--use", f"{part}={path}"], capsys), "the file is named"
     for given in (["compare", path, "-o", "c.html"],
                   ["train", "bundle", "model", "--config", path]):  # fmt: skip
         assert path in refused(given, capsys)
@@ -149,12 +152,12 @@ def test_class_ids_that_are_none(
     assert "takes class ids from 0 to 6, not" in refused([*given, prompt], capsys)
 
 
-@pytest.mark.parametrize("more", [["--text-encoder", "/tmp"], ["--embeddings", "none.npz"]])
+@pytest.mark.parametrize("part", ["text-encoder=/tmp", "embeddings=none.npz"])
 def test_class_models_take_no_text(
-    more: list[str], class_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    part: str, class_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["generate", "3", "-m", str(class_model), "-d", "cpu", "-o", str(tmp_path / "x.png")]
-    refused([*given, *more], capsys)
+    refused([*given, "--use", part], capsys)
 
 
 @pytest.mark.parametrize("command", [["bench"], ["profile", "-o", "r.json"], ["evaluate"]])
@@ -194,7 +197,7 @@ def test_an_embeddings_file_for_a_model_that_reads_words(
 ) -> None:
     """Any folder in place of a text encoder that the model does not have is refused, not ignored."""
     (tmp_path / "any").mkdir()
-    told = refused([*words, "--text-encoder", str(tmp_path / "any")], capsys)
+    told = refused([*words, "--use", f"text-encoder={tmp_path / 'any'}"], capsys)
     assert "takes no text encoder from elsewhere" in told
 
 

@@ -76,7 +76,7 @@ def test_classes_to_a_picture(command, classes, tmp_path, strategy):
 def test_text_to_a_picture(command, texts, features, tmp_path, strategy):
     done = command(
         "generate", "a corgi", "--model", texts, "--strategy", strategy, "--seed", 1,
-        "--embeddings", features, "-o", tmp_path / "t.png", "--stats", tmp_path / "t.json",
+        "--use", f"embeddings={features}", "-o", tmp_path / "t.png", "--stats", tmp_path / "t.json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert size(tmp_path / "t.png") == (32, 32)
@@ -93,11 +93,19 @@ def test_lanterns_folder_in_shards_draws_the_same(command, texts, features, tmp_
     weights = hugging_face({key: source.read(key) for key in source})
     model = write_shards(root / "LlamaGen-T2I", weights, 2)
     write_sizes(model / "config.json", num_attention_heads=4, input_type="t2i")
-    words = ("--strategy", "vanilla", "--seed", 1, "--embeddings", features, "--no-metadata")
+    words = (
+        "--strategy",
+        "vanilla",
+        "--seed",
+        1,
+        "--use",
+        f"embeddings={features}",
+        "--no-metadata",
+    )
     for path, name in ((texts, "a"), (model, "b")):
         done = command(
             "generate", "a corgi", "--model", path, *words, "-o", tmp_path / f"{name}.png",
-            "--vq", texts / "vq_ds16_t2i.pt",
+            "--use", f"vq={texts / 'vq_ds16_t2i.pt'}",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
@@ -106,15 +114,16 @@ def test_lanterns_folder_in_shards_draws_the_same(command, texts, features, tmp_
 def test_text_without_an_encoder_says_what_to_get(command, texts, tmp_path):
     done = command("generate", "a corgi", "--model", texts, "-o", tmp_path / "t.png")
     assert done.returncode == 2
-    for part in ("google/flan-t5-xl", "--text-encoder", "--embeddings"):
+    for part in ("google/flan-t5-xl", "--use text-encoder=PATH", "--use embeddings=PATH"):
         assert part in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
 def test_as_many_prompts_as_features(command, texts, features, tmp_path):
     done = command(
-        "generate", "a", "b", "--model", texts, "--embeddings", features, "-o", tmp_path / "t.png"
-    )
+        "generate", "a", "b", "--model", texts, "--use", f"embeddings={features}",
+        "-o", tmp_path / "t.png",
+    )  # fmt: skip
     assert done.returncode == 2
     assert "features of 1 prompts, but 2 were given" in done.stderr
 
@@ -125,8 +134,8 @@ def test_without_a_drafter_the_way_to_one_is_named(command, small_classes, tmp_p
         "3",
         "--model",
         small_classes,
-        "--drafter",
-        "none",
+        "--use",
+        "drafter=none",
         "--overwrite",
         "-o",
         tmp_path / "x.png",
@@ -142,12 +151,12 @@ def test_presets_fill_in_what_is_left_open(command, classes, small_classes, tmp_
     words = (
         "generate", "3", "--model", small_classes, "--overwrite", "-o", tmp_path / "x.png", "--json",
     )  # fmt: skip
-    done = command(*words, "--preset", "llamagen-cli", "--top-k", 0)
+    done = command(*words, "--strategy", "llamagen-cli", "--top-k", 0)
     stats = json.loads(done.stdout)
     assert stats["strategy"]["name"] == "vanilla"
     assert (stats["sampling"]["cfg_scale"], stats["sampling"]["top_k"]) == (4.0, 0)
     words = ("generate", "3", "--model", classes, *words[4:])
-    done = command(*words, "--preset", "paper-lantern++", "--accept", "lantern++:k=5")
+    done = command(*words, "--strategy", "paper-lantern++:k=5")
     stats = json.loads(done.stdout)
     assert stats["strategy"]["acceptance"] == {"kind": "lantern++", "k": 5, "lam": 2.0}
     assert stats["strategy"]["residual"] == "official"

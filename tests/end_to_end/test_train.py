@@ -49,8 +49,8 @@ def test_the_whole_pipeline_makes_a_model_that_draws(command, emoji, work):
     done = command("train", "bundle", work / "model", "--work", work, "--name", "squares")
     assert done.returncode == 0, done.stderr
     done = command(
-        "generate", "red square", "--model", work / "model", "--strategy", "lantern++",
-        "--accept", "lantern++:k=3", "--seed", 0, "-o", work / "square.png", "--json",
+        "generate", "red square", "--model", work / "model", "--strategy", "lantern++:k=3",
+        "--seed", 0, "-o", work / "square.png", "--json",
     )  # fmt: skip
     stats = json.loads(done.stdout)
     assert stats["model"] == "squares"

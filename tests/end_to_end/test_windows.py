@@ -33,7 +33,7 @@ def test_classes_without_a_drafter(classes, tmp_path, command):
         with pytest.raises(StrategyError, match="nothing is relaxed there"):
             pipe.generate(3, strategy="scd", accept="lantern++:k=3")
     done = command(
-        "generate", "3", "--model", classes, "--strategy", "scd", "--tree", "window:600",
+        "generate", "3", "--model", classes, "--strategy", "scd:tree=window:600",
         "-o", tmp_path / "c.png",
     )  # fmt: skip
     assert done.returncode == 2

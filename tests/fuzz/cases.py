@@ -43,7 +43,7 @@ def _models(draw: Any, whole: Path) -> dict[str, Any]:
         st.builds(lambda e: ["json", e], json_edits(base)), st.builds(lambda e: ["bytes", e], BYTES)
     ))  # fmt: skip
     words = draw(st.sampled_from([
-        [*GENERATE, "-s", "vanilla"], [*GENERATE, "-s", "lantern++", "--accept", "lantern++:k=3"],
+        [*GENERATE, "-s", "vanilla"], [*GENERATE, "-s", "lantern++:k=3"],
         ["models", "check"], ["models", "check"], ["models", "plan"],
         ["train", "drafter", "--work", "{w}/work", "--steps", "1"],
     ]))  # fmt: skip
@@ -72,9 +72,8 @@ def _weights(draw: Any) -> dict[str, Any]:
         st.builds(lambda e: ["bytes", e], BYTES),
     ))  # fmt: skip
     strategy = draw(st.sampled_from(STRATEGIES))
-    words = [*GENERATE, "-s", strategy, "--model", "{w}/model"]
-    if strategy == "lantern++":
-        words += ["--accept", "lantern++:k=3"]
+    named = "lantern++:k=3" if strategy == "lantern++" else strategy
+    words = [*GENERATE, "-s", named, "--model", "{w}/model"]
     words += ["--dtype", draw(st.sampled_from(["float32", "bfloat16", "float16"]))]
     words += ["--temperature", draw(st.sampled_from(["0", "1"]))]
     name = f"{part}.safetensors"
@@ -115,8 +114,8 @@ def _other_files(draw: Any, whole: Path) -> dict[str, Any]:
                          "--model", "{b}/tiny", "--images", "{b}/images"]),
         ("config.json", ["stepcost", "--size", "{w}/config.json"]),
         ("notes.json", [*GENERATE, "-n", "2", "--seed", "3", "--resume", "-m", "{b}/tiny"]),
-        ("embeddings.safetensors", [*GENERATE, "-s", "vanilla", "-m", "{b}/tiny", "--embeddings",
-                                    "{w}/embeddings.safetensors"]),
+        ("embeddings.safetensors", [*GENERATE, "-s", "vanilla", "-m", "{b}/tiny", "--use",
+                                    "embeddings={w}/embeddings.safetensors"]),
         ("prompts.txt", [*GENERATE, "-s", "vanilla", "-m", "{b}/tiny", "--prompts", "{w}/prompts.txt"]),
         ("images/captions.jsonl", ["train", "drafter", "--work", "{w}/work", "--model", "{b}/tiny",
                                    "--images", "{w}/images"]),

@@ -12,22 +12,21 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from lantern_accel.bounds import SEEDS
-from lantern_accel.errors import DataError, RequestError, StrategyError
+from lantern_accel.errors import DataError, RequestError
 from lantern_accel.evaluation.suite.captions import Captioned, digest
 from lantern_accel.evaluation.suite.networks import FeatureNetwork, Scorer
 from lantern_accel.evaluation.suite.protocol import Protocol
-from lantern_accel.files import json_text, read_json_file, read_text_file, write_whole
+from lantern_accel.files import json_text, read_json_file, write_whole
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.generation.result import png_bytes
 from lantern_accel.quality.set_metrics import FID_RESAMPLES
 from lantern_accel.store import check_same
-from lantern_accel.strategy.presets import PRESETS
+from lantern_accel.strategy.choose import read_strategy
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
 #: A chunk has so many pictures unless somebody asks for another number.
@@ -95,33 +94,9 @@ def _known(strategy: Strategy) -> str:
 def _strategy(
     pipeline: Pipeline, label: str, sampling: Sampling, batch: int, example: Prompt
 ) -> Strategy:
-    name, colon, text = label.partition(":")
-    asked: dict[str, Any] = {"strategy": name}
-    if label.endswith(".json"):
-        try:
-            asked["strategy"] = Strategy.model_validate_json(read_text_file(Path(label)))
-        except (OSError, ValueError) as error:
-            why = (error.strerror if isinstance(error, OSError) else None) or "not a strategy"
-            raise StrategyError(f"{label} cannot be read as a strategy ({why})") from None
-    elif name in {one.name for one in PRESETS}:
-        asked = {"preset": name}
-    else:
-        for pair in text.split(",") if colon else ():
-            key, _, value = (part.strip() for part in pair.partition("="))
-            if not key or not value:
-                raise RequestError(
-                    f"the strategy {label!r} cannot be read; write NAME:SETTING=VALUE,SETTING=VALUE, "
-                    "such as lantern++:k=10,lambda=2"
-                )
-            asked[{"lambda": "lam"}.get(key, key.replace("-", "_"))] = _value(value)
-    return pipeline.request(example, **asked, batch_size=batch, sampling=sampling).strategy
-
-
-def _value(text: str) -> Any:
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-    return text
+    return pipeline.request(
+        example, **read_strategy(label), batch_size=batch, sampling=sampling
+    ).strategy
 
 
 #: Of a request's figures, those that say how it ran; the rest is in the suite or in the chunk.

@@ -50,7 +50,7 @@ SHARED = ("image_first", "image_codes", "newline_id", "height", "width", "prefix
 LUMINAS = ("mask_image_logits", "dropout")
 _WHERE_VQ = "tokenizer/vqgan.ckpt of Chameleon's release"
 _WHERE_TEXT = "tokenizer/text_tokenizer.json of Chameleon's release"
-_OTHER = "name another with --drafter, or decode without one: --drafter none"
+_OTHER = "name another with --use drafter=PATH, or decode without one: --use drafter=none"
 #: Sizes by which a published model is known.
 _RELEASED = ("dim", "n_layer", "n_head", "ffn_dim", "token_count", "image_codes", "height")
 
@@ -111,7 +111,7 @@ def drafter_config(
     if sizes["n_layer"] != 1:
         raise CheckpointError(
             f"the drafter {path} has {sizes['n_layer']} layers, only drafters of one layer are "
-            "supported; name another with --drafter"
+            "supported; name another with --use drafter=PATH"
         )
     said = _said(said_of(path))
     said.pop("max_positions", None)
@@ -165,7 +165,9 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
     vq_path = _picture_tokenizer(path, weights, checkpoint, parts)
     vq = chameleon_vq_config(codebook_size=ids.image_codes)
     if vq_path is None:
-        missing["vq"] = f"a picture tokenizer: put {_WHERE_VQ} into {path}, or name it with --vq"
+        missing["vq"] = (
+            f"a picture tokenizer: put {_WHERE_VQ} into {path}, or name it with --use vq=PATH"
+        )
     else:
         files["vq"] = vq_path
         vq = vq_config(open_checkpoint(vq_path))
@@ -174,7 +176,7 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
         if vq.codebook_size != ids.image_codes:
             raise CheckpointError(
                 f"{vq_path} is of another codebook: it has {vq.codebook_size} codes, the vocabulary of "
-                f"{path} {ids.image_codes}; name the right tokenizer with --vq"
+                f"{path} {ids.image_codes}; name the right tokenizer with --use vq=PATH"
             )
     drafter = _drafter(path, parts, variant)
     if drafter is not None:
@@ -184,7 +186,7 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
             "a drafter: none is published for Lumina, train one with `lantern-accel train drafter`"
             if variant == "lumina"
             else f"a drafter: put jadohu/anole_drafter into {_release(path) / 'drafter'}, or name it "
-            "with --drafter"
+            "with --use drafter=PATH"
         )
     with explained(f"the parts of {path} are not of one model", "take them from one release"):
         target = target_config(checkpoint, config, ids, variant == "lumina", side)

@@ -98,7 +98,7 @@ class Drawing(MoVQ):
     def encode_latents(self, images: Tensor) -> Tensor:
         raise ModelError(
             "the image tokenizer's file has no encoder, so no picture can be read; name "
-            "BAAI/Emu3-VisionTokenizer with --vq"
+            "BAAI/Emu3-VisionTokenizer with --use vq=PATH"
         )
 
 

@@ -127,7 +127,8 @@ def detect(path: Path, parts: Parts) -> Found[Emu3Manifest] | None:
     kind = str(said.get("model_type", "")).lower()
     if kind.startswith("emu3visionvq"):
         raise CheckpointError(
-            f"{path} is the image tokenizer of Emu3 alone; name Emu3-Gen's folder, and this with --vq"
+            f"{path} is the image tokenizer of Emu3 alone; name Emu3-Gen's folder, and this with "
+            "--use vq=PATH"
         )
     ours = kind.startswith("emu3") and "text" not in kind
     checkpoint = open_own(path, ours)
@@ -291,7 +292,8 @@ def _add_picture_tokenizer(
         path, checkpoint = found.files["target"], target
     if path is None:
         found.missing["vq"] = (
-            f"an image tokenizer: put {whose} into {folder / 'vision_tokenizer'}, or name it with --vq"
+            f"an image tokenizer: put {whose} into {folder / 'vision_tokenizer'}, or name it "
+            "with --use vq=PATH"
         )
         return
     checkpoint = open_checkpoint(path) if checkpoint is None else checkpoint
@@ -314,7 +316,7 @@ def _add_picture_tokenizer(
     if vq.codebook_size != manifest.target.image_codes:
         raise CheckpointError(
             f"{path} is of another codebook: it has {vq.codebook_size} codes, the vocabulary of {folder} "
-            f"{manifest.target.image_codes}; name {whose} with --vq"
+            f"{manifest.target.image_codes}; name {whose} with --use vq=PATH"
         )
     grid = _usual_grid(variant, manifest.area, vq.downsample, manifest.target.max_positions)
     sizes = manifest.target.model_copy(update={"height": grid[0], "width": grid[1]})

@@ -92,7 +92,8 @@ def detect(path: Path, parts: Parts) -> Found[GlmImageManifest] | None:
         return None
     if parts.vq is not None:
         raise CheckpointError(
-            f"GLM-Image takes no vq from elsewhere, so {parts.vq} would not be read; leave --vq out"
+            f"GLM-Image takes no vq from elsewhere, so {parts.vq} would not be read; leave "
+            "--use vq=PATH out"
         )
     homes = [folder / PROCESSOR, folder.parent / PROCESSOR, folder]
     if parts.text is not None:

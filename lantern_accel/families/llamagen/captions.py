@@ -106,5 +106,5 @@ def clean_caption(text: str) -> str:
     except ImportError as error:
         raise RequestError(
             f"captions for this model are cleaned with {error.name}, which is not installed: pip install "
-            "'lantern-accel[text]', or give the prompts' features with --embeddings"
+            "'lantern-accel[text]', or give the prompts' features with --use embeddings=PATH"
         ) from None

@@ -112,7 +112,7 @@ def find_vq(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> None:
     hint = "t2i" if config.conditioning == "text" else "c2i"
     if not candidates:
         found.missing["vq"] = (
-            f"an image tokenizer (vq_ds16_{hint}.pt): put it beside {name}, or name it with --vq"
+            f"an image tokenizer (vq_ds16_{hint}.pt): put it beside {name}, or name it with --use vq=PATH"
         )
         return
     configs = {one.path: vq_config(one.opened()) for one in candidates}
@@ -121,7 +121,7 @@ def find_vq(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> None:
         path, other = next(iter(configs.items()))
         raise CheckpointError(
             f"{path} is of another codebook: it has {other.codebook_size} codes, {name} draws from "
-            f"{config.vocab_size}; name the right tokenizer with --vq"
+            f"{config.vocab_size}; name the right tokenizer with --use vq=PATH"
         )
     # A folder of the README has the tokenizers of both kinds of models, and one of 8 pixels a token.
     for preferred in (
@@ -131,7 +131,9 @@ def find_vq(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> None:
         fitting = preferred or fitting
     if len(fitting) > 1:
         names = ", ".join(p.name for p in fitting)
-        raise CheckpointError(f"several tokenizers fit {name} ({names}); name one with --vq")
+        raise CheckpointError(
+            f"several tokenizers fit {name} ({names}); name one with --use vq=PATH"
+        )
     found.files["vq"] = fitting[0]
     found.manifest = found.manifest.model_copy(update={"vq": configs[fitting[0]]})
 
@@ -212,8 +214,8 @@ def find_drafter(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> Non
     if not candidates:
         found.missing["drafter"] = (
             "a drafter: without one 'auto' and the strategies that need none work; put LANTERN's in "
-            "trained_drafters/ beside it, name one with --drafter, or train one with `lantern-accel "
-            "train drafter`"
+            "trained_drafters/ beside it, name one with --use drafter=PATH, or train one with "
+            "`lantern-accel train drafter`"
         )
         return
     fitting = [
@@ -231,8 +233,8 @@ def read_drafter(one: layouts.Candidate, config: LlamaGenConfig, name: str) -> D
     wrong = misfit(sizes, config, name)
     if wrong is not None:
         raise CheckpointError(
-            f"the drafter {one.path} is of another model: {wrong}; name another with --drafter, or "
-            "decode without one: --drafter none"
+            f"the drafter {one.path} is of another model: {wrong}; name another with "
+            "--use drafter=PATH, or decode without one: --use drafter=none"
         )
     return sizes
 
@@ -251,7 +253,7 @@ def find_text(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> None:
             )
             raise CheckpointError(
                 f"{parts.text} is {what} by its config.json; name the folder of flan-t5-xl with "
-                "--text-encoder"
+                "--use text-encoder=PATH"
             )
         found.files["t5"] = parts.text
         return
@@ -262,7 +264,7 @@ def find_text(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> None:
     elif parts.embeddings is None:
         found.missing["text"] = (
             "a text encoder (google/flan-t5-xl): put its folder in t5-ckpt/ beside the model, name it "
-            "with --text-encoder, or give the prompts' features with --embeddings"
+            "with --use text-encoder=PATH, or give the prompts' features with --use embeddings=PATH"
         )
 
 
@@ -323,7 +325,8 @@ def detect(path: Path, parts: Parts) -> Found[LlamaGenManifest] | None:
         raise CheckpointError(
             f"{found.files['vq']} makes {side // config.grid} pixels of a token, but the "
             f"{config.grid} x {config.grid} tokens of {target.path.name} are for "
-            f"{known[0].config['pixels']} pixels; name the tokenizer of 16 pixels a token with --vq"
+            f"{known[0].config['pixels']} pixels; name the tokenizer of 16 pixels a token with "
+            "--use vq=PATH"
         )
     found.manifest = found.manifest.with_labels_of(known)
     return found

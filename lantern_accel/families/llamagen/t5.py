@@ -150,7 +150,7 @@ class T5Text:
         except ImportError:
             raise RequestError(
                 "this model reads captions through transformers, which is not installed: pip install "
-                "'lantern-accel[text]', or give the prompts' features with --embeddings"
+                "'lantern-accel[text]', or give the prompts' features with --use embeddings=PATH"
             ) from None
         name = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
         try:

@@ -82,7 +82,9 @@ def detect(path: Path, parts: Parts) -> Found | None:
     ids = ids_from_vocabulary(known or named, first) if known or named else Lumina2Ids()
     vq, vq_path = MoVQConfig(codebook_size=ids.image_codes), _picture_decoder(folder, parts)
     if vq_path is None:
-        missing["vq"] = f"a picture decoder: put {_WHERE_VQ} into {folder}, or name it with --vq"
+        missing["vq"] = (
+            f"a picture decoder: put {_WHERE_VQ} into {folder}, or name it with --use vq=PATH"
+        )
     else:
         files["vq"] = vq_path
         vq = _vq_config(vq_path, ids)
@@ -156,7 +158,7 @@ def _vq_config(path: Path, ids: Lumina2Ids) -> MoVQConfig:
         what = "was trained on video, as Emu3's" if vq.halvings else f"has {vq.codebook_size} codes"
         raise CheckpointError(
             f"{path} {what}, and this model draws pictures of {ids.image_codes} codes; name {_WHERE_VQ} "
-            "with --vq"
+            "with --use vq=PATH"
         )
     return vq
 

@@ -119,7 +119,7 @@ def test_where_the_model_is_at_hand_its_missing_parts_are_named_with_their_optio
     text = str(caught.value)
     assert "t2i_XL_stage1_256.pt" not in text and "--model" not in text
     assert "\n  hf download jadohu" in text
-    assert "add --vq models/llamagen-vq-ds16-t2i" in text
+    assert "add --use vq=models/llamagen-vq-ds16-t2i" in text
 
 
 def test_the_folders_that_are_told_are_those_that_are_searched(tmp_path: Path) -> None:

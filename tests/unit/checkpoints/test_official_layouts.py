@@ -88,7 +88,7 @@ def test_parts_that_lie_elsewhere(texts: Path, tmp_path: Path) -> None:
     found = find_model(texts, named_parts(vq=vq, drafter=drafter))
     assert found.files["drafter"] == drafter and found.files["vq"] == vq
     assert "drafter" not in find_model(texts, named_parts(drafter="none")).files
-    with pytest.raises(ModelError, match="given with --vq"):
+    with pytest.raises(ModelError, match="given with --use vq"):
         named_parts(vq=tmp_path / "nowhere.pt")
 
 

@@ -51,7 +51,7 @@ def test_a_pickle_that_wants_to_run_code(texts: Path, tmp_path: Path, plain: boo
 def test_a_drafter_of_another_model_is_refused_with_all_sizes(texts: Path) -> None:
     add_drafter(texts, dim=64, vocab=128)
     text = refused(texts)
-    for part in ("width 64", "128 codes", "width 32", "64 codes", "--drafter none"):
+    for part in ("width 64", "128 codes", "width 32", "64 codes", "--use drafter=none"):
         assert part in text
     assert find_model(texts, named_parts(drafter="none")).manifest.drafter is None
 

@@ -123,7 +123,7 @@ def sizes_said(folder: Path) -> dict[str, Any]:
 
 def test_plans_know_a_head(folder: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(trained / "head" / "draft_head.safetensors")
-    assert main(["models", "plan", str(folder), "--head", file, "--json"]) == 0
+    assert main(["models", "plan", str(folder), "--use", f"head={file}", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["weights"]
     tensors = load_file(file).values()
     assert found["draft_head"] == 4 * sum(one.numel() for one in tensors)
@@ -132,7 +132,7 @@ def test_plans_know_a_head(folder: Path, trained: Path, capsys: pytest.CaptureFi
 def test_a_head_of_another_model_is_refused(folder: Path, trained: Path, tmp_path: Path) -> None:
     file = trained / "head" / "draft_head.safetensors"
     other = write_tiny_model(tmp_path / "other", drafter=False, seed=6)
-    with pytest.raises(CheckpointError, match=r"another model's weights.*--head none"):
+    with pytest.raises(CheckpointError, match=r"another model's weights.*--use head=none"):
         lantern_accel.load(other, device="cpu", head=file)
     with pytest.raises(CheckpointError, match=r"of another model: it is for states of"):
         lantern_accel.load("lantern-emoji", device="cpu", head=file)

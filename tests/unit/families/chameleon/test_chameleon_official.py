@@ -118,7 +118,7 @@ def test_luminas_picture_size_is_that_of_the_repository(
     what, manifest = found(lumina_alone(tmp_path / name, mask_image_logits=False))
     assert (manifest.variant, manifest.side) == ("lumina", side)
     assert manifest.target.max_positions == 10240
-    assert "--vq" in what.missing["vq"]
+    assert "--use vq=" in what.missing["vq"]
 
 
 def test_a_lumina_of_unknown_size_has_to_be_named(tmp_path: Path) -> None:

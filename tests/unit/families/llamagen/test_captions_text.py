@@ -155,7 +155,9 @@ def test_without_the_extra_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatc
     import sys
 
     monkeypatch.setitem(sys.modules, "ftfy", None)
-    with pytest.raises(RequestError, match=r"pip install 'lantern-accel\[text\]'.*--embeddings"):
+    with pytest.raises(
+        RequestError, match=r"pip install 'lantern-accel\[text\]'.*--use embeddings"
+    ):
         clean_caption("a corgi")
 
 

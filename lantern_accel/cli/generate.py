@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -105,6 +105,8 @@ def generate(
     if output is None:
         output = Path("lantern.png") if overwrite or resume else free_name(files)
     check_files(output, stats_path, files, overwrite=overwrite, resume=resume)
+    if not quiet:
+        _warn_of_unseen(load.model, words)
     with load.opened(quiet, size=asked.size) as pipeline:
         prompt = words[0] if len(words) == 1 else words
         pipeline.request(prompt, **settings)
@@ -134,6 +136,17 @@ def generate(
             _summary(result)
         if pictures.written:
             say(", ".join(map(str, pictures.written)), label="wrote", style="bold green")
+
+
+def _warn_of_unseen(model: str, prompts: Sequence[str]) -> None:
+    """Warn of words that a bundled model was not trained on, with near names that work."""
+    from lantern_accel.models.taught import taught, unseen
+
+    with suppress(RequestError):  # it says nothing of its training
+        for word, near in unseen(prompts, taught(model)).items():
+            text = f"{model} was not trained on the word {word!r}, and its image will not show it"
+            names = f"; near names: {', '.join(near)}" if near else ""
+            warn(f"{text}{names}; `lantern-accel models prompts` lists all", "unknown word")
 
 
 def _draw(

@@ -303,6 +303,16 @@ def _tell_plan(made: MemoryPlan, largest: int | None, usual: dict[str, dict[str,
             say(verdict, label=f"fits {card}{what and ' next to ' + what}", style="bold")
 
 
+@commands.command("prompts")
+def prompts(
+    name: str = typer.Argument("lantern-emoji", metavar="NAME", help="A bundled model."),
+) -> None:
+    """List what a bundled model was trained to draw, the most frequent first: these work best."""
+    from lantern_accel.models.taught import taught
+
+    print("\n".join(taught(name)))
+
+
 @commands.command("fetch")
 def fetch(
     name: str = typer.Argument(..., metavar="NAME", help="A published model or part."),

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lantern_accel.errors import RequestError
 from lantern_accel.strategy.rules import validated
 from lantern_accel.strategy.values import Sampling
 
-_ORDER = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")
+#: The filters behind the constraint, in the usual order.
+WARPERS = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")
 #: What changes no token that we draw: an end comes after the last token, or not at all.
 _HARMLESS = {
     "LogitNormalization": "normalises what is normalised",
@@ -71,6 +73,8 @@ def sampling_of(
             if seen:
                 raise refusal_of(f"guidance after {seen[-1]}")
             values["cfg_scale"] = float(one.guidance_scale)
+            if values["cfg_scale"] < 1:
+                raise refusal_of(f"guidance_scale={one.guidance_scale}, below 1")
         elif name == "TemperatureLogitsWarper":
             values["temperature"] = float(one.temperature)
         elif name == "TopKLogitsWarper" and _cuts(one):
@@ -79,7 +83,7 @@ def sampling_of(
             values["top_p"] = float(one.top_p)
         else:
             raise refusal_of(f"the logits processor {name}")
-        if name in _ORDER:
+        if name in WARPERS:
             seen.append(name)
     if not sample:
         return validated(
@@ -90,6 +94,24 @@ def sampling_of(
     if seen[-2:] == ["TopPLogitsWarper", "TopKLogitsWarper"]:
         values["order"] = "top_p_first"
     return validated(Sampling, values, "sampling")
+
+
+def prompts_of(ids: Tensor, mask: Tensor) -> list[list[int]]:
+    """Return the ids of prompts ``[B, length]`` without what ``mask`` leaves out."""
+    return [row[seen.bool()].tolist() for row, seen in zip(ids, mask, strict=True)]
+
+
+def negative_prompts(processors: Iterable[Any], ids: Tensor) -> list[list[int]]:
+    """Return the prompt that guidance leads away from for each of ``ids [B, length]``.
+
+    As transformers has it: the last token where none was given.
+    """
+    given = next((one for one in processors if hasattr(one, "unconditional_context")), None)
+    context = getattr(given, "unconditional_context", {})
+    other, seen = context.get("input_ids"), context.get("attention_mask")
+    other = ids[:, -1:] if other is None else other
+    seen = torch.ones_like(other) if seen is None else seen
+    return prompts_of(other.expand(len(ids), -1), seen.expand(len(ids), -1))
 
 
 def _cuts(warper: Any) -> bool:
@@ -104,13 +126,16 @@ def check_stopping(criteria: Iterable[Any]) -> None:
             raise refusal_of(f"the stopping criterion {type(one).__name__}")
 
 
-def check_outputs(config: Any) -> None:
-    """Raise :class:`RequestError` for what a generation config asks for besides tokens."""
+def check_outputs(config: Any, *, whole: bool = False) -> None:
+    """Raise :class:`RequestError` for what a generation config asks for besides tokens.
+
+    ``whole``: the caller returns tokens in an output object too.
+    """
     for name in (
         "return_dict_in_generate", "output_scores", "output_logits", "output_attentions",
         "output_hidden_states",
     ):  # fmt: skip
-        if getattr(config, name, False):
+        if getattr(config, name, False) and not (whole and name.startswith("return_dict")):
             raise refusal_of(f"{name}=True")
     if (getattr(config, "num_beams", 1) or 1) > 1:
         raise refusal_of(f"num_beams={config.num_beams}")

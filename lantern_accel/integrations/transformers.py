@@ -1,6 +1,6 @@
 """Models that transformers has loaded, decoding with lantern-accel.
 
-``accelerate(model)`` replaces ``generate`` on a Janus; ``decode`` is a callable for
+``accelerate(model)`` replaces ``generate`` on a Janus and an Emu3; ``decode`` is a callable for
 ``model.generate(..., custom_generate=decode)`` of GLM-Image and Chameleon. Weights are shared with the
 module where the layout is the same.
 """
@@ -8,6 +8,7 @@ module where the layout is the same.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lantern_accel.errors import ModelError, RequestError
+from lantern_accel.errors import LanternWarning, ModelError, RequestError, StrategyError
 from lantern_accel.families.base import Rows
 from lantern_accel.families.chameleon import official as chameleon
+from lantern_accel.families.emu3 import official as emu3
 from lantern_accel.families.glm_image import official as glm_image
 from lantern_accel.families.janus import official as janus
 from lantern_accel.families.releases import require
@@ -29,10 +31,13 @@ from lantern_accel.integrations.decoding import Accelerated, Describe
 from lantern_accel.integrations.distribution import (
     check_outputs,
     check_stopping,
+    negative_prompts,
     processors_of,
+    prompts_of,
     refusal_of,
     sampling_of,
 )
+from lantern_accel.integrations.emu3 import draw_image
 from lantern_accel.integrations.glm_image import draw_ids
 from lantern_accel.strategy.values import Sampling, Strategy
 
@@ -42,6 +47,7 @@ JANUS, GLM, CHAMELEON = (
     "GlmImageForConditionalGeneration",
     "ChameleonForConditionalGeneration",
 )
+EMU3 = ("Emu3ForConditionalGeneration", "Emu3ForCausalLM")
 #: Where a module keeps our decoder of it, so that both are freed together.
 _OURS = "_lantern_accel"
 
@@ -59,6 +65,7 @@ def accelerated(
         JANUS: ("janus", janus.manifest_of),
         GLM: ("glm_image", glm_image.manifest_of),
         CHAMELEON: ("chameleon", chameleon.manifest_of_module),
+        **dict.fromkeys(EMU3, ("emu3", emu3.manifest_of)),
     }
     name = type(model).__name__
     if name not in kinds:
@@ -88,18 +95,21 @@ def _own_generate(model: Any) -> Callable[..., Any]:
 
 
 def accelerate(model: nn.Module, strategy: str | Strategy = "auto", **overrides: Any) -> nn.Module:
-    """Let ``model.generate(..., generation_mode="image")`` of a Janus decode with lantern-accel.
+    """Let ``generate`` of a Janus or an Emu3 decode images with lantern-accel.
 
-    Everything else of ``generate`` stays the model's own, and so does every argument. Returns the model;
+    Those are ``generation_mode="image"`` of a Janus, and prompts of an Emu3 that end where an image
+    starts. Everything else of ``generate`` stays the model's own, and so does every argument. An image
+    of Emu3 that cannot be decoded here is the model's own too, with a warning. Returns the model;
     ``model.restore()`` undoes it. ``strategy`` and ``overrides`` as in :func:`accelerated`.
     """
     ours = accelerated(model, strategy, **overrides)
-    if type(model).__name__ != JANUS:
+    image = _generate_emu3 if type(model).__name__ in EMU3 else _generate_image
+    if type(model).__name__ not in (JANUS, *EMU3):
         raise ModelError(
             f"{type(model).__name__} takes lantern-accel as a callable: "
             "model.generate(..., custom_generate=lantern_accel.integrations.transformers.decode)"
         )
-    vars(model)["generate"] = functools.partial(_generate_image, ours, _own_generate(model))
+    vars(model)["generate"] = functools.partial(image, ours, _own_generate(model))
     vars(model)["restore"] = functools.partial(restore, model)
     return model
 
@@ -176,6 +186,27 @@ def _pad_rows(pipeline: Any, condition: Tensor, mask: Tensor) -> tuple[Rows, int
     return Rows(condition, nn.functional.pad(mask, extra, value=False)), length
 
 
+def _generate_emu3(
+    ours: Accelerated, plain: Callable[..., Any], inputs: Tensor | None = None, **kwargs: Any
+) -> Any:
+    """Stand for ``generate`` of an Emu3: prompts that end where an image starts are decoded here."""
+    ids = kwargs.get("input_ids") if inputs is None else inputs
+    config: Any = ours.module.config
+    named = {name: getattr(config, name, None) for name in ("vocabulary_map", "pad_token_id")}
+    start = emu3.special_ids(named).image
+    if ids is None or ids.dim() != 2 or bool((ids[:, -1] != start).any()):
+        return plain(inputs, **kwargs)
+    try:
+        for name in ("streamer", "assistant_model", "custom_generate"):
+            if kwargs.get(name) is not None:
+                raise refusal_of(f"{name}=")
+        return plain(inputs, **kwargs, custom_generate=decode)
+    except (RequestError, StrategyError) as error:
+        text = f"transformers decodes this image itself: {error}"
+        warnings.warn(text, LanternWarning, stacklevel=2)
+    return plain(inputs, **kwargs)
+
+
 def save_custom_generate(folder: str | Path) -> Path:
     """Write ``custom_generate/generate.py`` into the folder of a saved Janus; return the file.
 
@@ -211,35 +242,44 @@ def decode(
     image_grid_thw: Tensor | None = None,
     images_per_sample: Tensor | None = None,
     **model_kwargs: Any,
-) -> Tensor:
+) -> Any:
     """Draw a picture's tokens; for ``model.generate(..., custom_generate=decode)``.
 
-    Returns prompt and tokens, int64 ``[B, prompt + N]``. GLM-Image: the distribution is the one that
-    transformers built, over codes alone. Chameleon: the prompt ends where the picture starts, and only
-    image tokens are drawn. Raises :class:`RequestError` for what the request asks for and this decoder
-    does not do.
+    Returns prompt and tokens, int64 ``[B, prompt + N]``, in a ``GenerateDecoderOnlyOutput`` where the
+    request asks for one. GLM-Image: the distribution is the one that transformers built, over codes
+    alone. Emu3: what ``prefix_allowed_tokens_fn`` leaves of that one. Chameleon: the prompt ends where
+    the picture starts, and only image tokens are drawn. Raises :class:`RequestError` for what the
+    request asks for and this decoder does not do.
     """
     ours = _accelerated_for(model)
-    check_outputs(generation_config)
+    whole = generation_config.return_dict_in_generate
+    check_outputs(generation_config, whole=True)
     check_stopping(stopping_criteria or ())
-    pipeline = ours.ready()
-    target: Any = pipeline.model.manifest.target
-    codes = getattr(target, "head_rows", target.vocab_size)
-    sample = bool(generation_config.do_sample)
-    sampling = ours.sampling(sampling_of(logits_processor or (), codes, sample=sample))
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask
-    seeds = fresh_seeds(len(input_ids))
-    if type(model).__name__ == GLM:
-        if model_kwargs.get("pixel_values") is not None:
-            raise refusal_of("pictures as input")
-        tokens = draw_ids(ours, pipeline, input_ids, mask, image_grid_thw, sampling, seeds).tokens
+    if model_kwargs.get("pixel_values") is not None:
+        raise refusal_of("pictures as input")
+    seeds, given = fresh_seeds(len(input_ids)), logits_processor or ()
+    if type(model).__name__ in EMU3:
+        tokens = draw_image(ours, input_ids, mask, given, generation_config, seeds)
     else:
-        given = logits_processor or ()
-        tokens = _chameleon_tokens(ours, pipeline, input_ids, mask, given, sampling, seeds)
+        pipeline = ours.ready()
+        target: Any = pipeline.model.manifest.target
+        codes = getattr(target, "head_rows", target.vocab_size)
+        sample = bool(generation_config.do_sample)
+        sampling = ours.sampling(sampling_of(given, codes, sample=sample))
+        if type(model).__name__ == GLM:
+            more = image_grid_thw, sampling, seeds
+            tokens = draw_ids(ours, pipeline, input_ids, mask, *more).tokens
+        else:
+            tokens = _chameleon_tokens(ours, pipeline, input_ids, mask, given, sampling, seeds)
     out = torch.cat((input_ids, tokens.to(input_ids)), dim=1)
-    most = getattr(generation_config, "max_length", None) or out.shape[1]
-    return out[:, :most]
+    out = out[:, : getattr(generation_config, "max_length", None) or out.shape[1]]
+    if not whole:
+        return out
+    from transformers.generation import GenerateDecoderOnlyOutput
+
+    return GenerateDecoderOnlyOutput(sequences=out)
 
 
 def _chameleon_tokens(
@@ -258,12 +298,9 @@ def _chameleon_tokens(
         raise RequestError(
             f"a prompt does not end with the token {special.image_start}, where a picture starts; add it"
         )
-    contexts = [row[seen.bool()].tolist() for row, seen in zip(ids, mask, strict=True)]
+    contexts = prompts_of(ids, mask)
     if sampling.branches == 2:
-        given = next((one for one in processors if hasattr(one, "unconditional_context")), None)
-        context = getattr(given, "unconditional_context", {}).get("input_ids")
-        other = ids[:, -1:] if context is None else context
-        contexts += [row.tolist() for row in other.expand(len(ids), -1)]
+        contexts += negative_prompts(processors, ids)
     length = bucket(max(len(row) for row in contexts))
     condition, seen = left_pad(contexts, length, special.pad)
     device = pipeline.backend.device

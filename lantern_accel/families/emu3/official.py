@@ -31,6 +31,7 @@ from lantern_accel.families.emu3.model import (
     grid_of,
 )
 from lantern_accel.families.emu3.text import (
+    BEFORE,
     FRAME,
     VISION,
     WORDS,
@@ -214,9 +215,15 @@ def manifest_of(checkpoint: Checkpoint, said: dict[str, Any]) -> Emu3Manifest:
         )
 
 
+def special_ids(said: Mapping[str, Any]) -> SpecialIds:
+    """Return the ids of a configuration's vocabulary."""
+    return SpecialIds.before(_first_code(said))
+
+
 def _first_code(said: Mapping[str, Any]) -> int:
     """Return the id of code 0: behind the picture's end, as the configuration has it."""
-    usual = _whole(_table(said, "vocabulary_map"), FRAME[2], SpecialIds().image_end)
+    usual = _whole(said, "pad_token_id", SpecialIds().pad) + BEFORE["pad"] - BEFORE["image_end"]
+    usual = _whole(_table(said, "vocabulary_map"), FRAME[2], usual)
     return _whole(said, "eoi_token_id", usual) + 1
 
 

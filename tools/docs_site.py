@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?!https?:|#|mailto:)[^)#\s]+)(#[^)\s]*)?\)")
 #: Files of the root that are pages of the site, and their names there.
-FROM_ROOT = {
-    "README.md": "index.md",
-    "CHANGELOG.md": "changelog.md",
-    "CONTRIBUTING.md": "contributing.md",
-}
+FROM_ROOT = {"README.md": "index.md"}
+FROM_ROOT |= {name: name.lower() for name in ("CHANGELOG.md", "CONTRIBUTING.md")}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -9,31 +9,23 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 ROLE = re.compile(r":(?:class|meth|func|data|mod|attr):`~?\.*([^`]+)`")
-#: Classes whose members a backend may write: the file below ``lantern_accel/device``, and the heading.
+#: Classes whose members a backend may write, and the file below ``lantern_accel/device``.
 PARTS = {
-    "BackendSpec": ("spec", "The specification"),
-    "Device": ("backend", "The device"),
-    "Meters": ("backend", "What it measures"),
-    "Preferences": ("preferences", "Preferences"),
-    "Capture": ("capture", "How a step runs"),
-    "Training": ("backend", "Training"),
-    "Ops": ("operations", "The operations of a model"),
-    "SamplingOps": ("sampling", "Guidance, filters and draws"),
-    "Replay": ("capture", "What `capture` returns"),
-    "HostCopy": ("capture", "What `host_copy` returns"),
-}
+    "BackendSpec": "spec", "Device": "backend", "Meters": "backend", "Preferences": "preferences",
+    "Capture": "capture", "Training": "backend", "Ops": "operations", "SamplingOps": "sampling",
+    "Replay": "capture", "HostCopy": "capture",
+}  # fmt: skip
 #: Parts whose members are written in a class of their own, or as an argument, and not in the backend's.
 APART = ("Preferences", "Replay", "HostCopy")
+HEAD = "| member | level | what it is | left to the reference | written by |"
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """A member of the interface: the class that declares it, its level, and what is said of it."""
 
     part: str
@@ -46,19 +38,24 @@ class Member:
 
 def members() -> list[Member]:
     """Return every public member, in the order of the source."""
-    recommended, required = (_constant(name) for name in ("RECOMMENDED", "REQUIRED"))
-    written = {path.name.removeprefix("lantern_accel_"): _written(path) for path in _folders()}
+    levels = _tree(ROOT / "lantern_accel/testing/certificate.py").body
+    made: dict[str, Any] = {
+        ast.unparse(one.targets[0]): one.value for one in levels if isinstance(one, ast.Assign)
+    }
+    recommended, required = (ast.literal_eval(made[name]) for name in ("RECOMMENDED", "REQUIRED"))
+    folders = sorted(path for path in (ROOT / "backends").glob("lantern_accel_*") if path.is_dir())
+    written = {path.name.removeprefix("lantern_accel_"): _written(path) for path in folders}
     found, known = list[Member](), set[str]()
-    for part, (file, _) in PARTS.items():
-        tree = ast.parse((ROOT / "lantern_accel" / "device" / f"{file}.py").read_text("utf-8"))
-        (node,) = (one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == part)
+    for part, file in PARTS.items():
+        tree = _tree(ROOT / "lantern_accel" / "device" / f"{file}.py")
+        (node,) = (one for one in _classes(tree) if one.name == part)
         for name, says in _declared(node):
             own = part not in APART
-            if own and (name in known or name.startswith("_")):
+            if own and (name in known or name == "__call__"):
                 continue  # protocols repeat what they share
             known |= {name} if part != "BackendSpec" else set()
-            level = "required" if own and name in required else "optional"
-            level = "recommended" if own and name in recommended else level
+            level = "recommended" if own and name in recommended else "optional"
+            level = "required" if own and name in required else level
             by = tuple(backend for backend, names in written.items() if name in names[part])
             cost = recommended.get(name, "") if own else ""
             found.append(Member(part, name, level, says, cost, by))
@@ -75,29 +72,13 @@ def lines() -> list[str]:
         "accelerators or hides something. *Optional* ones are for devices that do better.",
     ]
     every = members()
-    for part, (_, heading) in PARTS.items():
-        head = "| member | level | what it is | left to the reference | written by |"
-        made += ["", f"### {heading}: `{part}` at a glance", "", head, "|---|---|---|---|---|"]
-        for one in every:
-            if one.part == part:
-                cells = (one.says, one.reference, ", ".join(one.backends))
-                rest = " | ".join(cell.replace("|", "\\|") for cell in cells)
-                made.append(f"| `{one.name}` | {one.level} | {rest} |")
+    for part in PARTS:
+        made += ["", f"### `{part}` at a glance", "", HEAD, "|---|---|---|---|---|"]
+        for one in (one for one in every if one.part == part):
+            cells = (one.says, one.reference, ", ".join(one.backends))
+            rest = " | ".join(cell.replace("|", "\\|") for cell in cells)
+            made.append(f"| `{one.name}` | {one.level} | {rest} |")
     return made
-
-
-def _declared(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """Yield the public members of a class with the first sentence of what is said of each."""
-    for at, one in enumerate(node.body):
-        if isinstance(one, ast.FunctionDef):
-            if not one.name.startswith("_") or one.name == "__call__":
-                yield one.name, _sentence(ast.get_docstring(one) or "")
-        elif isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
-            after = node.body[at + 1] if at + 1 < len(node.body) else None
-            said = after.value if isinstance(after, ast.Expr) else None
-            text = said.value if isinstance(said, ast.Constant) else ""
-            if not one.target.id.startswith("_"):
-                yield one.target.id, _sentence(str(text))
 
 
 def plain(text: str) -> str:
@@ -106,54 +87,56 @@ def plain(text: str) -> str:
     return text.replace("``", "`")
 
 
-def _sentence(text: str) -> str:
-    return plain(" ".join(text.partition("\n\n")[0].split())).replace("<", "&lt;")
+def _declared(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Yield the public members of a class with the first sentence of what is said of each."""
+    for one, after in zip(node.body, [*node.body[1:], None], strict=True):
+        name, text = "_", ""
+        if isinstance(one, ast.FunctionDef):
+            name, text = one.name, ast.get_docstring(one) or ""
+        elif isinstance(one, ast.AnnAssign):
+            name = ast.unparse(one.target)
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                text = str(after.value.value)
+        if not name.startswith("_") or name == "__call__":
+            yield name, plain(" ".join(text.partition("\n\n")[0].split())).replace("<", "&lt;")
 
 
-def _constant(name: str) -> Any:
-    tree = ast.parse((ROOT / "lantern_accel/testing/certificate.py").read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            return ast.literal_eval(node.value)
-    raise LookupError(name)
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _folders() -> list[Path]:
-    return sorted(path for path in (ROOT / "backends").glob("lantern_accel_*") if path.is_dir())
+def _classes(tree: ast.AST) -> list[ast.ClassDef]:
+    return [one for one in ast.walk(tree) if isinstance(one, ast.ClassDef)]
 
 
 def _written(folder: Path) -> dict[str, set[str]]:
     """Return the members that a backend's folder writes, by part of the interface."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in folder.rglob("*.py")]
-    classes = [one for tree in trees for one in ast.walk(tree) if isinstance(one, ast.ClassDef)]
-    by_name = {one.name: one for one in classes}
+    trees = [_tree(path) for path in folder.rglob("*.py")]
+    classes = {one.name: one for tree in trees for one in _classes(tree)}
+
+    def names(node: ast.ClassDef) -> set[str]:
+        """Return what a class and its bases here define, and what they set on ``self``."""
+        source = ast.unparse(node)
+        found = set(re.findall(r"^    (?:def )?(\w+)(?=\(|: | = |, )", source, re.M))
+        found |= set(re.findall(r"\bself\.(\w+)(?:: .*)? = ", source))
+        found |= {
+            word
+            for one in re.findall(r"^    (\w+(?:, \w+)+) = ", source, re.M)
+            for word in one.split(", ")
+        }
+        return found.union(
+            *(names(classes[base]) for base in map(ast.unparse, node.bases) if base in classes)
+        )
 
     def of(base: str) -> set[str]:
-        own = [one for one in classes if base in map(ast.unparse, one.bases)]
-        return {name for one in own for name in _names(by_name, one.name)}
+        return set[str]().union(
+            *(names(one) for one in classes.values() if base in map(ast.unparse, one.bases))
+        )
 
-    seam = _names(by_name, "DeviceBackend") | of("DeviceBackend")
-    found = dict.fromkeys(PARTS, seam)
-    found |= {part: of(part) for part in ("BackendSpec", "Replay", "HostCopy")}
+    seam = names(classes["DeviceBackend"]) | of("DeviceBackend")
+    found = {
+        part: of(part) if part in ("BackendSpec", "Replay", "HostCopy") else seam for part in PARTS
+    }
     calls = [one for tree in trees for one in ast.walk(tree) if isinstance(one, ast.Call)]
     made = [one for one in calls if ast.unparse(one.func).endswith(("Preferences", "replace"))]
-    found["Preferences"] = {word.arg for one in made for word in one.keywords if word.arg}
-    return found
-
-
-def _names(by_name: dict[str, ast.ClassDef], name: str) -> set[str]:
-    """Return what a class and its bases in the same folder define, also on ``self`` when it is made."""
-    node = by_name.get(name)
-    if node is None:
-        return set()
-    found = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
-    for one in ast.walk(node):
-        targets = one.targets if isinstance(one, ast.Assign) else [getattr(one, "target", None)]
-        for target in targets:
-            for part in target.elts if isinstance(target, ast.Tuple) else (target,):
-                on_self = isinstance(part, ast.Attribute) and ast.unparse(part.value) == "self"
-                if isinstance(part, ast.Attribute) and on_self:
-                    found.add(part.attr)
-                elif isinstance(part, ast.Name) and one in node.body:
-                    found.add(part.id)
-    return found.union(*(_names(by_name, ast.unparse(base)) for base in node.bases))
+    return found | {"Preferences": {word.arg for one in made for word in one.keywords if word.arg}}

@@ -251,3 +251,10 @@ def test_the_exported_names_exist():
         assert getattr(lantern_accel, name) is not None
     with pytest.raises(AttributeError, match="nothing_of_the_sort"):
         lantern_accel.nothing_of_the_sort  # noqa: B018
+
+
+@pytest.mark.parametrize("page", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_tables_and_lists_follow_a_blank_line_as_the_site_needs(page):
+    """The site's Markdown shows a table or a list right behind a code block as plain text."""
+    text = page.read_text(encoding="utf-8")
+    assert not re.findall(r"^```\n(?:\||[-*] |\d+\. ).*$", text, re.M)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,28 @@ def warn(text: str, label: str = "warning") -> None:
 def print_json(value: object) -> None:
     """Print a value as indented JSON."""
     print(json.dumps(value, indent=2))
+
+
+class _Notes(logging.Handler):
+    """Prints what is logged as a line of its own, above a bar where there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
+
+
+@contextmanager
+def telling(quiet: bool) -> Iterator[None]:
+    """Print what the package logs of its work on standard error, unless ``quiet``."""
+    log, handler = logging.getLogger("lantern_accel"), _Notes()
+    before = log.level
+    if not quiet:
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 @contextmanager

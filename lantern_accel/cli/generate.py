@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lantern_accel.cli.console import bar, note, print_json, say, warn
+from lantern_accel.cli.console import bar, note, print_json, say, telling, warn
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
@@ -168,7 +168,7 @@ def _draw(
         for offset, image in enumerate(images):
             pictures.add(left[first + offset], image)
 
-    with bar("decoding", quiet, unit="tokens") as report:
+    with telling(quiet), bar("decoding", quiet, unit="tokens") as report:
         return pipeline.generate(
             prompt,
             on_progress=report,
@@ -200,6 +200,8 @@ def _summary(result: GenerationResult) -> None:
         if isinstance(tree, StaticTree) and not tree.name.startswith("custom"):
             how += f" over the tree {tree.name}"
         how += f" ({detail_of(stats.strategy)})"
+    if seconds.measuring:
+        lines["measured"] = f"which drafts are faster here, in {seconds.measuring:.1f} s"
     if stats.rounding is not None:
         lines["price"] = stats.rounding.text()
     lines["with"] = (

@@ -5,7 +5,10 @@ The first requests of a kind time steps on their own prompts, and count what the
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
@@ -13,6 +16,8 @@ from typing import Any
 
 from lantern_accel.decoding.calibrate import calibrate, count
 from lantern_accel.decoding.engine import Engine
+from lantern_accel.device.host_load import BUSY, HostLoad
+from lantern_accel.device.waiting import waiting
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.generation.copies import (
     DRAFTS,
@@ -62,6 +67,7 @@ from lantern_accel.strategy.values import (
     self_drafted,
 )
 
+_LOG = logging.getLogger("lantern_accel.generation")
 #: Weights from which on reading them decides a step, so that a copy in fewer bits may pay as a drafter.
 LEAST_WEIGHTS = 1 << 23
 #: Steps over which drafts that settle at once are counted: those of a draft head or drafter, and of a
@@ -83,6 +89,9 @@ class Auto:
         self.engines = engines
         self.model, self.backend = engines.model, engines.backend
         self._known: dict[str, Choice | None] = {}
+        #: Seconds of timing so far, and the share of the host's cores that others used in the last one.
+        self.seconds = 0.0
+        self.others: float | str = "nothing was timed yet"
 
     @cached_property
     def costs(self) -> RowCosts:
@@ -302,11 +311,13 @@ class Auto:
         """
         kept, found = self.choice(asked, batch, sampling), self.comparison(asked, batch, sampling)
         if not self.backend.simulated and (kept is None or found is not None):
-            held = self.engines.capacity.copies
+            held, load, began = self.engines.capacity.copies, HostLoad(), time.monotonic()
             if found is None:
-                found = self._compared(asked, batch, sampling, begun)
+                with waiting("measuring which drafts are faster here, once", _LOG):
+                    found = self._compared(asked, batch, sampling, begun)
             else:
                 found = self._compared_again(found, batch, begun)
+            self.others, self.seconds = load.share(), self.seconds + time.monotonic() - began
             if found is not None:
                 self.settle(found, asked, batch, sampling)
                 if kept is not None:
@@ -373,6 +384,17 @@ class Auto:
             steps = max(1, min(most, (engine.geometry.tokens - 1) // length))
             one = one.with_counts({length: count(engine, length, steps)})
         return one
+
+    def describe(self, asked: Strategy, batch: int, sampling: Sampling, used: str) -> str:
+        """Return ``used``, what auto decoded with, and what made its timing doubtful, if that is so."""
+        if isinstance(self.others, str) or self.others < BUSY:
+            return used
+        cores = os.cpu_count() or 1
+        again = self.comparison(asked, batch, sampling) is not None
+        return (
+            f"{used}; chosen on a busy machine, where other programs used {self.others * cores:.1f} of "
+            f"{cores} cores" + ("; the next images measure again" if again else "")
+        )
 
     def settle(self, found: Comparison, asked: Strategy, batch: int, sampling: Sampling) -> None:
         """Keep what is predicted to be fastest of what was timed, or plain decoding, and why."""

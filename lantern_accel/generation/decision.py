@@ -114,26 +114,21 @@ class Decision(Frozen):
             )
 
 
-def describe_auto(strategy: Strategy, images: int = 1) -> str:
-    """Write what auto stands for in a few words, with the predicted speed-up where costs are known.
+def describe_auto(strategy: Strategy, images: int = 1, passes: str = "") -> str:
+    """Write what auto stands for in a few words; ``passes``: what was counted of its forward passes.
 
     ``images``: in a batch.
     """
     rule = "relaxed" if strategy.acceptance.relaxed else "exact"
     drafts = strategy.drafts
-    plain = f"plain decoding ({rule}): no draft pays here at this batch"
+    plain = f"plain decoding ({rule}): no drafts were faster when timed here at this batch size"
     if drafts.shape == ():
         return plain
     if not strategy.lengths:
-        return f"{strategy.name} ({rule})"
+        return f"{strategy.name} ({rule}){passes}"
     timed = [one for one in strategy.lengths if one.cost is not None]
     longest = (timed or list(strategy.lengths))[-1].length
-    what = drafts.text(longest)
-    if not timed:
-        return f"{what} ({rule})"
-    promises = {p: in_batch(p.tokens_per_step or 1.0, images) / (p.cost or 1.0) for p in timed}
-    best = max(timed, key=lambda one: promises[one])
-    if best.length == 1 or promises[best] < SURE:
+    speeds = [in_batch(p.tokens_per_step or 1.0, images) / (p.cost or 1.0) for p in timed]
+    if timed and max(speeds) < SURE:
         return plain
-    mostly = f"mostly {best.length - drafts.root} ({rule})"
-    return f"{what}, {mostly}; predicted {promises[best]:.1f}x, not measured"
+    return f"{drafts.text(longest)} ({rule}){passes}"

@@ -336,7 +336,9 @@ class Pipeline:
                 wanted_images(request, only),
                 Capture(self.backend.preferences.capture_patience),
             )
+            before = self.auto.seconds
             decision = given or self._decide(request, conditions, wanted, capture)
+            measuring = self.auto.seconds - before
             if given is not None:
                 own = request.strategy, request.sampling, request.size, given.parts
                 given.check(decided(runtime, *own), request)
@@ -371,7 +373,7 @@ class Pipeline:
                 images += made
                 parts.append(Decoded(**{k: value[: len(chunk)] for k, value in vars(done).items()}))
                 self._otherwise = None  # this device serves
-        seconds = PhaseSeconds(text=text.seconds, total=total.seconds, **spent)
+        seconds = PhaseSeconds(text=text.seconds, total=total.seconds, measuring=measuring, **spent)
         columns = request.num_images if only is None else 0
         return runtime.finished(request, decision, parts, images, seconds, buffers, columns)
 

@@ -62,6 +62,9 @@ class PhaseSeconds(Frozen):
     decode: float
     pixels: float
     total: float
+    measuring: float = Field(
+        0.0, description="timing what auto chooses from, before the first image"
+    )
 
 
 class GenerationStats(Frozen):

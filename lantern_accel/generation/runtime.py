@@ -192,7 +192,7 @@ class Runtime:
         drawn = torch.cat([p.tokens for p in parts]).clone()
         tokens, count = drawn.numel(), len(drawn)
         busy = seconds.prefill + seconds.decode
-        used, rows = decision.strategy, decision.parts[0].rows
+        used = decision.strategy
         stats = GenerationStats(
             tokens=tokens,
             tokens_sha256=hashlib.sha256(drawn.long().contiguous().numpy().tobytes()).hexdigest(),
@@ -216,7 +216,7 @@ class Runtime:
             model=model.manifest.name,
             weights_hash=model.weights_hash,
             strategy=used,
-            auto=describe_auto(used, rows) if decision.asked == AUTO else None,
+            auto=self._auto(request, decision, steps, tokens - count),
             decision=decision,
             sampling=request.sampling,
             seed=request.seed,
@@ -228,3 +228,16 @@ class Runtime:
             torch=torch.__version__,
         )
         return GenerationResult(images, drawn, stats, columns)
+
+    def _auto(
+        self, request: GenerationRequest, decision: Decision, steps: int, plain: int
+    ) -> str | None:
+        """Return what auto stood for and what it brought; None: the strategy was named.
+
+        ``steps``: forward passes after prefill, summed over images; ``plain``: those of plain decoding.
+        """
+        if decision.asked != AUTO:
+            return None
+        rows = decision.parts[0].rows
+        used = describe_auto(decision.strategy, rows, f"; {steps} forward passes, not {plain}")
+        return self.auto.describe(request.strategy, rows, request.sampling, used)

@@ -16,7 +16,9 @@ from pathlib import Path
 import torch
 
 from lantern_accel._version import __version__
+from lantern_accel.device import host_load
 from lantern_accel.device.backend import Backend
+from lantern_accel.device.host_load import BUSY
 from lantern_accel.errors import BackendError
 from lantern_accel.measure.record import (
     Environment,
@@ -92,37 +94,13 @@ def commit_of(folder: Path) -> tuple[str, bool | NotMeasured]:
         return missing, missing
 
 
-class HostLoad:
-    """The share of the host's cores that other processes used since a moment.
-
-    Reads ``/proc/stat``; where there is none, :meth:`others` says so.
-    """
-
-    def __init__(self) -> None:
-        self._ticks = _system_ticks()
-        self._own = self.ours()
-        self._at = time.perf_counter()
-
-    def ours(self) -> float:
-        """Return the seconds that this process has used."""
-        return _own_seconds()
+class HostLoad(host_load.HostLoad):
+    """The share of the host's cores that other processes used since a moment, as a reading."""
 
     def others(self) -> Reading:
         """Return the share, 0 to 1 of all cores, from construction until now."""
-        ticks = _system_ticks()
-        if self._ticks is None or ticks is None:
-            return not_measured("the system has no /proc/stat")
-        elapsed = time.perf_counter() - self._at
-        cores = os.cpu_count() or 1
-        if elapsed < 0.05:
-            return not_measured("the sample is shorter than the system's clock tick shows")
-        busy = (ticks - self._ticks) / os.sysconf("SC_CLK_TCK")
-        share = (busy - (self.ours() - self._own)) / (elapsed * cores)
-        return min(max(share, 0.0), 1.0)
-
-
-#: Share of the host's cores above which other programs are named, and no speed is judged.
-BUSY = 0.1
+        found = self.share()
+        return not_measured(found) if isinstance(found, str) else found
 
 
 def busy_note(seconds: float = 0.5) -> str:
@@ -164,18 +142,3 @@ def busy_words(share: Reading) -> str:
         f"this machine is not alone: other programs use {share * cores:.1f} of its {cores} cores, so "
         "that times are longer and spread more; wait for them, or measure elsewhere"
     )
-
-
-def _own_seconds() -> float:
-    return sum(os.times()[:4])  # user and system, with those of children
-
-
-def _system_ticks() -> int | None:
-    """Return the busy ticks of all cores: user, nice, system, irq, softirq, steal."""
-    try:
-        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-        values = [int(field) for field in fields[1:9]]
-    except (OSError, ValueError):
-        return None
-    user, nice, system, _idle, _iowait, irq, softirq, steal = values
-    return user + nice + system + irq + softirq + steal

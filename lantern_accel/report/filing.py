@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lantern_accel.device.datasheets import DeviceProfile, Figure
+from lantern_accel.device.host_load import BUSY
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
-from lantern_accel.measure.environment import BUSY
 from lantern_accel.measure.record import STEP_PHASES, Run, is_measured
 from lantern_accel.quality.interval import FEWEST
 from lantern_accel.report.names import COMMIT

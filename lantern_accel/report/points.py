@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from pydantic import Field
 
-from lantern_accel.measure.environment import BUSY
+from lantern_accel.device.host_load import BUSY
 from lantern_accel.measure.record import (
     Cell,
     Interval,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lantern_accel.device.host_load import BUSY
 from lantern_accel.errors import RequestError
 from lantern_accel.files import check_target, json_text, write_whole
 from lantern_accel.measure import samples
-from lantern_accel.measure.environment import BUSY
 from lantern_accel.measure.record import PHASES, Interval, Quality
 from lantern_accel.quality import interval as intervals
 from lantern_accel.report import advice, writing

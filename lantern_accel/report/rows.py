@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from lantern_accel.measure.environment import BUSY
+from lantern_accel.device.host_load import BUSY
 from lantern_accel.measure.record import (
     PHASES,
     STEP_PHASES,
@@ -188,7 +188,7 @@ def row_of(run: Run, cell: Cell) -> Row:
         backend=run.environment.device.backend,
         dtype=run.settings.dtype,
         strategy=cell.strategy.name,
-        detail=(cell.stands_for.partition("; predicted")[0] or detail_of(cell.strategy))
+        detail=(cell.stands_for.partition("; ")[0] or detail_of(cell.strategy))
         + ("" if rounding is None else f", {rounding.weights} weights"),
         relaxed=cell.relaxed,
         samples=len(cell.samples),

@@ -31,7 +31,7 @@ def test_every_strategy_writes_a_picture_and_its_figures(command, tiny_model, tm
     assert stats["tokens"] == 16
     assert stats["seed"] == 1
     assert stats["strategy"]["name"] == strategy
-    assert set(stats["seconds"]) == {"text", "prefill", "decode", "pixels", "total"}
+    assert set(stats["seconds"]) == {"text", "prefill", "decode", "pixels", "total", "measuring"}
     assert stats["step_compression"] == 15 / stats["steps"]
     assert (stats["step_compression"] == 1) == (strategy == "vanilla" or stats["steps"] == 15)
     assert sum(stats["accepted_histogram"]) == stats["steps"]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from lantern_accel.device.waiting import waiting
 from lantern_accel.errors import BackendError
 from lantern_accel.files import cache_dir
 
@@ -240,8 +241,8 @@ def compiled(units: list[str]) -> Path:
         return path
     with _alone(path.with_suffix(".lock")):
         if not path.is_file():
-            _LOG.warning("building native CPU kernels, once, about 20 s")
-            compile_library(units, path)
+            with waiting("building native CPU kernels, once", _LOG, logging.WARNING):
+                compile_library(units, path)
     return path
 
 

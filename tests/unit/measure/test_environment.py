@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lantern_accel.device import host_load
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError
 from lantern_accel.measure import environment
@@ -54,13 +55,13 @@ def test_conditions_are_numbers_or_reasons() -> None:
 
 def test_our_own_work_is_not_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks, own = iter([1000, 1100]), iter([5.0, 5.25])
-    monkeypatch.setattr(environment, "_system_ticks", lambda: next(ticks))
-    monkeypatch.setattr(environment, "_own_seconds", lambda: next(own))
-    monkeypatch.setattr(environment.os, "sysconf", lambda name: 100)
-    monkeypatch.setattr(environment.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(host_load, "_system_ticks", lambda: next(ticks))
+    monkeypatch.setattr(host_load, "_own_seconds", lambda: next(own))
+    monkeypatch.setattr(host_load.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(host_load.os, "cpu_count", lambda: 2)
     clock = iter([10.0, 11.0])
     # The module's own clock: threads of other tests read the shared one.
-    monkeypatch.setattr(environment, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(host_load, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     # A second of two cores: 1 busy of 2, of which 0.25 ours.
     assert environment.HostLoad().others() == pytest.approx(0.375)
 
@@ -69,7 +70,7 @@ def test_what_the_clock_cannot_show_is_not_guessed(monkeypatch: pytest.MonkeyPat
     load = environment.HostLoad()
     found = load.others()
     assert str(found).startswith("not measured: ")
-    monkeypatch.setattr(environment, "_system_ticks", lambda: None)
+    monkeypatch.setattr(host_load, "_system_ticks", lambda: None)
     time.sleep(0)
     assert environment.HostLoad().others() == "not measured: the system has no /proc/stat"
 

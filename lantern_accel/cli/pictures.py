@@ -148,8 +148,11 @@ class Pictures:
         self.written.append(self._file(index))
 
     def write_grid(self, columns: int) -> None:
-        """Write all images into one picture, ``columns`` in a row."""
-        whole = image_grid([self.images[i] for i in sorted(self.images)], columns)
+        """Write all images into one picture, ``columns`` in a row under their prompt and seed."""
+        images = [self.images[i] for i in sorted(self.images)]
+        of = [one.info for one in images[::columns]]
+        labels = [f"{about['prompt']}, seed {about['seed']}" for about in of if "prompt" in about]
+        whole = image_grid(images, columns, labels)
         save_image(whole, self.output, self.metadata)
         self.written.append(self.output)
 

@@ -219,6 +219,8 @@ def describe(
         image.info.update({name: str(value) for name, value in about.items() if value != ""})
 
 
+#: Pixels above a row of a grid for its label.
+LABEL = 14
 #: What :func:`describe` notes.
 DESCRIBED = (
     "prompt", "negative_prompt", "seed", "image", "model", "strategy", "sampling", "lantern_accel",
@@ -232,15 +234,24 @@ def pictures(pixels: Tensor) -> list[Image]:
     return [pillow.fromarray(one.numpy()) for one in pixels]
 
 
-def image_grid(images: Sequence[Image], columns: int) -> Image:
-    """Return pictures of one size side by side, ``columns`` in a row, on white."""
+def image_grid(images: Sequence[Image], columns: int, labels: Sequence[str] = ()) -> Image:
+    """Return pictures of one size side by side, ``columns`` in a row, on white.
+
+    ``labels``: a line of text above each row.
+    """
     from PIL import Image as pillow
+    from PIL import ImageDraw
 
     width, height = images[0].size
     columns = max(1, min(columns, len(images)))
-    sheet = pillow.new("RGB", (columns * width, -(-len(images) // columns) * height), "white")
+    head = LABEL if labels else 0
+    rows = -(-len(images) // columns)
+    sheet = pillow.new("RGB", (columns * width, rows * (head + height)), "white")
     for i, image in enumerate(images):
-        sheet.paste(image, (i % columns * width, i // columns * height))
+        sheet.paste(image, (i % columns * width, i // columns * (head + height) + head))
+    for row, text in enumerate(labels):
+        line = " ".join(text.split()).encode("latin-1", "replace").decode("latin-1")  # font's own
+        ImageDraw.Draw(sheet).text((2, row * (head + height) + 2), line, fill="black")
     for name in DESCRIBED:  # a line for each image where they differ
         lines = [one.info[name] for one in images if name in one.info]
         if lines:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import lantern_accel
+from lantern_accel.generation.result import LABEL
 from lantern_accel.strategy.values import STRATEGIES
 
 
@@ -127,7 +128,10 @@ def test_several_images_get_numbers_or_one_grid(command, tiny_model, tmp_path):
     assert done.returncode == 0, done.stderr
     assert [size(tmp_path / f"p-{i}.png") for i in range(4)] == [(16, 16)] * 4
     command(*words, "--num-images", 3, "-o", tmp_path / "g.png", "--grid")
-    assert size(tmp_path / "g.png") == (24, 16)
+    assert size(tmp_path / "g.png") == (24, 2 * (8 + LABEL))
+    with Image.open(tmp_path / "g.png") as sheet:  # a prompt stands above each row
+        for top in (0, 8 + LABEL):
+            assert sheet.convert("L").crop((0, top, 24, top + LABEL)).getextrema()[0] < 128
 
 
 def test_a_long_prompt_is_cut_with_a_warning(command, tiny_model, tmp_path):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from lantern_accel import bounds
-from lantern_accel.cli.console import note, print_json, say, show_markdown, warn
+from lantern_accel.cli.console import note, print_json, say, show_markdown
 from lantern_accel.cli.options import (
     Loading,
     Weights,
@@ -23,9 +23,6 @@ from lantern_accel.cli.options import (
 
 if TYPE_CHECKING:
     from lantern_accel.measure.record import Run
-
-#: Columns of `bench` that are left in a narrow terminal.
-NARROW = ("strategy", "batch", "tokens/s", "speed-up", "tokens per step", "TV per token")
 
 
 @with_options
@@ -205,7 +202,7 @@ def bench(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON rows instead of the table."),
 ) -> None:
-    """Measure tokens per second, tokens per step and conversion, strategies interleaved.
+    """Compare the speed of strategies here, interleaved, with a verdict for each; --json has more.
 
     With -o it writes a run like that of `profile --quick`, without prices, for `compare`.
     """
@@ -227,9 +224,4 @@ def bench(
 
     if as_json:
         return print_json(plain_rows(run))
-    show_markdown(table(run), NARROW)
-    for row in plain_rows(run):
-        interval = row["speedup_interval"]
-        if interval is not None and interval[1] < 1:
-            text = f"{row['strategy']} at batch {row['batch']}: {row['speedup']:.2f}x"
-            warn(text, "slower than plain here")
+    show_markdown(table(run))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from lantern_accel.measure.record import STEP_PHASES, Cell, Run, is_measured
+from lantern_accel.measure.record import Cell, Run, is_measured
 from lantern_accel.measure.work import floor_of
 from lantern_accel.quality import interval as intervals
 from lantern_accel.quality.interval import Interval, relative_spread
@@ -13,11 +13,9 @@ from lantern_accel.records import markdown_table
 from lantern_accel.report.rows import base_of, seconds_of, twin_of, why_unjudged
 from lantern_accel.report.writing import verdict_words
 
-HEAD = (
-    "| strategy | batch | T | tokens/s | ± | s per image | speed-up | tokens per step | over prompts "
-    "| conversion | over exact on its tree | TV per token "
-    "| draft / verify / accept / commit / host, ms per eager step |"
-)
+HEAD = "| strategy | batch | tokens/s | s/image | speed-up | verdict | tok/step | TV/token |"
+#: Verdicts in a word or two; the reason of any other one stands below the table.
+SHORT = {"faster": "faster", "slower": "slower", "same": "same", "ambiguous": "not shown"}
 
 
 def plain_rows(run: Run) -> list[dict[str, Any]]:
@@ -30,8 +28,8 @@ def plain_rows(run: Run) -> list[dict[str, Any]]:
 
 
 def _plain_row(run: Run, cell: Cell) -> dict[str, Any]:
-    over, _ = _decoding_over(cell, base_of(run, cell))
-    exact, verdict = _decoding_over(cell, twin_of(run, cell) if cell.relaxed else None)
+    over, verdict = _decoding_over(cell, base_of(run, cell))
+    exact, over_exact = _decoding_over(cell, twin_of(run, cell) if cell.relaxed else None)
     tokens = sum(s.tokens for s in cell.samples)
     by_prompt = [(s.tokens - s.images) / s.steps for s in cell.samples]
     return {
@@ -43,12 +41,13 @@ def _plain_row(run: Run, cell: Cell) -> dict[str, Any]:
         "seconds_per_image": statistics.median(seconds_of(cell)[0]),
         "speedup": over and over.value,
         "speedup_interval": _ends(over),
+        "verdict": verdict,
         "step_compression": cell.step_compression,
         "step_compression_over_prompts": [min(by_prompt), max(by_prompt)],
         "conversion": over and over.value / cell.step_compression,
         "over_exact": exact and exact.value,
         "over_exact_interval": _ends(exact),
-        "over_exact_verdict": verdict,
+        "over_exact_verdict": over_exact,
         "total_variation": sum(s.total_variation * s.tokens for s in cell.samples) / tokens,
         "samples": len(cell.samples),
         "phase_ms": {} if isinstance(cell.step_ms, str) else cell.step_ms,
@@ -68,29 +67,27 @@ def _ends(found: Interval | None) -> list[float] | None:
 
 
 def table(run: Run) -> str:
-    """Return the run as a Markdown table; what a single sample cannot show is left empty."""
+    """Return the run as a Markdown table of at most 100 columns; :func:`plain_rows` has every figure."""
     lines = [HEAD, "|---" * (HEAD.count("|") - 1) + "|"]
-    for row in plain_rows(run):
-        phases = " / ".join(
-            f"{row['phase_ms'].get(name, float('nan')):.1f}" for name in (*STEP_PHASES, "host")
-        )
-        few = row["samples"] < 2
-        spread = "" if few else f"{100 * row['spread']:.0f} %"
-        low, high = row["step_compression_over_prompts"]
+    doubts, rows = list[str](), plain_rows(run)
+    several = len({row["temperature"] for row in rows}) > 1
+    for row in rows:
+        at = f" T={row['temperature']:g}" if several else ""
         speedup = "" if row["speedup"] is None else f"{row['speedup']:.2f}x"
-        if row["speedup_interval"] and row["strategy"] != "vanilla":
-            speedup += " ({:.2f} to {:.2f})".format(*row["speedup_interval"])
-        conversion = "" if row["conversion"] is None else f"{row['conversion']:.2f}"
-        exact = "" if row["over_exact"] is None else f"{row['over_exact']:.2f}x"
-        if row["over_exact_interval"]:
-            low_, high_ = row["over_exact_interval"]
-            exact += f" ({low_:.2f} to {high_:.2f}, {verdict_words(row['over_exact_verdict'])})"
+        word = "baseline"
+        if row["strategy"] != "vanilla":
+            if row["speedup_interval"]:
+                speedup += " ({:.2f}-{:.2f})".format(*row["speedup_interval"])
+            word = SHORT.get(row["verdict"], "not judged")
+            if word == "not judged" and row["verdict"] is not None:
+                doubts.append(verdict_words(row["verdict"]))
         lines.append(
-            f"| {row['strategy']} | {row['batch']} | {row['temperature']:g} "
-            f"| {row['tokens_per_second']:.0f} | {spread} | {row['seconds_per_image']:.3g} | {speedup} "
-            f"| {row['step_compression']:.2f} | {'' if few else f'{low:.2f} to {high:.2f}'} "
-            f"| {conversion} | {exact} | {row['total_variation']:.3f} | {phases} |"
+            f"| {row['strategy']}{at} | {row['batch']} "
+            f"| {row['tokens_per_second']:.0f} | {row['seconds_per_image']:.3g} | {speedup} | {word} "
+            f"| {row['step_compression']:.2f} | {row['total_variation']:.3f} |"
         )
+    for reason in dict.fromkeys(doubts):
+        lines += ["", reason]
     return "\n".join(lines)
 
 

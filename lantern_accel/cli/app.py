@@ -24,7 +24,7 @@ from lantern_accel.cli.tune import tune
 
 app = typer.Typer(
     name="lantern-accel",
-    help="Generate images with LANTERN speculative decoding, on any accelerator.",
+    help="Generate images faster by speculative decoding, with the same output by default.",
     epilog=f"{WHICH}\n\n{exit_codes()}",
     no_args_is_help=True,
     # Plain text: the same on a terminal, in a pipe and in the documentation.

@@ -76,7 +76,7 @@ def generate(
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but errors."),
     **settings: Any,
 ) -> None:
-    """Draw PROMPT and write a picture; each batch is written when it is done.
+    """Generate an image of PROMPT by the fastest exact strategy here, and write it as a PNG.
 
     Example: lantern-accel generate "red heart" --seed 7 -o heart.png
     """

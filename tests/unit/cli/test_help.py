@@ -23,6 +23,16 @@ def test_the_options_of_generate_stand_in_groups():
     assert len([line for line in options if line.startswith("  -")]) == 1, "only --help is left"
 
 
+def test_the_first_line_says_what_the_default_does():
+    from lantern_accel.strategy.values import AUTO
+
+    whole = " ".join(CliRunner().invoke(app, ["--help"]).output.split())
+    assert "same output by default" in whole and "LANTERN" not in whole.split("Options:")[0]
+    text = CliRunner().invoke(app, ["generate", "--help"]).output
+    text = " ".join(text.split())
+    assert "fastest exact strategy" in text and f"{AUTO} (the default" in text
+
+
 def test_generate_has_at_most_thirty_options():
     from typer.main import get_command
 

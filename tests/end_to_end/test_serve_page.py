@@ -40,8 +40,12 @@ def test_it_draws_strategies_side_by_side_as_they_decode(browser, tiny_model, wi
     with serving(tiny_model, ServerSettings(slots=1)) as served:
         page, said = opened(browser, served, width)
         assert "tiny, 8x8 pixels" in page.text_content("#title")
+        assert page.locator("#keyed").is_hidden(), "no key is needed"
+        assert page.locator("#docs").is_visible()
+        assert "plain decoding" in page.text_content("label:has(input[value=vanilla])")
         page.uncheck("input[value=auto]")
         page.click("#draw")
+        assert page.locator("article").count() == 2, "what waits has a card"
         for name in ("vanilla", "lantern++"):
             page.wait_for_selector(f"article[data-strategy='{name}'][data-done=yes]")
         plain = page.locator("article[data-strategy=vanilla]")
@@ -49,7 +53,7 @@ def test_it_draws_strategies_side_by_side_as_they_decode(browser, tiny_model, wi
         assert "0, exact" in plain.text_content()
         assert "1.00" in plain.text_content()  # tokens per step
         relaxed = page.locator("article[data-strategy='lantern++']").text_content()
-        assert "price (total variation per token)0." in relaxed
+        assert "quality loss (TV per token)0." in relaxed
         sizes = page.evaluate(
             "[...document.images].map((i) => [i.naturalWidth, i.naturalHeight, i.alt])"
         )

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lantern_accel.checkpoints.loading import (
+    Fingerprint,
     checked,
     mismatch,
     replace_tensor,
@@ -33,6 +34,7 @@ from lantern_accel.families.registry import family
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.adapter import Adapter
 from lantern_accel.integrations.watch import Watch
+from lantern_accel.models.bundle import named_head, read_head
 from lantern_accel.nn.transformer import pack
 from lantern_accel.records import format_bytes
 from lantern_accel.strategy.rules import validated
@@ -76,7 +78,9 @@ class Memory:
         return f"{shared} shared with the module, {beside} next to it"
 
 
-def _share(weights: ModuleWeights, kind: Family, manifest: Any, part: str, ops: Backend) -> Any:
+def _share(
+    weights: ModuleWeights, kind: Family, manifest: Any, part: str, ops: Backend, known: Fingerprint
+) -> Any:
     """Build a part around a module's tensors; raises :class:`CheckpointError` where they do not fit."""
     what = weights.path.name
     with without_data():
@@ -86,6 +90,8 @@ def _share(weights: ModuleWeights, kind: Family, manifest: Any, part: str, ops: 
     for name, parameter in own.items():
         recipe = recipes[name]
         sources = [(key, weights.tensors[key]) for key in recipe.sources]
+        for key, tensor in sources:
+            known.update(key, tensor)
         made = [
             (k, t, t if recipe.transform is None else recipe.transform(k, t)) for k, t in sources
         ]
@@ -104,28 +110,34 @@ def _share(weights: ModuleWeights, kind: Family, manifest: Any, part: str, ops: 
 
 
 def shared_pipeline(
-    weights: ModuleWeights, kind: Family, manifest: Any, codebook: bool, watch: Watch
-) -> tuple[Pipeline, Memory]:
+    weights: ModuleWeights, kind: Family, manifest: Any, codebook: bool, watch: Watch,
+    head: Path | None = None,
+) -> tuple[Pipeline, Memory]:  # fmt: skip
     """Return a pipeline on the module's device and in its dtype, and what it holds next to the module.
 
     ``codebook``: its image tokenizer is needed too, for the neighbours of relaxed acceptance. ``watch``
-    notes what the module is then.
+    notes what the module is then. ``head``: a draft head's file or folder.
     """
-    head = next(iter(weights.module.parameters()))
+    first = next(iter(weights.module.parameters()))
+    if head is not None:
+        manifest, head = named_head(head, manifest)
     with torch.no_grad():
-        backend = open_backend(str(head.device))
-        target = _share(weights, kind, manifest, "target", backend)
+        backend = open_backend(str(first.device))
+        known = Fingerprint()
+        target = _share(weights, kind, manifest, "target", backend, known)
+        if head is not None:
+            target.draft_head = read_head(manifest, head, first.device, known.hexdigest())
         turns = next((t for path, t in watch.tensors() if path.endswith(".inv_freq")), None)
         if turns is not None:
             target.frequencies = turns.detach().cpu().float()
-        kind.place_tables(target, head.device)
+        kind.place_tables(target, first.device)
         pack(target, backend)
         vq = None
         if codebook:
-            vq = _share(weights, kind, manifest, "vq", backend).float()
-            kind.place_tables(vq, head.device)
+            vq = _share(weights, kind, manifest, "vq", backend, known).float()
+            kind.place_tables(vq, first.device)
     # Values in the whole tell a model from itself with another adapter merged.
-    values = f"{list(weights.shapes())} {head.dtype} {watch.note()}"
+    values = f"{list(weights.shapes())} {first.dtype} {watch.note()}"
     digest = hashlib.sha256(values.encode()).hexdigest()[:16]
     model = Model(manifest, target, None, vq, None, digest, kind)
     theirs = {t.untyped_storage().data_ptr() for t in weights.module.parameters()}
@@ -141,7 +153,7 @@ def shared_pipeline(
                     shared += nbytes
                     continue
             beside += nbytes
-    return Pipeline(model, backend, head.dtype), Memory(shared, beside)
+    return Pipeline(model, backend, first.dtype), Memory(shared, beside)
 
 
 #: What transformers takes where neither a request nor a model names a top-k.
@@ -162,6 +174,7 @@ class Accelerated(Adapter):
     module: nn.Module
     family: str
     describe: Describe
+    head: Path | None = None
     memory: Memory | None = None
     pipeline: Pipeline | None = None
     _watch: Watch | None = None
@@ -197,7 +210,7 @@ class Accelerated(Adapter):
         weights = ModuleWeights(self.module)
         config: Any = self.module.config
         manifest = self.describe(weights, config.to_dict())
-        made = shared_pipeline(weights, kind, manifest, self.relaxed, watch)
+        made = shared_pipeline(weights, kind, manifest, self.relaxed, watch, self.head)
         self._watch, (self.pipeline, self.memory) = watch, made
         logging.getLogger("lantern_accel").info("weights: %s", self.memory)
         return self.pipeline

@@ -85,7 +85,8 @@ def accelerate(
     are drawn raises :class:`InterruptedDecodingError`. ``prior``: a loaded pipeline of ours, or
     where its weights lie, for a pipeline that was loaded without
     (``vision_language_encoder=None``). ``overrides``: fields of :class:`Sampling`, such as
-    ``temperature=0``. ``pipe.restore()`` undoes it. Drawing from pictures stays the pipeline's own.
+    ``temperature=0``, and ``head``, a draft head for the pipeline's own prior. ``pipe.restore()``
+    undoes it. Drawing from pictures stays the pipeline's own.
     Raises :class:`ModelError` for another pipeline, an untested release, or one whose scheduler paints
     wrong pictures.
     """

@@ -39,6 +39,7 @@ from lantern_accel.integrations.distribution import (
 )
 from lantern_accel.integrations.emu3 import draw_image
 from lantern_accel.integrations.glm_image import draw_ids
+from lantern_accel.models.locate import named_parts
 from lantern_accel.strategy.values import Sampling, Strategy
 
 #: transformers' classes, and how our model of each is described.
@@ -53,12 +54,14 @@ _OURS = "_lantern_accel"
 
 
 def accelerated(
-    model: nn.Module, strategy: str | Strategy = "auto", **overrides: Any
-) -> Accelerated:
+    model: nn.Module, strategy: str | Strategy = "auto", head: str | Path | None = None,
+    **overrides: Any,
+) -> Accelerated:  # fmt: skip
     """Return our decoder around a loaded model, the same for every call; nothing is made yet.
 
-    ``overrides``: fields of :class:`Sampling` that win over what requests ask for. Raises
-    :class:`ModelError` for a class that is unknown, or for an untested release.
+    ``head``: the file or folder of a draft head for these weights; ``overrides``: fields of
+    :class:`Sampling` that win over what requests ask for. Raises :class:`ModelError` for a class that is
+    unknown, for an untested release, or a path that is not there.
     """
     require("transformers")
     kinds: dict[str, tuple[str, Describe]] = {
@@ -75,10 +78,13 @@ def accelerated(
             f"{name} cannot be accelerated; transformers' classes that can be are {', '.join(kinds)}"
             f"{inside}"
         )
+    given = named_parts(head=head).head
     ours: Accelerated = vars(model).setdefault(
         _OURS, Accelerated(module=model, family=kinds[name][0], describe=kinds[name][1])
     )
-    ours.strategy, ours.overrides = strategy, overrides
+    if ours.head != given:  # what was made is without it
+        ours.close()
+    ours.strategy, ours.overrides, ours.head = strategy, overrides, given
     return ours
 
 
@@ -100,7 +106,8 @@ def accelerate(model: nn.Module, strategy: str | Strategy = "auto", **overrides:
     Those are ``generation_mode="image"`` of a Janus, and prompts of an Emu3 that end where an image
     starts. Everything else of ``generate`` stays the model's own, and so does every argument. An image
     of Emu3 that cannot be decoded here is the model's own too, with a warning. Returns the model;
-    ``model.restore()`` undoes it. ``strategy`` and ``overrides`` as in :func:`accelerated`.
+    ``model.restore()`` undoes it. ``strategy``, ``head`` and
+    ``overrides``: see :func:`accelerated`.
     """
     ours = accelerated(model, strategy, **overrides)
     image = _generate_emu3 if type(model).__name__ in EMU3 else _generate_image

@@ -93,7 +93,16 @@ def with_head(found: Found, parts: Parts) -> Found:
         return replace(found, manifest=found.manifest.model_copy(update={HEAD: None}), files=files)
     if parts.head is None:
         return found
-    path = parts.head / f"{HEAD}.safetensors" if parts.head.is_dir() else parts.head
+    manifest, path = named_head(parts.head, found.manifest)
+    return replace(found, manifest=manifest, files={**files, HEAD: path})
+
+
+def named_head(path: Path, manifest: Any) -> tuple[Any, Path]:
+    """Return a model's manifest with the sizes of a draft head at ``path``, and the head's file.
+
+    Raises :class:`CheckpointError` for a file that is not a draft head, or one of other sizes.
+    """
+    path = path / f"{HEAD}.safetensors" if path.is_dir() else path
     try:
         config = HeadFile.model_validate_json(open_checkpoint(path).info.get(HEAD) or "").config
     except ValidationError:
@@ -101,14 +110,12 @@ def with_head(found: Found, parts: Parts) -> Found:
             f"{path} is not a draft head of `lantern-accel train head`; train one, or leave "
             "--use head=PATH out"
         ) from None
-    target = found.manifest.target
-    if (wrong := config.misfit(target.dim, target.vocab_size)) is not None:
+    if (wrong := config.misfit(manifest.target.dim, manifest.target.vocab_size)) is not None:
         raise CheckpointError(
-            f"the draft head {path} is of another model: {wrong}; name one of {found.manifest.name!r}, "
+            f"the draft head {path} is of another model: {wrong}; name one of {manifest.name!r}, "
             "or leave --use head=PATH out"
         )
-    manifest = found.manifest.model_copy(update={HEAD: config})
-    return replace(found, manifest=manifest, files={**files, HEAD: path})
+    return manifest.model_copy(update={HEAD: config}), path
 
 
 def open_part(
@@ -121,15 +128,18 @@ def open_part(
     return module, checkpoint, kind.recipes(part, checkpoint, found.manifest)
 
 
-def _draft_head(found: Found, device: torch.device, trunk: str) -> DraftHead:
-    """Load the draft head, which is small, in float32; ``trunk``: the fingerprint of the target."""
-    head, path = empty_head(found.manifest), found.files[HEAD]
+def read_head(manifest: Any, path: Path, device: torch.device, trunk: str) -> DraftHead:
+    """Load a draft head, which is small, in float32; ``trunk``: the fingerprint of the target.
+
+    Raises :class:`CheckpointError` for a head of other weights.
+    """
+    head = empty_head(manifest)
     assert head is not None  # its file is looked for only where the manifest has its sizes
     said = open_checkpoint(path).info.get(HEAD)
     if said is not None and HeadFile.model_validate_json(said).trunk != trunk:
         raise CheckpointError(
             f"the draft head {path} was trained on another model's weights than those of "
-            f"{found.manifest.name!r}; train one for these (`lantern-accel train head`), or decode "
+            f"{manifest.name!r}; train one for these (`lantern-accel train head`), or decode "
             "without one (--use head=none)"
         )
     load_float(head, path)
@@ -181,7 +191,7 @@ def load_model(
             pack(module, ops)
         loaded[part] = module
     if HEAD in found.files:
-        loaded["target"].draft_head = _draft_head(found, device, trunk)
+        loaded["target"].draft_head = read_head(found.manifest, found.files[HEAD], device, trunk)
     text = kind.text(found, device, text_dtype or dtype)
     if (found.files["target"].parent / "model.json").is_file():
         names = ("target", "drafter", "vq", "text")

@@ -10,10 +10,13 @@ import torch
 
 pytest.importorskip("transformers", minversion="5.8")
 
+from safetensors.torch import save_file
 from support.chi_square import drawn_fairly
 from support.hub_models import filled, glm, glm_inputs, glm_processor, janus
+from support.janus import write_janus
 
-from lantern_accel.errors import ModelError, RequestError
+from lantern_accel import load
+from lantern_accel.errors import CheckpointError, ModelError, RequestError, StrategyError
 from lantern_accel.families.glm_image.grids import grids
 from lantern_accel.integrations import accelerate, restore
 from lantern_accel.integrations.transformers import (
@@ -22,6 +25,9 @@ from lantern_accel.integrations.transformers import (
     generate_saved,
     save_custom_generate,
 )
+from lantern_accel.models.bundle import HEAD
+from lantern_accel.nn.draft_head import DraftHead, HeadFile, usual_head
+from lantern_accel.strategy.values import Window
 
 PROMPTS = torch.tensor([[90, 5, 6, 7, 8, 92], [91, 91, 90, 9, 10, 92]])
 MASK = (PROMPTS != 91).long()
@@ -55,6 +61,38 @@ def test_janus_draws_the_same_greedily(sizes: dict[str, Any], strategy: str) -> 
     assert torch.equal(twice, want.repeat_interleave(2, dim=0))
     model.restore()
     assert torch.equal(model.generate(PROMPTS, **asked), want)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_janus_drafts_with_a_head_of_its_own_weights(tmp_path: Path, own: bool) -> None:
+    from transformers import JanusForConditionalGeneration
+
+    folder = write_janus(tmp_path / "model", "hf")
+    with load(folder, device="cpu", dtype="float32") as pipeline:
+        sizes, trunk = usual_head(pipeline.manifest.target, 8, 8), pipeline.model.trunk
+        window = {"drafts": Window(length=4, fresh="head")}
+        strategy = pipeline.strategy("scd").model_copy(update=window)
+    said = HeadFile(config=sizes, trunk=trunk if own else "0" * 16).model_dump_json()
+    file = tmp_path / "draft_head.safetensors"
+    save_file(DraftHead(sizes).state_dict(), file, {HEAD: said})
+    model: Any = JanusForConditionalGeneration.from_pretrained(folder)
+    model.generation_config.generation_kwargs = {"boi_token_id": 121}
+    model.generation_config.bos_token_id, model.generation_config.pad_token_id = 118, 120
+    prompt = torch.tensor([[118, 5, 6, 121]])
+    asked = {
+        "attention_mask": torch.ones_like(prompt), "generation_mode": "image", "do_sample": False,
+        "guidance_scale": 4.0,
+    }  # fmt: skip
+    want = accelerate(model, strategy="vanilla").generate(prompt, **asked)
+    accelerate(model, strategy=strategy)
+    with pytest.raises(StrategyError, match="no draft head"):
+        model.generate(prompt, **asked)
+    accelerate(model, strategy=strategy, head=file)
+    if own:
+        assert torch.equal(model.generate(prompt, **asked), want)
+    else:
+        with pytest.raises(CheckpointError, match="another model's weights"):
+            model.generate(prompt, **asked)
 
 
 def test_janus_keeps_its_text() -> None:

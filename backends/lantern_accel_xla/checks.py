@@ -21,7 +21,7 @@ STEPS = 200
 def texts(backend: Any) -> Iterator[tuple[str, str]]:
     """Go through every case; prefill and step as one HLO program, which is traced and not compiled."""
     runtime = backend.runtime
-    for family, strategy in tiny.cases(STRATEGIES):
+    for family, strategy in tiny.cases(STRATEGIES, turn=0):
         for temperature in (1.0, 0.0):
             where = f"{family}, {strategy}, temperature {temperature:g}"
             doing(where)

@@ -31,6 +31,7 @@ from lantern_accel.testing import (
     replay,
     rotation,
     static,
+    tiny,
     trunks,
 )
 from lantern_accel.testing.result import (
@@ -97,8 +98,8 @@ CHECKS: dict[str, Check] = {
     "draw.race": noise.race,
     "decode.cpu": host.cpu,
     "decode.drawn": host.drawn,
-    "decode.greedy": numeric.like_vanilla("give", batch=2, temperature=0.0),
-    "decode.seeds": numeric.like_vanilla("draw", batch=3, temperature=1.0),  # in a batch too
+    "decode.greedy": numeric.like_vanilla("give", temperature=0.0, others=()),
+    "decode.seeds": numeric.like_vanilla("draw", temperature=1.0, others=tiny.FEWER),
     "decode.allowed": numeric.allowed,
     "decode.distribution": numeric.distribution,
     "decode.interrupted": numeric.interrupted,

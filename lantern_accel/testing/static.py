@@ -165,7 +165,7 @@ def one_graph(backend: Backend) -> Measured:
     """Show that steps of different content, and of different prompts, are one graph."""
     seen = 0
     first_family = ""
-    for family, strategy in tiny.cases(CHECKED, tiny.COMPILED):
+    for family, strategy in tiny.cases(tiny.FORMS, tiny.COMPILED, turn=0):
         first_family = first_family or family
         greedy = family == first_family and strategy in tiny.COMPILED
         for temperature in TEMPERATURES if greedy else (1.0,):
@@ -259,9 +259,9 @@ def buffers(backend: Backend) -> Measured:
     if backend.device.type == "meta":
         raise NotApplicable("the backend has shapes and no data")
     writes = 0
-    for family, strategy in tiny.cases(CHECKED, tiny.COMPILED):
+    for family, strategy in tiny.cases(tiny.FORMS, tiny.COMPILED, turn=0):
         doing(f"{family}, {strategy}")
-        engine = tiny.tiny_engine(backend, strategy, family=family)
+        engine = tiny.tiny_engine(backend, strategy, batch=2, family=family)
         caches = {id(buffer) for cache in engine.caches for buffer in cache.buffers}
         tiny.load(engine, 0)
         for function in (engine.prefill, engine.step):

@@ -48,7 +48,9 @@ WITHOUT = ("vanilla", *WINDOW_STRATEGIES, SELF, BY_HEAD)
 #: What every family but the first is checked with: no drafts, a tree of its own making, a relaxed rule,
 #: a window, and a copy of its own weights in fewer bits.
 FEWER = ("vanilla", "eagle2", "lantern++", "scd", SELF)
-#: The same for checks whose time is a compiler's: a tree with a relaxed rule, and a window.
+#: One strategy for each form of a step, for checks whose time is a compiler's; and what each family but
+#: the first has one of there.
+FORMS = (*FEWER, BY_HEAD)
 COMPILED = ("lantern++", "scd")
 
 
@@ -81,12 +83,14 @@ def normal(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def cases(strategies: tuple[str, ...], others: tuple[str, ...] = FEWER) -> list[tuple[str, str]]:
+def cases(
+    strategies: tuple[str, ...], others: tuple[str, ...] = FEWER, *, turn: int | None = None
+) -> list[tuple[str, str]]:
     """Return the families and strategies to check: all with the first family, ``others`` with the rest.
 
-    A tiny model without a drafter is checked with what needs none, and windows by a draft head with one
-    that has a head. Raises :class:`ModelError` where no
-    family is installed: checks that run nothing would all pass.
+    With a ``turn`` each of the rest is checked with one of ``others``, the next family with the next one.
+    A tiny model without a drafter or a draft head is checked with what needs none. Raises
+    :class:`ModelError` where no family is installed: checks that run nothing would all pass.
     """
     out: list[tuple[str, str]] = []
     kinds = list(families())
@@ -96,11 +100,15 @@ def cases(strategies: tuple[str, ...], others: tuple[str, ...] = FEWER) -> list[
         manifest = kind.tiny()
         drafts = manifest.drafter is not None
         guesses = getattr(manifest, "draft_head", None) is not None
-        for strategy in strategies:
-            if strategy == BY_HEAD and not guesses:
-                continue
-            if (number == 0 or strategy in (*others, BY_HEAD)) and (drafts or strategy in WITHOUT):
-                out.append((kind.name, strategy))
+        fits = [
+            one
+            for one in strategies
+            if (guesses if one == BY_HEAD else drafts or one in WITHOUT)
+            and (number == 0 or one in (*others, BY_HEAD))
+        ]
+        if number and fits and turn is not None:
+            fits = [fits[(turn + number) % len(fits)]]
+        out += [(kind.name, one) for one in fits]
     return out
 
 

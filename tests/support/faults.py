@@ -85,7 +85,9 @@ class Fault:
         return kind(0)  # the scaffold's takes the device's number
 
 
-def few_cases(strategies: tuple[str, ...], *others: tuple[str, ...]) -> list[tuple[str, str]]:
+def few_cases(
+    strategies: tuple[str, ...], *others: tuple[str, ...], turn: int | None = None
+) -> list[tuple[str, str]]:
     """The first strategy with the first family, or both of two."""
     return [("llamagen", one) for one in strategies[: 1 if len(strategies) > 2 else 2]]
 

@@ -16,8 +16,8 @@ TREE = "0,1,00"
 _cases = tiny.cases
 
 
-def few_cases(*asked: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return those of :func:`tiny.cases` that stand for the others."""
+def few_cases(*asked: tuple[str, ...], turn: int | None = None) -> list[tuple[str, str]]:
+    """Return those of :func:`tiny.cases` that stand for the others; ``turn`` chooses no other."""
     found = _cases(*asked)
     first = found[0][0]
     return [case for case in found if case[1] in (KINDS if case[0] == first else KINDS[1:2])]

@@ -83,7 +83,7 @@ def _weights(run: Run) -> str:
 
 
 def _kernels(run: Run) -> str:
-    values = [note.partition(": ")[2] for note in run.environment.device.notes]
+    values = [f"{note}: ".split(": ")[1] for note in run.environment.device.notes]
     return " ".join(one for one in values if 0 < len(one) <= 16) or "unnamed"
 
 

@@ -64,10 +64,8 @@ def members() -> list[Member]:
 
 def lines() -> list[str]:
     """Return the section of the reference: a table for each part."""
-    made = [
-        "",
-        "## Every member of the interface",
-        "",
+    made = ["", "## Every member of the interface", ""]
+    made += [
         "*Required* members have no reference. *Recommended* ones have a reference that is slow on most "
         "accelerators or hides something. *Optional* ones are for devices that do better.",
     ]

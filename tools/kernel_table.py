@@ -2,12 +2,11 @@
 
 ``python tools/kernel_table.py`` compiles for sm_86 and sm_90 with the package triton, and writes
 registers, shared memory and occupancy into dev/backends.md. It ends with 1 where a register spills.
-``--check`` writes nothing. Nothing runs, and nothing is said about time.
+Nothing runs, and nothing is said about time.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import re
 import subprocess
@@ -272,18 +271,12 @@ def table() -> tuple[list[str], bool]:
 
 
 def main() -> int:
-    """Write the table, or check it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    given = parser.parse_args()
+    """Write the table into its page."""
     lines, sound = table()
     text = DOCS.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    made = before + "\n".join([BEGIN, *lines, END]) + after
-    if not given.check:
-        DOCS.write_text(made, encoding="utf-8")
-    print("\n".join(lines))
+    DOCS.write_text(before + "\n".join([BEGIN, *lines, END]) + after, encoding="utf-8")
     return 0 if sound else 1
 
 

@@ -36,12 +36,9 @@ PAGES: dict[str, tuple[str, str, dict[str, str]]] = {
         "written as JSON.\n[Strategies](../strategies.md) explains what they mean, and [exit "
         "codes](../troubleshooting.md#exit-codes) what errors become on the command line.",
         {
-            "Strategies": "strategy/values.py",
-            "Sampling": "strategy/sampling.py",
-            "Sources of drafts": "strategy/sources.py",
-            "What a source does in a step": "decoding/drafts.py",
-            "Results": "generation/result.py",
-            "Errors": "errors.py",
+            "Strategies": "strategy/values.py", "Sampling": "strategy/sampling.py",
+            "Draft sources": "strategy/sources.py", "A draft source in a step": "decoding/drafts.py",
+            "Results": "generation/result.py", "Errors": "errors.py",
         },
     ),
     "device": (
@@ -49,15 +46,11 @@ PAGES: dict[str, tuple[str, str, dict[str, str]]] = {
         "Everything on this page is exported by `lantern_accel.device`. [Port an "
         "accelerator](../porting.md) is the tutorial.",
         {
-            "The specification": "device/spec.py",
-            "The device": "device/backend.py",
-            "Preferences": "device/preferences.py",
-            "How a step runs": "device/capture.py",
-            "What a step changes": "device/changes.py",
-            "The operations": "device/operations.py",
+            "The specification": "device/spec.py", "The device": "device/backend.py",
+            "Preferences": "device/preferences.py", "How a step runs": "device/capture.py",
+            "What a step changes": "device/changes.py", "The operations": "device/operations.py",
             "Guidance, filters and sampling": "device/sampling.py",
-            "Packed weights": "device/packed.py",
-            "The cache": "device/kv_cache.py",
+            "Packed weights": "device/packed.py", "The cache": "device/kv_cache.py",
             "The plan of a step": "device/plan.py",
         },
     ),
@@ -67,7 +60,7 @@ PAGES: dict[str, tuple[str, str, dict[str, str]]] = {
         "[Port an accelerator](../porting.md) explains the groups of checks.",
         {"Running checks": "testing/kit.py", "What a check says": "testing/result.py"},
     ),
-}
+}  # fmt: skip
 #: Of these files a page shows only these names; of others all that are public.
 NAMES = {
     "api.py": ("generate", "load"),

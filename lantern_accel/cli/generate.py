@@ -61,7 +61,10 @@ def generate(
         "CPU=2,GPU=4.",
     ),
     resume: bool = typer.Option(
-        False, "--resume", help="Draw only what is missing after the same command was interrupted."
+        False,
+        "--resume",
+        help="Draw only what is missing after the same command was interrupted. An image under way "
+        "goes on from its tokens, with the same --seed also without this option.",
     ),
     load: LoadingParts,
     scale: int = typer.Option(1, min=1, max=16, help="Enlarge the written pictures."),
@@ -174,6 +177,7 @@ def _draw(
             on_progress=report,
             on_images=keep,
             only=None if len(left) == pictures.count else left,
+            unfinished=pictures.unfinished,
             **{**settings, "seed": pictures.seed},
         )
 

@@ -19,6 +19,7 @@ from lantern_accel.generation.result import (
     picture_format,
     save_image,
 )
+from lantern_accel.generation.unfinished import seed_in
 from lantern_accel.records import Record
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class Pictures:
         self.images: dict[int, Image] = {}
         self.written: list[Path] = []
         self._notes = output.with_name(f".{output.name[:200]}.lantern.json")
+        #: Where the tokens of an image under way are kept.
+        self.unfinished = self._notes.with_suffix(".tokens")
         text = json.dumps(command, sort_keys=True, default=str)
         self._state = Notes(command=hashlib.sha256(text.encode()).hexdigest())
         if resume:
@@ -101,7 +104,8 @@ class Pictures:
         try:
             found = Notes.model_validate(read_json_file(self._notes))
         except FileNotFoundError:
-            return  # nothing was interrupted
+            self._state.seed = seed_in(self.unfinished)
+            return  # none was finished
         except (OSError, ValueError):
             raise RequestError(f"{self._notes} is damaged; delete it to start again") from None
         if found.command != self._state.command:
@@ -169,7 +173,7 @@ class Pictures:
         for index, image in self.images.items():
             self._write(index, image)
         self.images.clear()
-        return self.written
+        return [*self.written, *([self.unfinished] if self.unfinished.is_file() else [])]
 
     def done(self) -> None:
         """Forget the notes: nothing is left to draw."""

@@ -47,6 +47,7 @@ class Course:
         g = engine.geometry
         self.engine, self.steps, self.policy, self.schedule = engine, steps, policy, schedule
         self.buckets, self.known = BucketChooser([*steps], g), [known] * g.batch
+        self.buckets.record_lengths([known - 1], 0)
         #: Steps before each row's image joined, and those of the last copy of the lengths.
         self._joined, self._looked, self.index = [0] * g.batch, 0, 0
         #: Copies of the lengths that are under way.

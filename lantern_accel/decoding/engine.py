@@ -7,6 +7,7 @@ the most tokens that it brings an image, each captured by the device; the host c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -301,9 +302,10 @@ class Engine:
 
         return usual_tokens_per_step(length) if self.source.settles else float(length)
 
-    def _schedule(self, watched: bool) -> SyncSchedule:
+    def _schedule(self, watched: bool, known: int) -> SyncSchedule:
         """Return when the host looks at the lengths; ``watched``: somebody waits for progress."""
         g, lag = self.geometry, self.session.progress.lag
+        g = replace(g, tokens=g.tokens - known + 1)
         if len(self.by_length) == 1:
             return FixedSchedule(g, lag, watched)
         return AdaptiveSchedule(g, lag, self.returns, watched)
@@ -330,13 +332,14 @@ class Engine:
         self,
         step: Steps | None = None,
         on_progress: Callable[[int], None] | None = None,
+        known: int = 1,
     ) -> Decoded:
         """Step until every image is complete; call :meth:`start` first.
 
-        ``step`` as in :meth:`begin`. ``on_progress`` gets the tokens known by the slowest image.
-        Raises :class:`NotFiniteError` where logits were infinite or no numbers.
+        ``step`` and ``known`` as in :meth:`begin`. ``on_progress`` gets the tokens known by the slowest
+        image. Raises :class:`NotFiniteError` where logits were infinite or no numbers.
         """
-        self.begin(step, self._schedule(on_progress is not None))
+        self.begin(step, self._schedule(on_progress is not None, known), known)
         course = self.course
         while True:
             progress = self.advance()

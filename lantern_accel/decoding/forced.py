@@ -8,13 +8,19 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.logits import distribution
 
 #: Tokens of a pass.
 TOKENS = 64
 
 
-def forced_pass(engine: Engine, first: int, count: int) -> Callable[[Tensor], Tensor]:
-    """Return a pass of a plain engine over ``[B, count]`` tokens from ``first`` on, to guided logits."""
+def forced_pass(
+    engine: Engine, first: int, count: int
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Return a pass over ``[B, count]`` tokens from ``first`` on, to features and guided logits.
+
+    Every token before lies in the slot of its own number, as in plain decoding.
+    """
     state, v, g = engine.state, engine.verifying, engine.geometry
     prompt = state.prefix_mask.unsqueeze(1).expand(-1, count, -1)
     slots = v.slots[: len(v.slots) - g.prefix]
@@ -23,8 +29,8 @@ def forced_pass(engine: Engine, first: int, count: int) -> Callable[[Tensor], Te
     visible = torch.cat((prompt, image), dim=-1)
     cells = cells.expand(g.batch, -1)
 
-    def run(tokens: Tensor) -> Tensor:
-        return v.run(state, tokens, cells, cells + 1, cells + g.prefix, visible)[1]
+    def run(tokens: Tensor) -> tuple[Tensor, Tensor]:
+        return v.run(state, tokens, cells, cells + 1, cells + g.prefix, visible)
 
     return run
 
@@ -43,7 +49,32 @@ def forced_logits(engine: Engine, tokens: Tensor) -> Tensor:
     while known < total - 1:
         # The last pass runs over some of the one before again: all have one shape.
         first = min(known, total - 1 - count)
-        logits = forced_pass(engine, first, count)(tokens[:, first : first + count])
+        _, logits = forced_pass(engine, first, count)(tokens[:, first : first + count])
         found.append(logits[:, known - first :])
         known = first + count
     return torch.cat(found, dim=1)
+
+
+def resume(engine: Engine, tokens: Tensor) -> None:
+    """Let the images of an engine go on behind ``tokens``, integer ``[B, n]``; n is 1 or more.
+
+    Call it after :meth:`~.Engine.start`. The tokens that follow are those that the engine would have
+    chosen, where the seed decides every token and no drafter has read those before.
+    """
+    state, count = engine.state, tokens.shape[1] - 1
+    given = tokens.to(state.tokens.device, state.tokens.dtype)
+    state.tokens[:, : count + 1].copy_(given)
+    state.length.clamp_(min=count)  # what only fills the batch stays complete
+    if not 0 < count < engine.geometry.tokens - 1:
+        return
+    for first in range(0, count, TOKENS):
+        part = given[:, first : min(first + TOKENS, count)]
+        features, logits = forced_pass(engine, first, part.shape[1])(part)
+    if "root" in state.buffers:
+        state.buffers["root"].copy_(given[:, -1])
+    else:
+        state.buffers["newest"].copy_(state.length)
+    weights = logits[:, -1]
+    if not engine.greedy:
+        weights = distribution(weights, engine.session.filters)
+    engine.source.begin(state, features, weights)

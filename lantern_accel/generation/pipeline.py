@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from lantern_accel.decoding.buckets import Steps
 from lantern_accel.decoding.calibrate import calibrate
 from lantern_accel.decoding.decoded import Decoded
+from lantern_accel.decoding.forced import resume
 from lantern_accel.decoding.session import Observer
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.device.entry_points import why
@@ -49,6 +51,7 @@ from lantern_accel.generation.result import GenerationResult, PhaseSeconds
 from lantern_accel.generation.runtime import Runtime
 from lantern_accel.generation.settings import takes_settings
 from lantern_accel.generation.stream import Stream
+from lantern_accel.generation.unfinished import Unfinished
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.rules import validated
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -248,6 +251,7 @@ class Pipeline:
         on_images: OnImages | None = None,
         only: Sequence[int] | None = None,
         decision: Decision | None = None,
+        unfinished: Path | None = None,
         **settings: Any,
     ) -> GenerationResult:
         """Generate images for one prompt or a list; see :func:`lantern_accel.generate`.
@@ -257,7 +261,9 @@ class Pipeline:
         it is done: the index of its first image among those drawn, and the images. ``only``: indices of
         the images to draw, of those that the request would draw; each is what it would be among all.
         ``decision``: an earlier result's ``stats.decision``, to decode with that; raises RequestError
-        where it was made for something else.
+        where it was made for something else. ``unfinished``: a file for the tokens so far, every ten
+        seconds and at an interrupt, from which the same call with the same seed goes on: with the same
+        tokens where the seed decides them all. It is deleted at the end.
         """
         if decision is not None and settings.get("strategy") is None:
             settings["strategy"] = decision.strategy
@@ -267,7 +273,7 @@ class Pipeline:
             while True:
                 request = self.request(prompt, **settings)
                 try:
-                    return self._draw(request, on_progress, on_images, only, decision)
+                    return self._draw(request, on_progress, on_images, only, decision, unfinished)
                 except (BackendError, RuntimeError) as error:  # torch's own are RuntimeErrors
                     self._move_on(error)
                     settings = {**settings, "seed": request.seeds or request.seed}
@@ -311,12 +317,16 @@ class Pipeline:
         on_images: OnImages | None,
         only: Sequence[int] | None,
         given: Decision | None,
+        path: Path | None = None,
     ) -> GenerationResult:
         runtime, watch = self.runtime, self.backend.stopwatch
         images: list[Image] = []
         parts: list[Decoded] = []
         spent = dict.fromkeys(("prefill", "decode", "pixels"), 0.0)
-        buffers = 0
+        buffers = resumed = 0
+        file = None
+        if path is not None:
+            file = Unfinished(path, f"{self.model.weights_hash} {self.dtype}", request)
 
         def keep(lost: DeviceLostError) -> None:
             lost.images = images
@@ -345,37 +355,69 @@ class Pipeline:
             chunks = [*decision.chunks(wanted)]
             for at, (part, chunk) in enumerate(chunks):
                 more = request.sampling, conditions.shape, capture
-                ready = self.engines.get(part.rows, part.strategy, *more)
+                full = [*chunk, *[chunk[-1]] * (part.rows - len(chunk))]
+                strategy, first = part.strategy, None
+                exact = request.sampling.greedy and not strategy.acceptance.relaxed
+                if file is not None and (strategy.invariant or exact):
+                    first = file.known(full)
+                if first is not None and strategy.drafts.needs_drafter:
+                    strategy = self.strategy("vanilla")  # its drafter has not read these tokens
+                ready = self.engines.get(part.rows, strategy, *more)
                 if part not in (before for before, _ in chunks[:at]):
                     ready.expect(sum(part is one for one, _ in chunks))
                 buffers = max(buffers, ready.engine.nbytes)
-                full = [*chunk, *[chunk[-1]] * (part.rows - len(chunk))]
                 rows = runtime.rows_of(request, conditions, full)
                 with phase("prefill"):
                     ready.begin(rows, *request.randomness(full))
                     if len(chunk) < part.rows:  # rows that nobody asked for are finished
                         ready.engine.leave_out(len(chunk))
+                    if first is not None:
+                        resume(ready.engine, first)
                 tokens, before, now = ready.engine.geometry.tokens, len(images), len(chunk)
+                start = 1 if first is None else first.shape[1]
+                resumed += (start - 1) * now
+                drawn = ready.engine.state.tokens[:now]
+                far = start  # tokens that every image of the batch has
 
                 def report(
-                    known: int, tokens: int = tokens, done: int = before, now: int = now
-                ) -> None:
+                    known: int, tokens: int = tokens, done: int = before, now: int = now,
+                    chunk: Sequence[int] = chunk, drawn: Tensor = drawn,
+                ) -> None:  # fmt: skip
+                    nonlocal far
+                    far = known
                     if on_progress is not None:
                         on_progress(done * tokens + known * now, len(wanted) * tokens)
+                    if file is not None:
+                        file.note(chunk, drawn[:, :known])
 
-                with phase("decode"), of_image(chunk):
-                    done = ready.engine.run(ready.steps, report if on_progress else None)
-                self.auto.learn(ready.engine, request.strategy, part.rows, request.sampling)
-                with phase("pixels"):
-                    made = runtime.pictures_of(request, conditions.shape, chunk, done.tokens)
-                if on_images is not None:
-                    on_images(len(images), made)
+                try:
+                    with phase("decode"), of_image(chunk):
+                        look = None if on_progress is None and file is None else report
+                        done = (
+                            ready.engine.decoded()
+                            if start == tokens
+                            else ready.engine.run(ready.steps, look, start)
+                        )
+                    if start == 1:
+                        self.auto.learn(ready.engine, request.strategy, part.rows, request.sampling)
+                    with phase("pixels"):
+                        made = runtime.pictures_of(request, conditions.shape, chunk, done.tokens)
+                    if on_images is not None:
+                        on_images(len(images), made)
+                except BaseException:  # Ctrl-C and a lost device too: what is drawn is kept
+                    with contextlib.suppress(Exception):  # the first error is the one to tell
+                        if file is not None and far > 1:
+                            file.write(chunk, drawn[:, :far])
+                    raise
                 images += made
                 parts.append(Decoded(**{k: value[: len(chunk)] for k, value in vars(done).items()}))
                 self._otherwise = None  # this device serves
         seconds = PhaseSeconds(text=text.seconds, total=total.seconds, measuring=measuring, **spent)
         columns = request.num_images if only is None else 0
-        return runtime.finished(request, decision, parts, images, seconds, buffers, columns)
+        if path is not None:
+            path.unlink(missing_ok=True)
+        more_of = buffers, columns, resumed
+        return runtime.finished(request, decision, parts, images, seconds, *more_of)
 
     def _decide(
         self,

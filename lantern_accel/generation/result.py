@@ -75,6 +75,7 @@ class GenerationStats(Frozen):
     tokens_sha256: str = Field(
         description="of the tokens as int64: equal where two runs drew alike"
     )
+    resumed: int = Field(0, description="of these, tokens that an interrupted call had drawn")
     steps: int = Field(description="target forwards after prefill, summed over images")
     step_compression: float
     accepted_histogram: list[int] = Field(description="steps by number of accepted drafts")

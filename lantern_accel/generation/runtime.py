@@ -181,10 +181,12 @@ class Runtime:
         seconds: PhaseSeconds,
         buffers: int,
         columns: int,
+        resumed: int = 0,
     ) -> GenerationResult:
         """Return the result of a request: its images, and what its batches, ``parts``, counted.
 
-        ``buffers``: bytes of the engine; ``columns``: images of each prompt.
+        ``buffers``: bytes of the engine; ``columns``: images of each prompt; ``resumed``: tokens that
+        an interrupted call had drawn.
         """
         model, backend = self.model, self.backend
         rounding = model.rounding
@@ -197,13 +199,18 @@ class Runtime:
             tokens=tokens,
             tokens_sha256=hashlib.sha256(drawn.long().contiguous().numpy().tobytes()).hexdigest(),
             steps=steps,
-            step_compression=(tokens - count) / steps if steps else 1.0,
+            step_compression=(tokens - count - resumed) / steps if steps else 1.0,
+            resumed=resumed,
             accepted_histogram=steps_by_accepted(parts),
             total_variation=sum(float(p.price.sum()) for p in parts) / tokens
             + (0.0 if rounding is None else rounding.total_variation),
             rounding=rounding,
             seconds=seconds,
-            tokens_per_second=None if backend.simulated else tokens / busy if busy else 0.0,
+            tokens_per_second=None
+            if backend.simulated
+            else (tokens - resumed) / busy
+            if busy
+            else 0.0,
             seconds_per_image=None if backend.simulated else seconds.total / count,
             images=count,
             prompts=list(request.prompts),

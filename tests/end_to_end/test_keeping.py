@@ -82,6 +82,36 @@ def test_resume_without_a_seed_goes_on_with_the_seed_that_was_drawn(
     assert json.loads((tmp_path / "f.json").read_text())["seed"] == seed
 
 
+@pytest.mark.parametrize(
+    ("strategy", "seed"),
+    [("vanilla", ["--seed", "3"]), ("scd", ["--resume"]), ("eagle", ["--seed", "3"])],
+)
+def test_an_image_under_way_goes_on_from_its_tokens(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str,
+    seed: list[str],
+) -> None:  # fmt: skip
+    """By the same command with the same seed; --resume knows the seed that was drawn."""
+    at = words.index("--seed")
+    asked = [*words[:at], *words[at + 2 :], "--dtype", "float32", "-n", "2", "-b", "2"]
+    asked, stats = [*asked, "--strategy", strategy], tmp_path / "f.json"
+
+    def note(self: Any, images: Any, tokens: Any) -> None:
+        if tokens.shape[1] > 8:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lantern_accel.generation.unfinished.Unfinished.note", note)
+        assert main([*asked, *(seed if "--seed" in seed else [])]) == 130
+    (left,) = tmp_path.glob(".*.tokens")
+    assert main([*asked, *seed, "--stats", str(stats)]) == 0
+    figures = json.loads(stats.read_text())
+    assert figures["resumed"] > 14 and not left.is_file()
+    whole = [*asked, "--seed", str(figures["seed"]), "--stats", str(stats), "--overwrite"]
+    assert main(whole) == 0
+    again = json.loads(stats.read_text())
+    assert again["resumed"] == 0 and again["tokens_sha256"] == figures["tokens_sha256"]
+
+
 def test_prompts_of_a_file_follow_those_of_the_command(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,81 @@
+"""An image goes on from its first tokens, in every family, with the tokens that it would have had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.engines import engine_of
+from support.frozen import STRATEGIES, Case
+from support.frozen import made as tiny_of
+
+from lantern_accel.decoding.forced import resume
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.registry import family_names
+from lantern_accel.nn.rounding import rounding
+from lantern_accel.nn.transformer import rounded_copy
+from lantern_accel.strategy.values import Sampling, SelfDrafts
+
+NAMES = ("plain", "window", "window that moves", "head", "copy", "copy, windows of its own")
+
+
+def made(family: str, name: str, temperature: float) -> tuple[Any, Any]:
+    """Return an engine of two images of a tiny model, and what starts them."""
+    ops, strategy = TensorOps(), STRATEGIES[name]
+    model = tiny_of(Case(family, name, not temperature), ops)
+    kind = model.family
+    guided = model.manifest.defaults.sampling.guided
+    sampling = Sampling(temperature=temperature, top_k=16, cfg_scale=2.5 if guided else 1.0)
+    shape = kind.usual_shape(model)
+    copy = None
+    if isinstance(strategy.drafts, SelfDrafts):
+        fewer = rounded_copy(model.target, ops, rounding(strategy.drafts.weights), drafts=True)
+        copy, _ = kind.target_for_shape(replace(model, target=fewer), shape)
+    parts = kind.target_for_shape(model, shape)
+    engine = engine_of(parts, strategy, sampling, 2, ops=ops, copy=copy)
+    rows = kind.rows(model, kind.tiny_conditions(model, 2, 5), sampling)
+    return engine, (rows.condition, rows.mask, engine.randomness(7, [0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *((family, "window") for family in family_names()),
+        *(
+            pytest.param(family, name, marks=() if family == "emu3" else pytest.mark.long)
+            for family in family_names()
+            for name in NAMES
+            if name != "window"
+        ),
+    ],
+)
+@torch.inference_mode()
+def test_an_image_goes_on_from_its_first_tokens(family: str, name: str) -> None:
+    engine, given = made(family, name, 0.9)
+    engine.start(*given)
+    whole = engine.run()
+    total = engine.geometry.tokens
+    for known in (1, 2, total // 2, total - 1, total):
+        engine.start(*given)
+        resume(engine, whole.tokens[:, :known])
+        if known == total:
+            assert torch.equal(engine.decoded().tokens, whole.tokens)
+            continue
+        again = engine.run(known=known)
+        assert torch.equal(again.tokens, whole.tokens), known
+        assert int(again.steps.max()) <= total - known
+    if name == "plain":
+        assert int(again.steps.max()) == 1
+
+
+@torch.inference_mode()
+def test_passes_over_known_tokens_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lantern_accel.decoding.forced.TOKENS", 3)
+    engine, given = made("llamagen", "window", 0.0)
+    engine.start(*given)
+    whole = engine.run()
+    engine.start(*given)
+    resume(engine, whole.tokens[:, :8])
+    assert torch.equal(engine.run(known=8).tokens, whole.tokens)

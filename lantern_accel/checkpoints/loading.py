@@ -61,10 +61,12 @@ class Recipe:
     """How one parameter comes from a checkpoint: sources stacked along dimension 0.
 
     ``transform`` gets every source's key and tensor on its own (to permute rows, or to repeat a norm).
+    ``rows``: it takes these rows of its one source, and changes nothing else.
     """
 
     sources: tuple[str, ...]
     transform: Callable[[str, Tensor], Tensor] | None = None
+    rows: Tensor | None = None
 
 
 @dataclass
@@ -190,6 +192,12 @@ def fill(
         out = torch.empty(shape, dtype=dtype, device=device)
         recipe, row = recipes[name], 0
         for key in recipe.sources:
+            if recipe.rows is not None or (recipe.transform is None and len(recipe.sources) == 1):
+                _copy_rows(out, checkpoint, key, recipe.rows, dtype, what, fingerprint)
+                done += checkpoint.size_of(key)
+                if progress is not None:
+                    progress(what, done, total)
+                continue
             tensor = checkpoint.read(key)
             check_values(tensor, key, dtype, what)
             if fingerprint is not None:
@@ -210,6 +218,35 @@ def fill(
                 progress(what, done, total)
         replace_tensor(module, name, out)
     checkpoint.close()
+
+
+def _copy_rows(
+    out: Tensor,
+    checkpoint: Checkpoint,
+    key: str,
+    rows: Tensor | None,
+    dtype: torch.dtype,
+    what: str,
+    fingerprint: Fingerprint | None,
+) -> None:
+    """Copy a tensor, or some rows of it, in blocks: a table of words may be a sixth of a model."""
+    shape = list(checkpoint.shape(key))
+    count = shape[0] if shape else 1
+    if out.shape != torch.Size([len(rows), *shape[1:]] if rows is not None else shape):
+        raise mismatch(f"{what} ({key})", key, shape, list(out.shape))
+    size = max(1, checkpoint.block * count // max(checkpoint.size_of(key), 1))
+    for at in range(0, count, size):
+        tensor = checkpoint.read(key)
+        if fingerprint is not None and not at:
+            fingerprint.update(key, tensor)
+        block = tensor[at : at + size] if shape else tensor
+        check_values(block, key, dtype, what)
+        if rows is None:
+            (out[at : at + size] if shape else out).copy_(block)
+        del tensor, block  # they hold the mapping
+    for at in range(0, 0 if rows is None else len(rows), size):
+        assert rows is not None
+        out[at : at + size].copy_(checkpoint.read(key)[rows[at : at + size]])
 
 
 def replace_tensor(module: nn.Module, name: str, value: Tensor) -> None:

@@ -23,8 +23,8 @@ from torch import Tensor
 from lantern_accel.errors import CheckpointError, LanternWarning
 from lantern_accel.files import read_json_file
 
-#: Most bytes that are read through one mapping before it is dropped and made anew; small checkpoints
-#: take a sixteenth of themselves.
+#: Most bytes that are read through one mapping before another takes its place; small checkpoints take a
+#: 128th of themselves.
 REMAP_BYTES = 64 * 2**20
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 #: Where trainers put the state dict; the order is that of LlamaGen's own loader.
@@ -288,7 +288,8 @@ class Checkpoint:
         #: The files' own keys, where they are others.
         self._theirs: dict[str, str] = {}
         self._read_bytes = 0
-        self._remap = min(REMAP_BYTES, self.nbytes // 16)
+        #: Bytes that are read at once, and through one mapping.
+        self.block = min(REMAP_BYTES, self.nbytes // 128)
 
     def __contains__(self, key: object) -> bool:
         return key in self._home
@@ -343,7 +344,7 @@ class Checkpoint:
 
         Raises :class:`CheckpointError` where the file changed or broke meanwhile.
         """
-        if self._read_bytes > self._remap:
+        if self._read_bytes > self.block:
             self.close()
         file = self._home[key]
         try:

@@ -27,6 +27,17 @@ Rule = tuple[str, str | Callable[[re.Match[str]], str]]
 #: A pattern in our name of a part, and what becomes of the tensors under such names.
 Change = tuple[str, Callable[[Tensor], Tensor]]
 
+
+@dataclass(frozen=True)
+class SomeRows:
+    """The change of a matrix of which some rows are kept."""
+
+    rows: Tensor
+
+    def __call__(self, matrix: Tensor) -> Tensor:
+        return matrix[self.rows.to(matrix.device)]
+
+
 LLAMA: tuple[Rule, ...] = (
     (r"^model\.", ""),
     (r"^lm_head\.", "output."),
@@ -107,7 +118,9 @@ def recipes_of(named: Mapping[str, str], changes: Sequence[Change] = ()) -> dict
         }
         if not change:
             return Recipe(keys)
-        return Recipe(keys, lambda key, rows: change[key](rows) if key in change else rows)
+        some = next(iter(change.values())) if len(keys) == 1 else None
+        kept = some.rows if isinstance(some, SomeRows) else None
+        return Recipe(keys, lambda key, rows: change[key](rows) if key in change else rows, kept)
 
     return {name: recipe(names) for name, names in parts.items()}
 

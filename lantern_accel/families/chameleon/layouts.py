@@ -101,8 +101,7 @@ def target_recipes(checkpoint: Checkpoint, config: ChameleonConfig) -> dict[str,
     """Say for every parameter of :class:`ChameleonGPT` where it lies in a checkpoint."""
     changes = trunk_changes(checkpoint, config)
     if not config.text_head:
-        codes = torch.tensor(config.token_ids())
-        changes.append((r"^output\.", lambda rows: rows[codes]))
+        changes.append((r"^output\.", keys.SomeRows(torch.tensor(config.token_ids()))))
     return keys.recipes_of(keys.renamed(checkpoint, RULES), changes)
 
 

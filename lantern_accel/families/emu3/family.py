@@ -141,7 +141,7 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
         norms = (("q_norm", target.n_head), ("k_norm", target.kv_heads))
         return (
             keys.to_adjacent(target.head_dim),
-            (r"^output\.", lambda rows: rows[codes.to(rows.device)]),
+            (r"^output\.", keys.SomeRows(codes)),
             *(
                 (rf"\.{name}\.", lambda rows, heads=heads: head_norm_rows(rows, heads, True))
                 for name, heads in norms

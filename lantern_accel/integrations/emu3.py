@@ -78,7 +78,7 @@ def _grid_of(grammar: Any, ids: Tensor, manifest: Emu3Manifest) -> tuple[int, in
     special, target = manifest.ids, manifest.target
     codes = torch.arange(target.image_first, target.image_first + target.image_codes)
     ends = [special.frame_end, special.image_end, special.eos]
-    sizes = set()
+    sizes = set[tuple[int, int]]()
     for row, prompt in enumerate(ids):
         written = torch.cat((prompt, prompt.new_full((target.max_positions,), special.first)))
         kinds: list[int] = []

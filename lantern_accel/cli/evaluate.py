@@ -117,7 +117,7 @@ def evaluate(
 
     choose_device(load.device, load.options)  # before torch: some devices read the environment then
     from lantern_accel.evaluation.schema import PARTS, Settings
-    from lantern_accel.evaluation.tables import check_targets, markdown, tables
+    from lantern_accel.evaluation.tables import check_targets, first_experiments, markdown, tables
     from lantern_accel.quality.imageset import CAPTIONS
     from lantern_accel.quality.progress import console_progress
 
@@ -159,11 +159,28 @@ def evaluate(
         made = None if ready is None else _request(ready, suite, pipeline, names, seed)
         run = Evaluator(pipeline, output, settings, images, source, console_progress())
         report = run.run(tuple(part) or (PARTS if ready is None else ()), made)
+        written = [output, output.with_suffix(".md")]
+        if quick and made is None and not part:
+            from lantern_accel.evaluation.grid import FORTY, draw_grid
+
+            target, shown = pipeline.manifest.target, ["vanilla", "scd"]
+            if pipeline.model.drafter is not None:
+                shown = ["vanilla", "eagle"]
+                if pipeline.strategy("lantern++").neighbours < target.vocab_size:
+                    shown.append("lantern++")
+            classes = getattr(target, "conditioning", "text") == "class"
+            drawn = ["0", "1"] if classes else FORTY[:4]
+            written.append(output.with_suffix(".png"))
+            draw_grid(pipeline, drawn, written[-1], seed=seed, strategies=shown)
+    found = tables(report.suite)[:1] if report.suite is not None else [*first_experiments(report)]
+    show_markdown(markdown(found))
+    reasons: dict[str, list[str]] = {}
     for name, why in report.skipped.items():
-        warn(why, f"left out {name}")
-    say(f"{output}, {output.with_suffix('.md')}", label="wrote", style="bold green")
-    if report.suite is not None:
-        show_markdown(markdown(tables(report.suite)[:1]))
+        reasons.setdefault(why, []).append(name)
+    if reasons:
+        text = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
+        warn(text, "left out")
+    say(", ".join(map(str, written)), label="wrote", style="bold green")
 
 
 def _read(asked: SuiteOptions, images: Path | None, output: Path) -> partial[SuiteRequest]:

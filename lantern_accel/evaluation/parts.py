@@ -219,5 +219,5 @@ def distances(
                 greedy_same_tokens=mean((tokens == greedy_tokens).double().mean(1).tolist()),
             )
         )
-        say(f"{strategy.name}: {rows[-1].model_dump_json(exclude={'strategy'}, exclude_none=True)}")
+        say(f"{strategy.name}: {rows[-1].images} images compared")
     return rows

@@ -101,7 +101,6 @@ class Evaluator:
                     setattr(self.report, part, getattr(self, f"_{part}")())
                 except _Unmeasured as reason:
                     self.report.skipped[part] = str(reason)
-                    self.say.log(f"{part}: left out ({reason})")
                 self.say.finish()
             self.save()
         if self.net is None:
@@ -140,10 +139,7 @@ class Evaluator:
                 self.say.log(f"skipped {name}: {why}")
             return ImageSet(found.pixels[:count], found.prompts[:count], found.skipped)
         if self.source is None:
-            raise _Unmeasured(
-                "there are no images; name a folder of captioned ones with --images (the bundled "
-                "model's are measured on by `python tools/lantern-emoji evaluate`)"
-            )
+            raise _Unmeasured("they need captioned images; name a folder of them with --images")
         try:
             return self.source.images(manifest, picture, split)
         except LanternError as error:

@@ -41,7 +41,7 @@ class Settings(Record):
             positions=600,
             cfg=(1.0, 3.0),
             interchange_k=(1, 10),
-            frontier_prompts=1,
+            frontier_prompts=4,
             lantern_k=(10,),
             delta=(0.1, 0.4),
             lantern_pp_k=(10,),

@@ -59,12 +59,11 @@ def load(
     text encoder off the device; ``embeddings`` is a ``.safetensors`` or ``.npz`` file with the prompts'
     features in place of the text encoder.
 
-    ``weights``: ``"full"``, as the model has them, or the target's in fewer bits, ``"int8"``,
+    ``weights``: ``"full"``, as the model has them, or the target's quantized, ``"int8"``,
     ``"int6"`` or ``"int4"``: what that costs is measured once per model and stands in every result.
-    ``size``: width and height that requests will ask for; one that a published model cannot draw is
-    refused before the model is fetched.
-    ``tell`` gets lines about licences, downloads and such measurements, ``on_loading`` a part's name,
-    bytes read, bytes in all.
+    ``size``: width and height that requests will ask for; one that a published model cannot generate is
+    refused before the model is fetched. ``tell`` gets lines about licences, downloads and such
+    measurements, ``on_loading`` a part's name, bytes read, bytes in all.
 
     Raises :class:`BackendError` for a device that is unknown or absent, or that was asked for by name
     and fails; :class:`ModelError` for a model that is unknown or damaged.
@@ -98,7 +97,7 @@ def load(
     def load_on(backend: Backend, chosen: Chosen) -> Pipeline:
         if backend.device.type == "meta":
             raise DeviceRequestError(
-                f"the backend {backend.name!r} has shapes and no data, so it draws nothing; choose "
+                f"the backend {backend.name!r} has shapes and no data, so it generates nothing; choose "
                 "another device (`lantern-accel devices` lists them)"
             )
         policy = dtype_policy(backend, dtype)
@@ -154,10 +153,9 @@ def generate(
     ``"lantern++:k=10,lambda=2"``), ``k``, ``delta``, ``lam`` (lambda), ``tv_budget``, ``residual``,
     ``coupling`` and ``neighbour_space`` change a part of a strategy; ``relaxed`` lets ``auto`` relax
     acceptance. ``sampling`` is a :class:`Sampling`; its fields may be given one by one
-    (``temperature=0`` is greedy). ``size`` is the width and height in pixels, where a model draws
-    several; ``cfg_scale_image`` asks for three-way guidance (Anole). Settings left None are the
-    preset's (``lantern-accel models --presets``) or the model's. The other arguments are
-    those of :func:`load`.
+    (``temperature=0`` is greedy). ``size`` is the width and height in pixels, where a model generates
+    several; ``cfg_scale_image`` asks for three-way guidance (Anole). Settings left None are the preset's
+    (``lantern-accel models --presets``) or the model's. The other arguments are those of :func:`load`.
 
     Returns ``.images`` (PIL), ``.tokens`` (int64 ``[n, tokens]``) and ``.stats``. Raises a subclass of
     :class:`LanternError`, before any decoding, for anything in the request that cannot be served.

@@ -30,10 +30,10 @@ MOST_THREADS = 4096
 MOST_CODES = 1 << 24
 #: Class ids are below their model's number of classes; what is above this is none anywhere.
 MOST_CLASS_ID = 10**18
-#: Layers of a network, and tokens along one side of a picture.
+#: Layers of a network, and tokens along one side of an image.
 MOST_LAYERS = 1024
 MOST_GRID = 4096
-#: Nodes of a tree that a request may bring, its levels, and steps of a training run.
+#: Nodes of a tree that a request may have, its levels, and steps of a training run.
 MOST_NODES = 1024
 MOST_DEPTH = 64
 MOST_STEPS = 10**9
@@ -42,7 +42,7 @@ _WHOLE = re.compile(r"0*[0-9]{1,18}")
 
 
 def whole(text: str, least: int = 0, most: int = 10**18) -> int | None:
-    """Return the whole number that ASCII digits write, None for other text and outside of the bounds.
+    """Return the integer that ASCII digits write, None for other text and outside of the bounds.
 
     Python's own ``int`` takes digits of every script, spaces and underscores, and fails on thousands of
     digits.

@@ -98,7 +98,7 @@ class RequestError(LanternError):
 
 
 class NotFiniteError(LanternError):
-    """A pass of the model gave numbers that are infinite or none, so nothing was drawn from it.
+    """A pass of the model gave numbers that are infinite or none, so no token was sampled from it.
 
     ``row``: of the batch, from 0. ``step``: 0 is the prefill. ``dtype``: what was computed in.
     """
@@ -108,7 +108,7 @@ class NotFiniteError(LanternError):
         when = "in the prefill" if step == 0 else f"at step {step}"
         wider = "" if dtype == "float32" else "; --dtype float32 may hold them"
         super().__init__(
-            f"the logits of {named} are not finite {when}, computed in {dtype}, so nothing was drawn "
+            f"the logits of {named} are not finite {when}, computed in {dtype}, so no token was sampled "
             f"from them: the weights are damaged, or their values overflow{wider}"
         )
         self.row, self.step, self.dtype = row, step, dtype
@@ -119,7 +119,7 @@ class DataError(LanternError):
 
 
 class DiskFullError(LanternError):
-    """What was made cannot be kept: the disk is full, or a quota is spent."""
+    """What was made cannot be kept: the disk is full, or a quota is used up."""
 
     exit_code = 5
 
@@ -141,7 +141,7 @@ def noted() -> Iterator[list[str]]:
 def shown(value: object, most: int = 80) -> str:
     """Return a value for a message: short, and never an error of its own.
 
-    Python writes no whole number of thousands of digits, and some objects cannot be written at all.
+    Python writes no integer of thousands of digits, and some objects cannot be written at all.
     """
     try:
         text = repr(value)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 #: Where an entry keeps its checksum.
 CHECKSUM = "checksum"
-#: Larger files than this are no entry.
+#: Larger files than this are not entries.
 MOST_BYTES = 2**30
 #: The variable that names the cache folder.
 CACHE = "LANTERN_ACCEL_CACHE"
@@ -167,7 +167,7 @@ def digest_of(paths: Iterable[Path]) -> str:
 
 
 def disk_is_full(error: OSError) -> bool:
-    """Return whether an error says that the disk is full, a quota spent, or a file too large for it."""
+    """Return whether an error says that the disk is full, a quota used up, or a file too large for it."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -294,7 +294,7 @@ def read_tensors(
             return None
         with safe_open(str(path), framework="pt", device="cpu") as file:
             said = (file.metadata() or {}).get(CHECKSUM)
-            names = file.keys()  # the file is no dictionary: it has no iterator
+            names = file.keys()  # the file is not a dictionary: it has no iterator
             # Copied: a mapped entry would change with its file.
             found = {name: file.get_tensor(name).clone() for name in names}
         return found if said == checksum(found) and fits(found) else None

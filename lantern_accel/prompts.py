@@ -25,7 +25,7 @@ _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True)
 class Item:
-    """One image to draw: ``number`` in its file, ``name`` of what is written, and its random stream.
+    """One image to generate: ``number`` in its file, ``name`` of what is written, and its random stream.
 
     A row with a seed of its own is image 0 of that seed; any other one is image ``number`` of the run's.
     """
@@ -138,5 +138,5 @@ def _item(row: Mapping[str, Any], number: int, seed: int, path: Path) -> Item:
     if own is None:
         return Item(number, name, prompt, seed, number)
     if not isinstance(own, int) or isinstance(own, bool) or not 0 <= own < SEEDS:
-        raise RequestError(f"{where} has the seed {shown(own)}; it is a whole number from 0")
+        raise RequestError(f"{where} has the seed {shown(own)}; it is an integer from 0")
     return Item(number, name, prompt, own, 0)

@@ -20,7 +20,7 @@ from lantern_accel.files import check_target, read_json_file, write_json
 from lantern_accel.records import first_wrong
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
-#: Bytes a run's file and a trace need on the disk, with room to spare.
+#: Bytes a run's file and a trace need on the disk, with a margin.
 RUN_BYTES = 32 * 2**20
 TRACE_BYTES = 256 * 2**20
 #: Characters of a run's name at most.
@@ -33,7 +33,7 @@ WRITE_EVERY = 1.0
 
 
 def check_name(name: str | None) -> None:
-    """Raise RequestError for a run's name that is longer than reports have room for."""
+    """Raise RequestError for a run's name that is longer than reports can show."""
     if name is not None and len(name) > LONGEST_NAME:
         raise RequestError(
             f"the name {name[:20] + '...'!r} has {len(name)} characters; {LONGEST_NAME} are the most"
@@ -41,7 +41,7 @@ def check_name(name: str | None) -> None:
 
 
 def check_output(out: Path, *, resume: bool, trace: Path | None = None) -> None:
-    """Raise RequestError where a file cannot be written, exists and is not resumed, or has no room."""
+    """Raise RequestError where a file cannot be written, exists and is not resumed, or has no space."""
     if out.suffix != ".json":
         raise RequestError(f"{out} is not named .json; name the run's file so with -o")
     try:
@@ -66,8 +66,8 @@ def _check_room(path: Path, needed: int) -> None:
     free = shutil.disk_usage(path.parent).free
     if free < needed:
         raise RequestError(
-            f"{path.parent} has {free / 2**20:.0f} MiB of room, {path.name} may need "
-            f"{needed / 2**20:.0f}; make room or choose another folder"
+            f"{path.parent} has {free / 2**20:.0f} MiB free, {path.name} may need "
+            f"{needed / 2**20:.0f}; free some space or choose another folder"
         )
 
 
@@ -200,6 +200,6 @@ class Keeper:
         except OSError as error:
             raise RequestError(
                 f"{self.path} cannot be written ({error.strerror}); what was written before is whole: "
-                "make room and run the same command with --resume"
+                "free some space and run the same command with --resume"
             ) from None
         self._written = time.monotonic()

@@ -37,11 +37,11 @@ class DeviceBackend(Backend):
 
     def __init__(self, index: int, threads: int | None = None, compile: str = "off") -> None:
         super().__init__(torch.device("cpu"))
-        # Two rows keep a core busy already, and an image alone is the same whatever is made beside it.
+        # Two rows keep a core busy already, and an image alone is the same whatever is made next to it.
         # A matrix unit multiplies 32 rows in the time of one, vectors four to sixteen: it is measured.
-        # What libraries add to a process that decodes for the first time, beside tensors (measured on an
+        # What libraries add to a process that decodes for the first time, next to tensors (measured on an
         # AVX-512 processor with torch 2.13): 25 to 30 MB of their code, which counts once it has run;
-        # 0.55 MB for each shape of oneDNN's matrix product in bfloat16, of which vanilla has 16 and
+        # 0.55 MB for each shape of oneDNN's matmul in bfloat16, of which vanilla has 16 and
         # lantern++ 37; 10 to 20 MB free between tensors on the heap.
         # torch's own operators do not widen bfloat16 in registers.
         self.preferences = Preferences(
@@ -179,7 +179,7 @@ class DeviceBackend(Backend):
 
 #: Units without bfloat16 products whose kernels read weights of 16 bits all the same, and what they do
 #: with them: a plain step of LlamaGen-B's size took 0.58 (avx2) and 0.46 (avx512) of its time in float32.
-BFLOAT16_UNITS = {"avx2": "multiplied as whole numbers", "avx512": "widened in registers"}
+BFLOAT16_UNITS = {"avx2": "multiplied as integers", "avx512": "widened in registers"}
 
 
 def cpu_name() -> str:

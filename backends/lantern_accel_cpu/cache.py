@@ -9,7 +9,7 @@ from torch import Tensor
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Attention of ``q [R, T, H, d]`` over ``k, v [R, H, L, d]`` under ``mask [R, 1, T, L]``.
 
-    Batched matrix products in bfloat16 take a third of the time of torch's attention kernel at the
+    Batched matmuls in bfloat16 take a third of the time of torch's attention kernel at the
     few rows of a step, which is made for long queries.
     """
     count, width = q.shape[1], q.shape[3]

@@ -1,7 +1,7 @@
 """Steps compiled by torch: a third to a half of the time where a step is many small operations.
 
 A compiled step rounds otherwise than the eager one, so in bfloat16 it draws other tokens; it is used
-where it was asked for, and where a request is so long that compiling is sure to pay.
+where it was asked for, and where a request is so long that compiling is sure to be faster.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def compiler() -> str | None:
 
 
 class CompiledReplay(Replay):
-    """A step that runs eagerly until it is compiled; :meth:`expect` says when that pays."""
+    """A step that runs eagerly until it is compiled; :meth:`expect` says when that is faster."""
 
     def __init__(self, step: Callable[[], None], name: str, mode: str) -> None:
         super().__init__(step)
@@ -49,7 +49,7 @@ class CompiledReplay(Replay):
         if self.captured or self._mode != "auto" or self._step is None:
             return
         saved = 0.5 * calls * _seconds_an_operator()
-        # To count, and to look for a compiler, torch loads 80 MB of itself: only where it may pay.
+        # To count, and to look for a compiler, torch loads 80 MB of itself: only where it may be faster.
         if saved * MOST_OPERATORS <= COST or compiler() is None:
             return
         with torch.inference_mode():

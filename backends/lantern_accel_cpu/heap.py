@@ -1,4 +1,4 @@
-"""glibc's heap, told to give large tensors back as soon as they go.
+"""glibc's heap, set to give large tensors back as soon as they go.
 
 A block that is large enough gets a mapping of its own. glibc raises what is large enough with every such
 block that goes, up to 32 MB; the next ones share the heap, where the holes that they leave fit nothing

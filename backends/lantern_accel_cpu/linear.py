@@ -1,4 +1,4 @@
-"""Matrix products on weights in oneDNN's own memory order.
+"""Matmuls on weights in oneDNN's own memory order.
 
 A step multiplies a few rows by every weight, so its time is that of reading the weights. From torch's
 row-major order a product of two rows takes 1.5 (bfloat16) to 5 times (float32) as long as from the

@@ -2,8 +2,8 @@
 
 A processor knows where some two thousand pages lie. In pages of 4 KB that is 8 MB, so a step, which reads
 hundreds of megabytes, looks up a page for every 4 KB, and in a virtual machine each look-up walks two
-tables. Linux gives pages of 2 MB to memory that asks for them (``madvise``). Most matrices are no
-multiple of 2 MB, so they lie one after the other in large mappings.
+tables. Linux gives pages of 2 MB to memory that asks for them (``madvise``). Most matrices are not
+a multiple of 2 MB, so they lie one after the other in large mappings.
 """
 
 from __future__ import annotations

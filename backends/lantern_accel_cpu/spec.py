@@ -65,7 +65,7 @@ class Spec(BackendSpec):
         """Open the CPU; option ``threads`` sets torch's thread count until it is closed.
 
         Option ``compile``: ``on``, ``off``, or ``auto``, which compiles a step where a request is so
-        long that it pays. Option ``native``: ``on`` raises where the native kernels cannot be built,
+        long that it is faster. Option ``native``: ``on`` raises where the native kernels cannot be built,
         ``auto`` goes on without them, ``off`` leaves them out; so does ``compile=on``, whose compiler
         cannot look into them.
         """

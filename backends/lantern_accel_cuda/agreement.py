@@ -72,7 +72,7 @@ class Site:
 
 def _near(got: Tensor, want: Tensor, tolerance: float, what: str) -> Measured:
     error = float((got.float() - want.float()).abs().max())
-    # A NaN is no distance.
+    # A NaN is not a distance.
     return within(error if error == error else float("inf"), tolerance, what)
 
 
@@ -276,9 +276,9 @@ MATRICES = ((200, 136), (72, 1088))
 
 
 def rounded(site: Site, rows: tuple[int, int] = (1, 33)) -> Measured:
-    """Compare products with weights in fewer bits: each matrix with each number of rows or a bias.
+    """Compare matmuls with quantized weights: each matrix with each number of rows or a bias.
 
-    Not every combination: each of them is compiled, and a picture waits for that.
+    Not every combination: each of them is compiled, and an image waits for that.
     """
     found, (few, many) = Measured(), rows
     for dtype in site.dtypes:
@@ -289,7 +289,7 @@ def rounded(site: Site, rows: tuple[int, int] = (1, 33)) -> Measured:
 
 
 def tiles(site: Site, rows: tuple[int, int] = (33, 100)) -> Measured:
-    """Compare the products of tens of rows by such weights, and a row's among fewer rows and more."""
+    """Compare the matmuls of tens of rows by such weights, and a row's among fewer rows and more."""
     from lantern_accel_cuda.kernels.tiles import DTYPES
 
     found, (some, many) = Measured(), rows
@@ -301,7 +301,7 @@ def tiles(site: Site, rows: tuple[int, int] = (33, 100)) -> Measured:
                 found, whole = _multiplied(site, name, MATRICES[1], many, dtype)
                 if not torch.equal(part, whole[:some]):
                     raise Failed(
-                        f"{name}: a row's product among {some} rows is another among {many}"
+                        f"{name}: a row's matmul among {some} rows is another among {many}"
                     )
     return found
 
@@ -310,7 +310,7 @@ def _multiplied(
     site: Site, name: str, shape: tuple[int, int], count: int, dtype: torch.dtype,
     biased: bool = False, tiled: bool = True,
 ) -> tuple[Measured, Tensor]:  # fmt: skip
-    """Compare a product of the first ``count`` of some rows with the dense matrix's; return it, too."""
+    """Compare a matmul of the first ``count`` of some rows with the dense matrix's; return it, too."""
     from lantern_accel_cuda.kernels import rounded as kernels
 
     outputs, inputs = shape
@@ -324,12 +324,12 @@ def _multiplied(
         kernels.multiply(x, columns, bias, site.cores, tiled=tiled) for _ in range(2)
     )  # fmt: skip
     if not torch.equal(got, again):
-        raise Failed(f"{name}: products of {count} rows differ from call to call")
-    return _near(got, want, TOLERANCE[dtype], f"product with {name} weights in {dtype}"), got
+        raise Failed(f"{name}: matmuls of {count} rows differ from call to call")
+    return _near(got, want, TOLERANCE[dtype], f"matmul with {name} weights in {dtype}"), got
 
 
 def few(site: Site, rows: tuple[int, ...] = (3, 33)) -> Measured:
-    """Compare products of few rows with what stands around them, stage by stage, with float64.
+    """Compare matmuls of few rows with what stands around them, stage by stage, with float64.
 
     Each shape with one number of rows: a step's other rows are compared when shapes are measured.
     """
@@ -375,7 +375,7 @@ def few(site: Site, rows: tuple[int, ...] = (3, 33)) -> Measured:
                 for _ in range(2)
             )
             if not torch.equal(got, again):
-                raise Failed(f"products of {count} rows differ from call to call")
+                raise Failed(f"matmuls of {count} rows differ from call to call")
             found = _near(got, turned[:, :, 0], at, f"norm, product and rotation in {dtype}")
             for mine, other in zip(ours.buffers, theirs.buffers, strict=True):
                 _near(mine, other, at, f"written keys and values in {dtype}")
@@ -493,7 +493,7 @@ def _plan(engine: Any) -> StepPlan:
 
 
 def _changes(engine: Any) -> dict[str, Tensor]:
-    """Return what follows a pass may change, but for the row of what is past the image."""
+    """Return what follows a pass may change, except the row of what is past the image."""
     found = {**engine.state.buffers, **engine.finite.buffers}
     if "q" in found and found["q"].dim() == 3:
         found["q"] = found["q"][:, :-1]

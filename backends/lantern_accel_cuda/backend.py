@@ -130,7 +130,7 @@ class DeviceBackend(Backend):
 
     @property
     def preferences(self) -> Preferences:  # type: ignore[override]  # here it depends on the kernels
-        """Caches are looked at whole, and weights read in fewer bits, where the kernels serve."""
+        """Caches are looked at whole, and quantized weights are read, where the kernels serve."""
         return Preferences(
             reads_fewer_bits=self.uses("rounded"),
             skips_hidden=self.uses("attend"),

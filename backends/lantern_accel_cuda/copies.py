@@ -30,7 +30,7 @@ class PinnedCopy(HostCopy):
     """Copies through pinned memory on a stream of its own; the host waits for an event at most.
 
     ``post`` takes a snapshot in the order of the steps, so that the next step may overwrite the source;
-    the way to the host then runs beside that step. With a lag of one step, ``read`` waits for a copy
+    the way to the host then runs next to that step. With a lag of one step, ``read`` waits for a copy
     that began a step ago.
     """
 
@@ -54,7 +54,7 @@ class PinnedCopy(HostCopy):
 
     def post(self) -> None:
         """Start a copy of what the buffer holds after the work given so far."""
-        if not self._free:  # nobody read for a while: bring the oldest home first
+        if not self._free:  # nobody read for a while: fetch the oldest first
             self._waiting.append(self._oldest())
         slot = self._free.popleft()
         current = torch.cuda.current_stream(self._source.device)

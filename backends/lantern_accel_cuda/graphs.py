@@ -197,7 +197,7 @@ class Recorder:
                 self._end(take)
         replay = GraphReplay(name, self.device, take.graphs)
         grown = max(torch.cuda.memory_reserved(self.device) - reserved, 0)
-        # What the driver keeps of a graph lies beside torch's pool. What others take meanwhile does not
+        # What the driver keeps of a graph lies next to torch's pool. What others take meanwhile does not
         # count.
         beside = free - torch.cuda.mem_get_info(self.device)[0] - grown
         replay.nbytes = grown + (beside if 0 < beside <= MOST_BESIDE else 0)

@@ -75,7 +75,7 @@ class Options:
         if given.get("preset") == "fast" and not has_triton():
             raise DeviceRequestError(
                 "backend 'cuda' got preset=fast, but the package triton is not installed; torch's CUDA "
-                "builds for Linux bring it: install one of those, or give preset=safe"
+                "builds for Linux have it: install one of those, or give preset=safe"
             )
         return options
 

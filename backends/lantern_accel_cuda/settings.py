@@ -21,8 +21,8 @@ class _Settings:
 
     ``short_sums``: whether products in bfloat16 and float16 may add their parts in these dtypes.
 
-    ``precisions`` is there where they were set by the names that torch 2.9 brought (in convolutions,
-    recurrent layers and products): torch then refuses to tell them by the older names.
+    ``precisions`` is there where they were set by the names that torch 2.9 introduced (in convolutions,
+    recurrent layers and products): torch then refuses to read them by the older names.
     """
 
     attention: bool = False

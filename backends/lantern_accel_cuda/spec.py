@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Spec(BackendSpec):
-    """NVIDIA's GPUs. AMD's, which torch also calls ``cuda``, are told apart and were never tried."""
+    """NVIDIA's GPUs. AMD's, which torch also calls ``cuda``, are recognised and were never tried."""
 
     name = "cuda"
     summary = "NVIDIA GPUs"

@@ -60,7 +60,7 @@ def _unknown(plan: StepPlan, target: TargetModel) -> str:
     matrices = [m for b in blocks for m in (b.wqkv, b.wo, b.w13, b.w2)] + [stack.head]
     # What no kernel of ours multiplies is the reference's, module by module.
     if any(isinstance(one.packed, Rounded) for one in matrices):
-        return "weights in fewer bits have no kernel here"
+        return "quantized weights have no kernel here"
     if plan.sizes.own_prompts:
         return "rows have prompts of their own"
     plain = all(b.heads == layout.heads for b in blocks) and layout.head_major and not target.taps

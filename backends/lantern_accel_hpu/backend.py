@@ -122,7 +122,7 @@ class DeviceBackend(HPUOps, Backend):
             notes.append(f"module {self.module}")
         if hpu is not None and not self.simulated:
             ieee = environment.ieee(os.environ)
-            notes.append(f"float32 products: {'IEEE' if ieee else 'sums of pairs, not IEEE'}")
+            notes.append(f"float32 matmuls: {'IEEE' if ieee else 'sums of pairs, not IEEE'}")
         if self.simulated:
             notes.insert(0, SOFTWARE)
         return DeviceFacts(

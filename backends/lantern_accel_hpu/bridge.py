@@ -282,7 +282,7 @@ def softmax_of(sdpa: Any) -> str:
     """Return ``fp32`` where a wrapper of FusedSDPA is known to have that mode, else ``None``.
 
     It came between releases 1.19, which takes any word but ``fast`` for ``None``, and 1.24, whose wrapper
-    takes a window as well: that is what tells them apart.
+    takes a window as well: that distinguishes them.
     """
     given = inspect.signature(sdpa.forward).parameters if sdpa is not None else {}
     return "fp32" if "window_size" in given else "None"

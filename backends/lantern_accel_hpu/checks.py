@@ -21,7 +21,7 @@ from lantern_accel_hpu.kernels import HPUOps
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
 
-#: What a driver says, and what whoever reads it must be told.
+#: What a driver says, and what a user must read.
 TOLD = {
     "synStatus=20 [Device already acquired] Device acquire failed.": "another process holds it",
     "synStatus=26 [Generic failure] Device acquire failed.": "another process holds it",
@@ -127,7 +127,7 @@ def writes(backend: Backend) -> Measured:
         for buffer in cache.buffers:
             buffer.zero_()
         (replay or step)()
-        backend.synchronize()  # what comes after is no part of the step
+        backend.synchronize()  # what comes after is not part of the step
         found.append(torch.stack([buffer.cpu() for buffer in cache.buffers]))
         if replay is not None:
             replay.release()
@@ -239,12 +239,12 @@ def cards_index(backend: Any) -> Measured:
 
 
 def cards_errors(backend: Backend) -> Measured:
-    """Give the driver's texts about a busy, absent or lost card: each is told with a way out."""
+    """Give the driver's texts about a busy, absent or lost card: each becomes an error with a way out."""
     for text, words in TOLD.items():
         found = backend.explain(RuntimeError(text))
         if not isinstance(found, BackendError) or words not in str(found):
-            raise Failed(f"{text!r} is told as {str(found)!r}; it should say {words!r}")
-    return Measured(f"{len(TOLD)} texts of the driver are told with a way out")
+            raise Failed(f"{text!r} becomes {str(found)!r}; it should say {words!r}")
+    return Measured(f"{len(TOLD)} texts of the driver become errors with a way out")
 
 
 def fallback(backend: Any) -> Measured:

@@ -32,7 +32,7 @@ class EventCopy(HostCopy):
     """Copies on a stream of its own and waits for an event, never for the whole device.
 
     ``post`` takes a snapshot in the order of the steps, so that the next step may overwrite the source;
-    the way to the host then runs beside that step. An event orders a copy to memory that is pinned for
+    the way to the host then runs next to that step. An event orders a copy to memory that is pinned for
     the device, and no other: to pageable memory the bridge copies by way of a buffer of its own, in a
     thread that no event waits for. Where there is no pinned memory the snapshot is read by a copy
     that returns when the values are there, on that stream, so that the step under way runs on.
@@ -62,7 +62,7 @@ class EventCopy(HostCopy):
 
     def post(self) -> None:
         """Start a copy of what the buffer holds after the work given so far."""
-        if not self._free:  # nobody read for a while: bring the oldest home first
+        if not self._free:  # nobody read for a while: fetch the oldest first
             self._waiting.append(self._oldest())
         slot, hpu = self._free.popleft(), self._bridge.hpu
         slot.snapshot.copy_(self._source)

@@ -221,7 +221,7 @@ def out_of_memory(
     found = re.search(r"size::\s*(\d+)", str(error)) if error is not None else None
     asked = f" when it asked for {_gib(int(found[1]))}" if found else ""
     return DeviceMemoryError(
-        f"the device ran out of memory {what}{asked}: {_free(memory)}; decode fewer images together "
+        f"the device ran out of memory {what}{asked}: {_free(memory)}; use a smaller batch "
         "(--batch) or use a smaller tree"
     )
 
@@ -231,9 +231,9 @@ def cache_too_large(layout: KVLayout, memory: Mapping[str, int]) -> BackendError
     row = layout.nbytes // max(layout.rows, 1)
     fits = min(max(memory["Limit"] - memory["InUse"], 0) // max(row, 1), layout.rows)
     return DeviceMemoryError(
-        f"the device has no room for a key-value cache of {_gib(layout.nbytes)}: {_free(memory)}; at "
-        f"most {fits} of its {layout.rows} rows fit (a guided image takes two), so decode fewer "
-        "images together (--batch)"
+        f"the device has no memory for a key-value cache of {_gib(layout.nbytes)}: {_free(memory)}; at "
+        f"most {fits} of its {layout.rows} rows fit (a guided image takes two), so use a "
+        "smaller batch (--batch)"
     )
 
 

@@ -23,7 +23,7 @@ from lantern_accel.strategy.values import (
 )
 from lantern_accel.testing import tiny
 
-#: What auto moves between, the trees that a request may ask for by name, drafts by a copy in fewer bits,
+#: What auto moves between, the trees that a request may ask for by name, drafts by a quantized copy,
 #: and plain decoding of a target in fewer.
 KINDS = ("windows", "chains", "vanilla", "lantern++", "eagle2", "self", "int8", "int6")
 

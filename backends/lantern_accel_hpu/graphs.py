@@ -32,7 +32,7 @@ Step = Callable[[], None]
 
 #: Runs that a step gets to stop compiling; the first compiles, the second shows that it is done.
 WARM_UPS = 3
-#: Counters that must stand still after warm-up. A recipe that was found is no fault, so hits rise.
+#: Counters that must stand still after warm-up. A recipe that was found is not a fault, so hits rise.
 WATCHED = ("graph_compilation.TotalNumber", "cpu_fallback.TotalNumber", "recipe_cache.TotalMiss")
 
 
@@ -290,7 +290,7 @@ def own_code(step: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return a function that calls ``step`` and has a code object of its own.
 
     torch.compile keeps its graphs by code object. All engines share the code of one method, so that
-    their graphs would count as recompilations of each other, and at the eighth it would give up.
+    their graphs would count as recompilations of each other, and at the eighth it would stop.
     """
 
     def run(*given: Any) -> Any:

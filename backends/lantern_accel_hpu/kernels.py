@@ -1,4 +1,4 @@
-"""The tensor operations as a Gaudi wants them; each fused kernel has the plain operators beside it.
+"""The tensor operations as a Gaudi wants them; each fused kernel has the plain operators next to it.
 
 The plain path computes the same numbers and runs where there is no Habana SDK: on the software HPU, in
 traces, and with ``fused=false``. It keeps to operators that have an HPU kernel: no advanced indexing,
@@ -52,7 +52,7 @@ def recomputes(queries: int) -> bool:
     """Return whether FusedSDPA shall take its kernel that keeps no scores.
 
     It is the bridge's default for attention without gradients. For one query the scores are a row, and
-    the vendor's own models ask for the other kernel there, as long as nothing is quantised; newer
+    the vendor's own models ask for the other kernel there, as long as nothing is quantized; newer
     wrappers recompute there whatever they are asked for.
     """
     return queries > 1
@@ -130,7 +130,7 @@ class HPUOps(TensorOps):
     def linear(
         self, x: Tensor, weight: Weight, bias: Tensor | None = None, sums: bool = False
     ) -> Tensor:
-        """Multiply by a weight, or by one in fewer bits that was packed."""
+        """Multiply by a weight, or by a packed quantized one."""
         if isinstance(weight, ByteCodes | Floats):
             out = weight.product(x, bias)
             return out.float() if sums else out

@@ -79,7 +79,7 @@ class EnergyMeter:
 
 
 def _card(pyhlml: Any, module: int | None) -> Any | None:
-    """Return the library's handle of the card ``module``; None where that is not told."""
+    """Return the library's handle of the card ``module``; None where that is not known."""
     count = int(pyhlml.hlmlDeviceGetCount())
     handles = [pyhlml.hlmlDeviceGetHandleByIndex(i) for i in range(count)]
     if module is None:

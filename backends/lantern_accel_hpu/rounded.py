@@ -1,4 +1,4 @@
-"""Weights in fewer bits as a Gaudi multiplies them: one code a byte, cast in front of the matrix engine.
+"""Quantized weights as a Gaudi multiplies them: one code a byte, cast in front of the matrix engine.
 
 Every operator and every dtype of a product is one that release 1.19 of the bridge has: int8 becomes
 bfloat16 by one kernel (``cast_i8_to_bf16``), where uint8 takes two, so codes are int8. None takes codes
@@ -6,7 +6,7 @@ apart in a step: of the vendor's own tests, those that shift int8 or uint8 are e
 is therefore read at 8 bits a weight, in ``int6`` and ``int4`` too, plus their steps and offsets.
 
 The vendor's ``hpu::convert_from_uint4`` reads 4 bits, and without zero points a code times its step would
-be what is wanted. It is left out: it does not run in eager mode, where prices are measured, it is
+be what is wanted. It is left out: it does not run in eager mode, where quality losses are measured, it is
 documented for lazy mode alone, and whether it takes steps by group without zero points shows on a card.
 """
 

@@ -68,7 +68,7 @@ class Spec(BackendSpec):
         if sdk is None:
             return Probe.missing(
                 "habana_frameworks is not installed",
-                "install it by working in Intel's Gaudi PyTorch Docker image, which brings "
+                "install it by working in Intel's Gaudi PyTorch Docker image, which has "
                 "torch and habana-torch-plugin",
             )
         devices = environment.devices()

@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class Accelerator:
-    """The kind of device that this process has beside its CPU: ``type`` is torch's name for it."""
+    """The kind of device that this process has next to its CPU: ``type`` is torch's name for it."""
 
     type: str
     count: int

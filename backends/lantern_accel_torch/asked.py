@@ -11,7 +11,7 @@ TOLERANCE = {torch.bfloat16: 0.25, torch.float32: 1e-3, torch.float16: 0.05}
 
 
 def dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
-    """Return the dtypes in which a matrix product on the device is right; float32 is taken as given."""
+    """Return the dtypes in which a matmul on the device is right; float32 is taken as given."""
     able = tuple(dtype for dtype in CANDIDATES if _multiplies(device, dtype))
     return able if torch.float32 in able else (*able, torch.float32)
 

@@ -84,7 +84,7 @@ class DeviceBackend(Backend):
         text = " ".join(str(error).split())
         if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text.lower():
             return DeviceMemoryError(
-                f"{self.device} ran out of memory ({text[:200]}); decode fewer images together with "
+                f"{self.device} ran out of memory ({text[:200]}); decode a smaller batch with "
                 "--batch, or use --dtype bfloat16"
             )
         if isinstance(error, NotImplementedError):  # torch's, for an operator without a kernel

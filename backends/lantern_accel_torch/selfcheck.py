@@ -36,7 +36,7 @@ CHECKS = (
     "decode.weights_from_outside",
     "decode.greedy",
 )
-#: Seconds that a check may take: it runs while somebody waits for a picture.
+#: Seconds that a check may take: it runs while somebody waits for an image.
 LIMIT = 60.0
 #: What recorded steps are checked by, where torch has graphs for the device.
 RECORDED = ("replay.kind", "replay.eager", "replay.buckets")

@@ -39,7 +39,7 @@ def texts(backend: Any) -> Iterator[tuple[str, str]]:
 
 
 def float64(backend: Any) -> Measured:
-    """Look through the programs' text for double precision, which a Python float can bring in."""
+    """Look through the programs' text for double precision, which a Python float can introduce."""
     lines = 0
     for where, text in texts(backend):
         for line in text.splitlines():

@@ -11,7 +11,7 @@ from lantern_accel.errors import DeviceRequestError, did_you_mean
 
 CHOICES: dict[str, tuple[str, ...]] = {"mode": ("program", "lazy", "eager")}
 MEANINGS = {
-    "mode": "how a step runs again: its compiled program, traced anew at each call, or uncaptured",
+    "mode": "how a step runs again: its compiled program, traced again at each call, or uncaptured",
     "cache": "a folder for compiled programs, which a later process loads instead of compiling",
 }
 

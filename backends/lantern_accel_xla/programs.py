@@ -1,4 +1,4 @@
-"""Two ways to run a step again: as its compiled program, or traced anew at each call.
+"""Two ways to run a step again: as its compiled program, or traced again at each call.
 
 torch_xla is lazy: Python traces the operators of a step, and the traced graph's hash finds the compiled
 program. That tracing costs the host more than many a step costs the device. A :class:`Program` traces

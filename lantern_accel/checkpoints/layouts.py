@@ -1,4 +1,4 @@
-"""Looking through folders: which checkpoints lie in one, and the configurations beside them.
+"""Looking through folders: which checkpoints lie in one, and the configurations next to them.
 
 The layouts are those of the official READMEs: LlamaGen's ``pretrained_models/*.pt`` with a
 ``t5-ckpt`` folder, and LANTERN's ``ckpts/llamagen`` with one folder a model, ``vq_ds16_t2i.pt``, ``t5``
@@ -27,7 +27,7 @@ from lantern_accel.errors import CheckpointError
 from lantern_accel.files import read_json_file
 from lantern_accel.records import first_wrong
 
-#: What ``lantern-accel train drafter`` leaves, beside its checkpoint: weights and their sizes.
+#: What ``lantern-accel train drafter`` leaves, next to its checkpoint: weights and their sizes.
 OWN_WEIGHTS, OWN_CONFIG = "drafter.safetensors", "drafter.json"
 
 
@@ -114,7 +114,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def config_of(path: Path, *, alone: bool = True) -> dict[str, Any]:
-    """Return the configuration beside a checkpoint; {} where there is none.
+    """Return the configuration next to a checkpoint; {} where there is none.
 
     For a folder its ``config.json``; for a file ``NAME.json``, or ``config.json`` where the file is
     ``alone`` in its folder.
@@ -177,7 +177,7 @@ def whole(said: Mapping[str, Any], name: str, path: Path) -> int:
     except (TypeError, ValueError, OverflowError):
         pass
     raise CheckpointError(
-        f"{path}: its configuration says {name} {said[name]!r}, which is no number of things; correct it"
+        f"{path}: its configuration says {name} {said[name]!r}, which is not a count; correct it"
     )
 
 

@@ -51,7 +51,7 @@ def without_data() -> Iterator[None]:
 
 
 class LoadingProgress(Protocol):
-    """Told while a part is loaded: its name, bytes read, bytes in all."""
+    """Called while a part is loaded: its name, bytes read, bytes in all."""
 
     def __call__(self, part: str, done: int, total: int, /) -> None: ...
 
@@ -87,10 +87,10 @@ class Fingerprint:
 
 
 def check_values(tensor: Tensor, key: str, dtype: torch.dtype, what: str) -> None:
-    """Raise :class:`CheckpointError` for values that ``dtype`` cannot hold, or that are no numbers.
+    """Raise :class:`CheckpointError` for values that ``dtype`` cannot hold, or that are not numbers.
 
-    Bytes that were damaged on their way rarely stay plausible numbers, and an image drawn with one NaN
-    looks like an image.
+    Bytes that were damaged on their way rarely stay plausible numbers, and an image generated with
+    one NaN looks like an image.
     """
     if not tensor.numel():
         return
@@ -160,7 +160,7 @@ def checked(
         if not checkpoint.dtype(key).is_floating_point:
             kind = str(checkpoint.dtype(key)).removeprefix("torch.")
             raise CheckpointError(
-                f"{what}: {key} holds {kind}; quantised checkpoints cannot be read, use one in "
+                f"{what}: {key} holds {kind}; quantized checkpoints cannot be read, use one in "
                 "bfloat16, float16 or float32"
             )
     return own
@@ -182,7 +182,7 @@ def fill(
 
     ``what`` names the part in errors and progress. Raises :class:`CheckpointError` before anything is
     read where keys, shapes or kinds of numbers disagree with the module's, later where a tensor holds
-    values that are no numbers.
+    values that are not numbers.
     """
     own = checked(module, checkpoint, recipes, what, unneeded)
     total = sum(checkpoint.size_of(key) for name in own for key in recipes[name].sources)

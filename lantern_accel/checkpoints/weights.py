@@ -52,7 +52,7 @@ _DTYPES = {
 _TORCH_STARTS = (b"PK\x03\x04", b"\x80")
 #: What a folder's weights are called where they are one file; the first counts where both are there.
 SINGLE = ("model.safetensors", "pytorch_model.bin")
-#: What trainers leave beside weights.
+#: What trainers leave next to weights.
 TRAINERS = re.compile(r"(optimizer|scheduler|scaler|rng_state|training_args|random_states)")
 _SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)$")
 
@@ -203,7 +203,7 @@ def bare_names(keys: Iterable[str]) -> dict[str, str]:
     while bare and all(key.startswith("module.") for key in bare):
         bare = [_WITHIN.sub("", key.removeprefix("module.")) for key in bare]
     names = dict(zip(bare, there, strict=True))
-    # Two keys that become one are no wrapper's doing.
+    # Two keys that become one do not come from a wrapper.
     return names if len(names) == len(there) else dict(zip(there, there, strict=True))
 
 
@@ -247,7 +247,7 @@ def _open_file(path: Path) -> HeldFile:
 
 def _foreign(path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{path} is no checkpoint that torch wrote; it may be another kind of file under that name, such "
+        f"{path} is not a PyTorch checkpoint; it may be another kind of file under that name, such "
         "as a page that says why a download failed: fetch it again"
     )
 
@@ -408,7 +408,7 @@ def shard_names(folder: Path) -> tuple[list[str], dict[str, str]]:
             ) from None
         if foreign or not names:
             raise CheckpointError(
-                f"{index} names {foreign[0]!r}, which is no file of its folder; fetch it again"
+                f"{index} names {foreign[0]!r}, which is not a file in its folder; fetch it again"
                 if foreign
                 else f"{index} lists no shards; fetch it again"
             )

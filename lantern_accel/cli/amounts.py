@@ -41,8 +41,8 @@ def read_amount(option: str, word: str) -> tuple[float, str]:
     amount = float(found["number"]) if found else math.nan
     if found is None or not 0 < amount <= MOST:
         raise RequestError(
-            f"{option} {shown(word)} is no amount of money; write it as 900EUR, or as NAME=900EUR for "
-            "one run alone"
+            f"{option} {shown(word)} is not an amount; write it as 900EUR, or as NAME=900EUR for one run "
+            "alone"
         )
     return amount, found["unit"] or ""
 

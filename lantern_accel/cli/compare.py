@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lantern_accel.measure.record import Run
     from lantern_accel.report.releases import Over
 
-#: Columns that a narrow terminal keeps; fidelity is one: no relaxed speed is shown without its price.
+#: Columns that a narrow terminal keeps; a relaxed speed is never shown without its fidelity.
 NARROW = [
     "strategy", "speed-up", "verdict", "fidelity", "Device", "Decodes with", "Images/s",
     "Seconds per image", "1,000 images cost", "1,000 images take", "Behind the first",
@@ -48,7 +48,7 @@ def compare(
         [], metavar="[NAME=]AMOUNT", help="What an hour of a device costs, power in it: 1.2EUR."
     ),
     years: float = typer.Option(
-        3.0, min=0.01, max=100, help="For how long a bought device draws, without pause."
+        3.0, min=0.01, max=100, help="For how long a bought device runs, without pause."
     ),
     power: str | None = typer.Option(
         None, metavar="AMOUNT", help="What a kilowatt-hour costs: 0.30EUR. Needs runs with a meter."
@@ -74,7 +74,7 @@ def compare(
         help="Follow each device over commits, torch or driver, the versions that its runs have.",
     ),
 ) -> None:
-    """Compare runs: which device to choose, whether drafting pays, plots, and every figure.
+    """Compare runs: which device to choose, whether drafting is faster, plots, and every figure.
 
     Example: lantern-accel compare cpu.json profiles/measured/*.json -o report.html
     """
@@ -106,7 +106,7 @@ def compare(
     comparison = put_side_by_side(runs, conformance, terms=terms, over=cast("Over | None", over))
     if output is None:
         show_markdown(render.answer(comparison), NARROW)
-        say("add -o report.html for pictures, plots and every figure", label="next")
+        say("add -o report.html for images, plots and every figure", label="next")
         return
     render.write(comparison, output)
     for section in comparison.models:

@@ -150,4 +150,4 @@ def port(
     where = folder if folder.is_absolute() else f"./{folder}"
     say(f"pip install -e '{where}[test]'", label="next", style="bold")
     say(f"lantern-accel conform {name} --only static", label="then", style="bold")
-    say(f"{folder / 'CHECKLIST.md'} says what pays most", label="after that", style="bold")
+    say(f"{folder / 'CHECKLIST.md'} says what helps most", label="after that", style="bold")

@@ -1,4 +1,4 @@
-"""What commands print: lines, JSON, tables and bars; drawn on a terminal, plain and whole in a pipe."""
+"""What commands print: lines, JSON, tables and bars; laid out on a terminal, plain in a pipe."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def bar(
 def show_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], narrow: Sequence[str] = ()
 ) -> None:
-    """Print a table; ``narrow``: the columns that are left where a terminal has no room for all."""
+    """Print a table; ``narrow``: the columns that are left where a terminal is too narrow for all."""
     if not sys.stdout.isatty():
         print(markdown(head, rows))
         return
@@ -118,7 +118,7 @@ def show_table(
 
 
 def show_markdown(text: str, narrow: Sequence[str] = ()) -> None:
-    """Print Markdown: as it is into a pipe; on a terminal tables are drawn, and marks left out."""
+    """Print Markdown: as it is into a pipe; on a terminal tables are laid out, and marks left out."""
     if not sys.stdout.isatty():
         print(text)
         return

@@ -44,13 +44,11 @@ class SuiteOptions:
         metavar="NAME=PATH",
     )
     metrics_on_host: bool = option("Run the metrics' networks on the processor.", default=False)
-    work: Path | None = option("Folder of the pictures. Default: the output's name with .pictures.")
-    chunk: int = option("Pictures that an interruption can lose.", default=16, min=1, max=4096)
-    batch: int = option(
-        "Pictures together.", "--batch", "-b", default=1, min=1, max=bounds.MOST_BATCH
-    )
+    work: Path | None = option("Folder of the images. Default: the output's name with .pictures.")
+    chunk: int = option("Images that an interruption can lose.", default=16, min=1, max=4096)
+    batch: int = option("Batch size.", "--batch", "-b", default=1, min=1, max=bounds.MOST_BATCH)
     pictures: list[str] = option(
-        "Also measure pictures of these prompts drawn elsewhere.", default=[], metavar="NAME=FOLDER"
+        "Also measure images of these prompts made elsewhere.", default=[], metavar="NAME=FOLDER"
     )
     write_prompts: Path | None = option(
         "Only write the suite's prompts, for `generate --prompts` (.jsonl)."
@@ -93,7 +91,7 @@ def evaluate(
         None, help="Folder with captions.jsonl and images, kept from the model's training."
     ),
     grid: Path | None = typer.Option(
-        None, help="Instead, draw the forty fixed prompts with every strategy into this PNG."
+        None, help="Instead, generate the forty fixed prompts with every strategy into this PNG."
     ),
     prompt: list[str] = typer.Option([], help="For --grid: these prompts instead of the forty."),
     strategy: list[str] = typer.Option(
@@ -125,7 +123,7 @@ def evaluate(
     ready = None
     if suite.suite is not None or suite.prompts is not None:
         if grid is not None:
-            raise RequestError("--grid draws a grid and --suite a table; ask for one of them")
+            raise RequestError("--grid generates a grid and --suite a table; ask for one of them")
         ready = _read(suite, images, output)
         if suite.write_prompts is not None:
             from lantern_accel.evaluation.suite.captions import write_prompts
@@ -268,7 +266,7 @@ def _request(
     target, known = pipeline.model.manifest.target, ready.keywords
     of_classes = getattr(target, "conditioning", "text") == "class"
     if of_classes != (asked.name == "imagenet"):
-        kind = "draws classes" if of_classes else "draws from text"
+        kind = "is class-conditional" if of_classes else "generates from text"
         better = "--suite imagenet" if of_classes else "--suite coco or --prompts FILE"
         raise RequestError(f"the model {pipeline.model.manifest.name!r} {kind}; use {better}")
     captioned = known["captioned"] or class_prompts(

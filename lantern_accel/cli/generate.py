@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 def generate(
     *,
     prompts: list[str] = typer.Argument(
-        None, metavar="PROMPT...", help="What to draw; class ids for class-conditional models."
+        None, metavar="PROMPT...", help="What to generate; class ids for class-conditional models."
     ),
     output: Path | None = typer.Option(
         None,
         "--output",
         "-o",
-        help="Picture to write; several are numbered -0, -1, ... Default: lantern.png, or the next free "
+        help="Image to write; several are numbered -0, -1, ... Default: lantern.png, or the next free "
         "name. With --prompts also a folder, for a file per prompt.",
     ),
     overwrite: bool = typer.Option(
-        False, "--overwrite", help="Replace pictures that are there already."
+        False, "--overwrite", help="Replace images that are there already."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the run's figures as JSON."),
     stats_path: Path = typer.Option(
@@ -57,19 +57,19 @@ def generate(
     workers: str | None = typer.Option(
         None,
         metavar="KIND=N,...",
-        help="Draw --prompts into a folder on a Ray cluster: auto (all of its devices), or such as "
+        help="Generate --prompts into a folder on a Ray cluster: auto (all of its devices), or such as "
         "CPU=2,GPU=4.",
     ),
     resume: bool = typer.Option(
         False,
         "--resume",
-        help="Draw only what is missing after the same command was interrupted. An image under way "
+        help="Generate only what is missing after the same command was interrupted. An image under way "
         "goes on from its tokens, with the same --seed also without this option.",
     ),
     load: LoadingParts,
-    scale: int = typer.Option(1, min=1, max=16, help="Enlarge the written pictures."),
+    scale: int = typer.Option(1, min=1, max=16, help="Enlarge the written images."),
     grid: bool = typer.Option(
-        False, "--grid", help="Write all images into one picture, a row per prompt."
+        False, "--grid", help="Write all images into one file, a row per prompt."
     ),
     no_metadata: bool = typer.Option(
         False,
@@ -134,7 +134,7 @@ def generate(
         write_json(stats_path, stats)
     if not quiet and not as_json:
         if result is None:
-            say("every image is there already", label="nothing to draw", style="bold")
+            say("every image is there already", label="nothing to generate", style="bold")
         else:
             _summary(result)
         if pictures.written:
@@ -159,7 +159,7 @@ def _draw(
     pictures: Pictures,
     quiet: bool,
 ) -> GenerationResult | None:
-    """Draw the missing images; each batch is written when it is done. None: nothing was missing."""
+    """Generate the missing images; each batch is written when it is done. None: nothing was missing."""
     left = [index for index in range(pictures.count) if not pictures.has(index)]
     if not left:
         return None
@@ -207,7 +207,7 @@ def _summary(result: GenerationResult) -> None:
     if seconds.measuring:
         lines["measured"] = f"which drafts are faster here, in {seconds.measuring:.1f} s"
     if stats.rounding is not None:
-        lines["price"] = stats.rounding.text()
+        lines["quality loss"] = stats.rounding.text()
     lines["with"] = (
         f"{how} on {stats.device} ({stats.device_name}, {stats.dtype}), model {stats.model}, "
         f"seed {stats.seed}"
@@ -225,18 +225,18 @@ def _draw_folder(
     resume: bool,
     quiet: bool,
 ) -> None:
-    """Draw, and say how fast every worker was; raises RequestError for what cannot be drawn so."""
+    """Generate, and say how fast every worker was; raises RequestError for what is not possible so."""
     from lantern_accel.distributed.run import draw_file
 
     if prompts is None:
-        raise RequestError("--workers draw a file of prompts; name it with --prompts FILE")
+        raise RequestError("--workers takes a file of prompts; name it with --prompts FILE")
     if output is None or output.suffix:
         instead = "" if output is None else f", not {output}"
         raise RequestError(f"--workers write a folder of images; name one with --output{instead}")
     if workers is not None and load.device != "auto":
-        raise RequestError("--workers says which devices draw; leave --device out")
+        raise RequestError("--workers says which devices generate; leave --device out")
     make = partial(_workers, load, settings, workers, quiet)
-    with bar("drawing", quiet, unit="images") as report:
+    with bar("generating", quiet, unit="images") as report:
         summary = draw_file(
             prompts, output, make, load.keywords(), settings, resume=resume, on_progress=report
         )
@@ -249,7 +249,7 @@ def _draw_folder(
     for text in summary["lost_workers"]:
         warn(text, "lost")
     for number, text in list(summary["failed"].items())[:10]:
-        warn(f"row {int(number) + 1}: {text}", "not drawn")
+        warn(f"row {int(number) + 1}: {text}", "not generated")
     text = f"{summary['images']} images in {output}, seed {summary['seed']}"
     say(text, label="wrote", style="bold green")
 
@@ -258,7 +258,7 @@ def _draw_folder(
 def _workers(
     load: LoadingParts, settings: Mapping[str, Any], workers: str | None, quiet: bool
 ) -> Iterator[Here | Fleet]:
-    """Give what draws: a worker in this process, or a fleet on Ray."""
+    """Give what generates: a worker in this process, or a fleet on Ray."""
     slots = settings.get("batch_size")
     if workers is None:
         from lantern_accel.distributed.painter import Painter

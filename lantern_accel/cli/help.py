@@ -16,7 +16,7 @@ from lantern_accel.errors import EXIT_CODES
 
 #: Headings in the order in which they are printed, and the parameters below each.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "What to draw, and where it goes": (
+    "What to generate, and where it goes": (
         "output", "overwrite", "stats_path", "as_json", "prompts", "prompts_file", "prompt", "num_images",
         "size", "seed", "grid", "scale", "no_metadata", "resume", "quiet", "workers",
     ),
@@ -28,7 +28,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 #: Which of the commands that measure is for what; docs/compare-hardware.md says more.
 WHICH = (
     "To measure: `bench` compares strategies here in minutes and prints a table. `profile` writes a run "
-    "with prices and raw samples, for `compare` and for others. `stepcost` times steps of real model "
+    "with quality and raw samples, for `compare`. `stepcost` times steps of real model "
     "sizes on random weights. `tune` finds what is fastest here and keeps it for `generate`."
 )
 #: A command with fewer options than this lists them in one piece.

@@ -82,7 +82,7 @@ def _preset_model(row: dict[str, Any]) -> str:
     if row["models"] != ["*"]:
         return ", ".join(row["models"])
     name = str(row["variant"] or row["family"])
-    return f"{name}, drawing from {row['conditioning']}" if row["conditioning"] else name
+    return f"{name}, generating from {row['conditioning']}" if row["conditioning"] else name
 
 
 def _preset_line(row: dict[str, Any]) -> str:
@@ -159,7 +159,7 @@ def check(
     use: list[str] = USE,
     as_json: AsJson = False,
 ) -> None:
-    """Say what PATH holds and what is missing; exit code 1 if no image can be drawn with it."""
+    """Say what PATH holds and what is missing; exit code 1 if it cannot generate images."""
     from lantern_accel.models.check import NAMES
     from lantern_accel.models.check import check as examine
     from lantern_accel.models.hub import human_size
@@ -208,7 +208,7 @@ def plan(
         None,
         "--size",
         metavar="WxH",
-        help="Width and height in pixels, where a model draws several.",
+        help="Width and height in pixels, where a model generates several.",
     ),
     as_json: AsJson = False,
 ) -> None:
@@ -273,7 +273,7 @@ def _tell_plan(made: MemoryPlan, largest: int | None, usual: dict[str, dict[str,
     text = f"{made.model}, {made.dtype}, batch {made.batch}, {made.strategy} ({nodes})"
     say(text, label="plan", style="bold")
     held = {
-        f"weights: {'a copy in fewer bits' if part == 'copy' else NAMES.get(part, part)}": count
+        f"weights: {'a quantized copy' if part == 'copy' else NAMES.get(part, part)}": count
         for part, count in made.weights.items()
     }
     held["caches and state"] = made.buffers

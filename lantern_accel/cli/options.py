@@ -30,8 +30,8 @@ PARTS = ("vq", "drafter", "head", "text_encoder", "text_device", "embeddings")
 Weights = Annotated[
     str,
     typer.Option(
-        help="The target's weights: full, or in fewer bits (int8, int6, int4), whose price is measured "
-        "once."
+        help="The target's weights: full, or quantized (int8, int6, int4); their quality loss is "
+        "measured once."
     ),
 ]
 OPTION = typer.Option(
@@ -110,7 +110,7 @@ class Loading(OnDevice):
 
 @dataclass(frozen=True)
 class LoadingParts(Loading):
-    """A model whose parts may lie elsewhere, or be in fewer bits."""
+    """A model whose parts may lie elsewhere, or be quantized."""
 
     weights: Weights = "full"
     use: list[str] = field(default_factory=list, metadata={"option": USE})
@@ -122,7 +122,7 @@ class LoadingParts(Loading):
 
 
 def whole_numbers(option: str, given: Sequence[str], least: int, most: int) -> list[int]:
-    """Read a repeatable option of whole numbers, several with commas between, each kept once.
+    """Read a repeatable option of integers, several with commas between, each kept once.
 
     Raises RequestError for anything that is none from ``least`` to ``most``.
     """

@@ -1,4 +1,4 @@
-"""The pictures of one command: checked before work, written as they are made, resumed after a stop."""
+"""The images of one command: checked before work, written as they are made, resumed after a stop."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def free_name(count: int, stem: str = "lantern", suffix: str = ".png") -> Path:
-    """Return the first of ``lantern.png``, ``lantern-a.png``, ... under which no picture lies yet."""
+    """Return the first of ``lantern.png``, ``lantern-a.png``, ... under which no image lies yet."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     names = (f"{stem}{suffix}", *(f"{stem}-{a}{suffix}" for a in letters))
     for name in (*names, *(f"{stem}-{a}{b}{suffix}" for a in letters for b in letters)):
         if not any(numbered(Path(name), i, count).exists() for i in range(count)):
             return Path(name)
-    raise RequestError(f"every name from {stem}{suffix} on is taken; name a picture with -o")
+    raise RequestError(f"every name from {stem}{suffix} on is taken; name an image with -o")
 
 
 def check_files(
@@ -41,11 +41,11 @@ def check_files(
 ) -> None:
     """Raise before any work where a file could not be written, or two would be the same.
 
-    Without ``overwrite`` pictures that are there already are kept, and refused by name; ``resume`` goes
+    Without ``overwrite`` images that are there already are kept, and refused by name; ``resume`` goes
     on with those of an interrupted command.
     """
     if not output.suffix:
-        raise RequestError(f"{output} has no picture format; name it .png, .jpg or .webp")
+        raise RequestError(f"{output} has no image format; name it .png, .jpg or .webp")
     picture_format(output)
     files = [numbered(output, index, count) for index in range(count)]
     for path in (files[0], files[-1], *([figures] if figures else [])):
@@ -55,7 +55,7 @@ def check_files(
     kept = next((path for path in files if path.is_file()), None)
     if kept is not None and not (overwrite or resume):
         raise RequestError(
-            f"{kept} is there already; name another picture with -o, add --overwrite to replace it, or "
+            f"{kept} is there already; name another image with -o, add --overwrite to replace it, or "
             "--resume to complete what this command left out"
         )
 
@@ -69,9 +69,9 @@ class Notes(Record):
 
 
 class Pictures:
-    """Where a command's images go: ``each`` into a file of its own, or one picture at the end.
+    """Where a command's images go: ``each`` into a file of its own, or one file at the end.
 
-    Where a command draws several files, notes next to them (``.NAME.lantern.json``) say which are
+    Where a command generates several files, notes next to them (``.NAME.lantern.json``) say which are
     finished, and with which seed, until all are; ``resume`` reads them. Raises :class:`RequestError`
     where another command left them.
     """
@@ -100,7 +100,7 @@ class Pictures:
 
     def _read(self) -> None:
         if not self.each:
-            raise RequestError("--resume continues single pictures; leave --grid out")
+            raise RequestError("--resume continues single images; leave --grid out")
         try:
             found = Notes.model_validate(read_json_file(self._notes))
         except FileNotFoundError:
@@ -125,7 +125,7 @@ class Pictures:
 
     @property
     def seed(self) -> int | None:
-        """The seed that the pictures were begun with; None: not begun yet."""
+        """The seed that the images were begun with; None: not begun yet."""
         return self._state.seed
 
     @seed.setter
@@ -133,7 +133,7 @@ class Pictures:
         self._state.seed = seed
 
     def add(self, index: int, image: Image) -> None:
-        """Write an image that is done, or keep it for the one picture."""
+        """Write an image that is done, or keep it for the one file."""
         from PIL import Image as pillow
 
         if self.scale > 1:
@@ -152,7 +152,7 @@ class Pictures:
         self.written.append(self._file(index))
 
     def write_grid(self, columns: int) -> None:
-        """Write all images into one picture, ``columns`` in a row under their prompt and seed."""
+        """Write all images into one file, ``columns`` in a row under their prompt and seed."""
         images = [self.images[i] for i in sorted(self.images)]
         of = [one.info for one in images[::columns]]
         labels = [f"{about['prompt']}, seed {about['seed']}" for about in of if "prompt" in about]
@@ -161,7 +161,7 @@ class Pictures:
         self.written.append(self.output)
 
     def write_tokens(self, result: GenerationResult) -> None:
-        """Write the tokens of a result without pictures, ``tokens [n, N]``, into a safetensors file."""
+        """Write the tokens of a result without images, ``tokens [n, N]``, into a safetensors file."""
         from safetensors.torch import save
 
         path = self.output.with_suffix(".safetensors")
@@ -169,13 +169,13 @@ class Pictures:
         self.written.append(path)
 
     def keep(self) -> list[Path]:
-        """Write what is finished and waits for one picture as files of its own; return all files."""
+        """Write what is finished and waits for the one file as files of its own; return all files."""
         for index, image in self.images.items():
             self._write(index, image)
         self.images.clear()
         return [*self.written, *([self.unfinished] if self.unfinished.is_file() else [])]
 
     def done(self) -> None:
-        """Forget the notes: nothing is left to draw."""
+        """Forget the notes: nothing is left to generate."""
         with contextlib.suppress(OSError):
             self._notes.unlink(missing_ok=True)

@@ -39,7 +39,7 @@ def profile(
         "auto, scd and, with a drafter, eagle, eagle2, lantern and lantern++.",
     ),
     batch: list[str] = typer.Option(
-        [], "--batch", "-b", help="Images together, such as 1,4. Default: 1,4, quick: 1."
+        [], "--batch", "-b", help="Batch sizes, such as 1,4. Default: 1,4, quick: 1."
     ),
     temperature: list[str] = typer.Option(["1"], "--temperature", "-t", help="Such as 0,1."),
     prompts: Path = typer.Option(
@@ -63,9 +63,9 @@ def profile(
         None,
         min=2,
         max=bounds.MOST_IMAGES,
-        help="Images per strategy for its price. Default: 64, quick: 16.",
+        help="Images per strategy for its quality loss. Default: 64, quick: 16.",
     ),
-    seed: int = typer.Option(0, min=0, max=bounds.MOST_SEED, help="Fixes what is drawn."),
+    seed: int = typer.Option(0, min=0, max=bounds.MOST_SEED, help="Fixes the images."),
     name: str = typer.Option(None, help="The run's name in reports. Default: device and time."),
     trace: Path = typer.Option(
         None, help="Also write one image here, step by step, for ui.perfetto.dev."
@@ -185,7 +185,7 @@ def bench(
         help="Names, separated by commas or repeated; vanilla is always measured. Default: auto, eagle, "
         "eagle2, lantern, lantern++ and scd.",
     ),
-    batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Images together, such as 1,4."),
+    batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Batch sizes, such as 1,4."),
     temperature: list[str] = typer.Option(["1"], "--temperature", "-t", help="Such as 0,1."),
     repeats: int = typer.Option(5, min=1, max=bounds.MOST_SAMPLES, help="Samples per cell."),
     prompt: list[str] = typer.Option(
@@ -204,7 +204,7 @@ def bench(
 ) -> None:
     """Compare the speed of strategies here, interleaved, with a verdict for each; --json has more.
 
-    With -o it writes a run like that of `profile --quick`, without prices, for `compare`.
+    With -o it writes a run like that of `profile --quick`, without quality losses, for `compare`.
     """
     run = measure_run(
         load,

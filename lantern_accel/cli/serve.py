@@ -119,7 +119,7 @@ def serve(
             to_stderr=True,
         )
         if not keys and host not in ("127.0.0.1", "localhost", "::1"):
-            warn(f"everybody who reaches {host} may draw; --api-keys FILE asks for a key", "open")
+            warn(f"everybody who reaches {host} may use it; --api-keys FILE asks for a key", "open")
         Server(app, grace=grace, host=host, port=port).run()
 
 

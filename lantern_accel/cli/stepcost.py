@@ -26,7 +26,7 @@ def stepcost(
     size: str = typer.Option(
         "llamagen-xl-384", help="A published size, llamagen-SIZE-PIXELS, anole-7b, or a JSON file."
     ),
-    batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Images together, such as 1,4."),
+    batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Batch sizes, such as 1,4."),
     nodes: str = typer.Option("8,16,32,60", help="Node counts at which verification is timed."),
     strategy: str = typer.Option("lantern++", help="Strategy whose whole step is timed."),
     tree: str = typer.Option(None, help="Its tree. Default: the paper's."),

@@ -81,17 +81,17 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Learning(Training):
-    """What everything takes that learns from what a model draws."""
+    """What everything takes that learns from a model's images."""
 
     model: str = option(
         "The model: whatever generate takes, official files included.", "--model", default=...
     )
-    prompts: Path | None = option("A file with one prompt per line, which the target draws.")
+    prompts: Path | None = option("A file with one prompt per line for the target's images.")
     samples: int = option(
-        "How many images the target draws.", min=2, max=bounds.MOST_IMAGES, default=256
+        "How many images the target generates.", min=2, max=bounds.MOST_IMAGES, default=256
     )
     size: str | None = option(
-        "For a model that draws several sizes: width and height in pixels.", metavar="WxH"
+        "For a model that generates several sizes: width and height in pixels.", metavar="WxH"
     )
     use: list[str] = field(default_factory=list, metadata={"option": USE})
     into: Path | None = option(
@@ -118,7 +118,7 @@ class Learning(Training):
         if self.into is not None and not (folder / "model.json").is_file():
             raise DataError(
                 f"--into writes a model folder, and {self.model} has no model.json; leave it out and "
-                f"name the {part} when drawing: --use {part}={out}"
+                f"name the {part} when generating: --use {part}={out}"
             )
         lines: list[str | int] = []
         if self.prompts is not None:
@@ -167,7 +167,7 @@ def drafter(
         None, help="In place of --prompts: a folder with captions.jsonl and images to learn from."
     ),
 ) -> None:
-    """Train an EAGLE drafter for a model, on captioned images or on what the model draws."""
+    """Train an EAGLE drafter for a model, on captioned images or on images that the model generates."""
     from lantern_accel.device.plugins import choose_device
 
     choose_device(given.device, given.options)  # before torch, as above
@@ -180,9 +180,9 @@ def drafter(
 @train.command("head")
 @with_options
 def head(*, given: Learning) -> None:
-    """Train a draft head, which guesses the drafts of windows, from what the model draws.
+    """Train a draft head, which guesses the drafts of windows, from images that the model generates.
 
-    Without --prompts the model draws the built-in ones. Some prompts are left untouched, and the
+    Without --prompts the model generates the built-in ones. Some prompts are left untouched, and the
     acceptance on these is reported.
     """
     from lantern_accel.device.plugins import choose_device

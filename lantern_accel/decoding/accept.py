@@ -29,7 +29,7 @@ def _normalised(weights: Tensor, fallback: Tensor) -> Tensor:
 class DraftTest:
     """Drafts ``x [...]``, each against the target's distribution ``p [..., V]`` of its place.
 
-    ``q [..., V]`` is what x was drawn from, earlier siblings removed; None where it is certain (q = 1).
+    ``q [..., V]`` is what x was sampled from, earlier siblings removed; None where it is certain (q = 1).
     ``mass [...]`` is A(x), at most what the budget allows; ``near, near_mass [..., >= k]`` the
     neighbours; ``absorbed [...]`` how many of them count, None without relaxation.
     """
@@ -53,7 +53,7 @@ class DraftTest:
     def price(self) -> Tensor:
         """What the test adds to the total variation: ``min(1, A / q) - min(1, p / q)``.
 
-        Its mean over drafts is ``sum_x [min(q, A) - min(q, p)]``, the distance of one drawn draft.
+        Its mean over drafts is ``sum_x [min(q, A) - min(q, p)]``, the distance of one sampled draft.
         """
         share = self.qx.clamp(min=TINY)
         return (self.mass / share).clamp(max=1.0) - (self.px / share).clamp(max=1.0)
@@ -69,7 +69,7 @@ def examine(
     codes: Tensor | None = None,
     qx: Tensor | None = None,
 ) -> DraftTest:
-    """Look up what testing drafts needs; ``left [...]``: what each may spend (:func:`allowance`).
+    """Look up what testing drafts needs; ``left [...]``: what each may use (:func:`allowance`).
 
     ``codes``: what :meth:`.Rule.codes` makes of ``x``, and ``qx``, where they are known.
     """
@@ -96,7 +96,7 @@ def _of(rows: Tensor, x: Tensor) -> Tensor:
 
 
 def residual(rule: Rule, test: DraftTest, allowed: Tensor | None = None) -> Tensor:
-    """Return the target's distribution after a draft was refused, float32 ``[..., V]``.
+    """Return the target's distribution after a draft was rejected, float32 ``[..., V]``.
 
     ``allowed`` bool ``[..., V]``: the codes that the token may be; None: any.
     """
@@ -125,7 +125,7 @@ def residual(rule: Rule, test: DraftTest, allowed: Tensor | None = None) -> Tens
         # A draft that is certain takes all that x counts for.
         return _normalised(target.scatter(-1, column, 0.0), p)
     if rule.residual == "optimal":
-        # f(y) = min(1, A(y) / q(y)). For drawn drafts q f = min(q, A), and since A >= p, what is left
+        # f(y) = min(1, A(y) / q(y)). For sampled drafts q f = min(q, A), and since A >= p, what is left
         # of p is max(0, p - q), whatever A is.
         return _normalised((p - q).clamp(min=0.0), p)
     if rule.relaxed:
@@ -134,7 +134,7 @@ def residual(rule: Rule, test: DraftTest, allowed: Tensor | None = None) -> Tens
 
 
 def residual_price(rule: Rule, test: DraftTest, after: Tensor) -> Tensor:
-    """Return what a residual that is not the ideal one adds to the price of a refusal, ``[...]``."""
+    """Return what a less than ideal residual adds to the quality loss of a rejection, ``[...]``."""
     if test.q is not None:
         ideal = _normalised((test.p - test.q).clamp(min=0.0), test.p)
         return (after - ideal).clamp(min=0.0).sum(dim=-1)
@@ -181,7 +181,7 @@ def accept_sampling(
     ``probs`` float32 ``[B, T, V]``: the target's processed distribution at each node; with ``filters``
     guided logits, of which the rows that are visited become distributions. ``uniforms [B,
     sum(max_children)]``: one for each level and sibling slot. A draft x is kept where ``u <= A(x) /
-    q(x)``; after a refusal the distribution becomes the residual. Whether a child is kept depends on its
+    q(x)``; after a rejection the distribution becomes the residual. That depends on its
     parent's distribution and siblings alone, not on how the parent was reached. ``masked``: logits of
     -inf are codes that may not follow, as the official residual has to know.
     """
@@ -263,7 +263,7 @@ def _price(masses: list[Tensor], shares: Tensor | None, tried: list[Tensor]) -> 
 
 
 def _drafted(q: Tensor | None, x: list[Tensor]) -> tuple[list[Tensor | None], Tensor | None]:
-    """Return what each sibling was drawn from, ``[B, G, V]``, and how likely each was, ``[B, W, G]``."""
+    """Return what each sibling was sampled from, ``[B, G, V]``, and its probability, ``[B, W, G]``."""
     if q is None:
         return [None] * len(x), None
     rows: list[Tensor | None] = []
@@ -288,8 +288,8 @@ def _test_families(
     """Test the children of all inner nodes, one sibling rank after the other; ``p [B, G, V]``.
 
     Returns, as if every parent had been reached, the child that is kept, integer ``[B, G]`` (the parent
-    where none is), the price ``[B, G]``, and the target's distribution after what was refused, ``[B, G,
-    V]``. What does not depend on the tests is looked up for all ranks at once.
+    where none is), the quality loss ``[B, G]``, and the target's distribution after the rejected
+    drafts, ``[B, G, V]``. What does not depend on the tests is looked up for all ranks at once.
     """
     shape, q = ranks.has.shape, tree.q
     if tree.parents is None and q is not None and tree.group is not None:

@@ -1,7 +1,7 @@
 """Chooses how much of the cache a step reads: buckets of visible slots, and which one is next.
 
 Attention reads every slot that it is given. The host learns lengths late: until it does, it goes by the
-most that steps can have brought, so that a bucket is never left too late.
+most tokens that steps can have added, so that a bucket is never left too late.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class BucketChooser:
         self.sizes, self.tokens = sorted(sizes), g.tokens
         self.fixed = g.prefix + g.ahead
         self._known = self._counted = 0
-        #: The most tokens that each step may have brought which no report has counted yet.
+        #: The most tokens that each step may have added which no report has counted yet.
         self._since: deque[int] = deque()
 
     def _most(self) -> int:
@@ -77,7 +77,7 @@ class BucketChooser:
         return self._known + sum(self._since)
 
     def _holding(self, length: int) -> int:
-        """Return the smallest bucket that serves a step behind so many committed tokens."""
+        """Return the smallest bucket that serves a step behind this many committed tokens."""
         need = self.fixed + min(length, self.tokens - 1)
         return next((size for size in self.sizes if size >= need), self.sizes[-1])
 
@@ -86,7 +86,7 @@ class BucketChooser:
         return self._holding(self._most())
 
     def record_step(self, most: int) -> None:
-        """Record that a step was given to the device, which brings an image ``most`` tokens at most."""
+        """Record that a step was given to the device, which adds at most ``most`` tokens per image."""
         self._since.append(most)
 
     def record_lengths(self, lengths: Sequence[int], steps: int) -> None:
@@ -99,7 +99,7 @@ class BucketChooser:
     def worth_reading(self, steps: int, most: int) -> bool:
         """Return whether knowing the lengths can spare a larger bucket, ``steps`` steps from now.
 
-        ``most``: the tokens that each of these brings at most; the least is one.
+        ``most``: the tokens that each of these adds at most; the least is one.
         """
         least = self._known + len(self._since)
         return self._holding(least) < self._holding(self._most() + steps * most)

@@ -1,4 +1,4 @@
-"""Times steps of every length of an engine, and counts what they bring."""
+"""Times steps of every length of an engine, and counts the tokens that they add."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Stopwatch
 
-#: A length that promises less than this share of the best one's speed is not timed again.
+#: A length whose predicted speed is below this share of the best one's is not timed again.
 HOPELESS = 0.8
 #: How often a length that looks so is timed again before.
 AGAIN = 2
 #: Milliseconds that are timed at least, by as many short steps in a row, and the most steps.
 TIMED_MS, MOST_TIMED = 5.0, 8
-#: All lengths are timed in turns until that has taken so many milliseconds or more, or so many rounds.
+#: All lengths are timed in turns until that has taken this many milliseconds, or this many rounds.
 ROUNDS_MS, MOST_ROUNDS = 700.0, 10
 
 
@@ -36,7 +36,7 @@ def calibrate(
     """Time steps of every length in turns, milliseconds; the request must be started again.
 
     It takes ``rounds`` turns, and more until ``least`` milliseconds have passed. A length that should
-    bring far less than the best is left out; where it is the longer one, all longer ones are, too.
+    add far fewer tokens than the best is left out; where it is the longer one, all longer ones are, too.
     """
     times: dict[int, list[float]] = {}
     lengths = [one.length for one in engine.draft_lengths]
@@ -82,7 +82,7 @@ def step_ms(engine: Engine, length: int, watch: Callable[[], Stopwatch]) -> floa
 def _better(
     length: int, times: Mapping[int, Sequence[float]], worth: Mapping[int, float]
 ) -> int | None:
-    """Return the length of the best speed where this one promises far less; None where it does not."""
+    """Return the fastest length where this one is predicted to be far slower; else None."""
     promise = {n: worth.get(n, 1.0) / min(found) for n, found in times.items()}
     best = max(promise, key=lambda one: promise[one])
     return best if promise[length] < HOPELESS * promise[best] else None

@@ -15,8 +15,8 @@ from lantern_accel.decoding.policy import Block, LengthPolicy
 class Progress:
     """What the host read after some steps.
 
-    ``block``: what they brought; ``known``: the tokens of every image that are known; ``failed``: images
-    whose numbers were not finite, with the passes before that.
+    ``block``: the tokens that they added; ``known``: the tokens of every image that are known;
+    ``failed``: images whose numbers were not finite, with the passes before that.
     """
 
     block: Block
@@ -32,7 +32,7 @@ class Progress:
 class Course:
     """The images in an engine's rows, which may begin at different steps.
 
-    ``known``: each row's tokens that are known, as of the last look, all of them where none is drawn;
+    ``known``: each row's tokens that are known, as of the last look, all of them where none is generated;
     ``index``: steps so far.
     """
 
@@ -63,7 +63,7 @@ class Course:
 
         The host looks at the lengths where the schedule says, and the policy chooses the length of the
         steps after that. A device that lets its copies lag runs some steps more, no-ops on complete
-        images. Raises :class:`BackendError` where steps bring an image nothing.
+        images. Raises :class:`BackendError` where steps add no token to an image.
         """
         engine, tokens, last = self.engine, self.engine.geometry.tokens, False
         self.schedule.resume([tokens - one for one in self.known], engine.now)
@@ -85,7 +85,7 @@ class Course:
         return progress
 
     def read(self) -> Progress:
-        """Read the oldest posted lengths, and choose the next length by what its steps have brought."""
+        """Read the oldest posted lengths, and choose the next length by the tokens added."""
         engine, tokens = self.engine, self.engine.geometry.tokens
         look = self.posted.pop(0)
         lengths, finite = engine.session.progress.read().tolist()

@@ -1,4 +1,4 @@
-"""Initialises drafts: what a position's first draft is drawn from, before any pass has seen it."""
+"""Initialises drafts: what a position's first draft is sampled from, before any pass has seen it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DraftInitializer:
 
     ``tokens`` of the image, ``width`` of them from one position to the one below. Where its rows are not
     all alike, ``up`` has for every token the one above it, -1 where there is none. ``allowed``: the codes
-    that a token may be. Codes that are not allowed are drawn by no draft.
+    that a token may be. Codes that are not allowed are sampled by no draft.
     """
 
     def __init__(

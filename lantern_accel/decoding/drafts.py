@@ -38,8 +38,8 @@ class DraftContext(Generic[Value]):
     """What the drafts of one step are made for.
 
     ``source``: the value that was chosen; ``verifying``: what runs the target. ``drafter`` and its
-    ``cache`` are None for a source that needs no drafter; ``copy``: the target in fewer bits, where one
-    was given. ``longest``: the drafts of the engine's longest step; None: these are.
+    ``cache`` are None for a source that needs no drafter; ``copy``: the quantized target, where one was
+    given. ``longest``: the drafts of the engine's longest step; None: these are.
     """
 
     source: Value
@@ -113,7 +113,7 @@ class Drafts(ABC, Generic[Value, S, D, J, K]):
 
     @classmethod
     def shorter(cls, value: Value, length: int) -> DraftSource:
-        """Return the source of steps that bring ``length`` tokens at most, on the same buffers."""
+        """Return the source of steps that add at most ``length`` tokens, on the same buffers."""
         return value.of_length(length)
 
     @property
@@ -128,7 +128,7 @@ class Drafts(ABC, Generic[Value, S, D, J, K]):
         """Get ready for a request's first step: its prompt was run and its first token is known.
 
         ``features [R, P, D]``: the target's, of the prompt; ``weights [B, V]``: what the first token was
-        drawn from, greedily the logits.
+        sampled from, greedily the logits.
         """
 
     def prepare(self, state: S) -> None:

@@ -1,7 +1,7 @@
 """Runs requests on static buffers, whatever drafts: a request comes in, steps run, tokens go out.
 
 ``prefill -> [draft -> verify -> judge -> commit] -> tokens``. A step has one of a few fixed lengths,
-the most tokens that it brings an image, each captured by the device; the host chooses among them.
+the most tokens that it adds to an image, each captured by the device; the host chooses among them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Engine:
     sizes: tuple[int, ...]
     """Buckets of the target's cache, rising: how many slots a step may look at. The last is the whole."""
     now: int
-    """The length of the next step: the most tokens that it brings an image."""
+    """The length of the next step: the most tokens that it adds to an image."""
     counted: dict[int, list[int]]
     """Tokens gained and steps of the last request by length, summed over images that needed them all."""
     course: Course
@@ -65,7 +65,7 @@ class Engine:
     ) -> None:
         """Make the buffers; ``batch`` images are decoded together.
 
-        ``drafter``, ``neighbours`` and ``copy``, the target with weights in fewer bits, are left alone by
+        ``drafter``, ``neighbours`` and ``copy``, the target with quantized weights, are left alone by
         strategies that need none.
 
         Raises :class:`StrategyError` where the strategy needs a drafter, a neighbour table or a copy that
@@ -297,7 +297,7 @@ class Engine:
         return AcceptancePolicy(timed or known, gain, self.geometry.batch)
 
     def usual(self, length: int) -> float:
-        """Return the tokens that a step of this length brings, where nobody has counted them."""
+        """Return the tokens that a step of this length adds, where nobody has counted them."""
         from lantern_accel.decoding.length_policy import usual_tokens_per_step
 
         return usual_tokens_per_step(length) if self.source.settles else float(length)
@@ -311,7 +311,7 @@ class Engine:
         return AdaptiveSchedule(g, lag, self.returns, watched)
 
     def begin(self, steps: Steps | None, schedule: SyncSchedule, known: int = 1) -> None:
-        """Begin to advance images of which ``known`` tokens are known, all of them where none is drawn.
+        """Begin to advance images of which ``known`` tokens are known, all of them where it has none.
 
         ``steps`` replays a captured :meth:`step`, which looks at the whole cache, or all of
         :attr:`steps`.

@@ -110,8 +110,8 @@ def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
         )
     if strategy.tv_budget is not None and sampling.greedy:
         raise StrategyError(
-            "a budget of total variation has no meaning at temperature 0, where the target's law is "
-            "one token; leave tv_budget out or choose a temperature above 0"
+            "a budget of total variation has no meaning at temperature 0, where the target has one "
+            "token; leave tv_budget out or choose a temperature above 0"
         )
     widest = strategy.drafts.widest
     if widest > vocab:

@@ -33,7 +33,7 @@ class SyncSchedule(ABC):
         """Prepare for an image whose first steps have this length."""
 
     def resume(self, left: Sequence[int], length: int) -> None:  # noqa: B027, optional
-        """Go on with steps of ``length`` where images lack ``left`` tokens, 0 where none is drawn."""
+        """Go on with steps of ``length`` where images lack ``left`` tokens, 0 where none is generated."""
 
     @abstractmethod
     def due(self, index: int, buckets: BucketChooser) -> bool:

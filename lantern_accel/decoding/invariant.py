@@ -3,7 +3,7 @@
 Each code of each position has its own noise, an exponential ``E`` of the seed, the image, the position
 and the code alone. The token of a position is ``argmax_i p_i / E_i``, which is a draw from p (the
 Gumbel-max draw, with G = -log E). Plain decoding draws so, and every draft is compared with what plain
-decoding would have drawn: so the image is the same, whatever was drafted. Drafters race with the same
+decoding would have sampled: so the image is the same, whatever was drafted. Drafters race with the same
 noise on their own distribution q, since a draft that noise chose from q is the target's own choice with
 probability at least ``(1 - d) / (1 + d)``, d the total variation of p and q.
 

@@ -1,4 +1,4 @@
-"""Chooses the length that acceptance counts promise most of, and estimates what lengths bring."""
+"""Chooses the fastest length by acceptance counts, and estimates the tokens per step of lengths."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ MEMORY, OWN_MEMORY = 16, 48
 REST = 64
 #: The most that the odds of acceptance are taken to shift, as a logarithm.
 MOST_SHIFT = 4.0
-#: A length is left where another promises this much more: after a move a window takes some steps until
-#: its drafts have settled. For a longer one, which settles best, the second number is enough.
+#: A length is left where another is predicted this much faster: after a move a window takes some
+#: steps until its drafts settle. For a longer one, which settles best, the second number is enough.
 GAIN, RISE = 1.1, 1.05
-#: What drafting must promise over plain decoding: costs are measured, and change with the machine's load.
+#: The predicted speed-up that drafting needs over plain decoding: costs change with the load.
 SURE = 1.03
-#: The share of what its drafts bring that a batch loses with every doubling, since its slowest image
+#: The share of its accepted drafts that a batch loses with every doubling, since its slowest image
 #: counts: a quarter at four images was measured.
 SPREAD = 0.12
-#: The same as :data:`GAIN` for chains, which are drafted anew in every step.
+#: The same as :data:`GAIN` for chains, which are drafted again in every step.
 CHAIN_GAIN = 1.02
 
 
@@ -49,7 +49,7 @@ def usual_tokens_per_step(length: int) -> float:
 
 
 def in_batch(worth: float, images: int) -> float:
-    """Return the tokens per step of the slowest of some images that bring ``worth`` on average."""
+    """Return the tokens per step of the slowest of some images that have ``worth`` on average."""
     return 1.0 + (worth - 1.0) * max(1.0 - SPREAD * math.log2(images), 0.0)
 
 
@@ -67,7 +67,7 @@ def _most(below: Callable[[float], bool], low: float, high: float) -> float:
 
 
 def rate_of(tokens: float, length: int) -> float:
-    """Return the rate at which a window of ``length`` brings so many tokens per step."""
+    """Return the rate at which a window of ``length`` has this many tokens per step."""
     return _most(lambda rate: tokens_of(rate, length) < tokens, 0.0, 1.0)
 
 
@@ -84,17 +84,17 @@ def _shifted(odds: float, shift: float, length: int) -> float:
 
 
 def shifted(tokens: float, length: int, shift: float) -> float:
-    """Return the tokens per step of a window that usually brings ``tokens``, its odds shifted."""
+    """Return the tokens per step of a window that usually has ``tokens``, its odds shifted."""
     return _shifted(_odds_of(tokens, length), shift, length) if length > 1 else tokens
 
 
 def odds_between(usual: float, found: float, length: int) -> float:
-    """Return the shift with which a window that usually brings ``usual`` tokens brings ``found``."""
+    """Return the shift with which a window that usually adds ``usual`` tokens adds ``found``."""
     return math.log(_odds_of(found, length) / _odds_of(usual, length))
 
 
 def rate_of_counts(counts: Mapping[int, Sequence[int]]) -> float:
-    """Return the rate at which chains of several lengths bring what was counted, as one rate for all.
+    """Return the rate at which chains of several lengths give the counts, as one rate for all.
 
     ``counts``: tokens gained and steps, by length.
     """
@@ -111,9 +111,8 @@ def shifted_by_counts(
 ) -> dict[int, float]:
     """Return tokens per step by length, with one shift of all odds at which drafts are accepted.
 
-    The shift is that with which the lengths that were counted bring what they brought. ``known``: what
-    they bring without one, which counts for as many steps as ``sure`` says; ``counts``: tokens gained and
-    steps, by length.
+    The shift is that with which the counted lengths give their counts. ``known``: what they give without
+    one, which counts for as many steps as ``sure`` says; ``counts``: tokens gained and steps, by length.
     """
     odds = {length: _odds_of(tokens, length) for length, tokens in known.items()}
     steps = {n: spent for n, (_, spent) in counts.items() if n in odds and n > 1}
@@ -132,12 +131,12 @@ def shifted_by_counts(
 
 @dataclass
 class AcceptancePolicy:
-    """The length that promises to complete a batch soonest, given how many drafts were accepted of late.
+    """The length predicted to complete a batch soonest, given how many drafts were accepted of late.
 
     Each length has a usual rate at which its drafts are accepted. A number, ``shift``, says by how much
     the odds of the last steps were better or worse than usual, and another per image, ``own``, how it
     differs from the batch; both hold for all lengths alike. A batch is complete when its last image is.
-    ``gain``: what a move must promise, 1 and a little where nothing has to settle. ``images``: a batch's.
+    ``gain``: the gain that a move needs, just over 1 where nothing settles. ``images``: a batch's.
     """
 
     draft_lengths: Sequence[DraftLength]
@@ -156,13 +155,13 @@ class AcceptancePolicy:
         }
 
     def begin(self) -> int:
-        """Return the longest of the lengths that usually promise most, within :attr:`gain`."""
+        """Return the longest of the lengths that usually are fastest, within :attr:`gain`."""
         self.shift, self.own, self.now = 0.0, [], 0
         self.now = self.best(None)
         return self.now
 
     def observe(self, block: Block) -> int:
-        """Return the length that promises most after what a block's steps have brought."""
+        """Return the length predicted to be fastest after a block's steps."""
         self.own = self.own or [0.0] * len(block.left)
         sure = math.sqrt(len(block.left))  # the mean of many images varies less
         # What an image gained in steps of which it did not need all says little.
@@ -195,7 +194,7 @@ class AcceptancePolicy:
         return share * (gained / block.steps - expected) / max(expected - 1, 0.5)
 
     def promise(self, length: int, own: float = 0.0) -> float:
-        """Return the tokens that a step of this length is expected to bring an image now."""
+        """Return the tokens that a step of this length is expected to add to an image now."""
         shift = min(max(self.shift + own, -MOST_SHIFT), MOST_SHIFT)
         return _shifted(self._odds[length], shift, length)
 
@@ -206,9 +205,9 @@ class AcceptancePolicy:
         return max(left) / max(1.0, *steps) if steps else 1.0
 
     def best(self, left: Sequence[int] | None) -> int:
-        """Return the length to go on with, where images lack so many tokens; None: all of them.
+        """Return the length to go on with, where images lack this many tokens; None: all of them.
 
-        None that does not promise a little more than plain decoding.
+        Only one predicted to be a little faster than plain decoding.
         """
         speed = {}
         for one in self.draft_lengths:

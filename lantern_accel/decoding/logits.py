@@ -54,7 +54,7 @@ class Filters:
         object.__setattr__(self, "tables", () if made is None else (made,))
 
     def draw(self, weights: Tensor, uniform: Tensor) -> Tensor:
-        """Draw codes of the shape of ``uniform``, as :meth:`.SamplingOps.draw` does."""
+        """Sample codes of the shape of ``uniform``, as :meth:`.SamplingOps.draw` does."""
         sums = () if self.sums is None else (self.sums,)
         return self.ops.draw(weights, uniform, *sums)
 
@@ -84,7 +84,7 @@ class TokenChooser:
     ``keys`` int32 ``[B, 3]``, a buffer that every step reads: the seed's low and high word, and the
     image's number in its request (:mod:`lantern_accel.device.noise`). ``table`` float32 ``[B, N, V]``:
     the noise of all positions, which :meth:`prepare` makes once per image; None: every step makes that
-    of its own. The bits are the same, so that the picture is.
+    of its own. The bits are the same, so that the image is.
     """
 
     keys: Tensor
@@ -118,7 +118,7 @@ class TokenChooser:
         """Return ``weights [B, T, V]`` over the noise of ``positions [B, T]``."""
         if self.table is None:
             return self.filters.ops.perturb(weights, self.keys, positions)
-        # What is past the image is drawn from any noise: nobody reads it.
+        # What is past the image is sampled from any noise: nobody reads it.
         at = positions.clamp(max=self.table.shape[1] - 1)
         if self.first is not None:
             at = at + self.first

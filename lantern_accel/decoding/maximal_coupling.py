@@ -1,8 +1,8 @@
 """SJD's test of a window's drafts, by uniforms, and what replaces the first that fails.
 
-A draft ``x[i]`` from ``q[i]`` is kept where ``u q(x) < p(x)``; else the token is drawn from
+A draft ``x[i]`` from ``q[i]`` is kept where ``u q(x) < p(x)``; else the token is sampled from
 ``norm(max(0, p - q))``, so that it is distributed as p[i]. The later ones were judged by drafts, and
-are drawn again from their own p[i]. Source: SJD (arXiv 2410.01699).
+are sampled again from their own p[i]. Source: SJD (arXiv 2410.01699).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chooses the length of the next steps by counts alone, so that no draft's law depends on the choice."""
+"""Chooses the length of the next steps by counts alone; no draft's distribution depends on it."""
 
 from __future__ import annotations
 

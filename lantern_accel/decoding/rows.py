@@ -116,7 +116,7 @@ class Allowed:
 
 @dataclass(frozen=True)
 class Cut:
-    """Filters a head's whole rows, and leaves its first ``codes``: ids behind them are never drawn.
+    """Filters a head's whole rows, and leaves its first ``codes``: ids behind them are never sampled.
 
     What a filter keeps depends on those ids, so that they are taken out after it. ``given``: temperature,
     top-k and top-p; None filters nothing. Where it keeps no code, the likeliest one stays.

@@ -53,7 +53,7 @@ class Rule:
         return self.acceptance.relaxed and (self.neighbours is not None or not reads)
 
     def borrowed(self, tried: Tried) -> tuple[Tensor, Tensor]:
-        """Return how many neighbours count and the mass that they lend (:class:`AcceptanceRule`)."""
+        """Return how many neighbours count and the mass that they add (:class:`AcceptanceRule`)."""
         runtime_params = self.runtime_params
         if runtime_params is None:
             runtime_params = torch.tensor(self.acceptance.runtime_values(), device=tried.px.device)
@@ -76,10 +76,10 @@ class Rule:
 
 
 def allowance(left: Tensor, p: Tensor, q: Tensor | None) -> Tensor:
-    """Return how much one draft may spend where ``left [...]`` is left of a token's budget.
+    """Return how much one draft may use where ``left [...]`` is left of a token's budget.
 
-    Drafts with ``q <= p`` are kept without relaxation and spend nothing; their share goes to the
-    others, so that the mean over drafts drawn from ``q [..., V]`` is ``left`` at most. A certain
+    Drafts with ``q <= p`` are kept without relaxation and use nothing; their share goes to the
+    others, so that the mean over drafts sampled from ``q [..., V]`` is ``left`` at most. A certain
     draft (None) has no share to take.
     """
     if q is None:

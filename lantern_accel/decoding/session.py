@@ -44,7 +44,7 @@ class Session:
     state: State
     finite: FiniteGuard
     observer: Observer | None = None
-    """What sees every step judged, and may price it again; steps run operator by operator with one."""
+    """Sees every step judged, and may compute its quality loss; steps then run operator by operator."""
 
     def __init__(
         self,
@@ -194,9 +194,9 @@ class Session:
         return draw_uniforms(seed, images, g.tokens, g.columns).to(device)
 
     def first_token(self, logits: Tensor) -> Tensor:
-        """Draw the image's first token from guided ``logits [B, V]``, the prefill's, and keep it.
+        """Sample the image's first token from guided ``logits [B, V]``, the prefill's, and keep it.
 
-        Returns what it was drawn from, ``[B, V]`` (greedily the logits).
+        Returns what it was sampled from, ``[B, V]`` (greedily the logits).
         """
         state, weights = self.state, logits if self.greedy else distribution(logits, self.filters)
         self.finite.begin(weights)

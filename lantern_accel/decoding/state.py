@@ -228,7 +228,7 @@ def finite(rows: Tensor, greedy: bool) -> Tensor:
     """
     column = rows.amax(dim=-1) if greedy else rows[..., 0]
     total = column.sum(dim=-1)
-    # Infinite less infinite is no number. No Python float: some compilers compare those in double.
+    # Infinity minus infinity is not a number. No Python float: some compilers compare those in double.
     nothing = total - total
     return nothing == nothing
 

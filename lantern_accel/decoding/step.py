@@ -66,7 +66,7 @@ class Step:
         copy: Target | None = None,
         longest: Source | None = None,
     ) -> None:
-        """``copy``: the target with weights in fewer bits, of a source that drafts with one.
+        """``copy``: the target with quantized weights, of a source that drafts with one.
 
         ``longest``: the drafts of the engine's longest step; None: these are.
         """

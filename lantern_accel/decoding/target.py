@@ -90,7 +90,7 @@ class Target(HasRotary, Protocol):
 
 
 class Drafter(HasRotary, Protocol):
-    """A model that predicts the target's next feature from its last ones and the token drawn."""
+    """A model that predicts the target's next feature from its last ones and the token sampled."""
 
     @property
     def config(self) -> DrafterSizes: ...
@@ -142,7 +142,7 @@ def row_of(config: TargetSizes) -> int:
 def above_of(config: TargetSizes) -> Sequence[int] | None:
     """Return the token above each, -1 where there is none; None where all rows are as wide.
 
-    ``config.above`` says so, of pictures whose tokens are several grids one after the other.
+    ``config.above`` says so, of images whose tokens are several grids one after the other.
     """
     above: Sequence[int] | None = getattr(config, "above", None)
     return above

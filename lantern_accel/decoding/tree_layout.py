@@ -22,7 +22,7 @@ class Kept:
     ``open`` bool ``[B]``: the image was not complete; ``path`` integer ``[B, D + 1]``: the nodes from
     the root on; ``tokens`` integer ``[B, D + 1]``: the tokens behind each, the bonus last; ``gained``
     integer ``[B]``: how many of these count; ``features [R, T, D]``: the target's, of all nodes.
-    ``dropped`` bool ``[B, D]``: drafts that are past the image's end or were refused.
+    ``dropped`` bool ``[B, D]``: drafts that are past the image's end or were rejected.
     """
 
     open: Tensor

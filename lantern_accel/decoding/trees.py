@@ -53,13 +53,13 @@ class CacheWrites:
 
 @dataclass(frozen=True)
 class DraftTree:
-    """One tree an image: the topology, the drafted tokens and what they were drawn from.
+    """One tree an image: the topology, the drafted tokens and what they were sampled from.
 
     ``B`` images, ``T`` nodes, int64 unless said otherwise. ``tokens, parent, depth, first_child,
     num_children, row_rank [B, T]``; ``visible`` bool ``[B, T, T]``: row i sees its ancestors and
     itself. ``row_rank`` orders paths of equal length (greedy takes the lowest). ``q`` float32
     ``[B, G, V]`` holds the drafter's distribution of each group of siblings and ``group [B, T]`` says
-    which one a node's *children* were drawn from; both are None for deterministic drafts (q = 1).
+    which one a node's *children* were sampled from; both are None for deterministic drafts (q = 1).
     ``max_children[d]`` bounds the children of nodes at depth d (host integers: loop bounds).
     ``inner [B, G]``: the node of each group, in the order of groups; None: every node is one, whether it
     has children or not. ``first_tests [B, T]``, ``known_ranks``, ``known_ahead``, ``known_places``: what
@@ -146,10 +146,10 @@ class Accepted:
 
     ``path`` integer ``[B, D + 1]``: nodes from the root on, valid up to ``length``, and behind it nodes
     that it has already; ``length`` integer ``[B]``: accepted drafts; ``bonus`` integer ``[B]``: the token
-    after the path (the next root); ``weights`` float32 ``[B, V]``: what it was drawn from; ``price``
+    after the path (the next root); ``weights`` float32 ``[B, V]``: what it was sampled from; ``price``
     float32 ``[B, D]``: what relaxation cost the token after each node of the path. Its expectation bounds
-    the total variation between the law of that token and the target's; at temperature 0 it is 1 where the
-    token is not the argmax.
+    the total variation between the distribution of that token and the target's; at temperature 0 it
+    is 1 where the token is not the argmax.
     """
 
     path: Tensor
@@ -173,7 +173,7 @@ class TreeTables:
         for i, path in enumerate(nodes):
             if path:
                 self.children[index[path[:-1]]].append(i)
-        #: Non-leaf nodes at each depth, in node order: the groups of siblings are drawn from them.
+        #: Non-leaf nodes at each depth, in node order: the groups of siblings are sampled from them.
         self.inner = [
             [i for i in range(self.nodes) if self.depths[i] == d and self.children[i]]
             for d in range(self.max_depth)

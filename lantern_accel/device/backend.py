@@ -356,7 +356,7 @@ def dtype_policy(backend: Backend, requested: str = "auto") -> DTypePolicy:
 def recorded(backend: Backend, function: Callable[[], None], name: str) -> Replay:
     """Return what :meth:`Backend.capture` makes of ``function``.
 
-    Raises NotCapturableError where that is no :class:`Replay`.
+    Raises NotCapturableError where that is not a :class:`Replay`.
     """
     made = backend.capture(function, name)
     if not isinstance(made, Replay):

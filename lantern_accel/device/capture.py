@@ -57,7 +57,7 @@ class Replay:
         self._step()
 
     def expect(self, calls: int) -> None:
-        """Hear that about ``calls`` calls are coming; a backend may now make the step faster.
+        """Announce about ``calls`` calls; a backend may now make the step faster.
 
         It may run the step: the caller loads its request afterwards.
         """
@@ -79,7 +79,7 @@ class Replay:
 
 
 class HostCopy:
-    """Brings a small buffer to the host without making the device wait for the host.
+    """Copies a small buffer to the host without making the device wait for the host.
 
     ``post`` starts a copy of what the buffer holds once the work given so far has run; ``read`` waits
     for the oldest posted copy. With ``lag`` steps between the two, a device that runs ahead of the

@@ -69,7 +69,7 @@ class Report(Record):
         )
 
     def with_outcomes(self, outcomes: Iterable[Outcome], asked: Iterable[str]) -> Report:
-        """Return the report of other outcomes; one cause is told once. ``asked``: names, in order."""
+        """Return the report of other outcomes; one cause is reported once. ``asked``: names, in order."""
         order = list(asked)
         found = {one.name: one for one in outcomes}
         first: dict[str, str] = {}
@@ -93,7 +93,7 @@ class Report(Record):
         return "\n".join([*lines, self.summary()])
 
 
-#: A check that takes this many times as long, and at least so many seconds more, has become slower.
+#: A check that takes this many times as long, and at least this many seconds more, has become slower.
 SLOWER, SECONDS = 1.5, 1.0
 
 

@@ -76,7 +76,7 @@ def profiles_dir() -> Path:
     for folder in (package / "profiles_data", package.parent / "profiles"):
         if folder.is_dir():
             return folder
-    raise ProfileError(f"the device profiles are missing beside {package}; reinstall lantern-accel")
+    raise ProfileError(f"device profiles are missing next to {package}; reinstall lantern-accel")
 
 
 def profile_names(folder: Path | None = None) -> list[str]:

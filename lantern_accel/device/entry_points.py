@@ -160,7 +160,7 @@ def check_backend(spec: object) -> BackendSpec:
         raise Unfit(f"{wrong} aliases {spec.aliases!r}; make them a tuple of words")
     if not isinstance(spec.priority, int) or isinstance(spec.priority, bool):
         raise Unfit(
-            f"{wrong} priority {spec.priority!r}; make it a whole number (the CPU's is 0, a negative one "
+            f"{wrong} priority {spec.priority!r}; make it an integer (the CPU's is 0, a negative one "
             "is never automatic)"
         )
     if not _all(spec.variants, Mapping):

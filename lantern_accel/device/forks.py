@@ -20,7 +20,7 @@ _with_torch = False
 
 
 def tell(one: Inherited) -> None:
-    """Let something be told in every child of ``fork``, for as long as it lives."""
+    """Report something in every child of ``fork``, for as long as it lives."""
     _known.add(one)
 
 

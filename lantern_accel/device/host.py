@@ -33,7 +33,7 @@ def cores(root: Path = ROOT) -> int | None:
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """Return the cores whose time this process may spend, such as 1.5; None without a quota."""
+    """Return the cores whose time this process may use, such as 1.5; None without a quota."""
     found = []
     for version, folder in _groups("cpu", root):
         if version == 2:

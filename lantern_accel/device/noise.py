@@ -4,7 +4,7 @@ A token is ``argmax_i p_i / E_i``, with E standard exponential noise that only t
 image, the token's position and the code i decide. That is a draw from p (the exponential race, which is
 the Gumbel-max trick ``argmax log p + G`` with ``G = -log E``), and it depends on p and the key alone: not
 on how the token was drafted, when, or in which batch. A draft is kept where it is that token, so that
-drafts change the time and never the picture (drafter-invariant speculative decoding, Daliri, Musco and
+drafts change the time and never the image (drafter-invariant speculative decoding, Daliri, Musco and
 Suresh, arXiv 2408.07978).
 
 The generator is Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2,

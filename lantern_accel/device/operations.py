@@ -106,7 +106,7 @@ class Ops(Protocol):
         ``weight``: what :meth:`pack` returned, of a matrix ``[out, in]``. Sums are made in float32; the
         result has the dtype of ``x``. ``sums``: it is float32, as logits are: a device that has the sums
         should leave them so, since of what bfloat16 costs, most is lost here. The reference rounds them
-        first, and makes the whole of a matrix in fewer bits, which saves memory but no time.
+        first, and makes the whole of a quantized matrix, which saves memory but no time.
         """
         out = F.linear(x, weight if isinstance(weight, Tensor) else weight.dense(x.dtype), bias)
         return out.float() if sums else out

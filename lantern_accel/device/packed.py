@@ -1,4 +1,4 @@
-"""Weight matrices as a device multiplies them, and the formats in fewer bits."""
+"""Weight matrices as a device multiplies them, and the quantized formats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Weight = Tensor | Packed
 
 
 class Format(Protocol):
-    """Weights in fewer bits (:class:`~lantern_accel.nn.rounding.Rounding`)."""
+    """Quantized weights (:class:`~lantern_accel.nn.rounding.Rounding`)."""
 
     @property
     def bits(self) -> int:

@@ -63,8 +63,8 @@ class AcceptanceRule:
     """How drafts are tested.
 
     ``kind``: the rule's registered name, ``exact`` for the ordinary test; ``residual``: what is left
-    after a refusal (``aggregate``, ``official`` or ``optimal``). A relaxed rule lets the ``k`` nearest
-    codes of ``neighbours``, integer ``[V, >= k]``, lend mass to a draft, by its numbers ``params``,
+    after a rejection (``aggregate``, ``official`` or ``optimal``). A relaxed rule lets the ``k`` nearest
+    codes of ``neighbours``, integer ``[V, >= k]``, add mass to a draft, by its numbers ``params``,
     float32. ``budget``: float32 ``[1]``, the most total variation that a token may cost; None for no
     limit.
     """
@@ -278,7 +278,7 @@ class StaticTree:
 
     ``parents, depths``: one per node. ``inner``: the nodes with children, depth by depth; ``widths``:
     the most children of one of them, by depth. ``draft_columns``: the first of a step's uniforms, which
-    drafts are drawn with. Of every image: ``first_child`` and ``num_children`` of each node, and
+    drafts are sampled with. Of every image: ``first_child`` and ``num_children`` of each node, and
     ``group``, the number of each inner node among all.
     """
 
@@ -334,7 +334,7 @@ class Window:
     source before they are read, and none is made), ``width`` tokens from a position to the one below;
     ``above [N]``: each token's token above, where rows differ. ``code_kind [N]``, ``open_codes [K,
     V]``: the codes that a token may be, where not every token may be any. Where noise
-    decides, drafts behind a refused one are looked up in the last ``passes`` passes. Where uniforms do,
+    decides, drafts behind a rejected one are looked up in the last ``passes`` passes. Where uniforms do,
     drafts are SJD's, and ``fresh_column`` is the first of the uniforms for fresh ones.
 
     ``newest``: the last position that a pass has predicted. ``place``: the row of ``q`` that each
@@ -445,8 +445,8 @@ class DraftedTree(Protocol):
 
     ``tokens``: their codes; ``first_child``, and ``num_children``, how many follow it;
     ``max_children``: the most children of a node, by depth. ``q``: what each group of siblings was
-    drawn from, float32 ``[B, G, V]``, None where drafts are certain; ``group``: the group that a node's
-    children were drawn from. ``tests()``: the uniform that each node's first child is tested with.
+    sampled from, float32 ``[B, G, V]``, None where drafts are certain; ``group``: the group that a node's
+    children were sampled from. ``tests()``: the uniform that each node's first child is tested with.
     """
 
     @property

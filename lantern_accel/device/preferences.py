@@ -22,11 +22,11 @@ class Preferences:
     shapes."""
 
     reads_fewer_bits: bool = False
-    """Whether a product with weights in fewer bits takes less time than with whole ones: then a copy of
-    the target in fewer bits may pay as a drafter."""
+    """Whether a matmul with quantized weights takes less time than with full ones: then a quantized copy
+    of the target may be a fast drafter."""
 
     code_bits: int = 0
-    """Bits that a code of a weight in fewer bits takes at least, as the device keeps it."""
+    """Bits that a code of a quantized weight takes at least, as the device keeps it."""
 
     capture_patience: float = math.inf
     """Seconds that a request waits for captured steps it could do without: those of other lengths than

@@ -19,7 +19,7 @@ from lantern_accel.device.preferences import Preferences
 
 #: Lowest logarithm of a share: keeps sums finite and strictly falling from parent to child.
 FLOOR = -1e4
-#: Values that are summed up at once: a matrix product of this width.
+#: Values that are summed up at once: a matmul of this width.
 SCAN_BLOCK = 128
 
 
@@ -182,7 +182,7 @@ class SamplingOps(Protocol):
         return x.softmax(dim=-1)
 
     def draw(self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None) -> Tensor:
-        """Draw by inverse CDF: codes of the shape of ``uniforms`` from weights ``[..., V]`` of any sum.
+        """Sample by inverse CDF: codes of the shape of ``uniforms`` from weights ``[..., V]`` of any sum.
 
         ``uniforms [...]``: a code each. ``[..., K]``: K different codes, one after the other; where fewer
         have a weight, the rest repeat code V - 1 with no weight, and acceptance skips drafts whose
@@ -206,7 +206,7 @@ class SamplingOps(Protocol):
     def race(
         self, weights: Tensor, keys: Tensor, positions: Tensor, count: int | None = None
     ) -> Tensor:
-        """Draw codes ``[B, T]`` from weights ``[B, T, V]`` of any sum, by position-keyed noise.
+        """Sample codes ``[B, T]`` from weights ``[B, T, V]`` of any sum, by position-keyed noise.
 
         The code with the largest ``weight / noise``, the lower of two that are equal
         (:mod:`lantern_accel.device.noise`): the same for the same row, key and position, whatever else
@@ -238,11 +238,11 @@ class SamplingOps(Protocol):
     def likeliest(
         self, weights: Tensor, count: int, luck: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what the ``count`` likeliest codes promise, and the codes: ``[B, T, count]`` each.
+        """Return predictions for the ``count`` likeliest codes, and the codes: ``[B, T, count]``.
 
         ``weights [B, T, V]`` sum to 1. ``luck [B, 1, V]``: what they are multiplied by first, one over
-        the noise of a position. Promises are logarithms of shares, float32, :data:`FLOOR` at least, the
-        largest first. Which of equal codes come first is the device's choice.
+        the noise of a position. Predictions are logarithms of shares, float32, :data:`FLOOR` at
+        least, the largest first. Which of equal codes come first is the device's choice.
         """
         if luck is not None:
             weights = weights * luck
@@ -303,7 +303,7 @@ class SamplingOps(Protocol):
         mass = within.gather(-1, index)
         total = self.scan(mass)
         inside = torch.where(total - mass > p, float("-inf"), ordered)
-        # Further values equal to the k-th come after it, one by one, as long as there is room below p.
+        # Further values equal to the k-th come after it, one by one, as long as the sum is below p.
         further = (logits == kth).scatter(-1, index, False)
         before = total[..., -1:] + (further.cumsum(-1, dtype=torch.int32) - 1) * mass[..., -1:]
         rest = torch.where(further & (before <= p), logits, float("-inf"))

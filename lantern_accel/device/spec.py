@@ -84,10 +84,10 @@ class BackendSpec(ABC):
     """Sets of options worth comparing on this device, the default first (``tools/on_device.py``)."""
 
     seconds_to_probe: float = 10.0
-    """How long :meth:`probe` may take: a device that does not answer within is told and passed over."""
+    """How long :meth:`probe` may take: a device that does not answer in time is skipped."""
 
     def answers(self, word: str) -> bool:
-        """Optional: return whether ``word``, which is no backend's name, means this one's device.
+        """Optional: return whether ``word``, which is not a backend's name, means this one's device.
 
         Asked only where no backend has that name. The reference looks into :attr:`aliases`.
         """

@@ -1,6 +1,6 @@
 """Workers on Ray: one actor per device, of whatever kinds the cluster has, and a pool around them.
 
-Ray places the actors, restarts one that was killed and sends its work again; drawing twice gives the
+Ray places the actors, restarts one that was killed and sends its work again; generating twice gives the
 same image, so nothing else is needed. This module is the only one that imports Ray.
 """
 
@@ -18,9 +18,9 @@ from lantern_accel.distributed.painter import Batch, Painter
 from lantern_accel.errors import BackendError, RequestError, did_you_mean, shown
 from lantern_accel.prompts import Item
 
-#: Resources of a cluster that are no devices.
+#: Resources of a cluster that are not devices.
 NOT_DEVICES = re.compile(r"(memory|object_store_memory|node:.*|accelerator_type:.*|bundle.*)")
-#: Items of one call of a worker: what is drawn again where it is killed.
+#: Items of one call of a worker: what is generated again where it is killed.
 CHUNK = 8
 #: A killed worker is started again so often; a device that kills each of them is given up.
 RESTARTS = 3
@@ -211,7 +211,7 @@ class Fleet:
                 self.ray.kill(self._actors.pop(name))
 
     def draw(self, items: Sequence[Item]) -> Iterator[Batch]:
-        """Draw items on whichever worker is free; batches come as they are finished.
+        """Generate items on whichever worker is free; batches come as they are finished.
 
         A worker that is lost for good leaves its items to the others. Raises BackendError where none is
         left.
@@ -220,7 +220,7 @@ class Fleet:
         while left:
             if not self._actors:
                 raise BackendError(
-                    f"no worker is left, and {len(left)} images are not drawn; repeat the command "
+                    f"no worker is left, and {len(left)} images are not generated; repeat the command "
                     f"with --resume ({'; '.join(self.lost)})"
                 )
             for batch in self._round(list(left.values())):
@@ -229,7 +229,7 @@ class Fleet:
                 yield batch
 
     def _round(self, items: list[Item]) -> Iterator[Batch]:
-        """Draw what the workers that are alive can; what a lost one had is left for the next round."""
+        """Generate what the living workers can; what a lost one had is left for the next round."""
         pool = self.ray.util.ActorPool(list(self._actors.values()))
         size = min(CHUNK, max(1, -(-len(items) // len(self._actors))))
         for at in range(0, len(items), size):

@@ -1,4 +1,4 @@
-"""The worker: one loaded model on one device that draws items. It knows nothing of Ray.
+"""The worker: one loaded model on one device that generates items. It knows nothing of Ray.
 
 A scheduler makes it in a process of its own; the device is opened there, before torch is imported.
 """
@@ -51,7 +51,7 @@ class Batch:
 
 
 class Painter:
-    """Draws items with one strategy; every image depends on its prompt and random stream alone.
+    """Generates items with one strategy; every image depends on its prompt and random stream alone.
 
     ``load`` are the arguments of :func:`lantern_accel.load`, ``settings`` those of ``generate``;
     ``slots``: images decoded together, None for as many as is usual.
@@ -103,7 +103,7 @@ class Painter:
         self.pipeline.close()
 
     def draw(self, items: Sequence[Item]) -> Batch:
-        """Draw items; a prompt that the model cannot take comes back with its error."""
+        """Generate items; a prompt that the model cannot take comes back with its error."""
         backend, began = self.pipeline.backend, time.perf_counter()
         before = backend.energy_mj()
         painted: dict[int, Painted] = {}
@@ -166,14 +166,14 @@ class Painter:
         return found
 
     def _painted(self, item: Item, conditions: Conditions, drawn: Drawn) -> Painted:
-        """Draw tokens, in float32 on the host where pictures must not depend on the device."""
+        """Generate tokens, in float32 on the host where images must not depend on the device."""
         from lantern_accel.generation.result import pictures, png_bytes
 
         done, shape, host = drawn.decoded, conditions.shape, self._host
         if host is None:
             seeds = [item.seed + item.index]
             made = self.pipeline.runtime.pictures(done.tokens, shape, [item.prompt], seeds)
-            assert made, "a worker that cannot draw was refused when it began"
+            assert made, "a worker that cannot generate was refused when it began"
         else:
             made = pictures(host.family.pixels(host, done.tokens, shape))
         tokens = done.tokens.contiguous().numpy()

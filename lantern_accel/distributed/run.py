@@ -1,8 +1,8 @@
-"""Draws a file of prompts into a folder of images, here or on Ray's workers.
+"""Generates a file of prompts into a folder of images, here or on Ray's workers.
 
 The folder holds the images, a journal of those that are finished, and a summary at the end. An image is
 written whole, then its line in the journal. So whatever is killed, an image with a line is finished, and
-one without is drawn again, to the same result.
+one without is generated again, to the same result.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ NO_MATTER = ("device", "options", "text_device", "tell", "on_loading")
 
 
 class Workers(Protocol):
-    """What draws: a fleet, or one worker in this process."""
+    """What generates: a fleet, or one worker in this process."""
 
     workers: list[dict[str, Any]]
     lost: list[str]
 
     def draw(self, items: Sequence[Item]) -> Iterator[Batch]:
-        """Draw items; batches come as they are finished."""
+        """Generate items; batches come as they are finished."""
         ...
 
 
@@ -51,7 +51,7 @@ class Here:
         self.workers, self.lost = [painter.facts()], list[str]()
 
     def draw(self, items: Sequence[Item]) -> Iterator[Batch]:
-        """Draw items a chunk at a time."""
+        """Generate items a chunk at a time."""
         for at in range(0, len(items), self.chunk):
             yield self.painter.draw(items[at : at + self.chunk])
 
@@ -72,16 +72,16 @@ def draw_file(
     resume: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Draw every prompt of a file into a folder, and return the summary that is written there too.
+    """Generate every prompt of a file into a folder, and return the summary that is written there too.
 
     ``make`` opens the workers. ``load, settings``: what they were made with; a run is resumed only with
     the same. Each image depends on its prompt, its random stream and these alone. Raises RequestError
-    before anything is drawn for what cannot be.
+    before anything is generated for what cannot be.
     """
     if settings.get("num_images") not in (None, 1):
         raise RequestError("a file of prompts has one image per row; repeat a row for several")
     matters = {name: str(v) for name, v in load.items() if name not in NO_MATTER and v is not None}
-    read_items(prompts, 0)  # all that is wrong with them is told before the folder is made
+    read_items(prompts, 0)  # all that is wrong with them is reported before the folder is made
     asked = {
         "prompts": digest_of([prompts]),
         "settings": {k: str(v) for k, v in settings.items() if v is not None},
@@ -112,20 +112,20 @@ def draw_file(
 
 
 def _agree(workers: Sequence[Mapping[str, Any]]) -> None:
-    """Raise where workers would draw different images for one seed."""
+    """Raise where workers would generate different images for one seed."""
     for name in ("weights_hash", "dtype", "strategy"):
         found = {str(one[name]) for one in workers}
         if len(found) > 1:
             hint = "; give --dtype float32" if name == "dtype" else "; give all the same model"
             raise RequestError(
                 f"the workers differ in their {name.replace('_', ' ')} ({', '.join(sorted(found))}), so "
-                f"an image would depend on who draws it{hint}"
+                f"an image would depend on which worker generates it{hint}"
             )
 
 
 @dataclass
 class Share:
-    """What one worker drew in this call."""
+    """What one worker generated in this call."""
 
     device: str
     images: int = 0
@@ -187,7 +187,7 @@ class RunFolder:
         self._read_journal()
 
     def begin(self, seed: int, facts: Mapping[str, Any]) -> None:
-        """Note the run's seed and what its images are drawn with."""
+        """Note the run's seed and what its images are generated with."""
         self.seed = seed
         for part in self.path.glob(".lantern-*.part"):  # of a process that was killed
             with contextlib.suppress(OSError):
@@ -212,7 +212,7 @@ class RunFolder:
         mine.joules = (mine.joules or 0.0) + (batch.joules or 0.0) if known else None
         lines = b""
         for one in batch.images:
-            if one.number in self.finished:  # drawn twice, since a worker was thought lost
+            if one.number in self.finished:  # generated twice, since a worker was thought lost
                 continue
             if one.error is not None:
                 self.failed[one.number] = one.error

@@ -46,7 +46,7 @@ class Artist:
         self.app.state.studio.start()
 
     def rows(self) -> int:
-        """Return how many images this replica draws at once."""
+        """Return how many images this replica generates at once."""
         return self.slots
 
     def check_health(self) -> None:
@@ -150,7 +150,7 @@ class Router:
     async def _messages(
         self, name: str, scope: Mapping[str, Any], body: bytes
     ) -> AsyncGenerator[Any, None]:
-        """Go through a replica's messages; where the client leaves, the replica is told."""
+        """Go through a replica's messages; where the client leaves, the replica is notified."""
         stream = self.handles[name].options(stream=True).answer.remote(scope, body)
         self.busy[name] += 1
         try:
@@ -179,7 +179,7 @@ def start(
     slots: int | None = None,
     threads: int | None = None,
 ) -> None:
-    """Bring the service up and return; ``settings``: those of :class:`~.studio.ServerSettings` by name.
+    """Start the service and return; ``settings``: those of :class:`~.studio.ServerSettings` by name.
 
     Ray must be connected. Raises what a replica raised where one cannot begin.
     """

@@ -1,6 +1,6 @@
 """The forty prompts that the bundled model is judged by, and a grid of them: every strategy side by side.
 
-They were fixed before any picture of them was seen; the grid is of one seed, with nothing left out.
+They were fixed before any image of them was seen; the grid is of one seed, with nothing left out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HELD_OUT_COMPOSITIONS = (
 """Pairings that no training scene shows (``tools/lantern-emoji: scenes.scene_split``)."""
 
 FORTY = (*SEEN, *HELD_OUT_CONCEPTS, *HELD_OUT_COMPOSITIONS)
-#: Columns of rows, pixels between pictures, and pixels above them for the strategies' names.
+#: Columns of rows, pixels between images, and pixels above them for the strategies' names.
 BLOCKS, GAP, HEAD = 2, 2, 16
 
 
@@ -47,11 +47,11 @@ def draw_grid(
     strategies: Sequence[str],
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Draw each prompt with each strategy, image i always from the same seed, as one PNG."""
+    """Generate each prompt with each strategy, image i always from the same seed, as one PNG."""
     made = []
     for name in strategies:
         made.append(pipeline.generate(list(prompts), strategy=name, seed=seed).images)
-        say(f"{name}: {len(made[-1])} pictures")
+        say(f"{name}: {len(made[-1])} images")
     side = made[0][0].width
     label, rows = 3 * max(side, 64), -(-len(prompts) // BLOCKS)
     block = label + len(strategies) * (side + GAP)

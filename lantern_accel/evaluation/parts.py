@@ -88,7 +88,7 @@ def interchange(
 def strategies(pipeline: Pipeline, settings: Settings) -> Iterator[Strategy]:
     """Yield the points: exact over both trees, LANTERN's k and delta, LANTERN++'s k and lambda, budgets.
 
-    Under a budget a rule may borrow whatever the budget allows.
+    Under a budget a rule may add whatever the budget allows.
     """
     vocab = pipeline.model.target.config.vocab_size
     for name in ("eagle", "eagle2"):
@@ -188,7 +188,7 @@ def distances(
     net: EfficientNetLite0 | None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[StrategyDistance]:
-    """Compare each strategy with vanilla decoding; the first row is vanilla under another seed."""
+    """Compare each strategy with plain decoding; the first row is vanilla under another seed."""
     vanilla = pipeline.strategy("vanilla")
     base, _ = _draw(pipeline, prompts, vanilla, seed)
     greedy, greedy_tokens = _draw(pipeline, prompts, vanilla, seed, temperature=0.0)

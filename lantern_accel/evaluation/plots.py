@@ -1,4 +1,4 @@
-"""A suite as a picture: speed against quality, one panel per figure, what is dominated hollow."""
+"""A suite as an image: speed against quality, one panel per figure, what is dominated hollow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = 3
 
 @dataclass(frozen=True)
 class Point:
-    """A strategy's place in one panel; ``dominated``: another is no worse in both, and better in one."""
+    """A strategy's place in one panel; ``dominated``: another is as good in both, better in one."""
 
     label: str
     strategy: str

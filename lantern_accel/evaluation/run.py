@@ -85,7 +85,7 @@ class Evaluator:
     def run(self, parts: tuple[str, ...] = PARTS, suite: SuiteRequest | None = None) -> Evaluation:
         """Measure the parts that are not in the report yet, then the suite; write after each.
 
-        ``suite``: what to draw and measure for the papers' tables, which are written next to ``out``.
+        ``suite``: what to generate and measure for the papers' tables, which are written next to ``out``.
         """
         own = environment(self.pipeline)["weights"]
         stored = self.report.environment.get("weights", "full")

@@ -70,20 +70,20 @@ class FrontierPoint(Record):
         description="tokens per target forward: the mean accepted length"
     )
     total_variation: Interval = Field(
-        description="distance between a token's law and the target's, mean over tokens"
+        description="distance between a token's distribution and the target's, mean over tokens"
     )
     steps: list[int] = Field(description="target forwards of each image, in the order of prompts")
     images: int
 
 
 class StrategyDistance(Record):
-    """How far a strategy's pictures are from exact decoding's.
+    """How far a strategy's images are from exact decoding's.
 
     ``kid``: squared maximum mean discrepancy of network features between the sets, times 1000
     (unbiased, may be below 0), next to exact decoding under another seed; ``p_value`` that of a
-    sign-flip permutation test of "both are alike", ``detectable`` the distance that so many images
-    would find in four of five cases. ``greedy_*``: picture by picture at temperature 0, where exact
-    decoding gives one fixed picture per prompt.
+    sign-flip permutation test of "both are alike", ``detectable`` the distance that this many images
+    would find in four of five cases. ``greedy_*``: image by image at temperature 0, where exact
+    decoding gives one fixed image per prompt.
     """
 
     strategy: Strategy
@@ -108,13 +108,13 @@ class Metric(Record):
     key: str
     title: str
     better: Literal["lower", "higher"]
-    network: str = Field(description="what sees the pictures")
+    network: str = Field(description="what sees the images")
     preprocessing: str = ""
     note: str = ""
 
 
 class Speed(Record):
-    """How fast a strategy was while it drew the suite's pictures, next to what that costs."""
+    """How fast a strategy was while it generated the suite's images, next to what that costs."""
 
     seconds_per_image: Reading = Field(description="prefill and decoding, without text and pixels")
     speedup: Reading = Field(
@@ -123,7 +123,7 @@ class Speed(Record):
     )
     tokens_per_step: Reading = Field(description="tokens per target forward: mean accepted length")
     total_variation: Reading = Field(
-        description="relaxed mass per token, the bound of a step, and what rounded weights cost"
+        description="relaxed mass per token, the bound of a step, and what quantized weights add"
     )
 
 
@@ -131,7 +131,7 @@ class Row(Record):
     """One strategy. ``details``: what generation says of the run (device, dtype, weights, ...)."""
 
     label: str
-    strategy: Strategy | None = Field(description="None: the pictures were drawn elsewhere")
+    strategy: Strategy | None = Field(description="None: the images were generated elsewhere")
     images: int
     speed: Speed
     metrics: dict[str, Reading]
@@ -143,11 +143,11 @@ class Suite(Record):
 
     name: Literal["coco", "imagenet", "prompts"]
     protocol: Protocol
-    count: int = Field(ge=2, description="pictures per strategy")
+    count: int = Field(ge=2, description="images per strategy")
     seed: int
     sampling: dict[str, Any]
-    chunk: int = Field(ge=1, description="pictures of one request: what a stop can lose")
-    batch: int = Field(ge=1, description="pictures decoded together")
+    chunk: int = Field(ge=1, description="images of one request: what a stop can lose")
+    batch: int = Field(ge=1, description="batch size")
     prompts_source: str
     prompts_sha256: str
     reference: dict[str, Any] = Field(

@@ -150,7 +150,7 @@ def tables(suite: Suite) -> list[Table]:
     title += f", protocol {suite.protocol.name}"
     found = [Table(title, heads, rows, _notes(suite))]
     columns = [[c.title, c.network, c.preprocessing or DASH, c.note or DASH] for c in suite.columns]
-    found.append(Table("How it is measured", ["figure", "network", "pictures", "note"], columns))
+    found.append(Table("How it is measured", ["figure", "network", "images", "note"], columns))
     return [*found, _published(suite)] if suite.published else found
 
 
@@ -158,10 +158,10 @@ def _notes(suite: Suite) -> list[str]:
     """Return what a reader of the table must know: intervals, bias, and what was not measured."""
     notes = [
         "In brackets: 95 % bootstrap intervals, over images for quality and over chunks of "
-        f"{suite.chunk} images for speed (batch {suite.batch}). Speed is that of drawing these pictures, "
+        f"{suite.chunk} images for speed (batch {suite.batch}). Speed is that of these images, "
         "one strategy after another; `lantern-accel profile` measures it interleaved.",
-        "TV per token: the total variation that relaxation may have moved, and what weights in fewer "
-        "bits cost; 0 for exact strategies on the model's own weights.",
+        "TV per token: the total variation that relaxation may have moved, and what quantized weights "
+        "add; 0 for exact strategies on the model's own weights.",
     ]
     both = [(r.metrics.get("fid"), r.metrics.get("fid_infinity")) for r in suite.rows]
     gaps = [

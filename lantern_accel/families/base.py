@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Prompt = str | int
-#: Width and height of a picture in pixels.
+#: Width and height of an image in pixels.
 Size = tuple[int, int]
 #: Parts that are modules of ours, in the order in which they are loaded.
 PARTS = ("target", "drafter", "vq")
@@ -64,8 +64,8 @@ class Found(Generic[ManifestT]):
     """What lies at a path: the manifest, and the file or folder of every part.
 
     ``notes`` are lines for ``lantern-accel models check``; ``missing`` says by part what is not there
-    and how to get it. Without its ``vq`` a model draws nothing; without a ``drafter`` or ``text`` encoder
-    some requests are refused.
+    and how to get it. Without its ``vq`` a model generates nothing; without a ``drafter`` or
+    ``text`` encoder some requests are refused.
     """
 
     manifest: ManifestT
@@ -91,7 +91,7 @@ class TextSource(Protocol):
 class Model(Generic[ManifestT]):
     """A model in memory: target, drafter and tokenizer on the device; ``missing`` is Found's.
 
-    ``rounding``: the price of the target's weights in fewer bits; None: they are the model's own.
+    ``rounding``: the quality loss of the target's quantized weights; None: they are the model's own.
     ``trunk``: a fingerprint of the target's weights as its files have them.
     """
 
@@ -148,7 +148,7 @@ class DrafterFiles:
 
 
 def check_two_way(model: Model, sampling: Sampling) -> None:
-    """Raise :class:`RequestError` for guidance by a picture, of a model that knows prompts alone."""
+    """Raise :class:`RequestError` for guidance by an image, of a model that knows prompts alone."""
     if sampling.branches == 3:
         raise RequestError(
             f"the model {model.manifest.name!r} has two-way guidance; leave cfg_scale_image out"
@@ -159,15 +159,15 @@ class Family(ABC, Generic[ManifestT]):
     """One kind of model: the abstract methods are all that one has to write, the others have defaults.
 
     Bases for common kinds: :class:`~lantern_accel.families.prompted_family.TokenFamily` (prompts of token
-    ids, several picture sizes), :class:`~lantern_accel.families.prompted_family.PromptedFamily` (and
+    ids, several image sizes), :class:`~lantern_accel.families.prompted_family.PromptedFamily` (and
     drafters), :class:`~lantern_accel.families.image_tokenizer.VQFamily` (pixels by a VQ decoder).
     """
 
     name: ClassVar[str]
     manifest_type: ClassVar[type[Manifest]]
-    #: Whether its models can be drawn with guidance, so that rows without a prompt are worth training on.
+    #: Whether its models can decode with guidance, so that rows without a prompt are worth training on.
     guided: ClassVar[bool] = True
-    #: Files without which nothing can be drawn.
+    #: Files without which nothing can be generated.
     needs: ClassVar[tuple[str, ...]] = ("target", "vq")
     #: What :meth:`build` makes of the sizes of each part; without a drafter's none can be trained.
     target_type: ClassVar[type[nn.Module]]
@@ -235,7 +235,7 @@ class Family(ABC, Generic[ManifestT]):
 
     @abstractmethod
     def examples(self, manifest: ManifestT) -> Sequence[Prompt]:
-        """Return prompts that the model can draw, for measuring when the user names none."""
+        """Return prompts that the model can generate, for measuring when the user names none."""
 
     @abstractmethod
     def conditions(
@@ -246,7 +246,7 @@ class Family(ABC, Generic[ManifestT]):
         dtype: torch.dtype,
         size: Size | None = None,
     ) -> Conditions:
-        """Turn prompts into conditions; ``size`` is the picture's in pixels, None the model's own.
+        """Turn prompts into conditions; ``size`` is the image's in pixels, None the model's own.
 
         Raises :class:`RequestError` for a prompt or a size that the model cannot take.
         """
@@ -280,13 +280,13 @@ class Family(ABC, Generic[ManifestT]):
         return 0
 
     def join(self, model: Model[ManifestT], conditions: Sequence[Conditions]) -> Conditions:
-        """Return conditions of one picture size that were made apart as one."""
+        """Return conditions of one image size that were made apart as one."""
         first = conditions[0]
         condition = torch.cat([one.condition for one in conditions])
         return Conditions(condition, torch.cat([one.mask for one in conditions]), first.shape)
 
     def tokens(self, model: Model[ManifestT], codes: Tensor) -> Tensor:
-        """Return the tokens ``[n, tokens]`` that a picture of codes, int ``[n, rows, columns]``, has."""
+        """Return the tokens ``[n, tokens]`` that an image of codes, int ``[n, rows, columns]``, has."""
         return codes.flatten(1)
 
     def pixels_together(self, model: Model[ManifestT]) -> int:
@@ -301,19 +301,19 @@ class Family(ABC, Generic[ManifestT]):
         prompts: Sequence[Prompt],
         seeds: Sequence[int],
     ) -> list[Image] | None:
-        """Return the pictures of tokens ``[n, tokens]`` where more than tokens is needed to draw them.
+        """Return the images of tokens ``[n, tokens]`` where more than tokens is needed to make them.
 
-        ``seeds``: one per picture, of whatever randomness is left. None: :meth:`pixels` does. A family
-        that cannot draw pictures on this machine returns [] and says what is missing.
+        ``seeds``: one per image, of whatever randomness is left. None: :meth:`pixels` does. A family
+        that cannot make images on this machine returns [] and says what is missing.
         """
         return None
 
-    # --- picture sizes -----------------------------------------------------------------------------
+    # --- image sizes -----------------------------------------------------------------------------
 
     def picture(self, manifest: ManifestT, size: Size | None = None) -> Size:
-        """Return width and height in pixels of what is drawn by the manifest's ``grid``; None: its own.
+        """Return width and height in pixels of the image by the manifest's ``grid``; None: its own.
 
-        Raises :class:`RequestError` for a size that the model cannot draw.
+        Raises :class:`RequestError` for a size that the model cannot generate.
         """
         rows, columns = manifest.grid(size)
         return columns * manifest.token_pixels, rows * manifest.token_pixels
@@ -327,9 +327,9 @@ class Family(ABC, Generic[ManifestT]):
         return None
 
     def shape_for(self, manifest: ManifestT, size: Size) -> Hashable:
-        """Return the shape of a short prompt and a picture of this size, to plan memory with.
+        """Return the shape of a short prompt and an image of this size, to plan memory with.
 
-        Raises :class:`RequestError` for a size that the model cannot draw.
+        Raises :class:`RequestError` for a size that the model cannot generate.
         """
         manifest.grid(size)
         return None

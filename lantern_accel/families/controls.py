@@ -1,7 +1,7 @@
 """Control strings: what a tokenizer reads as a token of its own, where a user wrote text.
 
-The law is one for all families: a prompt with such a string is refused by name. Read as a token it would
-end the text, begin a picture or name a size, and the picture would be of another prompt.
+The rule is the same for all families: a prompt with such a string is refused by name. Read as a
+token it would end the text, begin an image or name a size, and the image would be of another prompt.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Controls:
         }
         named = {i: name for name, i in tokenizer.get_vocab().items() if _NAME.fullmatch(name)}
         self._ids: dict[int, str] = {**named, **found}
-        # Words that no vocabulary has become this token: it is no sign of a control string.
+        # Words that no vocabulary has become this token: it is not a sign of a control string.
         unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
         unwritten = None if unknown is None else self._ids.pop(unknown, None)
         strings = (*found.values(), *marks, *([] if unwritten is None else [unwritten]))

@@ -1,4 +1,4 @@
-"""The image tokenizers of released files: their names of tensors, their sizes, and drawing with them."""
+"""The image tokenizers of released files: their names of tensors, their sizes, and decoding with them."""
 
 from __future__ import annotations
 
@@ -116,24 +116,24 @@ def _sizes(checkpoint: Checkpoint, names: Mapping[str, str], whose: str) -> dict
 
 
 def finite_pixels(pixels: Tensor) -> Tensor:
-    """Return pixels as they are; raises :class:`ModelError` where one is no number.
+    """Return pixels as they are; raises :class:`ModelError` where one is not a number.
 
-    For :meth:`Family.pixels`: whole numbers no longer tell, and a picture of NaN looks like one of black.
+    For :meth:`Family.pixels`: integers no longer show it, and an image of NaN looks like one of black.
     """
     if pixels.is_meta or bool(pixels.isfinite().all()):
         return pixels
     raise ModelError(
-        "the image tokenizer's pixels are not finite, so there is no picture: its weights are damaged or "
+        "the image tokenizer's pixels are not finite, so there is no image: its weights are damaged or "
         "their values overflow; fetch them again and compare their checksum"
     )
 
 
 class VQFamily(Family[ManifestT]):
-    """A family whose pictures a :class:`~lantern_accel.nn.vq.VQModel` decodes from tokens alone."""
+    """A family whose images a :class:`~lantern_accel.nn.vq.VQModel` decodes from tokens alone."""
 
     #: Pixels of the images that are decoded together.
     pixels_at_once: ClassVar[int]
-    #: How pixels in [-1, 1] become whole numbers.
+    #: How pixels in [-1, 1] become integers.
     to_uint8 = staticmethod(chameleon_pixels_to_uint8)
 
     def pixels(self, model: Model[ManifestT], tokens: Tensor, shape: Hashable = None) -> Tensor:

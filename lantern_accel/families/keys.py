@@ -152,7 +152,7 @@ def matrix_shape(checkpoint: Checkpoint, named: Mapping[str, str], name: str) ->
     shape = checkpoint.shape(named.get(name, name))
     if len(shape) != 2:
         raise CheckpointError(
-            f"{checkpoint.path} has {name} of shape {list(shape)}, which is no matrix, so it is damaged; "
+            f"{checkpoint.path} has {name} of shape {list(shape)}, which is not a matrix: it is damaged; "
             "fetch it again"
         )
     return shape[0], shape[1]

@@ -34,7 +34,7 @@ class ModelDefaults(Frozen):
     )
 
     def within(self, vocab: int) -> ModelDefaults:
-        """Return these defaults with every k brought below a codebook of ``vocab`` codes."""
+        """Return these defaults with every k reduced below a codebook of ``vocab`` codes."""
         sampling = self.sampling
         if sampling.top_k > vocab:
             sampling = sampling.model_copy(update={"top_k": 0})
@@ -84,15 +84,15 @@ class Manifest(Frozen):
         return int(self.vq.downsample)
 
     def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:
-        """Return rows and columns of tokens of a picture ``(width, height)`` in pixels; None: its own.
+        """Return rows and columns of tokens of an image ``(width, height)`` in pixels; None: its own.
 
-        Raises :class:`RequestError` for a size that the model cannot draw: here, any other one.
+        Raises :class:`RequestError` for a size that the model cannot generate: here, any other one.
         """
         own = self.target.height, self.target.width
         pixels = own[1] * self.token_pixels, own[0] * self.token_pixels
         if size is not None and size != pixels:
             raise RequestError(
-                f"the model {self.name!r} draws {pixels[0]}x{pixels[1]} pixels only, not "
+                f"the model {self.name!r} generates {pixels[0]}x{pixels[1]} pixels only, not "
                 f"{size[0]}x{size[1]}; leave the size out"
             )
         return own

@@ -90,7 +90,7 @@ def misfit(drafter: PromptedDrafterConfig, config: Any) -> str | None:
 
 
 def patches_of(config: Any) -> int:
-    """Return how many codes of a target stand for patches; others frame the picture."""
+    """Return how many codes of a target stand for patches; others frame the image."""
     return int(getattr(config, "image_codes", config.vocab_size))
 
 
@@ -129,7 +129,7 @@ class PromptedDrafter(Drafter):
         self.make_layers()
         for name in ("words", "codes", "rope_cos", "rope_sin"):
             self.register_buffer(name, None, persistent=False)
-        #: The target, while the drafter is trained: in a tuple, so that it is no part of this module.
+        #: The target, while the drafter is trained: in a tuple, so that it is not part of this module.
         self.teacher: tuple[Target, ...] = ()
 
     def place_tables(self, device: torch.device) -> None:

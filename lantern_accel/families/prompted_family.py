@@ -43,10 +43,10 @@ def read_drafter(manifest: PromptedManifestT, path: Path) -> tuple[PromptedDraft
     said = weights.parent / OWN_CONFIG
     if not weights.is_file() or not said.is_file():
         raise CheckpointError(
-            f"{path} is no drafter for this model: it lacks {OWN_WEIGHTS} or {OWN_CONFIG}, which "
+            f"{path} is not a drafter for this model: it lacks {OWN_WEIGHTS} or {OWN_CONFIG}, which "
             f"`lantern-accel train drafter` writes; {_HINT}"
         )
-    with explained(f"{said} is no configuration of a drafter for this model", _HINT):
+    with explained(f"{said} is not a configuration of a drafter for this model", _HINT):
         config = PromptedDrafterConfig.model_validate(read_json(said))
     wrong = misfit(config, manifest.target)
     if wrong is not None:
@@ -101,7 +101,7 @@ class TokenFamily(Family[TokenManifestT]):
         return Conditions(ids, mask, self.usual_shape(model))
 
     def positions(self, target: Any) -> int:
-        """Return the positions that a target was trained on: those of a prompt and of its picture."""
+        """Return the positions that a target was trained on: those of a prompt and of its image."""
         return int(target.max_positions)
 
     def usual_shape(self, model: Model[TokenManifestT]) -> Hashable:
@@ -146,9 +146,9 @@ class TokenFamily(Family[TokenManifestT]):
         longest, positions = max(len(ids) for ids in prompts), self.positions(manifest.target)
         most = positions - tokens
         if longest > most:
-            smaller = " or ask for a smaller picture" if names else ""
+            smaller = " or ask for a smaller image" if names else ""
             raise RequestError(
-                f"a prompt has {longest} tokens and the picture {tokens}, but the model was trained on "
+                f"a prompt has {longest} tokens and the image {tokens}, but the model was trained on "
                 f"{positions} in all; shorten the prompt to {most} tokens{smaller}"
             )
         length = bucket(longest)
@@ -157,7 +157,7 @@ class TokenFamily(Family[TokenManifestT]):
         return Conditions(ids.to(device), mask.to(device), shape)
 
     def target_for_shape(self, model: Model[TokenManifestT], shape: Hashable) -> tuple[Any, Any]:
-        """Return target and drafter for a prompt length and a picture size; weights are shared."""
+        """Return target and drafter for a prompt length and an image size; weights are shared."""
         if shape is None:
             return model.target, model.drafter
         sizes = shape if isinstance(shape, tuple) else (shape,)
@@ -191,7 +191,7 @@ class PromptedFamily(TokenFamily[PromptedManifestT]):
     ) -> Conditions:
         """Return the conditions of prompts that are token ids already; ``grid``: rows and columns.
 
-        Raises :class:`RequestError` for a grid that the model cannot draw, and for a prompt that is
+        Raises :class:`RequestError` for a grid that the model cannot generate, and for a prompt that is
         longer than it was trained on.
         """
         side = model.manifest.token_pixels

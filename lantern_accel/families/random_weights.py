@@ -114,7 +114,7 @@ def fill_random(
 ) -> RandomModel:
     """Build target, drafter and draft head, and give every parameter what ``draw`` makes for it.
 
-    A draft head's parameters are float32, as a loaded one's. ``how``: the target's weights are rounded.
+    A draft head's parameters are float32, as a loaded one's. ``how``: the target's weights are quantized.
     """
     kind = family(manifest.family)
     names = ("target", "drafter") if manifest.drafter is not None else ("target",)
@@ -151,10 +151,10 @@ def random_model(
 ) -> RandomModel:
     """Make seeded random weights of a real size on the device of ``ops``, never elsewhere first.
 
-    ``how``: the target's are rounded.
+    ``how``: the target's are quantized.
     """
     device = ops.device
-    shapes = device.type == "meta"  # without memory there are no numbers to draw
+    shapes = device.type == "meta"  # without memory there are no numbers to sample
     generator = None if shapes else torch.Generator(device).manual_seed(seed)
 
     def draw(name: str, shape: torch.Size) -> Tensor:

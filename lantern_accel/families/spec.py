@@ -6,10 +6,8 @@ A plug-in's first module needs only this one::
 
     lantern_accel_families = offer(
         FamilySpec(
-            name="pebbles",
-            summary="pictures of pebbles",
-            family="lantern_accel_pebbles.family:Pebbles",
-            api_version=1,
+            name="pebbles", summary="images of pebbles",
+            family="lantern_accel_pebbles.family:Pebbles", api_version=1,
         )
     )
 """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Prompts are padded to multiples of this, so that few lengths need buffers and a capture of their own.
 BUCKET = 64
-#: Prompts that every model of text can draw, for measuring.
+#: Prompts that every model of text can generate, for measuring.
 CAPTIONS = (
     "a red fox in the snow",
     "a bowl of ripe apricots on a wooden table",
@@ -56,7 +56,7 @@ def check_texts(prompts: Sequence[str | int], name: str) -> list[str]:
         if not isinstance(prompt, str):
             raise RequestError(
                 f"the model {name!r} takes text, and the prompt {prompt!r} is a number; describe a "
-                "picture in words, such as 'red heart'"
+                "image in words, such as 'red heart'"
             )
     return [str(prompt) for prompt in prompts]
 
@@ -120,7 +120,7 @@ class PromptText(ABC, Generic[TokenManifestT]):
 
     @abstractmethod
     def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
-        """Return the ids of each prompt for a picture of ``rows x columns`` tokens."""
+        """Return the ids of each prompt for an image of ``rows x columns`` tokens."""
 
     def ids(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
         """Return :meth:`prompts`; raises :class:`RequestError` for a text with a control string."""
@@ -128,7 +128,7 @@ class PromptText(ABC, Generic[TokenManifestT]):
         return self.prompts(texts, rows, columns)
 
     def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return ids ``[n, longest]``, left-padded, and their mask, for the default picture size."""
+        """Return ids ``[n, longest]``, left-padded, and their mask, for the default image size."""
         ids = self.ids(prompts, *self.manifest.grid(None))
         return left_pad(ids, max(len(row) for row in ids), self.manifest.pad)
 

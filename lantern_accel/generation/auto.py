@@ -1,6 +1,6 @@
 """Chooses what a batch is decoded with: by what tuning kept for this device, or by timing a few steps.
 
-The first requests of a kind time steps on their own prompts, and count what their images bring.
+The first requests of a kind time steps on their own prompts, and count accepted drafts.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ from lantern_accel.strategy.values import (
 )
 
 _LOG = logging.getLogger("lantern_accel.generation")
-#: Weights from which on reading them decides a step, so that a copy in fewer bits may pay as a drafter.
+#: Weights from which on reading them decides a step, so that a quantized copy may be a fast drafter.
 LEAST_WEIGHTS = 1 << 23
 #: Steps over which drafts that settle at once are counted: those of a draft head or drafter, and of a
 #: copy.
 DRAFTER_STEPS, COPY_STEPS = 48, 12
 #: Rounds of steps that later requests time, and milliseconds at least: less than the first.
 ROUNDS_AGAIN, AGAIN_MS = 1, 250.0
-#: Temperatures that are no further apart have drafts that bring alike.
+#: Temperatures within this distance have about the same acceptance rate.
 SAME_TEMPERATURE = 0.05
 
 #: From a strategy, its engine and what starts a request on it; None: one does not fit the memory.
@@ -100,7 +100,7 @@ class Auto:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The model's manifest, with default trees that are no larger than this device's costs favour."""
+        """The model's manifest, with default trees not larger than this device's costs favour."""
         manifest: Manifest = self.model.manifest
         if self.model.drafter is None:
             return manifest
@@ -188,7 +188,7 @@ class Auto:
     # --- candidates ----------------------------------------------------------------------------
 
     def windows(self, asked: Strategy, batch: int, sampling: Sampling) -> Estimate:
-        """Return windows of the lengths that may pay here, with what is known of them."""
+        """Return windows of the lengths that may be faster here, with what is known of them."""
         known = known_tokens_per_step(self.model.weights_hash, sampling.temperature, relaxed=False)
         brings: dict[int, float] = {}
         weight = USUAL_STEPS
@@ -198,7 +198,7 @@ class Auto:
                 weight = KNOWN_STEPS
         exact = asked.model_copy(update={"acceptance": Exact(), "tv_budget": None})
         made = exact.with_drafts(adaptive_window(AUTO_LENGTHS, "head" if self.guesses else "above"))
-        if self.backend.simulated:  # its times are no device's: steps are taken to cost alike
+        if self.backend.simulated:  # its times are not a device's: steps are taken to cost alike
             even = (one.model_copy(update={"cost": 1.0}) for one in made.lengths)
             made = made.with_drafts(draft_lengths=tuple(even))
         one = Estimate(strategy=made, known=brings, weight=weight)
@@ -208,7 +208,7 @@ class Auto:
     def _of_lengths(
         self, windows: Estimate, costs: RowCosts, batch: int, sampling: Sampling
     ) -> Estimate:
-        """Return windows of the lengths that may pay by these costs and what they bring, and that fit."""
+        """Return windows of the lengths that may be faster by these costs and counts, and that fit."""
         tokens = self.model.manifest.target.num_tokens
         brings = known_worth(windows.known)
         lengths = auto_lengths(costs, batch * sampling.branches, batch, tokens, brings)
@@ -227,7 +227,7 @@ class Auto:
             lengths = lengths[:-1]
 
     def lengthened(self, windows: Estimate, batch: int, sampling: Sampling) -> Estimate:
-        """Return windows that were timed with longer ones, where these may pay by these times.
+        """Return windows that were timed with longer ones, where these may be faster by these times.
 
         A step is taken to cost as the timed ones do, and more on their line. Not on a device that
         compiles for minutes: they stay as they are.
@@ -273,10 +273,10 @@ class Auto:
     def likely_copies(
         self, asked: Strategy, windows: Estimate, batch: int, sampling: Sampling
     ) -> list[Strategy]:
-        """Return the drafts that are worth trying, all by one copy; none where none promises enough.
+        """Return the drafts that are worth trying, all by one copy; none where none may help.
 
-        Predicted from what products with a part of the weights cost, before a copy is made. ``windows``:
-        the target's, timed, which say what a check of so many drafts costs.
+        Predicted from the time of matmuls with a part of the weights cost, before a copy is made.
+        ``windows``: the target's, timed, which say what a check of this many drafts costs.
         """
         usual = self.copies(asked)
         if usual is None:
@@ -408,13 +408,13 @@ class Auto:
                 key=self.key(asked, batch, sampling),
                 strategy=strategy,
                 speedup=speedup,
-                source="while drawing",
+                source="while generating",
                 evidence=found.model_dump(mode="json"),
             )
         )
 
     def learn(self, engine: Engine, asked: Strategy, batch: int, sampling: Sampling) -> None:
-        """Count what a batch's images brought, in the first requests of a kind, and choose again."""
+        """Count the accepted drafts of a batch, in the first requests of a kind, and choose again."""
         found = None if asked.name != AUTO else self.comparison(asked, batch, sampling)
         if found is not None and engine.counted:
             made = found.counted(engine.strategy, engine.counted)

@@ -23,21 +23,21 @@ USUAL_RATES = {"int8": 0.975, "int6": 0.96, "int4": 0.9}
 #: Drafts a step: among these, and windows of the copy's own, the best are predicted.
 DRAFTS = (2, 4, 6, 8, 12, 16, 24, 32)
 #: Tokens of the longest of the copy's own windows that is tried in any case: longer ones where the
-#: target's of that length promise this share of its best.
+#: target's of that length are predicted to reach this share of its best.
 SHORT, NEAR = 8, 0.8
 #: What is kept of the drafts of a copy's windows, next to as many that it guessed one by one: some of a
 #: window have not settled when its passes are over. Measured: 0.94 to 1.05 for windows of 2 to 8.
 SETTLED = 0.96
-#: Weights whose products are timed: as many as no cache holds, or all of a small model's.
+#: Weights whose matmuls are timed: as many as no cache holds, or all of a small model's.
 TIMED_WEIGHTS, ROUNDS = 1 << 26, 5
 
-#: Milliseconds of products with the target's weights, by what these are kept in and by rows.
+#: Milliseconds of matmuls with the target's weights, by what these are kept in and by rows.
 ProductTimes = Mapping[str, Mapping[int, float]]
 
 
 @dataclass(frozen=True)
 class Likely:
-    """A copy's drafts that promise ``speedup`` over plain decoding; nothing of it was timed."""
+    """A copy's drafts with the predicted ``speedup`` over plain decoding; nothing was timed."""
 
     tree: SelfDrafts
     speedup: float
@@ -50,7 +50,7 @@ def product_times(
     rows: Sequence[int],
     watch: Callable[[], Stopwatch],
 ) -> ProductTimes:
-    """Time products of ``rows`` activations with full weights and with codes, least of several."""
+    """Time matmuls of ``rows`` activations with full weights and with codes, least of several."""
     every = sorted(projections(target), key=lambda one: -one.weight.numel())
     parts: list[Projection] = []
     for part in every:
@@ -94,19 +94,19 @@ def likely_copies(
     holds: Callable[[SelfDrafts], bool],
     step: float | None = None,
 ) -> list[Likely]:
-    """Return the drafts by a copy that promise most, and the next best by the same copy.
+    """Return the drafts by a copy that are predicted fastest, and the next best by the same copy.
 
     The second has another window of its own; none where no copy fits.
 
     ``times``: of :func:`product_times`, where one node of every image has ``rows`` rows; ``timed``: of
-    the target's windows, and what they bring where that is known; ``tokens``: of an image; ``step``:
-    milliseconds of a plain step, whose products alone count where it is not known.
+    the target's windows, and their tokens per step where known; ``tokens``: of an image; ``step``:
+    milliseconds of a plain step, whose matmuls alone count where it is not known.
     """
     plain = step or times[FULL][rows]
     checks = RowCosts(costs={one.length: one.cost or 1.0 for one in timed} or {1: 1.0})
 
     def pass_cost(name: str, nodes: int) -> float:
-        # What is no product costs a copy as much as the target.
+        # What is not a matmul costs a copy as much as the target.
         own = times[name][rows * nodes]
         spared = (times[FULL][rows * nodes] - own) / plain
         return max(own / plain, checks.of(nodes, 1) - spared)

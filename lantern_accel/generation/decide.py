@@ -49,7 +49,7 @@ def decide(
     """Decide what some images are decoded with, ``batch`` at once; None: as many as fit.
 
     ``auto`` reads what is kept for this device and model, or times its candidates on the first images.
-    ``shape``: of the pictures; ``rows``: what the first images start from, by their number. ``joins``:
+    ``shape``: of the images; ``rows``: what the first images start from, by their number. ``joins``:
     images join and leave the rows of one batch, so that it has no other rows and there is no rest.
     """
     capacity, parts = runtime.engines.capacity, list[Part]()

@@ -109,7 +109,7 @@ class Decision(Frozen):
             )
         if request.batch_size not in (None, self.batch):
             raise RequestError(
-                f"the decision decodes {self.batch} images together, and the request asks for "
+                f"the decision has batch size {self.batch}, and the request asks for "
                 f"{request.batch_size}; leave one of decision and batch_size out"
             )
 

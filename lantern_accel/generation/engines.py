@@ -134,7 +134,7 @@ class Engines:
         self._uncaptured: list[tuple[str, float, str]] = []
         self._warned = False
         self._ready: OrderedDict[Hashable, CapturedEngine] = OrderedDict()
-        #: Targets with weights in fewer bits, to draft with, by those weights' name.
+        #: Targets with quantized weights, to draft with, by those weights' name.
         self._copies: dict[str, Any] = {}
         self._neighbours: dict[tuple[int, str], Tensor] = {}
 
@@ -144,7 +144,7 @@ class Engines:
         return list(self._ready.values())
 
     def keep(self, count: int) -> None:
-        """Keep so many engines for reuse, or more."""
+        """Keep this many engines for reuse, or more."""
         self.kept = max(self.kept, count)
 
     @property
@@ -316,7 +316,7 @@ class Engines:
         engine.usable = None
 
     def _capture(self, function: Callable[[], None], name: str) -> Replay:
-        """Capture a function; one that the device cannot capture, and was not told to, stays as it is."""
+        """Capture a function; one that the device cannot capture stays as it is, unless asked for."""
         try:
             return recorded(self.backend, function, name)
         except NotCapturableError as error:
@@ -363,7 +363,7 @@ def copies_of(strategy: Strategy) -> frozenset[str]:
 
 
 def fault_of(error: BaseException) -> StrategyError | None:
-    """Return what to say of an error from the code of a package that brings a source; None: from ours."""
+    """Return what to say of an error from the code of a package that has a source; None: from ours."""
     modules = {one.__module__: kind for kind, one in SOURCES.items()} | SERVED_BY
     ours = __name__.partition(".")[0]
     brought = {

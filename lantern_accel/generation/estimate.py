@@ -16,7 +16,7 @@ from lantern_accel.decoding.length_policy import (
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.values import Strategy
 
-#: What drafts must promise over plain decoding: costs of a few steps are uncertain by a tenth.
+#: The predicted speed-up that drafts need: costs of a few steps are uncertain by a tenth.
 ENOUGH = 1.15
 #: Steps for which the tokens per step that were known beforehand count: those of about three images,
 #: since prompts differ more from one another than an image's steps do; a quarter of that where they are
@@ -25,7 +25,7 @@ KNOWN_STEPS, USUAL_STEPS = 600, 150
 #: Requests whose steps are timed and whose images are counted; after them a choice is final. A machine
 #: may be busy during one.
 REQUESTS = 4
-#: The share of the best promise that a source needs to be timed again.
+#: The share of the best predicted speed that a source needs to be timed again.
 NEAR = 0.7
 
 
@@ -81,7 +81,7 @@ class Estimate(Frozen):
         )
 
     def promise(self, images: int) -> float:
-        """Return the speed that the best timed length promises a batch, relative to plain decoding."""
+        """Return the predicted speed of a batch at the best timed length, over plain decoding."""
         return max(
             in_batch(one.tokens_per_step or 1.0, images) / one.cost
             for one in self.strategy.lengths
@@ -110,15 +110,15 @@ class Comparison(Frozen):
         return self.model_copy(update={"sources": tuple(s.weighed(plain) for s in self.sources)})
 
     def best(self, images: int) -> Estimate:
-        """Return the source that promises a batch most, the first of equals."""
+        """Return the source predicted fastest for a batch, the first of equals."""
         return max(self.sources, key=lambda one: one.promise(images))
 
     def near(self, one: Estimate, images: int) -> bool:
-        """Return whether a source may yet turn out to be the best, or to pay."""
+        """Return whether a source may yet turn out to be the fastest, or faster than plain decoding."""
         return one.promise(images) >= NEAR * max(ENOUGH, self.best(images).promise(images))
 
     def counted(self, strategy: Strategy, counts: Mapping[int, Sequence[int]]) -> Comparison:
-        """Return it with what images brought that were drawn with ``strategy``: :attr:`.counts`."""
+        """Return it with the counts of images that were generated with ``strategy``: :attr:`.counts`."""
         sources = (
             one.with_counts(counts) if one.drafts_as(strategy) else one for one in self.sources
         )

@@ -1,4 +1,4 @@
-"""Progress in a notebook: a bar with the time that is left, below the cell that draws."""
+"""Progress in a notebook: a bar with the time that is left, below the cell that generates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def notebook() -> ModuleType | None:
     """Return IPython's display function where this process is a notebook's kernel, else None."""
     ipython = sys.modules.get("IPython")
     shell = getattr(ipython, "get_ipython", lambda: None)()
-    # A terminal's shell has no kernel, and draws no HTML.
+    # A terminal's shell has no kernel, and shows no HTML.
     if shell is None or getattr(shell, "kernel", None) is None:
         return None
     from importlib import import_module

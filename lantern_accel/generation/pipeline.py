@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CapturedEngine", "Pipeline", "Prompt"]
 
-#: Gets the index of a batch's first image among those that are drawn, and the batch's images.
+#: Gets the index of a batch's first image among those generated, and the batch's images.
 OnImages = Callable[[int, "list[Image]"], None]
 
 
@@ -109,14 +109,14 @@ class Pipeline:
                 raise
 
     def close(self) -> None:
-        """Release captured steps, buffers and the device; a closed pipeline draws no more."""
+        """Release captured steps, buffers and the device; a closed pipeline generates no more."""
         with self.request_lock.hold(last=True):
             if self.request_lock.closed:
                 return
             self.request_lock.closed = True
             if self.backend.unusable:  # what it holds is another process's
                 return
-            close_in_time(self.backend.name, self._give_back, "what was drawn is kept")
+            close_in_time(self.backend.name, self._give_back, "what was generated is kept")
 
     def _give_back(self) -> None:
         self.engines.release()
@@ -134,7 +134,7 @@ class Pipeline:
         return self.runtime.conditions(prompts, size)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Raise :class:`RequestError` for a prompt that this model cannot draw."""
+        """Raise :class:`RequestError` for a prompt that this model cannot generate."""
         self.conditions(prompts)
 
     def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:
@@ -257,9 +257,9 @@ class Pipeline:
         """Generate images for one prompt or a list; see :func:`lantern_accel.generate`.
 
         ``on_progress`` gets the image tokens known so far and the total (left out, a notebook shows a bar
-        with the time that is left), ``on_images`` each batch when
-        it is done: the index of its first image among those drawn, and the images. ``only``: indices of
-        the images to draw, of those that the request would draw; each is what it would be among all.
+        with the time that is left), ``on_images`` each batch when it is done: the index of its first
+        image among those generated, and the images. ``only``: indices of the images to generate, of those
+        that the request would generate; each is what it would be among all.
         ``decision``: an earlier result's ``stats.decision``, to decode with that; raises RequestError
         where it was made for something else. ``unfinished``: a file for the tokens so far, every ten
         seconds and at an interrupt, from which the same call with the same seed goes on: with the same
@@ -282,22 +282,23 @@ class Pipeline:
     def stream(
         self, prompt: Prompt | Sequence[Prompt], *, partials: int = 8, **settings: Any
     ) -> Stream:
-        """Return an iterator over the images while they are drawn, row by row.
+        """Return an iterator over the images while they are generated, row by row.
 
         ``for progress in pipeline.stream("red heart", seed=7)`` gives :class:`~.stream.Progress` after
-        every few steps: tokens so far and, ``partials`` times for each image, a picture of the finished
-        rows. The images are those of :meth:`generate`; ``.result`` of the stream has them at the end.
+        every few steps: tokens so far and, ``partials`` times for each image, a partial image of
+        the finished rows. The images are those of :meth:`generate`; ``.result`` of the stream has
+        them at the end.
 
         The loop may be left at any event. Between two of them the pipeline is free for other calls and
         further streams, from any thread; they change no image of this one (:class:`~.stream.Stream`).
         """
         if type(partials) is not int or partials < 0:
-            raise RequestError(f"partials cannot be {shown(partials)}; give 0 or more pictures")
+            raise RequestError(f"partials cannot be {shown(partials)}; give 0 or more images")
         request = self.request(prompt, **settings)
         return Stream(self.runtime, self.request_lock, request, partials)
 
     def _move_on(self, error: BackendError | RuntimeError) -> None:
-        """Serve from the next device where ``auto`` chose this one and it has drawn nothing yet."""
+        """Serve from the next device where ``auto`` chose this one and it has generated nothing yet."""
         if self._otherwise is None or isinstance(error, DoesNotFitError):
             raise error
         if not isinstance(error, BackendError):

@@ -52,7 +52,7 @@ class GenerationRequest(Frozen):
     def randomness(self, indices: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return what decides these images: their seeds, and their numbers under these.
 
-        An image with a seed of its own is the one that this seed draws alone.
+        An image with a seed of its own is the one that this seed gives alone.
         """
         if self.seeds is None:
             return [self.seed] * len(indices), list(indices)
@@ -114,7 +114,7 @@ def build_request(
 
 
 def wanted_images(request: GenerationRequest, only: Sequence[int] | None) -> list[int]:
-    """Return the indices of the images to draw; raises RequestError for others."""
+    """Return the indices of the images to generate; raises RequestError for others."""
     if only is None:
         return list(range(request.count))
     given: list[object] = list(only) if isinstance(only, Iterable) else []
@@ -140,7 +140,7 @@ class RequestLock:
     """
 
     def __init__(self, backend: Callable[[], Backend]) -> None:
-        """``backend``: what calls draw on; none is let in where that cannot be used."""
+        """``backend``: what calls run on; none is let in where that cannot be used."""
         self.closed = False
         self._backend = backend
         self.after_fork()
@@ -163,7 +163,7 @@ class RequestLock:
         me = threading.get_ident()
         if self._inside == me:
             raise RequestError(
-                "this pipeline is drawing, and was called again from within (by on_progress or "
+                "this pipeline is generating, and was called again from within (by on_progress or "
                 "on_images); wait until the call returns, or load a second pipeline"
             )
         with self._lock:

@@ -30,7 +30,7 @@ STATS_SCHEMA = 1
 
 
 class RoundingPrice(Frozen):
-    """What rounded weights cost per token, and along which images that was measured."""
+    """What quantized weights add per token, and along which images that was measured."""
 
     weights: str = Field(description="int8, int6 or int4")
     bits_per_weight: float
@@ -73,17 +73,17 @@ class GenerationStats(Frozen):
     schema_version: int = STATS_SCHEMA
     tokens: int = Field(description="image tokens, all images")
     tokens_sha256: str = Field(
-        description="of the tokens as int64: equal where two runs drew alike"
+        description="of the tokens as int64: equal where two runs had the same tokens"
     )
     resumed: int = Field(0, description="of these, tokens that an interrupted call had drawn")
     steps: int = Field(description="target forwards after prefill, summed over images")
     step_compression: float
     accepted_histogram: list[int] = Field(description="steps by number of accepted drafts")
     total_variation: float = Field(
-        description="a generated token: relaxed mass used, plus what rounded weights cost"
+        description="a generated token: relaxed mass used, plus what quantized weights add"
     )
     rounding: RoundingPrice | None = Field(
-        None, description="what weights in fewer bits cost; None: they are the model's own"
+        None, description="what quantized weights add; None: they are the model's own"
     )
     seconds: PhaseSeconds
     tokens_per_second: float | None = Field(
@@ -120,7 +120,7 @@ class GenerationResult:
     """Images, their tokens (int64 ``[n, tokens]``, on the host) and the figures of the call.
 
     Images of the first prompt come first; ``columns`` images belong to each prompt (0: not all of
-    them were drawn).
+    them were generated).
     """
 
     images: list[Image]
@@ -141,7 +141,7 @@ class GenerationResult:
         return png_bytes(self.grid()) if self.images else None
 
     def _repr_html_(self) -> str:
-        """Return the pictures over a table of figures, for notebooks."""
+        """Return the images over a table of figures, for notebooks."""
         stats = self.stats
         speed = stats.tokens_per_second
         price = stats.total_variation
@@ -151,7 +151,7 @@ class GenerationResult:
             + (", ..." if len(stats.prompts) > 8 else ""),
             "strategy": stats.strategy.name + (f": {stats.auto}" if stats.auto else ""),
             "tokens per step": f"{stats.step_compression:.2f}",
-            "price": f"{price:.4f} total variation per token" if relaxed else "none: exact",
+            "quality loss": f"{price:.4f} total variation per token" if relaxed else "none: exact",
             "tokens per second": "not measured: a device in software"
             if speed is None
             else f"{speed:.0f}",
@@ -174,18 +174,18 @@ class GenerationResult:
         )
 
     def grid(self, columns: int | None = None) -> Image:
-        """Return all images in one picture, a row per prompt unless ``columns`` says otherwise."""
+        """Return all images in one image, a row per prompt unless ``columns`` says otherwise."""
         return image_grid(self.images, columns or self.columns or len(self.images))
 
     def save(self, path: str | Path, *, metadata: bool = True) -> list[Path]:
         """Write the image to ``path``, or several as ``name-0.png``, ``name-1.png``, ...
 
-        A PNG says what it was drawn from (prompt, seed, model, strategy, version), in its ``text``;
+        A PNG says what it was generated from (prompt, seed, model, strategy, version), in its ``text``;
         without ``metadata`` it does not.
         """
         if not self.images:
             raise RequestError(
-                f"there are no pictures to write to {path}: the result is tokens (result.tokens), which "
+                f"there are no images to write to {path}: the result is tokens (result.tokens), which "
                 "another program paints from"
             )
         count = len(self.images)
@@ -196,7 +196,7 @@ class GenerationResult:
 
 
 def png_bytes(image: Image) -> bytes:
-    """Return a picture as PNG."""
+    """Return an image as PNG."""
     stream = io.BytesIO()
     image.save(stream, format="png")
     return stream.getvalue()
@@ -205,7 +205,7 @@ def png_bytes(image: Image) -> bytes:
 def describe(
     images: Sequence[Image], request: GenerationRequest, indices: Sequence[int], model: str
 ) -> None:
-    """Note in the ``info`` of pictures what they were drawn from; ``indices``: those of the request."""
+    """Note in the ``info`` of images what they were generated from; ``indices``: those of the request."""
     for image, index in zip(images, indices, strict=True):
         about = {
             "prompt": request.prompts[index // request.num_images],
@@ -229,14 +229,14 @@ DESCRIBED = (
 
 
 def pictures(pixels: Tensor) -> list[Image]:
-    """Turn pixels, uint8 ``[n, H, W, 3]``, into pictures."""
+    """Turn pixels, uint8 ``[n, H, W, 3]``, into images."""
     from PIL import Image as pillow
 
     return [pillow.fromarray(one.numpy()) for one in pixels]
 
 
 def image_grid(images: Sequence[Image], columns: int, labels: Sequence[str] = ()) -> Image:
-    """Return pictures of one size side by side, ``columns`` in a row, on white.
+    """Return images of one size side by side, ``columns`` in a row, on white.
 
     ``labels``: a line of text above each row.
     """
@@ -263,7 +263,7 @@ def image_grid(images: Sequence[Image], columns: int, labels: Sequence[str] = ()
 def picture_format(path: Path) -> str:
     """Return Pillow's name of the format that a suffix stands for; ``.png`` where there is none.
 
-    A picture of one pixel is written first: Pillow lists formats that cannot take a photograph, or
+    An image of one pixel is written first: Pillow lists formats that cannot take a photograph, or
     whose libraries are absent. Raises :class:`RequestError`.
     """
     from PIL import Image as pillow
@@ -277,7 +277,7 @@ def picture_format(path: Path) -> str:
         except Exception:  # every codec raises its own
             name = None
     raise RequestError(
-        f"{path} has no picture format that can be written; name it .png, .jpg or .webp"
+        f"{path} has no image format that can be written; name it .png, .jpg or .webp"
     )
 
 
@@ -289,7 +289,7 @@ def numbered(path: Path, index: int, count: int) -> Path:
 
 
 def save_image(image: Image, path: Path, metadata: bool = True) -> None:
-    """Write one picture, whole or not at all; a PNG with ``metadata`` has what :func:`describe` noted."""
+    """Write one image, whole or not at all; a PNG with ``metadata`` has what :func:`describe` noted."""
     from PIL.PngImagePlugin import PngInfo
 
     kind = picture_format(path)

@@ -1,7 +1,7 @@
-"""Prices weights in fewer bits: the exact total variation from the unrounded model, per token.
+"""Measures the quality loss of quantized weights: total variation per token from the full model.
 
-The rounded model draws some images; along each, both models say what comes next, and the price is half
-the sum of absolute differences. It adds to that of relaxed acceptance. Kept in the cache.
+The quantized model generates some images; along each, both models say what comes next, and the quality
+loss is half the sum of absolute differences. It adds to that of relaxed acceptance. Kept in the cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lantern_accel.nn.rounding import Rounding
 from lantern_accel.nn.transformer import pack, rounded_copy
 from lantern_accel.strategy.values import Sampling, Strategy
 
-#: Images that a price is measured along.
+#: Images along which the quality loss is measured.
 IMAGES = 12
 #: The seed of the first one.
 SEED = 1000
@@ -44,11 +44,11 @@ def rounded_model(
     how: Rounding,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Model:
-    """Return a model whose target has weights in fewer bits, with its price; the full ones are freed.
+    """Return a model whose target has quantized weights, with its quality loss; the full ones are freed.
 
-    ``model``: with a target that no backend has packed yet. Where its price is not known the full
-    weights stay next to the rounded ones until it is measured. Raises :class:`ModelError` where a
-    price is no number.
+    ``model``: with a target that no backend has packed yet. Where its quality loss is not known the
+    full weights stay next to the quantized ones until it is measured. Raises :class:`ModelError` where it
+    is not a number.
     """
     known = read_price(model, backend, dtype, how)
     if known is not None and len(known.by_image) >= IMAGES:
@@ -70,7 +70,7 @@ def measure(
     known: RoundingPrice | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> RoundingPrice:
-    """Measure a price; what is ``known`` of it is taken, and every image is kept when it is done."""
+    """Measure the quality loss, after what is ``known`` of it; every image is kept when done."""
     sampling: Sampling = full.manifest.defaults.sampling
     prompts = list(full.family.examples(full.manifest))
     tokens = full.manifest.target.num_tokens
@@ -90,8 +90,8 @@ def measure(
             moved = float(0.5 * (p - q).abs().sum(dim=-1).mean())
             if not 0 <= moved <= 1 + 1e-4:
                 raise ModelError(
-                    f"the price of {how.name} weights is {moved} after {number} images, which is no "
-                    "total variation: the weights overflow in this dtype; use --dtype float32"
+                    f"the quality loss of {how.name} weights is {moved} after {number} images, not "
+                    "a total variation: the weights overflow in this dtype; use --dtype float32"
                 )
             found.append(moved)
             price = RoundingPrice(
@@ -103,7 +103,7 @@ def measure(
             )
             write_record(_path(full, backend, dtype, how), price.model_dump(mode="json"))
             tell(
-                f"measuring the price of {how.name} weights, once: {number + 1} of {IMAGES} images of "
+                f"quality loss of {how.name} weights, measured once: {number + 1} of {IMAGES} images of "
                 f"{tokens} tokens, total variation {price.total_variation:.4f}"
             )
     finally:
@@ -117,7 +117,7 @@ def next_tokens(
 ) -> Tensor:
     """Return a model's distribution of every token of images, given those before: ``[b, N, V]``.
 
-    ``tokens`` int64 ``[b, N]``: the images. It is what plain decoding draws from there.
+    ``tokens`` int64 ``[b, N]``: the images. It is what plain decoding samples from there.
     """
     rows = model.family.rows(model, conditions, sampling)
     target = model.family.target_for_shape(model, conditions.shape)[0]
@@ -129,7 +129,7 @@ def next_tokens(
 def read_price(
     model: Model, backend: Backend, dtype: torch.dtype, how: Rounding
 ) -> RoundingPrice | None:
-    """Return what is kept of a model's price, perhaps of some of its images only."""
+    """Return what is kept of a model's quality loss, perhaps of some of its images only."""
     kept = read_record(_path(model, backend, dtype, how))
     try:
         return None if kept is None else RoundingPrice.model_validate(kept)
@@ -148,7 +148,7 @@ def _path(model: Model, backend: Backend, dtype: torch.dtype, how: Rounding) -> 
         "sampling": model.manifest.defaults.sampling.model_dump(mode="json"),
         "prompts": prompts,
         "seed": SEED,
-        "passes": "drawing",  # older prices were of passes without a cache
+        "passes": "drawing",  # older records were of passes without a cache
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     return cache_dir() / "rounding" / f"{how.name}-{digest[:24]}.json"

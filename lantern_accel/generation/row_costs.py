@@ -47,7 +47,7 @@ EASY = 1.0
 SHORTEST = 4
 #: Nodes of a drafter's tree, the root included, where nobody chose one: those among which costs decide.
 SIZES = (3, 5, 8, 13, 21, 34)
-#: The share of the best tree's promise with which a larger one is taken.
+#: The share of the best tree's predicted speed with which a larger one is taken.
 NEARLY = 0.95
 
 
@@ -59,7 +59,7 @@ class RowCosts(Record):
 
     @classmethod
     def free(cls, rows: int) -> RowCosts:
-        """Return costs that nobody measured: so many rows cost as much as one, and more in proportion."""
+        """Return unmeasured costs: this many rows cost as much as one, and more in proportion."""
         return cls(costs={1: 1.0, rows: 1.0, 2 * rows: 2.0}, timed=False)
 
     @classmethod
@@ -83,7 +83,7 @@ class RowCosts(Record):
 
 
 def window_tokens(costs: RowCosts, plain: int, batch: int, longest: int) -> int:
-    """Return the length of a window that nobody chose: the longest of those that promise about most.
+    """Return a window's default length: the longest of those predicted about fastest.
 
     ``plain``: rows of a plain pass of a batch; ``longest``: the strategy's own length, the most.
     """
@@ -99,9 +99,9 @@ def auto_lengths(
 ) -> tuple[int, ...]:
     """Return the lengths that auto's windows may have, 1 being plain decoding.
 
-    The usual ones, and longer ones where costs were measured and these promise nearly as much on an easy
-    prompt: a step costs no less than its pass. ``tokens``: of an image; ``worth``: tokens per step by
-    length that are known.
+    The usual ones, and longer ones where costs were measured and these are predicted nearly as fast on an
+    easy prompt: a step costs no less than its pass. ``tokens``: of an image; ``worth``:
+    tokens per step by length that are known.
     """
     every, most = known_worth(worth), 0.0
     kept: list[int] = []
@@ -172,7 +172,7 @@ def row_costs(model: Model, backend: Backend, dtype: torch.dtype) -> RowCosts:
 def measure(backend: Backend, model: Model) -> RowCosts:
     """Time steps of windows of 1, 2, 4, ... tokens, the least of several rounds.
 
-    A round ends where longer ones could not pay on an easy prompt.
+    A round ends where longer ones could not be faster on an easy prompt.
     """
     target = model.family.target_for_shape(model, model.family.usual_shape(model))[0]
     sampling = model.manifest.defaults.sampling

@@ -1,4 +1,4 @@
-"""A loaded model on an opened device, with its engines, as drawing, streams and servers hold it."""
+"""A loaded model on an opened device, with its engines, as requests, streams and servers hold it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from lantern_accel.strategy.values import AUTO, Sampling
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: What is shown where nothing of a picture is decided yet.
+#: What is shown where nothing of an image is decided yet.
 EMPTY = 0xF0
 
 
@@ -78,7 +78,7 @@ class Runtime:
         name = self.model.manifest.name
         if conditions.condition.dim() == 1:
             raise RequestError(
-                f"the model {name!r} draws classes, and a negative_prompt is text; leave it out"
+                f"the model {name!r} is class-conditional, and a negative_prompt is text; leave it out"
             )
         if sampling.branches != 2:
             raise RequestError(
@@ -117,7 +117,7 @@ class Runtime:
     def pictures(
         self, tokens: Tensor, shape: Hashable, prompts: Sequence[Prompt], seeds: Sequence[int]
     ) -> list[Image]:
-        """Return the pictures of the first images of a batch, one per prompt.
+        """Decode the first images of a batch, one per prompt.
 
         ``tokens`` ``[b, N]``; ``seeds``: of whatever randomness is left after decoding. Empty where this
         machine has nothing that paints.
@@ -132,7 +132,7 @@ class Runtime:
     def pictures_of(
         self, request: GenerationRequest, shape: Hashable, images: Sequence[int], tokens: Tensor
     ) -> list[Image]:
-        """Return the pictures of a request's images, which say what they were drawn from."""
+        """Decode a request's images, which say what they were made from."""
         prompts = [request.prompts[index // request.num_images] for index in images]
         seeds = [seed + at for seed, at in zip(*request.randomness(images), strict=True)]
         made = self.pictures(tokens, shape, prompts, seeds)
@@ -147,12 +147,12 @@ class Runtime:
 
     @inferring
     def partial_picture(self, tokens: Tensor, shape: Hashable = None) -> tuple[Image | None, int]:
-        """Return a picture of an image's known tokens, and how many of its pixel rows are real.
+        """Decode an image's known tokens; return how many of its pixel rows are real, too.
 
         ``tokens`` int64 ``[known]``, row by row from the top. The tokenizer's decoder looks at a whole
-        picture, so what is below the last finished row is filled with that row, decoded, and then painted
+        image, so what is below the last finished row is filled with that row, decoded, and then painted
         over; colours of the finished rows still change a little when the rest is known. None before the
-        first row is finished, and where a picture is not one grid of rows.
+        first row is finished, and where an image is not one grid of rows.
         """
         target, _ = self.model.family.target_for_shape(self.model, shape)
         if above_of(target.config) is not None:
@@ -239,7 +239,7 @@ class Runtime:
     def _auto(
         self, request: GenerationRequest, decision: Decision, steps: int, plain: int
     ) -> str | None:
-        """Return what auto stood for and what it brought; None: the strategy was named.
+        """Return what auto stood for and what it gained; None: the strategy was named.
 
         ``steps``: forward passes after prefill, summed over images; ``plain``: those of plain decoding.
         """

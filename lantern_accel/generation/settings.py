@@ -1,4 +1,4 @@
-"""Everything that one call of ``generate`` takes beside its prompts: the one list of it.
+"""Everything that one call of ``generate`` takes next to its prompts: the one list of it.
 
 Python's keywords, the command's options and what a notebook completes are made from these fields.
 """
@@ -34,7 +34,7 @@ def _said(text: str, *names: str, shown: type | None = None, **more: Any) -> Any
 
 
 def _python(text: str) -> Any:
-    """Return a field that is no option of the command."""
+    """Return a field that is not an option of the command."""
     return Field(None, description=text)
 
 
@@ -67,7 +67,7 @@ class Settings(Frozen):
     )
     batch_size: int | None = _said("Images decoded together.", "--batch", "-b", ge=1, le=MOST_BATCH)
     size: tuple[int, int] | None = _said(
-        "Width and height in pixels (768x512), where a model draws several sizes.", shown=str
+        "Width and height in pixels (768x512), where a model generates several sizes.", shown=str
     )
     tree: str | Tree | None = _python(
         "none, chain:4, dynamic:TOP_K,DEPTH,TOTAL, a tree's name, paths 0,1,00,01, or window:16."
@@ -80,18 +80,18 @@ class Settings(Frozen):
         "The acceptance rule with its values, such as lantern++:k=10,lambda=2."
     )
     k: int | None = _python("Neighbours that may count for a drafted code.")
-    delta: float | None = _python("LANTERN's bound on a draft's borrowed mass, in (0, 1].")
+    delta: float | None = _python("LANTERN's bound on neighbours' mass, in (0, 1].")
     lam: float | None = _python("LANTERN++'s bound (lambda), 1 or more.")
     residual: Residual | None = _python("aggregate, official or optimal.")
     coupling: Coupling | None = _python(
-        "invariant (the default of exact strategies: a seed is a picture, whatever drafts), or maximal: "
+        "invariant (the default of exact strategies: a seed is an image, whatever drafts), or maximal: "
         "speculative sampling as published."
     )
     neighbour_space: NeighbourSpace | None = _python(
         "Where neighbours are measured: decoder or raw."
     )
     tv_budget: float | None = _python(
-        "The most total variation that relaxation may spend per token, in (0, 1)."
+        "The most total variation that relaxation may use per token, in (0, 1)."
     )
     sampling: Sampling | None = Field(None, description="All sampling settings as one value.")
     temperature: float | None = _said("0 is greedy. Default: the model's.", "-t")
@@ -100,7 +100,7 @@ class Settings(Frozen):
     cfg_scale: float | None = _said("Guidance; 1 or less is off.")
     cfg_interval: int | None = _python("Guide up to this token after the first; -1: all.")
     cfg_scale_image: float | None = _python(
-        "Anole's three-way guidance: weight of the prompt's pictures."
+        "Anole's three-way guidance: weight of the prompt's images."
     )
 
     @field_validator("seed", mode="before")
@@ -119,7 +119,7 @@ class Settings(Frozen):
     @classmethod
     def _is_a_size(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
         if value is not None and not all(1 <= side <= MOST_PIXELS for side in value):
-            raise ValueError(f"{shown(value[0])}x{shown(value[1])} is not a size of a picture")
+            raise ValueError(f"{shown(value[0])}x{shown(value[1])} is not a size of an image")
         return value
 
     def sampling_changes(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ WRITTEN_OUT = 1e18
 def option_name(name: str) -> str:
     """Return what the command line calls a field of :class:`Settings`: ``--batch`` for ``batch_size``.
 
-    A field that is no option of its own is a setting of ``--strategy``.
+    A field without an option of its own is a setting of ``--strategy``.
     """
     extra = Settings.model_fields[name].json_schema_extra
     if not isinstance(extra, dict):
@@ -253,7 +253,7 @@ def check_prompts(prompt: object) -> tuple[str | int, ...]:
         elif len(each) > MOST_PROMPT:
             raise refused(
                 f"the prompt has {len(each):,} characters, and a prompt has at most {MOST_PROMPT:,}; "
-                "shorten it, or draw a file of prompts with --prompts"
+                "shorten it, or generate a file of prompts with --prompts"
             )
     return prompts
 

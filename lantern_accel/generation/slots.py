@@ -25,7 +25,7 @@ from lantern_accel.generation.decision import Decision
 from lantern_accel.generation.engines import NONE, CapturedEngine, Engines, explained
 from lantern_accel.records import format_bytes
 
-#: What stands for an image with those who draw it.
+#: What stands for an image with those who generate it.
 T = TypeVar("T")
 #: What all rows share and a row that joins leaves alone.
 SHARED = ("step",)
@@ -51,7 +51,7 @@ class Slots(Generic[T]):
     """``size`` rows of one engine for images of one strategy, one set of sampling settings and one shape.
 
     The engines are used by one thread; who makes slots must not call ``generate`` while they are in use.
-    ``decision``: made by :func:`~.decide.decide` with ``joins``, of pictures of a ``shape``. Raises
+    ``decision``: made by :func:`~.decide.decide` with ``joins``, of images of a ``shape``. Raises
     :class:`DoesNotFitError` where the engine and that of one image do not fit together.
     """
 
@@ -63,7 +63,7 @@ class Slots(Generic[T]):
         self._aside: tuple[dict[str, Tensor], int, Course] | None = None
         self.ready = self._both()
         self._rows: dict[int, _Row] = {}
-        #: What each row draws, by row.
+        #: What each row generates, by row.
         self.images: dict[int, T] = {}
         engine = self.engine
         one, branches = torch.tensor([0]), torch.arange(engine.geometry.branches) * size
@@ -107,7 +107,7 @@ class Slots(Generic[T]):
     def set_aside(self) -> None:
         """Copy the rows to host memory, so that others may use the engine until :meth:`take_up`.
 
-        Raises :class:`DoesNotFitError` where the host has no room for them.
+        Raises :class:`DoesNotFitError` where the host has no memory for them.
         """
         if self._aside is not None:
             return
@@ -226,7 +226,7 @@ class Slots(Generic[T]):
     def advance(self) -> None:
         """Run some steps, and look how far every row is.
 
-        Raises :class:`BackendError` where steps bring an image nothing.
+        Raises :class:`BackendError` where steps add no token to an image.
         """
         known = self.engine.course.known
         open_ = [self._rows[row] for row in self._rows if known[row] < self.tokens]
@@ -268,7 +268,7 @@ class Slots(Generic[T]):
 
     @inferring
     def leave(self, row: int) -> None:
-        """Give up the image of a row, and free it."""
+        """Drop the image of a row, and free it."""
         del self._rows[row], self.images[row]
         self.engine.course.known[row] = self.tokens
         with explained(self.backend):

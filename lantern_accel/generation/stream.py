@@ -1,4 +1,4 @@
-"""Images while they are drawn: ``for event in pipeline.stream(...)``."""
+"""Images while they are generated: ``for event in pipeline.stream(...)``."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class Progress:
     """What is known of one image of a request.
 
-    ``index`` of the image; ``tokens`` int64 ``[known]``, on the host, of ``total``; ``image``: a picture
-    of the finished rows, None where no new row is finished; ``rows``: pixel rows of it that are decided;
+    ``index`` of the image; ``tokens`` int64 ``[known]``, on the host, of ``total``; ``image``: the
+    finished rows, None where no new row is finished; ``rows``: pixel rows of it that are decided;
     ``done``: the image is complete, and ``image`` is the one that ``generate`` would return.
     """
 
@@ -54,12 +54,12 @@ class Progress:
         return f"<Progress: image {self.index}, {state}>"
 
     def _repr_png_(self) -> bytes | None:
-        """Return the picture for notebooks."""
+        """Return the image for notebooks."""
         return None if self.image is None else png_bytes(self.image)
 
 
 class Stream:
-    """Iterates over what :meth:`~.pipeline.Pipeline.stream` draws; ``result`` is there at the end.
+    """Iterates over what :meth:`~.pipeline.Pipeline.stream` generates; ``result`` is there at the end.
 
     The pipeline is free between two events, from any thread; other calls cost a copy of this stream's
     caches to host memory and back, and change no image. :meth:`close`, or the end of ``with``, frees
@@ -90,7 +90,7 @@ class Stream:
 
     @property
     def backend(self) -> Backend:
-        """The device that draws."""
+        """The device that generates."""
         return self._runtime.backend
 
     def __iter__(self) -> Iterator[Progress]:
@@ -115,7 +115,7 @@ class Stream:
         self.close()
 
     def close(self) -> None:
-        """Give up what is not drawn yet, and free what is kept of it; from any thread."""
+        """Drop what is not generated yet, and free what is kept of it; from any thread."""
         self._over = True
         self._events.clear()
         self._slots = self._conditions = None
@@ -137,12 +137,12 @@ class Stream:
         except Exception as error:
             self._slots = None
             self._error = RequestError(
-                "another request took this stream's place, and what it had drawn could not be kept "
+                "another request took this stream's place, and what it had generated could not be kept "
                 f"({why(error)}); stream it again, or take its events without other calls in between"
             )
 
     def _advance(self) -> None:
-        """Draw until there is an event, with the pipeline held."""
+        """Generate until there is an event, with the pipeline held."""
         with self._lock.hold(self):
             if self._error is not None:  # it was set aside while this call waited
                 return

@@ -21,7 +21,7 @@ from lantern_accel.strategy.values import Sampling, Strategy
 
 
 class InterruptedDecodingError(LanternError):
-    """Tokens were asked for no longer; what was drawn of them is not a picture."""
+    """Tokens were asked for no longer; what was sampled of them is not an image."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Drawn:
 class Adapter:
     """Our decoder as another library's engine calls it; what it is made of is a subclass's matter.
 
-    An engine gives the weights, what tokens are drawn from, a seed and an index for each image, and a
-    function that is called while tokens are drawn and that may raise to end it; it gets a
+    An engine gives the weights, what tokens are sampled from, a seed and an index for each image, and a
+    function that is called while tokens are sampled and that may raise to end it; it gets a
     :class:`Drawn`, which ``last`` keeps. ``overrides`` are fields of :class:`Sampling` that win over what
     the engine asks for.
     """
@@ -65,7 +65,7 @@ class Adapter:
         seeds: Sequence[tuple[int, int]],
         on_progress: Callable[[int], None] | None = None,
     ) -> Drawn:
-        """Draw a batch of rows, whatever their seeds.
+        """Generate a batch of rows, whatever their seeds.
 
         ``seeds``: for each image its seed and its index in the request, which fix its randomness.
         ``on_progress`` gets the tokens that are known of the slowest image.
@@ -105,7 +105,7 @@ class Own(Adapter):
         seeds: Sequence[tuple[int, int]],
         on_progress: Callable[[int], None] | None = None,
     ) -> Drawn:
-        """Draw one image of each prompt, ``size`` being width and height in pixels."""
+        """Generate one image of each prompt, ``size`` being width and height in pixels."""
         pipeline = self.pipeline
         made = pipeline.conditions(prompts, size)
         sampling = pipeline.sampling(**self.overrides)
@@ -119,6 +119,6 @@ class Own(Adapter):
 
 
 def fresh_seeds(count: int) -> list[tuple[int, int]]:
-    """Return seeds of images, drawn from torch's global generator as the libraries' own loops draw."""
+    """Return seeds of images, taken from torch's global generator as the libraries' own loops do."""
     seed = int(torch.randint(0, 2**31 - 1, (1,)))
     return [(seed, i) for i in range(count)]

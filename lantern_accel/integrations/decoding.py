@@ -230,7 +230,7 @@ class Accelerated(Adapter):
             self._told = True
             warnings.warn(
                 f"the model's generation_config names no top_k, and transformers then takes "
-                f"{UNASKED_TOP_K}: other codes are not drawn; ask for top_k=0 to draw from all",
+                f"{UNASKED_TOP_K}: other codes are not sampled; ask for top_k=0 to sample from all",
                 LanternWarning,
                 stacklevel=2,
             )

@@ -25,7 +25,7 @@ _STATE = "_lantern_accel"
 
 
 class _Prior:
-    """What draws the prior of one pipeline: its own module's weights, or a model of ours."""
+    """What decodes the prior of one pipeline: its own module's weights, or a model of ours."""
 
     def __init__(
         self, pipe: Any, prior: Any, strategy: str | Strategy, overrides: dict[str, Any]
@@ -44,7 +44,7 @@ class _Prior:
         self.adapter()
 
     def adapter(self) -> Accelerated | Own:
-        """Return what draws now, and let go of a module that was there before."""
+        """Return what decodes now, and let go of a module that was there before."""
         if self.own is not None:
             return self.own
         inner = self.pipe.vision_language_encoder
@@ -77,18 +77,17 @@ class _Prior:
 def accelerate(
     pipe: Any, *, prior: Any = None, strategy: str | Strategy = "auto", **overrides: Any
 ) -> Any:
-    """Let a ``GlmImagePipeline`` draw its prior with lantern-accel; returns the pipeline.
+    """Let a ``GlmImagePipeline`` decode its prior with lantern-accel; returns the pipeline.
 
     Its call takes the same arguments. Of ``num_images_per_prompt`` images each has a prior of its
     own; the seed is the generator's, and torch's global randomness is not touched where there is
     one. The progress bar counts the prior's tokens first; setting ``pipe._interrupt`` while they
-    are drawn raises :class:`InterruptedDecodingError`. ``prior``: a loaded pipeline of ours, or
+    are sampled raises :class:`InterruptedDecodingError`. ``prior``: a loaded pipeline of ours, or
     where its weights lie, for a pipeline that was loaded without
     (``vision_language_encoder=None``). ``overrides``: fields of :class:`Sampling`, such as
     ``temperature=0``, and ``head``, a draft head for the pipeline's own prior. ``pipe.restore()``
-    undoes it. Drawing from pictures stays the pipeline's own.
-    Raises :class:`ModelError` for another pipeline, an untested release, or one whose scheduler paints
-    wrong pictures.
+    undoes it. Generating from images stays the pipeline's own. Raises :class:`ModelError` for another
+    pipeline, an untested release, or one whose scheduler paints wrong images.
     """
     require("diffusers")
     require("transformers")
@@ -132,9 +131,9 @@ def restore(pipe: Any) -> Any:
 
 @torch.no_grad()
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Draw the prior with lantern-accel, then paint as the pipeline does."""
+    """Decode the prior with lantern-accel, then paint as the pipeline does."""
     own = type(self).__mro__[1].__call__
-    # What its call does not take is refused before a prior is drawn.
+    # What its call does not take is refused before a prior is sampled.
     asked = inspect.signature(own).bind(self, *args, **kwargs)
     asked.apply_defaults()
     given = asked.arguments
@@ -149,7 +148,7 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     rows, columns = grid_of(width, height, "the prior")
     times = given["num_images_per_prompt"]
     if isinstance(times, bool) or not isinstance(times, int) or times < 1:
-        raise RequestError(f"num_images_per_prompt is {times!r}; give a whole number of at least 1")
+        raise RequestError(f"num_images_per_prompt is {times!r}; give an integer of at least 1")
     each = [prompt] if isinstance(prompt, str) else prompt
     prompts = [one for one in each for _ in range(times)]
     generator = given["generator"]
@@ -169,7 +168,7 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
 
         def report(known: int) -> None:
             if self._interrupt:
-                raise InterruptedDecodingError("the prior was interrupted, so there is no picture")
+                raise InterruptedDecodingError("the prior was interrupted, so there is no image")
             bar.update(max(known - bar.n, 0) if hasattr(bar, "n") else 0)
 
         ours = state.adapter()

@@ -1,6 +1,6 @@
 """The distribution of a token, read off the processors that transformers built for a request.
 
-Whatever a processor does that this decoder does not is refused by name: a token is drawn by the
+Whatever a processor does that this decoder does not is refused by name: a token is sampled from the
 distribution that was asked for, or not at all. transformers adds a top-k of 50 where nobody asks for
 another; that is read off too.
 """
@@ -19,7 +19,7 @@ from lantern_accel.strategy.values import Sampling
 
 #: The filters behind the constraint, in the usual order.
 WARPERS = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")
-#: What changes no token that we draw: an end comes after the last token, or not at all.
+#: What changes no token that we sample: an end comes after the last token, or not at all.
 _HARMLESS = {
     "LogitNormalization": "normalises what is normalised",
     "InfNanRemoveLogitsProcessor": "numbers that are not finite are an error here",
@@ -120,7 +120,7 @@ def _cuts(warper: Any) -> bool:
 
 
 def check_stopping(criteria: Iterable[Any]) -> None:
-    """Raise :class:`RequestError` for a criterion that could end a picture before its last token."""
+    """Raise :class:`RequestError` for a criterion that could end an image before its last token."""
     for one in criteria:
         if type(one).__name__ not in _STOPS:
             raise refusal_of(f"the stopping criterion {type(one).__name__}")

@@ -24,7 +24,7 @@ def draw_prior(
     seeds: Sequence[tuple[int, int]],
     on_progress: Callable[[int], None] | None = None,
 ) -> Drawn:
-    """Draw the codes of both grids, ``[B, N]``, one image of each prompt.
+    """Sample the codes of both grids, ``[B, N]``, one image of each prompt.
 
     Around a module the distribution is that of its own ``generate(do_sample=True)``. ``size``: width and
     height in pixels, multiples of 32; ``seeds`` as in :meth:`Adapter.draw`. Raises :class:`RequestError`
@@ -64,7 +64,7 @@ def draw_ids(
     seeds: Sequence[tuple[int, int]],
     on_progress: Callable[[int], None] | None = None,
 ) -> Drawn:
-    """Draw the codes of both grids, ``[B, N]``, of prompts that GLM-Image's processor made.
+    """Sample the codes of both grids, ``[B, N]``, of prompts that GLM-Image's processor made.
 
     ``pipeline``: what ``ours`` has made ready; ``grids``: its ``image_grid_thw``, of which
     the first is the large one.
@@ -83,7 +83,7 @@ def draw_ids(
     others = {(int(one[1]), int(one[2])) for one in grids}
     if others - set(both):
         raise RequestError(
-            f"image_grid_thw has grids {sorted(others)}, but a picture of {large[0]} x {large[1]} tokens "
+            f"image_grid_thw has grids {sorted(others)}, but an image of {large[0]} x {large[1]} tokens "
             f"has {both[0][0]} x {both[0][1]} before it; a batch is of one size"
         )
     rows = kind.rows(model, made, sampling)

@@ -1,8 +1,8 @@
 """GLM-Image's prior in SGLang: an entry point of its plug-ins, and the hooks that it registers.
 
-SGLang calls :func:`plugin` in each of its processes. The autoregressive stage then draws its prior with
-lantern-accel, in its process and around its module; what cannot be drawn goes through SGLang's own loop,
-with one line in its log.
+SGLang calls :func:`plugin` in each of its processes. The autoregressive stage then decodes its prior with
+lantern-accel, in its process and around its module; what cannot be decoded goes through SGLang's
+own loop, with one line in its log.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def plugin() -> None:
             require(library)
         settings()
     except LanternError as error:
-        return _log.warning("SGLang draws GLM-Image's prior itself: %s", error)
+        return _log.warning("SGLang decodes GLM-Image's prior itself: %s", error)
     from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry, HookType
 
     HookRegistry.register(f"{STAGE}.generate_prior_tokens", _prior, HookType.REPLACE)
@@ -71,7 +71,7 @@ def settings() -> dict[str, Any]:
 
 @dataclass
 class _Request:
-    """The seeds of a request's pictures, and what was drawn: codes by seed, and the batches."""
+    """The seeds of a request's images, and what was sampled: codes by seed, and the batches."""
 
     seeds: list[int]
     codes: dict[int, Tensor] = field(default_factory=dict)
@@ -82,7 +82,7 @@ _request: ContextVar[_Request | None] = ContextVar("lantern_accel_sglang", defau
 
 
 def _forward(own: Callable[..., Any], stage: Any, batch: Any, server_args: Any) -> Any:
-    """Note a request's seeds, so that its pictures are drawn together, and afterwards its figures."""
+    """Note a request's seeds, so that its images are generated together, and afterwards its figures."""
     count = max(1, int(batch.num_outputs_per_prompt or 1))
     first, *more = batch.seed if isinstance(batch.seed, list) and batch.seed else [batch.seed]
     follow = [] if first is None else [first, *more, *range(first + 1 + len(more), first + count)]
@@ -109,14 +109,14 @@ def _prior(
     image: Any = None,
     seed: int | None = None,
 ) -> Any:
-    """Stand for ``GlmImageAR.generate_prior_tokens``: codes of a picture's 16-pixel cells, int64
-    ``[1, 4HW]``, and None for the codes of given pictures and for the usage of another server.
+    """Stand for ``GlmImageAR.generate_prior_tokens``: codes of an image's 16-pixel cells, int64
+    ``[1, 4HW]``, and None for the codes of given images and for the usage of another server.
     """
     module = stage.vision_language_encoder
     if server_args.srt_encoder_url is not None or not isinstance(module, nn.Module):
         why = "another server has its weights"
     elif image:
-        why = "pictures as input are not drawn from"
+        why = "images as input are not supported"
     else:
         try:
             rows, columns = grid_of(width, height, "the prior")
@@ -125,14 +125,14 @@ def _prior(
             return ids.to(next(module.parameters()).device), None, None
         except LanternError as error:
             why = str(error)
-    _log.warning("SGLang draws this prior itself: %s", why)
+    _log.warning("SGLang decodes this prior itself: %s", why)
     plain = inspect.unwrap(type(stage).generate_prior_tokens)
     return plain(stage, prompt, height, width, server_args, image=image, seed=seed)
 
 
 @torch.no_grad()
 def _codes(stage: Any, prompt: str, size: tuple[int, int], seed: int | None) -> Tensor:
-    """Return a picture's codes, ``[N]``, drawn with those that the request will ask for next."""
+    """Return an image's codes, ``[N]``, sampled with those that the request will ask for next."""
     request = _request.get() or _Request([])
     ours = accelerated(stage.vision_language_encoder, **settings())
 

@@ -169,7 +169,7 @@ def _generate_image(
     times = config.num_return_sequences or 1
     mask = torch.ones_like(ids) if attention_mask is None else attention_mask
     ids, mask = (one.repeat_interleave(times, dim=0) for one in (ids, mask))
-    # A prompt for a picture ends with the token that starts it, whether or not the config names it.
+    # A prompt for an image ends with the token that starts it, whether or not the config names it.
     start = (getattr(config, "generation_kwargs", None) or {}).get("boi_token_id", ids[:, -1:])
     keep = (ids == config.bos_token_id) | (ids == start)
     other = torch.where(keep, ids, config.pad_token_id)
@@ -184,7 +184,7 @@ def _pad_rows(pipeline: Any, condition: Tensor, mask: Tensor) -> tuple[Rows, int
     longest = condition.shape[1]
     if longest + target.num_tokens > target.max_positions:
         raise RequestError(
-            f"a prompt has {longest} tokens and the picture {target.num_tokens}, but the model was "
+            f"a prompt has {longest} tokens and the image {target.num_tokens}, but the model was "
             f"trained on {target.max_positions} in all; shorten the prompt"
         )
     length = bucket(longest)
@@ -250,12 +250,12 @@ def decode(
     images_per_sample: Tensor | None = None,
     **model_kwargs: Any,
 ) -> Any:
-    """Draw a picture's tokens; for ``model.generate(..., custom_generate=decode)``.
+    """Sample an image's tokens; for ``model.generate(..., custom_generate=decode)``.
 
     Returns prompt and tokens, int64 ``[B, prompt + N]``, in a ``GenerateDecoderOnlyOutput`` where the
     request asks for one. GLM-Image: the distribution is the one that transformers built, over codes
     alone. Emu3: what ``prefix_allowed_tokens_fn`` leaves of that one. Chameleon: the prompt ends where
-    the picture starts, and only image tokens are drawn. Raises :class:`RequestError` for what the
+    the image starts, and only image tokens are sampled. Raises :class:`RequestError` for what the
     request asks for and this decoder does not do.
     """
     ours = _accelerated_for(model)
@@ -265,7 +265,7 @@ def decode(
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask
     if model_kwargs.get("pixel_values") is not None:
-        raise refusal_of("pictures as input")
+        raise refusal_of("images as input")
     seeds, given = fresh_seeds(len(input_ids)), logits_processor or ()
     if type(model).__name__ in EMU3:
         tokens = draw_image(ours, input_ids, mask, given, generation_config, seeds)
@@ -298,12 +298,12 @@ def _chameleon_tokens(
     sampling: Sampling,
     seeds: list[tuple[int, int]],
 ) -> Tensor:
-    """Return the image tokens of prompts that end where a picture starts."""
+    """Return the image tokens of prompts that end where an image starts."""
     manifest: Any = pipeline.model.manifest
     special, target = manifest.ids, manifest.target
     if bool((ids[:, -1] != special.image_start).any()):
         raise RequestError(
-            f"a prompt does not end with the token {special.image_start}, where a picture starts; add it"
+            f"a prompt does not end with the token {special.image_start}, where an image starts; add it"
         )
     contexts = prompts_of(ids, mask)
     if sampling.branches == 2:

@@ -88,7 +88,7 @@ def open_model(od_config: Any) -> Own:
     require("vllm-omni")
     if (ranks := od_config.parallel_config.world_size) != 1:
         raise ModelError(
-            f"the stage is spread over {ranks} devices, and tokens are drawn on one; set the sizes of "
+            f"the stage is spread over {ranks} devices, and tokens are sampled on one; set the sizes of "
             "its parallel_config to 1"
         )
     from vllm_omni.diffusion.distributed.utils import get_local_device
@@ -107,7 +107,7 @@ def open_model(od_config: Any) -> Own:
 
 
 def seeds_of(params: Any) -> list[int]:
-    """Return a seed for each picture of a request: its own, and those that follow."""
+    """Return a seed for each image of a request: its own, and those that follow."""
     given, count = params.generator, max(1, params.num_outputs_per_prompt)
     if isinstance(given, list):
         return [one.initial_seed() % SEEDS for one in given]
@@ -128,9 +128,9 @@ def stop_if_cancelled(*_: int) -> None:
 
 
 class JanusPipeline(nn.Module):
-    """Janus-Pro: prompts in, pictures out; vLLM-Omni's diffusion stages call it.
+    """Janus-Pro: prompts in, images out; vLLM-Omni's diffusion stages call it.
 
-    Requests that wait together are drawn together. Raises :class:`ModelError` for a stage that is
+    Requests that wait together are generated together. Raises :class:`ModelError` for a stage that is
     quantized, spread over devices, offloaded, or given an adapter.
     """
 
@@ -180,11 +180,13 @@ class JanusPipeline(nn.Module):
         ]
 
     def _draw(self, requests: Sequence[Any], dummy: bool) -> GenerationResult:
-        """Draw requests of one number of pictures, one guidance and one negative prompt."""
+        """Generate requests of one number of images, one guidance and one negative prompt."""
         asked = [{} if dummy else self._asked(one) for one in requests]
         seeds = [seeds_of(one.sampling_params) for one in requests]
         if any(one != asked[0] for one in asked) or len({len(one) for one in seeds}) > 1:
-            raise RequestError("requests that differ in more than prompt and seed are drawn apart")
+            raise RequestError(
+                "requests that differ in more than prompt and seed are decoded apart"
+            )
         settings = {"strategy": self.ours.strategy, **self.ours.overrides, **asked[0]}
         return self.ours.pipeline.generate(
             [text_of(one.prompt) for one in requests],
@@ -199,9 +201,9 @@ class JanusPipeline(nn.Module):
         params = request.sampling_params
         prompt = {} if isinstance(request.prompt, str) else request.prompt
         if prompt.get("multi_modal_data"):
-            raise RequestError("pictures as input are not drawn from; leave them out")
+            raise RequestError("images as input are not supported; leave them out")
         if getattr(params, "lora_request", None) is not None:
-            raise RequestError("adapters (lora) are not drawn with; leave them out")
+            raise RequestError("adapters (lora) are not supported; leave them out")
         asked = _settings(params.extra_args)
         if params.guidance_scale_provided:
             asked.setdefault("cfg_scale", params.guidance_scale)

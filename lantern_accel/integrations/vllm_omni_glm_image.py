@@ -29,9 +29,9 @@ _log = logging.getLogger("lantern_accel")
 
 
 class GlmImagePipeline(Theirs):  # type: ignore[misc]  # a class of vLLM-Omni has no types here
-    """GLM-Image: prompts in, pictures out; the folder has the prior and its processor.
+    """GLM-Image: prompts in, images out; the folder has the prior and its processor.
 
-    A request that brings its ``prior_token_ids`` is painted only, as by vLLM-Omni.
+    A request with its own ``prior_token_ids`` is painted only, as by vLLM-Omni.
     """
 
     supports_request_cancellation = True
@@ -42,7 +42,7 @@ class GlmImagePipeline(Theirs):  # type: ignore[misc]  # a class of vLLM-Omni ha
         self.ours = ours
 
     def forward(self, req: Any) -> Any:
-        """Draw the priors of a request's pictures together, then paint one picture after another."""
+        """Decode the priors of a request's images in one batch, then paint one after another."""
         request = req.requests[0]
         params, prompt = request.sampling_params, request.prompt
         given: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
@@ -57,7 +57,7 @@ class GlmImagePipeline(Theirs):  # type: ignore[misc]  # a class of vLLM-Omni ha
         seeds = seeds_of(params)
         try:
             if given.get("multi_modal_data"):
-                raise RequestError("pictures as input are not drawn from; leave them out")
+                raise RequestError("images as input are not supported; leave them out")
             rows, columns = grid_of(width, height, "the prior")
             drawn = self.ours.draw_prompts(
                 [text_of(prompt)] * len(seeds),
@@ -80,6 +80,6 @@ class GlmImagePipeline(Theirs):  # type: ignore[misc]  # a class of vLLM-Omni ha
             painted.append(super().forward(type(req)(requests=[one])))
         done = painted[-1]
         done.output = torch.cat([one.output for one in painted])
-        own_times = done.stage_durations or {}  # of the last picture
+        own_times = done.stage_durations or {}  # of the last image
         done.stage_durations = {**own_times, "GlmImagePipeline.prior": drawn.seconds}
         return done

@@ -1,6 +1,6 @@
 """Tells whether a loaded module is still what our decoder of it was made from.
 
-Parts of a decoder are copies: packed matrices, rows in another order, a copy in fewer bits for drafts.
+Parts of a decoder are copies: packed matrices, rows in another order, a quantized copy for drafts.
 So a call compares first. Kinds of modules, their hooks and numbers, and where tensors lie are compared
 one by one; values are compared by sums of their bits, since a write through ``.data`` (as of an adapter
 that is merged) leaves no other trace. The sums read the weights twice, as two decoding steps do.
@@ -29,8 +29,7 @@ _INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Watch:
     """The modules of a model that its tokens depend on.
 
-    ``beside``: patterns of keys; what all of them match, such as a tower that reads pictures, is left
-    out.
+    ``beside``: patterns of keys; what all of them match, such as a tower that reads images, is left out.
     """
 
     def __init__(self, model: nn.Module, beside: Sequence[re.Pattern[str]]) -> None:
@@ -99,7 +98,7 @@ class Watch:
             if "_hf_hook" in own:
                 raise RequestError(
                     f"{where} is offloaded, so that its weights are not on its device while tokens are "
-                    "drawn; load it without offloading (device_map, enable_model_cpu_offload)"
+                    "sampled; load it without offloading (device_map, enable_model_cpu_offload)"
                 )
             kind = type(one)
             known = f"{kind.__module__}.".startswith(_KNOWN)
@@ -144,7 +143,7 @@ class Watch:
 
 
 _HOOK = "remove it"
-_UNPACKED = "load the model without quantisation"
+_UNPACKED = "load the model without quantization"
 
 
 def _way_out(module: nn.Module) -> str:
@@ -190,7 +189,7 @@ def _sum(tensor: Tensor) -> Tensor:
 
 
 def _bits(t: Tensor) -> Tensor:
-    """Return a tensor's bits as whole numbers, as wide ones as fit its rows."""
+    """Return a tensor's bits as integers, as wide ones as fit its rows."""
     wide = t.shape[-1] * t.element_size() % 8 == 0 and t.data_ptr() % 8 == 0
     return t.view(torch.int64 if wide else _INTS[t.element_size()])
 

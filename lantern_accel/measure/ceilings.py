@@ -39,7 +39,7 @@ LARGEST_MATRIX = 8192
 def measure_ceilings(
     backend: Backend, dtype: torch.dtype, say: Callable[[str], None] = lambda text: None
 ) -> Ceilings:
-    """Measure bandwidth, matrix products in ``dtype`` and float32, and the cost of a launch."""
+    """Measure bandwidth, matmuls in ``dtype`` and float32, and the cost of a launch."""
     say("ceilings: bandwidth")
     size = _buffer_bytes(backend)
     copied, read = (
@@ -50,12 +50,12 @@ def measure_ceilings(
     sizes: dict[str, int] = {}
     for one in dict.fromkeys((dtype, torch.float32)):
         name = str(one).removeprefix("torch.")
-        say(f"ceilings: matrix products in {name}")
+        say(f"ceilings: matmuls in {name}")
         try:
             flops[name], sizes[name] = _matmul(backend, one)
         except RuntimeError as error:
-            flops[name] = not_measured(f"the product failed: {_first_line(error)}")
-    # Numbers of any dtype can be multiplied as float32, where their own products are slow.
+            flops[name] = not_measured(f"the matmul failed: {_first_line(error)}")
+    # Numbers of any dtype can be multiplied as float32, where their own matmuls are slow.
     name, wide = str(dtype).removeprefix("torch."), flops["float32"]
     own = flops[name]
     if is_measured(own) and is_measured(wide) and own < wide:

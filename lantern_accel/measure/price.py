@@ -1,7 +1,7 @@
-"""Measures the price of relaxation in the same run as its speed.
+"""Measures the quality loss of relaxation in the same run as its speed.
 
 Three figures per relaxed strategy: the probability mass it moved; how many of its tokens are those that
-exact decoding draws with the same tree and the same uniforms; and how far its images are from plain
+exact decoding samples with the same tree and the same uniforms; and how far its images are from plain
 decoding's, next to the distance of two sets of plain decoding (the floor: what chance alone gives).
 """
 
@@ -40,7 +40,7 @@ PLAIN = Strategy(name="vanilla")
 
 
 def images_for(strategies: int, images: int) -> int:
-    """Return how many images the prices of so many strategies at one temperature take.
+    """Return how many images the quality losses of this many strategies at one temperature take.
 
     Two sets of plain decoding, and for each strategy its own and those of its exact twin.
     """
@@ -62,7 +62,7 @@ class Drawn:
 
 
 class PriceStudy:
-    """Draws each set of images once and compares relaxed strategies with exact ones.
+    """Generates each set of images once and compares relaxed strategies with exact ones.
 
     ``images`` per strategy, prompts in turn; ``beat`` is called after every chunk, for progress, when
     ``drawn`` images are done.
@@ -91,7 +91,7 @@ class PriceStudy:
         """Return this strategy's images, all or the first few, decoding them on first use."""
         seed = self.seed if seed is None else seed
         images = self.images if images is None else images
-        # A name does not change what is drawn.
+        # A name does not change the images.
         key = strategy.model_copy(update={"name": ""}).model_dump_json(), seed
         if key not in self._sets or len(self._sets[key].tokens) < images:
             self._sets[key] = self._decode(strategy, seed, images)
@@ -113,17 +113,17 @@ class PriceStudy:
             with self.pipeline.backend.inference():
                 pixels.append(self.pipeline.pixels(done.tokens))
             self.drawn += count
-            self.beat(f"price: {strategy.name}: {start + count} of {images} images")
+            self.beat(f"quality loss: {strategy.name}: {start + count} of {images} images")
         return Drawn(torch.cat(tokens), torch.cat(moved), torch.cat(pixels))
 
     def measure(self, strategy: Strategy) -> Quality:
-        """Return the price of a relaxed strategy."""
+        """Return the quality loss of a relaxed strategy."""
         relaxed = self.draw(strategy)
         twin = strategy.model_copy(
             update={
                 "name": f"exact decoding for {strategy.name}",
                 "acceptance": Exact(),
-                "coupling": "maximal",  # which draws from the same uniforms
+                "coupling": "maximal",  # which samples by the same uniforms
             }
         )
         count = min(self.images, COMPARED)
@@ -173,7 +173,7 @@ class PriceStudy:
         key = strategy.model_copy(update={"name": ""}).model_dump_json(), seed
         if key not in self._features:
             self._features[key] = network.vectors(self.draw(strategy, seed).pixels)
-            self.beat(f"price: features of {strategy.name}")
+            self.beat(f"quality loss: features of {strategy.name}")
         return self._features[key]
 
     def strip(self, strategy: Strategy) -> Strip:

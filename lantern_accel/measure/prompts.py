@@ -1,9 +1,10 @@
-"""Chooses prompts to measure: a file's, or a fixed random draw from what the bundled model was taught.
+"""Chooses prompts to measure: a file's, or a fixed random sample from what the bundled model was taught.
 
 Friendly prompts flatter speculative decoding: a drafter knows the common things best. The built-in
-ones are therefore drawn at random, hard ones included, and never chosen: 64 of the distinct lines of
-``tools/lantern-emoji/prompts.txt`` that name no drawing style (a test draws them again). Trees are tuned
-on one half and reported on the other, so that a tuned tree is not measured on what it was chosen by.
+ones are therefore a random sample, hard ones included: 64 of the distinct lines of
+``tools/lantern-emoji/prompts.txt`` that name no drawing style (a test chooses them again). Trees
+are tuned on one half and reported on the other, so that a tuned tree is not measured on what it was
+chosen by.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.record import PromptSet
 from lantern_accel.records import digest
 
-#: Prompts that a run draws from at most; a longer file is known by its digest.
+#: Prompts that a run uses at most; a longer file is known by its digest.
 USED = 64
 #: The built-in prompts: trees are tuned on the first half; ``bench`` and ``profile`` report on the other.
 _DRAWN = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines()
@@ -60,7 +61,7 @@ def prompts_of(source: str, lines: list[Prompt]) -> PromptSet:
 
 
 def prompt_set(source: str, lines: list[Prompt], pipeline: Pipeline) -> PromptSet:
-    """Return prompts with their digest; raises RequestError for one that the model cannot draw."""
+    """Return prompts with their digest; raises RequestError for one that the model cannot generate."""
     with pipeline.backend.inference():
         pipeline.check_prompts(lines[:USED])
     return prompts_of(source, lines)
@@ -69,8 +70,8 @@ def prompt_set(source: str, lines: list[Prompt], pipeline: Pipeline) -> PromptSe
 def read_prompts(path: Path | None, pipeline: Pipeline) -> PromptSet:
     """Return a file's prompts as a set, or the built-in ones to report on.
 
-    Raises RequestError for a file without prompts, and for a prompt that the model cannot draw.
+    Raises RequestError for a file without prompts, and for a prompt that the model cannot generate.
     """
     if path is None:
-        return prompt_set("built-in, a random draw", built_in_prompts(pipeline), pipeline)
+        return prompt_set("built-in, a random sample", built_in_prompts(pipeline), pipeline)
     return prompt_set(path.name, files.read_prompts(path), pipeline)

@@ -17,7 +17,7 @@ from lantern_accel.store import from_data, read_json, validated
 
 #: Stopwatch over host clock, summed over the samples of a cell: outside, the stopwatch is wrong.
 CLOCK_RATIO = (0.8, 1.05)
-#: Host seconds per request that the stopwatch rightly leaves out (checking, making pictures).
+#: Host seconds per request that the stopwatch rightly leaves out (checking, making images).
 CLOCK_SLACK = 0.02
 
 
@@ -57,7 +57,7 @@ def read_run(path: Path) -> Run:
 def clock_fault(cell: Cell) -> str:
     """Say how a cell's stopwatch contradicts the host's clock; empty where it does not.
 
-    A request ends with its pictures on the host, so that both clocks see the same work. A stopwatch
+    A request ends with its images on the host, so that both clocks see the same work. A stopwatch
     that does not wait for the device sees only the launches, in every sample: on a busy machine either
     clock may stand still between the two readings of one.
     """

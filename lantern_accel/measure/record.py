@@ -59,12 +59,12 @@ class _Record(Record):
 
 
 class PromptSet(_Record):
-    """What was drawn: all prompts by digest, and the first ones in words."""
+    """What was generated: all prompts by digest, and the first ones in words."""
 
     source: str = Field(description="where they come from; for a file its name")
     count: int = Field(ge=0, description="0: a step on random weights has none")
     sha256: str
-    used: list[str | int] = Field(description="the prompts that were drawn from, at most 64")
+    used: list[str | int] = Field(description="the prompts that were used, at most 64")
 
 
 class Plan(_Record):
@@ -73,7 +73,7 @@ class Plan(_Record):
     quick: bool
     samples: int = Field(ge=1, description="timed decodings per cell, at least")
     seconds: float = Field(ge=0, description="timed seconds per cell, at least")
-    quality_images: int = Field(ge=0, description="images per strategy for its price; 0: none")
+    quality_images: int = Field(ge=0, description="images per strategy for quality; 0: none")
     latency_s: float | None = Field(
         None, gt=0, description="the most seconds of p95 that a load was sought for; null: none was"
     )
@@ -93,7 +93,7 @@ class RunSettings(_Record):
     weights: str = Field("full", description="the target's: full, int8, int6 or int4")
     rounding: RoundingPrice | None = Field(
         None,
-        description="the price of the target's weights in fewer bits, which every figure has; null: "
+        description="the quality loss of the target's quantized weights, which every figure has; null: "
         "full weights",
     )
     plan: Plan
@@ -335,7 +335,7 @@ class LoadSample(_Record):
     began: float
     first: Reading = Field(description="when the first partial image came")
     ended: float
-    outcome: str = Field(description="ok, or what came in place of the picture")
+    outcome: str = Field(description="ok, or what came in place of the image")
     counted: bool = Field(
         description="false: it filled the service before or after those that count"
     )
@@ -348,12 +348,12 @@ class LoadSample(_Record):
 
     @property
     def seconds(self) -> float:
-        """From request to picture; infinite where none came."""
+        """From request to image; infinite where none came."""
         return self.ended - self.began if self.outcome == "ok" else math.inf
 
 
 class LoadCell(_Record):
-    """A service under a steady number of requests: each client asks again when it has its picture."""
+    """A service under a steady number of requests: each client asks again when it has its image."""
 
     strategy: str = Field(description="its name, as the service calls it")
     relaxed: bool
@@ -373,7 +373,7 @@ class LoadCell(_Record):
 
     @property
     def latencies(self) -> list[float]:
-        """Seconds of the requests that count, rising; infinite where no picture came."""
+        """Seconds of the requests that count, rising; infinite where no image came."""
         return sorted(one.seconds for one in self.samples if one.counted)
 
     @property
@@ -418,7 +418,7 @@ class Distance(_Record):
 
 
 class Quality(_Record):
-    """The price of one relaxed strategy, measured in the same run as its speed."""
+    """The quality loss of one relaxed strategy, measured in the same run as its speed."""
 
     strategy: Strategy
     temperature: float
@@ -468,7 +468,7 @@ class Run(_Record):
     conformance: ConformanceReport | NotMeasured
 
     def quality_of(self, cell: Cell) -> Quality | None:
-        """Return the price of a cell's strategy at its temperature."""
+        """Return the quality loss of a cell's strategy at its temperature."""
         for one in self.quality:
             if one.strategy == cell.strategy and one.temperature == cell.temperature:
                 return one

@@ -2,8 +2,8 @@
 
 For each batch size and temperature: every strategy once cold and alone; warm-up rounds until no
 strategy gets faster and no counter moves; then timed rounds, each strategy once per round in an order
-that changes, until each has its samples and its seconds. Then the price of every relaxed strategy. The
-file is written as the run proceeds; what it holds is never measured again.
+that changes, until each has its samples and its seconds. Then the quality loss of every relaxed
+strategy. The file is written as the run proceeds; what it holds is never measured again.
 """
 
 from __future__ import annotations
@@ -364,7 +364,7 @@ class Profiler(Measurement):
             self._sample(cell)
 
     def _left(self) -> str:
-        """Say how long the whole run still takes, prices included; empty before anything has run."""
+        """Say how long the whole run still takes, quality included; empty before anything has run."""
         images = sum(
             images_for(self._relaxed(temperature), self.request.plan.quality_images)
             for temperature in self.request.temperatures
@@ -408,7 +408,7 @@ class Profiler(Measurement):
     # --- quality -------------------------------------------------------------------------------
 
     def _unpriced(self) -> list[Cell]:
-        """Return relaxed cells without a price, or with one that more images or a package complete."""
+        """Return relaxed cells whose quality loss is missing, or lacks images or a package."""
         images = self.request.plan.quality_images
 
         def open_(cell: Cell) -> bool:
@@ -420,17 +420,17 @@ class Profiler(Measurement):
         return [cell for cell in self.cells if images and cell.relaxed and open_(cell)]
 
     def _relaxed(self, temperature: float) -> int:
-        """Return how many relaxed strategies wait for their price at one temperature."""
+        """Return how many relaxed strategies wait for their quality loss at one temperature."""
         waiting = [cell for cell in self._unpriced() if cell.temperature == temperature]
         return len({cell.strategy.model_dump_json() for cell in waiting})
 
     def _price(self, temperature: float) -> None:
-        """Measure the price of every relaxed strategy at one temperature, and draw the sheet."""
+        """Measure the quality loss of every relaxed strategy at one temperature; make the sheet."""
         unpriced = [c for c in self._unpriced() if c.temperature == temperature]
         if not unpriced:
             return
         images = self.request.plan.quality_images
-        self.say(f"price: {images} images per strategy{self._left()}")
+        self.say(f"quality loss: {images} images per strategy{self._left()}")
         pieces = images_for(self._relaxed(temperature), images)
         began = time.perf_counter()
 
@@ -444,7 +444,7 @@ class Profiler(Measurement):
         )
         every = [s for batch in self.request.batches for s in self._strategies(temperature, batch)]
         for strategy in dict.fromkeys(every):
-            # The same strategy has one price at every batch size.
+            # The same strategy has one quality loss at every batch size.
             relaxed = any(cell.strategy == strategy for cell in unpriced)
             if relaxed:
                 key = strategy, temperature

@@ -1,8 +1,8 @@
 """Measures cells: the cold decoding, memory, phases and work of one, its timed samples, and their turns.
 
-In turns, whatever disturbs a machine for a while disturbs everything that is compared. What is left is
-estimated anew after every sample: cells that run later, prices included, count from the start, so that it
-shrinks instead of beginning again with every batch size.
+In turns, whatever disturbs a machine for a while disturbs everything that is compared. The time left is
+estimated again after every sample: cells that run later, quality losses included, count from the
+start, so that it shrinks instead of beginning again with every batch size.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ def _own_seconds(cell: Cell) -> float | None:
 
 
 def seconds_left(cells: Sequence[Cell], plan: Plan, session: int, images: int = 0) -> float | None:
-    """Return the seconds until every cell has its samples, and ``images`` more are drawn for prices.
+    """Return the seconds until every cell has its samples, and ``images`` more for quality.
 
     ``session``: the one that is running; warm-up is repeated in each. None: nothing has run yet.
     """

@@ -3,7 +3,7 @@
 A vanilla step, verification alone at several node counts and a whole step are timed in turns with
 vanilla, from the middle of an image or where it is asked for, and passes of the target over 1 to 64
 rows in turns with plain decoding's, so that ratios hold on a machine that drifts. How many tokens a step
-brings is a property of weights: that is measured by ``lantern-accel profile``.
+adds is a property of weights: that is measured by ``lantern-accel profile``.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def sampling_of(manifest: Manifest, cfg_scale: float | None, top_k: int | None) 
 def make_model(
     backend: Backend, manifest: Manifest, dtype: str, neighbours: int, weights: str = FULL
 ) -> RandomModel:
-    """Make a model of these sizes on an opened device, its target's weights rounded as ``weights`` says.
+    """Make a model of these sizes on an opened device, its target quantized by ``weights``.
 
     Raises :class:`DeviceMemoryError` where its weights do not fit, naming a dtype that would.
     """

@@ -78,7 +78,7 @@ class Trace:
 
 @inferring
 def write_trace(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], path: Path) -> None:
-    """Draw a cell's request once more, and write its trace, whole or not at all."""
+    """Generate a cell's request once more, and write its trace, whole or not at all."""
     ready, sampling = engine_of(pipeline, cell), pipeline.sampling(temperature=cell.temperature)
     trace = Trace(pipeline, ready)
     with trace.span("text"):

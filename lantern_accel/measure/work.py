@@ -2,7 +2,7 @@
 
 The floor is max(bytes / bandwidth, operations / rate). Every weight is read once per pass, and so is
 every key and value that a query sees; embedding tables (a few rows), activations and logits may stay in
-a device's caches and are not counted. Operations are those of the matrix products, a multiply-add
+a device's caches and are not counted. Operations are those of the matmuls, a multiply-add
 counting as two. Launches are those of this device.
 """
 
@@ -131,7 +131,7 @@ def _needs_of(step: Step, seen: int) -> dict[str, Need]:
         needs["commit"] = _guessing(target.draft_head, g.batch, g.nodes - 1)
     elif (drafter := step.drafter) is not None:
         fuse = getattr(drafter, "fuse", None)
-        # The catch-up runs depth + 1 positions and draws from one; each level draws from all its nodes.
+        # The catch-up runs depth + 1 positions and samples one; each level samples all its nodes.
         passes = [(g.depth + 1, 1), *((nodes, nodes) for nodes in drafted_levels(step))]
         parts = [_pass(drafter, head, g.rows, n, heads, seen) for n, heads in passes]
         extra = numbers(fuse)
@@ -152,7 +152,7 @@ def _guessing(head: DraftHead, images: int, guesses: int) -> Need:
 
 
 def _spared(part: Any, head: Tensor) -> float:
-    """Return the bytes that a pass does not read, since its weights have fewer bits."""
+    """Return the bytes that a pass does not read, since its weights are quantized."""
     found = projections(getattr(part, "layers", part))
     found += [one for one in projections(part) if one.weight is head and one not in found]
     spared = 0.0
@@ -223,7 +223,7 @@ def floor_seconds(flops: float, nbytes: float, rate: float, bandwidth: float) ->
 
 def floor_of(flops: float, nbytes: float, ceilings: Ceilings, dtype: str) -> Reading:
     """Return :func:`floor_seconds` under measured ceilings, or why there is none."""
-    rate = ceilings.matmul_flops.get(dtype, not_measured(f"no products in {dtype}"))
+    rate = ceilings.matmul_flops.get(dtype, not_measured(f"no matmuls in {dtype}"))
     bandwidth = ceilings.bandwidth
     if isinstance(rate, str):
         return rate

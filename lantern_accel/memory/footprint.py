@@ -162,7 +162,7 @@ def measure(
     """Return what decoding ``batch`` images at once holds, without allocating it.
 
     ``ops``: an open device's, whose layout buffers have; None: the reference's. ``shape``: of the
-    picture; None: the usual one.
+    image; None: the usual one.
     """
     layers = manifest.target.n_layer
     taps = len(getattr(manifest.drafter, "taps", ()))

@@ -65,7 +65,7 @@ class Capacity:
     """Plans the memory of requests for one loaded model on one device, before any engine is made.
 
     ``spare``: bytes of engines that are held now and can be given up. ``copies``: weights of the copies
-    to draft with that are held already. ``shape``: of a picture; None: the usual one.
+    to draft with that are held already. ``shape``: of an image; None: the usual one.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class MemoryPlan(Footprint):
     """Bytes on the device, by what holds them, for one batch size, strategy and dtype.
 
     Phases follow each other, so that only the largest workspace counts. ``runtime`` is what is held
-    beside the model. ``peak`` includes it.
+    next to the model. ``peak`` includes it.
     """
 
     model: str
@@ -64,7 +64,7 @@ class MemoryPlan(Footprint):
 
     @property
     def keeps_text(self) -> bool | None:
-        """Whether the text encoder can stay between requests: the largest other phase fits beside it.
+        """Whether the text encoder can stay between requests: the largest other phase fits next to it.
 
         None where there is none on the device, or where its memory is not known.
         """
@@ -106,7 +106,7 @@ class Planner:
     """Plans for one model on one device; traces are kept, so that trying batches is cheap.
 
     ``ops``: an open device's, whose layout buffers have; None: the reference's. ``shape``: of the
-    pictures; None: the usual one.
+    images; None: the usual one.
     """
 
     manifest: Manifest
@@ -150,7 +150,7 @@ class Planner:
     ) -> MemoryPlan:
         """Return the plan for one batch size; what is left None is the model's or the planner's.
 
-        ``shape``: of the picture.
+        ``shape``: of the image.
         """
         shape = self.shape if shape is None else shape
         strategy = strategy or self.strategy()
@@ -188,7 +188,7 @@ class Planner:
     ) -> Footprint:
         """Return what decoding holds; for ``auto`` that may relax, the most of its windows and its tree.
 
-        A copy in fewer bits is left out: ``auto`` makes one only where it fits.
+        A quantized copy is left out: ``auto`` makes one only where it fits.
         """
         tried = [strategy]
         if (
@@ -230,14 +230,14 @@ class Planner:
             fits("compute in bfloat16: --dtype bfloat16", dtype=torch.bfloat16)
         largest = self.largest_batch(strategy, sampling, plan.capacity)
         if 0 < largest < plan.batch:
-            fits(f"decode {largest} images together: --batch {largest}", batch=largest)
+            fits(f"decode {largest} images at once: --batch {largest}", batch=largest)
         if self.manifest.drafter is not None and strategy.needs_drafter:
             smaller = self.strategy("lantern++", tree="small_8")
             if smaller.drafts.size[0] < plan.nodes:
                 fits("verify a smaller tree: --tree small_8", strategy=smaller)
         if plan.nodes > 1:
-            fits("decode plainly: --strategy vanilla", strategy=self.strategy("vanilla"))
-        # Quantized weights draw other pictures, so they are named where nothing else fits.
+            fits("use plain decoding: --strategy vanilla", strategy=self.strategy("vanilla"))
+        # Quantized weights generate other images, so they are named where nothing else fits.
         for weights in () if tips else ("int8", "int4"):
             peak = plan.peak - saved_bytes(self.manifest, weights, DTYPES[plan.dtype], self.ops)
             if peak <= plan.capacity:
@@ -275,7 +275,7 @@ def planner_for(
     ``device``: a backend that is available here, or a device profile; ``memory``: bytes of a device that
     is neither; ``picture``: width and height in pixels, None for the model's own; ``head``: a draft head
     stored elsewhere. Raises :class:`DeviceRequestError` for a device that is unknown,
-    :class:`RequestError` for a size that the model cannot draw.
+    :class:`RequestError` for a size that the model cannot generate.
     """
     from lantern_accel.families.registry import entry, is_published, known_as, parts_of
     from lantern_accel.models.bundle import with_head
@@ -320,7 +320,7 @@ def usual_peaks(model: str, dtypes: Sequence[str]) -> dict[str, int]:
 
 
 def runtime_of(backend: Backend) -> int:
-    """Return what is held beside the model on an open device, with what decoding will add to it."""
+    """Return what is held next to the model on an open device, with what decoding will add to it."""
     return (backend.memory().in_use or 0) + backend.preferences.runtime_bytes
 
 

@@ -44,7 +44,7 @@ class Part(Frozen):
 
 
 class Checked(Frozen):
-    """A folder's parts; ``usable`` says whether vanilla decoding would work."""
+    """A folder's parts; ``usable`` says whether plain decoding would work."""
 
     path: str
     model: str = ""
@@ -129,7 +129,7 @@ def _sizes(config: Any) -> str:
 
 
 def _other(kind: str, part: str, path: Path) -> Part:
-    """Say whether the files of a part that is no module of ours are all there."""
+    """Say whether the files of a part that is not a module of ours are all there."""
     wrong = family(kind).wrong_with(part, path)
     if wrong is not None:
         return Part(part=part, state="unusable", path=str(path), detail=wrong)

@@ -20,8 +20,8 @@ from lantern_accel.files import cache_dir, write_whole
 Tell = Callable[[str], None]
 #: How long the Hub may take to answer at all.
 REACH_SECONDS = 10
-#: Where a part is found beside a model's own files (its entry's ``config`` may add a ``folder``), and the
-#: option that names it elsewhere.
+#: Where a part is found next to a model's own files (its entry's ``config`` may add a ``folder``),
+#: and the option that names it elsewhere.
 BESIDE = {"model": "", "vq": "", "drafter": "/drafter", "text": "/t5-ckpt"}
 _OPTIONS = {
     "model": "--model ",
@@ -91,7 +91,7 @@ def fetch(entry: ModelEntry, tell: Tell, together: Iterable[ModelEntry] = ()) ->
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep huggingface_hub's lines about every retry off the terminal; what comes of it is told."""
+    """Keep huggingface_hub's lines about every retry off the terminal; the outcome is reported."""
     logger = logging.getLogger("huggingface_hub")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -175,7 +175,7 @@ def _how_to_get(error: Absent, wanted: list[ModelEntry]) -> FetchError:
     commands = "".join(f"\n  {step}" for step in steps)
     return FetchError(
         f"{model.name} ({human_size(total)}) is not here and cannot be fetched ({error}). Where there is "
-        f"a network, run:{commands}\nThen bring the folder models here and add {' '.join(named)}"
+        f"a network, run:{commands}\nThen copy the folder models here and add {' '.join(named)}"
     )
 
 

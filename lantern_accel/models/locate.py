@@ -126,7 +126,7 @@ def known_manifest(name: str | Path) -> Any:
 
 
 def check_size(name: str | Path, size: tuple[int, int] | None) -> None:
-    """Raise :class:`RequestError` for a size that a known model cannot draw, before it is fetched."""
+    """Raise :class:`RequestError` for a size that a known model cannot generate, before it is fetched."""
     manifest = None if size is None else known_manifest(name)
     if manifest is not None:
         manifest.grid(size)

@@ -2,7 +2,7 @@
 
 It has no attention and no cache: table rows for the neighbouring tokens, and projections of two of the
 target's states, are added up and go through one hidden layer to logits. Each guess reads the one
-before, as in Hydra (Ankner et al., arXiv 2402.05109). That guesses look at the row of the picture
+before, as in Hydra (Ankner et al., arXiv 2402.05109). That guesses look at the row of the image
 above, and mend what a pass made of a wrong past, is this project's.
 """
 
@@ -32,7 +32,7 @@ class DraftHeadConfig(Sizes):
     """Sizes of a draft head.
 
     ``dim`` of the target's states, ``hidden`` of the hidden layer and ``rank`` of what makes the logits;
-    ``vocab_size`` codes; ``grid`` tokens in a row of the picture, and ``tokens`` in all, 0 for a square;
+    ``vocab_size`` codes; ``grid`` tokens in a row of the image, and ``tokens`` in all, 0 for a square;
     ``depths``: positions ahead that have projections of their own, farther ones take the last one's.
     """
 
@@ -97,7 +97,7 @@ class DraftHead(nn.Module):
         self.bias = made(v)
 
     def fitted(self, grid: int, tokens: int) -> DraftHead:
-        """Return a head on the same parameters for pictures of another size.
+        """Return a head on the same parameters for images of another size.
 
         ``grid``, ``tokens``: as in the configuration. Places past the trained ones take the last row.
         """

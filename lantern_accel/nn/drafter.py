@@ -24,7 +24,7 @@ class DrafterSizes(Sizes):
     n_layer: int = Field(1, ge=1, description="blocks; EAGLE's and the published drafters have one")
     taps: tuple[int, ...] = Field(
         (),
-        description="blocks of the target, counted from 1, whose states are read beside its last ones "
+        description="blocks of the target, counted from 1, whose states are read next to its last ones "
         "(EAGLE-3, arXiv 2503.01840)",
     )
     bias: bool = Field(True, description="what joins token and feature has one")
@@ -43,7 +43,7 @@ class DrafterSizes(Sizes):
 
 
 class Drafter(RotaryNetwork, ABC):
-    """Predicts the target's next feature from its last features and the token drawn from them.
+    """Predicts the target's next feature from its last features and the token sampled from them.
 
     Drafter position ``p`` reads the target's feature at ``p`` and token ``p + 1``. ``config``: its
     :class:`DrafterSizes`, with a ``decoder``.
@@ -121,7 +121,7 @@ class Drafter(RotaryNetwork, ABC):
         features: Tensor,
         prefix_mask: Tensor | None = None,
     ) -> Tensor:
-        """Run prompt and picture as training does: codes ``[R, n]``, features ``[R, p - 1 + n, D]``.
+        """Run prompt and image as training does: codes ``[R, n]``, features ``[R, p - 1 + n, D]``.
 
         ``condition``: the target's, ``p`` positions; ``prefix_mask`` bool ``[R, p - 1]``, False at pads.
         """

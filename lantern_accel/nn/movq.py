@@ -2,9 +2,9 @@
 
 The architecture is MoVQ's (arXiv 2209.09002). Sources: ai-forever/MoVQGAN, and baaivision/Emu3
 ``emu3/tokenizer/modeling_emu3visionvq.py``, which was trained on video: there a code stands for four
-frames. A picture is the first frame of a video that has no more, and zeros stand before it, so that the
-last tap of every convolution over time reads the picture and the others read nothing. Decoding is
-therefore a network of pictures, and exact.
+frames. An image is the first frame of a video that has no more, and zeros stand before it, so that the
+last tap of every convolution over time reads the image and the others read nothing. Decoding is
+therefore a network of images, and exact.
 
 Names of parameters are :class:`~lantern_accel.nn.vq.VQModel`'s with those of the official files for what
 is added; :func:`lantern_accel.families.image_tokenizer.picture_names` has the official ones.
@@ -136,7 +136,7 @@ class MoVQ(VQModel):
 
     def encode_latents(self, images: Tensor) -> Tensor:
         z = self.encoder(images)
-        if self.config.halvings:  # a picture is shown for all frames of a code
+        if self.config.halvings:  # an image is shown for all frames of a code
             frames = z.unsqueeze(2).expand(-1, -1, 2**self.config.halvings, -1, -1)
             z = self.encoder.get_submodule("time_conv")(frames).squeeze(2)
             z = self.encoder.get_submodule("time_res_stack")(z)

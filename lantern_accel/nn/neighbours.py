@@ -73,7 +73,7 @@ def cached_neighbour_table(
     """Return :func:`neighbour_table`, kept on disk under a hash of the codebook, the space and k.
 
     ``normalise`` measures on the unit sphere, the space that LlamaGen's decoder reads (the official
-    tables are measured on the raw rows). A damaged entry is made anew.
+    tables are measured on the raw rows). A damaged entry is made again.
     """
     book = codebook.detach().float().cpu()
     book = F.normalize(book, dim=-1) if normalise else book

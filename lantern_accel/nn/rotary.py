@@ -82,7 +82,7 @@ def rotary_table_2d(
 
 
 class RotaryNetwork(nn.Module):
-    """A network with rotary tables of one prompt length and picture size.
+    """A network with rotary tables of one prompt length and image size.
 
     ``config`` has ``prefix_length``, ``num_tokens``, ``head_dim`` and ``rope_base``.
     """
@@ -91,7 +91,7 @@ class RotaryNetwork(nn.Module):
     ops: TensorOps
     rope_cos: Tensor
     rope_sin: Tensor
-    #: Of a module that holds its own, perhaps rounded; None: as the configuration says.
+    #: Of a module that holds its own, perhaps quantized; None: as the configuration says.
     frequencies: Tensor | None = None
 
     def __init__(self, config: Any, ops: TensorOps) -> None:
@@ -115,7 +115,7 @@ class RotaryNetwork(nn.Module):
         self.register_buffer("rope_sin", sin, persistent=False)
 
     def resized(self: NetworkT, **sizes: int) -> NetworkT:
-        """Return this network for another prompt length or picture size; weights are shared."""
+        """Return this network for another prompt length or image size; weights are shared."""
         if all(getattr(self.config, name) == value for name, value in sizes.items()):
             return self
         view = copy.copy(self)

@@ -1,10 +1,10 @@
-"""Weights in fewer bits: how a matrix is rounded, kept, and turned back.
+"""Quantized weights: how a matrix is rounded, kept, and turned back.
 
-A weight is a whole number of steps: ``offset + step * code``. With one step a row of outputs (int8) the
-codes are signed and there is no offset; with one a group of inputs (int6, int4) they are unsigned and
-count from an offset. Steps and offsets of groups are bfloat16, and codes are chosen after these were
-rounded. Activations are left alone, so that every device computes the same model: the one whose weights
-are :meth:`Rounded.dense`.
+A weight is an integer number of steps: ``offset + step * code``. With one step a row of outputs
+(int8) the codes are signed and there is no offset; with one a group of inputs (int6, int4) they are
+unsigned and count from an offset. Steps and offsets of groups are bfloat16, and codes are chosen
+after these were rounded. Activations are left alone, so that every device computes the same model:
+the one whose weights are :meth:`Rounded.dense`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lantern_accel.errors import RequestError, did_you_mean
 
 @dataclass(frozen=True)
 class Rounding:
-    """How weights are rounded: ``group`` inputs share a step and an offset.
+    """How weights are quantized: ``group`` inputs share a step and an offset.
 
     ``group`` 0: one step for a whole row of inputs, without an offset. ``floating``: codes are
     floating-point numbers, which a device rounds and multiplies itself (:meth:`.Ops.pack`); it rounds
@@ -51,7 +51,7 @@ class Rounding:
         return rounded(weight, self, 1 if drafts else TRIES)
 
 
-#: The name of weights that are not rounded.
+#: The name of weights that are not quantized.
 FULL = "full"
 #: By the name that ``--weights`` takes.
 ROUNDINGS = {
@@ -61,7 +61,7 @@ ROUNDINGS = {
 OF_DEVICES = {one.name: one for one in (Rounding("fp8", 8, floating=True),)}
 #: The largest part of a group's range that is given up for finer steps, and in how many tries.
 _MOST_CUT, TRIES = 0.24, 9
-#: Weights rounded at a time: what is tried takes several times their memory.
+#: Weights quantized at a time: what is tried takes several times their memory.
 _AT_ONCE = 1 << 22
 
 
@@ -78,7 +78,7 @@ def rounding(name: str) -> Rounding:
 
 @dataclass(frozen=True, eq=False)
 class Rounded:
-    """A matrix ``[out, in]`` in fewer bits.
+    """A quantized matrix ``[out, in]``.
 
     ``codes``: int8 ``[out, in]`` with a step a row, else uint8 ``[out, groups, bytes]``, whose codes lie
     one after the other from the lowest bit on. ``step``: float32 ``[out, 1]``, or bfloat16

@@ -44,7 +44,7 @@ class Sizes(Frozen):
             if isinstance(one, int) and not 0 <= one <= most:
                 raise ValueError(f"{shown(one)} is not between 0 and {most}")
             if isinstance(one, float) and not math.isfinite(one):
-                raise ValueError(f"{one} is no finite number")
+                raise ValueError(f"{one} is not a finite number")
         return value
 
 
@@ -83,7 +83,7 @@ class LlamaSizes(Sizes):
 
 
 class SquareSizes(Sizes):
-    """Sizes of a network whose pictures are square."""
+    """Sizes of a network whose images are square."""
 
     grid: int = Field(16, ge=1, description="tokens along one side of the image")
 

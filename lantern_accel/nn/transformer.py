@@ -63,7 +63,7 @@ class Projection(nn.Linear):
 
 
 def pack(module: nn.Module, ops: TensorOps, how: Rounding | None = None) -> None:
-    """Hand every projection's weight to the backend, in fewer bits where ``how`` says so.
+    """Hand every projection's weight to the backend, quantized where ``how`` says so.
 
     Where that makes another one, the first is freed.
     """
@@ -83,7 +83,7 @@ def projections(module: nn.Module) -> list[Projection]:
 def rounded_copy(
     module: nn.Module, ops: TensorOps, how: Rounding, drafts: bool = False
 ) -> nn.Module:
-    """Return a module whose projections have weights in fewer bits; all else is the first one's own.
+    """Return a module whose projections have quantized weights; all else is the first one's own.
 
     ``drafts``: it drafts for the first one, so that a device may round its activations as well, and that
     it is made quickly rather than as near as can be.

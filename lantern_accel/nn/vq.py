@@ -50,7 +50,7 @@ class GroupNorm(nn.GroupNorm):
         return super().forward(input)
 
 
-#: Makes the norm of some channels; called with features ``[B, C, H, W]`` and the picture's code vectors.
+#: Makes the norm of some channels; called with features ``[B, C, H, W]`` and the image's code vectors.
 Norm = Callable[[int], nn.Module]
 
 
@@ -203,7 +203,7 @@ class VQModel(nn.Module):
         return F.normalize(rows, dim=-1) if self.config.l2_norm else rows
 
     def encode_latents(self, images: Tensor) -> Tensor:
-        """Return latents before quantisation, ``[B, codebook_dim, h, w]``."""
+        """Return latents before quantization, ``[B, codebook_dim, h, w]``."""
         out: Tensor = self.quant_conv(self.encoder(images))
         return out
 
@@ -229,7 +229,7 @@ class VQModel(nn.Module):
         return self.nearest_code(self.encode_latents(images))
 
     def decode_latents(self, zq: Tensor) -> Tensor:
-        """Return pixels about in [-1, 1], ``[B, 3, H, W]``, of quantised latents."""
+        """Return pixels about in [-1, 1], ``[B, 3, H, W]``, of quantized latents."""
         out: Tensor = self.decoder(self.post_quant_conv(zq))
         return out
 

@@ -20,8 +20,8 @@ HEAD = "    # --- what you may override "
 WIDTH = 90
 INTRODUCTION = """\
 What follows is the rest of the interface: remove the `# ` of what your device does better. Each body \
-calls the reference, so that every part works while you write another. CHECKLIST.md says what pays \
-first, and `lantern-accel conform abacus` checks it.
+calls the reference, so that every part works while you write another. CHECKLIST.md says what helps \
+most, and `lantern-accel conform abacus` checks it.
 
 Shapes: R rows (images times branches of guidance, as [conditional; unconditional]), T positions of a \
 pass, H heads, d width of a head, L slots of a cache that a pass looks at, B images, V codes. Tensors \

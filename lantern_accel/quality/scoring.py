@@ -72,7 +72,7 @@ def encode_images(pipeline: Pipeline, images: NDArray[np.uint8], batch: int = 16
 
 
 def tokens_of(pipeline: Pipeline, codes: Tensor) -> Tensor:
-    """Return the tokens ``[n, tokens]`` that pictures of codes ``[n, rows * columns]`` have."""
+    """Return the tokens ``[n, tokens]`` that images of codes ``[n, rows * columns]`` have."""
     model = pipeline.model
     down = model.vq.config.downsample
     width, height = model.family.picture(model.manifest)

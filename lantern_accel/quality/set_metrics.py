@@ -1,7 +1,7 @@
 """Compares sets of images by their features: KID, FID, the Inception score, precision and recall.
 
 KID is the squared maximum mean discrepancy under the kernel ``(x.y / d + 1)^3`` (Binkowski et al.,
-arXiv 1801.01401), unbiased at any number of images, so that a few dozen are honest where a Frechet
+arXiv 1801.01401), unbiased at any number of images, so that a few dozen are enough where a Frechet
 distance is not. Its unit here is 1e-3.
 
 FID is ``|m - r|^2 + tr(S + R - 2 (S R)^(1/2))`` for the means and covariances of two sets (Heusel et al.,
@@ -38,7 +38,7 @@ def kernel_distance(first: Array, second: Array) -> Interval:
 
     Image i of both sets has the same prompt. The sum runs over pairs of different i (Gretton et al.
     2012, equation 4), so that neither an image and itself nor two images of one row are compared; a
-    resampled image is not paired with its own copy either, which would bias the interval.
+    resampled image is not paired with its copy either, which would bias the interval.
     """
     h = _differences(first, second)
     n = len(h)
@@ -52,7 +52,7 @@ def kernel_distance(first: Array, second: Array) -> Interval:
 
 
 def permutation_test(first: Array, second: Array) -> tuple[float, float]:
-    """Return the p-value of "both sets are alike", and the distance that so many images can find.
+    """Return the p-value of "both sets are alike", and the distance that this many images can find.
 
     If they are alike, the two images of a prompt may change places, which turns the sign of their row
     and column in the sum of :func:`kernel_distance`. The one-sided p-value is the share of

@@ -1,7 +1,7 @@
 """Gives every plot one look: colours of strategies and verdicts, type and grid.
 
 Light and printable. Colours are Okabe and Ito's, which most colour-blind readers can distinguish, and no
-plot says by colour alone what it says. Pictures in files use them as they are; the page of a report draws
+plot says by colour alone what it says. Images in files use them as they are; the page of a report draws
 with stand-ins and has a second set for dark screens. matplotlib is an extra.
 """
 

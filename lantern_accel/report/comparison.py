@@ -125,7 +125,7 @@ def _figure_gaps(
         known = {"conformance"} if (device.backend, device.name) in checked else set()
         parts = [run.model_dump(exclude={"contact_sheet", "cells", "steps", "loads"} | known)]
         parts += [cell.model_dump(exclude={"warmup", "samples"}) for cell in run.cells]
-        follow = {"verdict", "price"}
+        follow = {"verdict", "quality"}
         rows = (row for section in sections for row in section.rows if row.run == run.name)
         parts += [row.model_dump(exclude=follow) for row in rows]
         for field, reason in _find_missing(parts, ""):

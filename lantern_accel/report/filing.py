@@ -23,7 +23,7 @@ from lantern_accel.report.names import COMMIT
 from lantern_accel.report.rows import clock_jumps, disturbed, others_share
 from lantern_accel.report.writing import percent
 
-#: How far a figure may lie above a datasheet's limit: clocks and datasheets are rounded.
+#: How far a figure may lie above a datasheet's limit: clocks and datasheets give rounded figures.
 SLACK = 1.05
 #: Stopwatch over host clock on work of a known end, where both see the same.
 CLOCKS = (0.9, 1.1)

@@ -96,7 +96,7 @@ def _kept(mine: Sequence[Point], terms: Terms) -> tuple[list[Point], str]:
     if not good:
         return kept, "nothing that was measured is so exact"
     most = f"at most {100 * max(one.in_time for one in good):.0f} % of its requests"
-    took = "brought a picture" if terms.latency_s is None else f"took {terms.latency_s:g} s or less"
+    took = "returned an image" if terms.latency_s is None else f"took {terms.latency_s:g} s or less"
     return kept, f"{most} {took}"
 
 

@@ -44,7 +44,7 @@ class Point(Record):
     run: str
     strategy: str
     detail: str = Field("", description="what it decodes with, in words")
-    batch: int = Field(description="images together; for a service: requests at once")
+    batch: int = Field(description="batch size; for a service: requests at once")
     temperature: float
     service: bool = Field(False, description="through the service, so that requests wait in line")
     fidelity: str
@@ -135,7 +135,7 @@ def _load_point(run: Run, cell: LoadCell, terms: Terms) -> tuple[Point, list[flo
     """Return the point of a service under a load, and its seconds per image; None without images.
 
     Images come in groups of as many as the service decodes together, so that a sample is the mean of one
-    group or more. A request without a picture is late for any bound.
+    group or more. A request without an image is late for any bound.
     """
     ends = sorted(s.ended for s in cell.samples if s.outcome == "ok" and s.ended <= cell.ended)
     ends = [cell.began, *(end for end in ends if end > cell.began)]
@@ -155,7 +155,7 @@ def _load_point(run: Run, cell: LoadCell, terms: Terms) -> tuple[Point, list[flo
     if is_measured(cell.others_cpu) and cell.others_cpu > BUSY:
         doubt = busy_words(cell.others_cpu)
     if any(s.ended < s.began or (is_measured(s.first) and s.first > s.ended) for s in cell.samples):
-        doubt = "a clock jumped: a picture came before it was asked for"
+        doubt = "a clock jumped: an image came before it was asked for"
     each, first = intervals.median(seconds), cell.first_partials
     point = Point(
         run=run.name,

@@ -1,6 +1,6 @@
 """The JSON Schemas of what profiling writes, as they are published with the package.
 
-``python -m lantern_accel.report.published`` writes them anew after a change of the records; a test
+``python -m lantern_accel.report.published`` writes them again after a change of the records; a test
 keeps the files in step. A change that older files do not fit needs a new version.
 """
 

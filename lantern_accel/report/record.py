@@ -38,7 +38,7 @@ class Answer(Record):
     run: str
     batch: int
     temperature: float
-    pays: Literal["yes", "for a price", "not shown", "no", "unknown"]
+    helps: Literal["yes", "only relaxed", "not shown", "no", "unknown"]
     best: str | None = Field(description="the strategy that the answer is about")
 
 
@@ -76,7 +76,7 @@ class ModelSection(Record):
     tokens: int
     offers: list[Offer] = Field(description="what a buyer gets on the terms, the best device first")
     points: list[Point] = Field(description="images per second over seconds, of all batch sizes")
-    answers: list[Answer] = Field(description="whether drafting pays")
+    answers: list[Answer] = Field(description="whether drafting is faster")
     differences: dict[str, list[str]] = Field(
         description="what differs besides the devices, in the order of the answers"
     )

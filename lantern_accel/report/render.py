@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KINDS = (".html", ".md", ".json")
 INSTALL = "pip install 'lantern-accel[report]'"
 #: The last line before the appendix of a report in Markdown.
-PICTURES = "Pictures of the images, and plots, are in the page: end the report's name in `.html`."
+PICTURES = "Images and plots are in the page: end the report's name in `.html`."
 #: Devices that the first screen's table shows; the rest unfold.
 FIRST = 6
 TEMPLATES = Path(__file__).parent / "templates"
@@ -33,7 +33,7 @@ MARKS = {"faster": "▲", "slower": "▼", "same": "=", "ambiguous": "○"}
 
 
 def check_kind(path: Path) -> None:
-    """Raise RequestError for a name whose ending is no kind of report, and for what cannot be written."""
+    """Raise RequestError for an ending that is not a kind of report, and an unwritable path."""
     if path.suffix.lower() not in KINDS:
         raise RequestError(
             f"{path} does not say which kind of report: end it in {', '.join(KINDS)}"
@@ -44,7 +44,7 @@ def check_kind(path: Path) -> None:
 def write(comparison: Comparison, path: Path) -> None:
     """Write the comparison in the form that the name's ending asks for.
 
-    Raises RequestError where there is no room for it, or no right to write there.
+    Raises RequestError where the disk has no space for it, or no right to write there.
     """
     check_kind(path)
     kind = path.suffix.lower()
@@ -56,7 +56,7 @@ def write(comparison: Comparison, path: Path) -> None:
         write_whole(path, text)
     except OSError as error:
         raise RequestError(
-            f"{path} cannot be written ({error.strerror}); make room or choose another folder"
+            f"{path} cannot be written ({error.strerror}); free some space or choose another folder"
         ) from None
 
 
@@ -87,7 +87,7 @@ def to_markdown(comparison: Comparison) -> str:
 
 
 def answer(comparison: Comparison) -> str:
-    """Return what stands between title and appendix, in Markdown: the answer, its tables, the prices."""
+    """Return all between title and appendix, in Markdown: the answer, tables, quality losses."""
     text = to_markdown(comparison).partition(f"{PICTURES}\n")[0]
     return text.partition("\n")[2].strip()
 
@@ -173,7 +173,7 @@ def _environment(*, html_page: bool) -> Environment:
         cell=lambda text: str(text).replace("|", "\\|").replace("\n", " "),
     )
     environment.tests["interval"] = lambda value: isinstance(value, Interval)
-    environment.tests["priced"] = lambda value: isinstance(value, Quality)
+    environment.tests["rated"] = lambda value: isinstance(value, Quality)
     environment.tests["missing"] = lambda value: bool(writing.reason(value))
     return environment
 

@@ -1,4 +1,4 @@
-"""The rows of the comparison: a strategy on a device, its speed, and the price next to it."""
+"""The rows of the comparison: a strategy on a device, its speed, and the quality loss next to it."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class Row(Record):
     speedup: Interval | NotMeasured = Field(description="of whole requests, over plain decoding")
     verdict: Verdict | NotMeasured
     step_compression: Interval = Field(description="tokens per target forward of an image")
-    price: Quality | NotMeasured | None = Field(description="None: exact, there is none")
+    quality: Quality | NotMeasured | None = Field(description="None: exact, there is none")
     rounding: Interval | None = Field(
         None,
-        description="total variation per token that weights in fewer bits cost; None: full weights",
+        description="total variation per token that quantized weights add; None: full weights",
     )
     cold_seconds: Reading
     captured: bool
@@ -92,10 +92,10 @@ class Row(Record):
 
     @property
     def total_variation(self) -> Interval | None:
-        """What relaxation and rounded weights move of a token together, at most; None: not known."""
+        """What relaxation and quantized weights move of a token together, at most; None: not known."""
         parts = [] if self.rounding is None else [self.rounding]
         if self.relaxed:
-            relaxed = self.price.total_variation if isinstance(self.price, Quality) else None
+            relaxed = self.quality.total_variation if isinstance(self.quality, Quality) else None
             if not isinstance(relaxed, Interval):
                 return None
             parts.append(relaxed)
@@ -114,9 +114,13 @@ class Row(Record):
 
     @model_validator(mode="after")
     def _no_speedup_without_its_price(self) -> Row:
-        if self.relaxed and isinstance(self.speedup, Interval) and not is_price_known(self.price):
+        if (
+            self.relaxed
+            and isinstance(self.speedup, Interval)
+            and not is_quality_known(self.quality)
+        ):
             raise ValueError(
-                f"{self.strategy} on {self.device}: a relaxed strategy's speed-up without its price"
+                f"{self.strategy} on {self.device}: a relaxed speed-up without its quality loss"
             )
         return self
 
@@ -133,16 +137,16 @@ def busy_words(share: float) -> str:
     return f"the machine was busy: other programs used {percent(share)} of the host"
 
 
-def is_price_known(price: Quality | str | None) -> bool:
-    """Say whether a relaxed strategy's price is known well enough to stand next to a speed-up.
+def is_quality_known(quality: Quality | str | None) -> bool:
+    """Say whether a relaxed strategy's quality loss is known well enough to stand next to a speed-up.
 
     The moved mass and the agreement of tokens are needed; the feature distance may say why it is
     missing, because it needs a package of its own.
     """
     return (
-        isinstance(price, Quality)
-        and isinstance(price.total_variation, Interval)
-        and isinstance(price.agreement, Interval)
+        isinstance(quality, Quality)
+        and isinstance(quality.total_variation, Interval)
+        and isinstance(quality.agreement, Interval)
     )
 
 
@@ -168,11 +172,11 @@ def same_rounds(run: Run) -> Run:
 def row_of(run: Run, cell: Cell) -> Row:
     """Build the row of a cell with samples."""
     base = base_of(run, cell)
-    price: Quality | str | None = None
+    quality: Quality | str | None = None
     if cell.relaxed:
         how = "--resume" if run.settings.plan.quality_images else "with `lantern-accel profile`"
-        price = run.quality_of(cell) or not_measured(f"not in this run; `{run.command} {how}`")
-    hidden = cell.relaxed and not is_price_known(price)
+        quality = run.quality_of(cell) or not_measured(f"not in this run; `{run.command} {how}`")
+    hidden = cell.relaxed and not is_quality_known(quality)
     speedup, verdict = against(cell, base, UNPRICED if hidden else NO_BASE, hidden)
     if base is cell:
         verdict = not_measured("vanilla is the base")
@@ -202,7 +206,7 @@ def row_of(run: Run, cell: Cell) -> Row:
         speedup=speedup,
         verdict=verdict,
         step_compression=intervals.paired(intervals.share, made, steps),
-        price=price,
+        quality=quality,
         rounding=None if rounding is None else intervals.mean(rounding.by_image),
         peak_bytes=if_measured(cell.memory, lambda memory: memory.peak_bytes),
         joules_per_image=per_image,

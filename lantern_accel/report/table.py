@@ -21,8 +21,8 @@ SHORT = {"faster": "faster", "slower": "slower", "same": "same", "ambiguous": "n
 def plain_rows(run: Run) -> list[dict[str, Any]]:
     """Return one plain record per measured cell, as the table prints it; None: not known.
 
-    Speeds are of decoding, text and pixels left out; seconds per image are of whole requests. Unlike in a
-    report a relaxed speed-up is shown without its price in images: its TV per token stands next to it.
+    Speeds are of decoding, text and pixels left out; seconds per image are of whole requests.
+    Unlike in a report a relaxed speed-up is shown with its TV per token alone.
     """
     return [_plain_row(run, cell) for cell in run.cells if cell.samples]
 
@@ -130,7 +130,7 @@ def step_table(run: Run) -> str:
         figures = (
             ("copy", c.copy_bytes_per_s, 1e9, "GB/s"),
             ("read", c.read_bytes_per_s, 1e9, "GB/s"),
-            ("products", c.matmul_flops[dtype], 1e12, f"TFLOP/s in {dtype}"),
+            ("matmuls", c.matmul_flops[dtype], 1e12, f"TFLOP/s in {dtype}"),
         )
         parts = (
             f"{name} {value / unit:.3g} {words}" if is_measured(value) else f"{name} {value}"

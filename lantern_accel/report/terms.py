@@ -30,7 +30,7 @@ class Terms(Record):
     )
     rent: dict[str, float] = Field(default_factory=dict, description="of a device for an hour")
     buy: dict[str, float] = Field(default_factory=dict, description="purchase of a device")
-    years: float = Field(3.0, gt=0, description="that a bought device draws without pause")
+    years: float = Field(3.0, gt=0, description="that a bought device runs without pause")
     power: float | None = Field(None, ge=0, description="of a kilowatt-hour")
     overhead: float = Field(
         1.0, ge=1, description="the site's power over the device's (PUE); multiplies joules"
@@ -83,7 +83,7 @@ class Terms(Record):
             else f"95 of 100 requests within {self.latency_s:g} s",
         ]
         if self.buy:
-            parts.append(f"bought devices that draw without pause for {self.years:g} years")
+            parts.append(f"bought devices that run without pause for {self.years:g} years")
         if self.power is not None:
             more = f", times {self.overhead:g} for the site" if self.overhead > 1 else ""
             parts.append(f"{self.power:g} {self.currency} per kWh{more}")

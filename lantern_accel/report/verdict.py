@@ -1,4 +1,4 @@
-"""The verdict of a report: whether drafting pays on a device, and its sentences."""
+"""The verdict of a report: whether drafting is faster on a device, and its sentences."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lantern_accel.report.writing import number, reason, size, times, verdict_wo
 
 #: Budgets of total variation per token at which devices are held against each other.
 BUDGETS = (0.0, 0.01, 0.02)
-QUESTION = "Does drafting pay here?"
+QUESTION = "Is drafting faster here?"
 #: How an answer begins; ``at``: the batch size, where there are several.
 LEADS = {
     "yes": "Yes{at}, with",
-    "for a price": "Only relaxed{at}, with",
+    "only relaxed": "Only relaxed{at}, with",
     "not shown": "Not shown{at}. The nearest is",
     "no": "No{at}. The nearest is",
     "unknown": "Not known{at}. The nearest is",
@@ -58,18 +58,18 @@ def answer(here: Sequence[Row]) -> Answer:
     exact = [row for row in faster if not row.relaxed]
     best = next(iter(exact or faster or compared), None)
     verdicts = {row.verdict for row in compared}
-    pays: Literal["yes", "for a price", "not shown", "no", "unknown"] = "unknown"
+    helps: Literal["yes", "only relaxed", "not shown", "no", "unknown"] = "unknown"
     if faster:
-        pays = "yes" if exact else "for a price"
+        helps = "yes" if exact else "only relaxed"
     elif "ambiguous" in verdicts:
-        pays = "not shown"
+        helps = "not shown"
     elif verdicts & {"same", "slower"}:
-        pays = "no"
+        helps = "no"
     return Answer(
         run=here[0].run,
         batch=here[0].batch,
         temperature=here[0].temperature,
-        pays=pays,
+        helps=helps,
         best=None if best is None else best.strategy,
     )
 
@@ -122,7 +122,7 @@ class DeviceSentences:
 
 @dataclass(frozen=True)
 class FirstScreen:
-    """Whether drafting pays with one model, in sentences."""
+    """Whether drafting is faster with one model, in sentences."""
 
     devices: list[DeviceSentences]
     warnings: list[str]
@@ -173,12 +173,12 @@ def _short_answer(one: Answer, rows: Sequence[Row], at: str) -> str:
         if all(row.strategy == "vanilla" for row in rows):
             return f"Not known{at}: only plain decoding was measured."
         return f"Not known{at}: no strategy can be held against plain decoding."
-    return f"{LEADS[one.pays].format(at=at)} {_speed_words(best)}."
+    return f"{LEADS[one.helps].format(at=at)} {_speed_words(best)}."
 
 
 def _work_words(one: Answer, rows: Sequence[Row]) -> str:
     """Say what an image takes with the strategy of the answer, or else with plain decoding."""
-    name = one.best if one.pays in ("yes", "for a price") else "vanilla"
+    name = one.best if one.helps in ("yes", "only relaxed") else "vanilla"
     row = _row(rows, name) or rows[0]
     seconds, joules = row.seconds_per_image, row.joules_per_image
     speed = f"{number(row.tokens_per_second.value)} tokens per second of decoding"

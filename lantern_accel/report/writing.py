@@ -1,4 +1,4 @@
-"""Figures as text: few digits, the unit beside, and the reason where there is none."""
+"""Figures as text: few digits, the unit next to them, and the reason where there is none."""
 
 from __future__ import annotations
 

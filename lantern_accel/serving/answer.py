@@ -1,4 +1,4 @@
-"""Answers a client: pictures in base64, OpenAI's fields around them, and our figures next to those."""
+"""Answers a client: images in base64, OpenAI's fields around them, and our figures next to those."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def encode_picture(image: Image, request: ImageRequest) -> str:
-    """Return a picture in the format that was asked for, as base64."""
+    """Return an image in the format that was asked for, as base64."""
     stream, asked = io.BytesIO(), request.body
     more = {} if asked.output_format == "png" else {"quality": asked.output_compression}
     image.convert("RGB").save(stream, format=FORMATS[asked.output_format], **more)
@@ -49,9 +49,9 @@ def usage(done: Sequence[Finished]) -> dict[str, Any]:
 
 
 def statistics(done: Sequence[Finished], rounding: float) -> dict[str, Any]:
-    """Return tokens per target pass, and the price: total variation per token, 0 where exact.
+    """Return tokens per target pass, and the quality loss: total variation per token, 0 where exact.
 
-    ``rounding``: what weights in fewer bits cost, per token.
+    ``rounding``: what quantized weights add, per token.
     """
     decoded = [one.drawn.decoded for one in done]
     tokens = sum(one.tokens.numel() for one in decoded)

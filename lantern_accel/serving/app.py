@@ -35,7 +35,7 @@ from lantern_accel.strategy.values import AUTO, STRATEGIES
 
 #: Headers of answers that a page of another origin may read.
 EXPOSED = ("x-request-id", "x-should-retry", "retry-after", "x-device-kind")
-#: Nothing is fetched from elsewhere, and pictures come as data.
+#: Nothing is fetched from elsewhere, and images come as data.
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
     "connect-src 'self'"
@@ -73,7 +73,7 @@ class Inbox:
 
 
 def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> FastAPI:
-    """Return the application, which draws from its start-up to its shutdown.
+    """Return the application, which serves from its start-up to its shutdown.
 
     The pipeline stays the caller's, who closes it; while the application runs nobody else may use it.
     """
@@ -93,7 +93,7 @@ def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> Fast
     )  # fmt: skip
     app.state.studio = studio
     app.add_middleware(Guard, metrics=metrics, limits=chosen)
-    if chosen.origins:  # outside the guard: a preflight brings no key, and errors are read too
+    if chosen.origins:  # outside the guard: a preflight has no key, and errors are read too
         app.add_middleware(
             CORSMiddleware,
             allow_origins=chosen.origins,
@@ -237,7 +237,7 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
 async def _answer_whole(
     request: Request, inbox: Inbox, asked: ImageRequest, model: str
 ) -> Response:
-    """Answer with what is drawn, and give it up where the client leaves before."""
+    """Answer with what is generated, and stop where the client leaves before."""
 
     async def drawing() -> dict[str, Any]:
         done, used = await inbox.finished()

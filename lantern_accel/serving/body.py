@@ -31,7 +31,7 @@ from lantern_accel.strategy.values import Sampling, Strategy
 
 #: Sizes that clients send where their user chose none: mapped to the model's own, and said so.
 CLIENT_SIZES = ("512x512", "1024x1024")
-#: Formats of pictures by OpenAI's names, and Pillow's.
+#: Formats of images by OpenAI's names, and Pillow's.
 FORMATS = {"png": "PNG", "webp": "WEBP", "jpeg": "JPEG"}
 #: Seeds that OpenAI's clients and JSON of other languages carry without loss.
 DRAWN_SEEDS = 2**31
@@ -79,12 +79,12 @@ TAKES = {
     "prompt": "text, or a class id for a model of classes",
     "n": "1 to 10 images",
     "size": '"auto" or WIDTHxHEIGHT',
-    "background": '"opaque" or "auto": pictures have no transparency',
+    "background": '"opaque" or "auto": images have no transparency',
     "output_format": '"png", "webp" or "jpeg"',
     "output_compression": "0 to 100",
     "response_format": '"b64_json": this server keeps no files to give URLs of',
     "partial_images": "0 to 3",
-    "seed": "a whole number from 0, -1 for a random one, or a list with one for each image",
+    "seed": "an integer from 0, -1 for a random one, or a list with one for each image",
     "negative_prompt": "text",
 }
 #: Fields that are settings of :func:`~lantern_accel.generate`, by its names for them.
@@ -103,7 +103,7 @@ TEXTS = ("prompt", "negative_prompt")
 
 @dataclass(frozen=True)
 class ImageRequest:
-    """One request, complete: what to draw, with which seeds, and how to answer.
+    """One request, complete: what to generate, with which seeds, and how to answer.
 
     ``seeds``: of each image its seed and its index below that seed. ``size``: in pixels, None for the
     model's own. ``notes``: what was changed; ``ignored``: fields that mean nothing here.
@@ -127,7 +127,7 @@ def read_body(
 ) -> ImageRequest:
     """Check a request's JSON; raises :class:`Refusal` with the field that is wrong.
 
-    ``picture`` returns what the model draws for a size, or raises; ``most_prompt``: characters;
+    ``picture`` returns what the model generates for a size, or raises; ``most_prompt``: characters;
     ``check`` raises for a text that the model cannot take.
     """
     if not isinstance(given, dict):
@@ -233,7 +233,7 @@ def _seeds(body: Body) -> tuple[tuple[int, int], ...]:
 
 
 def _draw_seed(seed: int | None) -> int:
-    """Return a seed, drawn where none was sent, or -1 as others say it."""
+    """Return a seed, a random one where none was sent, or -1 as others say it."""
     if seed is None or seed == -1:
         return secrets.randbelow(DRAWN_SEEDS)
     if not 0 <= seed < SEEDS:

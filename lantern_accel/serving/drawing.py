@@ -41,7 +41,7 @@ class Drawing:
 
     @property
     def running(self) -> dict[int, Picture]:
-        """The images that are being drawn, by row."""
+        """The images that are being generated, by row."""
         return {} if self._slots is None else self._slots.images
 
     @property
@@ -112,7 +112,7 @@ class Drawing:
 
     @inferring
     def finish(self, picture: Picture, drawn: Drawn) -> Finished:
-        """Return a complete image as a picture; raises RequestError for a model that makes none."""
+        """Decode a complete image; raises RequestError for a model that makes none."""
         assert picture.conditions is not None
         prompts = [picture.job.request.body.prompt]
         with noted() as warned, self._counted("pixels", [picture.job]):
@@ -125,15 +125,15 @@ class Drawing:
         if not made:
             log.warning("%s", "; ".join(warned))
             raise RequestError(
-                f"the model {self.pipeline.model.manifest.name!r} draws tokens here and no pictures; "
-                "load it with what paints them"
+                f"the model {self.pipeline.model.manifest.name!r} makes tokens here and no images; "
+                "load it with what paints images"
             )
         text = int(picture.conditions.mask.sum())
         return Finished(picture.index, made[0], drawn, text)
 
     @inferring
     def show(self, picture: Picture, row: int) -> Partial | None:
-        """Return a partial picture where its share of the image is known, and one is wanted."""
+        """Return a partial image where its share of the image is known, and one is wanted."""
         wanted, tokens = picture.job.request.body.partial_images, self.slots.tokens
         if picture.partials >= wanted or picture.job.over:
             return None

@@ -10,7 +10,7 @@ from lantern_accel.serving.refusals import quote, wrong_value
 
 #: Other programs' names, by ours.
 TAKEN = {"cfg_scale": "guidance_scale", "num_images": "n", "num_images_per_prompt": "n"}
-#: A name this near to one of ours, and of its length but for a letter, is a slip.
+#: A name this near to one of ours, and of its length give or take a letter, is a slip.
 NEAR = 0.75
 
 
@@ -30,7 +30,7 @@ def read_names(
         for name, side in sides.items():
             if type(side) is not int:
                 what = f"not {quote(side)}" if name in given else f"and {name} is missing"
-                raise wrong_value(name, f"width and height are whole numbers of pixels, {what}")
+                raise wrong_value(name, f"width and height are integers, in pixels, {what}")
         _take(found, sent, "width", "size", f"{sides['width']}x{sides['height']}")
     ignored = [name for name in found if name not in fields]
     for name in ignored:

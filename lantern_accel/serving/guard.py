@@ -26,7 +26,7 @@ Receive = Callable[[], Awaitable[Message]]
 
 #: Answered without a key: load balancers ask for the one, and the other is the page that asks for a key.
 OPEN = ("/", "/health")
-#: Asked again and again by watchers: these are no line in the log.
+#: Asked again and again by watchers: these have no line in the log.
 WATCHED = ("/health", "/metrics")
 #: Where images are asked for.
 DRAWING = "/v1/images/generations"
@@ -88,7 +88,7 @@ def too_long(most_body: int) -> Refusal:
 class Guard:
     """ASGI middleware around the whole application: one number, one count and one log line per request.
 
-    Of the ``keys`` a request must bring one (``Authorization: Bearer KEY``); without any everybody may.
+    Of the ``keys`` a request must have one (``Authorization: Bearer KEY``); without any everybody may.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, limits: ServerSettings) -> None:

@@ -12,7 +12,7 @@ from lantern_accel.generation.slots import Drawn
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
-#: How a request for images ends: drawn; not taken, nothing drawn; its client left; the server's fault.
+#: How a request for images ends: generated; not taken; its client left; the server's fault.
 OUTCOMES = ("ok", "refused", "cancelled", "failed")
 
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from prometheus_client import Gauge
 
 #: What the seconds of a request go into: the queue, its prompt, an engine where the batch needed one, the
-#: pass over the prompt, its steps (which images of a batch share), its pictures. The rest is others'.
+#: pass over the prompt, its steps (which images of a batch share), its images. The rest is others'.
 STAGES = ("waiting", "text", "engine", "prefill", "decode", "pixels")
 
 
 @dataclass(frozen=True)
 class Partial:
-    """A picture of what is known of image ``index``; ``number`` counts from 0."""
+    """What is known of image ``index``, decoded; ``number`` counts from 0."""
 
     index: int
     number: int
@@ -49,9 +49,9 @@ class Finished:
 
 @dataclass(frozen=True)
 class Completed:
-    """The last event of a job that went well: what it was drawn with, and what should be said.
+    """The last event of a job that went well: what it was decoded with, and what should be said.
 
-    ``rounding``: total variation per token that the model's weights in fewer bits cost. ``stages``:
+    ``rounding``: total variation per token that the model's quantized weights add. ``stages``:
     seconds by :data:`STAGES`. ``peak``: bytes, the most that the device had in use since its batch was
     last empty; None where it reads no peak.
     """
@@ -107,7 +107,7 @@ class Picture:
 
 
 class Queue:
-    """The images that wait: added from any thread, taken out by the one that draws.
+    """The images that wait: added from any thread, taken out by the thread that decodes.
 
     ``closing``: no more are taken; ``broken``: why the device is lost, None where it is not.
     """

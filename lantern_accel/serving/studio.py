@@ -1,4 +1,4 @@
-"""Draws the images of jobs: one thread that owns the pipeline, with a bounded queue in front of it."""
+"""Generates the images of jobs: one thread that owns the pipeline, behind a bounded queue."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ServerSettings:
 
 
 class Studio:
-    """Draws the images of jobs on one pipeline, in a thread of its own, until :meth:`stop`."""
+    """Generates the images of jobs on one pipeline, in a thread of its own, until :meth:`stop`."""
 
     def __init__(self, pipeline: Pipeline, limits: ServerSettings, metrics: Metrics) -> None:
         self.pipeline, self.limits, self.metrics = pipeline, limits, metrics
@@ -66,7 +66,7 @@ class Studio:
     # --- from other threads --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to draw; raises BackendError where the device is another process's."""
+        """Begin to decode; raises BackendError where the device is another process's."""
         if self.pipeline.backend.unusable:
             raise BackendError(self.pipeline.backend.unusable)
         self._thread.start()
@@ -110,7 +110,7 @@ class Studio:
 
     @property
     def running(self) -> dict[int, Picture]:
-        """The images that are being drawn, by row."""
+        """The images that are being generated, by row."""
         return self.drawing.running
 
     # --- in its own thread ---------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Studio:
                 if isinstance(one, int):  # its row is not given up yet
                     raise
                 if not isinstance(error, RequestError):
-                    log.error("a picture could not be made", exc_info=error)
+                    log.error("an image could not be made", exc_info=error)
                 self._end(picture.job, error)
         self.metrics.running.set(len(self.running))
 

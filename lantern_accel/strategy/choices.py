@@ -56,7 +56,7 @@ class Choice(Record):
     key: dict[str, Any]
     strategy: Strategy
     speedup: float | None = Field(None, gt=0, allow_inf_nan=False)
-    source: Literal["tune", "while drawing"]
+    source: Literal["tune", "while generating"]
     measured: list[Measured] = Field(default_factory=list)
     evidence: dict[str, Any] = Field(default_factory=dict)
     digest: str = Field("", description="of everything else: a file that was changed is not used")
@@ -138,7 +138,7 @@ def choice_path(key: dict[str, Any]) -> Path:
 def read_choice(key: dict[str, Any]) -> Choice | None:
     """Return the choice of exactly this key, the user's own before a shipped one; else None.
 
-    A file that is damaged or was changed is no choice.
+    A damaged or changed file is not a choice.
     """
     path = choice_path(key)
     found = _read(path, Choice)

@@ -40,7 +40,7 @@ ONE = {
     "residual": "'lantern++'",
     "neighbour_space": "'lantern++'",
 }
-#: What :func:`choose_strategy` takes beside a name.
+#: What :func:`choose_strategy` takes next to a name.
 CHANGES = (*ONE, "coupling", "tv_budget", "relaxed")
 
 
@@ -119,7 +119,7 @@ def choose_strategy(defaults: Defaults, strategy: str | Strategy, **changes: Any
         accept = _read("accept", parse_rule, accept)
     elif accept is not None and not isinstance(accept, AcceptanceRule):
         raise StrategyError(
-            f"{shown(accept)} is no acceptance rule; write one, such as lantern++:k=10,lambda=2"
+            f"{shown(accept)} is not an acceptance rule; write one, such as lantern++:k=10,lambda=2"
         )
     if isinstance(strategy, Strategy):
         chosen = strategy
@@ -176,7 +176,7 @@ def _automatic(defaults: Defaults, relaxed: bool | None, changes: dict[str, Any]
         )
     budget = changes.get("tv_budget")
     if relaxed is False and budget is not None:
-        text = "an exact strategy spends no total variation; leave tv_budget out"
+        text = "an exact strategy uses no total variation; leave tv_budget out"
         raise StrategyError(text, field="tv_budget")
     if relaxed or budget is not None:
         chosen = chosen.override(acceptance=defaults.lantern_pp, tv_budget=budget)

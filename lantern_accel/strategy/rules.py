@@ -93,9 +93,9 @@ class Tried:
     """What a rule may look at when a draft is tested, on the device, in float32.
 
     ``px [...]`` is p(x), the target's probability of the drafted code; ``qx [...]`` the probability with
-    which it was drawn (1 where it is certain); ``near [..., k]`` the probabilities of its ``k`` nearest
+    which it was sampled (1 where it is certain); ``near [..., k]`` the probabilities of its ``k`` nearest
     neighbours, nearest first; ``p [..., V]`` the whole distribution, ``x [...]`` the code, ``depth``
-    the level of the draft: 0 for the first after the root, and ``q [..., V]`` what it was drawn from,
+    the level of the draft: 0 for the first after the root, and ``q [..., V]`` what it was sampled from,
     None where it is certain.
     """
 
@@ -127,17 +127,17 @@ class AcceptanceRule(Registered):
     #: Fields whose values may change from request to request without a new compilation, in the order in
     #: which :meth:`borrowed` gets them; all other fields fix the shape of the step.
     runtime_params: ClassVar[tuple[str, ...]] = ()
-    #: Whether the rule can keep a draft that the exact test would refuse.
+    #: Whether the rule can keep a draft that the exact test would reject.
     relaxed: ClassVar[bool] = True
     #: Whether :meth:`borrowed` reads ``Tried.p`` or ``q``; elsewhere p may have no columns.
     reads_distribution: ClassVar[bool] = False
 
     def borrowed(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how many neighbours count (int32 ``[...]``) and the mass that they lend, A(x) - p(x).
+        """Return how many neighbours count (int32 ``[...]``) and the mass that they add, A(x) - p(x).
 
         ``runtime_params`` float32 ``[P]`` has the values of :attr:`runtime_params` on the device.
         """
-        raise NotImplementedError(f"the rule {self.kind!r} does not say what it borrows")
+        raise NotImplementedError(f"the rule {self.kind!r} does not say what neighbours add")
 
     def runtime_values(self) -> list[float]:
         """Return the values of :attr:`runtime_params`."""
@@ -175,7 +175,7 @@ class NearestCodes(AcceptanceRule):
     kind: str
 
     def bound(self, px: Tensor, runtime_params: Tensor) -> Tensor:
-        """Return the most mass that neighbours may lend, ``[...]``."""
+        """Return the most mass that neighbours may add, ``[...]``."""
         raise NotImplementedError(f"the rule {self.kind!r} has no bound")
 
     def borrowed(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,7 +193,7 @@ class Lantern(NearestCodes):
 
     kind: Literal["lantern"] = "lantern"
     k: Nearest = 1000
-    delta: float = Field(0.2, gt=0, le=1, description="most mass that the neighbours may lend")
+    delta: float = Field(0.2, gt=0, le=1, description="most mass that the neighbours may add")
     runtime_params: ClassVar[tuple[str, ...]] = ("delta",)
 
     def bound(self, px: Tensor, runtime_params: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class Sampling(Frozen):
     cfg_scale: Scale = Field(1.0, description="u + s (c - u); 1 or less: no guidance")
     cfg_scale_image: Scale | None = Field(
         None,
-        description="three-way guidance, u + s_image (i - u) + s (c - i), with i the prompt's pictures",
+        description="three-way guidance, u + s_image (i - u) + s (c - i), with i the prompt's images",
     )
     cfg_interval: int = Field(
         -1,

@@ -20,7 +20,7 @@ from lantern_accel.strategy.rules import Registered
 
 #: A node's ranks from the root: ``(0, 2)`` is the third-best child of the root's best child.
 Path = tuple[int, ...]
-#: The entry points of packages that bring sources: ``KIND = "module"``.
+#: The entry points of packages that have sources: ``KIND = "module"``.
 GROUP = "lantern_accel.sources"
 
 
@@ -55,7 +55,7 @@ class DraftSource(Registered):
 
     @classmethod
     def of_kind(cls, kind: object) -> type[Self]:
-        """Return the class of a kind, loading the package that brings it; raises StrategyError."""
+        """Return the class of a kind, loading the package that has it; raises StrategyError."""
         if isinstance(kind, str) and kind not in SOURCES:
             for one in entry_points(group=GROUP, name=kind):
                 try:
@@ -63,7 +63,7 @@ class DraftSource(Registered):
                 except Exception as error:
                     raise StrategyError(
                         f"the source of drafts {kind!r} cannot be loaded from {one.value!r}: {error}; "
-                        "update or remove the package that brings it"
+                        "update or remove the package that has it"
                     ) from error
         return super().of_kind(kind)
 
@@ -83,7 +83,7 @@ class DraftSource(Registered):
         return (self.kind,)
 
     def of_length(self, length: int) -> DraftSource:
-        """Return the source of steps that bring ``length`` tokens at most."""
+        """Return the source of steps that add at most ``length`` tokens."""
         raise StrategyError(f"the source of drafts {self.kind!r} has steps of one length")
 
     def text(self, longest: int) -> str:
@@ -111,10 +111,10 @@ class DraftSource(Registered):
 
 
 class DraftLength(Frozen):
-    """The most tokens that a step brings an image, of n drafts in a row n + 1: 1 is plain decoding.
+    """The most tokens that a step adds to an image, of n drafts in a row n + 1: 1 is plain decoding.
 
     ``cost``: a step's time relative to a plain one, on the device at hand; ``tokens_per_step``: what a
-    step brings, on average over prompts. None: not known.
+    step adds, on average over prompts. None: not known.
     """
 
     length: int = Field(ge=1, le=256)

@@ -29,14 +29,14 @@ from lantern_accel.strategy.sources import (
 )
 
 Residual = Literal["aggregate", "official", "optimal"]
-#: ``invariant``: noise of the seed, the image, the position and the code draws every token, drafted or
+#: ``invariant``: noise of the seed, the image, the position and the code decides every token, drafted or
 #: not, so that no draft changes an image (Daliri, Musco, Suresh, arXiv 2408.07978). ``maximal``: drafts
-#: are tested by a uniform each, and refused ones replaced from the residual, as the papers have it.
+#: are tested by a uniform each, and rejected ones replaced from the residual, as the papers have it.
 Coupling = Literal["invariant", "maximal"]
 #: ``decoder``: the space in which the decoder looks codes up (the unit sphere for LlamaGen); ``raw``: the
 #: codebook's rows as they are stored, as the official tables are.
 NeighbourSpace = Literal["decoder", "raw"]
-#: What a window's newest drafts are drawn from.
+#: What a window's newest drafts are sampled from.
 Fresh = Literal["uniform", "above", "head"]
 
 
@@ -68,7 +68,7 @@ class ChainTree(AdaptiveSource):
 
 
 class StaticTree(AdaptiveSource):
-    """A tree of fixed shape, as in EAGLE-1 and LANTERN++; drafts are drawn without replacement.
+    """A tree of fixed shape, as in EAGLE-1 and LANTERN++; drafts are sampled without replacement.
 
     ``paths`` lists every node but the root; the parent of a node must be there too, and siblings are
     ranked 0, 1, 2, ... without gaps. With ``draft_lengths`` the host may take the upper levels alone, or
@@ -143,9 +143,9 @@ class DynamicTree(DraftSource):
 class Window(AdaptiveSource):
     """A window of drafts that the target itself improves from step to step: no drafter, no tree.
 
-    ``fresh`` says what a draft is drawn from that no pass has seen yet: any code (``uniform``), or the
+    ``fresh`` says what a draft is sampled from that no pass has seen yet: any code (``uniform``), or the
     distribution of the position one row above (``above``; this project's); with ``head`` the model's
-    draft head guesses, which needs the coupling invariant. Behind a refused draft every one becomes the
+    draft head guesses, which needs the coupling invariant. Behind a rejected draft every one becomes the
     token that its noise chooses (SCD-GS, arXiv 2510.24211), or that of one of the last ``passes`` which
     had seen this past (this project's). Under the coupling ``maximal`` a window is SJD's.
 
@@ -181,7 +181,7 @@ class Window(AdaptiveSource):
 
 
 class SelfDrafts(AdaptiveSource):
-    """Drafts by a copy of the target's own weights in fewer bits, checked by the target in one pass.
+    """Drafts by a copy of the target's own quantized weights, checked by the target in one pass.
 
     The copy guesses ``length`` tokens, one a pass, or in windows of its own of ``window`` tokens, in
     ``passes`` passes (0: a third of the drafts). ``draft_lengths``: of drafts and one, rising to those
@@ -252,7 +252,7 @@ class Strategy(Frozen):
     residual: Residual = "aggregate"
     coupling: Coupling | None = Field(
         None,
-        description="how tokens and drafts are drawn together; None: invariant with exact acceptance, "
+        description="how tokens and drafts are sampled together; None: invariant with exact acceptance, "
         "else maximal",
     )
     neighbour_space: NeighbourSpace | None = Field(
@@ -262,7 +262,7 @@ class Strategy(Frozen):
         None,
         gt=0,
         lt=1,
-        description="most total variation that relaxation may spend per token; needs temperature > 0",
+        description="most total variation that relaxation may use per token; needs temperature > 0",
     )
 
     @model_validator(mode="before")
@@ -296,7 +296,7 @@ class Strategy(Frozen):
             )
         if self.tv_budget is not None and not self.acceptance.relaxed:
             raise ValueError(
-                "exact acceptance spends no total variation; leave tv_budget out, or choose "
+                "exact acceptance uses no total variation; leave tv_budget out, or choose "
                 "lantern or lantern++"
             )
         if isinstance(self.drafts, SelfDrafts) and not self.invariant:
@@ -336,7 +336,7 @@ class Strategy(Frozen):
     @property
     def bucket(self) -> tuple[Any, ...]:
         """What fixes the shape of a step: all but the name and the values that are data."""
-        # What a length costs and brings is data: the host reads it.
+        # What a length costs and adds is data: the host reads it.
         hidden = {"__all__": {"cost", "tokens_per_step"}}
         return (
             self.drafts.model_dump_json(exclude={"name": True, "draft_lengths": hidden}),
@@ -407,7 +407,7 @@ class Strategy(Frozen):
         )
 
 
-#: The fastest of what is allowed, chosen for the device, the model, the batch and the picture.
+#: The fastest of what is allowed, chosen for the device, the model, the batch and the image.
 AUTO = "auto"
 #: Lengths of auto's window, few since a longer one takes some steps to settle.
 AUTO_LENGTHS = (1, 2, 4, 8, 16)
@@ -417,7 +417,7 @@ AUTO_SELF = (1, 2, 3, 5, 7, 9)
 TREE_STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
 #: Strategies that draft in a window and need no drafter; exact.
 WINDOW_STRATEGIES = ("sjd", "scd")
-#: Drafts by a copy of the target's own weights in fewer bits; exact.
+#: Drafts by a copy of the target's own quantized weights; exact.
 SELF = "self"
 STRATEGIES = (*TREE_STRATEGIES, *WINDOW_STRATEGIES, SELF)
 _WINDOWS = ", ".join(map(repr, WINDOW_STRATEGIES))

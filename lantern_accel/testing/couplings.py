@@ -91,7 +91,7 @@ def invariant(backend: Backend) -> Measured:
     logits = 2 * normal(7, IMAGES, nodes, vocab)
     device, sampling = backend.device, Sampling(top_k=12)
     host = TokenChooser(keys, Filters(sampling, 0.9, 1.0), False)
-    # Drafts that are the target's own choice where the parent is on the path, and others beside them.
+    # Drafts that are the target's own choice where the parent is on the path, and others next to them.
     blank = drafted_tree(torch.device("cpu"), torch.zeros(IMAGES, nodes).long(), vocab, False)
     deep = length.unsqueeze(1) + blank.ahead().chunk(2, dim=1)[1]
     chosen = host.of(host.filters.ops.filter(logits, host.filters.given), deep)

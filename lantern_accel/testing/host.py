@@ -15,7 +15,7 @@ from lantern_accel.testing.result import Failed, Measured, doing, left_to_refere
 
 #: Of float32 logits, relative to the largest: hundreds of roundings of a tiny model, far below a fault.
 NEAR = 2e-4
-#: What is no code's logit but stands for one that may not be.
+#: The logit of what is not a code but stands for one that may not be.
 FORBIDDEN = -1e4
 TIE = "is nearly a tie"
 #: Requests of a check: further ones where the one before met a decision within a rounding of its edge.
@@ -83,7 +83,7 @@ def next_to_cpu(backend: Backend, *, family: str = "", seed: int = 4) -> Measure
     ``family``: whose tiny model; "": the first. Raises :class:`Failed` with the first step whose logits
     are off, or the first token that differs. A backend whose steps are fused shows tokens and the
     prefill's logits alone. From a token on whose two likeliest codes are nearer to each other than logits
-    may be off, another image is as right: what follows is not compared, and that is told.
+    may be off, another image is as right: what follows is not compared, and that is reported.
     """
     host = Host()
     with host.inference():

@@ -114,7 +114,7 @@ CHECKS: dict[str, Check] = {
 }
 
 
-#: Told the check's name, what it does, and the seconds that it has taken.
+#: Gets the check's name, what it does, and the seconds that it has taken.
 Wait = Callable[[str, str, float], None]
 #: Seconds between two words about a check that takes long.
 EVERY = 10.0
@@ -165,7 +165,7 @@ def select(
 def run_check(backend: Backend, name: str, check: Check, *, on_wait: Wait | None = None) -> Outcome:
     """Run one check on an opened backend; one that raises has failed.
 
-    ``on_wait`` is told every few seconds what a check that takes long does.
+    ``on_wait`` is called every few seconds with what a check that takes long does.
     """
     began = time.perf_counter()
     doing("")
@@ -211,7 +211,7 @@ def near_misses(backend: Backend) -> list[str]:
         near = difflib.get_close_matches(name, members, n=1, cutoff=0.8)
         if near and near[0] not in vars(own[name]):
             found.append(
-                f"{own[name].__name__}.{name} is no method of the backend interface and is called by "
+                f"{own[name].__name__}.{name} is not a method of the backend interface and is called by "
                 f"nobody; did you mean {near[0]}?"
             )
     return found

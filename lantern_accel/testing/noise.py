@@ -219,7 +219,7 @@ def _same(
 
 
 def race(backend: Backend) -> Measured:
-    """Draw by noise, one code and several: each is the likeliest of weight over noise in float64."""
+    """Sample by noise, one code and several: each is the likeliest of weight over noise in float64."""
     drawn = 0
     keys = noise_keys([7, -(2**40), 7], [0, 3, 1])
     positions = torch.tensor([[0, 1, 300], [65535, 2, 40], [5, 5, 6]])

@@ -31,7 +31,7 @@ TESTED = ("eagle", "eagle2", "sjd")
 
 
 def drafted_tree(device: torch.device, tokens: Tensor, vocab: int, sampled: bool) -> DraftTree:
-    """Return a small tree of drafts ``tokens [B, 8]``; ``sampled``: they were drawn, from seeded laws."""
+    """Return a small tree of drafts ``tokens [B, 8]``; ``sampled``: from seeded distributions."""
     tables = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000")))
     batch = tokens.shape[0]
     topology = tables.topology(batch, device)
@@ -146,7 +146,7 @@ def allowed(backend: Backend) -> Measured:
 
 
 def distribution(backend: Backend) -> Measured:
-    """Sample thousands of images' tokens by the papers' coupling: the second follows vanilla's law."""
+    """Sample thousands of images' tokens by the papers' coupling: the second is as vanilla's."""
 
     def counted(family: str, strategy: str, coupling: Coupling) -> Tensor:
         doing(f"{family}, {strategy}")
@@ -163,11 +163,11 @@ def distribution(backend: Backend) -> Measured:
     compared = tiny.cases(TESTED, ())
     want = counted(compared[0][0], "vanilla", "invariant")
     worst = max(_misfit(want, counted(*one, "maximal")) for one in compared)
-    return within(worst, 4.5, "second token's law, in standard deviations")
+    return within(worst, 4.5, "second token's distribution, in standard deviations")
 
 
 def _misfit(a: Tensor, b: Tensor) -> float:
-    """Return how far two counts are from one law, as a standard normal's deviate."""
+    """Return how far two counts are from one distribution, as a standard normal's deviate."""
     used = (a + b) > 8
     chi = ((a - b).square() / (a + b).clamp(min=1))[used].sum()
     degrees = float(used.sum() - 1)
@@ -296,7 +296,7 @@ def guidance(backend: Backend) -> Measured:
 
 
 def draws(backend: Backend) -> Measured:
-    """Draw one code, and several without replacement: each lies where its uniform points."""
+    """Sample one code, and several without replacement: each lies where its uniform points."""
     drawn = 0
     for vocab in VOCABS:
         weights = (4 * normal(vocab, 16, vocab)).softmax(-1)
@@ -350,7 +350,7 @@ def scan(backend: Backend) -> Measured:
             for row in range(rows):
                 codes = torch.searchsorted(first[row], uniforms * first[row, -1], right=True)
                 if not bool((weights[row, codes] > 0).all()):
-                    raise Failed(f"{vocab} codes, {rows} rows: a code without weight was drawn")
+                    raise Failed(f"{vocab} codes, {rows} rows: a code without weight was sampled")
                 low = exact[row, codes] - weights[row, codes].double()
                 aim = uniforms.double() * exact[row, -1]
                 off = torch.maximum(low - aim, aim - exact[row, codes]).max()

@@ -1,4 +1,4 @@
-"""Products, norms and gates against float64 on the host, at sizes of published models and at odd ones."""
+"""Matmuls, norms and gates against float64 on the host, at sizes of published models and at odd ones."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from lantern_accel.testing.tolerances import (
 MATRICES = ((768, 2304), (1280, 200), (3200, 72), (4096, 64), (257, 33), (100, 37))
 #: A head of 16,384 codes, and an odd one.
 HEADS = ((768, 16384), (100, 4097))
-#: Rows of a product: a prompt's, a window's, a tree's, with guidance and without.
+#: Rows of a matmul: a prompt's, a window's, a tree's, with guidance and without.
 ROWS = (1, 2, 5, 16, 33, 64)
 MOST = max(ROWS)
 
 
 def _inputs(seed: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Return rows whose first and last numbers weigh most: a product that drops an end shows it."""
+    """Return rows whose first and last numbers weigh most: a matmul that drops an end shows it."""
     x = normal(seed, rows, width)
     x[:, 0] += 8.0
     x[:, -1] -= 8.0
@@ -41,7 +41,7 @@ def _inputs(seed: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
 
 
 def _parts(x: Tensor) -> list[tuple[slice, Tensor]]:
-    """Return what a product is called with, rows of ``x [MOST, n]``: many and few, with leading axes.
+    """Return what a matmul is called with, rows of ``x [MOST, n]``: many and few, with leading axes.
 
     Two calls of one shape have other numbers: a result that is kept from the call before shows.
     """
@@ -70,7 +70,7 @@ def _mistakes(
 
 
 def linear(backend: Backend) -> Measured:
-    """Compare products of packed matrices, with a bias and a residual, and what they are dense."""
+    """Compare matmuls of packed matrices, with a bias and a residual, and what they are dense."""
     worst, dtypes = Worst(), dtypes_of(backend)
     for dtype in dtypes:
         for inputs, outputs in MATRICES:
@@ -84,7 +84,7 @@ def linear(backend: Backend) -> Measured:
                 normal(seed, *s).to(dtype) for seed, s in ((3, (outputs,)), (4, (MOST, outputs)))
             )
             _products(backend, worst, packed, given.double(), x, bias, residual, what)
-    detail = f"{worst.count} products in {', '.join(map(short, dtypes))} against float64"
+    detail = f"{worst.count} matmuls in {', '.join(map(short, dtypes))} against float64"
     return worst.measured(detail + left_to_reference(backend, "linear", "linear_add", "pack"))
 
 
@@ -140,7 +140,7 @@ def _products(
 
 
 def logits(backend: Backend) -> Measured:
-    """Compare a head's products, which are float32 in every dtype, with a bias and without."""
+    """Compare a head's matmuls, which are float32 in every dtype, with a bias and without."""
     worst, dtypes = Worst(), dtypes_of(backend)
     for dtype in dtypes:
         for inputs, outputs in HEADS:
@@ -167,7 +167,7 @@ def logits(backend: Backend) -> Measured:
 
 
 def fewer_bits(backend: Backend) -> Measured:
-    """Compare products with matrices in fewer bits, packed in one step and in two, of drafts too."""
+    """Compare matmuls with quantized matrices, packed in one step and in two, of drafts too."""
     worst, dtypes = Worst(), dtypes_of(backend)
     for how in ROUNDINGS.values():
         for inputs, outputs in ((768, 130), (100, 37)):
@@ -186,7 +186,7 @@ def fewer_bits(backend: Backend) -> Measured:
                     weight = codes.dense(torch.float32).double()
                     for packed in made:
                         worst.add(_rounded_product(backend, packed, weight, dtype, drafts, shown))
-    detail = f"{worst.count} products with weights in fewer bits against float64"
+    detail = f"{worst.count} matmuls with quantized weights against float64"
     return worst.measured(detail + left_to_reference(backend, "pack", "linear"))
 
 
@@ -238,7 +238,7 @@ def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm(backend: Backend) -> Measured:
-    """Compare the norm, of rows so small that epsilon counts, too; a wrong epsilon is told."""
+    """Compare the norm, of rows so small that epsilon counts, too; a wrong epsilon is found."""
     worst, dtypes = Worst(), dtypes_of(backend)
     for dtype in dtypes:
         for width, eps in NORMS:

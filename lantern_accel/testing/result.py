@@ -46,7 +46,7 @@ _NOW = [""]
 
 
 def doing(what: str) -> None:
-    """Say what a check does now: told where it takes long, is stopped, or raises."""
+    """Say what a check does now: shown where it takes long, is stopped, or raises."""
     _NOW[0] = what
 
 
@@ -107,9 +107,9 @@ def compare(
     """Pass where a tensor is the reference's within ``tolerance``; else say what differs, and where.
 
     ``want``: float64 on the host. ``tolerance``: one number, or one for each value; then the error that
-    is told is the largest share of it. ``dtype``: what a backend must return. ``causes``: what it would
-    have returned had it made a mistake that is often made, or a function that computes it where it is
-    wanted; one that fits is named.
+    is reported is the largest share of it. ``dtype``: what a backend must return. ``causes``: what
+    it would have returned had it made a mistake that is often made, or a function that computes it
+    where it is wanted; one that fits is named.
     """
     if tuple(got.shape) != tuple(want.shape):
         raise Failed(f"{what}: the shape is {list(got.shape)}, expected {list(want.shape)}")

@@ -228,7 +228,7 @@ def kept_tensors(
 
 
 def views(backend: Backend) -> Measured:
-    """Look through engines for tensors that are views: a lazy device makes a view anew when it is used.
+    """Look through engines for tensors that are views: a lazy device makes a view again when it is used.
 
     It does so once after each write to what the view is of, so that one step is another program than
     the next.
@@ -247,13 +247,13 @@ def views(backend: Backend) -> Measured:
                     f"{family}, {strategy}: {path} {list(tensor.shape)} is a view that is kept across "
                     "steps; keep a tensor of its own (.clone()), or make the view in the step"
                 )
-    return Measured(f"{looked} tensors that engines keep are no views")
+    return Measured(f"{looked} tensors that engines keep are not views")
 
 
 def buffers(backend: Backend) -> Measured:
     """Watch prefill and steps write: to buffers that the engine names, and to no cache through a view.
 
-    A device that replays functions of inputs and outputs brings back what is named, and nothing else;
+    A device that replays functions of inputs and outputs returns what is named, and nothing else;
     a compiler updates a cache where it lies if it is one tensor per layer, written as a whole.
     """
     if backend.device.type == "meta":

@@ -46,7 +46,7 @@ CHECKED = (*STRATEGIES, BY_HEAD)
 #: Strategies that need no drafter.
 WITHOUT = ("vanilla", *WINDOW_STRATEGIES, SELF, BY_HEAD)
 #: What every family but the first is checked with: no drafts, a tree of its own making, a relaxed rule,
-#: a window, and a copy of its own weights in fewer bits.
+#: a window, and a quantized copy of its own weights.
 FEWER = ("vanilla", "eagle2", "lantern++", "scd", SELF)
 #: One strategy for each form of a step, for checks whose time is a compiler's; and what each family but
 #: the first has one of there.

@@ -1,10 +1,10 @@
-"""How far honest arithmetic may be from float64: bounds made of a dtype's rounding and of what is summed.
+"""How far correct arithmetic may be from float64: bounds from a dtype's rounding and the sums.
 
 No number here is a processor's. Sums are taken to be in float32, in any order, with or without
 contracted multiply-adds, or in pairs that are aligned to 26 bits, as one matrix engine makes them: each
 addition is off by a rounding of what has been summed so far. Such errors have random signs, so that n of
-them come to about ``sqrt(n)``; a margin of :data:`MARGIN` makes honest devices pass at every shape of the
-kit.
+them come to about ``sqrt(n)``; a margin of :data:`MARGIN` makes correct devices pass at every shape
+of the kit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def product(x: Tensor, weight: Tensor, value: Tensor, dtype: torch.dtype) -> Ten
     """Bound the error of ``x [..., n] @ weight [m, n].T``, whose float64 result is ``value [..., m]``.
 
     Sums of n products in float32; the result stored in the dtype; and each factor rounded once more to
-    it, as devices do that split a sum, or that put activations in whole numbers.
+    it, as devices do that split a sum, or that put activations in integers.
     """
     n = x.shape[-1]
     absolute = x.abs() @ weight.abs().t()

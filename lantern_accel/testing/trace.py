@@ -78,7 +78,7 @@ def _shown(at: tuple[str, int]) -> str:
 
 
 def source_line(error: BaseException, apart: Callable[[str], bool] = _apart) -> str:
-    """Return the innermost line that an exception came through, but for files ``apart``; "": none."""
+    """Return the innermost line that an exception came through, except files ``apart``; "": none."""
     for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
         if not apart(frame.f_code.co_filename):
             return _shown((frame.f_code.co_filename, line))

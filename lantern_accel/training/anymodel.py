@@ -68,7 +68,7 @@ class ModelFeatures:
 
     @cached_property
     def gpt(self) -> Teacher:
-        """The target for this size of picture; prompts may be of any length."""
+        """The target for this size of image; prompts may be of any length."""
         target: Teacher = self.family.target_for_shape(self.pipeline.model, self._encoded.shape)[0]
         return target
 
@@ -139,7 +139,7 @@ def run_model_drafter(
     """Train a drafter for a loaded model in ``out``; write ``drafter.safetensors`` and its config.
 
     ``images``, ``prompts``, ``samples``: what it learns from, as :func:`.recording.recorded_images` takes
-    them. ``size``: width and height in pixels, for a model that draws several sizes; None: its own.
+    them. ``size``: width and height in pixels, for a model that generates several sizes; None: its own.
     """
     model = pipeline.model
     name = model.manifest.name
@@ -153,7 +153,7 @@ def run_model_drafter(
         start = read_drafter(out.parent / config.start_from)
     if config.coupled and not model.family.guided:
         raise DataError(
-            f"coupled training learns guided distributions, and {name!r} is drawn without "
+            f"coupled training learns guided distributions, and {name!r} decodes without "
             "guidance; leave coupled out"
         )
     named, codes, encoded = recorded_images(

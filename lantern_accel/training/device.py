@@ -29,13 +29,13 @@ class TrainDevice:
         self.dtype = _dtype(backend, precision)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Compute matrix products in this device's training dtype."""
+        """Compute matmuls in this device's training dtype."""
         if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def to(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Bring tensors to the device."""
+        """Move tensors to the device."""
         return tuple(t.to(self.device, non_blocking=True) for t in tensors)
 
     def adamw(self, groups: Iterable[Any], **settings: Any) -> torch.optim.Optimizer:

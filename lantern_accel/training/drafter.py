@@ -60,7 +60,7 @@ class DrafterTrainConfig(TrainConfig):
         description="blocks of the target, from 1, whose states are read as well as its last (EAGLE-3)",
     )
     images_at_once: int = Field(
-        8, ge=1, description="images that a loaded model draws together to learn from"
+        8, ge=1, description="images that a loaded model generates together to learn from"
     )
     kept_gib: float = Field(
         2.0,

@@ -1,9 +1,9 @@
 """Training a draft head for any model: from what windows see and choose, to guesses of the next tokens.
 
-The model draws pictures in windows. Steps leave examples: the last exact state, the states that the pass
-had at the places behind it, with the wrong token on their left, and the tokens around. What the target
-would have drawn there, its distribution after guidance and filters, is what the head learns, one, two and
-more tokens ahead. Pictures of some prompts are learned from, those of the others only judge.
+The model generates images in windows. Steps leave examples: the last exact state, the states that the
+pass had at the places behind it, with the wrong token on their left, and the tokens around. What the
+target would have sampled there, its distribution after guidance and filters, is what the head learns,
+one, two and more tokens ahead. Images of some prompts are learned from, those of the others only judge.
 """
 
 from __future__ import annotations
@@ -64,11 +64,9 @@ class HeadTrainConfig(TrainConfig):
     depths: int = Field(3, ge=1, le=16, description="places ahead that are learned")
     span: int = Field(4, ge=2, le=64, description="tokens of the windows that are recorded")
     examples: int = Field(64, ge=1, description="steps of an image that are learned from")
-    images_at_once: int = Field(16, ge=1, description="images that the model draws together")
+    images_at_once: int = Field(16, ge=1, description="images that the model generates together")
     evaluate_every: int = Field(250, ge=1)
-    patience: int | None = Field(
-        6, ge=1, description="evaluations that bring nothing before a stop"
-    )
+    patience: int | None = Field(6, ge=1, description="evaluations without progress before a stop")
 
 
 class Recorder:
@@ -99,7 +97,7 @@ class Recorder:
         """Return what is learned from of ``tokens [n, N]``: E steps, ``config.examples`` of each image.
 
         ``tokens``, and for each the target's likeliest ``codes, shares [n, N, K]``; ``image`` and
-        ``last``, the last token known, ``[E]``; ``exact [E, D]``, the state that it was drawn from; of
+        ``last``, the last token known, ``[E]``; ``exact [E, D]``, the state that it was sampled from; of
         the J places behind it in the pass ``states [E, J, D]`` and ``saw [E, J]``, the token on the
         left there, V for none.
         """
@@ -139,7 +137,7 @@ def record(
     folder: Path,
     progress: Progress,
 ) -> dict[str, Tensor]:
-    """Draw a picture of each prompt in windows, and return what is learned from; ``folder`` keeps it.
+    """Generate an image of each prompt in windows, and return what is learned from; ``folder`` keeps it.
 
     Raises :class:`DiskFullError` where the disk has less space than that takes.
     """
@@ -149,17 +147,17 @@ def record(
     each = 2 * config.examples * (1 + config.depths) * sizes.dim
     needed = missing * (each + 6 * sizes.tokens * min(KEPT, sizes.vocab_size))
     progress.log(
-        f"the model draws {missing} images of {sizes.tokens} tokens, whose steps take up to "
+        f"the model generates {missing} images of {sizes.tokens} tokens, whose steps take up to "
         f"{format_bytes(needed)} in {folder}; then come {config.steps} steps of training at most"
     )
     folder.mkdir(parents=True, exist_ok=True)
     if (free := shutil.disk_usage(folder).free) < needed:
         raise DiskFullError(
             f"{folder} has {format_bytes(free)} of free space, and recording takes "
-            f"{format_bytes(needed)}; free some, name another folder with --work, or draw fewer --samples"
+            f"{format_bytes(needed)}; free some, change --work, or ask for fewer --samples"
         )
     strategy = pipeline.strategy("scd").model_copy(update={"drafts": Window(length=config.span)})
-    progress.start("drawing images to learn from", len(prompts))
+    progress.start("generating images to learn from", len(prompts))
     parts: list[dict[str, Tensor]] = []
     for first, path in zip(firsts, files, strict=True):
         here, seed = prompts[first : first + batch], config.seed + first
@@ -170,7 +168,7 @@ def record(
             write_tensors(path, part, must=True)
             if missing > batch and (missing := missing - batch):
                 minutes = missing / batch * (time.monotonic() - began) / 60
-                progress.log(f"about {minutes:.1f} minutes of drawing are left")
+                progress.log(f"about {minutes:.1f} minutes are left")
         parts.append({**part, "image": part["image"] + first})
         progress.advance(len(here))
     progress.finish()
@@ -211,7 +209,7 @@ class HeadTask(KeptTask):
         held, self.learned = (which.nonzero().flatten() for which in (untouched, ~untouched))
         if not len(held) or not len(self.learned):
             raise DataError(
-                "the pictures have too few tokens to learn from; lower depths in --config"
+                "the images have too few tokens to learn from; lower depths in --config"
             )
         self.held = held[:JUDGED]
         self.module = self.head = DraftHead(sizes).to(device.device)
@@ -235,7 +233,7 @@ class HeadTask(KeptTask):
         return head(ahead, known, own, head.around(tokens, place, saw), place), codes, shares
 
     def step(self, index: int, rate: float, done: float, rng: random.Random) -> dict[str, float]:
-        """Take one optimizer step on examples at random: cross-entropy with the target's law."""
+        """Take one optimizer step on examples at random: cross-entropy with the target's distribution."""
         generator = torch.Generator().manual_seed(rng.getrandbits(62))
         count = min(self.config.batch_size, len(self.learned))
         every = self.learned[torch.randint(len(self.learned), (count,), generator=generator)]
@@ -252,7 +250,7 @@ class HeadTask(KeptTask):
 
     @torch.no_grad()
     def evaluate(self, index: int) -> dict[str, float]:
-        """Return how often a guess for untouched prompts is the target's draw, by how far ahead it is."""
+        """Return how often a guess for untouched prompts is the target's token, by how far ahead."""
         found = {}
         for ahead in range(1, self.config.depths + 1):
             total = 0.0
@@ -279,8 +277,8 @@ def train_head(
 ) -> dict[str, Any]:
     """Train a draft head for a loaded model in ``out``, write ``draft_head.safetensors``, and report.
 
-    ``prompts, samples, size``: what the model draws, as :func:`.recording.recorded_images` takes them;
-    some of the prompts are left untouched. A run that was killed goes on from what it had written.
+    ``prompts, samples, size``: what the model generates, as :func:`.recording.recorded_images` takes
+    them; some of the prompts are left untouched. A run that was killed goes on from what it had written.
     """
     say, model = Progress() if progress is None else progress, pipeline.model
     named = chosen_prompts(pipeline, config.seed, prompts, samples)
@@ -298,7 +296,7 @@ def train_head(
     asked += [named, size, model.trunk, str(model.rounding), repr(pipeline.sampling())]
     key = digest(asked)[:16]
     data = record(pipeline, named, config, sizes, encoded, out / f"steps-{key}", say)
-    # The last batch was filled up: further pictures of its last prompt.
+    # The last batch was filled up: further images of its last prompt.
     judges = torch.tensor([one in untouched for one in named])
     judges = judges[data["image"].long().clamp(max=len(named) - 1)]
     seed_everything(config.seed)

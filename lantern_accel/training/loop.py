@@ -192,7 +192,7 @@ class Task(ABC):
 
     @property
     def enough(self) -> bool:
-        """Whether more steps would bring nothing."""
+        """Whether more steps would be useless."""
         return False
 
     def evaluate(self, index: int) -> dict[str, float]:
@@ -200,15 +200,15 @@ class Task(ABC):
         return {}
 
     def draw_samples(self, path: Path) -> None:
-        """Write a picture of what the model does by now; asked for every ``samples_every`` steps."""
-        raise NotImplementedError(f"{self.label} draws no samples")
+        """Write an image of what the model does by now; asked for every ``samples_every`` steps."""
+        raise NotImplementedError(f"{self.label} generates no samples")
 
 
 class KeptTask(Task):
     """A module in training, of which the weights that were best on held-out data are kept.
 
     ``key``: of what is learned from; a checkpoint is continued only under the same. ``patience``:
-    evaluations that bring nothing, after which training stops; None: it goes on.
+    evaluations without progress, after which training stops; None: it goes on.
     """
 
     module: nn.Module
@@ -351,10 +351,10 @@ def run(
             done = fraction_done(config, at.step, at.elapsed)
             if done >= 1.0 or asked or task.enough:
                 break
-            # One stream per step, so that a continued run draws what an unbroken one would.
+            # One stream per step, so that a continued run samples what an unbroken one would.
             own = (config.seed * 1_000_003 + at.step) * 1_009
             rng = random.Random(own)
-            torch.manual_seed(own % 2**63)  # of what torch draws by itself: dropout
+            torch.manual_seed(own % 2**63)  # of what torch samples by itself: dropout
             rate = learning_rate(config, at.step, at.elapsed)
             metrics = task.step(at.step, rate, done, rng)
             at.step += 1

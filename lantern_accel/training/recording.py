@@ -1,7 +1,7 @@
 """What a loaded model is shown while something learns from it: prompts, and images as their tokens.
 
-The images come from a folder of captioned ones, or the target draws them itself, which takes nothing but
-prompts or class ids.
+The images come from a folder of captioned ones, or the target generates them itself, which takes
+nothing but prompts or class ids.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import encode_images
 from lantern_accel.strategy.values import Strategy
 
-#: Memory for encoded prompts; those that do not fit are encoded each time they are drawn.
+#: Memory for encoded prompts; those that do not fit are encoded each time they are used.
 KEPT_BYTES = 1 << 30
-#: Batches of drawn images between two writes of the file that keeps them.
+#: Batches of generated images between two writes of the file that keeps them.
 WRITE_EVERY = 16
 
 
 class Encoded:
-    """The conditions of prompts for one size of picture.
+    """The conditions of prompts for one size of image.
 
     Every prompt is encoded once, so that one that the model cannot take is refused before any work,
     and a large text encoder does not run in every step.
@@ -75,7 +75,7 @@ def chosen_prompts(
     if not prompts:
         raise DataError(
             "there is nothing to train on: name a folder of captioned images (--images), or a "
-            "file with one prompt per line (--prompts), which the target then draws"
+            "file with one prompt per line (--prompts), which the target then generates"
         )
     return [prompts[i % len(prompts)] for i in range(samples)]
 
@@ -91,8 +91,8 @@ def draw_batch(
 ) -> Tensor:
     """Return the tokens of one image per prompt, int64 ``[n, tokens]``.
 
-    They are drawn ``batch`` together, so that the last few need no engine of their own. ``observer`` sees
-    every step of all.
+    They are generated ``batch`` together, so that the last few need no engine of their own.
+    ``observer`` sees every step of all.
     """
     filled = [*prompts, *[prompts[-1]] * (batch - len(prompts))]
     sampling = pipeline.sampling()
@@ -113,14 +113,14 @@ def own_images(
     batch: int = 8,
     size: Size | None = None,
 ) -> Tensor:
-    """Let the target draw one image per prompt: int64 ``[n, tokens]``, kept in ``folder`` on the way."""
+    """Let the target generate an image per prompt: int64 ``[n, tokens]``, kept in ``folder``."""
     asked = [list(prompts), seed, pipeline.model.weights_hash, size]
     key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
     path = folder / f"codes-{key}.safetensors"
     stored = read_tensors(path, lambda entry: entry["codes"].dim() == 2)
     done = [] if stored is None else [*stored["codes"].long()][: len(prompts)]
     plain = pipeline.strategy("vanilla")
-    progress.start("drawing images to learn from", len(prompts))
+    progress.start("generating images to learn from", len(prompts))
     progress.advance(len(done))
     encoded = Encoded(pipeline, prompts, size)
     for start in range(len(done), len(prompts), batch):
@@ -149,16 +149,17 @@ def recorded_images(
     """Return prompts, the tokens of an image each, int64 ``[n, tokens]``, and the prompts encoded.
 
     ``images``: a folder of captioned images (:mod:`lantern_accel.quality.imageset`). Without one the
-    target draws ``samples`` images of ``prompts`` (of random classes where it takes classes), ``batch``
-    together, and ``folder`` keeps them. Raises :class:`DataError` where there is nothing to learn from.
+    target generates ``samples`` images of ``prompts`` (of random classes where it takes classes),
+    ``batch`` together, and ``folder`` keeps them. Raises :class:`DataError` where there is nothing
+    to learn from.
     """
     model = pipeline.model
     manifest = model.manifest
     if images is not None:
         if not hasattr(model.vq, "encode"):
             raise DataError(
-                f"the model {manifest.name!r} comes without what turns pictures into codes, so that it "
-                "cannot learn from --images; name a file of --prompts, whose pictures it draws itself"
+                f"the model {manifest.name!r} comes without what turns images into codes, so that it "
+                "cannot learn from --images; name a file of --prompts, whose images it generates itself"
             )
         width, height = model.family.picture(manifest, size)
         found = read_images(images, width, height)

@@ -54,7 +54,7 @@ class TargetConfig(TrainConfig):
     )
     ema: float = Field(0.995, ge=0, lt=1, description="decay of the averaged weights that are kept")
     evaluate_every: int = Field(1000, ge=1)
-    samples_every: int = Field(2000, ge=1, description="steps between pictures of samples")
+    samples_every: int = Field(2000, ge=1, description="steps between images of samples")
     folder: str = Field("target", description="where in the training folder this target is kept")
     compile: bool = Field(True, description="torch.compile the loss; about twice as fast on CPU")
 
@@ -246,7 +246,7 @@ class TargetTask(Task):
         return {name: evaluate(model, data, self.device) for name, data in self.judged.items()}
 
     def draw_samples(self, path: Path) -> None:
-        """Draw the averaged model's pictures."""
+        """Generate the averaged model's images."""
         self.draw(self.averaged(), path)
 
 
@@ -265,7 +265,7 @@ def train_target(
     """Train, resuming ``out/checkpoint.pt``; write ``target.safetensors``, ``text.safetensors``.
 
     ``judged`` names the held-out batches whose likelihood is reported. ``draw(model, path)`` makes the
-    pictures of samples. Returns the report that ``out/report.json`` holds. The weights that are
+    images of samples. Returns the report that ``out/report.json`` holds. The weights that are
     written are the moving average.
     """
     task = TargetTask(config, model.to(device.device).train(), train, judged, device, draw)

@@ -53,7 +53,7 @@ class AutoEvidence(Evidence):
     finals: dict[int, dict[str, Cell]] = Field(default_factory=dict)
 
     def tokens_per_step(self) -> dict[int, float]:
-        """Return what a step of each length of windows brings."""
+        """Return what a step of each length of windows adds."""
         return {length: _rate(one) for length, one in self.worth.items()}
 
 
@@ -67,7 +67,7 @@ class AutoTuner(Search[AutoEvidence]):
 
     @cached_property
     def windows(self) -> Strategy:
-        """Exact windows of the lengths that may pay for one image, without costs."""
+        """Exact windows of the lengths that may be faster for one image, without costs."""
         found = self.pipeline.auto.windows(self.strategy, 1, self.sampling).strategy
         bare = tuple(DraftLength(length=one.length) for one in found.lengths)
         return found.with_drafts(draft_lengths=bare).model_copy(update={"name": "windows"})
@@ -79,7 +79,7 @@ class AutoTuner(Search[AutoEvidence]):
         return self.evidence.model_dump(mode="json") | super().written(choices)
 
     def _counted(self, strategy: Strategy, length: int) -> Counted:
-        """Decode each prompt once with drafts of one length; return what they brought."""
+        """Decode each prompt once with drafts of one length; return the counts."""
         batch = min(COUNTED, len(self.prompts))
         shape = self.pipeline.model.family.usual_shape(self.pipeline.model)
         engine = self.pipeline.engine(batch, strategy, self.sampling, shape).engine
@@ -113,7 +113,7 @@ class AutoTuner(Search[AutoEvidence]):
     def _timed(self, one: Estimate, batch: int, times: Times) -> Estimate:
         """Return a source with the costs of its lengths at a batch, timed in turns where they are not.
 
-        Lengths that promise too little to be timed get no cost, and never run.
+        Lengths predicted too slow to be timed get no cost, and never run.
         """
         if batch not in times:
             prompts = batch_prompts(self.prompts, batch, 0)
@@ -123,7 +123,7 @@ class AutoTuner(Search[AutoEvidence]):
         return one.weighed(one.times[1])
 
     def _best_copy(self, windows: Estimate, batch: int) -> Strategy | None:
-        """Return the drafts by a copy that promise a batch most; None where none promise anything."""
+        """Return the copy's drafts predicted fastest for a batch; None where none are faster."""
         e, found = self.evidence, list[Estimate]()
         auto = self.pipeline.auto
         for likely in auto.likely_copies(self.strategy, windows, batch, self.sampling):
@@ -214,9 +214,9 @@ def _rate(counted: Counted) -> float:
 
 
 def pruned(strategy: Strategy) -> Strategy:
-    """Return windows with only the lengths that could ever pay, the shortest always.
+    """Return windows with only the lengths that could ever be faster, the shortest always.
 
-    A length goes where a step costs more than the most that its drafts can bring, or was not timed.
+    A length goes where a step costs more than the most that its drafts can add, or was not timed.
     """
     timed = [one for one in strategy.lengths if one.cost is not None]
     kept = tuple(one for one in timed if one.length == 1 or (one.cost or 1.0) < one.length)

@@ -102,7 +102,7 @@ class Search(ABC, Generic[EvidenceT]):
         return choices
 
     def written(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Return choices, and what more is told of them, as ``tune -o`` writes it."""
+        """Return choices, and what more is known of them, as ``tune -o`` writes it."""
         return {"choices": [one.sealed().model_dump(mode="json") for one in choices]}
 
     def sample(self, cell: Cell) -> None:

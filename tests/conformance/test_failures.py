@@ -78,7 +78,7 @@ def test_a_name_that_is_nearly_a_hook_s_is_told(backend: Backend) -> None:
     backend.__class__ = kind
     (told,) = near_misses(backend)
     assert (
-        told.startswith("Misspelt.attned is no method of the backend interface")
+        told.startswith("Misspelt.attned is not a method of the backend interface")
         and "mean attend?" in told
     )
 
@@ -87,7 +87,9 @@ def test_conform_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from lantern_accel_cpu.backend import DeviceBackend
 
     monkeypatch.setattr(DeviceBackend, "energy_mjj", refuse, raising=False)
-    with pytest.warns(LanternWarning, match=r"energy_mjj is no method.*did you mean energy_mj\?"):
+    with pytest.warns(
+        LanternWarning, match=r"energy_mjj is not a method.*did you mean energy_mj\?"
+    ):
         assert conform("cpu", only="kv.round_trip").passed
 
 

@@ -192,7 +192,7 @@ def test_exact_unless_asked(tiny_model):
         assert spent.acceptance.relaxed and spent.tv_budget == 0.02
         with pytest.raises(StrategyError, match="asks for an exact one"):
             pipeline.request("red heart", strategy="lantern++", relaxed=False)
-        with pytest.raises(StrategyError, match="spends no total variation"):
+        with pytest.raises(StrategyError, match="uses no total variation"):
             pipeline.request("red heart", relaxed=False, tv_budget=0.02)
 
 

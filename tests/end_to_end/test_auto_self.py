@@ -78,7 +78,7 @@ def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
         counted = []
         for number in range(REQUESTS + 1):
             choice = choices.read_choice(key)
-            assert choice is not None and choice.source == "while drawing"
+            assert choice is not None and choice.source == "while generating"
             found = Comparison.model_validate(choice.evidence)
             (one,) = [s for s in found.sources if isinstance(s.strategy.drafts, SelfDrafts)]
             counted.append(sum(steps for _, steps in one.counts.values()))

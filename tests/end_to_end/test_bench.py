@@ -115,7 +115,7 @@ def test_weights_in_fewer_bits_stand_in_the_column_of_relaxation(
     out = tmp_path / "bench.json"
     done = command(*words, "--strategy", "vanilla,lantern++,self", "-o", out)
     assert done.returncode == 0, done.stderr
-    assert "measuring the price of int4 weights" in done.stderr
+    assert "quality loss of int4 weights" in done.stderr
     run = read_run(out)
     price = run.settings.rounding.total_variation
     plain, relaxed, own = plain_rows(run)

@@ -143,7 +143,7 @@ def test_other_sizes_and_classes_are_refused(command, anole, tiny_model, tmp_pat
             "generate", "fox", "--model", model, "--size", "64x32", "-o", tmp_path / "x.png"
         )
         assert done.returncode == 2
-        assert f"draws {own} pixels only, not 64x32" in done.stderr
+        assert f"generates {own} pixels only, not 64x32" in done.stderr
     with (
         lantern_accel.load(anole, device="cpu") as pipe,
         pytest.raises(lantern_accel.RequestError, match="the prompt 3 is a number"),

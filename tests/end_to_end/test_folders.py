@@ -107,7 +107,7 @@ def test_a_run_that_was_killed_is_continued_to_the_same_images(run, tmp_path):
     assert drawn == [0, 3, 4, 5] and summary["images"] == 6
     assert pictures(folder) == pictures(tmp_path / "whole")
     assert not list(folder.glob(".lantern-*"))
-    again = run(seed=5, resume=True, watch=lambda here: pytest.fail("nothing is left to draw"))
+    again = run(seed=5, resume=True, watch=lambda here: pytest.fail("nothing is left to generate"))
     assert again["images"] == 6 and again["workers_of_this_call"] == {}
 
 

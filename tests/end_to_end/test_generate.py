@@ -185,8 +185,8 @@ def test_an_output_that_cannot_be_written_is_found_before_decoding(command, tmp_
     (tmp_path / "file").write_text("")
     for output, reason in (
         (tmp_path / "file" / "x.png", "cannot be written"),
-        (tmp_path / "x.xyz", "no picture format"),
-        (tmp_path, "no picture format"),
+        (tmp_path / "x.xyz", "no image format"),
+        (tmp_path, "no image format"),
     ):
         # The model does not exist either: the output is looked at first.
         done = command("generate", "dog", "--model", "nowhere", "-o", output)

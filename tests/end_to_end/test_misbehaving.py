@@ -130,7 +130,7 @@ def test_threads_that_a_call_sets_hold_for_the_caller() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("priority", "high", "has priority 'high'; make it a whole number"),
+        ("priority", "high", "has priority 'high'; make it an integer"),
         ("priority", None, "has priority None"),
         ("priority", True, "has priority True"),
         ("variants", {"graph": "off"}, "make them a tuple of options"),
@@ -253,7 +253,7 @@ def test_finished_images_survive_what_close_does(
     Image.open(out).load()
     assert json.loads((tmp_path / "a.json").read_text())["device_name"] == "Card"
     said = capsys.readouterr().err
-    assert said == f"warning: backend 'card' {says[how]}; what was drawn is kept\n"
+    assert said == f"warning: backend 'card' {says[how]}; what was generated is kept\n"
     with pytest.warns(LanternWarning):
         assert drawn(tiny_model).tokens.shape == (1, 16)
 

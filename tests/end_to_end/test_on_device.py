@@ -50,7 +50,7 @@ def test_a_stage_that_fails_is_reported_with_its_reason(tool, tmp_path: Path, ca
     assert "stages failed: generate; their logs are in" in capsys.readouterr().err
     found = json.loads((tmp_path / "report.json").read_text())
     assert found["device"] == "null"
-    assert "shapes and no data, so it draws nothing" in found["stages"]["generate"]["text"]
+    assert "shapes and no data, so it generates nothing" in found["stages"]["generate"]["text"]
     assert "shapes and no data" in (tmp_path / "generate.log").read_text()
 
 

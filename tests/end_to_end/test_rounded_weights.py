@@ -142,7 +142,7 @@ def test_a_price_is_measured_once_and_an_interrupted_one_goes_on(tiny_model, mon
     stop["after"] = -1
     with load(tiny_model, "int8", tell=tell) as pipeline:
         first = pipeline.model.rounding
-    assert [line for line in lines if "price" in line][2:] and len(lines) == 4
+    assert [line for line in lines if "quality loss" in line][2:] and len(lines) == 4
     with load(tiny_model, "int8", tell=tell) as pipeline:
         assert pipeline.model.rounding == first
     assert len(lines) == 4

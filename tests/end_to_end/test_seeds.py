@@ -65,7 +65,7 @@ def test_a_negative_prompt_that_cannot_be_taken_is_refused(pipeline, class_model
         pipeline.generate("red heart", negative_prompt="dog face", cfg_scale=1.0)
     with (
         lantern_accel.load(class_model, device="cpu") as classes,
-        pytest.raises(RequestError, match="draws classes"),
+        pytest.raises(RequestError, match="is class-conditional"),
     ):
         classes.generate(3, negative_prompt="dog face", cfg_scale=2.0)
 

@@ -258,9 +258,9 @@ def test_pictures_from_elsewhere_are_measured_next_to_the_others(
     assert found is not None
     assert found.rows[1].strategy is None
     assert found.rows[1].metrics == found.rows[0].metrics == whole.rows[0].metrics
-    assert found.rows[1].speed.speedup == "not measured: the pictures were drawn elsewhere"
+    assert found.rows[1].speed.speedup == "not measured: the images were generated elsewhere"
     (other / "image_5.png").unlink()
-    with pytest.raises(DataError, match="has 5 pictures, and the suite 6 prompts"):
+    with pytest.raises(DataError, match="has 5 images, and the suite 6 prompts"):
         run(pipeline, tmp_path / "a.json", made)
     done = command(
         "evaluate", "--suite", "coco", "--captions", real.parent / "captions.json", "--images", real,
@@ -347,7 +347,7 @@ def test_classes_are_measured_against_adm_s_batch(class_model, tmp_path):
         (["--suite", "coco"], "--captions captions_val2017.json is missing"),
         (["--suite", "coco", "--captions", "CAPTIONS"], "--images val2017 is missing"),
         (["--suite", "coco", "--images", "REAL"], "--captions captions_val2017.json is missing"),
-        (["--suite", "imagenet"], "draws from text; use --suite coco"),
+        (["--suite", "imagenet"], "generates from text; use --suite coco"),
         (["--suite", "imagenet", "--images", "REAL"], "takes no --images"),
         (["COCO", "--pictures", "x"], "takes NAME=FOLDER"),
         (["COCO", "--strategy", "vanilla", "--pictures", "x=gone"], "there is no such folder"),

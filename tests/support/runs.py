@@ -120,7 +120,7 @@ def invented_cell(
 
 
 def invented_price(strategy: Strategy, temperature: float = 1.0) -> Quality:
-    """Return the price of a relaxed strategy."""
+    """Return the quality loss of a relaxed strategy."""
     moved = SHAPES[strategy.name][2]
     near = Interval(value=4.0, low=-3.0, high=11.0, n=64)
     return Quality(

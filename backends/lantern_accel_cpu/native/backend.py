@@ -62,7 +62,7 @@ class NativeCpu(DeviceBackend):
             super().write(kv, layer, super().address(kv, address), k, v)
 
     def pack(self, weight: Weight, form: Format | None = None, drafts: bool = False) -> Weight:
-        """Put a weight in the kernels' order, rounded at once where it is to be in fewer bits."""
+        """Put a weight in the kernels' order, quantized at once where it should be."""
         if isinstance(weight, Rounded):
             return RoundedPanels.of(weight, drafts) if type(weight.codes) is Tensor else weight
         packs = isinstance(weight, Tensor) and self.kernels.packs(weight)
@@ -154,7 +154,7 @@ class NativeCpu(DeviceBackend):
         return out if out is not None else super().filter(logits, given)
 
     def draw(self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None) -> Tensor:
-        """Draw codes of the shape of ``uniforms`` from weights ``[..., V]``."""
+        """Sample codes of the shape of ``uniforms`` from weights ``[..., V]``."""
         if self.index == torch.int64:
             alone = uniforms.dim() < weights.dim()
             given = uniforms.unsqueeze(-1) if alone else uniforms

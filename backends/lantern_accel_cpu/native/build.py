@@ -94,7 +94,7 @@ _LOG = logging.getLogger("lantern_accel")
 
 
 def family() -> str | None:
-    """Return the processor family, None for one that there is no unit for."""
+    """Return the processor family, None for one without a unit."""
     name = platform.machine().lower()
     name = {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
     return name if name in UNITS and os.name == "posix" else None
@@ -166,7 +166,7 @@ def chosen_units() -> list[str]:
     if asked:
         if asked not in known:
             raise BackendError(
-                f"{UNIT_VARIABLE} is {asked!r}, which is no instruction set of {machine}; give one of "
+                f"{UNIT_VARIABLE} is {asked!r}, not an instruction set of {machine}; give one of "
                 f"{', '.join(known)}"
             )
         return [asked]
@@ -252,7 +252,7 @@ def _alone(lock: Path) -> Iterator[None]:
     import fcntl  # on every system that `family` has units for
 
     with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):  # what cannot be written is told of where it is compiled
+        with contextlib.suppress(OSError):  # what cannot be written is reported when compiling
             lock.parent.mkdir(parents=True, exist_ok=True)
             file = held.enter_context(lock.open("ab"))
             try:

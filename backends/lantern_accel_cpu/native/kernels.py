@@ -30,7 +30,7 @@ from lantern_accel_cpu.native.structures import (
 )
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-#: What an address says of weights in whole numbers of 16 bits, as the kernels have it.
+#: What an address says of weights in integers of 16 bits, as the kernels have it.
 WORDS = 4
 
 
@@ -66,7 +66,7 @@ class Panels(Tensor):
 
 
 class WordPanels(Panels):
-    """A matrix of bfloat16 as whole numbers of 16 bits, for units that multiply these (``words.h``)."""
+    """A matrix of bfloat16 as integers of 16 bits, for units that multiply these (``words.h``)."""
 
     @property
     def address(self) -> int:
@@ -224,7 +224,7 @@ class Kernels:
         return y
 
     def in_fewer_bits(self, weight: Panels, how: Rounding, drafts: bool) -> RoundedPanels:
-        """Return a packed matrix in fewer bits; no range of a group is cut where it ``drafts``."""
+        """Return a packed quantized matrix; no range of a group is cut where it ``drafts``."""
         self.threads()
         n, k = weight.shape
         made = RoundedPanels.empty(how, (n, k), drafts)

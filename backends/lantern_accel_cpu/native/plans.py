@@ -36,7 +36,7 @@ class Owner:
         return self(value if isinstance(value, Tensor) else torch.tensor([float(value)]))
 
     def table(self, values: Sequence[int]) -> int:
-        """Keep whole numbers, int32; return their address."""
+        """Keep integers, int32; return their address."""
         made: Array[c_int32] = (c_int32 * max(1, len(values)))(*values)
         self.held.append(made)
         return addressof(made)

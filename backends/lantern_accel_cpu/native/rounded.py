@@ -1,4 +1,4 @@
-"""Weights in fewer bits in the native kernels' order, which ``native.h`` describes."""
+"""Quantized weights in the native kernels' order, which ``native.h`` describes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AT_ONCE = 1 << 22
 
 
 class RoundedPanels:
-    """A matrix ``[out, in]`` in fewer bits, in panels of 32 rows: uint8 ``[panels, bytes]``."""
+    """A quantized matrix ``[out, in]`` in panels of 32 rows: uint8 ``[panels, bytes]``."""
 
     def __init__(
         self, how: Rounding, shape: tuple[int, int], panels: Tensor, drafts: bool = False

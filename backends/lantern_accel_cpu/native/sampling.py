@@ -103,7 +103,7 @@ def filter(library: Library, logits: Tensor, given: StepFilter) -> Tensor | None
 
 
 def draw(library: Library, weights: Tensor, uniforms: Tensor) -> Tensor | None:
-    """Draw codes ``[..., K]`` without replacement from ``[..., V]`` with uniforms ``[..., K]``."""
+    """Sample codes ``[..., K]`` without replacement from ``[..., V]`` with uniforms ``[..., K]``."""
     if not _floats(weights, uniforms) or not weights.numel() or not uniforms.numel():
         return None
     if weights.shape[:-1] != uniforms.shape[:-1]:
@@ -155,7 +155,7 @@ def rule_of(rule: AcceptanceRule) -> Rule | None:
     kind = KINDS.get(rule.kind)
     if kind is None or (kind and (table is None or params is None)):
         return None
-    # A budget is spent by what the whole of q leaves, which the kernel does not look at.
+    # A budget is used by what the whole of q leaves, which the kernel does not look at.
     if rule.budget is not None or not _floats(params):
         return None
     given = Rule(kind=kind, residual=RESIDUALS[rule.residual], k=rule.k)

@@ -28,7 +28,7 @@ class _Shape:
     ``links``: of every node its first child, how many it has and, with a known shape, the group that they
     are, int64 ``[B, T]``, which a dynamic tree's step fills in; ``parents, depths [T]``; ``inner``: nodes
     with children, by level; ``widths``: the most children of a level's nodes; ``top_k``: a dynamic
-    tree's, else 0; ``draft_columns``: uniforms that drafts are drawn with.
+    tree's, else 0; ``draft_columns``: uniforms that drafts are sampled with.
     """
 
     links: dict[str, Tensor]

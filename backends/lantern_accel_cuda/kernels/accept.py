@@ -126,7 +126,7 @@ def _walk(
                 chosen = tl.where(kept, first + c, chosen)
                 taken = tl.where(kept, 1, taken)
                 if taken == 0:
-                    # What the target wants in the place of what was refused, to p.
+                    # What the target wants in the place of what was rejected, to p.
                     tl.debug_barrier()
                     if AGGREGATE and KIND > 0:
                         tl.store(p + near, tl.zeros([NEAR], tl.float32), mask=counts)

@@ -1,7 +1,7 @@
 """What follows the rows of a pass where noise decides, in two Triton kernels; two more draft afresh.
 
 The first makes the noise of all positions and keeps the best code of each piece of a row; it stores the
-rows that later drafts are drawn from. The second, one program an image, joins the pieces, compares a
+rows that later drafts are sampled from. The second, one program an image, joins the pieces, compares a
 window's drafts with the codes that were chosen, looks up what earlier passes chose behind other tokens,
 and writes tokens, lengths and counters. The others draw the drafts that no pass has seen. All of it is
 what :mod:`lantern_accel.decoding.tree_layout` does by operators, to the bit.
@@ -29,7 +29,7 @@ MOST_POSITIONS = 64
 @triton.jit
 def _score(w, at, noise, SIZE: tl.constexpr):
     score = tl.div_rn(w, noise)
-    # A row that is no number gives the first such code, as the reference does.
+    # A row that is not a number gives the first such code, as the reference does.
     score = tl.where(score == score, score, float("inf"))
     return tl.where(at < SIZE, score, _NONE)
 

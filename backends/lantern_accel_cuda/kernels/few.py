@@ -28,7 +28,7 @@ DTYPES = (torch.bfloat16,)
 #: Rows that the kernels serve, and that a program multiplies at a time, at most: more would take other
 #: instructions on sm_90, whose sums are rounded in another way.
 MOST_ROWS, ROWS = 64, 32
-#: Programs for each multiprocessor, where inputs can be shared among so many; blocks of inputs of each.
+#: Programs for each multiprocessor, where inputs can be shared among this many; blocks of inputs of each.
 PROGRAMS, LEAST_BLOCKS = 2, 2
 
 #: What follows the sums.

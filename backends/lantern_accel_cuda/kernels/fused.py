@@ -1,4 +1,4 @@
-"""Fuses what a layer does between its matrix products, one Triton kernel each.
+"""Fuses what a layer does between its matmuls, one Triton kernel each.
 
 Torch's own operators make five to ten small kernels of a norm or a rotation; in a captured step each
 costs a launch and a way through memory. Rounding follows the reference step by step, so that results

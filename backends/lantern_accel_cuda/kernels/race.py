@@ -84,7 +84,7 @@ def exponential_of(words):
 def _scores(weights, at, noise, SIZE: tl.constexpr):
     w = tl.load(weights + at, mask=at < SIZE, other=0.0)
     score = tl.div_rn(w, noise)
-    # A row that is no number gives the first such code, as the reference does.
+    # A row that is not a number gives the first such code, as the reference does.
     score = tl.where(score == score, score, float("inf"))
     return tl.where(at < SIZE, score, _NONE)
 
@@ -174,7 +174,7 @@ torch.library.register_fake("lantern_accel_cuda::race")(
 def race(
     weights: Tensor, keys: Tensor, positions: Tensor, count: int, index: torch.dtype
 ) -> Tensor | None:
-    """Draw the race's first ``count`` codes ``[B, T, count]`` (:meth:`SamplingOps.race`).
+    """Sample the race's first ``count`` codes ``[B, T, count]`` (:meth:`SamplingOps.race`).
 
     ``index``: the dtype of codes. None where there is no kernel for it.
     """

@@ -1,10 +1,10 @@
-"""Multiplies up to 16 rows by weights in fewer bits, whose codes become numbers in registers.
+"""Multiplies up to 16 rows by quantized weights, whose codes become numbers in registers.
 
 Codes lie with the outputs side by side, so that a program reads whole lines, and the codes of a group in
 planes: a byte of 4 bits holds inputs ``i`` and ``i + 32``, and one of the upper 2 of 6 bits holds ``i``,
 ``i + 16``, ``i + 32`` and ``i + 48``. So a plane's product is a plain one, and nothing is shuffled.
 
-Codes are whole numbers below 128, which bfloat16 holds exactly: they are multiplied as they are, and
+Codes are integers below 128, which bfloat16 holds exactly: they are multiplied as they are, and
 steps and offsets are applied to the sums, an offset to the sum of the group's activations. Sums are
 float32. Where a matrix has too few outputs to fill the card, its inputs are shared among programs too;
 what these find is added in one order, so that equal rows give equal bits.
@@ -28,13 +28,13 @@ MOST_ROWS = 128
 GROUP = 64
 #: Outputs of a program here, its rows, warps and stages. More rows are :mod:`.tiles`' where that serves.
 OUTPUTS, ROWS, WARPS, STAGES = 64, 16, 4, 3
-#: Programs for each multiprocessor, where inputs can be shared among so many; groups of each, at least.
+#: Programs for each multiprocessor, where inputs can be shared among this many; groups of each, at least.
 PROGRAMS, LEAST_GROUPS = 2, 4
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """A matrix ``[out, in]`` in fewer bits, in the kernels' order; ``padded`` outputs, a multiple of 16.
+    """A quantized matrix ``[out, in]`` in the kernels' order; ``padded`` outputs, a multiple of 16.
 
     ``codes``: int8 ``[in, padded]`` with a step a row, else uint8 ``[groups * bytes, padded]``.
     ``step``: float32 ``[1, padded]``, or bfloat16 ``[groups, padded]`` as ``offset``.
@@ -261,7 +261,7 @@ def multiply(
     sums: bool = False,
     tiled: bool = True,
 ) -> Tensor:
-    """Multiply ``x [..., in]`` by a matrix in fewer bits: ``[..., out]``, on a card of ``cores``.
+    """Multiply ``x [..., in]`` by a quantized matrix: ``[..., out]``, on a card of ``cores``.
 
     ``sums``: return them in float32, as they are. ``tiled``: more than :data:`ROWS` rows in 16 bits may
     take :mod:`.tiles`. More than :data:`MOST_ROWS` rows take the matrix made dense, whose sums are

@@ -116,7 +116,7 @@ def top_p_bar(
 
 @triton.jit
 def pick(weights, uniform, gone, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Draw a code of a row by inverse CDF; codes in the vector ``gone`` count for nothing.
+    """Sample a code of a row by inverse CDF; codes in the vector ``gone`` count for nothing.
 
     The first code with a weight whose running sum is above ``uniform`` times the whole; the last code
     of the row where none has a weight.

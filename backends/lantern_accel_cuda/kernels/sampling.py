@@ -1,7 +1,7 @@
 """From logits to distributions and draws, as one Triton kernel each.
 
 The k-th value and the place where top-p cuts are found by halving ranges of the numbers' bits, so that
-no row is sorted. Which codes stay and which are drawn is the reference's, but where rounding decides.
+no row is sorted. Which codes stay and which are sampled is the reference's, but where rounding decides.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _filter(
         at, x = scaled(logits, start, t, SIZE, BLOCK)
         stays = x >= least
         if TOP_P:
-            # Of codes that equal the last value some stay, in order, while there is room below p.
+            # Of codes that equal the last value some stay, in order, while the sum is below p.
             equal = (x == cut) & (at < SIZE)
             before = seen + tl.cumsum(equal.to(tl.int32), 0) - 1
             stays &= (x > cut) | (equal & (above + before.to(tl.float32) * each <= p))
@@ -275,7 +275,7 @@ def filter(logits: Tensor, given: Filter) -> Tensor | None:
 
 
 def draw(weights: Tensor, uniforms: Tensor, index: torch.dtype) -> Tensor | None:
-    """Draw codes ``[..., K]`` without replacement from ``[..., V]`` with uniforms ``[..., K]``.
+    """Sample codes ``[..., K]`` without replacement from ``[..., V]`` with uniforms ``[..., K]``.
 
     ``index``: the dtype of codes. None where there is no kernel for it.
     """

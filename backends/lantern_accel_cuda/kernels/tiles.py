@@ -1,4 +1,4 @@
-"""Multiplies tens of rows by weights in fewer bits on tensor cores, all rows of a tile at once.
+"""Multiplies tens of rows by quantized weights on tensor cores, all rows of a tile at once.
 
 Where :mod:`.rounded` has a block of rows, a program has a tile of outputs: codes become numbers in
 registers and are the product's first operand, which a tensor core takes from there, and up to 128 rows
@@ -28,7 +28,7 @@ STAGES = 3
 
 
 def rows_of(rows: int) -> int:
-    """Return the rows that a program multiplies at once, of so many."""
+    """Return the rows that a program multiplies at once, of this many."""
     return int(min(128, max(32, triton.next_power_of_2(rows))))
 
 

@@ -1,7 +1,7 @@
 """The software HPU: torch's ``hpu`` device on the host, to run the backend's own code without a card.
 
 :func:`enable` compiles ``device.cpp``, which registers an allocator, a device guard and the CPU's
-kernels under torch's own dispatch key for ``hpu``, and stands a small ``torch.hpu`` beside it. What
+kernels under torch's own dispatch key for ``hpu``, and stands a small ``torch.hpu`` next to it. What
 runs there is the backend's real code; what it proves is correctness, never speed.
 """
 

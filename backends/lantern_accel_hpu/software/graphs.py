@@ -83,7 +83,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             and any(r.alias_info for r in func._schema.returns)
         ):
             for one in tree_flatten(out)[0]:
-                # What an operator gives back as it was, cast to its own dtype say, is no view.
+                # What an operator gives back as it was, cast to its own dtype say, is not a view.
                 if isinstance(one, Tensor) and not any(one is given for given in args):
                     self._views[id(one)] = TensorWeakRef(one)
         if _on_host((args, kwargs, out)):

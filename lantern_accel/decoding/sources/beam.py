@@ -36,7 +36,7 @@ class BeamDrafts(DrafterDrafts[DynamicTree]):
         return plan.DynamicTree(tree.top_k, tree.depth, tree.total, self.tree_buffers(state))
 
     def _likeliest(self, logits: Tensor, count: int, luck: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what the ``count`` likeliest codes promise, as logarithms, and the codes.
+        """Return what the ``count`` likeliest codes are predicted to give, as logarithms, and the codes.
 
         ``[B, n, count]`` each, of ``logits [B, n, V]``. ``luck [B, 1, V]``: where noise decides, codes
         count with that of their position, as the target will choose.

@@ -1,4 +1,4 @@
-"""Self-speculative decoding with quantised weights: the model's own weights in fewer bits draft.
+"""Quantized self-drafts: speculative decoding by the model's own quantized weights.
 
 A copy of the target guesses the next tokens by the noise that decides the target's own
 (:mod:`~.invariant`), and the target checks all of them in one pass over a window, which writes over

@@ -1,10 +1,10 @@
 """A window whose drafts the model's draft head guesses, where no pass of the target knows better.
 
-Behind a refused draft every position was judged with the wrong token on its left. Where this pass or an
+Behind a rejected draft every position was judged with the wrong token on its left. Where this pass or an
 earlier one has seen the token that is there now, what it chose stays. Everywhere else the draft head
-(:mod:`~lantern_accel.nn.draft_head`) guesses anew: from the last state that is exact, from the state that
-the pass had at the position itself, and from the tokens around. Guesses race with the noise of their
-position, as all drafts do. A draft may be any guess, so that nothing of this can change the picture.
+(:mod:`~lantern_accel.nn.draft_head`) guesses again: from the last state that is exact, from the state
+that the pass had at the position itself, and from the tokens around. Guesses race with the noise of
+their position, as all drafts do. A draft may be any guess, so none of this changes the image.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class HeadWindow(InvariantWindow[Window]):
         return tokens
 
     def begin(self, state: WindowState, features: Tensor, weights: Tensor) -> None:
-        """Take the state that the first token was drawn from, and guess what follows it."""
+        """Take the state that the first token was sampled from, and guess what follows it."""
         before = state.length - 1  # the first token's own number
         state.feature.copy_(self.guided(features[:, -1:], before)[:, 0])
         super().begin(state, features, weights)

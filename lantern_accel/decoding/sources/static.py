@@ -99,7 +99,7 @@ class StaticDrafts(DrafterDrafts[ChainTree | StaticTree]):
             )
             self.written.append(self._scratch(first, len(following)))
             first += len(following)
-        # ColumnSelection that are no views of their level are taken of all levels at once.
+        # ColumnSelection that are not views of their level are taken of all levels at once.
         self.order = ColumnSelection(order, device, self.ops.index)
         if any(one.index is not None for one in self.kept):
             self.kept = []

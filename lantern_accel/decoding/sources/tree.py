@@ -65,7 +65,7 @@ class TreeDrafts(TreeLayout[Value]):
     ) -> DraftTree:
         """Return a tree of the source's known shape.
 
-        ``tokens [B, T]``, the root's first; ``q [B, G, V]``: what each group of siblings was drawn
+        ``tokens [B, T]``, the root's first; ``q [B, G, V]``: what each group of siblings was sampled
         from, None where drafts are certain; ``uniforms``: this step's, where drafts took some.
         """
         assert self.tables is not None
@@ -95,7 +95,7 @@ class TreeDrafts(TreeLayout[Value]):
 
 
 class CertainDrafts(TreeDrafts[Value]):
-    """Drafts of a known shape that are drawn from nothing: each is a guess, q = 1."""
+    """Drafts of a known shape that are sampled from nothing: each is a guess, q = 1."""
 
     @abstractmethod
     def guess(self, state: TreeState) -> Tensor:

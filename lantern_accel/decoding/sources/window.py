@@ -2,7 +2,7 @@
 
 Speculative Jacobi decoding: a step is one pass over the window, and fresh drafts at its end. Where the
 seed decides every token (:class:`InvariantWindow`), a draft is any guess, kept where it is the token
-chosen; behind a refused one an earlier pass that saw the same past knows better (SCD-GS, arXiv
+chosen; behind a rejected one an earlier pass that saw the same past knows better (SCD-GS, arXiv
 2510.24211; the recall is this project's). Under the coupling ``maximal`` (:class:`MaximalWindow`)
 drafts are tested and replaced by uniforms, as SJD was published (2410.01699).
 """
@@ -80,7 +80,7 @@ class WindowDrafts(WindowLayout[Value]):
 
     @classmethod
     def window_of(cls, value: Value) -> tuple[Fresh | Literal["given"], int]:
-        """Return what fresh drafts are drawn from, and how many passes are recalled."""
+        """Return what fresh drafts are sampled from, and how many passes are recalled."""
         assert isinstance(value, Window)
         return value.fresh, value.passes
 
@@ -113,11 +113,11 @@ class WindowDrafts(WindowLayout[Value]):
         return {"widen": partial(self.widen, state)} if self.geometry.depth else {}
 
     def widen(self, state: WindowState) -> None:
-        """Draw the fresh drafts that this window needs after steps of a shorter one."""
+        """Sample the fresh drafts that this window needs after steps of a shorter one."""
         self.renew(state, state.newest, back=1)
 
     def begin(self, state: WindowState, features: Tensor, weights: Tensor) -> None:
-        """Keep what the first token was drawn from, and draw the first drafts."""
+        """Keep what the first token was sampled from, and draw the first drafts."""
         if self.geometry.kept:
             place = self.session.verifying.first.unsqueeze(1)
             self.ring.write(state.q, place, weights.unsqueeze(1))
@@ -139,7 +139,7 @@ class WindowDrafts(WindowLayout[Value]):
     def renew(self, state: WindowState, newest: Tensor, back: int = 0) -> None:
         """Draft what is behind ``newest [B]``, the last position that a pass has seen.
 
-        ``back``: of this step's uniforms those of so many steps before.
+        ``back``: of this step's uniforms those of this many steps before.
         """
 
     def guided(self, features: Tensor, length: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ class InvariantWindow(WindowDrafts[Value]):
 
 
 class MaximalWindow(WindowDrafts[Value]):
-    """SJD: draws, tests and replaces drafts by uniforms, and keeps what they were drawn from.
+    """SJD: draws, tests and replaces drafts by uniforms, and keeps what they were sampled from.
 
     Of a step's uniforms the first are for tests, then come fresh drafts, then draws, the bonus's last.
     """

@@ -52,7 +52,7 @@ def read_captions(
     """Read COCO's ``captions_*.json``, or lines of ``{"file": ..., "prompt": ...}``, with their images.
 
     Of several captions of an image one is used: the longest or the first. Captions without an image,
-    images without a caption, and pictures that are there twice are left out and counted. Raises
+    images without a caption, and duplicates are left out and counted. Raises
     :class:`DataError` where nothing is left.
     """
     if not folder.is_dir():
@@ -86,7 +86,7 @@ def read_captions(
         seen[content] = name
         prompts.append(caption)
         images.append(folder / name)
-    left_out |= _counted("pictures that are there twice", twice)
+    left_out |= _counted("images that are there twice", twice)
     if not prompts:
         raise DataError(
             f"no caption in {path} has its image in {folder} ({'; '.join(left_out.values())}); name "
@@ -96,7 +96,7 @@ def read_captions(
 
 
 def write_prompts(path: Path, prompts: Sequence[str | int]) -> None:
-    """Write a line per picture, as ``lantern-accel generate --prompts`` reads them."""
+    """Write a line per image, as ``lantern-accel generate --prompts`` reads them."""
     rows = [{"id": f"{i:06d}", "prompt": prompt} for i, prompt in enumerate(prompts)]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     write_whole(path, text)

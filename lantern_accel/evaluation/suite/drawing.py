@@ -1,9 +1,9 @@
-"""What a suite is asked for, and its pictures in a folder: drawn chunk by chunk, and never twice.
+"""What a suite is asked for, and its images in a folder: generated chunk by chunk, and never twice.
 
-``suite.json`` says what the pictures are of; each strategy has a folder with ``strategy.json``, its
-pictures ``000000.png``, ... and a record per finished chunk. A chunk is one request with its own
-seed, which depends on the suite's seed and the chunk's place alone: every strategy draws the same prompts
-from the same random numbers, and a stopped run goes on with the same pictures.
+``suite.json`` says what the images are of; each strategy has a folder with ``strategy.json``, its
+images ``000000.png``, ... and a record per finished chunk. A chunk is one request with its own
+seed, which depends on the suite's seed and the chunk's place alone: every strategy generates the
+same prompts from the same random numbers, and a stopped run goes on with the same images.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from lantern_accel.store import check_same
 from lantern_accel.strategy.choose import read_strategy
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
-#: A chunk has so many pictures unless somebody asks for another number.
+#: Images of a chunk, unless a request names another number.
 CHUNK = 16
 
 
 @dataclass
 class SuiteRequest:
-    """What a suite draws and measures with; ``networks`` and ``scorers`` stand in for published ones."""
+    """What a suite generates and measures with; ``networks`` and ``scorers`` replace published ones."""
 
     name: Literal["coco", "imagenet", "prompts"]
     protocol: Protocol
@@ -57,7 +57,7 @@ class SuiteRequest:
 
     @property
     def prompts(self) -> list[str | int]:
-        """The prompt of each picture."""
+        """The prompt of each image."""
         return self.captioned.prompts
 
 
@@ -105,7 +105,7 @@ _LEFT_OUT = ("prompts", "strategy", "sampling", "tokens_sha256", "accepted_histo
 
 @dataclass(frozen=True)
 class Chunk:
-    """One finished request: its pictures' count, steps and seconds.
+    """One finished request: its images' count, steps and seconds.
 
     ``warm``: not the first one of its process, so that no compilation is in its seconds.
     """
@@ -121,10 +121,10 @@ class Chunk:
 
 
 class Drawn:
-    """The folder of one suite on one model: a picture per prompt and strategy, a record per chunk."""
+    """The folder of one suite on one model: an image per prompt and strategy, a record per chunk."""
 
     def __init__(self, pipeline: Pipeline, request: SuiteRequest) -> None:
-        """Raise :class:`DataError` for a folder that holds pictures of another model, seed or prompts."""
+        """Raise :class:`DataError` for a folder that holds images of another model, seed or prompts."""
         self.pipeline, self.request, self.folder = pipeline, request, request.work
         self.prompts = request.prompts
         folder, path = self.folder, self.folder / "suite.json"
@@ -145,7 +145,7 @@ class Drawn:
         check_same(path, stored, wanted, "folder with --work, or delete it")
 
     def _identity(self) -> dict[str, Any]:
-        """Return all that the pictures depend on, the strategy excepted."""
+        """Return all that the images depend on, the strategy excepted."""
         p, r = self.pipeline, self.request
         return {
             "model": p.model.manifest.name,
@@ -161,7 +161,7 @@ class Drawn:
         }
 
     def of(self, strategy: Strategy, label: str) -> Path:
-        """Return the folder of a strategy's pictures, made if it is not there."""
+        """Return the folder of a strategy's images, made if it is not there."""
         text = strategy.model_dump_json()
         slug = re.sub(r"[^a-z0-9.=+]+", "-", label.lower()).strip("-")[:60]
         place = self.folder / f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -170,7 +170,7 @@ class Drawn:
         return place
 
     def paths(self, folder: Path) -> list[Path]:
-        """Return the files of a strategy's pictures, in the order of the prompts."""
+        """Return the files of a strategy's images, in the order of the prompts."""
         return [folder / f"{i:06d}.png" for i in range(len(self.prompts))]
 
     def records(self, folder: Path) -> list[tuple[int, Path, Chunk | None]]:
@@ -190,10 +190,10 @@ class Drawn:
     def draw(
         self, strategy: Strategy, folder: Path, advance: Callable[[int], None] = lambda count: None
     ) -> list[Chunk]:
-        """Draw what is not in the folder yet; return the records of all chunks.
+        """Generate what is not in the folder yet; return the records of all chunks.
 
-        A chunk counts as drawn when its record is there, which is written after its pictures; a picture
-        that was deleted since is drawn again with its chunk.
+        A chunk counts as generated when its record is there, which is written after its images; an image
+        deleted since then is generated again with its chunk.
         """
         r, paths, found, first = self.request, self.paths(folder), [], True
         for start, record, done in self.records(folder):
@@ -227,12 +227,12 @@ class Drawn:
 
 
 def seed_of(seed: int, start: int) -> int:
-    """Return the seed of the request that draws the chunk from ``start`` on."""
+    """Return the seed of the request that generates the chunk from ``start`` on."""
     return (seed * 1_000_003 + start) % SEEDS
 
 
 def drawn_pictures(label: str, folder: Path, count: int) -> list[Path]:
-    """Return pictures that were drawn elsewhere, by the numbers in their names.
+    """Return images that were generated elsewhere, by the numbers in their names.
 
     Raises :class:`DataError` for a folder that does not have one per prompt.
     """
@@ -241,8 +241,8 @@ def drawn_pictures(label: str, folder: Path, count: int) -> list[Path]:
     files = [one for one in folder.iterdir() if one.suffix.lower() in (".png", ".jpg", ".webp")]
     if len(files) != count:
         raise DataError(
-            f"--pictures {label}={folder} has {len(files)} pictures, and the suite {count} prompts; "
-            "draw those that --write-prompts lists"
+            f"--pictures {label}={folder} has {len(files)} images, and the suite {count} prompts; "
+            "generate those that --write-prompts lists"
         )
 
     # Text and numbers take turns in a split name.
@@ -257,5 +257,5 @@ def _write(path: Path, content: bytes | str) -> None:
         write_whole(path, content)
     except OSError as error:
         raise DataError(
-            f"{path} cannot be written ({error.strerror}); make room, or name another folder with --work"
+            f"{path} cannot be written ({error.strerror}); free some space or change --work"
         ) from None

@@ -1,4 +1,4 @@
-"""The judges of a suite's pictures: networks and scorers, what they see, and the figures of it."""
+"""The judges of a suite's images: networks and scorers, what they see, and the figures of it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SCORERS = {"clip": "CLIP score", "hpsv2": "HPSv2"}
 MOMENTS_ONLY = "the reference has moments and no images"
 #: Kernel matrices of more images would take gigabytes.
 MOST_KID = 10_000
-#: Pictures that a scorer sees together.
+#: Images that a scorer sees together.
 SCORED = 16
 
 
@@ -117,7 +117,7 @@ class Judges:
         if paths is None:
             return "there are no real images; name them with --images or --reference"
         if len(paths) < 2:
-            return "one real image is no set of images"
+            return "one real image is not a set of images"
         self.say.start("real images", len(paths))
         seen = kept_features(paths, network, rule, r.work, "reference", self.say.advance)
         self.say.finish()
@@ -218,7 +218,7 @@ class Judges:
         return (mean(self._scores(paths, folder, key, self.scorers[key])),)
 
     def _scores(self, paths: Sequence[Path], folder: Path, key: str, scorer: Scorer) -> list[float]:
-        """Return a score per picture, from ``folder`` where it was stored for the same ones."""
+        """Return a score per image, from ``folder`` where it was stored for the same ones."""
         rule, prompts = self.protocol.clip_preprocessing, self.request.prompts
         depends = [scorer.name, scorer.note, rule.model_dump(mode="json"), prompts]
         path = kept_path(folder, key, [*depends, stats_of(paths)], ".json")

@@ -1,4 +1,4 @@
-"""The networks that judge a suite's pictures: features for FID and the like, and scores of prompts.
+"""The networks that judge a suite's images: features for FID and the like, and scores of prompts.
 
 ``inception`` is torch-fidelity's, ``vgg16`` torchvision's, CLIP and HPSv2 are read through open_clip.
 """
@@ -34,7 +34,7 @@ class Unavailable(LanternError):
 
 
 def library(module: str) -> Any:
-    """Import a library; raises :class:`Unavailable` with what brings it."""
+    """Import a library; raises :class:`Unavailable` with how to install it."""
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:
@@ -45,7 +45,7 @@ def library(module: str) -> Any:
             of = "" if error.name.split(".")[0] == name else f", which {name} needs,"
             why = f"{error.name}{of} is not installed"
         raise Unavailable(
-            f"{why}; `{INSTALL}` brings it, where PyTorch publishes a torchvision for your torch "
+            f"{why}; `{INSTALL}` installs it, where PyTorch publishes a torchvision for your torch "
             "(https://pytorch.org/get-started)"
         ) from None
 
@@ -63,7 +63,7 @@ def weights_of(path: Path, network: str) -> Iterator[None]:
 
 
 class FeatureNetwork(Protocol):
-    """Pictures to features.
+    """Images to features.
 
     ``name`` goes into the table; ``side`` is that of the input, None where the network resizes itself.
     """
@@ -137,7 +137,7 @@ def load_network(
 
 
 class Scorer(Protocol):
-    """Pictures and prompts to scores; ``name`` goes into the table, next to ``note``."""
+    """Images and prompts to scores; ``name`` goes into the table, next to ``note``."""
 
     @property
     def name(self) -> str:
@@ -148,11 +148,11 @@ class Scorer(Protocol):
         """What a reader of its column must know."""
 
     def __call__(self, images: Sequence[Image.Image], prompts: Sequence[str]) -> list[float]:
-        """Return a score per picture."""
+        """Return a score per image."""
 
 
 class OpenClip:
-    """Cosine similarity of a picture and a text in an open_clip model, times ``scale``."""
+    """Cosine similarity of an image and a text in an open_clip model, times ``scale``."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ def load_scorer(
             weights_file("hpsv2", given, tell),
             device,
             name="HPSv2.1 (CLIP ViT-H/14 through open_clip)",
-            note="cosine similarity; the package hpsv2 resizes tensors, open_clip pictures",
+            note="cosine similarity; the package hpsv2 resizes tensors, open_clip images",
             whole=True,
         )
     prefix = protocol.clip_prefix

@@ -1,4 +1,4 @@
-"""Pictures as a network sees them: prepared by the protocol's rule, kept, and real ones for reference.
+"""Images as a network sees them: prepared by the protocol's rule, kept, and real ones for reference.
 
 Real ones come from a folder, from ADM's reference batch, or were stored before.
 """
@@ -32,7 +32,7 @@ Features = NDArray[np.float32]
 Advance = Callable[[int], None]
 #: Files, or arrays uint8 ``[h, w, 3]``.
 Pictures = Sequence[Path] | Sequence[NDArray[np.uint8]]
-#: Pictures that a network sees together.
+#: Images that a network sees together.
 BATCH = 32
 _FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
@@ -42,7 +42,7 @@ _FILTERS = {
 
 
 def read_picture(path: Path) -> tuple[Image.Image, str | None]:
-    """Return a picture as RGB, and what it was where it was something else (``grey``, ``CMYK``).
+    """Return an image as RGB, and what it was where it was something else (``grey``, ``CMYK``).
 
     Raises :class:`DataError` naming a file that cannot be read.
     """
@@ -50,15 +50,15 @@ def read_picture(path: Path) -> tuple[Image.Image, str | None]:
         with Image.open(io.BytesIO(read_bytes_file(path))) as opened:
             opened.load()
             return to_rgb(opened)
-    except Exception as error:  # whatever a damaged picture's decoder raises
+    except Exception as error:  # whatever a damaged image's decoder raises
         why = f"{type(error).__name__}: {error}"[:120]
         raise DataError(
-            f"the picture {path} cannot be read ({why}); replace it, or take it off the list"
+            f"the image {path} cannot be read ({why}); replace it, or take it off the list"
         ) from None
 
 
 def prepare_picture(image: Image.Image, rule: Preprocessing, side: int | None) -> Image.Image:
-    """Return a picture as the rule wants it; ``side`` of the network's input, None: it takes any."""
+    """Return an image as the rule wants it; ``side`` of the network's input, None: it takes any."""
     if rule.crop == "centre square":
         short = min(image.size)
         left, top = (image.width - short) // 2, (image.height - short) // 2
@@ -73,9 +73,9 @@ def prepare_picture(image: Image.Image, rule: Preprocessing, side: int | None) -
 def batches(
     pictures: Pictures, rule: Preprocessing, side: int | None, size: int
 ) -> Iterator[tuple[Tensor, list[str]]]:
-    """Yield pictures, uint8 ``[n, 3, h, w]``, in order, with the modes of those that were not RGB.
+    """Yield images, uint8 ``[n, 3, h, w]``, in order, with the modes of those that were not RGB.
 
-    A batch has ``size`` pictures, fewer where their shapes differ.
+    A batch has ``size`` images, fewer where their shapes differ.
     """
     held: list[Tensor] = []
     modes: list[str] = []
@@ -93,7 +93,7 @@ def batches(
 
 @dataclass(frozen=True)
 class Seen:
-    """What a network makes of pictures: features ``[n, d]``, logits, and modes other than RGB."""
+    """What a network makes of images: features ``[n, d]``, logits, and modes other than RGB."""
 
     features: Features
     logits: Features | None
@@ -115,7 +115,7 @@ def features_of(
     rule: Preprocessing,
     advance: Advance = lambda count: None,
 ) -> Seen:
-    """Return what a network sees in pictures; raises :class:`DataError` for unreadable files."""
+    """Return what a network sees in images; raises :class:`DataError` for unreadable files."""
     features, logits = [], []
     modes: Counter[str] = Counter()
     with torch.no_grad():
@@ -131,17 +131,17 @@ def features_of(
 
 
 def identity(network: FeatureNetwork, rule: Preprocessing) -> dict[str, Any]:
-    """Return what features depend on besides the pictures."""
+    """Return what features depend on besides the images."""
     return {"network": network.name, "preprocessing": rule.model_dump(mode="json")}
 
 
 def stats_of(paths: Sequence[Path]) -> list[tuple[str, int, int]]:
-    """Return what pictures are known by: names, sizes and times of change."""
+    """Return what images are known by: names, sizes and times of change."""
     return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
 def kept_path(folder: Path, of: str, depends: list[Any], suffix: str) -> Path:
-    """Return the file that keeps what was made ``of`` pictures and ``depends`` on these values."""
+    """Return the file that keeps what was made ``of`` images and ``depends`` on these values."""
     key = json.dumps(depends, sort_keys=True)
     return folder / f"{of}-{hashlib.sha256(key.encode()).hexdigest()[:16]}{suffix}"
 
@@ -154,9 +154,9 @@ def kept_features(
     of: str,
     advance: Advance = lambda count: None,
 ) -> Seen:
-    """Return what a network sees in pictures, from ``folder`` where it was stored for the same ones.
+    """Return what a network sees in images, from ``folder`` where it was stored for the same ones.
 
-    ``of`` says which pictures these are; they are known by their sizes and times of change.
+    ``of`` says which images these are; they are known by their sizes and times of change.
     """
     path = kept_path(folder, of, [identity(network, rule), stats_of(paths)], ".npz")
     try:
@@ -195,7 +195,7 @@ def read_reference(
             "with arr_0"
         )
     if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8 or len(images) < 2:
-        raise DataError(f"--reference {path}: arr_0 is not a set of pictures, uint8 [n, h, w, 3]")
+        raise DataError(f"--reference {path}: arr_0 is not a set of images, uint8 [n, h, w, 3]")
     moments = None
     if "mu" in arrays and "sigma" in arrays:
         if "Inception" not in network.name or rule.to_network != "network":

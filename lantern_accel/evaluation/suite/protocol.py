@@ -16,12 +16,12 @@ from lantern_accel.files import read_json_file
 from lantern_accel.records import Frozen, Record
 
 Resample = Literal["lanczos", "bicubic", "bilinear"]
-#: What brings a picture to a network's input: ``network`` leaves that to the network itself.
+#: How an image is resized to a network's input: ``network`` leaves that to the network itself.
 ToNetwork = Literal["network", "bicubic", "bilinear"]
 
 
 class Preprocessing(Frozen):
-    """What is done to a picture, real or generated, before a network sees it; all with Pillow.
+    """What is done to an image, real or generated, before a network sees it; all with Pillow.
 
     It decides the value of FID, and so it is written into the table.
     """

@@ -1,4 +1,4 @@
-"""Runs a suite: real images first, then each strategy's pictures and figures, each row kept at once."""
+"""Runs a suite: real images first, then each strategy's images and figures, each row kept at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lantern_accel.store import check_same
 
 
 def speed_of(chunks: Sequence[Chunk], vanilla: Sequence[Chunk] | None) -> Speed:
-    """Return a strategy's speed from its chunks; ``vanilla``'s drew the same prompts."""
+    """Return a strategy's speed from its chunks; ``vanilla``'s are of the same prompts."""
     counted = ([float(c.tokens - c.images) for c in chunks], [float(c.steps) for c in chunks])
     moved = [c.total_variation * c.tokens for c in chunks]
     warm = [c for c in chunks if c.warm]
@@ -34,7 +34,7 @@ def speed_of(chunks: Sequence[Chunk], vanilla: Sequence[Chunk] | None) -> Speed:
         seconds = faster = not_measured("the device is simulated")
     elif not warm:
         seconds = faster = not_measured(
-            "one chunk only, which started cold; draw more images or smaller chunks (--chunk)"
+            "one chunk only, which started cold; generate more images or smaller chunks (--chunk)"
         )
     else:
         seconds = paired(share, [c.seconds for c in warm], [float(c.images) for c in warm])
@@ -45,7 +45,7 @@ def speed_of(chunks: Sequence[Chunk], vanilla: Sequence[Chunk] | None) -> Speed:
         elif vanilla is None:
             faster = not_measured("vanilla is not among the strategies")
         else:
-            faster = not_measured("no chunk was drawn warm by vanilla too")
+            faster = not_measured("no chunk was generated warm by vanilla too")
     return Speed(
         seconds_per_image=seconds,
         speedup=faster,
@@ -91,11 +91,11 @@ class SuiteRun:
         if before is not None:
             check_same("the output's suite", before.question, self.suite.question, "file with -o")
         if len(r.prompts) < 2:
-            raise RequestError("a suite needs two pictures at least; give more prompts")
+            raise RequestError("a suite needs two images at least; give more prompts")
         self.drawn = Drawn(pipeline, request)
 
     def run(self) -> Suite:
-        """Draw and measure every strategy; return the table."""
+        """Generate and measure every strategy; return the table."""
         r, prompts = self.request, self.request.prompts
         self._check_prompts()
         text = all(isinstance(one, str) for one in prompts)
@@ -125,12 +125,12 @@ class SuiteRun:
             label = self._label(name)
             folder = self.drawn.of(strategy, label)
             paths = self.drawn.paths(folder)
-            self.say.start(f"{label}: pictures", len(prompts))
+            self.say.start(f"{label}: images", len(prompts))
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=CUT)  # counted when they were checked
                 chunks = self.drawn.draw(strategy, folder, self.say.advance)
             self.say.finish()
-            self.pipeline.release_engines()  # the metrics' networks may need the room
+            self.pipeline.release_engines()  # the metrics' networks may need the memory
             if strategy.name == "vanilla" and vanilla is None:
                 vanilla = chunks
             row = Row(
@@ -144,19 +144,19 @@ class SuiteRun:
             self._keep(row)
         for label, paths in elsewhere.items():
             figures = judged(label, paths, r.work / f"elsewhere-{digest([label])[:8]}")
-            unknown = not_measured("the pictures were drawn elsewhere")
+            unknown = not_measured("the images were generated elsewhere")
             speed = Speed(**dict.fromkeys(Speed.model_fields, unknown))
             row = Row(label=label, strategy=None, images=len(paths), speed=speed, metrics=figures)
             self._keep(row)
         return self.suite
 
     def _label(self, name: str) -> str:
-        """Return what a row is called: the strategy, and weights in fewer bits."""
+        """Return what a row is called: the strategy, and quantized weights."""
         rounding = self.pipeline.model.rounding
         return name if rounding is None else f"{name}, {rounding.weights} weights"
 
     def _full_vanilla(self) -> list[Chunk] | None:
-        """Return what plain decoding took with the model's own weights, where these are fewer bits."""
+        """Return what plain decoding took with the model's own weights, where these are quantized."""
         if self.pipeline.model.rounding is None:
             return None
         for name, strategy in self.request.strategies:
@@ -178,7 +178,7 @@ class SuiteRun:
         self.on_row(self.suite.model_copy(update={"rows": [*order, *rest]}))
 
     def _check_prompts(self) -> None:
-        """Refuse what the model cannot draw, before any picture; captions are encoded and kept."""
+        """Refuse what the model cannot generate, before any image; captions are encoded and kept."""
         prompts = self.request.captioned.prompts
         self.say.start("prompts", len(prompts))
         for start in range(0, len(prompts), CHECKED):

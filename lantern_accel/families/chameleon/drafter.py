@@ -23,7 +23,7 @@ from lantern_accel.nn.transformer import REFERENCE
 
 
 class ChameleonDrafterConfig(DrafterSizes, TrunkConfig):
-    """Sizes of a drafter; prompt length, picture and codes are its target's."""
+    """Sizes of a drafter; prompt length, image and codes are its target's."""
 
     n_layer: int = Field(1, ge=1, le=1)
     taps: tuple[int, ...] = Field((), max_length=0, description="they read the last states alone")

@@ -1,4 +1,4 @@
-"""Chameleon as a family: Anole and Lumina-mGPT, text and pictures in one vocabulary."""
+"""Chameleon as a family: Anole and Lumina-mGPT, text and images in one vocabulary."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from lantern_accel.families.tokenizer import PromptText, left_pad
 from lantern_accel.nn.vq import VQModel
 from lantern_accel.strategy.values import Sampling
 
-#: Tokens of a prompt that fit beside a model's own picture in any case.
+#: Tokens of a prompt that fit next to a model's own image in any case.
 LONG_PROMPT = 256
 
 
@@ -131,7 +131,7 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
         return official.drafter_config(open_checkpoint(weights), weights, manifest.target), weights
 
     def positions(self, target: ChameleonConfig) -> int:
-        """Return the trained positions: whatever a file says, those of its own picture and a prompt."""
+        """Return the trained positions: whatever a file says, those of its own image and a prompt."""
         return max(target.max_positions, target.num_tokens + LONG_PROMPT)
 
     def rows(

@@ -37,7 +37,7 @@ SIGNATURES = (
 )
 RULES: tuple[keys.Rule, ...] = ((r"\.([qk])_normalization\.", r".\1_norm."), *keys.LLAMA)
 DRAFTER_RULES: tuple[keys.Rule, ...] = (*RULES, (r"^tok_embeddings\.", "embed_tokens."))
-#: Where Hugging Face's files keep the picture tokenizer, and what each part's may hold for the other.
+#: Where Hugging Face's files keep the image tokenizer, and what each part's may hold for the other.
 VQ_PREFIX = "model.vqmodel."
 BESIDE = {
     "target": re.compile(r"^model\.vqmodel\."),

@@ -1,4 +1,4 @@
-"""The manifest of a Chameleon model: which of the two ways to prompt and to write a picture."""
+"""The manifest of a Chameleon model: which of the two ways to prompt and to write an image."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lantern_accel.strategy.trees import MC_SIM_7B_63, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling
 
 Variant = Literal["anole", "lumina"]
-#: No side of Lumina's training pictures was longer than this many times the other.
+#: No side of Lumina's training images was longer than this many times the other.
 MAX_RATIO = 4.0
 
 
 class ChameleonManifest(TokenManifest):
     """``model.json`` of Chameleon's family: Anole and Lumina-mGPT.
 
-    ``side``: codes along the side of the square picture that the model was trained for.
+    ``side``: codes along the side of the square image that the model was trained for.
     """
 
     #: Codes along a unit of the grid, which size tokens count.
@@ -60,7 +60,7 @@ class ChameleonManifest(TokenManifest):
         return self.ids.pad
 
     def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:
-        """Return rows and columns of codes of a picture ``(width, height)`` in pixels; None: the default.
+        """Return rows and columns of codes of an image ``(width, height)`` in pixels; None: the default.
 
         Raises :class:`RequestError` for a size that the model was not trained for.
         """
@@ -77,7 +77,7 @@ class ChameleonManifest(TokenManifest):
         if not fits:
             whole = self.side * self.token_pixels
             raise RequestError(
-                f"the model {self.name!r} cannot draw {width}x{height} pixels: sides are multiples of "
+                f"the model {self.name!r} cannot make {width}x{height} pixels: sides are multiples of "
                 f"{patch}, one at most {MAX_RATIO:g} times the other, with no more pixels than "
                 f"{whole}x{whole}; {nearest_size(width, height, patch, most)} would do"
             )

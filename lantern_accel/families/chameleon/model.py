@@ -1,8 +1,8 @@
-"""Chameleon's trunk, which Anole-7B and Lumina-mGPT-7B share, decoding pictures in the space of codes.
+"""Chameleon's trunk, which Anole-7B and Lumina-mGPT-7B share, decoding images in the space of codes.
 
 Source: facebookresearch/chameleon (arXiv 2405.09818), GAIR-NLP/anole, Alpha-VLLM/Lumina-mGPT. Queries and
-keys are normalised head by head before the rotation. Text and image share one vocabulary; here a
-picture's token ``n`` is a *code*: ``id - image_first``, or, for a model whose rows end with a
+keys are normalised head by head before the rotation. Text and image share one vocabulary; here an
+image's token ``n`` is a *code*: ``id - image_first``, or, for a model whose rows end with a
 newline token, the code after the last one. The head holds those rows only, so that what decodes
 LlamaGen decodes this too.
 
@@ -35,7 +35,7 @@ class TrunkConfig(LlamaSizes):
     swin_norm: bool = Field(False, description="norms after attention and feed-forward, not before")
     image_first: int = Field(4, ge=0, description="the id of code 0")
     image_codes: int = Field(8192, ge=2)
-    newline_id: int | None = Field(None, description="the token that ends every row of the picture")
+    newline_id: int | None = Field(None, description="the token that ends every row of the image")
     height: int = Field(32, ge=1, description="tokens from top to bottom")
     width: int = Field(32, ge=1, description="tokens from left to right, the newline not counted")
 
@@ -68,7 +68,7 @@ class TrunkConfig(LlamaSizes):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of a picture, the newlines included."""
+        """Tokens of an image, the newlines included."""
         return self.height * self.row_tokens
 
     @property
@@ -85,9 +85,7 @@ class TrunkConfig(LlamaSizes):
 class ChameleonConfig(TrunkConfig):
     """Sizes of a target."""
 
-    max_positions: int = Field(
-        4096, ge=2, description="prompt and picture, as the model was trained"
-    )
+    max_positions: int = Field(4096, ge=2, description="prompt and image, as the model was trained")
     text_head: bool = Field(False, description="keep the head's rows of all tokens, not only codes")
 
 

@@ -2,7 +2,7 @@
 
 Sizes are read off shapes; a configuration gives what they cannot say: epsilon, the rotation's base, the
 longest sequence, where the norms are. The two are one trunk: Meta's layout and transformers' own
-configuration are Anole's, Lumina's configuration has fields of its own. The side of Lumina's pictures is
+configuration are Anole's, Lumina's configuration has fields of its own. The side of Lumina's images is
 in no file, so that its published name has to be in the path, or be given.
 """
 
@@ -77,7 +77,7 @@ def target_config(
 ) -> ChameleonConfig:
     """Return a target's configuration.
 
-    ``newline``: rows end in a token of their own; ``side``: codes along the default picture's side.
+    ``newline``: rows end in a token of their own; ``side``: codes along the default image's side.
     Raises :class:`CheckpointError` where the configuration is of other weights.
     """
     sizes = block_sizes(checkpoint)
@@ -166,7 +166,7 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
     vq = chameleon_vq_config(codebook_size=ids.image_codes)
     if vq_path is None:
         missing["vq"] = (
-            f"a picture tokenizer: put {_WHERE_VQ} into {path}, or name it with --use vq=PATH"
+            f"an image tokenizer: put {_WHERE_VQ} into {path}, or name it with --use vq=PATH"
         )
     else:
         files["vq"] = vq_path
@@ -212,12 +212,12 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
 def manifest_of_module(weights: Checkpoint, config: dict[str, Any]) -> ChameleonManifest:
     """Return the manifest of a model that transformers has loaded, whose configuration has the ids.
 
-    Rows have no end of their own here: a picture is Anole's, square. Raises :class:`CheckpointError`.
+    Rows have no end of their own here: an image is Anole's, square. Raises :class:`CheckpointError`.
     """
     if layout_of(weights) is None or not config.get("vocabulary_map"):
         raise CheckpointError(
             f"{weights.path} has no vocabulary_map in its configuration, or no norms of queries and "
-            "keys, so it is not a Chameleon that draws; load Anole as transformers' "
+            "keys, so it is not a Chameleon that generates images; load Anole as transformers' "
             "ChameleonForConditionalGeneration"
         )
     ids = ids_from_vocabulary(config["vocabulary_map"])
@@ -276,17 +276,17 @@ def _variant(
 
 
 def anole_side(config: dict[str, Any]) -> int:
-    """Return the codes along the side of Anole's pictures: as its configuration says, or 32."""
+    """Return the codes along the side of Anole's images: as its configuration says, or 32."""
     said = config.get("vq_config") or {}
     levels = len(said.get("ch_mult", said.get("channel_multiplier", ())))
     return int(said["resolution"]) >> (levels - 1) if "resolution" in said and levels else 32
 
 
 def _lumina_side(path: Path, entry: ModelEntry | None) -> int:
-    """Return the codes along the side of the pictures that a Lumina was trained for."""
+    """Return the codes along the side of the images that a Lumina was trained for."""
     if entry is None or entry.config["variant"] != "lumina":
         names = [one.name for one in published() if one.config.get("variant") == "lumina"]
-        raise ask_for_name(path, "for which size of pictures this Lumina-mGPT was trained", names)
+        raise ask_for_name(path, "for which size of images this Lumina-mGPT was trained", names)
     return int(entry.config["pixels"]) // 16
 
 
@@ -320,14 +320,14 @@ def _in(given: Path | None) -> list[Path]:
 
 def _text_tokenizer(path: Path, parts: Parts) -> Path | None:
     homes = _homes(path)
-    # The picture tokenizer's folder has the text tokenizer beside it.
+    # The image tokenizer's folder has the text tokenizer next to it.
     near = [] if parts.vq is None or parts.vq.is_file() else _in(parts.vq)
     named = find_file([*_in(parts.text), *homes, *near], "text_tokenizer.json")
     return named or find_file(homes, "tokenizer.json")
 
 
 def _picture_tokenizer(path: Path, weights: Path, target: Checkpoint, parts: Parts) -> Path | None:
-    """Return the file of the picture tokenizer: given, near the model, or within its shards."""
+    """Return the file of the image tokenizer: given, near the model, or within its shards."""
     found = find_file(_homes(path) if parts.vq is None else _in(parts.vq), "vqgan.ckpt")
     if found is None and parts.vq is not None:
         raise CheckpointError(f"{parts.vq} has no vqgan.ckpt; name {_WHERE_VQ}")

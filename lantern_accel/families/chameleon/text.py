@@ -31,7 +31,7 @@ _NAMES = {
 class SpecialIds(Frozen):
     """Ids of the tokens that mean something; the defaults are the published vocabulary's.
 
-    ``newline`` and ``grid`` are Lumina's: the token that ends a row of the picture, and the one that
+    ``newline`` and ``grid`` are Lumina's: the token that ends a row of the image, and the one that
     would say a side of 0 (``grid + n``: 2 n codes, 32 n pixels).
     """
 
@@ -96,7 +96,7 @@ def anole_unconditional(ids: SpecialIds) -> list[int]:
 
 
 def anole_image_only(ids: SpecialIds, prompt: Sequence[int]) -> list[int]:
-    """Return the context of Anole's middle branch: what of the prompt is a picture or its frame.
+    """Return the context of Anole's middle branch: what of the prompt is an image or its frame.
 
     For a prompt of text alone it is :func:`anole_unconditional`, and the three-way rule is the two-way.
     """

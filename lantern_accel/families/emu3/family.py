@@ -1,4 +1,4 @@
-"""Emu3 as a family: a plain decoder that writes a picture's codes row by row."""
+"""Emu3 as a family: a plain decoder that writes an image's codes row by row."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Emu3Text(PromptText[Emu3Manifest]):
         return [self._ids(f"{before}{text}{behind}{start}") for text in texts]
 
     def unconditional(self, rows: int, columns: int) -> list[int]:
-        """Return the ids in front of a picture of a size without a prompt."""
+        """Return the ids in front of an image of a size without a prompt."""
         return self._ids(UNCONDITIONAL[self.manifest.variant] + picture_start(rows, columns))
 
 
@@ -89,7 +89,7 @@ class IBQ(VQModel):
 
 
 class Drawing(MoVQ):
-    """Emu3's tokenizer from a file without its encoder: it draws, and reads no pictures."""
+    """Emu3's tokenizer from a file without its encoder: it generates images and reads none."""
 
     def __init__(self, config: MoVQConfig) -> None:
         super().__init__(config)
@@ -97,7 +97,7 @@ class Drawing(MoVQ):
 
     def encode_latents(self, images: Tensor) -> Tensor:
         raise ModelError(
-            "the image tokenizer's file has no encoder, so no picture can be read; name "
+            "the image tokenizer's file has no encoder, so no image can be read; name "
             "BAAI/Emu3-VisionTokenizer with --use vq=PATH"
         )
 
@@ -111,7 +111,7 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
     rules, beside = official.RULES, official.BESIDE
-    #: Activations of the image tokenizer are half a gigabyte for a picture.
+    #: Activations of the image tokenizer are half a gigabyte for an image.
     pixels_at_once: ClassVar[int] = 720 * 720
 
     def build(self, manifest: Emu3Manifest, part: str, ops: TensorOps) -> nn.Module:
@@ -198,5 +198,5 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
 
     @staticmethod
     def _sized(manifest: Emu3Manifest, rows: int, columns: int) -> list[int]:
-        """Return what stands before a picture of a model without words, its size as two ids."""
+        """Return what stands before an image of a model without words, its size as two ids."""
         return [manifest.ids.image_start, rows, columns, manifest.ids.image]

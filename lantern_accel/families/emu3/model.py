@@ -1,10 +1,10 @@
-"""Emu3's decoder, the drafter of its own blocks, its picture sizes and its manifest.
+"""Emu3's decoder, the drafter of its own blocks, its image sizes and its manifest.
 
 Source: baaivision/Emu3 f6ea9aa (arXiv 2409.18869) and baaivision/Emu3.5 8fcf1da (arXiv 2510.26583). A
-Llama that writes a picture's codes row by row, each row with an end of its own, in the vocabulary of its
+Llama that writes an image's codes row by row, each row with an end of its own, in the vocabulary of its
 text: Chameleon's arrangement, without norms of queries and keys in Emu3, with norms by a root mean square
-in Emu3.5. What follows the last row is known beforehand and is not computed: the ends of frame, picture
-and text, and in Emu3.5 the picture's end in place of the last row's (:meth:`Emu3Manifest.ids_of`).
+in Emu3.5. What follows the last row is known beforehand and is not computed: the ends of frame, image
+and text, and in Emu3.5 the image's end in place of the last row's (:meth:`Emu3Manifest.ids_of`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Emu3Config(ChameleonConfig):
     token_count: int = Field(184622, ge=2, description="the vocabulary of text and image tokens")
     image_first: int = Field(151854, ge=0, description="the id of code 0")
     image_codes: int = Field(32768, ge=2)
-    newline_id: int = Field(151846, description="the token that ends every row of the picture")
+    newline_id: int = Field(151846, description="the token that ends every row of the image")
     height: int = Field(90, ge=1)
     width: int = Field(90, ge=1)
-    max_positions: int = Field(9216, ge=2, description="prompt and picture, as trained")
+    max_positions: int = Field(9216, ge=2, description="prompt and image, as trained")
     head_norm: bool = Field(False, description="queries and keys are normalised, as Emu3.5's")
 
     @property
@@ -76,10 +76,10 @@ RATIOS = ("1:1", "4:3", "3:4", "16:9", "9:16", "3:2", "2:3", "21:9")
 
 
 def grid_of(ratio: str, area: int, pixels: int = 8) -> tuple[int, int]:
-    """Return rows and columns of a picture of ``area`` pixels whose sides are as "width:height".
+    """Return rows and columns of an image of ``area`` pixels whose sides are as "width:height".
 
     ``pixels``: along the side of a token. Halves are rounded to the even number, as in the source. Raises
-    :class:`RequestError` for what is no ratio, or one so narrow that a side has no token.
+    :class:`RequestError` for what is not a ratio, or one so narrow that a side has no token.
     """
     sides = [int(part) if part.isdecimal() and part.isascii() else 0 for part in ratio.split(":")]
     if len(sides) == 2 and all(0 < side < 10**6 for side in sides):
@@ -88,14 +88,14 @@ def grid_of(ratio: str, area: int, pixels: int = 8) -> tuple[int, int]:
         if rows and columns:
             return rows, columns
     raise RequestError(
-        f"the ratio {ratio[:40]!r} gives no picture of {area} pixels; write WIDTH:HEIGHT, such as 16:9"
+        f"the ratio {ratio[:40]!r} gives no image of {area} pixels; write WIDTH:HEIGHT, such as 16:9"
     )
 
 
 class Emu3Manifest(PromptedManifest):
     """``model.json`` of Emu3's family.
 
-    ``area``: pixels of the model's pictures; ``encodes``: the image tokenizer's file has an encoder.
+    ``area``: pixels of the model's images; ``encodes``: the image tokenizer's file has an encoder.
     """
 
     family: Literal["emu3"] = "emu3"
@@ -121,7 +121,7 @@ class Emu3Manifest(PromptedManifest):
         return self.ids.pad
 
     def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:
-        """Return rows and columns of a picture ``(width, height)`` in pixels; None: the usual one.
+        """Return rows and columns of an image ``(width, height)`` in pixels; None: the usual one.
 
         Raises :class:`RequestError` for sides that tokens do not divide, and for more tokens than the
         model was trained on.
@@ -134,7 +134,7 @@ class Emu3Manifest(PromptedManifest):
         if (columns * side, rows * side) != size or not 0 < tokens < most:
             known = ", ".join(f"{w * side}x{h * side}" for h, w in self.sizes())
             raise RequestError(
-                f"the model {self.name!r} cannot draw {width}x{height} pixels: sides are multiples of "
+                f"the model {self.name!r} cannot make {width}x{height} pixels: sides are multiples of "
                 f"{side}, with fewer than {most} tokens; it was trained on {known}"
             )
         return rows, columns

@@ -91,7 +91,7 @@ _VQ = {
     "attn_resolutions": "attention",
 }  # fmt: skip
 _AGAIN = "fetch it again from the model's repository"
-#: Positions of Emu3-Chat, and pixels of Emu3-Stage1's and Emu3-Gen's pictures.
+#: Positions of Emu3-Chat, and pixels of Emu3-Stage1's and Emu3-Gen's images.
 CHAT_POSITIONS, STAGE1_AREA, GEN_AREA = 131072, 512 * 512, 720 * 720
 #: Where image tokenizers lie next to a model, and Emu3.5's file.
 _HOMES: dict[Variant, tuple[str, ...]] = {
@@ -119,7 +119,7 @@ def layout_of(checkpoint: Checkpoint) -> str | None:
 def detect(path: Path, parts: Parts) -> Found[Emu3Manifest] | None:
     """Say what of this family lies at ``path``; None where it is another family's.
 
-    Raises :class:`CheckpointError` for what is Emu3's and cannot draw, and for parts of several models.
+    Raises :class:`CheckpointError` for an Emu3 that generates no images, and for parts of several models.
     """
     if path.is_dir() and not has_weights(path):
         return None
@@ -143,7 +143,7 @@ def detect(path: Path, parts: Parts) -> Found[Emu3Manifest] | None:
         )
     _check_draws(path, said)
     manifest = manifest_of(checkpoint, said)
-    notes = [f"{layout} keys", f"pictures of {manifest.variant}"]
+    notes = [f"{layout} keys", f"images of {manifest.variant}"]
     found = Found(manifest, {"target": path}, parts, notes)
     _add_picture_tokenizer(found, folder, checkpoint, said)
     manifest = found.manifest
@@ -155,15 +155,15 @@ def detect(path: Path, parts: Parts) -> Found[Emu3Manifest] | None:
 
 
 def _check_draws(path: Path, said: Mapping[str, Any]) -> None:
-    """Raise :class:`CheckpointError` for the models of this family that are no Emu3-Gen."""
+    """Raise :class:`CheckpointError` for the models of this family that are not Emu3-Gen."""
     text = _table(said, "text_config") or said
     for name, value, one, what in (
-        ("max_position_embeddings", CHAT_POSITIONS, "Emu3-Chat", "reads pictures and writes text"),
+        ("max_position_embeddings", CHAT_POSITIONS, "Emu3-Chat", "reads images and writes text"),
         ("image_area", STAGE1_AREA, "Emu3-Stage1", "is a stage of training before Emu3-Gen"),
     ):
         if text.get(name) == value:
             raise CheckpointError(
-                f"{path} is {one} by its {name}, which {what}; use BAAI/Emu3-Gen, which draws"
+                f"{path} is {one} by its {name}, which {what}; use BAAI/Emu3-Gen, which generates images"
             )
 
 
@@ -221,7 +221,7 @@ def special_ids(said: Mapping[str, Any]) -> SpecialIds:
 
 
 def _first_code(said: Mapping[str, Any]) -> int:
-    """Return the id of code 0: behind the picture's end, as the configuration has it."""
+    """Return the id of code 0: behind the image's end, as the configuration has it."""
     usual = _whole(said, "pad_token_id", SpecialIds().pad) + BEFORE["pad"] - BEFORE["image_end"]
     usual = _whole(_table(said, "vocabulary_map"), FRAME[2], usual)
     return _whole(said, "eoi_token_id", usual) + 1
@@ -342,7 +342,7 @@ def _add_text(found: Found[Emu3Manifest], folder: Path) -> None:
     if text.name == WORDS:
         if not (text.parent / VISION).is_file():
             found.missing["text"] = (
-                f"{VISION}, the names of the picture's tokens: put it into {folder}"
+                f"{VISION}, the names of the image's tokens: put it into {folder}"
             )
             return
         codes = len(vision_tokens(text.parent)) - len(FRAME)

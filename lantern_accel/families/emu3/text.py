@@ -2,7 +2,7 @@
 
 Source: baaivision/Emu3 f6ea9aa (``tokenization_emu3.py``, ``processing_emu3.py``) and baaivision/Emu3.5
 8fcf1da. Words are Qwen's byte pairs. 208 special tokens follow them, then the names of a file,
-``emu3_vision_tokens.txt``: what frames a picture, and its codes. So every id that means something stands
+``emu3_vision_tokens.txt``: what frames an image, and its codes. So every id that means something stands
 at a fixed distance from that of code 0. The official tokenizer reads special strings within a user's text
 too; here such a text is refused.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Variant = Literal["emu3", "emu3.5"]
-#: The byte pairs of a release, and the names of its picture's tokens, which lie next to them.
+#: The byte pairs of a release, and the names of its image's tokens, which lie next to them.
 WORDS, VISION = "emu3.tiktoken", "emu3_vision_tokens.txt"
 #: Special tokens behind the byte pairs, in order.
 SPECIALS = (
@@ -84,7 +84,7 @@ class SpecialIds(Frozen):
         return cls(first=first, **{name: first - back for name, back in BEFORE.items()})
 
     def unconditional(self, variant: Variant) -> list[int]:
-        """Return the released ids in front of a picture without a prompt."""
+        """Return the released ids in front of an image without a prompt."""
         return [self.bos] if variant == "emu3" else [self.bos, *_WORDS_3P5, self.begin]
 
 
@@ -124,7 +124,7 @@ def vision_tokens(folder: Path) -> list[str]:
     path = folder / VISION
     if not path.is_file():
         raise CheckpointError(
-            f"{folder} has {WORDS} and lacks {VISION}, the names of the picture's tokens; fetch it from "
+            f"{folder} has {WORDS} and lacks {VISION}, the names of the image's tokens; fetch it from "
             "the model's repository"
         )
     names = [line.strip() for line in read_text_file(path).splitlines() if line.strip()]
@@ -139,7 +139,7 @@ def vision_tokens(folder: Path) -> list[str]:
 def tiktoken_tokenizer(path: Path) -> Tokenizer:
     """Return a tokenizer of ``emu3.tiktoken``, without codes; raises :class:`CheckpointError`.
 
-    Two neighbours of which the whole is a word become it, the lowest id first: the law of tiktoken.
+    Two neighbours of which the whole is a word become it, the lowest id first: the rule of tiktoken.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 

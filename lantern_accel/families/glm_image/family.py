@@ -31,7 +31,7 @@ from lantern_accel.strategy.values import Sampling
 
 
 class GlmImageFamily(PromptedFamily[GlmImageManifest]):
-    """GLM-Image's prior: tokens of two grids, which the diffusion half turns into a picture."""
+    """GLM-Image's prior: tokens of two grids, which the diffusion half turns into an image."""
 
     name: ClassVar[str] = "glm_image"
     manifest_type: ClassVar[type[Manifest]] = GlmImageManifest
@@ -40,7 +40,7 @@ class GlmImageFamily(PromptedFamily[GlmImageManifest]):
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
     paint = staticmethod(paint)
-    #: One file holds all parts, and a half that reads pictures.
+    #: One file holds all parts, and a half that reads images.
     beside = official.BESIDE
     rules = official.RULES
 
@@ -54,7 +54,7 @@ class GlmImageFamily(PromptedFamily[GlmImageManifest]):
         """Return one row an image: this prior has no guidance."""
         if sampling.guided:
             raise RequestError(
-                f"the prior {model.manifest.name!r} is drawn without guidance; leave cfg_scale out, or "
+                f"the prior {model.manifest.name!r} decodes without guidance; leave cfg_scale out, or "
                 "set it to 1 (guidance_scale is the diffusion half's)"
             )
         return Rows(conditions.condition, conditions.mask)

@@ -1,7 +1,7 @@
 """The two grids that GLM-Image writes one after the other, and where their tokens stand.
 
 Source: transformers 5.23, ``processing_glm_image.py`` (``_get_target_shape``) and
-``modeling_glm_image.py`` (``get_rope_index``). A small grid of about 256 tokens has the picture's shape
+``modeling_glm_image.py`` (``get_rope_index``). A small grid of about 256 tokens has the image's shape
 and not its size; the large one has a token per 32 x 32 pixels. All positions are known from the sizes.
 """
 
@@ -18,7 +18,7 @@ from lantern_accel.errors import RequestError
 Grid = tuple[int, int]
 #: Pixels along the side of a token of the large grid.
 PIXELS = 32
-#: The small grid has about this many tokens, whatever the picture's size.
+#: The small grid has about this many tokens, whatever the image's size.
 SMALL = 256
 
 
@@ -32,27 +32,27 @@ def grids(rows: int, columns: int, small: int = SMALL) -> tuple[Grid, Grid]:
 
 
 def grid_of(width: int, height: int, whose: str) -> Grid:
-    """Return the large grid of a picture in pixels.
+    """Return the large grid of an image in pixels.
 
-    Raises :class:`RequestError` for sides that are no multiples of a token's; ``whose``: who draws it.
+    Raises :class:`RequestError` for sides not multiples of a token's; ``whose``: its name.
     """
     sides = width, height
     columns, rows = (side // PIXELS for side in sides)
     if any(side % PIXELS or side < PIXELS for side in sides):
         near = [max(round(side / PIXELS), 1) * PIXELS for side in sides]
         raise RequestError(
-            f"{whose} draws sizes that are multiples of {PIXELS} pixels, not {width}x{height}; "
+            f"{whose} generates sizes that are multiples of {PIXELS} pixels, not {width}x{height}; "
             f"{near[0]}x{near[1]} would do"
         )
     return rows, columns
 
 
 def positions(prompt: int, both: tuple[Grid, Grid]) -> Tensor:
-    """Return the positions of prompt and picture on three axes, int64 ``[3, prompt + N + 1]``.
+    """Return the positions of prompt and image on three axes, int64 ``[3, prompt + N + 1]``.
 
     Temporal, height, width. A prompt's token i stands at i on all three. A grid stands at one time, from
     which its rows and columns count; what follows it is as far on as its longer side. The last column is
-    of the end marker, which is never drawn.
+    of the end marker, which is never sampled.
     """
     parts = [torch.arange(prompt).expand(3, -1)]
     at = prompt

@@ -2,7 +2,7 @@
 
 Source: transformers 5.23, ``models/glm_image/modeling_glm_image.py``. Codes are the vocabulary's first
 ids. The head has rows of further ids, an end marker among them: filters count these, as transformers
-does, and nothing draws them. Half of each head turns, by three positions in sections. With left padding
+does, and none is ever sampled. Half of each head turns, by three positions in sections. With left padding
 all positions count the pads: what attention sees is how far positions are apart.
 """
 
@@ -69,7 +69,7 @@ class GlmImageConfig(LlamaSizes):
                 "tokens do not lie in each other"
             )
         if min(self.grids[0]) < 1:
-            raise ValueError(f"a picture of {self.height} x {self.width} tokens is too narrow")
+            raise ValueError(f"an image of {self.height} x {self.width} tokens is too narrow")
         return self
 
     @property
@@ -111,7 +111,7 @@ class GlmImageGPT(Target):
 
     @property
     def undrawn(self) -> int:
-        """Ids behind the codes that filters count and nothing draws."""
+        """Ids behind the codes that filters count and that are never sampled."""
         return self.config.head_rows - self.config.vocab_size
 
     def all_logits(self, features: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ MOST_TOKENS = 65535
 
 
 class Marks(Frozen):
-    """The tokenizer's strings around a picture's size and before the picture, and what pads prompts."""
+    """The tokenizer's strings around an image's size and before the image, and what pads prompts."""
 
     size_begin: str = "<sop>"
     size_end: str = "<eop>"
@@ -179,9 +179,9 @@ class GlmImageManifest(PromptedManifest):
         return PIXELS
 
     def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:
-        """Return rows and columns of the large grid of a picture ``(width, height)`` in pixels.
+        """Return rows and columns of the large grid of an image ``(width, height)`` in pixels.
 
-        None: the default size. Raises :class:`RequestError` for a size that the model cannot draw.
+        None: the default size. Raises :class:`RequestError` for a size that the model cannot generate.
         """
         if size is None:
             return super().grid(None)
@@ -191,7 +191,7 @@ class GlmImageManifest(PromptedManifest):
         most = min(self.target.max_positions, MOST_TOKENS)
         if min(both[0]) < 1 or sum(a * b for a, b in both) > most:
             raise RequestError(
-                f"the model {self.name!r} cannot draw {width}x{height} pixels: "
+                f"the model {self.name!r} cannot generate {width}x{height} pixels: "
                 f"{'it is too narrow' if min(both[0]) < 1 else f'it has more than {most} tokens'}; "
                 "choose a size such as 1024x1024"
             )

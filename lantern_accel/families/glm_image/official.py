@@ -1,7 +1,7 @@
 """The files of GLM-Image's prior, in the released diffusers folder or in the prior's own.
 
 There is one layout, that of transformers; half of each head turns in pairs ``(i, i + r/2)``. The file
-holds a vision tower and a picture tokenizer too, which drawing from text does not need; the tokenizer's
+holds a vision tower and an image tokenizer too, which text-to-image does not need; the tokenizer's
 codebook says which codes are alike.
 """
 
@@ -42,7 +42,7 @@ TARGET_RULES: tuple[keys.Rule, ...] = (
 CODEBOOK = "model.vqmodel.quantize.embedding.weight"
 CODEBOOK_RULES = ((r"^model\.vqmodel\.quantize\.", ""),)
 RULES = {"target": TARGET_RULES, "vq": CODEBOOK_RULES}
-#: What the file holds for another part: the half that reads pictures, the codebook, the target.
+#: What the file holds for another part: the half that reads images, the codebook, the target.
 BESIDE = {
     "target": re.compile(r"^model\.(visual|vqmodel)\."),
     "vq": re.compile(r"^(?!model\.vqmodel\.quantize\.embedding\.)"),
@@ -111,7 +111,7 @@ def detect(path: Path, parts: Parts) -> Found[GlmImageManifest] | None:
         found.missing["vq"] = f"the codebook {CODEBOOK}: fetch the released {PRIOR} again"
     if text is None:
         found.missing["text"] = (
-            f"a text tokenizer: put the released {PROCESSOR} folder beside {folder}"
+            f"a text tokenizer: put the released {PROCESSOR} folder next to {folder}"
         )
     else:
         found.files["text_tokenizer"] = text
@@ -178,7 +178,7 @@ def defaults_of(said: dict[str, Any], manifest: GlmImageManifest) -> ModelDefaul
     if "top_k" not in said:
         warnings.warn(
             "generation_config.json names no top_k, and transformers then takes 50: other codes are not "
-            "drawn; set top_k to 0 for all",
+            "sampled; set top_k to 0 for all",
             LanternWarning,
             stacklevel=2,
         )
@@ -192,7 +192,7 @@ def defaults_of(said: dict[str, Any], manifest: GlmImageManifest) -> ModelDefaul
 
 
 def read_marks(said: dict[str, Any], tokenizer: Path | None) -> Marks:
-    """Return the strings around a picture's size, of the tokenizer's own configuration."""
+    """Return the strings around an image's size, of the tokenizer's own configuration."""
     told = {} if tokenizer is None else folder_json(tokenizer.parent, "tokenizer_config.json")
     start = said.get("image_start_token_id")
     named = {

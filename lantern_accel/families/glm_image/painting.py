@@ -1,4 +1,4 @@
-"""The diffusion half, which diffusers runs: it paints a picture from the large grid's codes."""
+"""The diffusion half, which diffusers runs: it paints an image from the large grid's codes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ PARTS = ("model_index.json", "transformer", "vae", "scheduler", "text_encoder", 
 def paint(
     model: Model, tokens: Tensor, shape: Hashable, prompts: Sequence[Prompt], seeds: Sequence[int]
 ) -> list[Image]:
-    """Return the pictures of tokens ``[n, N]``; [] and a warning where they cannot be painted here.
+    """Return the images of tokens ``[n, N]``; [] and a warning where they cannot be painted here.
 
-    ``seeds``: of the diffusion's noise, one per picture.
+    ``seeds``: of the diffusion's noise, one per image.
     """
     assert isinstance(shape, tuple)
     _, rows, columns = shape
@@ -36,7 +36,7 @@ def paint(
         pipe = _diffusion_half(model)
     except ModelError as error:
         warnings.warn(
-            f"there are no pictures, the result is the prior's tokens (result.tokens): {error}",
+            f"there are no images, the result is the prior's tokens (result.tokens): {error}",
             LanternWarning,
             stacklevel=2,
         )
@@ -60,8 +60,8 @@ def check_scheduler(scheduler: Any) -> None:
     """Raise :class:`ModelError` for a scheduler that does not keep the timesteps it is given.
 
     GLM-Image is conditioned on steps that are not shifted, and the published scheduler shifts sigmas by
-    the picture's size. diffusers 0.40 and 0.41 put shifted steps in the place of the given ones, so that
-    every picture is wrong (its pull request 14011, undone in 0.42).
+    the image's size. diffusers 0.40 and 0.41 put shifted steps in the place of the given ones, so that
+    every image is wrong (its pull request 14011, undone in 0.42).
     """
     if not getattr(scheduler.config, "use_dynamic_shifting", False):
         return
@@ -71,7 +71,7 @@ def check_scheduler(scheduler: Any) -> None:
     if trial.timesteps.tolist() != given:
         raise ModelError(
             f"diffusers {installed('diffusers')} replaces the timesteps of GLM-Image by shifted ones, so "
-            'that pictures are wrong, whoever draws the prior; run `pip install "diffusers>=0.42"`'
+            'that images are wrong, whoever decodes the prior; run `pip install "diffusers>=0.42"`'
         )
 
 

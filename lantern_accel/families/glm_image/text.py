@@ -1,4 +1,4 @@
-"""GLM-Image's prompts: the text as it is, the sizes of both grids, and where the picture starts.
+"""GLM-Image's prompts: the text as it is, the sizes of both grids, and where the image starts.
 
 Source: transformers 5.23, ``processing_glm_image.py`` (``prepare_inputs_layout``), and the released
 ``chat_template.jinja``, which adds nothing to a text.
@@ -16,7 +16,7 @@ from lantern_accel.families.tokenizer import PromptText
 
 
 def prompt_text(text: str, marks: Marks, rows: int, columns: int) -> str:
-    """Return the prompt of a picture whose large grid has ``rows x columns`` tokens."""
+    """Return the prompt of an image whose large grid has ``rows x columns`` tokens."""
     small, large = grids(rows, columns)
     sizes = "".join(
         f"{marks.size_begin}{high} {wide}{marks.size_end}" for high, wide in (large, small)

@@ -1,4 +1,4 @@
-"""Janus as a family: a Llama that draws 576 tokens of LlamaGen's codebook."""
+"""Janus as a family: a Llama that generates 576 tokens of LlamaGen's codebook."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class JanusText(PromptText[JanusManifest]):
 
 
 class JanusFamily(VQFamily[JanusManifest], PromptedFamily[JanusManifest]):
-    """Janus-Pro and Janus 1.3B, the half that draws."""
+    """Janus-Pro and Janus 1.3B, the half that generates."""
 
     name: ClassVar[str] = "janus"
     manifest_type: ClassVar[type[Manifest]] = JanusManifest
     text_type, target_type, vq_type = JanusText, JanusGPT, VQModel
-    #: One file holds all parts, and a half that reads pictures.
+    #: One file holds all parts, and a half that reads images.
     beside = official.BESIDE
     rules = official.RULES
     detect = staticmethod(official.detect)

@@ -1,4 +1,4 @@
-"""Janus's half that draws: a Llama with an embedding and a head for image tokens, and its manifest.
+"""Janus's half that generates: a Llama with an embedding and a head for image tokens, and its manifest.
 
 Source: deepseek-ai/Janus 1daa72f (arXiv 2501.17811), ``janus/models/modeling_vlm.py``. What an
 image token feeds the Llama, ``aligner(gen_embed[code])``, depends on the code alone, so it is
@@ -43,7 +43,7 @@ class JanusConfig(LlamaSizes, SquareSizes):
     norm_eps: float = 1e-6
     grid: int = Field(24, ge=1, description="tokens along one side of the image")
     bias: bool = Field(False, description="queries, keys and values have one")
-    max_positions: int = Field(16384, ge=2, description="prompt and picture, as trained")
+    max_positions: int = Field(16384, ge=2, description="prompt and image, as trained")
 
     @property
     def image_width(self) -> int:

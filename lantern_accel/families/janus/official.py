@@ -1,7 +1,7 @@
 """The files of Janus: deepseek-ai's own layout, and that of transformers. No tensor differs between them.
 
-Both hold the half that reads pictures too (a vision tower, its aligner, the head of text tokens), which
-drawing does not need. Queries and keys turn in pairs ``(i, i + d/2)`` in both.
+Both hold the half that reads images too (a vision tower, its aligner, the head of text tokens), which
+text-to-image does not need. Queries and keys turn in pairs ``(i, i + d/2)`` in both.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ TARGET_RULES: tuple[keys.Rule, ...] = (
     (r"^(gen_head|model\.generation_head)\.vision_head\.", "output."),
     *keys.LLAMA,
 )
-#: Of the picture tokenizer, which has LlamaGen's tensors.
+#: Of the image tokenizer, which has LlamaGen's tensors.
 PICTURE_RULES = ((r"^(gen_vision_model|model\.vqmodel)\.", ""), *VQ_RULES, LOWEST_FIRST)
 RULES = {"target": TARGET_RULES, "vq": PICTURE_RULES}
 SIGNATURES = (
     keys.Signature("original", {"gen_embed.weight": 2}),
     keys.Signature("Hugging Face", {"model.generation_embeddings.weight": 2}),
 )
-#: What files hold for another part: the half that reads pictures, the picture tokenizer, the target.
+#: What files hold for another part: the half that reads images, the image tokenizer, the target.
 BESIDE = {
     "target": re.compile(
         r"^(gen_vision_model|vision_model|aligner|language_model\.lm_head)\.|"
@@ -58,11 +58,11 @@ _VISION = (
     "vision_model.vision_tower.pos_embed",
     "model.vision_model.embeddings.position_embedding.weight",
 )
-#: What a file of understanding has, and JanusFlow's, which draws by flow matching.
+#: What a file of understanding has, and JanusFlow's, which generates by flow matching.
 _READS = ("vision_model.", "model.vision_model.")
 _WORDS = {"language_model.model.embed_tokens.weight", "model.language_model.embed_tokens.weight"}
 _FLOWS = ("vision_gen_enc_model.", "vision_gen_dec_model.")
-_HINT = "Janus-Pro-1B, Janus-Pro-7B and Janus-1.3B hold all that drawing needs"
+_HINT = "Janus-Pro-1B, Janus-Pro-7B and Janus-1.3B hold all that is needed"
 #: What transformers' LlamaConfig takes for what a configuration leaves out, as published ones do.
 _LLAMA = {"num_attention_heads": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
 #: Sizes by which a published model is known.
@@ -72,13 +72,13 @@ _RELEASED = ("dim", "n_layer", "n_head", "ffn_dim", "token_count", "vocab_size",
 def layout_of(checkpoint: Checkpoint) -> str | None:
     """Return the layout that a file's keys follow; None where they are not Janus's.
 
-    Raises :class:`CheckpointError` for JanusFlow, for weights that only read pictures, and for layouts
+    Raises :class:`CheckpointError` for JanusFlow, for weights that only read images, and for layouts
     that are mixed.
     """
     path, found = checkpoint.path, keys.layouts_in(checkpoint, SIGNATURES)
     if any(key.startswith(_FLOWS) for key in checkpoint):
         raise CheckpointError(
-            f"{path} is JanusFlow, which draws by flow matching and not token by token; {_HINT}"
+            f"{path} is JanusFlow, which generates by flow matching and not token by token; {_HINT}"
         )
     if len(found) > 1:
         raise CheckpointError(
@@ -86,7 +86,7 @@ def layout_of(checkpoint: Checkpoint) -> str | None:
         )
     if not found and any(key.startswith(_READS) and _WORDS & set(checkpoint) for key in checkpoint):
         raise CheckpointError(
-            f"{path} holds only the half of Janus that reads pictures: it lacks gen_embed, gen_aligner, "
+            f"{path} holds only the half of Janus that reads images: it lacks gen_embed, gen_aligner, "
             f"gen_head and gen_vision_model; {_HINT}"
         )
     return found[0] if found else None
@@ -95,8 +95,8 @@ def layout_of(checkpoint: Checkpoint) -> str | None:
 def detect(path: Path, parts: Parts) -> Found[JanusManifest] | None:
     """Say what of this family lies at ``path``; None where it is another family's.
 
-    Raises :class:`CheckpointError` for what is Janus's and cannot draw, and where nothing says which of
-    the two generations it is.
+    Raises :class:`CheckpointError` for what is Janus's and cannot generate images, and where
+    nothing says which of the two generations it is.
     """
     if path.is_dir() and not has_weights(path):
         return None

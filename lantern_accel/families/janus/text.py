@@ -1,4 +1,4 @@
-"""Janus's prompts: the roles' names, the text, and where the picture starts.
+"""Janus's prompts: the roles' names, the text, and where the image starts.
 
 Source: deepseek-ai/Janus 1daa72f, ``generation_inference.py`` and ``janus/utils/conversation.py``. The
 caller names the roles there, so that the two generations of models have two prompts.
@@ -52,7 +52,7 @@ def read_ids(path: Path) -> SpecialIds:
     for name in NAMES.values():
         if name not in known:
             raise CheckpointError(
-                f"the tokenizer {path} lacks {name}, so it cannot prompt Janus for a picture; use the "
+                f"the tokenizer {path} lacks {name}, so it cannot prompt Janus for an image; use the "
                 "tokenizer.json that comes with the model"
             )
     return SpecialIds(**{field: known[name] for field, name in NAMES.items()})

@@ -87,7 +87,7 @@ def _once(text: str) -> str:
 
     text = unquote_plus(text).strip().lower()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a caption looks like a file name is no concern
+        warnings.simplefilter("ignore")  # that a caption looks like a file name does not matter
         text = BeautifulSoup(_apply(_BEFORE_MARKUP, text), features="html.parser").text
     text = _apply(_AFTER_MARKUP, text)
     if len(_JOINED.findall(text)) > 3:  # this-is-my-cute-cat

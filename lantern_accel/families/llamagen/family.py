@@ -148,7 +148,7 @@ class LlamaGenFamily(VQFamily[LlamaGenManifest]):
             for what, given in (("embeddings", parts.embeddings), ("text encoder", parts.text)):
                 if given is not None:
                     raise RequestError(
-                        f"the model {manifest.name!r} draws classes, so it takes no {what}; leave "
+                        f"the model {manifest.name!r} is class-conditional, so it takes no {what}; leave "
                         f"--{what.replace(' ', '-')} out"
                     )
             return None

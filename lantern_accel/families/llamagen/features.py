@@ -112,5 +112,5 @@ def _read(path: Path) -> dict[str, Tensor]:
     except Exception as error:
         raise RequestError(f"{path} cannot be read as embeddings: {error}") from None
     raise RequestError(
-        f"{path} is no .safetensors or .npz file; save the embeddings as one of them"
+        f"{path} is not a .safetensors or .npz file; save the embeddings as one of them"
     )

@@ -112,7 +112,8 @@ def find_vq(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> None:
     hint = "t2i" if config.conditioning == "text" else "c2i"
     if not candidates:
         found.missing["vq"] = (
-            f"an image tokenizer (vq_ds16_{hint}.pt): put it beside {name}, or name it with --use vq=PATH"
+            f"an image tokenizer (vq_ds16_{hint}.pt): put it next to {name}, or name it with "
+            "--use vq=PATH"
         )
         return
     configs = {one.path: vq_config(one.opened()) for one in candidates}
@@ -120,7 +121,7 @@ def find_vq(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> None:
     if not fitting:
         path, other = next(iter(configs.items()))
         raise CheckpointError(
-            f"{path} is of another codebook: it has {other.codebook_size} codes, {name} draws from "
+            f"{path} is of another codebook: it has {other.codebook_size} codes, {name} samples from "
             f"{config.vocab_size}; name the right tokenizer with --use vq=PATH"
         )
     # A folder of the README has the tokenizers of both kinds of models, and one of 8 pixels a token.
@@ -214,7 +215,7 @@ def find_drafter(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> Non
     if not candidates:
         found.missing["drafter"] = (
             "a drafter: without one 'auto' and the strategies that need none work; put LANTERN's in "
-            "trained_drafters/ beside it, name one with --use drafter=PATH, or train one with "
+            "trained_drafters/ next to it, name one with --use drafter=PATH, or train one with "
             "`lantern-accel train drafter`"
         )
         return
@@ -263,7 +264,7 @@ def find_text(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> None:
         found.files["t5"] = fitting
     elif parts.embeddings is None:
         found.missing["text"] = (
-            "a text encoder (google/flan-t5-xl): put its folder in t5-ckpt/ beside the model, name it "
+            "a text encoder (google/flan-t5-xl): put its folder in t5-ckpt/ next to the model, name it "
             "with --use text-encoder=PATH, or give the prompts' features with --use embeddings=PATH"
         )
 
@@ -293,7 +294,7 @@ def detect(path: Path, parts: Parts) -> Found[LlamaGenManifest] | None:
         if ours:
             held = ", ".join(f"{one.path.name} ({one.kind})" for one in ours)
             raise CheckpointError(
-                f"{path} holds {held}, but no GPT that draws; put one of LlamaGen's beside it, or name "
+                f"{path} holds {held}, but no GPT for images; put one of LlamaGen's next to it, or name "
                 "it with --model"
             )
         return None
@@ -304,7 +305,7 @@ def detect(path: Path, parts: Parts) -> Found[LlamaGenManifest] | None:
         )
     target = targets[0]
     config = target_config(target, parts.entry)
-    # A Hugging Face folder has its tokenizer and drafters beside it, not inside.
+    # A Hugging Face folder has its tokenizer and drafters next to it, not inside.
     beside = [target.path, target.path.parent] if target.path.is_dir() else [folder]
     manifest = LlamaGenManifest(
         name=target.path.stem,
@@ -357,7 +358,7 @@ def target_config(target: layouts.Candidate, entry: ModelEntry | None = None) ->
     """Return the sizes of a GPT from its shapes and from what is written near it.
 
     ``entry``: the published model that the user says it is. Raises :class:`CheckpointError` where
-    something cannot be told, with what to write where.
+    something cannot be determined, with what to write where.
     """
     checkpoint, path = target.opened(), target.path
     named = keys.renamed(checkpoint, keys.LLAMA)
@@ -390,8 +391,8 @@ def target_config(target: layouts.Candidate, entry: ModelEntry | None = None) ->
     if said.get("n_head") is None and heads is None:
         known = ", ".join(f"{n} {s[0]} x {s[2]}" for n, s in SHAPES.items())
         raise CheckpointError(
-            f"{path} has {layers} layers of width {dim}, which is no published LlamaGen ({known}); put "
-            f"a {path.stem}.json beside it with n_head and block_size"
+            f"{path} has {layers} layers of width {dim}, not a published LlamaGen ({known}); put "
+            f"a {path.stem}.json next to it with n_head and block_size"
         )
     values["n_head"] = heads if said.get("n_head") is None else layouts.whole(said, "n_head", path)
     values["grid"] = _grid(path, said, values, entry)
@@ -439,9 +440,9 @@ def _grid(
         return int(next(iter(known.values()))) // 16
     if known:
         raise ask_for_name(
-            path, f"whether it draws {' or '.join(map(str, known.values()))} pixels", list(known)
+            path, f"whether it makes {' or '.join(map(str, known.values()))} pixels", list(known)
         )
     raise CheckpointError(
-        f"nothing in {path} says whether it draws 256, 384 or 512 pixels; put a {path.stem}.json beside "
-        "it with block_size (tokens per image)"
+        f"nothing in {path} says whether it makes 256, 384 or 512 pixels; put a {path.stem}.json next "
+        "to it with block_size (tokens per image)"
     )

@@ -57,7 +57,7 @@ def encoder_hash(folder: Path) -> str:
 
 
 class T5Text:
-    """Captions to features; keeps them on disk, and its encoder in memory only where it was told to.
+    """Captions to features; keeps them on disk, and its encoder in memory only where asked to.
 
     ``device``: where the encoder runs. ``keep``: stay in memory whatever asks for it back; else it stays
     until :meth:`release`, which is called where it would take the decoder's memory.

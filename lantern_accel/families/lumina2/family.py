@@ -1,4 +1,4 @@
-"""Lumina-mGPT 2.0 as a family: Chameleon's trunk with other ids, another picture decoder and guidance."""
+"""Lumina-mGPT 2.0 as a family: Chameleon's trunk with other ids, another image decoder and guidance."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Lumina2Text(ChameleonText):
 
 
 class Lumina2Family(ChameleonFamily):
-    """Lumina-mGPT 2.0, which draws by the same steps as Chameleon's family does."""
+    """Lumina-mGPT 2.0, which generates by the same steps as Chameleon's family does."""
 
     name: ClassVar[str] = "lumina2"
     manifest_type: ClassVar[type[Manifest]] = Lumina2Manifest
@@ -43,14 +43,14 @@ class Lumina2Family(ChameleonFamily):
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
     to_uint8 = staticmethod(nearest_uint8)
-    #: The picture decoder's file is of a training, which may leave more in it.
+    #: The image decoder's file is of a training, which may leave more in it.
     beside: ClassVar[dict[str, re.Pattern[str]]] = {
         **layouts.BESIDE,
         "vq": re.compile(r"^(?!(encoder|decoder|quantize|quant_conv|post_quant_conv)\.)"),
     }
 
     def tiny(self) -> Lumina2Manifest:
-        """Return a small model, guided by a falling scale; a picture is a unit high and two wide."""
+        """Return a small model, guided by a falling scale; an image is a unit high and two wide."""
         ids = Lumina2Ids(
             bos=0, pad=0, eos=45, image_first=4, image_codes=40, image_end=45, image_start=44,
             end_of_turn=46, newline=47, grid=48, grids=(48, 49, 50),

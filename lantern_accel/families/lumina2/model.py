@@ -1,4 +1,4 @@
-"""Lumina-mGPT 2.0: Chameleon's trunk, guided by a scale that falls along the picture, and its manifest.
+"""Lumina-mGPT 2.0: Chameleon's trunk, guided by a scale that falls along the image, and its manifest.
 
 Source: Alpha-VLLM/Lumina-mGPT-2.0 f44a4d7 ``lumina_mgpt/inference_solver.py``.
 """
@@ -45,7 +45,7 @@ class Lumina2GPT(ChameleonGPT):
         if cfg_scale < c.guidance_floor:
             raise RequestError(
                 f"cfg_scale {cfg_scale:g} is below {c.guidance_floor:g}, to which this model's guidance "
-                f"falls along a picture; ask for {c.guidance_floor:g} or more, or for 1: no guidance"
+                f"falls along an image; ask for {c.guidance_floor:g} or more, or for 1: no guidance"
             )
         for token in range(c.num_tokens):
             left = 1 - (token + SIZE_TOKENS) / (c.height * c.width / PATCH)
@@ -59,7 +59,7 @@ DEFAULTS = ModelDefaults(sampling=Sampling(cfg_scale=4.0, top_k=4096), static_tr
 
 
 class Lumina2Manifest(ChameleonManifest):
-    """``model.json`` of Lumina-mGPT 2.0's family; ``side`` bounds the area of what it draws."""
+    """``model.json`` of Lumina-mGPT 2.0's family; ``side`` bounds the area of its images."""
 
     unit: ClassVar[int] = UNIT
     family: Literal["lumina2"] = "lumina2"

@@ -1,6 +1,6 @@
 """The files of Lumina-mGPT 2.0: Chameleon's in Hugging Face's layout, with another vocabulary.
 
-``model_type`` is chameleon for Anole and both Luminas; the vocabulary says which one it is. The picture
+``model_type`` is chameleon for Anole and both Luminas; the vocabulary says which one it is. The image
 decoder is another repository's file, and the size for which a model was trained is in no file.
 """
 
@@ -31,7 +31,7 @@ from lantern_accel.families.registry import entries_with_sizes, entry_at
 from lantern_accel.families.tokenizer import read_vocabulary
 from lantern_accel.nn.movq import MoVQConfig
 
-#: Pixels along the side of the released model's pictures, in the README's table.
+#: Pixels along the side of the released model's images, in the README's table.
 PIXELS = 768
 #: Sizes by which a published model is known.
 _RELEASED = ("dim", "n_layer", "n_head", "ffn_dim", "token_count", "image_codes")
@@ -83,7 +83,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
     vq, vq_path = MoVQConfig(codebook_size=ids.image_codes), _picture_decoder(folder, parts)
     if vq_path is None:
         missing["vq"] = (
-            f"a picture decoder: put {_WHERE_VQ} into {folder}, or name it with --use vq=PATH"
+            f"an image decoder: put {_WHERE_VQ} into {folder}, or name it with --use vq=PATH"
         )
     else:
         files["vq"] = vq_path
@@ -129,7 +129,7 @@ def published_manifest(entry: ModelEntry) -> Lumina2Manifest:
 
 
 def _target(checkpoint: Checkpoint, said: dict[str, Any], ids: Lumina2Ids) -> Lumina2Config:
-    """Return the target's sizes; its own picture is the released one, or the largest that fits."""
+    """Return the target's sizes; its own image is the released one, or the largest that fits."""
     sizes = target_config(checkpoint, said, ids, True, UNIT).model_dump()
     side, most = PIXELS * UNIT // UNIT_PIXELS, sizes["max_positions"]
     while side > UNIT and (side * (side + 1) > most or side // UNIT >= len(ids.grids)):
@@ -138,7 +138,7 @@ def _target(checkpoint: Checkpoint, said: dict[str, Any], ids: Lumina2Ids) -> Lu
 
 
 def _picture_decoder(folder: Path, parts: Parts) -> Path | None:
-    """Return the file of the picture decoder: the one that was given, or one near the model."""
+    """Return the file of the image decoder: the one that was given, or one near the model."""
     given = parts.vq
     if given is not None and given.is_file():
         return given
@@ -151,13 +151,13 @@ def _picture_decoder(folder: Path, parts: Parts) -> Path | None:
 
 
 def _vq_config(path: Path, ids: Lumina2Ids) -> MoVQConfig:
-    """Return the sizes of a picture decoder; raises :class:`CheckpointError` for another model's."""
+    """Return the sizes of an image decoder; raises :class:`CheckpointError` for another model's."""
     checkpoint = open_checkpoint(path)
     vq = movq_sizes(checkpoint, picture_names(checkpoint, layouts.VQ_PREFIX), "MoVQGAN")
     if vq.halvings or vq.codebook_size != ids.image_codes:
         what = "was trained on video, as Emu3's" if vq.halvings else f"has {vq.codebook_size} codes"
         raise CheckpointError(
-            f"{path} {what}, and this model draws pictures of {ids.image_codes} codes; name {_WHERE_VQ} "
+            f"{path} {what}, and this model makes images of {ids.image_codes} codes; name {_WHERE_VQ} "
             "with --use vq=PATH"
         )
     return vq

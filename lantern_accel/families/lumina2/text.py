@@ -19,7 +19,7 @@ from lantern_accel.families.chameleon.text import SpecialIds
 CODE = "<MOVQGAN"
 #: Codes along a unit of the grid, which size tokens count, and the pixels that prompts say one has.
 UNIT, UNIT_PIXELS = 4, 32
-#: No side of a picture has more units.
+#: No side of an image has more units.
 MOST_UNITS = 64
 #: What begins the instruction for two panels, which users write out (``docs/models.md``).
 TWO_PANELS = "Generate a dual-panel image of "
@@ -103,17 +103,17 @@ def ids_from_vocabulary(vocabulary: Mapping[str, int], first: str) -> Lumina2Ids
 
 
 def instructions(texts: Sequence[str], rows: int, columns: int) -> list[str]:
-    """Return the text of each prompt for a picture of ``rows x columns`` codes, which it names in pixels.
+    """Return the text of each prompt for an image of ``rows x columns`` codes, which it names in pixels.
 
     An instruction for two panels stays as it is. Raises :class:`RequestError` where it names another size
-    than is drawn.
+    than the image's.
     """
     width, height = (side * UNIT_PIXELS // UNIT for side in (columns, rows))
     for text in texts:
         said = text.removeprefix(TWO_PANELS).partition(" ")[0]
         if text.startswith(TWO_PANELS) and said != f"{width}x{height}":
             raise RequestError(
-                f"the prompt asks for two panels of {said} pixels together, and the picture has "
+                f"the prompt asks for two panels of {said} pixels together, and the image has "
                 f"{width}x{height}; ask for that size too"
             )
     plain = f"Generate an image of {width}x{height} according to the following prompt:\n"

@@ -121,7 +121,7 @@ def test_a_drafter_that_was_trained_here_is_taken_where_it_fits(tmp_path: Path) 
 def test_a_tokenizer_of_another_codebook(texts: Path) -> None:
     write_trained(texts / "vq_ds16_t2i.pt", vq_weights(48))
     text = refused(texts)
-    assert "another codebook: it has 48 codes" in text and "draws from 64" in text
+    assert "another codebook: it has 48 codes" in text and "samples from 64" in text
 
 
 def test_a_file_that_is_not_the_part_it_was_named_as(texts: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_configuration_that_is_not_of_the_weights(texts: Path) -> None:
     assert "dim 32 by its shapes, but its configuration says 64" in refused(texts)
     for wrong in ({"n_head": "many"}, {"n_head": 0}, {"n_head": 4, "block_size": [16]}):
         write_sizes(config, **wrong)
-        assert "which is no number of things" in refused(texts)
+        assert "which is not a count" in refused(texts)
 
 
 def test_a_drafters_configuration_that_is_wrong(texts: Path) -> None:
@@ -222,7 +222,7 @@ def test_an_index_that_names_no_files_of_its_folder(tmp_path: Path) -> None:
     index = folder / "model.safetensors.index.json"
     for name in ("../secrets.bin", "/etc/passwd", "..", ""):
         index.write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
-        assert "which is no file of its folder" in refused(folder)
+        assert "which is not a file in its folder" in refused(folder)
     for listed in ({"lm_head.weight": 3}, [], "x"):
         index.write_text(json.dumps({"weight_map": listed}))
         assert "cannot be read as an index" in refused(folder)

@@ -85,7 +85,7 @@ def test_what_cannot_be_paired_is_left_out_and_counted(tmp_path: Path) -> None:
     assert found.left_out == {
         "captions whose image is not there": "1 (gone.png)",
         "images without a caption": "1 (lonely.jpg)",
-        "pictures that are there twice": "1 (c.png is a.png)",
+        "images that are there twice": "1 (c.png is a.png)",
     }
     with pytest.raises(DataError, match=r"asks for 3 prompts, and there are 2 .*gone\.png.*lower"):
         found.first(3)
@@ -208,7 +208,7 @@ def test_adm_s_batch_gives_images_and_its_own_moments(tmp_path: Path) -> None:
     assert np.array_equal(stored.moments.mean, np.ones(12))
     assert stored.about["moments"] == "stored"
     np.savez(path, arr_0=images.astype(np.float32))
-    with pytest.raises(DataError, match="not a set of pictures"):
+    with pytest.raises(DataError, match="not a set of images"):
         read_reference(path, Tiny(), RULE)
     np.savez(path, something=images)
     with pytest.raises(DataError, match="has something; it takes"):

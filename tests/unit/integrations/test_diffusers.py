@@ -175,7 +175,7 @@ def test_a_pipeline_that_was_loaded_without_its_prior(parts: Any, tmp_path: Path
         for prior in (ours, folder):
             accelerate_pipeline(pipe, prior=prior, strategy="scd", temperature=0)
             made = pictures(pipe, PROMPTS[0])
-            with pytest.warns(UserWarning, match="there are no pictures"):
+            with pytest.warns(UserWarning, match="there are no images"):
                 drawn = ours.generate(PROMPTS[0], size=(96, 64), temperature=0, strategy="scd")
             ids = prior_token_ids(drawn.tokens, 2, 3)
             assert large_codes(drawn.tokens, 2, 3).shape == (1, 2, 3)

@@ -172,7 +172,7 @@ def test_what_we_do_not_do_is_refused_by_name(asked: dict[str, Any], message: st
 
 def test_janus_refuses_what_it_cannot_hold() -> None:
     model = accelerate(janus(8), strategy="vanilla")
-    with pytest.raises(RequestError, match="has 250 tokens and the picture 16"):
+    with pytest.raises(RequestError, match="has 250 tokens and the image 16"):
         model.generate(PROMPTS[:1].repeat(1, 50)[:, :250], generation_mode="image")
 
 

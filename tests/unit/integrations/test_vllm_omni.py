@@ -240,7 +240,7 @@ def test_requests_that_wait_together_are_drawn_together(runner: Any) -> None:
     )  # fmt: skip
     first, second = (one.result for one in batch.runner_outputs)
     assert np.array_equal(pictures(first)[0], alone[0])
-    assert (second.error_status_code, "pictures as input" in second.error) == (400, True)
+    assert (second.error_status_code, "images as input" in second.error) == (400, True)
 
 
 def test_a_cancelled_request_ends_while_its_tokens_are_drawn(

@@ -58,7 +58,7 @@ def test_what_a_device_cannot_do_is_told(backend, monkeypatch):
 
     monkeypatch.setattr(torch, "mm", half_a_device)
     found = ceilings.measure_ceilings(backend, torch.bfloat16)
-    assert found.matmul_flops["bfloat16"] == "not measured: the product failed: no bfloat16 here"
+    assert found.matmul_flops["bfloat16"] == "not measured: the matmul failed: no bfloat16 here"
     assert is_measured(found.matmul_flops["float32"])
     assert found.captured_launch_seconds == "not measured: it forgets everything"
 

@@ -125,10 +125,10 @@ def test_no_room_is_told_before_the_run(tmp_path: Path, monkeypatch: pytest.Monk
     store.check_output(out, resume=False)
     monkeypatch.setattr(store.shutil, "disk_usage", lambda path: Usage(1, 1, 50 * 2**20))
     store.check_output(out, resume=False)
-    with pytest.raises(RequestError, match=r"has 50 MiB of room, t\.json may need 256"):
+    with pytest.raises(RequestError, match=r"has 50 MiB free, t\.json may need 256"):
         store.check_output(out, resume=False, trace=tmp_path / "t.json")
     monkeypatch.setattr(store.shutil, "disk_usage", lambda path: Usage(1, 1, 2**20))
-    with pytest.raises(RequestError, match=r"has 1 MiB of room, run\.json may need 32"):
+    with pytest.raises(RequestError, match=r"has 1 MiB free, run\.json may need 32"):
         store.check_output(out, resume=False)
 
 

@@ -158,7 +158,7 @@ def test_a_floor_is_what_binds():
     ceilings = invented_run().ceilings
     # The better of copying (4e10) and reading (3e10).
     assert work.floor_of(0, 4e10, ceilings, "bfloat16") == pytest.approx(1)
-    assert work.floor_of(0, 4e10, ceilings, "float16") == "not measured: no products in float16"
+    assert work.floor_of(0, 4e10, ceilings, "float16") == "not measured: no matmuls in float16"
 
 
 def test_phases_are_timed_on_a_device_that_is_waited_for(backend, monkeypatch):

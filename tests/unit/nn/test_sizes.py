@@ -46,5 +46,5 @@ def test_a_number_that_no_network_has_is_refused(sizes: Sizes, name: str, wrong:
 def test_a_list_without_end_and_a_number_that_is_none_are_refused() -> None:
     with pytest.raises(ValidationError, match="100 entries are more than 64"):
         VQConfig(ch_mult=(1,) * 100)
-    with pytest.raises(ValidationError, match="inf is no finite number"):
+    with pytest.raises(ValidationError, match="inf is not a finite number"):
         LlamaGenConfig(dim=32, n_layer=2, n_head=2, rope_base=float("inf"))

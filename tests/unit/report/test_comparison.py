@@ -1,4 +1,4 @@
-"""Rows, verdicts and gaps: no speed-up without its price, nothing missing without its command."""
+"""Rows, verdicts and gaps: no speed-up without its quality loss, nothing missing without its command."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_row_has_the_figures_of_its_samples() -> None:
     assert row.latency["p95"] == (
         "not measured: 8 samples cannot show the 95th percentile; `--samples 20` can"
     )
-    assert row.price is None
+    assert row.quality is None
 
 
 def test_the_seconds_of_a_row_give_its_speedup() -> None:
@@ -122,7 +122,7 @@ def test_phases_add_up_to_the_request() -> None:
     assert whole[0] <= sum(v for v in found.values() if isinstance(v, float)) <= whole[-1]
 
 
-# --- the planted speed-up without its price -----------------------------------------------------
+# --- the planted speed-up without its quality loss -----------------------------------------------------
 
 
 def test_an_unpriced_relaxed_strategy_shows_no_speedup() -> None:
@@ -131,7 +131,7 @@ def test_an_unpriced_relaxed_strategy_shows_no_speedup() -> None:
     for name in ("lantern", "lantern++"):
         assert str(rows[name].speedup).startswith("not measured: the fidelity of this relaxed")
         assert rows[name].verdict == rows[name].speedup
-        assert "--resume" in str(rows[name].price)
+        assert "--resume" in str(rows[name].quality)
     assert isinstance(rows["eagle"].speedup, Interval)
     section = compare([run], profiles=[]).models[0]
     assert section.offers[0].point is not None and section.offers[0].point.moved == 0
@@ -147,8 +147,8 @@ def test_a_price_without_its_moved_mass_is_no_price() -> None:
 
 def test_a_row_cannot_be_made_with_a_speedup_and_no_price() -> None:
     row = rows_of(invented_run())["lantern++"]
-    with pytest.raises(ValidationError, match="speed-up without its price"):
-        Row.model_validate(row.model_dump() | {"price": not_measured("forgotten")})
+    with pytest.raises(ValidationError, match="speed-up without its quality loss"):
+        Row.model_validate(row.model_dump() | {"quality": not_measured("forgotten")})
 
 
 def test_a_missing_feature_distance_is_told_beside_the_speedup() -> None:

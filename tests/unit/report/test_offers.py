@@ -290,7 +290,7 @@ def test_an_amount_is_of_a_run_or_of_all() -> None:
     ["gpu=cheap", "gpu=-1EUR", "gpu=0", "gpu=", "=3", "gpu=1e3", "gpu=nan", "gpu=" + "9" * 400],
 )
 def test_what_is_no_amount_is_refused(word: str) -> None:
-    with pytest.raises(RequestError, match="no amount"):
+    with pytest.raises(RequestError, match="not an amount"):
         amounts(word)
 
 

@@ -184,7 +184,7 @@ def test_requests_without_a_picture_are_late_and_busy_loads_are_not_judged() -> 
     for sample in failing.loads[0].samples[:4]:
         sample.outcome = "failed"
     (offer,) = compare([failing], profiles=[]).models[0].offers
-    assert offer.reason == "at most 90 % of its requests brought a picture"
+    assert offer.reason == "at most 90 % of its requests returned an image"
     busy = loaded("busy", {1: 0.5}, others_cpu=0.6)
     (offer,) = compare([busy], profiles=[]).models[0].offers
     assert "not judged: the machine was busy" in offer.reason

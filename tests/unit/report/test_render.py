@@ -103,7 +103,7 @@ def test_every_part_that_a_reader_needs_is_there(made: tuple[str, Comparison]) -
         "Where the time goes",
         "TV per token",
         "Image distance",
-        "Does drafting pay here?",
+        "Is drafting faster here?",
         "At equal quality",
         "How sure",
         "Appendix: all figures",

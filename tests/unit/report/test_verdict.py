@@ -1,4 +1,4 @@
-"""The first screen: what pays, what it costs, how sure that is, and which device is faster."""
+"""The first screen: what helps, what it costs, how sure that is, and which device is faster."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def at_speeds(speeds: dict[str, float], noise: float = 0.0, **changes: Any) -> R
     return invented_run(cells=cells, quality=quality, contact_sheet=[], **changes)
 
 
-# --- what pays ----------------------------------------------------------------------------------
+# --- what helps ----------------------------------------------------------------------------------
 
 
 def test_the_fastest_exact_strategy_is_the_answer() -> None:
@@ -56,7 +56,7 @@ def test_the_fastest_exact_strategy_is_the_answer() -> None:
     assert device.lines == [
         "With eagle: 0.667 seconds per image; memory: 324 MiB; energy: no meter."
     ]
-    assert answer_of(run).pays == "yes"
+    assert answer_of(run).helps == "yes"
 
 
 def test_the_headline_is_the_ratio_of_the_seconds_next_to_it() -> None:
@@ -99,11 +99,11 @@ def test_what_noise_hides_is_not_shown_and_not_denied() -> None:
     assert device.short.startswith("Not shown. The nearest is eagle: 1.00x (")
     assert device.short.endswith("), not shown to be faster.")
     assert device.lines[0].startswith("With plain decoding: ")
-    assert answer_of(run).pays == "not shown"
+    assert answer_of(run).helps == "not shown"
 
 
 def test_slower_and_equal_ones_say_no() -> None:
-    assert answer_of(at_speeds({"eagle": 0.7, "eagle2": 1.0})).pays == "no"
+    assert answer_of(at_speeds({"eagle": 0.7, "eagle2": 1.0})).helps == "no"
     (device,) = screen_of(at_speeds({"eagle": 0.7, "eagle2": 1.0})).devices
     assert device.short == "No. The nearest is eagle2: 1.00x, the same speed."
     (device,) = screen_of(at_speeds({})).devices
@@ -236,7 +236,7 @@ def test_where_no_draft_is_faster_plain_decoding_is_the_fastest_of_equal_quality
 
 
 def test_every_batch_size_has_its_answer() -> None:
-    """What pays alone need not pay in the batches that the first screen offers."""
+    """What helps alone need not pay in the batches that the first screen offers."""
     run, large = at_speeds({"eagle": 1.5}), at_speeds({"eagle": 0.7})
     run.cells += [cell.model_copy(update={"batch": 4}) for cell in large.cells]
     (device,) = screen_of(run).devices

@@ -104,7 +104,7 @@ def test_lumina_gets_a_drafter_from_its_own_pictures(lumina: Path, tmp_path: Pat
         settings = config(steps=80, evaluate_every=40, checkpoint_every=40)
         words: dict[str, Any] = {"prompts": PROMPTS[:2], "samples": 8, "size": SIZE}
         report = run_model_drafter(pipe, settings, out, device, **words)
-        with pytest.raises(RequestError, match="cannot draw 17x8"):
+        with pytest.raises(RequestError, match="cannot make 17x8"):
             run_model_drafter(pipe, settings, out, device, **{**words, "size": (17, 8)})
         long = {"prompts": ["fox", "fox " * 5000], "samples": 2, "size": SIZE}
         with pytest.raises(RequestError, match="shorten the prompt"):

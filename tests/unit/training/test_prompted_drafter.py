@@ -45,7 +45,7 @@ CONFIG: dict[str, Any] = {
     "checkpoint_every": 4, "lr": 5e-3, "precision": "float32",
 }  # fmt: skip
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*there are no pictures")
+pytestmark = pytest.mark.filterwarnings("ignore:.*there are no images")
 
 
 @pytest.fixture(
@@ -234,7 +234,7 @@ def test_what_cannot_be_trained_is_refused(kind: str, folder: Path, tmp_path: Pa
         with pytest.raises(DataError, match="start_from continues drafters of LlamaGen"):
             run(start_from="drafter")
         if kind == "glm_image":
-            with pytest.raises(DataError, match="is drawn without guidance; leave coupled out"):
+            with pytest.raises(DataError, match="decodes without guidance; leave coupled out"):
                 run(coupled=True)
             with pytest.raises(DataError, match="name a file of --prompts"):
                 run(images=tmp_path)

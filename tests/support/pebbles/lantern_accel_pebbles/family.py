@@ -63,7 +63,7 @@ class Pebbles(Family):
         self.picture(model.manifest, size)
         for prompt in prompts:
             if prompt not in NAMES:
-                raise RequestError(f"{prompt!r} is no pebble; choose from {', '.join(NAMES)}")
+                raise RequestError(f"{prompt!r} is not a pebble; choose from {', '.join(NAMES)}")
         ids = torch.tensor([NAMES.index(prompt) for prompt in prompts])
         return self._conditions(model, ids.to(device))
 

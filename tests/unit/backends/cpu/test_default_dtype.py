@@ -26,7 +26,7 @@ from lantern_accel_cpu.spec import Spec
     [
         (True, "avx512bf16", torch.bfloat16, None, "the processor multiplies it"),
         (True, None, torch.bfloat16, None, "the processor multiplies it"),
-        (False, "avx2", torch.bfloat16, torch.float32, "multiplied as whole numbers"),
+        (False, "avx2", torch.bfloat16, torch.float32, "multiplied as integers"),
         (False, "avx512", torch.bfloat16, torch.float32, "widened in registers"),
         (False, "neon", torch.float32, torch.float32, "slower here"),
         (False, None, torch.float32, torch.float32, "slower here"),

@@ -179,5 +179,5 @@ def test_a_target_that_no_kernel_multiplies_goes_by_operators(
     pack(model.target, backend, ROUNDINGS["int8"])
     asked = Strategy(name="asked", drafts=NoTree(), acceptance=Exact(), coupling="invariant")
     engine = engine_of((model.target, None), asked, SAMPLING, ops=backend)
-    assert "fewer bits" in steps.refused(engine.longest.plan())
+    assert "quantized" in steps.refused(engine.longest.plan())
     assert engine.longest.fused is None and engine.longest.fused_end is not None

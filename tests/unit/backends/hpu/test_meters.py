@@ -115,10 +115,10 @@ def test_the_device_opens_through_the_documented_api(sdk, monkeypatch) -> None:
     assert (facts.name, facts.vendor, facts.memory_bytes) == ("GAUDI2", "Intel", 94 * GIB)
     assert facts.driver == "1.24.1-abc"
     kernels = "fused kernels: FusedSDPA, FusedRMSNorm, RoPE"
-    assert facts.notes == ("mode: compile", kernels, "float32 products: sums of pairs, not IEEE")
+    assert facts.notes == ("mode: compile", kernels, "float32 matmuls: sums of pairs, not IEEE")
     for name in (environment.IEEE, environment.EXPERIMENTAL):
         monkeypatch.setenv(name, "1")
-    assert backend.facts().notes[-1] == "float32 products: IEEE"
+    assert backend.facts().notes[-1] == "float32 matmuls: IEEE"
     assert not backend.simulated
     assert backend.support("capture") and backend.support("energy") and backend.support("memory")
     assert backend.energy_mj() == 7000
@@ -343,7 +343,7 @@ def test_a_cache_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPat
     layout = backend.kv_layout(36, 16, 1400, 20, 64, torch.bfloat16)
     row = layout.nbytes // 16
     says = (
-        rf"no room for a key-value cache of {layout.nbytes / GIB:.2f} GiB: 1.00 GiB of 2.00 GiB are "
+        rf"no memory for a key-value cache of {layout.nbytes / GIB:.2f} GiB: 1.00 GiB of 2.00 GiB are "
         rf"free; at most {GIB // row} of its 16 rows fit .* \(--batch\)"
     )
     with pytest.raises(BackendError, match=says):
@@ -354,7 +354,7 @@ def test_a_cache_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPat
 
     small = backend.kv_layout(1, 1, 64, 4, 16, torch.float32)
     monkeypatch.setattr(torch, "zeros", refuse)
-    with pytest.raises(BackendError, match=r"no room for a key-value cache of 0\.00 GiB"):
+    with pytest.raises(BackendError, match=r"no memory for a key-value cache of 0\.00 GiB"):
         backend.allocate(small)
 
 

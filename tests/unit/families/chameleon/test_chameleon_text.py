@@ -188,7 +188,7 @@ def test_picture_sizes() -> None:
     assert nearest_size(800, 800, 32, 576) == "768x768"
     anole = manifest("anole", 32)
     assert anole.grid((512, 512)) == (32, 32)
-    with pytest.raises(RequestError, match="draws 512x512 pixels only, not 768x512"):
+    with pytest.raises(RequestError, match="generates 512x512 pixels only, not 768x512"):
         anole.grid((768, 512))
 
 

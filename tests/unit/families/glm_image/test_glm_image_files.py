@@ -18,7 +18,7 @@ from lantern_accel.models.check import check
 from lantern_accel.models.locate import find_model, named_parts
 from lantern_accel.strategy.values import Sampling
 
-NO_PICTURES = "there are no pictures, the result is the prior's tokens"
+NO_PICTURES = "there are no images, the result is the prior's tokens"
 
 
 def test_check_says_what_is_there(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_what_a_request_cannot_have(tmp_path: Path) -> None:
     folder = write_glm_image(tmp_path / "GLM-Image", text_config={"max_position_embeddings": 400})
     with pytest.raises(CheckpointError, match="takes no vq from elsewhere"):
         find_model(folder, named_parts(vq=folder))
-    with pytest.raises(CheckpointError, match="is no drafter for this model"):
+    with pytest.raises(CheckpointError, match="is not a drafter for this model"):
         find_model(folder, named_parts(drafter=folder))
     with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
         with pytest.raises(
@@ -111,9 +111,9 @@ def test_what_a_request_cannot_have(tmp_path: Path) -> None:
             pipe.generate("a cube", size=(1024, 1024))
         with pytest.raises(RequestError, match="it is too narrow"):
             pipe.generate("a cube", size=(32 * 300, 32))
-        with pytest.raises(RequestError, match=r"a prompt has \d+ tokens and the picture 320"):
+        with pytest.raises(RequestError, match=r"a prompt has \d+ tokens and the image 320"):
             pipe.generate("a red cube on a blue sphere " * 20, size=(256, 256))
-        with pytest.raises(RequestError, match="drawn without guidance"):
+        with pytest.raises(RequestError, match="decodes without guidance"):
             pipe.generate("a cube", size=(256, 256), cfg_scale=3.0)
         for special in ("<|dit_token_129|>", "<|image|>", "<sop>", "<|endoftext|>"):
             with pytest.raises(RequestError, match="reads as a token of its own"):
@@ -137,7 +137,7 @@ def test_any_shape_is_drawn_alike_by_all_strategies(size: tuple[int, int], tmp_p
         with pytest.warns(UserWarning, match=NO_PICTURES):
             sampled = pipe.generate(prompts[0], size=size, strategy="scd", seed=3)
         assert sampled.tokens.shape == tokens[:1].shape
-        with pytest.raises(RequestError, match="there are no pictures to write"):
+        with pytest.raises(RequestError, match="there are no images to write"):
             sampled.save(tmp_path / "a.png")
         assert sampled._repr_png_() is None and "<table>" in sampled._repr_html_()
 

@@ -35,7 +35,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 
 
 def greedy(pipeline: Pipeline, texts: list[str], size: tuple[int, int], strategy: str) -> Any:
-    with pytest.warns(UserWarning, match="there are no pictures"):
+    with pytest.warns(UserWarning, match="there are no images"):
         done = pipeline.generate(texts, size=size, strategy=strategy, temperature=0, seed=1)
     assert done.images == []
     return done.tokens

@@ -44,7 +44,7 @@ def test_a_tokenizer_without_the_image_tags(tmp_path: Path) -> None:
         if "end" in name:
             continue
         write_tokenizer(folder, drop=name)
-        with pytest.raises(CheckpointError, match="so it cannot prompt Janus for a picture"):
+        with pytest.raises(CheckpointError, match="so it cannot prompt Janus for an image"):
             find_model(folder)
 
 
@@ -53,15 +53,13 @@ def test_weights_that_only_read_pictures(tmp_path: Path) -> None:
         given = {k: v for k, v in weights_of(layout).items() if not k.startswith(own)}
         given["vision_model.x" if layout == "original" else "model.vision_model.x"] = torch.ones(1)
         folder = write_janus(tmp_path / layout, layout, weights=given)
-        with pytest.raises(
-            CheckpointError, match="holds only the half of Janus that reads pictures"
-        ):
+        with pytest.raises(CheckpointError, match="holds only the half of Janus that reads images"):
             find_model(folder)
 
 
 def test_janusflow_is_another_method(tmp_path: Path) -> None:
     given = {**weights_of("original"), "vision_gen_dec_model.conv.weight": torch.ones(1)}
-    with pytest.raises(CheckpointError, match="is JanusFlow, which draws by flow matching"):
+    with pytest.raises(CheckpointError, match="is JanusFlow, which generates by flow matching"):
         find_model(write_janus(tmp_path / "JanusFlow-1.3B", weights=given))
 
 
@@ -124,10 +122,10 @@ def test_what_a_request_cannot_have(tmp_path: Path) -> None:
     said = config_of("original")
     said["language_config"]["max_position_embeddings"] = 60
     folder = write_janus(tmp_path / "Janus-Pro-1B", config=said)
-    with pytest.raises(CheckpointError, match="is no drafter for this model"):
+    with pytest.raises(CheckpointError, match="is not a drafter for this model"):
         find_model(folder, named_parts(drafter=folder))
     with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
-        with pytest.raises(RequestError, match=r"draws 12x12 pixels only, not 24x12"):
+        with pytest.raises(RequestError, match=r"generates 12x12 pixels only, not 24x12"):
             pipe.generate("a cube", size=(24, 12))
         with pytest.raises(RequestError, match="shorten the prompt to 24 tokens"):
             pipe.generate("a very long description of a cube")

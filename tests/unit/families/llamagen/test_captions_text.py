@@ -102,7 +102,7 @@ def test_features_that_do_not_fit_are_refused(
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     for name, content, told in (
         ("a.npz", b"no", "cannot be read as embeddings"),
-        ("a.pt", b"no", "no .safetensors or .npz file"),
+        ("a.pt", b"no", "not a .safetensors or .npz file"),
         ("b.npz", None, "there is no file of embeddings"),
     ):
         if content is not None:
@@ -284,7 +284,7 @@ def test_a_text_model_with_its_encoder_beside_it_draws(t5: Path, tmp_path: Path)
     folder = text_folder(tmp_path)
     with lantern_accel.load(folder, device="cpu", dtype="float32") as pipeline:
         result = pipeline.generate("a photo of a corgi", strategy="vanilla", seed=1)
-        assert pipeline.model.text._encoder is not None, "it fits beside the rest, so it stays"
+        assert pipeline.model.text._encoder is not None, "it fits next to the rest, so it stays"
     assert result.tokens.shape == (1, 256)
     with lantern_accel.load(folder, device="cpu", dtype="float32", text_device="cpu") as pipeline:
         again = pipeline.generate("a photo of a corgi", strategy="vanilla", seed=1)

@@ -80,7 +80,7 @@ def test_another_kind_of_file_is_refused_without_torchs_advice(
     content: bytes, tmp_path: Path
 ) -> None:
     (tmp_path / "w.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match="is no checkpoint that torch wrote") as caught:
+    with pytest.raises(CheckpointError, match="is not a PyTorch checkpoint") as caught:
         open_checkpoint(tmp_path / "w.pt")
     assert "weights_only" not in str(caught.value)
 

@@ -167,7 +167,7 @@ def evaluate(
                 if pipeline.strategy("lantern++").neighbours < target.vocab_size:
                     shown.append("lantern++")
             classes = getattr(target, "conditioning", "text") == "class"
-            drawn = ["0", "1"] if classes else FORTY[:4]
+            drawn = ["0", "1"] if classes else [*FORTY[:4]]
             written.append(output.with_suffix(".png"))
             draw_grid(pipeline, drawn, written[-1], seed=seed, strategies=shown)
     found = tables(report.suite)[:1] if report.suite is not None else [*first_experiments(report)]

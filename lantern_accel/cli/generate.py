@@ -141,7 +141,7 @@ def generate(
             say(", ".join(map(str, pictures.written)), label="wrote", style="bold green")
 
 
-def _warn_of_unseen(model: str, prompts: Sequence[str]) -> None:
+def _warn_of_unseen(model: str, prompts: Sequence[str | int]) -> None:
     """Warn of words that a bundled model was not trained on, with near names that work."""
     from lantern_accel.models.taught import taught, unseen
 

@@ -67,7 +67,6 @@ def generate(
         "goes on from its tokens, with the same --seed also without this option.",
     ),
     load: LoadingParts,
-    scale: int = typer.Option(1, min=1, max=16, help="Enlarge the written images."),
     grid: bool = typer.Option(
         False, "--grid", help="Write all images into one file, a row per prompt."
     ),
@@ -75,6 +74,9 @@ def generate(
         False,
         "--no-metadata",
         help="Leave prompt, seed, model, strategy and version out of a PNG's text.",
+    ),
+    verbose: bool = typer.Option(
+        False, "--verbose", help="Also print what was decided before the first image."
     ),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but errors."),
     **settings: Any,
@@ -93,8 +95,8 @@ def generate(
     into_folder = prompts_file is not None and output is not None and not output.suffix
     if into_folder or workers is not None:
         clash = {"PROMPT": prompts, "--json": as_json, "--stats": stats_path, "--grid": grid,
-                 "--use embeddings": "embeddings" in load.keywords(), "--scale": scale != 1,
-                 "--overwrite": overwrite, "--no-metadata": no_metadata}  # fmt: skip
+                 "--use embeddings": "embeddings" in load.keywords(), "--overwrite": overwrite,
+                 "--no-metadata": no_metadata}  # fmt: skip
         for name, given in clash.items():
             if given:
                 raise RequestError(f"a folder takes one file per row of prompts; leave {name} out")
@@ -114,7 +116,7 @@ def generate(
         prompt = words[0] if len(words) == 1 else words
         pipeline.request(prompt, **settings)
         pictures = Pictures(
-            output, count, scale, not grid, [words, load.model, settings], resume, not no_metadata
+            output, count, not grid, [words, load.model, settings], resume, not no_metadata
         )
         try:
             result = _draw(pipeline, prompt, settings, pictures, quiet)
@@ -137,6 +139,8 @@ def generate(
             say("every image is there already", label="nothing to generate", style="bold")
         else:
             _summary(result)
+            for line in result.stats.decision.text() if verbose else ():
+                say(line, label="decided", style="bold")
         if pictures.written:
             say(", ".join(map(str, pictures.written)), label="wrote", style="bold green")
 

@@ -80,14 +80,12 @@ class Pictures:
         self,
         output: Path,
         count: int,
-        scale: int,
         each: bool,
         command: list[object],
         resume: bool,
         metadata: bool = True,
     ) -> None:
-        self.output, self.count, self.scale = output, count, scale
-        self.each, self.metadata = each, metadata
+        self.output, self.count, self.each, self.metadata = output, count, each, metadata
         self.images: dict[int, Image] = {}
         self.written: list[Path] = []
         self._notes = output.with_name(f".{output.name[:200]}.lantern.json")
@@ -134,11 +132,6 @@ class Pictures:
 
     def add(self, index: int, image: Image) -> None:
         """Write an image that is done, or keep it for the one file."""
-        from PIL import Image as pillow
-
-        if self.scale > 1:
-            larger = (image.width * self.scale, image.height * self.scale)
-            image = image.resize(larger, pillow.Resampling.LANCZOS)
         if not self.each:
             self.images[index] = image
             return

@@ -124,9 +124,10 @@ def test_class_ids(command, class_model, tmp_path):
 
 def test_several_images_get_numbers_or_one_grid(command, tiny_model, tmp_path):
     words = ("generate", "red heart", "dog face", "--model", tiny_model, "--strategy", "vanilla")
-    done = command(*words, "--num-images", 2, "-o", tmp_path / "p.png", "--scale", 2)
+    done = command(*words, "--num-images", 2, "-o", tmp_path / "p.png", "--verbose")
     assert done.returncode == 0, done.stderr
-    assert [size(tmp_path / f"p-{i}.png") for i in range(4)] == [(16, 16)] * 4
+    assert [size(tmp_path / f"p-{i}.png") for i in range(4)] == [(8, 8)] * 4
+    assert "at once in" in done.stderr
     command(*words, "--num-images", 3, "-o", tmp_path / "g.png", "--grid")
     assert size(tmp_path / "g.png") == (24, 2 * (8 + LABEL))
     with Image.open(tmp_path / "g.png") as sheet:  # a prompt stands above each row

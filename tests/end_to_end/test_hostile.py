@@ -19,7 +19,7 @@ from lantern_accel.errors import DataError, RequestError
 LONG = "9" * 5000
 #: Options of ``generate`` that take numbers.
 NUMBERS = ("-n", "-b", "--seed", "--temperature", "--top-k", "--top-p",
-           "--cfg-scale", "--threads", "--scale")  # fmt: skip
+           "--cfg-scale", "--threads")  # fmt: skip
 
 
 def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

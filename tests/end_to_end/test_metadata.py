@@ -23,7 +23,7 @@ def test_a_png_says_what_it_was_drawn_from(command, tiny_model, tmp_path):
         "-s",
         "eagle",
     ]
-    done = command(*words, "--seed", 7, "--scale", 2, "-o", tmp_path / "a.png")
+    done = command(*words, "--seed", 7, "-o", tmp_path / "a.png")
     assert done.returncode == 0 and not done.stdout
     with Image.open(tmp_path / "a-0.png") as picture:
         text = picture.text

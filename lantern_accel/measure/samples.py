@@ -218,7 +218,7 @@ def take_sample(
             order=order,
             at=at,
             seed=seed,
-            **stats.seconds.model_dump(),
+            **stats.seconds.model_dump(exclude={"measuring"}),
             wall=wall,
             images=stats.images,
             tokens=stats.tokens,

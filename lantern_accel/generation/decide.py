@@ -52,6 +52,8 @@ def decide(
     ``shape``: of the images; ``rows``: what the first images start from, by their number. ``joins``:
     images join and leave the rows of one batch, so that it has no other rows and there is no rest.
     """
+    if asked.name == AUTO:  # before anything is timed
+        runtime.engines.check(asked, sampling)
     capacity, parts = runtime.engines.capacity, list[Part]()
     for together, padded in capacity.batches(images, batch, asked, sampling, shape).items():
         count, used = together if joins else padded, asked

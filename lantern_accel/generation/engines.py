@@ -178,10 +178,10 @@ class Engines:
 
     def check(self, strategy: Strategy, sampling: Sampling) -> None:
         """Raise StrategyError for what the model, its drafter and its tree cannot do; keeps nothing."""
-        if strategy.name == AUTO:
-            return
         model, k = self.model, strategy.neighbours
         check_settings(strategy, sampling, model.manifest.target.vocab_size)
+        if strategy.name == AUTO:
+            return
         # Before the engine: it cannot be wider than the codebook.
         table = self.neighbours(k) if k else None
         parts = model.target, model.drafter, self.backend

@@ -127,7 +127,7 @@ def test_several_images_get_numbers_or_one_grid(command, tiny_model, tmp_path):
     done = command(*words, "--num-images", 2, "-o", tmp_path / "p.png", "--verbose")
     assert done.returncode == 0, done.stderr
     assert [size(tmp_path / f"p-{i}.png") for i in range(4)] == [(8, 8)] * 4
-    assert "at once in" in done.stderr
+    assert "at once in" in done.stdout
     command(*words, "--num-images", 3, "-o", tmp_path / "g.png", "--grid")
     assert size(tmp_path / "g.png") == (24, 2 * (8 + LABEL))
     with Image.open(tmp_path / "g.png") as sheet:  # a prompt stands above each row

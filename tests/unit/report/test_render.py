@@ -107,7 +107,7 @@ def test_every_part_that_a_reader_needs_is_there(made: tuple[str, Comparison]) -
         "At equal quality",
         "How sure",
         "Appendix: all figures",
-        "Pictures",
+        "Images",
         "Efficiency",
         "Not measured",
         "Protocol",

@@ -110,11 +110,11 @@ def generate(
     if output is None:
         output = Path("lantern.png") if overwrite or resume else free_name(files)
     check_files(output, stats_path, files, overwrite=overwrite, resume=resume)
-    if not quiet:
-        _warn_of_unseen(load.model, words)
     with load.opened(quiet, size=asked.size) as pipeline:
         prompt = words[0] if len(words) == 1 else words
         pipeline.request(prompt, **settings)
+        if not quiet:
+            _warn_of_unseen(load.model, words)
         pictures = Pictures(
             output, count, not grid, [words, load.model, settings], resume, not no_metadata
         )

@@ -19,7 +19,6 @@ from lantern_accel.generation.result import (
     picture_format,
     save_image,
 )
-from lantern_accel.generation.unfinished import seed_in
 from lantern_accel.records import Record
 
 if TYPE_CHECKING:
@@ -102,6 +101,8 @@ class Pictures:
         try:
             found = Notes.model_validate(read_json_file(self._notes))
         except FileNotFoundError:
+            from lantern_accel.generation.unfinished import seed_in  # which imports torch
+
             self._state.seed = seed_in(self.unfinished)
             return  # none was finished
         except (OSError, ValueError):

@@ -24,11 +24,11 @@ def test_the_table_has_a_ratio_to_vanilla(command, tiny_model, tmp_path):
     out = tmp_path / "bench.json"
     done = command("bench", "--model", tiny_model, *CELLS, *ASKED, "-o", out)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    # Below the table a busy machine is named, where it is one.
+    lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert len(lines) == 4
     assert len({line.count("|") for line in lines}) == 1
-    assert "| vanilla | 1 | 1 |" in lines[2]
-    assert " 1.00x | 1.00 | 1.00 to 1.00 | 1.00 |  | 0.000 |" in lines[2]
+    assert lines[2].startswith("| vanilla | 1 | ") and lines[2].endswith(" | 1.00 | 0.000 |")
     assert "left" in done.stderr  # an estimate before the long part
     run = read_run(out)
     assert run.state == "complete"

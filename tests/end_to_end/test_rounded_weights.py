@@ -169,7 +169,7 @@ def test_a_price_that_is_no_number_is_refused(tiny_model, monkeypatch):
         return true(*given) * float("nan")
 
     monkeypatch.setattr(rounding_price, "next_tokens", broken)
-    with pytest.raises(ModelError, match="no total variation"):
+    with pytest.raises(ModelError, match="not a total variation"):
         load(tiny_model, "int8")
 
 

@@ -120,7 +120,7 @@ def test_a_replayed_engine_decodes_what_the_eager_one_does(
 ) -> None:
     backend, _ = doubled_backend(monkeypatch, graph=graph)
     small_kit(monkeypatch)
-    monkeypatch.setattr("lantern_accel.testing.replay.CHECKED", ("vanilla", "lantern++"))
+    monkeypatch.setattr("lantern_accel.testing.tiny.FORMS", ("vanilla", "lantern++"))
     checks = ["replay.eager", "kv", "attention"]
     checks += ["replay.buckets"] if graph == "step" else []
     report = kit.run_checks(backend, kit.select(checks))

@@ -6,7 +6,7 @@ diffusers, transformers, SGLang and vLLM-Omni stand on it: :class:`Own` opens we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.errors import LanternError
+from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.families.base import Rows
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.generation.result import GenerationResult
 from lantern_accel.strategy.values import Sampling, Strategy
 
 
@@ -112,10 +113,58 @@ class Own(Adapter):
         rows = pipeline.model.family.rows(pipeline.model, made, sampling)
         return self.draw(pipeline, rows, made.shape, sampling, seeds, on_progress)
 
+    def pictures(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[Sequence[int]],
+        asked: Mapping[str, Any],
+        on_progress: Callable[[int, int], None],
+    ) -> GenerationResult:
+        """Draw an image for each seed of each prompt; every prompt has the same number of seeds.
+
+        ``asked``: what :func:`lantern_accel.generate` takes; it wins over what the engine was given.
+        What ``on_progress`` raises ends the request, and comes back as it is.
+        """
+
+        def progressed(known: int, total: int) -> None:
+            try:
+                on_progress(known, total)
+            except Exception as error:  # a RuntimeError would be taken for the device's own
+                raise InterruptedDecodingError("the engine ended the request") from error
+
+        settings = {"strategy": self.strategy, **self.overrides, **asked}
+        flat = [seed for some in seeds for seed in some]
+        settings |= {"on_progress": progressed, "num_images": len(seeds[0]), "seed": flat}
+        try:
+            return self.pipeline.generate(list(prompts), **settings)
+        except InterruptedDecodingError as stopped:
+            raise (stopped.__cause__ or stopped) from None
+
     def close(self) -> None:
         """Free what was opened."""
         if self.opened:
             self.pipeline.close()
+
+
+def settings_of(given: Any) -> dict[str, Any]:
+    """Return settings of ours that an engine passes on; raises :class:`RequestError` for no object."""
+    if not isinstance(given or {}, dict):
+        raise RequestError(f"lantern_accel is {given!r}; make it an object of settings")
+    return dict(given or {})
+
+
+def durations(done: GenerationResult, name: str) -> dict[str, float]:
+    """Return the seconds of both halves of a call, under the name of what drew them."""
+    spent = done.stats.seconds
+    return {f"{name}.prior": spent.prefill + spent.decode, f"{name}.pixels": spent.pixels}
+
+
+def figures(done: GenerationResult) -> dict[str, float | None]:
+    """Return what people compare; tokens a second are those of the prior alone."""
+    return {
+        "prior_tokens_per_second": done.stats.tokens_per_second,
+        "seconds_per_image": done.stats.seconds.total / len(done.images),
+    }
 
 
 def fresh_seeds(count: int) -> list[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """GLM-Image's prior in SGLang: an entry point of its plug-ins, and the hooks that it registers.
 
 SGLang calls :func:`plugin` in each of its processes. The autoregressive stage then decodes its prior with
-lantern-accel, in its process and around its module; what cannot be decoded goes through SGLang's
-own loop, with one line in its log.
+lantern-accel, in its process and around its module; what cannot be decoded goes through SGLang's own
+loop, with one line in its log. Janus-Pro, in the next file, is registered with what SGLang has from outside.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from lantern_accel.integrations.transformers import accelerated
 STAGE = (
     "sglang.multimodal_gen.runtime.pipelines_core.stages.model_specific_stages.glm_image.GlmImageAR"
 )
+#: What SGLang calls before it looks for pipelines from outside.
+EXTERNAL = "sglang.multimodal_gen.runtime.utils.external_model_package.load_external_model_package"
 #: A JSON object: ``strategy``, and fields of ``Sampling`` that win over the model's own.
 SETTINGS = "LANTERN_ACCEL_SGLANG"
 
@@ -47,11 +49,19 @@ def plugin() -> None:
             require(library)
         settings()
     except LanternError as error:
-        return _log.warning("SGLang decodes GLM-Image's prior itself: %s", error)
+        return _log.warning("SGLang decodes without lantern-accel: %s", error)
     from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry, HookType
 
     HookRegistry.register(f"{STAGE}.generate_prior_tokens", _prior, HookType.REPLACE)
     HookRegistry.register(f"{STAGE}.forward", _forward, HookType.AROUND)
+    HookRegistry.register(EXTERNAL, _janus, HookType.AFTER)
+
+
+def _janus(_: None) -> None:
+    """Register Janus-Pro where SGLang loads what is not its own; its registry is not imported before."""
+    from lantern_accel.integrations import sglang_janus
+
+    sglang_janus.register()
 
 
 def settings() -> dict[str, Any]:

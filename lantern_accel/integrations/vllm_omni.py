@@ -20,7 +20,7 @@ from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.releases import require
 from lantern_accel.generation.result import GenerationResult
-from lantern_accel.integrations.adapter import Own
+from lantern_accel.integrations.adapter import Own, durations, figures, settings_of
 
 #: What model files call their class, and vLLM-Omni has no pipeline for.
 JANUS = ("JanusForConditionalGeneration", "MultiModalityCausalLM")
@@ -75,14 +75,6 @@ def _usual_defaults() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _settings(given: Any) -> dict[str, Any]:
-    """Return our settings of a stage's or a request's own arguments."""
-    found = (given or {}).get("lantern_accel") or {}
-    if not isinstance(found, dict):
-        raise RequestError(f"lantern_accel is {found!r}; make it an object of settings")
-    return dict(found)
-
-
 def open_model(od_config: Any) -> Own:
     """Open our model of a stage's folder, on its device and in its dtype."""
     require("vllm-omni")
@@ -99,7 +91,7 @@ def open_model(od_config: Any) -> Own:
     folder = od_config.model
     if not Path(folder).exists():
         folder = download_weights_from_hf_specific(folder, od_config.revision, ["*"])
-    overrides = _settings(od_config.custom_pipeline_args)
+    overrides = settings_of((od_config.custom_pipeline_args or {}).get("lantern_accel"))
     given = {"strategy": overrides.pop("strategy", "auto"), "overrides": overrides}
     dtype = str(od_config.dtype).removeprefix("torch.")
     with _usual_defaults():
@@ -159,22 +151,14 @@ class JanusPipeline(nn.Module):
             if req.num_reqs > 1:
                 return [self.forward(type(req)(requests=[one]))[0] for one in req.requests]
             return [DiffusionOutput.from_exception(OmniClientError(str(error)))]
-        spent, many = done.stats.seconds, done.columns
-        durations = {
-            "JanusPipeline.prior": spent.prefill + spent.decode,
-            "JanusPipeline.pixels": spent.pixels,
-        }
-        said = {
-            "prior_tokens_per_second": done.stats.tokens_per_second,
-            "seconds_per_image": spent.total / len(done.images),
-        }
+        many = done.columns
         return [
             DiffusionOutput(
                 output={
                     "payload": {"image": done.images[i * many : (i + 1) * many]},
-                    "metadata": {"lantern_accel": said},
+                    "metadata": {"lantern_accel": figures(done)},
                 },
-                stage_durations=dict(durations),
+                stage_durations=durations(done, "JanusPipeline"),
             )
             for i in range(req.num_reqs)
         ]
@@ -187,14 +171,8 @@ class JanusPipeline(nn.Module):
             raise RequestError(
                 "requests that differ in more than prompt and seed are decoded apart"
             )
-        settings = {"strategy": self.ours.strategy, **self.ours.overrides, **asked[0]}
-        return self.ours.pipeline.generate(
-            [text_of(one.prompt) for one in requests],
-            on_progress=stop_if_cancelled,
-            num_images=len(seeds[0]),
-            seed=[seed for some in seeds for seed in some],
-            **settings,
-        )
+        texts = [text_of(one.prompt) for one in requests]
+        return self.ours.pictures(texts, seeds, asked[0], stop_if_cancelled)
 
     def _asked(self, request: Any) -> dict[str, Any]:
         """Return a request's settings; raises :class:`RequestError` for what it cannot have."""
@@ -204,7 +182,7 @@ class JanusPipeline(nn.Module):
             raise RequestError("images as input are not supported; leave them out")
         if getattr(params, "lora_request", None) is not None:
             raise RequestError("adapters (lora) are not supported; leave them out")
-        asked = _settings(params.extra_args)
+        asked = settings_of((params.extra_args or {}).get("lantern_accel"))
         if params.guidance_scale_provided:
             asked.setdefault("cfg_scale", params.guidance_scale)
         if prompt.get("negative_prompt"):

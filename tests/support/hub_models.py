@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from support.chi_square import misfit
 from support.glm_image import RECORDED
 
 
@@ -117,6 +118,26 @@ def glm_inputs(processor: Any, texts: list[str], height: int, width: int) -> Any
         tokenize=True, padding=len(texts) > 1, target_h=height, target_w=width, return_dict=True,
         return_tensors="pt",
     )  # fmt: skip
+
+
+def glm_draws_fairly(prior: Any, inputs: Any, tokens: torch.Tensor, **sampling: Any) -> None:
+    """Compare the first two tokens of many pictures of one prompt with the law that ``generate`` has.
+
+    ``sampling``: what else ``generate`` takes. The second token is looked at after the first's mode.
+    """
+    codes = prior.config.text_config.vision_vocab_size - 16  # the rows after them are not drawn
+    for known in ([], [int(tokens[:, 0].mode().values)]):
+        rows = tokens[(tokens[:, : len(known)] == torch.tensor(known)).all(dim=1)]
+        ids = torch.cat((inputs["input_ids"], torch.tensor([known], dtype=torch.int64)), dim=1)
+        given = {**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        with torch.no_grad():
+            logits = prior.generate(
+                **given, max_new_tokens=1, do_sample=True, output_scores=True,
+                return_dict_in_generate=True, **sampling,
+            ).scores[0][0]  # fmt: skip
+        law = torch.softmax(logits[:codes].float(), dim=-1)
+        seen = rows[:, len(known)].bincount(minlength=codes)
+        assert abs(misfit(seen, law)) < 4, (known, sampling)
 
 
 def glm_pipeline(prior: Any, processor: Any, codes: int = 128) -> Any:

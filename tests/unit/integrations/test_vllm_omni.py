@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ pytest.importorskip("vllm_omni", reason="the release of vLLM-Omni is in an envir
 
 from support.chi_square import drawn_fairly
 from support.glm_image import write_glm_image
-from support.hub_models import glm_inputs, glm_pipeline, glm_processor
+from support.hub_models import glm_draws_fairly, glm_inputs, glm_pipeline, glm_processor
 from support.janus import SPECIAL, write_janus
 from vllm_omni.diffusion.cancellation import RequestCancellationRegistry
 from vllm_omni.diffusion.data import OmniDiffusionConfig
@@ -243,24 +243,33 @@ def test_requests_that_wait_together_are_drawn_together(runner: Any) -> None:
     assert (second.error_status_code, "images as input" in second.error) == (400, True)
 
 
-def test_a_cancelled_request_ends_while_its_tokens_are_drawn(
-    runner: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    signals, request, own = RequestCancellationRegistry(), asked(), ours.stop_if_cancelled
+def cancelled(
+    when: Callable[[list[int]], bool], runner: Any, request: Any, module: Any, patch: Any
+) -> tuple[Any, list[int]]:
+    """Execute a request that is cancelled at a check; return what was known of the tokens at each."""
+    signals, own = RequestCancellationRegistry(), module.stop_if_cancelled
     request.cancellation_signal = signals.create("one")
     calls: list[int] = []
 
-    def stop(known: int, total: int) -> None:
-        calls.append(known)
-        if len(calls) == 2:
+    def stop(*known: int) -> None:
+        calls.append(known[0] if known else -1)  # -1: no token is being drawn
+        if when(calls):
             signals.cancel(["one"])
         own()
 
-    monkeypatch.setattr(ours, "stop_if_cancelled", stop)
-    out = runner.execute_model(request)
+    with patch.context() as patched:
+        patched.setattr(module, "stop_if_cancelled", stop)
+        out = runner.execute_model(request)
     signals.close()
-    assert out.aborted and len(calls) == 2
-    monkeypatch.undo()
+    assert out.aborted
+    return out, calls
+
+
+def test_a_cancelled_request_ends_while_its_tokens_are_drawn(
+    runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, calls = cancelled(lambda calls: len(calls) == 2, runner, asked(), ours, monkeypatch)
+    assert len(calls) == 2
     assert pictures(runner.execute_model(asked()))
 
 
@@ -316,9 +325,46 @@ def test_glm_image_is_drawn_and_painted_in_one_stage(glm_runner: Any, glm_folder
         extra = {"prior_token_ids": ids[i : i + 1]}
         alone = glm_runner.execute_model(asked(seed=5 + i, more=extra, **sizes))
         assert torch.equal(alone.output[0], picture)
+    ours.plugin()  # as vLLM-Omni does in each process, more than once
     glm_runner.od_config.model_class_name = ours.GLM_IMAGE
     made = get_diffusion_post_process_func(glm_runner.od_config)(out.output)
     assert [one.size for one in made] == [(96, 64)] * 2
+
+
+@pytest.mark.parametrize(("checks", "pictures_begun"), [(2, 0), (None, 2)])
+def test_glm_image_is_cancelled_while_tokens_are_drawn_and_between_pictures(
+    glm_runner: Any, checks: int | None, pictures_begun: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lantern_accel.integrations import vllm_omni_glm_image as module
+
+    def when(calls: list[int]) -> bool:
+        return len(calls) == checks or calls.count(-1) == 2
+
+    given = {"height": 64, "width": 64, "num_inference_steps": 1}
+    _, calls = cancelled(when, glm_runner, asked(count=2, **given), module, monkeypatch)
+    assert calls.count(-1) == pictures_begun and calls[0] >= 0
+    assert glm_runner.execute_model(asked(**given)).error is None
+
+
+def test_sampled_tokens_of_glm_image_follow_the_law_of_the_model(
+    glm_runner: Any, glm_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import GlmImageForConditionalGeneration
+
+    from lantern_accel.integrations import vllm_omni_glm_image as module
+
+    law = {"top_k": 30, "top_p": 1.0, "temperature": 1.0}
+    for name, value in law.items():
+        monkeypatch.setitem(glm_runner.pipeline.ours.overrides, name, value)
+    request = asked(count=200, height=32, width=32)
+    cancelled(lambda calls: calls[-1] == -1, glm_runner, request, module, monkeypatch)  # unpainted
+    prior = GlmImageForConditionalGeneration.from_pretrained(
+        glm_folder / "vision_language_encoder", dtype=torch.float32
+    ).eval()
+    inputs = glm_inputs(glm_processor(), [PROMPT], 32, 32)
+    tokens = glm_runner.pipeline.ours.last.tokens
+    assert len(tokens) == 200
+    glm_draws_fairly(prior, inputs, tokens, **law)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ set -eu
 folder=$1
 checkout=$(cd "$(dirname "$0")/.." && pwd)
 common="psutil msgspec pyzmq orjson pybase64 aiohttp einops ipython cloudpickle xxhash regex requests loguru accelerate==1.12.0
-  compressed-tensors==0.18.0 nvidia-ml-py imageio setproctitle partial_json_parser python-dateutil PyYAML diskcache
+  compressed-tensors==0.18.0 nvidia-ml-py imageio imageio-ffmpeg setproctitle partial_json_parser python-dateutil PyYAML diskcache
   lark cachetools cbor2 blake3 py-cpuinfo gguf tiktoken sentencepiece protobuf msgpack prometheus-client"
-site=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+site=$(python -c 'import sys; print("\n".join(one for one in sys.path if one.endswith("-packages")))')
 
 make() { # name, wheels without what they depend on, packages
   python -m venv "$folder/$1"

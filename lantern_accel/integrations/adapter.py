@@ -120,7 +120,7 @@ class Own(Adapter):
         asked: Mapping[str, Any],
         on_progress: Callable[[int, int], None],
     ) -> GenerationResult:
-        """Draw an image for each seed of each prompt; every prompt has the same number of seeds.
+        """Generate an image for each seed of each prompt; every prompt has the same number of seeds.
 
         ``asked``: what :func:`lantern_accel.generate` takes; it wins over what the engine was given.
         What ``on_progress`` raises ends the request, and comes back as it is.

@@ -2,7 +2,8 @@
 
 SGLang calls :func:`plugin` in each of its processes. The autoregressive stage then decodes its prior with
 lantern-accel, in its process and around its module; what cannot be decoded goes through SGLang's own
-loop, with one line in its log. Janus-Pro, in the next file, is registered with what SGLang has from outside.
+loop, with one line in its log. Janus-Pro, in the next file, is registered with what SGLang has from
+outside.
 """
 
 from __future__ import annotations

@@ -80,14 +80,14 @@ class JanusSamplingParams(SamplingParams):  # type: ignore[misc]  # as above
 
 
 class JanusStage(PipelineStage):  # type: ignore[misc]  # as above
-    """Prompts in, pictures out; a merged request has several prompts."""
+    """Prompts in, images out; a merged request has several prompts."""
 
     def __init__(self, ours: Own) -> None:
         super().__init__()
         self.ours = ours
 
     def forward(self, batch: Any, server_args: Any) -> OutputBatch:
-        """Draw a request's pictures together; raises :class:`RequestError` for what it cannot have."""
+        """Generate a request's images together; raises :class:`RequestError` for what it cannot have."""
         prompts = batch.prompt if isinstance(batch.prompt, list) else [batch.prompt]
         given = batch.extra.get("dynamic_batch_seeds") or [batch.seed]
         many, seen = max(1, int(batch.num_outputs_per_prompt or 1)), 0
@@ -126,7 +126,7 @@ class JanusStage(PipelineStage):  # type: ignore[misc]  # as above
 
 
 class JanusPipeline(ComposedPipelineBase):  # type: ignore[misc]  # as above
-    """Janus-Pro; its weights are no components of SGLang's, so that it neither moves nor changes them."""
+    """Janus-Pro; its weights are not SGLang's components, so that it neither moves nor changes them."""
 
     pipeline_name = "JanusPipeline"
 

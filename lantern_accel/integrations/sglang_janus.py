@@ -87,7 +87,7 @@ class JanusStage(PipelineStage):  # type: ignore[misc]  # as above
         self.ours = ours
 
     def forward(self, batch: Any, server_args: Any) -> OutputBatch:
-        """Generate a request's images together; raises :class:`RequestError` for what it cannot have."""
+        """Generate a request's images in one batch; raises :class:`RequestError` for what it cannot have."""
         prompts = batch.prompt if isinstance(batch.prompt, list) else [batch.prompt]
         given = batch.extra.get("dynamic_batch_seeds") or [batch.seed]
         many, seen = max(1, int(batch.num_outputs_per_prompt or 1)), 0

@@ -65,9 +65,9 @@ def questions() -> int:
 
 
 BOUNDS = {
-    "lines of the package": (lambda: lines(PACKAGE), 51736),
-    "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 5140),
-    "Any in annotations": (loose, 202),
+    "lines of the package": (lambda: lines(PACKAGE), 52600),
+    "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 5175),
+    "Any in annotations": (loose, 216),
     "isinstance of a source of drafts outside strategy": (questions, 8),
 }
 

@@ -118,7 +118,7 @@ def stages(
 
     default, *others = variants
     picture = ["generate", "red heart", "dog face", *on, "--overwrite", "--seed=7", "--grid"]
-    picture += ["--scale=4", "--quiet", f"--output={folder / 'pictures.png'}"]
+    picture += ["--quiet", f"--output={folder / 'pictures.png'}"]
     chosen = sizes or (SIZES[:1] if quick else SIZES)
     ahead = [size for size in FIRST if size in chosen or not (sizes or quick)]
     found = [

@@ -246,8 +246,8 @@ class Engines:
                 raise DoesNotFitError(
                     f"a copy of {model.manifest.name} in {how.name} to draft with takes "
                     f"{format_bytes(need)}, device {self.backend.device} has {format_bytes(free)} free; "
-                    "draft with fewer bits (--tree self:4,int4), or choose a strategy without a copy, "
-                    "such as 'scd'"
+                    "draft with fewer bits (--strategy self:tree=self:4,int4), or choose a strategy "
+                    "without a copy, such as 'scd'"
                 )
             self._copies[how.name] = rounded_copy(model.target, self.backend, how, drafts=True)
             self.capacity.copies = frozenset(self._copies)

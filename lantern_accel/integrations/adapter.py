@@ -6,6 +6,8 @@ diffusers, transformers, SGLang and vLLM-Omni stand on it: :class:`Own` opens we
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,6 +153,21 @@ def settings_of(given: Any) -> dict[str, Any]:
     if not isinstance(given or {}, dict):
         raise RequestError(f"lantern_accel is {given!r}; make it an object of settings")
     return dict(given or {})
+
+
+def settings_in(variable: str) -> dict[str, Any]:
+    """Return what an environment variable asks for; raises :class:`RequestError` for other text."""
+    text = os.environ.get(variable) or "{}"
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise RequestError(
+            f"{variable} is {text!r}; make it a JSON object, such as "
+            '{"strategy": "scd", "temperature": 0.9}'
+        )
+    return found
 
 
 def durations(done: GenerationResult, name: str) -> dict[str, float]:

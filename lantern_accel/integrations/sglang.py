@@ -9,9 +9,7 @@ outside.
 from __future__ import annotations
 
 import inspect
-import json
 import logging
-import os
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from lantern_accel.bounds import SEEDS
-from lantern_accel.errors import DoesNotFitError, LanternError, RequestError
+from lantern_accel.errors import DoesNotFitError, LanternError
 from lantern_accel.families.glm_image.grids import grid_of, prior_token_ids
 from lantern_accel.families.releases import require
-from lantern_accel.integrations.adapter import Drawn, fresh_seeds
+from lantern_accel.integrations.adapter import Drawn, fresh_seeds, settings_in
 from lantern_accel.integrations.glm_image import draw_prior
 from lantern_accel.integrations.transformers import accelerated
 
@@ -48,7 +46,7 @@ def plugin() -> None:
     try:
         for library in ("sglang", "transformers"):
             require(library)
-        settings()
+        settings_in(SETTINGS)
     except LanternError as error:
         return _log.warning("SGLang decodes without lantern-accel: %s", error)
     from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry, HookType
@@ -63,21 +61,6 @@ def _janus(_: None) -> None:
     from lantern_accel.integrations import sglang_janus
 
     sglang_janus.register()
-
-
-def settings() -> dict[str, Any]:
-    """Return what :data:`SETTINGS` asks for; raises :class:`RequestError` for other text."""
-    text = os.environ.get(SETTINGS) or "{}"
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise RequestError(
-            f"{SETTINGS} is {text!r}; make it a JSON object, such as "
-            '{"strategy": "scd", "temperature": 0.9}'
-        )
-    return found
 
 
 @dataclass
@@ -145,7 +128,7 @@ def _prior(
 def _codes(stage: Any, prompt: str, size: tuple[int, int], seed: int | None) -> Tensor:
     """Return an image's codes, ``[N]``, sampled with those that the request will ask for next."""
     request = _request.get() or _Request([])
-    ours = accelerated(stage.vision_language_encoder, **settings())
+    ours = accelerated(stage.vision_language_encoder, **settings_in(SETTINGS))
 
     def draw(seeds: list[tuple[int, int]]) -> Tensor:
         drawn = draw_prior(ours, stage.processor, [prompt] * len(seeds), size, seeds)

@@ -25,13 +25,14 @@ from sglang.multimodal_gen.runtime.utils.hf_diffusers_utils import maybe_downloa
 
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import ModelError
-from lantern_accel.integrations.adapter import Own, durations, figures, settings_of
-from lantern_accel.integrations.sglang import settings
+from lantern_accel.integrations.adapter import Own, durations, figures, settings_in, settings_of
 
 #: Folders of these names are Janus; others need ``--pipeline-class-name JanusPipeline``.
 MODELS = ["deepseek-ai/Janus-Pro-1B", "deepseek-ai/Janus-Pro-7B"]
 #: What SGLang's API fills in where a request has no size.
 NO_SIZE = (1024, 1024)
+#: As in the file that registers this one.
+SETTINGS = "LANTERN_ACCEL_SGLANG"
 #: Options of the server that would change nothing, and are refused.
 REFUSED = (
     "quantization", "component_quantizations", "transformer_weights_path", "lora_path",
@@ -87,7 +88,7 @@ class JanusStage(PipelineStage):  # type: ignore[misc]  # as above
         self.ours = ours
 
     def forward(self, batch: Any, server_args: Any) -> OutputBatch:
-        """Generate a request's images in one batch; raises :class:`RequestError` for what it cannot have."""
+        """Generate a request's images; raises :class:`RequestError` for what it cannot have."""
         prompts = batch.prompt if isinstance(batch.prompt, list) else [batch.prompt]
         given = batch.extra.get("dynamic_batch_seeds") or [batch.seed]
         many, seen = max(1, int(batch.num_outputs_per_prompt or 1)), 0
@@ -133,7 +134,7 @@ class JanusPipeline(ComposedPipelineBase):  # type: ignore[misc]  # as above
     def load_modules(self, server_args: Any, loaded_modules: Any = None) -> dict[str, Any]:
         """Open the folder on the device of this process."""
         folder = maybe_download_model(self.model_path, revision=server_args.revision)
-        overrides = settings()
+        overrides = settings_in(SETTINGS)
         given = {"strategy": overrides.pop("strategy", "auto"), "overrides": overrides}
         self.ours = Own.on(folder, str(get_local_torch_device()), **given)
         return {}

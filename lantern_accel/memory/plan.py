@@ -225,7 +225,7 @@ class Planner:
             return bool(other.fits)
 
         if plan.text_device == "device" and "text" in plan.workspace:
-            fits("run the text encoder on the host: --text-device cpu", text_device="cpu")
+            fits("run the text encoder on the host: --use text-device=cpu", text_device="cpu")
         if plan.dtype == "float32":
             fits("compute in bfloat16: --dtype bfloat16", dtype=torch.bfloat16)
         largest = self.largest_batch(strategy, sampling, plan.capacity)
@@ -234,7 +234,8 @@ class Planner:
         if self.manifest.drafter is not None and strategy.needs_drafter:
             smaller = self.strategy("lantern++", tree="small_8")
             if smaller.drafts.size[0] < plan.nodes:
-                fits("verify a smaller tree: --tree small_8", strategy=smaller)
+                named = f"--strategy {strategy.name}:tree=small_8"
+                fits(f"verify a smaller tree: {named}", strategy=smaller)
         if plan.nodes > 1:
             fits("use plain decoding: --strategy vanilla", strategy=self.strategy("vanilla"))
         # Quantized weights generate other images, so they are named where nothing else fits.

@@ -2,8 +2,8 @@
 
 A source is one class, registered by its ``kind`` when it is defined; what it does in a step is
 registered with :func:`lantern_accel.decoding.sources.register`. The command line, JSON and reports then
-take it: as ``--strategy KIND``, as ``--tree KIND:field=value,...`` and as ``{"kind": KIND, ...}``. A
-kind that nothing has defined is looked up among the entry points of the group
+take it: ``--strategy KIND``, ``--strategy NAME:tree=KIND:field=value,...`` and ``{"kind": KIND, ...}``.
+A kind that nothing has defined is looked up among the entry points of the group
 ``lantern_accel.sources``, by its name.
 """
 

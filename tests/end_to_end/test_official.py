@@ -165,7 +165,7 @@ def test_presets_fill_in_what_is_left_open(command, classes, small_classes, tmp_
         ("llamagen-fid", "has no settings for the model"),
         ("paper", "did you mean paper-lantern"),
     ):
-        done = command(*words, "--preset", preset)
+        done = command(*words, "--strategy", preset)
         assert done.returncode == 2
         assert told in done.stderr
 

@@ -219,7 +219,7 @@ def test_advice_names_what_would_fit() -> None:
     plan = planner.plan(strategy)
     assert (plan.strategy, plan.nodes, plan.fits) == ("lantern++", 58, False)
     tips = planner.advice(plan, strategy, sampling)
-    assert len(tips) == 1 and "--text-device cpu" in tips[0]
+    assert len(tips) == 1 and "--use text-device=cpu" in tips[0]
     on_host = planner.plan(strategy, text_device="cpu")
     assert on_host.fits and "text" not in on_host.workspace
     assert planner.advice(on_host, strategy, sampling) == []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Columns that a narrow terminal keeps; a relaxed speed is never shown without its fidelity.
 NARROW = [
     "strategy", "speed-up", "verdict", "fidelity", "Device", "Decodes with", "Images/s",
-    "Seconds per image", "1,000 images cost", "1,000 images take", "Behind the first",
+    "Seconds per request", "1,000 images cost", "1,000 images take", "Behind the first",
     "Over the first", "Version",
 ]  # fmt: skip
 

@@ -113,7 +113,7 @@ def offers_table(section: ModelSection, terms: Terms) -> Table:
     points = [one.point for one in given if one.point is not None]
     metered = any(is_measured(point.images_per_kwh) for point in points)
     powered = any(is_measured(one.per_kw) for one in given)
-    head = ["Device", "Decodes with", "Images/s", "Seconds per image"]
+    head = ["Device", "Decodes with", "Images/s", "Seconds per request"]
     head += ["1,000 images cost" if terms.amounts else "1,000 images take"]
     head += ["Images per kWh"] if metered else []
     head += ["Images/s per kW"] if powered else []
@@ -181,7 +181,7 @@ def _or_reason(value: float | str) -> str:
 
 def points_table(points: Sequence[Point], many_temperatures: bool) -> Table:
     """Return the curve as a table, the fastest point of each device first."""
-    head = ["Device", "Strategy", "Images/s", "Seconds per image", "p95, s", "Fidelity", "Remark"]
+    head = ["Device", "Strategy", "Images/s", "Seconds per request", "p95, s", "Fidelity", "Remark"]
     order = list(dict.fromkeys(one.run for one in points))
     ranked = sorted(points, key=lambda one: (order.index(one.run), -one.images_per_second.value))
     rows = []

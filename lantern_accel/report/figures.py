@@ -39,7 +39,7 @@ def _draw_curve(section: ModelSection, bound: float | None, into: list[Figure], 
     with draw_axes(
         into,
         f"curve {wide}",
-        "Images per second over seconds per image",
+        "Images per second over seconds per request",
         "Up and left is better. A line joins the batch sizes of a strategy. Hollow: not exact. Faded: "
         "another point of the device is as good in everything. Crosses: not judged.",
         height=3.1,

@@ -86,6 +86,11 @@ class Row(Record):
         return fidelity_words(self.moved)
 
     @property
+    def drafts(self) -> bool:
+        """Whether it decodes with drafts: auto's choice may be plain decoding."""
+        return self.strategy != "vanilla" and not self.detail.startswith("plain decoding")
+
+    @property
     def exact(self) -> bool:
         """Whether images follow the unrounded model's own distribution."""
         return not self.relaxed and self.rounding is None

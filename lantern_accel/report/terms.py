@@ -87,7 +87,9 @@ class Terms(Record):
         if self.power is not None:
             more = f", times {self.overhead:g} for the site" if self.overhead > 1 else ""
             parts.append(f"{self.power:g} {self.currency} per kWh{more}")
-        return ", ".join(parts if self.amounts else [*parts, "no cost given"])
+        return ", ".join(
+            parts if self.amounts else [*parts, "no price per device hour given (--buy, --rent)"]
+        )
 
     @property
     def amounts(self) -> bool:

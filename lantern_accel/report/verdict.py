@@ -51,7 +51,7 @@ def at_setting(rows: Sequence[Row], run: str) -> list[Row]:
 
 def answer(here: Sequence[Row]) -> Answer:
     """Answer for the rows of one run, batch size and temperature."""
-    compared = [r for r in here if r.strategy != "vanilla" and isinstance(r.speedup, Interval)]
+    compared = [r for r in here if r.drafts and isinstance(r.speedup, Interval)]
     # Where none is faster, the nearest: one with a verdict, if there is one.
     compared.sort(key=lambda row: (not reason(row.verdict), _speedup(row)), reverse=True)
     faster = [row for row in compared if row.verdict == "faster"]
@@ -90,8 +90,8 @@ def equal_quality(
             continue
         for budget in sorted({*BUDGETS, asked}):
             fits = [row for row in here if row.moved is not None and row.moved <= budget]
-            faster = [row for row in fits if _speedup(row) > 1 or reason(row.verdict)]
-            best = max((row for row in faster if _speedup(row)), key=_speedup, default=plain)
+            fits = [row for row in fits if row.drafts and (_speedup(row) > 1 or reason(row.verdict))]
+            best = max((row for row in fits if _speedup(row)), key=_speedup, default=plain)
             verdict = best.verdict if best is not plain else "same"
             found.append(
                 EqualQuality(
@@ -170,7 +170,7 @@ def _speed_words(row: Row) -> str:
 def _short_answer(one: Answer, rows: Sequence[Row], at: str) -> str:
     best = _row(rows, one.best)
     if best is None:
-        if all(row.strategy == "vanilla" for row in rows):
+        if not any(row.drafts for row in rows):
             return f"Not known{at}: only plain decoding was measured."
         return f"Not known{at}: no strategy can be held against plain decoding."
     return f"{LEADS[one.helps].format(at=at)} {_speed_words(best)}."

@@ -99,7 +99,7 @@ def test_every_part_that_a_reader_needs_is_there(made: tuple[str, Comparison]) -
     html = made[0]
     for title in (
         "Speed and fidelity",
-        "Images per second over seconds per image",
+        "Images per second over seconds per request",
         "Where the time goes",
         "TV per token",
         "Image distance",
@@ -140,7 +140,7 @@ def test_the_answer_is_the_first_line_and_one_table() -> None:
     run = read_run(profiles_dir() / "measured" / "cpu-lantern-emoji.json")
     lines = render.to_markdown(compare([run], profiles=[])).splitlines()
     assert lines[2].startswith("**AMD EPYC makes ") and len(lines[2]) < 200
-    assert lines[4].startswith("| Device | Decodes with | Images/s | Seconds per image |")
+    assert lines[4].startswith("| Device | Decodes with | Images/s | Seconds per request |")
     assert lines[6].startswith("| AMD EPYC | ") and lines[7] == ""
 
 
@@ -275,7 +275,7 @@ def curve_of(*runs: Run, **terms: Any) -> str:
 
     found = compare(runs, profiles=[], terms=Terms(**terms))
     wide, narrow, *_ = figures(found)[found.models[0].model]
-    assert wide.title == narrow.title == "Images per second over seconds per image"
+    assert wide.title == narrow.title == "Images per second over seconds per request"
     assert (wide.wide, narrow.wide) == (True, False)
     return wide.svg
 

@@ -102,6 +102,16 @@ def test_what_noise_hides_is_not_shown_and_not_denied() -> None:
     assert answer_of(run).helps == "not shown"
 
 
+def test_plain_decoding_that_auto_chose_is_not_the_nearest_draft() -> None:
+    run = at_speeds({"eagle2": 1.04, "eagle": 0.7})
+    chosen = next(cell for cell in run.cells if cell.strategy.name == "eagle2")
+    chosen.stands_for = "plain decoding (exact): no drafts were faster"
+    (device,) = screen_of(run).devices
+    assert device.short.startswith("No. The nearest is eagle: 0.70x")
+    best = equal_quality([run], compare([run], profiles=[]).models[0].rows)
+    assert {one.strategy for one in best} == {"vanilla"}
+
+
 def test_slower_and_equal_ones_say_no() -> None:
     assert answer_of(at_speeds({"eagle": 0.7, "eagle2": 1.0})).helps == "no"
     (device,) = screen_of(at_speeds({"eagle": 0.7, "eagle2": 1.0})).devices

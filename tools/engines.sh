@@ -24,7 +24,7 @@ make() { # name, wheels without what they depend on, packages
 }
 
 make sglang "sglang==0.5.23 transformers==5.19.0 diffusers==0.37.0 tokenizers==0.23.2 cache-dit==1.5.1 apache-tvm-ffi==0.1.11" \
-  "$common"
+  "$common addict dill"
 make vllm-omni "vllm-omni==0.30.0 vllm==0.30.0 transformers==5.14.1 diffusers==0.40.0 cache-dit==1.5.0" \
   "$common fastapi openai omegaconf aenum prettytable soundfile soxr watchfiles python-json-logger pydantic-settings
-  janus prometheus-fastapi-instrumentator openai-harmony ijson mcp llguidance depyf lm-format-enforcer outlines_core xgrammar"
+  janus uvloop prometheus-fastapi-instrumentator openai-harmony ijson mcp llguidance depyf lm-format-enforcer outlines_core xgrammar"

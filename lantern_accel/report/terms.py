@@ -88,7 +88,7 @@ class Terms(Record):
             more = f", times {self.overhead:g} for the site" if self.overhead > 1 else ""
             parts.append(f"{self.power:g} {self.currency} per kWh{more}")
         return ", ".join(
-            parts if self.amounts else [*parts, "no price per device hour given (--buy, --rent)"]
+            parts if self.amounts else [*parts, "no cost of a device given (--buy, --rent)"]
         )
 
     @property

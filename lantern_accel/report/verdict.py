@@ -90,7 +90,7 @@ def equal_quality(
             continue
         for budget in sorted({*BUDGETS, asked}):
             fits = [row for row in here if row.moved is not None and row.moved <= budget]
-            fits = [row for row in fits if row.drafts and (_speedup(row) > 1 or reason(row.verdict))]
+            fits = [r for r in fits if r.drafts and (_speedup(r) > 1 or reason(r.verdict))]
             best = max((row for row in fits if _speedup(row)), key=_speedup, default=plain)
             verdict = best.verdict if best is not plain else "same"
             found.append(

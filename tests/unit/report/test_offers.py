@@ -266,7 +266,7 @@ def test_the_report_states_the_terms_and_the_currency() -> None:
         assert "slow: at most 0 % of its requests took 0.8 s or less" in plain
     assert Comparison.model_validate_json(found.model_dump_json()).terms == terms
     bare = render.to_markdown(compare(runs, profiles=[]))
-    assert "1,000 images cost" not in bare and "no price per device hour" in bare
+    assert "1,000 images cost" not in bare and "no cost of a device given" in bare
 
 
 # --- amounts from the command line --------------------------------------------------------------

@@ -223,7 +223,7 @@ class Runtime:
             model=model.manifest.name,
             weights_hash=model.weights_hash,
             strategy=used,
-            auto=self._auto(request, decision, steps, tokens - count),
+            auto=self._auto(request, decision, steps, tokens - count - resumed, seconds.measuring),
             decision=decision,
             sampling=request.sampling,
             seed=request.seed,
@@ -237,14 +237,17 @@ class Runtime:
         return GenerationResult(images, drawn, stats, columns)
 
     def _auto(
-        self, request: GenerationRequest, decision: Decision, steps: int, plain: int
+        self, request: GenerationRequest, decision: Decision, steps: int, plain: int, timing: float
     ) -> str | None:
         """Return what auto stood for and what it gained; None: the strategy was named.
 
-        ``steps``: forward passes after prefill, summed over images; ``plain``: those of plain decoding.
+        ``steps``: forward passes after prefill, summed over images; ``plain``: those of plain decoding;
+        ``timing``: seconds that auto timed drafts for this request.
         """
         if decision.asked != AUTO:
             return None
         rows = decision.parts[0].rows
         used = describe_auto(decision.strategy, rows, f"; {steps} forward passes, not {plain}")
-        return self.auto.describe(request.strategy, rows, request.sampling, used)
+        return (
+            self.auto.describe(request.strategy, rows, request.sampling, used) if timing else used
+        )

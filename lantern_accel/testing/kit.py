@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import torch
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.conformance import Outcome as Outcome
 from lantern_accel.device.conformance import Report as Report
+from lantern_accel.device.waiting import repeating
 from lantern_accel.errors import DeviceRequestError, LanternWarning, did_you_mean
 from lantern_accel.families.registry import families
 from lantern_accel.testing import (
@@ -31,7 +32,6 @@ from lantern_accel.testing import (
     replay,
     rotation,
     static,
-    tiny,
     trunks,
 )
 from lantern_accel.testing.result import (
@@ -99,7 +99,7 @@ CHECKS: dict[str, Check] = {
     "decode.cpu": host.cpu,
     "decode.drawn": host.drawn,
     "decode.greedy": numeric.like_vanilla("give", temperature=0.0, others=()),
-    "decode.seeds": numeric.like_vanilla("draw", temperature=1.0, others=tiny.FEWER),
+    "decode.seeds": numeric.like_vanilla("draw", temperature=1.0, others=("eagle2", "scd")),
     "decode.allowed": numeric.allowed,
     "decode.distribution": numeric.distribution,
     "decode.interrupted": numeric.interrupted,
@@ -120,21 +120,8 @@ Wait = Callable[[str, str, float], None]
 EVERY = 10.0
 
 
-@contextmanager
-def waiting(name: str, on_wait: Wait | None) -> Iterator[None]:
-    """Tell ``on_wait`` every few seconds what the block does, from another thread."""
-    done, began = threading.Event(), time.perf_counter()
-
-    def tell(on_wait: Wait) -> None:
-        while not done.wait(EVERY):
-            on_wait(name, doing_now(), time.perf_counter() - began)
-
-    if on_wait is not None:
-        threading.Thread(target=tell, args=(on_wait,), daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
+def _wait(on_wait: Wait, name: str, seconds: float) -> None:
+    on_wait(name, doing_now(), seconds)
 
 
 def checks_of(backend: Backend) -> dict[str, Check]:
@@ -172,7 +159,10 @@ def run_check(backend: Backend, name: str, check: Check, *, on_wait: Wait | None
     try:
         if backend.device.type == "meta" and not name.startswith("static."):
             raise NotApplicable("the backend has shapes and no data")
-        with waiting(name, on_wait), backend.inference():
+        watch = (
+            nullcontext() if on_wait is None else repeating(partial(_wait, on_wait, name), EVERY)
+        )
+        with watch, backend.inference():
             found = check(backend)
         values: dict[str, Any] = {"state": "passed", **vars(found)}
     except NotApplicable as reason:

@@ -70,7 +70,7 @@ def test_every_bucket_is_captured_at_once_and_used(
         *some, whole = ready.engine.sizes
         if strategy == "auto":
             # The engine of auto: its longest length, which is measured, says how many buckets there are.
-            assert some in ([128], [128, 192]) and len(made) > 2 * len(ready.engine.lengths)  # type: ignore[attr-defined]
+            assert some in ([128], [128, 192]) and len(made) > 2 * len(ready.engine.lengths)  # type: ignore[attr-defined]  # an engine with lengths
             # Which source its drafts come from is measured, and nothing here depends on it.
             assert any(one.calls for name, one in every if name.endswith(" 128"))
         else:

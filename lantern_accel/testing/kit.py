@@ -7,8 +7,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,10 +119,6 @@ Wait = Callable[[str, str, float], None]
 EVERY = 10.0
 
 
-def _wait(on_wait: Wait, name: str, seconds: float) -> None:
-    on_wait(name, doing_now(), seconds)
-
-
 def checks_of(backend: Backend) -> dict[str, Check]:
     """Return the checks for a backend: everybody's, then its own."""
     return {**CHECKS, **backend.conformance().checks}
@@ -159,9 +154,9 @@ def run_check(backend: Backend, name: str, check: Check, *, on_wait: Wait | None
     try:
         if backend.device.type == "meta" and not name.startswith("static."):
             raise NotApplicable("the backend has shapes and no data")
-        watch = (
-            nullcontext() if on_wait is None else repeating(partial(_wait, on_wait, name), EVERY)
-        )
+        watch: AbstractContextManager[None] = nullcontext()
+        if on_wait is not None:
+            watch = repeating(lambda seconds: on_wait(name, doing_now(), seconds), EVERY)
         with watch, backend.inference():
             found = check(backend)
         values: dict[str, Any] = {"state": "passed", **vars(found)}

@@ -65,7 +65,7 @@ def questions() -> int:
 
 
 BOUNDS = {
-    "lines of the package": (lambda: lines(PACKAGE), 52602),
+    "lines of the package": (lambda: lines(PACKAGE), 52597),
     "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 5175),
     "Any in annotations": (loose, 216),
     "isinstance of a source of drafts outside strategy": (questions, 8),

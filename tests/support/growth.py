@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -28,14 +29,14 @@ measurable = pytest.mark.skipif(
 )
 
 
-def growth(setup: str, body: str) -> int:
+def growth(setup: str, body: str, environ: Mapping[str, str] | None = None) -> int:
     """Return the peak of ``body`` beyond what is resident after ``setup``, bytes."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "backends")])
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(setup=setup, body=body)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(environ or {})},
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)

@@ -124,6 +124,11 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
     def recipes(
         self, part: str, checkpoint: Checkpoint, manifest: Emu3Manifest
     ) -> Mapping[str, Recipe]:
+        if part == "target" and manifest.tied:
+            names = keys.renamed(checkpoint, self.rules[part])
+            if "tok_embeddings.weight" in names:  # if not, it is reported as missing
+                names.setdefault("output.weight", names["tok_embeddings.weight"])
+            return keys.recipes_of(names, self.changes(part, manifest))
         if part != "vq":
             return super().recipes(part, checkpoint, manifest)
         names = picture_names(checkpoint, official.IN_TARGET, official.PICTURE_RULES)

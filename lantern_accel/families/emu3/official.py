@@ -210,6 +210,7 @@ def manifest_of(checkpoint: Checkpoint, said: dict[str, Any]) -> Emu3Manifest:
             area=area,
             ids=ids,
             target=target,
+            tied=any(one.get("tie_word_embeddings") is True for one in (said, given)),
             vq=vq,
             defaults=DEFAULTS[variant].within(codes),
         )

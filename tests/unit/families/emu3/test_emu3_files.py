@@ -109,6 +109,24 @@ def test_a_configuration_that_leaves_its_base_out_has_the_released_one(tmp_path:
     )
 
 
+@pytest.mark.parametrize("layout", ["official", "hf", "3.5"])
+def test_a_head_that_is_the_embedding(layout: str, tmp_path: Path) -> None:
+    name = {"official": "config", "hf": "hf_config", "3.5": "config_3p5"}[layout]
+    config, kept = said(name), dict(weights_of(layout))
+    head = next(key for key in kept if key.endswith("lm_head.weight"))
+    table = next(value for key, value in kept.items() if key.endswith("embed_tokens.weight"))
+    del kept[head]
+    config.get("text_config", config)["tie_word_embeddings"] = True
+    folder = write_emu3(tmp_path / "tied", layout, weights=kept, config=config)
+    with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
+        target = pipe.model.target
+        ids, one = torch.tensor(target.config.token_ids()), torch.eye(target.config.dim)
+        torch.testing.assert_close(target.head(one), table[ids].float().t())
+    with pytest.raises(CheckpointError, match=r"output\.weight"):
+        apart = write_emu3(tmp_path / "apart", layout, weights=kept, config=said(name))
+        lantern_accel.load(apart, device="cpu")
+
+
 def test_a_missing_part_of_the_tokenizer(tmp_path: Path) -> None:
     folder = write_emu3(tmp_path / "x")
     (folder / "emu3_vision_tokens.txt").unlink()

@@ -77,7 +77,9 @@ def movq_sizes(checkpoint: Checkpoint, names: Mapping[str, str], whose: str) -> 
     """Return the sizes of a MoVQ tokenizer, read off shapes; see :func:`vq_sizes`."""
     path, sizes = checkpoint.path, _sizes(checkpoint, names, whose)
     if "decoder.norm_out.norm_layer.weight" not in names:
-        raise CheckpointError(f"{path} has no norms that read the codes, so it is not {whose}")
+        raise CheckpointError(
+            f"{path} has no norms that read the codes, so it is not {whose}; use that one"
+        )
     levels = range(len(sizes["ch_mult"]))
     attention = (i for i in levels if f"encoder.conv_blocks.{i}.attn.0.q.weight" in names)
     halvings = _count(names, "decoder.time_conv.{}.conv.conv.weight")

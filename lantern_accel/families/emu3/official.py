@@ -309,7 +309,9 @@ def _add_picture_tokenizer(
     vq: MoVQConfig | VQConfig
     if variant == "emu3.5":
         if any(".conv_y." in name for name in names):
-            raise CheckpointError(f"{path} has norms that read the codes, so it is not {whose}")
+            raise CheckpointError(
+                f"{path} has norms that read the codes, so it is not {whose}; use that one"
+            )
         vq = vq_sizes(checkpoint, names, whose, l2_norm=False)
     elif "encoder.conv_in.weight" in names:
         vq = movq_sizes(checkpoint, names, whose)
@@ -318,9 +320,13 @@ def _add_picture_tokenizer(
         vq = _said_vq(own, manifest.target.image_codes, variant)
         found.notes.append("the image tokenizer has no encoder")
     else:
-        raise CheckpointError(f"{path} lacks the convolutions over time, so it is not {whose}")
+        raise CheckpointError(
+            f"{path} lacks the convolutions over time, so it is not {whose}; use that one"
+        )
     if isinstance(vq, MoVQConfig) and not vq.halvings:
-        raise CheckpointError(f"{path} has no convolutions over time, so it is not {whose}")
+        raise CheckpointError(
+            f"{path} has no convolutions over time, so it is not {whose}; use that one"
+        )
     if vq.codebook_size != manifest.target.image_codes:
         raise CheckpointError(
             f"{path} is of another codebook: it has {vq.codebook_size} codes, the vocabulary of {folder} "

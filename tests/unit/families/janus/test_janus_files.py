@@ -93,6 +93,7 @@ def test_mixed_layouts(tmp_path: Path) -> None:
             "num_hidden_layers 3 by its shapes, but its configuration says 4",
         ),
         ({"rope_scaling": {"rope_type": "yarn"}}, "asks for rope_scaling"),
+        ({"rope_parameters": [1]}, r"rope_parameters '\[1\]', which"),
         ({"hidden_act": "gelu"}, "asks for hidden_act 'gelu'"),
     ],
 )

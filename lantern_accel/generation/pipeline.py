@@ -45,6 +45,7 @@ from lantern_accel.generation.request import (
     GenerationRequest,
     RequestLock,
     build_request,
+    passing,
     wanted_images,
 )
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds
@@ -269,6 +270,7 @@ class Pipeline:
             settings["strategy"] = decision.strategy
         if on_progress is None and (page := notebook()) is not None:
             on_progress = bar(page)
+        on_progress, on_images = passing(on_progress), passing(on_images)
         with self.request_lock.hold():
             while True:
                 request = self.request(prompt, **settings)
@@ -486,10 +488,10 @@ class Pipeline:
             ready.begin(rows, seed, images)
             engine = ready.engine
             if observer is None:
-                return engine.run(ready.steps, on_progress).tokens
+                return engine.run(ready.steps, passing(on_progress)).tokens
             engine.session.observer = observer
             try:
-                return engine.run(engine.steps, on_progress).tokens
+                return engine.run(engine.steps, passing(on_progress)).tokens
             finally:
                 engine.session.observer = None
 

@@ -133,6 +133,27 @@ class Suspended(Protocol):
         """Keep what it needs out of the engines, which another call is about to use; never raises."""
 
 
+class CallersError(BaseException):
+    """Carries an error of a caller's function past all that explains a device's; see :func:`passing`."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def passing(function: Callable[..., None] | None) -> Callable[..., None] | None:
+    """Return a caller's function whose errors leave :meth:`RequestLock.hold` as they are."""
+    if function is None:
+        return None
+
+    def call(*given: Any) -> None:
+        try:
+            function(*given)
+        except Exception as error:
+            raise CallersError(error) from None
+
+    return call
+
+
 class RequestLock:
     """Lets one call of a pipeline run at a time, from whatever thread, until :attr:`closed` is set.
 
@@ -166,6 +187,7 @@ class RequestLock:
                 "this pipeline is generating, and was called again from within (by on_progress or "
                 "on_images); wait until the call returns, or load a second pipeline"
             )
+        own: Exception | None = None
         with self._lock:
             try:
                 self._inside = me
@@ -178,5 +200,9 @@ class RequestLock:
                     begun.set_aside()
                 self._begun = None if by is None else weakref.ref(by)
                 yield
+            except CallersError as carried:
+                own = carried.error
             finally:
                 self._inside = None
+        if own is not None:  # here, so that its cause and context stay its own
+            raise own

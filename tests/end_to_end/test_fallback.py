@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -114,3 +115,24 @@ def test_a_device_that_has_drawn_is_not_replaced(
         spec.opened[-1].fails = "use"
         with pytest.raises(BackendError, match="too old"):
             pipeline.generate("red heart", strategy="lantern++", k=3, seed=1)
+
+
+@pytest.mark.parametrize("callback", ["on_progress", "on_images"])
+def test_an_error_of_the_callers_function_comes_out_as_it_is(
+    callback: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards.install(monkeypatch, "nothing")
+    mine, calls = RuntimeError("my own"), []
+    mine.__cause__ = ValueError("and its cause")
+
+    def fail(*given: object) -> None:
+        calls.append(given)
+        raise mine
+
+    with lantern_accel.load(tiny_model, dtype="float32") as pipeline:
+        more: dict[str, Any] = {callback: fail}
+        with pytest.raises(RuntimeError) as caught:
+            pipeline.generate("red heart", strategy="vanilla", **more)
+        assert caught.value is mine and isinstance(mine.__cause__, ValueError)
+        assert len(calls) == 1 and pipeline.backend.name == "card"
+        pipeline.generate("red heart", strategy="vanilla")

@@ -194,8 +194,8 @@ def llama_sizes(
     path, rope = checkpoint.path, said.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
         raise CheckpointError(
-            f"the configuration of {path} has rope_parameters {str(rope)[:80]!r}, which are not names with "
-            "values: it is damaged; fetch it again"
+            f"the configuration of {path} has rope_parameters {str(rope)[:80]!r}, which are not names "
+            "with values: it is damaged; fetch it again"
         )
     for name, value, usual in (
         ("rope_scaling", said.get("rope_scaling") or None, None),

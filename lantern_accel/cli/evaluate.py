@@ -76,11 +76,12 @@ class SuiteOptions:
 def evaluate(
     *,
     context: typer.Context,
-    output: Path = typer.Option(
-        Path("eval.json"),
+    output: Path | None = typer.Option(
+        None,
         "--output",
         "-o",
-        help="JSON file to write; an interrupted run goes on in it.",
+        help="JSON file to write; an interrupted run goes on in it. Default: eval.json, quick: "
+        "eval-quick.json.",
     ),
     load: LoadingParts,
     quick: bool = typer.Option(
@@ -119,6 +120,7 @@ def evaluate(
     from lantern_accel.quality.imageset import CAPTIONS
     from lantern_accel.quality.progress import console_progress
 
+    output = output or Path("eval-quick.json" if quick else "eval.json")
     names = strategy_words(strategy, presets=grid is None)
     ready = None
     if suite.suite is not None or suite.prompts is not None:

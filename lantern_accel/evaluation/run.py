@@ -75,10 +75,12 @@ class Evaluator:
             environment=environment(self.pipeline),
             features=MEASURES if self.net is not None else None,
         )
-        same = {"model", "weights_hash", "settings", "features"}
-        stored = store.resume(
-            self.out, fresh, lambda one: one.model_dump(include=same), "lantern-accel evaluate"
-        )
+
+        def identity(one: Evaluation) -> dict[str, Any]:
+            same = {n: getattr(one, n) for n in ("model", "weights_hash", "features")}
+            return same | {f"setting {n}": v for n, v in one.settings.model_dump().items()}
+
+        stored = store.resume(self.out, fresh, identity, "lantern-accel evaluate")
         stored.skipped = {}  # what could not be measured may be measurable by now
         return stored
 

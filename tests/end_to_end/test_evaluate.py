@@ -83,7 +83,13 @@ def test_a_stopped_evaluation_goes_on_and_another_one_is_refused(
     assert second["interchange"] is not None
     done = command(*words, "--seed", 5)
     assert done.returncode == 2
-    assert "its settings is {'seed': 0" in " ".join(done.stderr.split())
+    assert "its setting seed is 0, not 5" in " ".join(done.stderr.split())
+    full = command(*(one for one in words if one != "--quick"), "--part", "likelihood")
+    assert full.returncode == 2
+    assert "its setting" in " ".join(full.stderr.split())
+    monkeypatch.chdir(tmp_path)  # each has a file of its own where none is named
+    assert command(*words[:4], "--part", "frontier").returncode == 0
+    assert (tmp_path / "eval-quick.json").is_file()
     out.write_text("{}")
     assert "has schema version None" in command(*words).stderr
 

@@ -159,7 +159,7 @@ def strategy_words(given: Sequence[str], presets: bool = False) -> list[str]:
     """Read ``--strategy``, repeated or with commas between, and refuse unknown names before any work.
 
     A word with settings (``lantern++:k=10,lambda=2``) or a ``.json`` file stays whole and is not looked
-    up; nor are presets where they may stand. Raises StrategyError and RequestError.
+    up; it and presets may stand where ``presets`` says so. Raises StrategyError and RequestError.
     """
     from lantern_accel.strategy.presets import PRESETS
     from lantern_accel.strategy.sources import named_sources
@@ -169,6 +169,11 @@ def strategy_words(given: Sequence[str], presets: bool = False) -> list[str]:
     known |= {one.name for one in PRESETS} if presets else set()
     for text in given:
         if ":" in text or text.endswith(".json"):
+            if not presets:
+                raise StrategyError(
+                    f"a strategy is a name alone here, not {text[:80]!r}; `generate` and `evaluate "
+                    "--suite` take settings and files"
+                )
             found.append(text.strip())
             continue
         for word in _words([text]):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from lantern_accel.cli import main
 from lantern_accel.cli.app import app
 from lantern_accel.cli.options import numbers, strategy_words, whole_numbers
 from lantern_accel.errors import RequestError, StrategyError
@@ -45,7 +46,7 @@ def test_several_stand_with_commas_between_or_repeated() -> None:
     assert whole_numbers("--batch", ["1,4", "4", " 8"], 1, 1024) == [1, 4, 8]
     assert numbers("--temperature", ["0,0.5", "1e0"], 0, 2) == [0, 0.5, 1]
     assert strategy_words(["vanilla,scd", "scd"]) == ["vanilla", "scd"]
-    assert strategy_words(["lantern++:k=10,lambda=2", "auto"]) == [
+    assert strategy_words(["lantern++:k=10,lambda=2", "auto"], presets=True) == [
         "lantern++:k=10,lambda=2",
         "auto",
     ]
@@ -71,6 +72,17 @@ def test_an_unknown_strategy_is_refused_before_any_work() -> None:
     assert strategy_words(["paper-lantern"], presets=True) == ["paper-lantern"]
     with pytest.raises(RequestError, match="--strategy names none"):
         strategy_words([" , "])
+
+
+@pytest.mark.parametrize(
+    "words", ["bench -s", "profile -o a.json -s", "tune --strategy", "serve --warm-up"]
+)
+def test_settings_are_refused_where_names_alone_are_taken(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given in ("lantern++:k=10", "of.json"):
+        assert main([*words.split(), given]) == 2
+        assert "is a name alone here" in capsys.readouterr().err
 
 
 def test_strategies_of_packages_are_known_and_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,8 +118,13 @@ def generate(
         pictures = Pictures(
             output, count, not grid, [words, load.model, settings], resume, not no_metadata
         )
+        better = None
         try:
             result = _draw(pipeline, prompt, settings, pictures, quiet)
+            if result is not None and asked.batch_size is None and not quiet and not as_json:
+                stats = result.stats
+                more = stats.images, stats.batch_size, stats.step_compression
+                better = pipeline.auto.faster_batch(stats.strategy, stats.sampling, *more)
         except BaseException:  # Ctrl-C and a lost device too: what is finished is kept
             if kept := pictures.keep():
                 warn(", ".join(map(str, kept)), "kept")
@@ -139,6 +144,9 @@ def generate(
             say("every image is there already", label="nothing to generate", style="bold")
         else:
             _summary(result)
+            if better is not None:
+                text = f"--batch {better} is likely faster here for {result.stats.images} images"
+                say(text, label="hint", style="bold")
             for line in result.stats.decision.text() if verbose else ():
                 say(line, label="decided", style="bold")
         if pictures.written:

@@ -16,6 +16,7 @@ from typing import Any
 
 from lantern_accel.decoding.calibrate import calibrate, count
 from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.length_policy import in_batch
 from lantern_accel.device.host_load import BUSY, HostLoad
 from lantern_accel.device.waiting import waiting
 from lantern_accel.families.manifest import Manifest
@@ -75,6 +76,8 @@ LEAST_WEIGHTS = 1 << 23
 DRAFTER_STEPS, COPY_STEPS = 48, 12
 #: Rounds of steps that later requests time, and milliseconds at least: less than the first.
 ROUNDS_AGAIN, AGAIN_MS = 1, 250.0
+#: Batch sizes that may be advised, the predicted gain that one needs, and the share of the best speed.
+BATCHES, CLEARLY, BATCH_NEARLY = (2, 4, 8, 16, 32), 1.3, 0.8
 #: Temperatures within this distance have about the same acceptance rate.
 SAME_TEMPERATURE = 0.05
 
@@ -184,6 +187,30 @@ class Auto:
         if found is None or (found.strategy.needs_drafter and self.model.drafter is None):
             return self.windows(strategy, batch, sampling).strategy
         return found.strategy if self.engines.capacity.holds(found.strategy) else _plainly(strategy)
+
+    def faster_batch(
+        self, used: Strategy, sampling: Sampling, images: int, now: int, tokens_per_step: float
+    ) -> int | None:
+        """Return a batch size that is likely faster than ``now``, by the costs of rows; None: none is.
+
+        ``used``: what ``images`` were generated with, and the ``tokens_per_step`` that it had. Predicted
+        too well, since work per image is left out: only a clear gain counts, by the smallest such batch.
+        """
+        if self.backend.simulated or now >= images:
+            return None
+        worth = {one.length: one.tokens_per_step or 1.0 for one in used.lengths}
+        worth = worth or {used.drafts.size[0]: tokens_per_step}
+
+        def speed(batch: int) -> float:
+            rows = batch * sampling.branches
+            costs = {n: self.costs.of(n * rows, sampling.branches) for n in worth}
+            return max(batch * in_batch(worth[n], batch) / costs[n] for n in worth)
+
+        more = [n for n in BATCHES if now < n <= images]
+        fits = self.engines.capacity.fits
+        speeds = {n: speed(n) for n in more if fits(n, used, sampling)}
+        least = max(CLEARLY * speed(now), BATCH_NEARLY * max(speeds.values(), default=0.0))
+        return next((n for n, one in speeds.items() if one >= least), None)
 
     # --- candidates ----------------------------------------------------------------------------
 

@@ -82,7 +82,8 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
             jsonl = kind in (".jsonl", ".ndjson")
             yield _object(line, number, path) if jsonl else {"prompt": line}
     except (OSError, ValueError) as error:
-        raise RequestError(f"the prompts in {path} cannot be read ({error})") from None
+        why = getattr(error, "strerror", None) or error
+        raise RequestError(f"the prompts in {path} cannot be read ({why})") from None
 
 
 def _object(line: str, number: int, path: Path) -> Mapping[str, Any]:

@@ -65,13 +65,7 @@ class Settings(Frozen):
     negative_prompt: str | None = _said(
         "What guidance leads away from, in place of the empty prompt.", max_length=MOST_PROMPT
     )
-    batch_size: int | None = _said(
-        "Images decoded together. Default: the device's usual number.",
-        "--batch",
-        "-b",
-        ge=1,
-        le=MOST_BATCH,
-    )
+    batch_size: int | None = _said("Images decoded together.", "--batch", "-b", ge=1, le=MOST_BATCH)
     size: tuple[int, int] | None = _said(
         "Width and height in pixels (768x512), where a model generates several sizes.", shown=str
     )

@@ -122,9 +122,7 @@ def generate(
         try:
             result = _draw(pipeline, prompt, settings, pictures, quiet)
             if result is not None and asked.batch_size is None and not quiet and not as_json:
-                stats = result.stats
-                more = stats.images, stats.batch_size, stats.step_compression
-                better = pipeline.auto.faster_batch(stats.strategy, stats.sampling, *more)
+                better = pipeline.auto.faster_batch(result.stats)
         except BaseException:  # Ctrl-C and a lost device too: what is finished is kept
             if kept := pictures.keep():
                 warn(", ".join(map(str, kept)), "kept")

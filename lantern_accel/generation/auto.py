@@ -36,6 +36,7 @@ from lantern_accel.generation.estimate import (
     Comparison,
     Estimate,
 )
+from lantern_accel.generation.result import GenerationStats
 from lantern_accel.generation.row_costs import (
     TOKENS,
     RowCosts,
@@ -188,25 +189,23 @@ class Auto:
             return self.windows(strategy, batch, sampling).strategy
         return found.strategy if self.engines.capacity.holds(found.strategy) else _plainly(strategy)
 
-    def faster_batch(
-        self, used: Strategy, sampling: Sampling, images: int, now: int, tokens_per_step: float
-    ) -> int | None:
-        """Return a batch size that is likely faster than ``now``, by the costs of rows; None: none is.
+    def faster_batch(self, of: GenerationStats) -> int | None:
+        """Return a batch size that likely had been faster, by the costs of rows; None: none is.
 
-        ``used``: what ``images`` were generated with, and the ``tokens_per_step`` that it had. Predicted
-        too well, since work per image is left out: only a clear gain counts, by the smallest such batch.
+        Work per image is left out, so that only a clear gain counts, by the smallest such batch.
         """
-        if self.backend.simulated or now >= images:
+        used, sampling, now = of.strategy, of.sampling, of.batch_size
+        if self.backend.simulated or now >= of.images:
             return None
         worth = {one.length: one.tokens_per_step or 1.0 for one in used.lengths}
-        worth = worth or {used.drafts.size[0]: tokens_per_step}
+        worth = worth or {used.drafts.size[0]: of.step_compression}
 
         def speed(batch: int) -> float:
             rows = batch * sampling.branches
             costs = {n: self.costs.of(n * rows, sampling.branches) for n in worth}
             return max(batch * in_batch(worth[n], batch) / costs[n] for n in worth)
 
-        more = [n for n in BATCHES if now < n <= images]
+        more = [n for n in BATCHES if now < n <= of.images]
         fits = self.engines.capacity.fits
         speeds = {n: speed(n) for n in more if fits(n, used, sampling)}
         least = max(CLEARLY * speed(now), BATCH_NEARLY * max(speeds.values(), default=0.0))

@@ -258,9 +258,8 @@ def test_a_batch_size_that_costs_favour_is_named_and_changes_no_image(
 
 def test_no_larger_batch_is_named_where_rows_take_their_time(tiny_model: Path) -> None:
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
-        plain, sampling = pipeline.strategy("vanilla"), pipeline.sampling()
-        free = pipeline.auto.faster_batch(plain, sampling, 16, 1, 1.0)
-        assert free == 8, "16 gain little by the tests' costs"
+        made = pipeline.generate("red heart", strategy="vanilla", num_images=2, batch_size=1).stats
+        many = made.model_copy(update={"images": 16})
+        assert pipeline.auto.faster_batch(many) == 8, "16 gain little by the tests' costs"
         pipeline.auto.costs = RowCosts(costs={n: float(n) for n in (1, 2, 4, 8, 16, 32, 64)})
-        assert pipeline.auto.faster_batch(plain, sampling, 16, 1, 1.0) is None
-        assert pipeline.auto.faster_batch(plain, sampling, 1, 1, 1.0) is None
+        assert pipeline.auto.faster_batch(many) is None

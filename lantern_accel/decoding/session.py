@@ -14,7 +14,7 @@ from lantern_accel.decoding.logits import Filters, TokenChooser, distribution
 from lantern_accel.decoding.rows import Cut, Guidance
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.state import FiniteGuard, RuntimeParams, State
-from lantern_accel.decoding.target import Drafter, Target, place_of, undrawn_of
+from lantern_accel.decoding.target import Drafter, Target, place_of
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.noise import draw_uniforms, image_keys
@@ -69,12 +69,11 @@ class Session:
         table = 4 * geometry.batch * geometry.tokens * geometry.vocab
         drawn = geometry.keyed and not sampling.greedy
         self.geometry = g = replace(geometry, tabled=drawn and table <= ops.preferences.noise_bytes)
-        schedule = getattr(target, "guidance_scales", None)
-        values = RuntimeParams(strategy, sampling, g.tokens, device, schedule)
+        values = RuntimeParams(strategy, sampling, g.tokens, device, target.guidance_scales)
         self.runtime_params = values
         sums = ops.tables(g.vocab, device).sums
         cut = None
-        if undrawn_of(target):  # then the filters come before the last that is masked, not after
+        if target.undrawn:  # then the filters come before the last that is masked, not after
             early = Filters(sampling, values.temperature, values.top_p, ops).given
             filters_none = sampling.greedy or (early.top_k == 0 and early.top_p is None)
             cut = Cut(g.vocab, None if filters_none else early, ops)

@@ -180,8 +180,8 @@ class RuntimeParams(StaticBuffers):
     """The values of one engine's settings that are data, which every captured step reads.
 
     ``temperature, top_p, image_scale, budget`` float32 ``[1]``; ``scale`` float32 ``[N]``, the guidance
-    with which each token is predicted; ``rule`` float32, the acceptance rule's values. ``schedule``: the
-    scales that a target makes of one; None: all tokens have the same.
+    with which each token is predicted; ``rule`` float32, the acceptance rule's values. ``scales``: what a
+    target makes of one (:meth:`.Target.guidance_scales`).
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class RuntimeParams(StaticBuffers):
         sampling: Sampling,
         tokens: int,
         device: torch.device,
-        schedule: Callable[[float], Sequence[float]] | None = None,
+        scales: Callable[[float], Sequence[float] | None],
     ) -> None:
         def floats(count: int) -> Tensor:
             return torch.ones(count, dtype=torch.float32, device=device)
@@ -198,7 +198,7 @@ class RuntimeParams(StaticBuffers):
         self.temperature, self.top_p, self.image_scale, self.budget = (floats(1) for _ in range(4))
         self.scale = floats(tokens)
         self.rule = floats(len(strategy.acceptance.runtime_params))
-        self._schedule = schedule
+        self._scales = scales
         self.set(strategy, sampling)
 
     def set(self, strategy: Strategy, sampling: Sampling) -> None:
@@ -210,9 +210,8 @@ class RuntimeParams(StaticBuffers):
             self.image_scale.copy_(torch.tensor([sampling.cfg_scale_image]))
         if strategy.tv_budget is not None:
             self.budget.copy_(torch.tensor([strategy.tv_budget]))
-        scale = torch.full(self.scale.shape, sampling.cfg_scale if sampling.guided else 1.0)
-        if sampling.guided and self._schedule is not None:
-            scale = torch.tensor(self._schedule(sampling.cfg_scale))
+        each = self._scales(sampling.cfg_scale) if sampling.guided else None
+        scale = torch.tensor(each or [max(sampling.cfg_scale, 1.0)] * len(self.scale))
         if sampling.cfg_interval >= 0:
             # Decode index i counts from the second token; the first is always guided.
             scale[sampling.cfg_interval + 2 :] = 1.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -76,16 +76,25 @@ class Target(HasRotary, Protocol):
         """Return a zeroed buffer that holds the condition of ``rows`` rows."""
         ...
 
+    @property
+    def undrawn(self) -> int:
+        """Ids behind the codes that filters count and that are never sampled; mostly 0."""
+        ...
+
     def allowed(self) -> Allowed | None:
         """Return which codes each image token may be; None: any."""
+        ...
+
+    def guidance_scales(self, cfg_scale: float) -> Sequence[float] | None:
+        """Return the scale with which each token is guided; None: the same for all."""
         ...
 
     def __call__(self, x: Tensor, at: Pass, taps: Sequence[int] = ()) -> Tensor:
         """Run all blocks and the final norm: ``[R, T, D]``, the states of ``taps`` before it."""
         ...
 
-    def head(self, features: Tensor) -> Tensor:
-        """Return float32 logits ``[..., V]`` of features ``[..., D]``."""
+    def all_logits(self, features: Tensor) -> Tensor:
+        """Return float32 logits ``[..., V + undrawn]`` of features ``[..., D]``, codes first."""
         ...
 
 
@@ -114,29 +123,14 @@ def place_of(target: Target) -> tuple[torch.dtype, torch.device]:
     return target.weight.dtype, target.weight.device
 
 
-def undrawn_of(target: Target) -> int:
-    """Return how many ids a target's ``all_logits`` has behind the codes, which filters count alone."""
-    return int(getattr(target, "undrawn", 0))
-
-
-def logits_of(target: Target, features: Tensor) -> Tensor:
-    """Return float32 logits ``[..., V + undrawn]`` of features ``[..., D]``, codes first."""
-    if not undrawn_of(target):
-        return target.head(features)
-    found: Tensor = cast(Any, target).all_logits(features)
-    return found
-
-
 def row_of(config: TargetSizes) -> int:
     """Return how many tokens lie between a position and the one below it.
 
     ``config.row_tokens`` says so; a family without it has square images, or drafts from the left.
     """
-    row = getattr(config, "row_tokens", None)
-    if row is None:
-        side = math.isqrt(config.num_tokens)
-        row = side if side * side == config.num_tokens else 1
-    return int(row)
+    side = math.isqrt(config.num_tokens)
+    square = side * side == config.num_tokens
+    return int(getattr(config, "row_tokens", side if square else 1))
 
 
 def above_of(config: TargetSizes) -> Sequence[int] | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.rows import Branches, Guidance
 from lantern_accel.decoding.state import State
-from lantern_accel.decoding.target import Target, logits_of
+from lantern_accel.decoding.target import Target
 from lantern_accel.device.kv_cache import KVCache, Pass
 from lantern_accel.device.operations import TensorOps, flags
 from lantern_accel.nn.masks import dense_visible, pads_visible
@@ -67,7 +67,7 @@ class Verifying:
         mask = self.branches.spread(mask)
         at = Pass(cos, sin, mask, self.cache, self.ops.address(self.cache, place))
         states, features = self._states(x, at)
-        logits = self.guidance(logits_of(self.target, features[:, -1:]), self.first)
+        logits = self.guidance(self.target.all_logits(features[:, -1:]), self.first)
         return states, logits[:, 0]
 
     def run(
@@ -90,4 +90,4 @@ class Verifying:
         address = self.ops.address(self.cache, self._rows(slots))
         at = Pass(cos, sin, self.branches.spread(mask), self.cache, address)
         states, features = self._states(self.target.embed_tokens(self._rows(tokens)), at)
-        return states, self.guidance(logits_of(self.target, features), following)
+        return states, self.guidance(self.target.all_logits(features), following)

@@ -24,6 +24,8 @@ class Target(RotaryNetwork):
 
     #: Whether rows of one image have prompts, masks and positions of their own, or share them.
     own_prompts = False
+    #: Ids behind the codes that filters count and that are never sampled.
+    undrawn: int = 0
     tok_embeddings: Any
     decoder: Decoder
     layers: nn.ModuleList
@@ -63,6 +65,14 @@ class Target(RotaryNetwork):
         for layer in before:
             x = F.gelu(layer(x, self.ops))
         return last.logits(x, self.ops)
+
+    def all_logits(self, features: Tensor) -> Tensor:
+        """Return float32 logits ``[..., V + undrawn]`` of features ``[..., D]``, codes first."""
+        return self.head(features)
+
+    def guidance_scales(self, cfg_scale: float) -> list[float] | None:
+        """Return the scale with which each token is guided; None: the same for all."""
+        return None
 
     def allowed(self) -> Allowed | None:
         """Return which codes each image token may be; None: any."""

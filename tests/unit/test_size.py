@@ -65,8 +65,8 @@ def questions() -> int:
 
 
 BOUNDS = {
-    "lines of the package": (lambda: lines(PACKAGE), 52597),
-    "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 5175),
+    "lines of the package": (lambda: lines(PACKAGE), 52593),
+    "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 5165),
     "Any in annotations": (loose, 216),
     "isinstance of a source of drafts outside strategy": (questions, 8),
 }

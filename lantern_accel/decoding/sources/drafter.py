@@ -17,7 +17,6 @@ from lantern_accel.decoding.drafts import DraftContext, Value
 from lantern_accel.decoding.rows import Branches
 from lantern_accel.decoding.sources.tree import TreeDrafts
 from lantern_accel.decoding.state import TreeState, put_first
-from lantern_accel.decoding.target import logits_of
 from lantern_accel.decoding.tree_layout import Kept
 from lantern_accel.device import plan
 from lantern_accel.device.kv_cache import Pass
@@ -157,7 +156,7 @@ class DrafterDrafts(TreeDrafts[Value]):
 
     def _guided(self, ahead: Depths, depth: int, features: Tensor) -> Tensor:
         """Return the drafter's guided logits of the tokens after ``depth``, [B, n, V]."""
-        return ahead.guides[depth](logits_of(self.target, features))
+        return ahead.guides[depth](self.target.all_logits(features))
 
     def _catch_up(self, state: TreeState) -> tuple[Depths, Tensor]:
         """Run what is pending; return what the draft's levels have in common, and the root's state."""

@@ -107,15 +107,10 @@ class GlmImageGPT(Target):
         self.tok_embeddings = nn.Embedding(config.token_count, config.dim)
         self.make_layers()
         self.output = Projection(config.dim, config.head_rows, bias=False)
+        self.undrawn = config.head_rows - config.vocab_size
         self.place_tables(torch.get_default_device())
 
-    @property
-    def undrawn(self) -> int:
-        """Ids behind the codes that filters count and that are never sampled."""
-        return self.config.head_rows - self.config.vocab_size
-
     def all_logits(self, features: Tensor) -> Tensor:
-        """Return float32 logits ``[..., V + undrawn]`` of features ``[..., D]``, codes first."""
         return super().head(features)
 
     def head(self, features: Tensor) -> Tensor:

@@ -65,6 +65,7 @@ def blocks(c):
 
 class Target(Tabled):
     own_prompts = False  # guidance branches share a mask, and every prompt has one length
+    undrawn = 0  # every id of the head is a code
 
     def __init__(self, config, ops=REFERENCE):
         super().__init__()
@@ -97,11 +98,16 @@ class Target(Tabled):
         penalty[0, c.colours] = penalty[1, : c.colours] = float("-inf")
         return Allowed(kind.flatten(), penalty)
 
+    def guidance_scales(self, cfg_scale):
+        return None  # every token is guided alike
+
     def forward(self, x, at):
         return self.ops.trunk(self.layers, x, at, norm=self.norm)
 
     def head(self, features):
         return self.output(features, self.ops).float()
+
+    all_logits = head
 
 
 class Drafter(Tabled):

@@ -107,7 +107,7 @@ def test_the_law_of_a_token(pipeline: Pipeline, key: str, changes: dict[str, Any
     strategy, sampling = pipeline.strategy("vanilla"), pipeline.sampling(**changes)
     if not changes:
         assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.9, 0.75, 0)
-    runtime_params = RuntimeParams(strategy, sampling, 1, torch.device("cpu"))
+    runtime_params = RuntimeParams(strategy, sampling, 1, torch.device("cpu"), lambda scale: None)
     filters = Filters(sampling, runtime_params.temperature, runtime_params.top_p)
     for name in ("p0", "p1"):
         logits = io[f"{name}.forced_logits"][io[f"{name}.probs_rows"].long(), :128]

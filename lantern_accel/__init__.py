@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lantern_accel._version import __version__ as __version__
 
@@ -52,7 +52,7 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names.s
 __all__ = sorted(["__version__", *_MODULES])
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module 'lantern_accel' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"lantern_accel.{_MODULES[name]}"), name)

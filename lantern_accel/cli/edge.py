@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from lantern_accel.cli.console import say
 from lantern_accel.errors import FetchError, LanternError
@@ -35,7 +34,7 @@ def ending_as_interrupt() -> Iterator[None]:
         raise Ended
 
     try:
-        before: Any = signal.signal(signal.SIGTERM, end)
+        before = signal.signal(signal.SIGTERM, end)
     except ValueError:  # not the main thread
         yield
         return

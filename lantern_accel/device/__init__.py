@@ -7,7 +7,7 @@ it is first asked for, so that a plug-in which only presents itself does not imp
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import (
@@ -74,7 +74,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     for home in _HOMES if name in __all__ else ():
         found = vars(importlib.import_module(f"lantern_accel.device.{home}"))
         if name in found:

@@ -53,7 +53,7 @@ class Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    ) -> object:
         kwargs = kwargs or {}
         schema = func._schema.arguments
         named = [(one, value) for one, value in zip(schema, args, strict=False)]

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from lantern_accel.bounds import whole
@@ -168,7 +169,7 @@ class Fleet:
 
     def __init__(
         self,
-        ray: Any,
+        ray: ModuleType,
         kinds: Sequence[Kind],
         load: Mapping[str, Any],
         settings: Mapping[str, Any],

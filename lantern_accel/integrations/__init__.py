@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def accelerate(thing: Any, **settings: Any) -> Any:
+def accelerate(thing: object, **settings: Any) -> Any:
     """Let a loaded pipeline or model decode with lantern-accel; returns it.
 
     ``settings``: ``strategy`` and fields of ``Sampling``, as the library's own module takes them. Raises
@@ -18,12 +18,12 @@ def accelerate(thing: Any, **settings: Any) -> Any:
     return _door(thing).accelerate(thing, **settings)
 
 
-def restore(thing: Any) -> Any:
+def restore(thing: object) -> Any:
     """Undo :func:`accelerate`; returns the pipeline or model."""
     return _door(thing).restore(thing)
 
 
-def _door(thing: Any) -> Any:
+def _door(thing: object) -> Any:
     if type(thing).__name__.endswith("Pipeline"):
         from lantern_accel.integrations import diffusers
 

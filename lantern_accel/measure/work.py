@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.decoding.engine import Engine
@@ -52,11 +53,11 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 
     def __torch_dispatch__(
         self,
-        func: Any,
-        types: Any,
+        func: OpOverload,
+        types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    ) -> object:
         if computes(func):
             self.counts[self.phase] = self.counts.get(self.phase, 0) + 1
         return func(*args, **(kwargs or {}))

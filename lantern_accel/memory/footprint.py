@@ -89,7 +89,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         types: object,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> object:
         kwargs = kwargs or {}
         for given in tree_leaves((args, kwargs)):
             if isinstance(given, Tensor):
@@ -140,7 +140,7 @@ def copy_bytes(target: nn.Module, weights: str, ops: TensorOps | None = None) ->
 
 
 def saved_bytes(
-    manifest: Any, weights: str, dtype: torch.dtype, ops: TensorOps | None = None
+    manifest: Manifest, weights: str, dtype: torch.dtype, ops: TensorOps | None = None
 ) -> int:
     """Return how many bytes fewer a target takes than in ``dtype`` if its weights are quantized."""
     target = _build(family(manifest.family), manifest, "target", dtype)

@@ -23,7 +23,7 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import PARTS, Found, Model, Parts
 from lantern_accel.families.keys import load_float
-from lantern_accel.families.manifest import Manifest
+from lantern_accel.families.manifest import Manifest, ManifestT
 from lantern_accel.families.registry import family
 from lantern_accel.files import digest_of, read_json_file
 from lantern_accel.nn.draft_head import DraftHead, HeadFile, empty_head
@@ -40,7 +40,7 @@ def bundled_models() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(ASSETS.glob("*/model.json"))}
 
 
-def read_manifest(folder: Path) -> Any:
+def read_manifest(folder: Path) -> Manifest:
     """Read ``model.json`` as its family's manifest.
 
     Raises :class:`CheckpointError` with the field that is wrong.
@@ -51,7 +51,8 @@ def read_manifest(folder: Path) -> Any:
         named = content.get("family") if isinstance(content, dict) else None
         # Without a family that can be asked, the fields that every manifest has say what is wrong.
         kind = family(named).manifest_type if isinstance(named, str) else Manifest
-        return kind.model_validate(content)
+        found: Manifest = kind.model_validate(content)
+        return found
     except ValidationError as error:
         raise CheckpointError(f"{path}: {first_wrong(error)}") from None
     except (OSError, ValueError) as error:
@@ -97,7 +98,7 @@ def with_head(found: Found, parts: Parts) -> Found:
     return replace(found, manifest=manifest, files={**files, HEAD: path})
 
 
-def named_head(path: Path, manifest: Any) -> tuple[Any, Path]:
+def named_head(path: Path, manifest: ManifestT) -> tuple[ManifestT, Path]:
     """Return a model's manifest with the sizes of a draft head at ``path``, and the head's file.
 
     Raises :class:`CheckpointError` for a file that is not a draft head, or one of other sizes.
@@ -128,7 +129,7 @@ def open_part(
     return module, checkpoint, kind.recipes(part, checkpoint, found.manifest)
 
 
-def read_head(manifest: Any, path: Path, device: torch.device, trunk: str) -> DraftHead:
+def read_head(manifest: Manifest, path: Path, device: torch.device, trunk: str) -> DraftHead:
     """Load a draft head, which is small, in float32; ``trunk``: the fingerprint of the target.
 
     Raises :class:`CheckpointError` for a head of other weights.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -118,7 +118,7 @@ def _opened(found: Found, part: str) -> tuple[nn.Module, Checkpoint, Mapping[str
     return head, checkpoint, recipes_of(renamed(checkpoint, ()))
 
 
-def _sizes(config: Any) -> str:
+def _sizes(config: object) -> str:
     """Return a part's configuration as text, the parts that tell models apart."""
     names = (
         "conditioning", "dim", "n_layer", "n_head", "vocab_size", "grid", "prefix_length",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -35,7 +35,7 @@ class Sizes(Frozen):
 
     @field_validator("*")
     @classmethod
-    def _is_possible(cls, value: Any, info: ValidationInfo) -> Any:
+    def _is_possible(cls, value: object, info: ValidationInfo) -> object:
         most = MOST.get(info.field_name or "", MOST_CODES)
         entries = value if isinstance(value, tuple) else (value,)
         if len(entries) > MOST_ENTRIES:

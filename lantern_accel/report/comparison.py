@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
-from typing import Any
 
 from lantern_accel._version import __version__
 from lantern_accel.device.conformance import Report as ConformanceReport
@@ -150,7 +149,7 @@ def _command(run: Run, named: str) -> str:
     return named or ("" if run.state == "complete" else resumed)
 
 
-def _find_missing(part: Any, name: str) -> Iterator[tuple[str, str]]:
+def _find_missing(part: object, name: str) -> Iterator[tuple[str, str]]:
     """Yield the field and the reason of every figure that is not there."""
     if isinstance(part, dict):
         for key, value in part.items():

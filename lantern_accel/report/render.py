@@ -165,7 +165,7 @@ def _environment(*, html_page: bool) -> Environment:
     )
     environment.globals["grouped"] = _group_by
     names = "number percent reading interval span reason times size"
-    names += " verdict_words as_sentence_list join_words"
+    names += " verdict_words as_sentence_list"
     environment.filters.update(
         {name: getattr(writing, name) for name in names.split()},
         coded=_mark_code,

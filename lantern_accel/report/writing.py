@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from lantern_accel.measure.record import NOT_MEASURED, Interval, Reading, is_measured
 
@@ -86,11 +86,6 @@ def size(count: Reading) -> str:
             return f"{number(value)} {unit}"
         value /= 1024
     return f"{number(value)} GiB"
-
-
-def join_words(words: Iterable[object]) -> str:
-    """Return words with commas between."""
-    return ", ".join(str(word) for word in words)
 
 
 def as_sentence_list(words: Sequence[str], last: str = "and") -> str:

@@ -23,6 +23,7 @@ from pydantic import (
 
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import LanternError, RequestError, half_pair
+from lantern_accel.families.manifest import Manifest
 from lantern_accel.generation.request import build_request
 from lantern_accel.generation.settings import read_size
 from lantern_accel.serving.fields import read_names
@@ -120,7 +121,7 @@ class ImageRequest:
 
 def read_body(
     given: object,
-    manifest: Any,
+    manifest: Manifest,
     picture: Callable[[tuple[int, int] | None], tuple[int, int]],
     most_prompt: int,
     check: Callable[[str], None] = lambda text: None,
@@ -147,7 +148,7 @@ def read_body(
             raise wrong_value(
                 name, f"the {name} has {len(text)} characters; at most {most_prompt} are read"
             )
-    size, notes = _size(body.size, manifest, picture)
+    size, notes = _size(body.size, picture)
     settings = {ours: getattr(body, name) for ours, name in SETTINGS.items()}
     settings = {name: value for name, value in settings.items() if value is not None}
     field: str | None = None
@@ -200,7 +201,7 @@ def _refuse_body(
 
 
 def _size(
-    text: str | None, manifest: Any, picture: Callable[[tuple[int, int] | None], tuple[int, int]]
+    text: str | None, picture: Callable[[tuple[int, int] | None], tuple[int, int]]
 ) -> tuple[tuple[int, int] | None, tuple[str, ...]]:
     if text is None or text == "auto":
         return None, ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
@@ -22,7 +22,7 @@ class Energy:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
 
-    def collect(self) -> Any:
+    def collect(self) -> Iterator[CounterMetricFamily]:
         """Yield the counter, where the device has a meter."""
         spent = self.backend.energy_mj()
         if spent is not None:

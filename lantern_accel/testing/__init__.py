@@ -10,8 +10,6 @@ case per check; see :mod:`lantern_accel.testing.cases`.
 
 from __future__ import annotations
 
-from typing import Any
-
 from lantern_accel.testing.host import check_tokens, next_to_cpu
 from lantern_accel.testing.kit import (
     CHECKS,
@@ -54,7 +52,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _CASES:
         from lantern_accel.testing import cases
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,13 +53,13 @@ class Request:
 class _Noting:
     """Guidance that keeps the logits it gives."""
 
-    def __init__(self, real: Any) -> None:
+    def __init__(self, real: Callable[..., Tensor]) -> None:
         self.real, self.seen = real, list[Tensor]()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.real, name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Tensor:
         logits = self.real(*args, **kwargs)
         self.seen.append(logits.detach().float().cpu().clone())
         return logits

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.device.backend import Backend, dtype_policy, methods
@@ -63,11 +64,11 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,
+        func: OpOverload,
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    ) -> object:
         if self.running and func.namespace in TORCH and computes(func):
             self.counts[self.running[-1]].operators += 1
         return func(*args, **(kwargs or {}))

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _HOST = torch.device("cpu")
@@ -50,11 +51,11 @@ class Shape(Tensor):
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's own is typed as a static method
         cls,
-        func: Any,
+        func: OpOverload,
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    ) -> object:
         """Run an operator outside of a mode, as within one."""
         return _run(func, args, kwargs or {})
 
@@ -91,11 +92,11 @@ class WithoutData(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,
+        func: OpOverload,
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    ) -> object:
         """Run an operator on shapes, one of several parts part by part."""
         if implicit(func):
             with self:
@@ -113,7 +114,7 @@ def implicit(func: Any) -> bool:
 
 
 @functools.cache
-def _rule(func: Any) -> str:
+def _rule(func: OpOverload) -> str:
     """Return the rule that an operator breaks wherever it runs; "" for most."""
     if torch.Tag.data_dependent_output in func.tags:
         return "host_read"
@@ -123,13 +124,13 @@ def _rule(func: Any) -> str:
 
 
 @functools.cache
-def _makes(func: Any) -> bool:
+def _makes(func: OpOverload) -> bool:
     """Return whether an operator can be asked for a tensor of a device."""
     return any(one.name == "device" for one in func._schema.arguments)
 
 
 @functools.cache
-def _looks(func: Any) -> bool:
+def _looks(func: OpOverload) -> bool:
     """Return whether an operator gives a view of its first tensor."""
     infos = [one.alias_info for one in func._schema.returns]
     return any(one is not None and not one.is_write for one in infos)
@@ -142,7 +143,7 @@ class _Given:
         self.device = _HOST
         self.of: dict[int, Tensor] = {}
 
-    def meta(self, value: Any) -> Any:
+    def meta(self, value: object) -> object:
         """Return an argument with ``meta`` tensors in place of its own."""
         if isinstance(value, Tensor):
             # One with data, as a table is that was made outside of the block, is worth its shape.
@@ -161,7 +162,7 @@ class _Given:
             return type(value)([self.meta(one) for one in value])
         return value
 
-    def own(self, out: Any, device: torch.device, mutable: bool) -> Any:
+    def own(self, out: object, device: torch.device, mutable: bool) -> object:
         """Return a result as tensors of ``device``; what was changed in place as it was given."""
         if isinstance(out, Tensor):
             same = self.of.get(id(out))
@@ -173,7 +174,7 @@ class _Given:
         return out
 
 
-def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """Run an operator on shapes; raises :class:`RefusedOperator` where it needs more."""
     if rule := _rule(func):
         raise RefusedOperator(rule, func._schema.name)
@@ -186,7 +187,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     named = {key: given.meta(one) for key, one in kwargs.items()}
     device = given.device
     if _makes(func):
-        device = torch.device(named.get("device") or device)
+        device = torch.device(kwargs.get("device") or device)
         named["device"] = _META
         named.pop("pin_memory", None)
     try:

@@ -194,7 +194,7 @@ def one_graph(backend: Backend) -> Measured:
 
 
 def kept_tensors(
-    value: Any, path: str, seen: set[int] | None = None
+    value: object, path: str, seen: set[int] | None = None
 ) -> Iterator[tuple[str, Tensor]]:
     """Go through the tensors that an object keeps, with the path to each; every object once."""
     seen = set() if seen is None else seen

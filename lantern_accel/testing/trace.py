@@ -6,13 +6,14 @@ import functools
 import linecache
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.device.launches import computes
@@ -85,7 +86,7 @@ def source_line(error: BaseException, apart: Callable[[str], bool] = _apart) -> 
     return ""
 
 
-def _flat(value: Any, found: list[Any]) -> list[Any]:
+def _flat(value: Iterable[object], found: list[object]) -> list[object]:
     """Add what is in lists, tuples and dictionaries to ``found`` (operators have no other containers)."""
     for one in value.values() if isinstance(value, dict) else value:
         if isinstance(one, list | tuple | dict):
@@ -95,7 +96,7 @@ def _flat(value: Any, found: list[Any]) -> list[Any]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return an argument as the graph would freeze it: shapes and dtypes of tensors, scalars as is."""
     if isinstance(value, Tensor):
         return (tuple(value.shape), value.dtype, value.stride())
@@ -109,7 +110,7 @@ _Call = tuple[tuple[Any, ...], dict[str, Any]]
 class _Operator:
     """What is known of an operator before it runs."""
 
-    def __init__(self, func: Any) -> None:
+    def __init__(self, func: OpOverload) -> None:
         self.func = func
         self.name: str = func._schema.name
         self.full = self.name
@@ -126,7 +127,7 @@ class _Operator:
 
 
 @functools.cache
-def _known(func: Any) -> _Operator:
+def _known(func: OpOverload) -> _Operator:
     return _Operator(func)
 
 
@@ -144,11 +145,11 @@ class Signature(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
     def __torch_dispatch__(
         self,
-        func: Any,
+        func: OpOverload,
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    ) -> object:
         kwargs = kwargs or {}
         known = _known(func)
         if known.implicit:
@@ -166,7 +167,7 @@ class Signature(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self.sources.append(_calling())
         return out
 
-    def _before(self, known: _Operator, call: _Call, given: list[Any]) -> None:
+    def _before(self, known: _Operator, call: _Call, given: list[object]) -> None:
         """Look at an operator before it runs; ``given`` is all that its arguments hold."""
 
     def _after(self, known: _Operator, made: list[Tensor]) -> None:
@@ -192,7 +193,7 @@ class Recorder(Signature):  # type: ignore[no-untyped-call]  # torch's base clas
     def _refuse(self, rule: str, operator: str, reason: str = "") -> None:
         self.violations.append(Violation(rule, operator, _shown(_calling()), reason))
 
-    def _before(self, known: _Operator, call: _Call, given: list[Any]) -> None:
+    def _before(self, known: _Operator, call: _Call, given: list[object]) -> None:
         full = known.full
         tensors = [a for a in given if isinstance(a, Tensor)]
         if known.reads:

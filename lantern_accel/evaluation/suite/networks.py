@@ -11,7 +11,8 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Protocol
 
 import torch
 from PIL import Image
@@ -33,7 +34,7 @@ class Unavailable(LanternError):
     """A figure cannot be measured here, and why."""
 
 
-def library(module: str) -> Any:
+def library(module: str) -> ModuleType:
     """Import a library; raises :class:`Unavailable` with how to install it."""
     try:
         return importlib.import_module(module)
@@ -108,7 +109,7 @@ class Vgg16:
     _DEVIATION = (0.229, 0.224, 0.225)
 
     def __init__(self, path: Path, device: torch.device) -> None:
-        net: Any = library("torchvision").models.vgg16()
+        net = library("torchvision").models.vgg16()
         with weights_of(path, "VGG16"):
             net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
         self._net, self._device = net.eval().requires_grad_(False).to(device), device
@@ -177,7 +178,7 @@ class OpenClip:
                 image_resize_mode="longest" if whole else None,
             )
             open_clip.load_checkpoint(net, str(path))
-        self._net: Any = net.eval().requires_grad_(False).to(device)
+        self._net = net.eval().requires_grad_(False).to(device)
         self._tokens = open_clip.get_tokenizer(model)
         self._device, self._prefix, self._scale = device, prefix, scale
         self.name, self.note = name, note

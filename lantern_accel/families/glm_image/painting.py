@@ -86,7 +86,7 @@ def _diffusion_half(model: Model) -> Any:
         from diffusers import GlmImagePipeline
 
         weight = model.target.weight
-        load: Any = GlmImagePipeline.from_pretrained
+        load = GlmImagePipeline.from_pretrained
         pipe = load(release, vision_language_encoder=None, processor=None, torch_dtype=weight.dtype)
         check_scheduler(pipe.scheduler)
         text.painter = pipe.to(weight.device)

@@ -146,7 +146,7 @@ class T5Text:
 
     def _loaded(self) -> tuple[Any, Any]:
         try:
-            transformers: Any = importlib.import_module("transformers")
+            transformers = importlib.import_module("transformers")
         except ImportError:
             raise RequestError(
                 "this model reads captions through transformers, which is not installed: pip install "

@@ -25,8 +25,8 @@ from lantern_accel.errors import LanternError, did_you_mean
 from lantern_accel.families.tokenizer import PromptText
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.serving import answer
-from lantern_accel.serving.body import CLIENT_SIZES, ImageRequest, check_text, read_body
-from lantern_accel.serving.guard import ENDING, Ending, Guard
+from lantern_accel.serving.body import CLIENT_SIZES, Body, ImageRequest, check_text, read_body
+from lantern_accel.serving.guard import DRAWING, ENDING, Ending, Guard
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Completed, Event, Finished, Job, Partial
 from lantern_accel.serving.refusals import Refusal, check_model, refusal_of
@@ -161,8 +161,11 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
         if isinstance(pipeline.model.text, PromptText):
             pipeline.model.text.controls.check([text])
 
-    @app.post("/v1/images/generations")
+    fields = {"application/json": {"schema": Body.model_json_schema()}}
+
+    @app.post(DRAWING, openapi_extra={"requestBody": {"content": fields, "required": True}})
     async def generations(request: Request) -> Response:
+        """Generate images: as JSON, or as a stream of events."""
         asked = read_body(await _json(request), manifest, picture, settings.most_prompt, check)
         inbox = Inbox(asked)
         studio.submit(inbox.job)

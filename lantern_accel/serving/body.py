@@ -43,20 +43,29 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    prompt: StrictStr | StrictInt
+    prompt: StrictStr | StrictInt = Field(description="text, or a class id for a model of classes")
     model: StrictStr | None = None
-    n: int = Field(1, ge=1, le=10, strict=True)
-    size: StrictStr | None = None
+    n: int = Field(1, ge=1, le=10, strict=True, description="1 to 10 images")
+    size: StrictStr | None = Field(None, description='"auto" or WIDTHxHEIGHT')
     quality: Literal["low", "medium", "high", "xhigh", "max", "auto", "standard", "hd"] = "auto"
-    background: Literal["opaque", "auto"] | None = None
+    background: Literal["opaque", "auto"] | None = Field(
+        None, description='"opaque" or "auto": images have no transparency'
+    )
     moderation: Literal["low", "auto"] | None = None
-    output_format: Literal["png", "webp", "jpeg"] = "png"
-    output_compression: int = Field(100, ge=0, le=100, strict=True)
-    response_format: Literal["b64_json"] | None = None
+    output_format: Literal["png", "webp", "jpeg"] = Field(
+        "png", description='"png", "webp" or "jpeg"'
+    )
+    output_compression: int = Field(100, ge=0, le=100, strict=True, description="0 to 100")
+    response_format: Literal["b64_json"] | None = Field(
+        None, description='"b64_json": this server keeps no files to give URLs of'
+    )
     stream: StrictBool = False
-    partial_images: int = Field(0, ge=0, le=3, strict=True)
+    partial_images: int = Field(0, ge=0, le=3, strict=True, description="0 to 3")
     # Beyond OpenAI's.
-    seed: StrictInt | list[StrictInt] | None = None
+    seed: StrictInt | list[StrictInt] | None = Field(
+        None,
+        description="an integer from 0, -1 for a random one, or a list with one for each image",
+    )
     strategy: StrictStr | None = None
     relaxed: StrictBool | None = None
     tv_budget: float | None = None
@@ -64,7 +73,7 @@ class Body(BaseModel):
     top_k: StrictInt | None = None
     top_p: float | None = None
     guidance_scale: float | None = None
-    negative_prompt: StrictStr | None = None
+    negative_prompt: StrictStr | None = Field(None, description="text")
 
     @field_validator("*", mode="wrap")
     @classmethod
@@ -75,19 +84,6 @@ class Body(BaseModel):
         return field.default if value is None and not field.is_required() else read(value)
 
 
-#: What a field takes, for its error.
-TAKES = {
-    "prompt": "text, or a class id for a model of classes",
-    "n": "1 to 10 images",
-    "size": '"auto" or WIDTHxHEIGHT',
-    "background": '"opaque" or "auto": images have no transparency',
-    "output_format": '"png", "webp" or "jpeg"',
-    "output_compression": "0 to 100",
-    "response_format": '"b64_json": this server keeps no files to give URLs of',
-    "partial_images": "0 to 3",
-    "seed": "an integer from 0, -1 for a random one, or a list with one for each image",
-    "negative_prompt": "text",
-}
 #: Fields that are settings of :func:`~lantern_accel.generate`, by its names for them.
 SETTINGS = {
     "strategy": "strategy",
@@ -191,12 +187,13 @@ def _refuse_body(
 ) -> Refusal:
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else "body"
+    takes = Body.model_fields[name].description if name in Body.model_fields else None
     theirs = sent.get(name, name)
     if first["type"] == "missing":
-        text = f"the field {name} is missing; it takes {TAKES.get(name, 'a value')}"
+        text = f"the field {name} is missing; it takes {takes or 'a value'}"
         return wrong_value(name, text, "missing_required_parameter")
     kind = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    text = f"{theirs} cannot be {quote(given.get(name))}; it takes {TAKES.get(name, kind)}"
+    text = f"{theirs} cannot be {quote(given.get(name))}; it takes {takes or kind}"
     return wrong_value(theirs, text)
 
 

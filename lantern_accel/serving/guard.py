@@ -24,8 +24,8 @@ Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 Receive = Callable[[], Awaitable[Message]]
 
-#: Answered without a key: load balancers ask for the one, and the other is the page that asks for a key.
-OPEN = ("/", "/health")
+#: Answered without a key: load balancers ask for health, the rest is the page and what it describes.
+OPEN = ("/", "/health", "/openapi.json")
 #: Asked again and again by watchers: these have no line in the log.
 WATCHED = ("/health", "/metrics")
 #: Where images are asked for.

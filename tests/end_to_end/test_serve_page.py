@@ -13,6 +13,7 @@ pytest.importorskip("fastapi")
 
 from support.server import Served, serving
 
+from lantern_accel.serving.body import Body
 from lantern_accel.serving.studio import ServerSettings
 
 pytestmark = pytest.mark.browser
@@ -41,7 +42,10 @@ def test_it_draws_strategies_side_by_side_as_they_decode(browser, tiny_model, wi
         page, said = opened(browser, served, width)
         assert "tiny, 8x8 pixels" in page.text_content("#title")
         assert page.locator("#keyed").is_hidden(), "no key is needed"
-        assert page.locator("#docs").is_visible()
+        page.click("#docs")
+        page.wait_for_selector("#fields td")
+        fields = page.text_content("#fields")
+        assert all(name in fields for name in Body.model_fields), "the API is described"
         assert "plain decoding" in page.text_content("label:has(input[value=vanilla])")
         page.uncheck("input[value=auto]")
         page.click("#draw")
@@ -57,7 +61,7 @@ def test_it_draws_strategies_side_by_side_as_they_decode(browser, tiny_model, wi
         sizes = page.evaluate(
             "[...document.images].map((i) => [i.naturalWidth, i.naturalHeight, i.alt])"
         )
-        assert sizes == [[8, 8, "the picture"]] * 2
+        assert sizes == [[8, 8, "the image"]] * 2
         wide = page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         assert wide, "the page is wider than its window"
         assert not said

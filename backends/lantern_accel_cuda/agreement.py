@@ -18,6 +18,7 @@ from lantern_accel.decoding.accept import accept_sampling
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree, TreeTables
+from lantern_accel.device import plan as plans
 from lantern_accel.device.noise import noise_keys
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Filter, Refused, StepPlan
@@ -473,6 +474,59 @@ def enter(site: Site) -> Measured:
     return Measured(f"{cases} passes began as by the operators", 0.0, 0.0)
 
 
+def guesses(site: Site, passes: int = 3) -> Measured:
+    """Compare what a draft head makes of a pass: buffers to the bit, and nearly all guesses."""
+    from lantern_accel_cuda.kernels.advance import Advance
+    from lantern_accel_cuda.kernels.guess import Guesses
+
+    reference, same, every = TensorOps(), 0, 0
+    reference.device, reference.index = site.device, site.index
+    strategy = Strategy(name="check", drafts=Window(length=6, fresh="head"))
+    engine, rows = _engine(reference, strategy), site.numbers(5, 64, 48)
+    state, source, plan = engine.state, engine.source, _plan(engine)
+    assert isinstance(plan.source, plans.Window) and plan.source.feature is not None
+    made = Guesses(plan.buffers, plan.source, plan.sizes.nodes, plan.sizes.tokens - 1)
+    after = Advance(plan.buffers, made.rest, plan.sizes.nodes, plan.sizes.tokens - 1)
+    for number in range(passes):
+        x = source.draft(state)
+        place = state.length.unsqueeze(1) + torch.arange(x.shape[1], device=site.device)
+        # Few codes are likely, by the place: drafts are kept, and earlier passes recalled.
+        logits = rows[place] + 3 * rows[x]
+        logits[..., 3:] -= 30
+        features = site.numbers(number, plan.sizes.rows, x.shape[1], plan.source.feature.shape[1])
+        held = {name: value.clone() for name, value in _changes(engine).items()}
+        judged = source.judge(state, x, logits)
+        kept = source.keep(state, x, features, judged)
+        length = state.length.clone()
+        source.after(state, kept)
+        source.advance(state, judged, kept)
+        engine.finite.end()
+        want = {name: value.clone() for name, value in _changes(engine).items()}
+        for name, value in _changes(engine).items():
+            value.copy_(held[name])
+        noted = made.noted()
+        after(reference.filter(logits, plan.filter))
+        made(noted, source.guided(features, length))
+        for name, value in _changes(engine).items():
+            if name == "tokens":
+                at = torch.arange(value.shape[1] - 1, device=site.device)
+                known = at <= state.length.unsqueeze(1)
+                equal = value[:, :-1] == want[name][:, :-1]
+                drafts = ~known & (at < state.length.unsqueeze(1) + x.shape[1])
+                same, every = same + int((equal & drafts).sum()), every + int(drafts.sum())
+                equals = bool(equal[known].all())
+            elif value.is_floating_point():
+                equals = torch.allclose(value, want[name], rtol=1e-4, atol=1e-5)
+            else:
+                equals = torch.equal(value, want[name])
+            if not equals:
+                raise Failed(f"{name} is not what the operators write, with a draft head")
+        state.tokens.copy_(want["tokens"])
+    if same < 0.9 * every:
+        raise Failed(f"{every - same} of {every} guesses are not those of the operators")
+    return Measured(f"{same} of {every} guesses were those of the operators", 0.0, 0.0)
+
+
 def _engine(ops: TensorOps, strategy: Strategy, images: int = 2) -> Any:
     """Return an engine of some images on a tiny model with a request loaded, on the operators."""
     from lantern_accel.testing import tiny
@@ -516,6 +570,7 @@ KERNELS: Mapping[str, Callable[[Site], Measured]] = {
     "few": few,
     "enter": enter,
     "advance": advance,
+    "guess": guesses,
 }
 
 

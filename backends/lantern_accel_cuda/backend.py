@@ -285,6 +285,7 @@ class DeviceBackend(Backend):
         needed, dtype = ["advance"], None
         if plan.target is not None:
             needed += ["enter", "attend", "rms_norm", "swiglu", "rotate_write"]
+            needed += ["guess"] if getattr(plan.source, "head", None) is not None else []
             dtype = plan.target.cache.layout.dtype
         missing = [name for name in needed if not self.uses(name, dtype)]
         if missing:

@@ -30,6 +30,7 @@ NAMES = (
     "few",
     "enter",
     "advance",
+    "guess",
 )
 #: Of these, the ones that are checked in one dtype at a time, when they are to serve in it.
 BY_DTYPE = frozenset({"attend", "rms_norm", "swiglu", "rotate_write", "rounded", "tiles", "few"})

@@ -48,7 +48,12 @@ def refused(plan: StepPlan) -> str:
     if s.above is not None or s.code_kind is not None:
         return "not every token may be any code, or rows differ"
     if s.head is not None:
-        return "a draft head guesses"
+        from lantern_accel_cuda.kernels.guess import MOST_RANK
+
+        if plan.target is None:
+            return "a draft head guesses, from states that logits alone do not give"
+        wide = len(s.head.mid) > MOST_RANK
+        return f"the draft head's rank is above {MOST_RANK}" if wide else ""
     drafts = s.fresh in FRESH and (s.q is not None or s.fresh == "given")
     return "" if drafts or plan.sizes.nodes == 1 else f"fresh drafts are {s.fresh}"
 
@@ -77,8 +82,14 @@ def fused_step(ops: Any, plan: StepPlan, cores: int = 1) -> FusedStep | Refused:
         return Refused(why)
     from lantern_accel_cuda.kernels.advance import Advance
 
-    assert isinstance(plan.source, NoDrafts | Window)
-    advance = Advance(plan.buffers, plan.source, plan.sizes.nodes, plan.sizes.tokens - 1)
+    source, guesses, last = plan.source, None, plan.sizes.tokens - 1
+    assert isinstance(source, NoDrafts | Window)
+    if isinstance(source, Window) and source.head is not None:
+        from lantern_accel_cuda.kernels.guess import Guesses
+
+        guesses = Guesses(plan.buffers, source, plan.sizes.nodes, last)
+        source = guesses.rest
+    advance = Advance(plan.buffers, source, plan.sizes.nodes, last)
 
     def after(logits: Tensor | None = None) -> bool:
         if logits is None or logits.dtype != plan.buffers.price.dtype:
@@ -87,11 +98,13 @@ def fused_step(ops: Any, plan: StepPlan, cores: int = 1) -> FusedStep | Refused:
         return True
 
     if plan.target is not None:
-        return FusedStep(_whole(ops, plan, plan.target, after, cores))
+        return FusedStep(_whole(ops, plan, plan.target, after, guesses, cores))
     return FusedStep(after)
 
 
-def _whole(ops: Any, plan: StepPlan, target: TargetModel, after: Step, cores: int) -> Step:
+def _whole(
+    ops: Any, plan: StepPlan, target: TargetModel, after: Step, guesses: Any, cores: int
+) -> Step:
     """Return the whole step: what stands before the pass in one kernel, the blocks, what follows it."""
     from lantern_accel_cuda import layers
     from lantern_accel_cuda.kernels.enter import enter
@@ -113,6 +126,12 @@ def _whole(ops: Any, plan: StepPlan, target: TargetModel, after: Step, cores: in
                 given, begun.following, target.scale, target.image_scale, target.penalties
             )
         with ops.phase("accept"):
-            return after(found)
+            if guesses is None:
+                return after(found)
+            noted = guesses.noted()
+            done = after(found)
+        with ops.phase("commit"):
+            guesses(noted, ops.guide(x.float(), begun.following, target.scale))
+        return done
 
     return step

@@ -35,7 +35,7 @@ def _score(w, at, noise, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _best(
+def best_of(
     weights, keys, position, best, codes, to,
     SIZE: tl.constexpr, HALF: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
@@ -65,7 +65,7 @@ def _best(
 
 
 @triton.jit
-def _joined(best, codes, image, i, count, pieces, SIZE: tl.constexpr, BLOCK_P: tl.constexpr):
+def joined(best, codes, image, i, count, pieces, SIZE: tl.constexpr, BLOCK_P: tl.constexpr):
     """Return the codes of an image's rows ``i``: the best of their pieces, the lower of equal ones."""
     p = tl.arange(0, BLOCK_P)
     inside = ((i >= 0) & (i < count))[:, None] & (p < pieces)[None, :]
@@ -75,6 +75,31 @@ def _joined(best, codes, image, i, count, pieces, SIZE: tl.constexpr, BLOCK_P: t
     high = tl.max(score, 1)
     found = tl.min(tl.where(score == high[:, None], code, 2 * SIZE + 1), 1)
     return tl.minimum(found, SIZE - 1)
+
+
+@triton.jit
+def recalled(
+    row_keys, row_previous, image, want, earlier, number, passes, wide, BLOCK_W: tl.constexpr
+):
+    """Return where earlier passes chose behind the pasts ``want, earlier``, and what each is worth."""
+    e = tl.arange(0, BLOCK_W)
+    held = image * passes * wide
+    worth = tl.zeros_like(want)
+    entry = tl.zeros_like(want)
+    for order in range(passes):
+        at = held + order * wide + e
+        key = tl.load(row_keys + at, mask=e < wide, other=-1).to(tl.int64)
+        past = tl.load(row_previous + at, mask=e < wide, other=-1).to(tl.int32)
+        age = (order - number - 1) % passes
+        age = tl.where(age < 0, age + passes, age)
+        hit = (key[None, :] == want[:, None]) & (e < wide)[None, :]
+        agrees = past[None, :] == earlier[:, None]
+        value = tl.where(hit, tl.where(agrees, 1 + age + passes, 1 + age), 0).to(tl.int64)
+        high = tl.max(value, 1)
+        first = tl.min(tl.where(value == high[:, None], e[None, :], BLOCK_W), 1)
+        entry = tl.where(high > worth, order * wide + first, entry)
+        worth = tl.maximum(worth, high)
+    return entry, worth
 
 
 @triton.jit(do_not_specialize=["count", "rows"])
@@ -88,7 +113,7 @@ def _choose(
     to = q
     if KEEP:
         to = q + (image * rows + tl.load(place + position)) * SIZE
-    _best(weights + row * SIZE, keys + 3 * image, position, best, codes, to, SIZE, HALF, KEEP)
+    best_of(weights + row * SIZE, keys + 3 * image, position, best, codes, to, SIZE, HALF, KEEP)
 
 
 @triton.jit(
@@ -115,7 +140,7 @@ def _advance(
     own = tokens + image * (
         last + 2
     )  # positions up to ``last``, and one for what is past the image
-    chosen = _joined(best, codes, image, i, count, pieces, SIZE, BLOCK_P)
+    chosen = joined(best, codes, image, i, count, pieces, SIZE, BLOCK_P)
     number = tl.load(step)
     n = tl.load(length + image)
     # One number that is none makes a whole row so.
@@ -132,28 +157,15 @@ def _advance(
     result = chosen
     if RECALL:
         known = tl.load(own + n).to(tl.int32)
-        one = _joined(best, codes, image, i - 1, count, pieces, SIZE, BLOCK_P)
-        two = _joined(best, codes, image, i - 2, count, pieces, SIZE, BLOCK_P)
+        one = joined(best, codes, image, i - 1, count, pieces, SIZE, BLOCK_P)
+        two = joined(best, codes, image, i - 2, count, pieces, SIZE, BLOCK_P)
         left = tl.where(i == 0, known, one)
         earlier = tl.where(i <= 1, known, two)
         want = (n + 1 + i).to(tl.int64) * SIZE + left
-        e = tl.arange(0, BLOCK_W)
         held = image * passes * wide
-        worth = tl.zeros([BLOCK_L], tl.int64)
-        entry = tl.zeros([BLOCK_L], tl.int64)
-        for order in range(passes):
-            at = held + order * wide + e
-            key = tl.load(row_keys + at, mask=e < wide, other=-1).to(tl.int64)
-            past = tl.load(row_previous + at, mask=e < wide, other=-1).to(tl.int32)
-            age = (order - number - 1) % passes
-            age = tl.where(age < 0, age + passes, age)
-            hit = (key[None, :] == want[:, None]) & (e < wide)[None, :]
-            agrees = past[None, :] == earlier[:, None]
-            value = tl.where(hit, tl.where(agrees, 1 + age + passes, 1 + age), 0).to(tl.int64)
-            high = tl.max(value, 1)
-            first = tl.min(tl.where(value == high[:, None], e[None, :], BLOCK_W), 1)
-            entry = tl.where(high > worth, order * wide + first, entry)
-            worth = tl.maximum(worth, high)
+        entry, worth = recalled(
+            row_keys, row_previous, image, want, earlier, number, passes, wide, BLOCK_W
+        )
         again = tl.load(row_tokens + held + entry, mask=worth > 0, other=0).to(tl.int32)
         behind = live & (i > kept) & (left != x) & (worth > 0)
         result = tl.where(behind, again, chosen)
@@ -213,7 +225,7 @@ def _fresh(
     target = seen + 1 + row % count
     near = _source(seen, target, last, width, turns)
     weights = q + (image * rows + tl.load(place + near)) * SIZE
-    _best(weights, keys + 3 * image, target, best, codes, weights, SIZE, HALF, False)
+    best_of(weights, keys + 3 * image, target, best, codes, weights, SIZE, HALF, False)
 
 
 @triton.jit(do_not_specialize=["count", "pieces", "last"])
@@ -223,7 +235,7 @@ def _drafted(
 ):  # fmt: skip
     image = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK_L)
-    code = _joined(best, codes, image, i, count, pieces, SIZE, BLOCK_P)
+    code = joined(best, codes, image, i, count, pieces, SIZE, BLOCK_P)
     to = tl.minimum(tl.load(newest + image) + 1 + i, last + 1)
     at = tokens + image * (last + 2) + to
     tl.store(at, code.to(tokens.dtype.element_ty), mask=i < count)
@@ -265,13 +277,13 @@ class Advance:
             )  # fmt: skip
 
 
-def _pieces(size: int) -> tuple[int, int]:
+def pieces_of(size: int) -> tuple[int, int]:
     """Return half the codes of a piece, and the pieces of a row."""
     half = min(PIECE, triton.next_power_of_2(max(size, 2))) // 2
     return half, int(triton.cdiv(size, 2 * half))
 
 
-def _scores(rows: int, pieces: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def scores(rows: int, pieces: int, like: Tensor) -> tuple[Tensor, Tensor]:
     best = torch.empty(rows * pieces, dtype=torch.float32, device=like.device)
     return best, torch.empty(rows * pieces, dtype=torch.int32, device=like.device)
 
@@ -283,8 +295,8 @@ def _chosen(
 ) -> None:  # fmt: skip
     weights = weights.contiguous()
     images, size = len(weights), weights.shape[-1]
-    half, pieces = _pieces(size)
-    best, codes = _scores(images * count, pieces, weights)
+    half, pieces = pieces_of(size)
+    best, codes = scores(images * count, pieces, weights)
     step, steps, histogram, last_length, finite, holds, report = counters
     recalls = row_keys is not None
     passes, wide = (1, 1) if row_keys is None else row_keys.shape[1:]
@@ -311,8 +323,8 @@ def _drawn(
     width: int,
 ) -> None:  # fmt: skip
     images, rows, size = q.shape
-    half, pieces = _pieces(size)
-    best, codes = _scores(images * count, pieces, q)
+    half, pieces = pieces_of(size)
+    best, codes = scores(images * count, pieces, q)
     with torch.cuda.device_of(q):
         _fresh[(images * count, pieces)](
             q, keys, newest, place, best, codes, count, rows, last, width, count // width,

@@ -82,6 +82,23 @@ def test_a_fault_is_found_by_the_check_of_first_use(
         agreement.advance(SITE)
 
 
+@interpreted
+def test_a_heads_guesses_are_those_of_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a step that takes another token for the one on the left is found."""
+    from lantern_accel_cuda.kernels import guess
+
+    found = agreement.guesses(SITE, 2).detail.split()
+    assert found[0] == found[2]
+    right = guess.Guesses.__call__
+
+    def shifted(self: Any, noted: Any, guided: torch.Tensor) -> None:
+        right(self, (noted[0], noted[1].roll(1, 1), noted[2]), guided)
+
+    monkeypatch.setattr(guess.Guesses, "__call__", shifted)
+    with pytest.raises(Failed, match="with a draft head"):
+        agreement.guesses(SITE, 1)
+
+
 @compiles
 @pytest.mark.parametrize(
     ("tree", "kernels"),

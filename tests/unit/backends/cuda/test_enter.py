@@ -102,7 +102,9 @@ def test_a_whole_step_gives_the_rows_that_operators_give(
 
 @interpreted
 @pytest.mark.long
-@pytest.mark.parametrize(("tree", "batch"), [(NoTree(), 1), (Window(length=3), 2)])
+@pytest.mark.parametrize(
+    ("tree", "batch"), [(NoTree(), 1), (Window(length=3), 2), (Window(length=3, fresh="head"), 2)]
+)
 def test_a_whole_step_writes_what_the_operators_do(
     tree: Any, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +136,10 @@ def test_a_whole_step_writes_what_the_operators_do(
     [
         (NoTree(), ["_choose", "_advance"]),
         (Window(length=4), ["_choose", "_advance", "_fresh", "_drafted"]),
+        (
+            Window(length=3, fresh="head"),
+            ["_choose", "_advance", "_guide", *["_logits", "_weigh", "_settle"] * 2],
+        ),
     ],
 )
 def test_one_kernel_stands_before_the_pass(

@@ -34,7 +34,11 @@ def compiled(kernel: Any, constants: dict[str, Any], types: dict[str, str], warp
 ROWS = {"SIZE": 16384, "BLOCK": 4096}
 #: What a filter of such rows with top-p runs with (``rows.filter_shape``).
 FILTER = {"SIZE": 16384, "BLOCK": 8192}
-WARPS = {**dict.fromkeys(("draw", "choose", "advance", "fresh", "drafted"), 4), "filter": 16}
+WARPS = {
+    **dict.fromkeys(("draw", "choose", "advance", "fresh", "drafted", "logits", "weigh"), 4),
+    "settle": 1,
+    "filter": 16,
+}
 FLOATS = "logits scale image_scale penalty out temperature top_p weights uniforms probs q_rows rule_param"
 COUNTERS = (
     "place newest root step steps histogram last_length finite report row_keys row_previous"
@@ -49,6 +53,12 @@ TYPES = {
     **dict.fromkeys(("best", "q"), "*fp32"),
     **dict.fromkeys(COUNTERS.split(), "*i64"),
     "holds": "*i1",
+}
+HEAD = {
+    **dict.fromkeys(("table", "places", "start", "mid", "head", "bias"), "*fp32"),
+    **dict.fromkeys(("known", "seen", "out", "peak", "weights"), "*fp32"),
+    **dict.fromkeys(("began", "window", "chosen", "tokens"), "*i64"),
+    "least": "fp32",
 }
 KERNELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "guide": (
@@ -75,6 +85,9 @@ KERNELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     ),
     "fresh": ("advance", {"HALF": 512}, {}),
     "drafted": ("advance", {"BLOCK_L": 16, "BLOCK_P": 16}, {}),
+    "logits": ("guess", {"BLOCK_V": 64, "BLOCK_R": 64, "BLOCK_H": 32}, HEAD),
+    "weigh": ("guess", {"HALF": 512, "BLOCK_P": 256}, HEAD),
+    "settle": ("guess", {"RECALL": True, "BLOCK_P": 16, "BLOCK_W": 16}, HEAD),
 }
 
 

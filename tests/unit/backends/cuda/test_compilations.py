@@ -13,7 +13,7 @@ from lantern_accel.testing.result import Failed, Measured
 from lantern_accel_cuda import agreement
 
 #: Of the checks of all kernels for one dtype, and of the products with weights in fewer bits alone.
-MOST, MOST_ROUNDED = 60, 13
+MOST, MOST_ROUNDED = 64, 13
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, names: list[str]) -> dict[str, int]:

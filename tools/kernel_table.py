@@ -38,7 +38,13 @@ TYPES = {
     **dict.fromkeys(INTEGERS.split(), "*i64"),
     **dict.fromkeys(("neighbours", "keys", "codes", "lock"), "*i32"),
     "mask": "*i8",
+    "least": "fp32",
     **dict.fromkeys(("holds", "prefix_mask"), "*i1"),
+}
+HEAD = {
+    **dict.fromkeys(("table", "places", "start", "mid", "head", "bias"), "*fp32"),
+    **dict.fromkeys(("known", "seen", "out"), "*fp32"),
+    **dict.fromkeys(("began", "window", "chosen"), "*i64"),
 }
 HALVES = dict.fromkeys(("x", "weight", "out", "qkv", "q", "cache_k", "cache_v", "q_out"), "*bf16")
 
@@ -133,6 +139,7 @@ def cases() -> list[Case]:
         "WIDTH": 1280, "HALF": 32, "HEADS": 20, "BLOCK_D": 2048, "BLOCK_P": 32, "BLOCK_H": 32,
         "BLOCK_L": 1024,
     }  # fmt: skip
+    settled = {"RECALL": True, "BLOCK_P": 16, "BLOCK_W": 16}
     window = {"WINDOW": True, "RECALL": True, "BLOCK_L": 16, "BLOCK_P": 16, "BLOCK_W": 16}
     return [
         Case("rms_norm", "1,280 wide", fused[0], "_rms_norm", {"WIDTH": 1280, "BLOCK": 2048}, fused[1]),
@@ -183,6 +190,14 @@ def cases() -> list[Case]:
                 (f"{codes}, a window of 16", "_advance", window),
                 (f"{codes}, drafting", "_fresh", {"HALF": 512}),
                 (f"{codes}, drafted", "_drafted", {"BLOCK_L": 16, "BLOCK_P": 16}),
+            )
+        ),
+        *(
+            Case("guess", shape, "guess", function, {"SIZE": CODES} | constants, HEAD, warps, options)
+            for shape, function, constants, warps, options in (
+                (f"{codes}, rank 64", "_logits", {"BLOCK_V": 64, "BLOCK_R": 64, "BLOCK_H": 32}, 4, {}),
+                (f"{codes}, weighing", "_weigh", {"HALF": 512, "BLOCK_P": 256}, 4, plain),
+                (f"{codes}, a window of 16", "_settle", settled, 1, {}),
             )
         ),
         *(

@@ -44,7 +44,9 @@ def stepcost(
         None, min=0, max=bounds.MOST_CODES, help="Default: 0 for classes, 1000 for text."
     ),
     at: str = typer.Option(
-        "0.5", help="Where in an image steps are timed, such as 0,0.5,1: 0 is its start."
+        "0.5",
+        help="Where in an image steps are timed: 0 is its start. With 0,0.5,1 the time of a whole "
+        "image is projected.",
     ),
     repeats: int = typer.Option(
         10, min=1, max=bounds.MOST_SAMPLES, help="Samples per kind of step."

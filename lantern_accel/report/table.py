@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from typing import Any
 
@@ -122,8 +123,27 @@ def step_rows(run: Run) -> list[dict[str, Any]]:
     return rows
 
 
+def _projected(run: Run) -> list[str]:
+    """Say how long plain decoding of an image would take, from its steps at the start and the end."""
+    known: dict[int, dict[float, float]] = {}
+    for cell in run.steps:
+        if cell.kind == "vanilla" and cell.ms:
+            known.setdefault(cell.batch, {})[cell.at] = statistics.median(cell.ms)
+    return [
+        f"\nprojected, not measured: {run.settings.tokens} plain steps of batch {batch} take "
+        f"{run.settings.tokens * _mean(ms) / 1e3:.3g} s"
+        for batch, ms in known.items()
+        if 0.0 in ms and 1.0 in ms
+    ]
+
+
+def _mean(ms: dict[float, float]) -> float:
+    """Return the mean from 0 to 1 of what is linear between the places."""
+    return sum((b - a) * (ms[a] + ms[b]) / 2 for a, b in itertools.pairwise(sorted(ms)))
+
+
 def step_table(run: Run) -> str:
-    """Return the ceilings and the cells of steps as Markdown."""
+    """Return the ceilings and the cells of steps as Markdown, and the time of an image by its steps."""
     lines = []
     if not isinstance(run.ceilings, str):
         c, dtype = run.ceilings, run.settings.dtype
@@ -149,4 +169,5 @@ def step_table(run: Run) -> str:
         if row["phase_ms"]:
             phases = ", ".join(f"{name} {ms:.3f}" for name, ms in row["phase_ms"].items())
             lines.append(f"\n{row['step']}, batch {row['batch']}, ms by phase: {phases}")
+    lines += _projected(run)
     return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -192,6 +193,20 @@ def test_a_measurement_goes_on_where_it_stopped(
     assert step_table(run).count("\n") == 6 + len(passes)
     with pytest.raises(RequestError, match="its dtype is 'float32', not 'bfloat16'"):
         steps.measure(backend, sized(tiny), **{**arguments, "dtype": "bfloat16"})
+
+
+def test_the_time_of_an_image_is_projected_from_its_plain_steps(
+    backend: Backend, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "ROWS", ())
+    monkeypatch.setattr(steps.StepTimer, "ms", lambda self: 1.0 + 100 * self.cell.at**2)
+    asked: Any = {"strategy": "vanilla", "nodes": (), "repeats": 2, "dtype": "float32"}
+    run = steps.measure(backend, sized(tiny), at=(0.0, 0.5, 1.0), **asked)
+    seconds = run.settings.tokens * (0.25 * (1 + 26) + 0.25 * (26 + 101)) / 1e3
+    assert f"projected, not measured: {run.settings.tokens} plain steps" in step_table(run)
+    assert f"take {seconds:.3g} s" in step_table(run)
+    run = steps.measure(backend, sized(tiny), at=(0.0, 0.5), **asked)
+    assert "projected" not in step_table(run)
 
 
 def test_passes_are_timed_next_to_the_plain_one(

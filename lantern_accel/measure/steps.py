@@ -8,6 +8,7 @@ adds is a property of weights: that is measured by ``lantern-accel profile``.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import statistics
@@ -72,11 +73,7 @@ class StepTimer:
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        model: RandomModel,
-        cell: StepCell,
-        sampling: Sampling,
+        self, backend: Backend, model: RandomModel, cell: StepCell, sampling: Sampling
     ) -> None:
         capacity = Capacity(model, backend, model.target.weight.dtype)
         capacity.check(cell.batch, cell.strategy, sampling)
@@ -115,6 +112,8 @@ class StepTimer:
 
     def __exit__(self, *exc: object) -> None:
         self.replay.release()
+        del self.replay, self.engine
+        gc.collect()  # a cycle holds the engine's caches, and the next cell needs the memory
 
     def _pass(self, slots: int) -> Callable[[], None]:
         """Return a pass over as many tokens as there are nodes, ending before the image does."""

@@ -65,7 +65,7 @@ def questions() -> int:
 
 
 BOUNDS = {
-    "lines of the package": (lambda: lines(PACKAGE), 52706),
+    "lines of the package": (lambda: lines(PACKAGE), 52705),
     "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 5165),
     "Any in annotations": (loose, 161),
     "isinstance of a source of drafts outside strategy": (questions, 8),

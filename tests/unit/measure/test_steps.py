@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,6 +195,20 @@ def test_a_measurement_goes_on_where_it_stopped(
     assert step_table(run).count("\n") == 6 + len(passes)
     with pytest.raises(RequestError, match="its dtype is 'float32', not 'bfloat16'"):
         steps.measure(backend, sized(tiny), **{**arguments, "dtype": "bfloat16"})
+
+
+def test_what_a_cell_took_is_free_for_the_next(backend: Backend, tiny: str) -> None:
+    model = steps.make_model(backend, sized(tiny), "float32", 1)
+    sampling = steps.sampling_of(sized(tiny), None, None)
+    gc.disable()  # the engine is in a cycle, which must not wait for a collection
+    try:
+        for cell in steps.whole_steps(steps.PLAIN, 1, [4], drafter=False):
+            with backend.inference(), steps.StepTimer(backend, model, cell, sampling) as timer:
+                timer.ms()
+                state = weakref.ref(timer.engine.state)
+            assert state() is None
+    finally:
+        gc.enable()
 
 
 def test_the_time_of_an_image_is_projected_from_its_plain_steps(

@@ -404,15 +404,7 @@ def advance(site: Site, passes: int = 5) -> Measured:
             # Few codes are likely, by the place and the past: drafts are kept, earlier passes recalled.
             logits = rows[place] + 3 * rows[x]
             logits[..., 3:] -= 30
-            held = {name: value.clone() for name, value in _changes(engine).items()}
-            judged = source.judge(state, drafted, logits)
-            kept = source.keep(state, drafted, logits, judged)
-            source.after(state, kept)
-            source.advance(state, judged, kept)
-            engine.finite.end()
-            want = {name: value.clone() for name, value in _changes(engine).items()}
-            for name, value in _changes(engine).items():
-                value.copy_(held[name])
+            want = _by_operators(engine, drafted, logits, logits)
             after.run(logits)
             for name, value in _changes(engine).items():
                 # The last column is for what is past the image.
@@ -494,17 +486,8 @@ def guesses(site: Site, passes: int = 3) -> Measured:
         logits = rows[place] + 3 * rows[x]
         logits[..., 3:] -= 30
         features = site.numbers(number, plan.sizes.rows, x.shape[1], plan.source.feature.shape[1])
-        held = {name: value.clone() for name, value in _changes(engine).items()}
-        judged = source.judge(state, x, logits)
-        kept = source.keep(state, x, features, judged)
-        length = state.length.clone()
-        source.after(state, kept)
-        source.advance(state, judged, kept)
-        engine.finite.end()
-        want = {name: value.clone() for name, value in _changes(engine).items()}
-        for name, value in _changes(engine).items():
-            value.copy_(held[name])
-        noted = made.noted()
+        want = _by_operators(engine, x, logits, features)
+        noted, length = made.noted(), state.length.clone()
         after(reference.filter(logits, plan.filter))
         made(noted, source.guided(features, length))
         for name, value in _changes(engine).items():
@@ -544,6 +527,21 @@ def _plan(engine: Any) -> StepPlan:
     found = engine.longest.plan()
     assert isinstance(found, StepPlan)
     return found
+
+
+def _by_operators(engine: Any, drafted: Any, logits: Tensor, features: Tensor) -> dict[str, Tensor]:
+    """Return what the operators write behind a pass, and put back what was there."""
+    state, source = engine.state, engine.source
+    held = {name: value.clone() for name, value in _changes(engine).items()}
+    judged = source.judge(state, drafted, logits)
+    kept = source.keep(state, drafted, features, judged)
+    source.after(state, kept)
+    source.advance(state, judged, kept)
+    engine.finite.end()
+    want = {name: value.clone() for name, value in _changes(engine).items()}
+    for name, value in _changes(engine).items():
+        value.copy_(held[name])
+    return want
 
 
 def _changes(engine: Any) -> dict[str, Tensor]:

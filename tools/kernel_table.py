@@ -26,25 +26,19 @@ CODES = 16384
 
 FLOATS = (
     "logits scale image_scale penalty temperature weights uniforms probs q_rows rule_param best part peak"
-    " total bonus_uniform spare price cos sin c_out s_out"
+    " bias known seen total bonus_uniform spare price cos sin c_out s_out table places start mid head"
 )
 INTEGERS = (
     "token kind tokens first_child num_children tests group positions address path length bonus place"
     " newest root step steps histogram last_length finite report row_keys row_previous row_tokens"
-    " following"
+    " following began window chosen"
 )
 TYPES = {
     **dict.fromkeys(FLOATS.split(), "*fp32"),
     **dict.fromkeys(INTEGERS.split(), "*i64"),
     **dict.fromkeys(("neighbours", "keys", "codes", "lock"), "*i32"),
     "mask": "*i8",
-    "least": "fp32",
     **dict.fromkeys(("holds", "prefix_mask"), "*i1"),
-}
-HEAD = {
-    **dict.fromkeys(("table", "places", "start", "mid", "head", "bias"), "*fp32"),
-    **dict.fromkeys(("known", "seen", "out"), "*fp32"),
-    **dict.fromkeys(("began", "window", "chosen"), "*i64"),
 }
 HALVES = dict.fromkeys(("x", "weight", "out", "qkv", "q", "cache_k", "cache_v", "q_out"), "*bf16")
 
@@ -140,7 +134,8 @@ def cases() -> list[Case]:
         "BLOCK_L": 1024,
     }  # fmt: skip
     settled = {"RECALL": True, "BLOCK_P": 16, "BLOCK_W": 16}
-    window = {"WINDOW": True, "RECALL": True, "BLOCK_L": 16, "BLOCK_P": 16, "BLOCK_W": 16}
+    floats = {"q": "*fp32", "out": "*fp32", "least": "fp32"}
+    window = {"WINDOW": True, "BLOCK_L": 16} | settled
     return [
         Case("rms_norm", "1,280 wide", fused[0], "_rms_norm", {"WIDTH": 1280, "BLOCK": 2048}, fused[1]),
         Case("swiglu", "3,456 wide", fused[0], "_swiglu", {"WIDTH": 3456, "BLOCK": 1024}, fused[1]),
@@ -181,23 +176,15 @@ def cases() -> list[Case]:
         ),
         Case("accept", codes, "accept", "_walk", {"SIZE": CODES, "BLOCK": 2048} | walk, {}, 8),
         *(
-            Case(
-                "advance", shape, "advance", function, {"SIZE": CODES} | constants, {"q": "*fp32"}, 4,
-                plain,
-            )
-            for shape, function, constants in (
-                (f"{codes}, choosing", "_choose", {"HALF": 512, "KEEP": True}),
-                (f"{codes}, a window of 16", "_advance", window),
-                (f"{codes}, drafting", "_fresh", {"HALF": 512}),
-                (f"{codes}, drafted", "_drafted", {"BLOCK_L": 16, "BLOCK_P": 16}),
-            )
-        ),
-        *(
-            Case("guess", shape, "guess", function, {"SIZE": CODES} | constants, HEAD, warps, options)
-            for shape, function, constants, warps, options in (
-                (f"{codes}, rank 64", "_logits", {"BLOCK_V": 64, "BLOCK_R": 64, "BLOCK_H": 32}, 4, {}),
-                (f"{codes}, weighing", "_weigh", {"HALF": 512, "BLOCK_P": 256}, 4, plain),
-                (f"{codes}, a window of 16", "_settle", settled, 1, {}),
+            Case(name, shape, name, function, {"SIZE": CODES} | constants, floats, warps, options)
+            for name, shape, function, constants, warps, options in (
+                ("advance", f"{codes}, choosing", "_choose", {"HALF": 512, "KEEP": True}, 4, plain),
+                ("advance", f"{codes}, a window of 16", "_advance", window, 4, plain),
+                ("advance", f"{codes}, drafting", "_fresh", {"HALF": 512}, 4, plain),
+                ("advance", f"{codes}, drafted", "_drafted", {"BLOCK_L": 16, "BLOCK_P": 16}, 4, plain),
+                ("guess", "rank 64", "_logits", {"BLOCK_V": 64, "BLOCK_R": 64, "BLOCK_H": 32}, 4, {}),
+                ("guess", f"{codes}, weighing", "_weigh", {"HALF": 512, "BLOCK_P": 256}, 4, plain),
+                ("guess", f"{codes}, a window of 16", "_settle", settled, 1, {}),
             )
         ),
         *(

@@ -25,22 +25,24 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lantern_accel"
+PROFILES = ROOT / "profiles" / "lantern_accel_profiles"
 DECODING = ["tests/unit/decoding", "tests/unit/test_mutants.py", "tests/unit/families/llamagen"]
 #: Tests that a file's faults must break, the quickest first; the first name that fits is taken.
 TESTS = {
-    "decoding/accept.py": ["tests/unit/test_mutants.py", "tests/unit/quality/test_pricing.py",
+    "decoding/accept.py": ["tests/unit/test_mutants.py", "tests/unit/profiles/quality/test_pricing.py",
                            "tests/unit/decoding/test_acceptance_oracle.py",
                            "tests/unit/decoding/test_acceptance_golden.py",
                            "tests/unit/decoding/test_exactness.py"],
-    "decoding/rule.py": ["tests/unit/test_mutants.py", "tests/unit/quality/test_pricing.py",
+    "decoding/rule.py": ["tests/unit/test_mutants.py", "tests/unit/profiles/quality/test_pricing.py",
                          "tests/unit/decoding/test_acceptance_oracle.py"],
-    "quality/pricing.py": ["tests/unit/quality/test_pricing.py"],
+    "quality/pricing.py": ["tests/unit/profiles/quality/test_pricing.py"],
     "decoding/logits.py": ["tests/unit/decoding/test_logits.py", *DECODING],
     "decoding/maximal_coupling.py": ["tests/unit/decoding/test_jacobi.py",
                              "tests/unit/decoding/test_jacobi_exactness.py"],
     "decoding/": DECODING,
-    "quality/": ["tests/unit/quality", "tests/unit/evaluation"],
-    "measure/": ["tests/unit/measure", "tests/unit/report", "tests/unit/test_mutants.py"],
+    "quality/": ["tests/unit/profiles/quality", "tests/unit/profiles/evaluation"],
+    "measure/": ["tests/unit/profiles/measure", "tests/unit/profiles/report",
+                 "tests/unit/test_mutants.py"],
 }  # fmt: skip
 STATISTICS = ("price.py",)
 COMPARE: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -103,7 +105,8 @@ def faults(path: Path) -> Iterator[tuple[int, str, str]]:
 
 def tests_of(path: Path) -> list[str]:
     """Return the tests that belong to a file."""
-    name = path.relative_to(PACKAGE).as_posix()
+    package = PACKAGE if path.is_relative_to(PACKAGE) else PROFILES
+    name = path.relative_to(package).as_posix()
     for prefix, tests in TESTS.items():
         if name.startswith(prefix):
             return tests
@@ -114,7 +117,7 @@ def dies(copy: Path, tests: list[str], seconds: float) -> str:
     """Run the tests in a copy; return what noticed the fault, or an empty text."""
     given = {
         **os.environ,
-        "PYTHONPATH": f"{copy}:{copy / 'backends'}",
+        "PYTHONPATH": f"{copy}:{copy / 'backends'}:{copy / 'profiles'}",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     command = [
@@ -158,8 +161,8 @@ def main() -> None:
     given = parser.parse_args()
     files = [path.resolve() for path in given.files] or [
         *sorted((PACKAGE / "decoding").glob("*.py")),
-        *(PACKAGE / "measure" / name for name in STATISTICS),
-        *sorted((PACKAGE / "quality").glob("*.py")),
+        *(PROFILES / "measure" / name for name in STATISTICS),
+        *sorted((PROFILES / "quality").glob("*.py")),
     ]
     every = [(path, *fault) for path in files for fault in faults(path)]
     chosen = random.Random(given.seed).sample(every, min(given.sample, len(every)))

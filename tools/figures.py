@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.evaluation.schema import Evaluation
-from lantern_accel.measure.reading import read_run
-from lantern_accel.report.table import plain_rows
+from lantern_accel_profiles.evaluation.schema import Evaluation
+from lantern_accel_profiles.measure.reading import read_run
+from lantern_accel_profiles.report.table import plain_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs" / "figures.json"
@@ -333,7 +333,7 @@ def _evaluation(part: str) -> Iterator[Row]:
 
 def _load() -> Iterator[Row]:
     for slots in (1, 4):
-        data = f"profiles/load/epyc-slots{slots}.json"
+        data = f"profiles/serving/epyc-slots{slots}.json"
         found = _read(data)
         late = " | ".join(f"{found['latency_s'][one]:.1f} s" for one in ("p50", "p95", "p99"))
         first = found["first_partial_s"]["p50"]

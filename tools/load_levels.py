@@ -20,10 +20,11 @@ import httpx
 
 from lantern_accel import bounds, store
 from lantern_accel.errors import LanternError, RequestError
-from lantern_accel.measure.environment import HostLoad
-from lantern_accel.measure.load import LEAST, SHARE, holds, largest
-from lantern_accel.measure.prompts import REPORTING, prompts_of
-from lantern_accel.measure.record import (
+from lantern_accel.generation.built_in_prompts import REPORTING
+from lantern_accel_profiles.measure.environment import HostLoad
+from lantern_accel_profiles.measure.load import LEAST, SHARE, holds, largest
+from lantern_accel_profiles.measure.prompts import prompts_of
+from lantern_accel_profiles.measure.record import (
     LoadCell,
     LoadSample,
     Plan,
@@ -32,7 +33,7 @@ from lantern_accel.measure.record import (
     is_measured,
     not_measured,
 )
-from lantern_accel.measure.run import command_of, fresh_name, identity, now
+from lantern_accel_profiles.measure.run import command_of, fresh_name, identity, now
 
 if TYPE_CHECKING:
     from load import Load, Sample

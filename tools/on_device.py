@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ from typing import Any
 
 TOOLS = Path(__file__).resolve().parent
 #: A script's own folder is no package, and a tree that is not installed has its backends apart.
-TREE = [str(TOOLS.parent), str(TOOLS.parent / "backends")]
+TREE = [str(TOOLS.parent / name) for name in (".", "backends", "profiles")]
 sys.path[:0] = [one for one in TREE if one not in sys.path]
 
 from tools import on_device_pack as wheels  # noqa: E402
@@ -42,7 +41,7 @@ try:
     from lantern_accel.cli.separate import end
     from lantern_accel.device.plugins import choose_device
     from lantern_accel.errors import BackendError, RequestError, did_you_mean
-    from lantern_accel.files import write_json, write_whole
+    from lantern_accel.files import read_toml_file, write_json, write_whole
     from tools.on_device_report import target_lines, targets, weight_lines
     from tools.on_device_stages import Stage, stages
 except ModuleNotFoundError as missing:
@@ -117,16 +116,15 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def entry_points(site: Path) -> Path:
-    """Write what an installation would: the package's name and version, and its backends."""
-    text = (TOOLS.parent / "pyproject.toml").read_text(encoding="utf-8")
-    version = re.search(r'^version = "(.+)"', text, re.M)
-    block = re.search(r"^\[project\.entry-points\.lantern_accel\]\n((?:\w+ = .+\n)+)", text, re.M)
-    assert version is not None and block is not None
-    info = site / f"lantern_accel-{version[1]}.dist-info"
+    """Write what an installation would: the package's name and version, backends and commands."""
+    project = read_toml_file(TOOLS.parent / "pyproject.toml")["project"]
+    info = site / f"lantern_accel-{project['version']}.dist-info"
     info.mkdir(parents=True, exist_ok=True)
-    head = f"Metadata-Version: 2.1\nName: lantern-accel\nVersion: {version[1]}\n"
+    head = f"Metadata-Version: 2.1\nName: lantern-accel\nVersion: {project['version']}\n"
     (info / "METADATA").write_text(head)
-    (info / "entry_points.txt").write_text(f"[lantern_accel]\n{block[1].replace(chr(34), '')}")
+    with (info / "entry_points.txt").open("w") as file:
+        for group, points in project["entry-points"].items():
+            file.write("\n".join([f"[{group}]", *(f"{k} = {v}" for k, v in points.items()), "\n"]))
     return site
 
 

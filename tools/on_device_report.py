@@ -50,8 +50,8 @@ def generate_text(found: dict[str, Any]) -> str:
 
 def bench_text(found: dict[str, Any]) -> str:
     """Show the benchmark as its table."""
-    from lantern_accel.measure.record import Run
-    from lantern_accel.report.table import table
+    from lantern_accel_profiles.measure.record import Run
+    from lantern_accel_profiles.report.table import table
 
     return table(Run.model_validate(found))
 
@@ -77,8 +77,8 @@ def profile_text(found: dict[str, Any]) -> str:
 
 def stepcost_text(found: dict[str, Any]) -> str:
     """Show step costs as their table."""
-    from lantern_accel.measure.record import Run
-    from lantern_accel.report.table import step_table
+    from lantern_accel_profiles.measure.record import Run
+    from lantern_accel_profiles.report.table import step_table
 
     return step_table(Run.model_validate(found))
 
@@ -125,8 +125,8 @@ def targets(folder: Path) -> list[dict[str, Any]]:
 
 def _figures(path: Path, step: str, figure: str, bound: float) -> list[tuple[float, float]]:
     """Return a figure of a measurement and what is asked of it; [] where it was not measured."""
-    from lantern_accel.measure.record import Run
-    from lantern_accel.report.table import step_rows
+    from lantern_accel_profiles.measure.record import Run
+    from lantern_accel_profiles.report.table import step_rows
 
     try:
         rows = step_rows(Run.model_validate_json(path.read_text(encoding="utf-8")))
@@ -187,8 +187,8 @@ def weight_lines(folder: Path) -> list[str]:
 
 def _milliseconds(path: Path) -> dict[str, float]:
     """Return what each step of a measurement takes at batch 1; {} where it was not measured."""
-    from lantern_accel.measure.record import Run
-    from lantern_accel.report.table import step_rows
+    from lantern_accel_profiles.measure.record import Run
+    from lantern_accel_profiles.report.table import step_rows
 
     try:
         rows = step_rows(Run.model_validate_json(path.read_text(encoding="utf-8")))

@@ -127,8 +127,8 @@ def main(words: list[str] | None = None) -> int:
 
     import lantern_accel
     from lantern_accel.files import write_json
-    from lantern_accel.measure.environment import describe
-    from lantern_accel.measure.prompts import REPORTING, TUNING, built_in_prompts
+    from lantern_accel.generation.built_in_prompts import REPORTING, TUNING, built_in_prompts
+    from lantern_accel_profiles.measure.environment import describe
 
     strategies = ["vanilla", "auto", *(given.strategy or [])]
     result: dict[str, Any] = {"kind": "lantern_accel.race_auto", "batches": {}}

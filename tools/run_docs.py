@@ -46,8 +46,8 @@ LEFT_OUT = {
     "reader's files",
     r"^lantern-accel train|^python tools/lantern-emoji|--model (M |NEW$)": "trains for hours; "
     "tests/end_to_end/test_train.py trains tiny ones",
-    r"gpu=a\.json": "needs runs of two devices; tests/unit/report",
-    r"-o profiles/measured/|report_picture": "writes committed files; tests/unit/report, and "
+    r"gpu=a\.json": "needs runs of two devices; tests/unit/profiles/report",
+    r"-o profiles/measured/|report_picture": "writes committed files; tests/unit/profiles/report, and "
     "tests/end_to_end/test_profile_page.py with a browser",
     r"profiles add run\.json|compare run\.json": "goes on with the run of a card",
     r"^lantern-accel tune": "takes minutes; tests/end_to_end/test_tune.py",

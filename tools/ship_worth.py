@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lantern_accel.files import write_json
 from lantern_accel.strategy.choices import Payoff
-from lantern_accel.tuning.auto import AutoEvidence
+from lantern_accel_profiles.tuning.auto import AutoEvidence
 
 
 def worth_of(evidence: AutoEvidence, prompts: str) -> Payoff:

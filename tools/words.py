@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PATHS = [
-    ROOT / one for one in ("lantern_accel", "backends", "docs", "README.md", "CONTRIBUTING.md")
-]
+NAMES = "lantern_accel profiles/lantern_accel_profiles backends docs README.md CONTRIBUTING.md"
+PATHS = [ROOT / name for name in NAMES.split()]
 LINES = (ROOT / "tools" / "words.txt").read_text(encoding="utf-8").splitlines()
 TABLE = [line.replace(" ", r"\s+").split(r"\s+->\s+") for line in LINES if line[:1] != "#"]
 STAYS = "|".join(word for word, why in TABLE if why.startswith("stays:"))

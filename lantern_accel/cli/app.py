@@ -8,19 +8,15 @@ from typing import Any
 
 import typer
 
-from lantern_accel.cli.compare import compare
+from lantern_accel import extensions
 from lantern_accel.cli.conform import conform, port
 from lantern_accel.cli.devices import devices, hardware
-from lantern_accel.cli.evaluate import evaluate
 from lantern_accel.cli.generate import generate
 from lantern_accel.cli.help import WHICH, exit_codes, tidy
 from lantern_accel.cli.models import commands as models
-from lantern_accel.cli.profile import bench, profile
-from lantern_accel.cli.profiles import commands as profiles
 from lantern_accel.cli.serve import serve
-from lantern_accel.cli.stepcost import stepcost
 from lantern_accel.cli.train import train
-from lantern_accel.cli.tune import tune
+from lantern_accel.extensions import load_extensions
 
 app = typer.Typer(
     name="lantern-accel",
@@ -68,23 +64,20 @@ def _options(
     pass
 
 
-#: In the order in which ``--help`` lists them; groups of commands come last there.
-COMMANDS: dict[str, Callable[..., Any]] = {
+#: In the order in which ``--help`` lists them, before those of other packages; groups come last there.
+COMMANDS: dict[str, Callable[..., Any] | typer.Typer] = {
     "generate": generate,
     "devices": devices,
-    "bench": bench,
-    "tune": tune,
-    "stepcost": stepcost,
-    "profile": profile,
-    "compare": compare,
     "hardware": hardware,
     "conform": conform,
     "port": port,
-    "evaluate": evaluate,
     "serve": serve,
+    "models": models,
+    "train": train,
 }
-for name, command in COMMANDS.items():
-    app.command(name)(command)
-for name, group in {"models": models, "profiles": profiles, "train": train}.items():
-    app.add_typer(group, name=name)
+for name, command in (*COMMANDS.items(), *load_extensions(extensions.COMMANDS)):
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
+    else:
+        app.command(name)(command)
 tidy(app)

@@ -193,7 +193,7 @@ def _draw(
 
 
 def _summary(result: GenerationResult) -> None:
-    from lantern_accel.report.rows import detail_of
+    from lantern_accel.strategy.detail import detail_of
 
     stats, seconds = result.stats, result.stats.seconds
     if stats.tokens_per_second is None:

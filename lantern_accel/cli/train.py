@@ -108,7 +108,7 @@ class Learning(Training):
         import lantern_accel
         from lantern_accel.families.base import Parts
         from lantern_accel.models.bundle import bundled_models
-        from lantern_accel.quality.progress import console_progress
+        from lantern_accel.progress import console_progress
         from lantern_accel.training.device import TrainDevice
         from lantern_accel.training.folder import with_parts
 
@@ -135,7 +135,7 @@ class Learning(Training):
             ) as pipeline,
         ):
             if part == "head" and not lines:
-                from lantern_accel.measure.prompts import built_in_prompts
+                from lantern_accel.generation.built_in_prompts import built_in_prompts
 
                 lines = built_in_prompts(pipeline, "tuning")  # those of reports stay untouched
             report = run(

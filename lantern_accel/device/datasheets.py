@@ -1,6 +1,6 @@
 """Device profiles: what a device can do at best, each figure with its source.
 
-One TOML file a device. In a checkout they lie in ``profiles/``, in a wheel inside this package.
+One TOML file a device. In a checkout they lie in ``profiles/datasheets``, in a wheel inside this package.
 """
 
 from __future__ import annotations
@@ -81,12 +81,13 @@ def profiles_dir() -> Path:
 
 def profile_names(folder: Path | None = None) -> list[str]:
     """List the devices that have a profile."""
-    return sorted(path.stem for path in (folder or profiles_dir()).glob("*.toml"))
+    folder = folder or profiles_dir() / "datasheets"
+    return sorted(path.stem for path in folder.glob("*.toml"))
 
 
 def load_profile(name: str, folder: Path | None = None) -> DeviceProfile:
     """Read one profile by name; raises ProfileError naming the file and the field that is wrong."""
-    folder = folder or profiles_dir()
+    folder = folder or profiles_dir() / "datasheets"
     names = profile_names(folder)
     if name not in names:
         raise ProfileError(f"no device profile is named {name!r}{did_you_mean(name, names)}")

@@ -21,7 +21,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 import lantern_accel
+from lantern_accel import extensions
 from lantern_accel.errors import LanternError, did_you_mean
+from lantern_accel.extensions import load_extensions
 from lantern_accel.families.tokenizer import PromptText
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.serving import answer
@@ -217,17 +219,13 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
             body["error"] = studio.broken
         return JSONResponse(body, 200 if studio.state == "ok" else 503)
 
-    @app.get("/run")
-    async def run() -> dict[str, Any]:
-        from lantern_accel.measure.run import service_run  # the profiler, which few services need
-
-        found = await asyncio.to_thread(service_run, pipeline)
-        return found.model_dump(mode="json")
-
     @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics")
     async def figures() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    for _, add_route in load_extensions(extensions.ROUTES):
+        add_route(app, pipeline)
 
     page = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
 

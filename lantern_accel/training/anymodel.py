@@ -15,8 +15,7 @@ from lantern_accel.errors import DataError
 from lantern_accel.families.base import Family, Size
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.generation.pipeline import Pipeline, Prompt
-from lantern_accel.quality.progress import Progress
-from lantern_accel.quality.scoring import GUIDED
+from lantern_accel.progress import Progress
 from lantern_accel.strategy.values import Sampling
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import (
@@ -56,8 +55,8 @@ class ModelFeatures:
         self.pipeline, self.prompts, self.codes = pipeline, list(prompts), codes
         self.family: Family = pipeline.model.family
         self.key = pipeline.model.weights_hash
-        # Without guidance no row lacks its prompt in decoding either.
-        self._sampling = GUIDED if self.family.guided else Sampling()
+        # Any guidance makes the rows without a prompt; without it no row lacks its prompt in decoding.
+        self._sampling = Sampling(cfg_scale=2.0) if self.family.guided else Sampling()
         self._dropout = text_dropout if self.family.guided else 0.0
         held, trained = held_out(len(prompts), 0)
         self._rows = {True: held, False: trained}

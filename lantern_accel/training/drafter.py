@@ -27,7 +27,7 @@ from lantern_accel.families.base import Family
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.files import write_json
 from lantern_accel.nn.transformer import Projection
-from lantern_accel.quality.progress import Progress
+from lantern_accel.progress import Progress
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.folder import read_model, write_weights
 from lantern_accel.training.loop import KeptTask, TrainConfig, run, seed_everything

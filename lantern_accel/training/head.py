@@ -35,7 +35,7 @@ from lantern_accel.nn.draft_head import (
     usual_head,
     weights_of,
 )
-from lantern_accel.quality.progress import Progress
+from lantern_accel.progress import Progress
 from lantern_accel.records import digest, format_bytes
 from lantern_accel.strategy.values import Window
 from lantern_accel.training.device import TrainDevice

@@ -23,10 +23,10 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
+from lantern_accel import plot_style as style
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.files import read_json_file, write_whole
-from lantern_accel.quality import style
-from lantern_accel.quality.progress import Progress
+from lantern_accel.progress import Progress
 from lantern_accel.records import Frozen
 from lantern_accel.training.device import TrainDevice
 

@@ -20,10 +20,9 @@ from lantern_accel.errors import DataError
 from lantern_accel.families.base import Conditions, Size
 from lantern_accel.files import read_tensors, write_tensors
 from lantern_accel.generation.pipeline import Pipeline, Prompt
-from lantern_accel.quality.imageset import read_images
-from lantern_accel.quality.progress import Progress
-from lantern_accel.quality.scoring import encode_images
+from lantern_accel.progress import Progress
 from lantern_accel.strategy.values import Strategy
+from lantern_accel.training.imageset import encode_images, read_images
 
 #: Memory for encoded prompts; those that do not fit are encoded each time they are used.
 KEPT_BYTES = 1 << 30
@@ -148,7 +147,7 @@ def recorded_images(
 ) -> tuple[list[Prompt], Tensor, Encoded]:
     """Return prompts, the tokens of an image each, int64 ``[n, tokens]``, and the prompts encoded.
 
-    ``images``: a folder of captioned images (:mod:`lantern_accel.quality.imageset`). Without one the
+    ``images``: a folder of captioned images (:mod:`lantern_accel.training.imageset`). Without one the
     target generates ``samples`` images of ``prompts`` (of random classes where it takes classes),
     ``batch`` together, and ``folder`` keeps them. Raises :class:`DataError` where there is nothing
     to learn from.

@@ -19,7 +19,7 @@ from lantern_accel.families.llamagen.model import CaptionEmbedder, LlamaGenConfi
 from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
 from lantern_accel.files import write_json
 from lantern_accel.nn.sizes import PrefixRotary
-from lantern_accel.quality.progress import Progress
+from lantern_accel.progress import Progress
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.folder import (
     read_model,

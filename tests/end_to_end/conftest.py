@@ -15,9 +15,9 @@ from support.models import write_tiny_model
 from support.profiles import PROMPTS, small_ceilings
 
 import lantern_accel
-from lantern_accel.measure.prompts import read_prompts
-from lantern_accel.measure.record import Plan
-from lantern_accel.measure.run import Profiler, Request, choose_strategies
+from lantern_accel_profiles.measure.prompts import read_prompts
+from lantern_accel_profiles.measure.record import Plan
+from lantern_accel_profiles.measure.run import Profiler, Request, choose_strategies
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -13,10 +13,10 @@ import lantern_accel
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.generation import auto as automatic
 from lantern_accel.generation.estimate import REQUESTS, Comparison, Estimate
-from lantern_accel.measure import samples
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.values import NoTree, Strategy, Window
-from lantern_accel.tuning import auto as tuning
+from lantern_accel_profiles.measure import samples
+from lantern_accel_profiles.tuning import auto as tuning
 
 
 @pytest.fixture

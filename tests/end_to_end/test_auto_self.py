@@ -25,7 +25,7 @@ from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import projections
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.values import AUTO_SELF, NoTree, SelfDrafts, Strategy
-from lantern_accel.tuning import auto as tuning
+from lantern_accel_profiles.tuning import auto as tuning
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import json
 import pytest
 from support.profiles import small_ceilings
 
-from lantern_accel.measure import samples
-from lantern_accel.measure.reading import read_run
-from lantern_accel.report.table import plain_rows, table
+from lantern_accel_profiles.measure import samples
+from lantern_accel_profiles.measure.reading import read_run
+from lantern_accel_profiles.report.table import plain_rows, table
 
 CELLS = ("--strategy", "vanilla", "--strategy", "eagle", "--repeats", "2")
 ASKED = ("--prompt", "red heart", "--prompt", "dog face")

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 import lantern_accel
-from lantern_accel.measure.run import choose_strategies
 from lantern_accel.models.bundle import bundled_models, read_manifest
 from lantern_accel.strategy.trees import EAGLE2_TREE
+from lantern_accel_profiles.measure.run import choose_strategies
 
 MODEL = "lantern-emoji"
 

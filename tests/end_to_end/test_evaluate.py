@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lantern_accel.evaluation.schema import PARTS, Evaluation
+from lantern_accel_profiles.evaluation.schema import PARTS, Evaluation
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_stopped_evaluation_goes_on_and_another_one_is_refused(
     assert command(*words, "--part", "likelihood").returncode == 0
     first = json.loads(out.read_text())
     assert [part for part in PARTS if first[part] is not None] == ["likelihood"]
-    from lantern_accel.evaluation import run
+    from lantern_accel_profiles.evaluation import run
 
     monkeypatch.setattr(run, "likelihood", lambda *a: pytest.fail("measured again"))
     assert command(*words, "--part", "likelihood", "--part", "interchange").returncode == 0

@@ -204,7 +204,7 @@ def test_an_embeddings_file_for_a_model_that_reads_words(
 def test_pictures_of_a_training_set_that_are_no_files(tmp_path: Path) -> None:
     from PIL import Image
 
-    from lantern_accel.quality.imageset import read_images
+    from lantern_accel.training.imageset import read_images
 
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     os.mkfifo(tmp_path / "pipe")

@@ -16,10 +16,10 @@ pytest.importorskip("fastapi")
 
 from support.server import serving
 
-from lantern_accel.measure import environment
-from lantern_accel.measure.reading import check_comparable, read_run
-from lantern_accel.measure.record import is_measured
 from lantern_accel.serving.studio import ServerSettings
+from lantern_accel_profiles.measure import environment
+from lantern_accel_profiles.measure.reading import check_comparable, read_run
+from lantern_accel_profiles.measure.record import is_measured
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import load

@@ -10,10 +10,10 @@ from support.profiles import FEW, PROMPTS, STRATEGIES
 
 from lantern_accel.cli import main
 from lantern_accel.device.backend import Stopwatch
-from lantern_accel.measure import ceilings
-from lantern_accel.measure.reading import read_run
-from lantern_accel.measure.record import PHASES, Interval
-from lantern_accel.report import published
+from lantern_accel_profiles.measure import ceilings
+from lantern_accel_profiles.measure.reading import read_run
+from lantern_accel_profiles.measure.record import PHASES, Interval
+from lantern_accel_profiles.report import published
 
 pytestmark = pytest.mark.usefixtures("small_ceilings")
 

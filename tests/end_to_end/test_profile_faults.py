@@ -18,11 +18,11 @@ import lantern_accel
 from lantern_accel import store
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.errors import BackendError, RequestError
-from lantern_accel.measure import ceilings, samples
-from lantern_accel.measure import run as measuring
-from lantern_accel.measure.reading import read_run
-from lantern_accel.measure.record import Plan, PromptSet, is_measured
-from lantern_accel.measure.run import USUAL, Profiler, usual_names
+from lantern_accel_profiles.measure import ceilings, samples
+from lantern_accel_profiles.measure import run as measuring
+from lantern_accel_profiles.measure.reading import read_run
+from lantern_accel_profiles.measure.record import Plan, PromptSet, is_measured
+from lantern_accel_profiles.measure.run import USUAL, Profiler, usual_names
 
 pytestmark = pytest.mark.usefixtures("small_ceilings")
 
@@ -35,13 +35,14 @@ def test_a_killed_run_is_completed(tiny_model, prompt_file, tmp_path):
     """Kill the process itself, in the middle of its samples."""
     out = tmp_path / "run.json"
     root = Path(lantern_accel.__file__).parents[1]
-    paths = os.pathsep.join([str(root), str(root / "backends")])
+    paths = os.pathsep.join([str(root), str(root / "backends"), str(root / "profiles")])
     environ = os.environ | {
         "LANTERN_ACCEL_CACHE": str(tmp_path / "cache"),
         "PYTHONPATH": os.pathsep.join([paths, os.environ.get("PYTHONPATH", "")]),
     }
     program = (
-        "import sys; from lantern_accel import store; from lantern_accel.measure import ceilings\n"
+        "import sys; from lantern_accel import store\n"
+        "from lantern_accel_profiles.measure import ceilings\n"
         "ceilings.LARGEST_BUFFER = 2**20; ceilings.LARGEST_MATRIX = 512\n"
         "ceilings.STOPWATCH_RATIO = (0.3, 3); store.WRITE_EVERY = 0.0\n"
         "from lantern_accel.cli import main; sys.exit(main())"
@@ -224,7 +225,7 @@ def test_a_stopwatch_that_misses_the_work_ends_the_run(profiler, monkeypatch):
         one.measure()
     # Should the check on simple work be fooled, the samples are not.
     monkeypatch.setattr(ceilings, "STOPWATCH_RATIO", (0.0, 10.0))
-    monkeypatch.setattr("lantern_accel.measure.reading.CLOCK_SLACK", 0.0)
+    monkeypatch.setattr("lantern_accel_profiles.measure.reading.CLOCK_SLACK", 0.0)
     with pytest.raises(BackendError, match="does not wait for the device"):
         one.measure()
 
@@ -255,7 +256,7 @@ def test_a_counter_that_rises_keeps_the_warm_up_going():
 
 
 def test_relaxation_of_nothing_agrees_with_exact_decoding(tiny_model):
-    from lantern_accel.measure.price import PriceStudy
+    from lantern_accel_profiles.measure.price import PriceStudy
 
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
         study = PriceStudy(pipeline, ["red heart", "dog face"], 3, 0, 1.0)
@@ -271,7 +272,7 @@ def test_relaxation_of_nothing_agrees_with_exact_decoding(tiny_model):
 
 @pytest.mark.long
 def test_a_price_that_lacked_its_package_is_completed(profiler, tmp_path, monkeypatch):
-    from lantern_accel.quality import features
+    from lantern_accel_profiles.quality import features
 
     out = tmp_path / "run.json"
     monkeypatch.setattr(features, "PACKAGE", "a_package_that_nobody_has")

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.browser
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
-    from lantern_accel.report.comparison import compare
-    from lantern_accel.report.render import write
+    from lantern_accel_profiles.report.comparison import compare
+    from lantern_accel_profiles.report.render import write
 
     runs = [
         invented_run("one", batches=(1, 4)),
@@ -71,10 +71,10 @@ def test_the_page_opens_without_a_complaint(
 def test_the_answer_fits_one_screen(browser: Any, tmp_path: Path, scheme: str) -> None:
     """Of the committed runs: sentence, chart and table, at 1280 x 800."""
     from lantern_accel.device.datasheets import profiles_dir
-    from lantern_accel.measure.reading import read_run
-    from lantern_accel.report.comparison import compare
-    from lantern_accel.report.render import write
-    from lantern_accel.report.terms import Terms
+    from lantern_accel_profiles.measure.reading import read_run
+    from lantern_accel_profiles.report.comparison import compare
+    from lantern_accel_profiles.report.render import write
+    from lantern_accel_profiles.report.terms import Terms
 
     runs = [read_run(path) for path in sorted((profiles_dir() / "measured").glob("*.json"))]
     path = tmp_path / "report.html"

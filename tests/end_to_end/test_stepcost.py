@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lantern_accel.cli import main
-from lantern_accel.measure import ceilings, steps
+from lantern_accel_profiles.measure import ceilings, steps
 
 
 @pytest.fixture(autouse=True)

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 import lantern_accel
 from lantern_accel.errors import DataError, LanternError, RequestError
-from lantern_accel.evaluation.plots import points
-from lantern_accel.evaluation.run import Evaluator
-from lantern_accel.evaluation.schema import Evaluation, Settings, Suite
-from lantern_accel.evaluation.suite.captions import read_captions
-from lantern_accel.evaluation.suite.drawing import SuiteRequest, choose_strategies
-from lantern_accel.evaluation.suite.protocol import Preprocessing, Protocol
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.quality.interval import Interval
+from lantern_accel_profiles.evaluation.plots import points
+from lantern_accel_profiles.evaluation.run import Evaluator
+from lantern_accel_profiles.evaluation.schema import Evaluation, Settings, Suite
+from lantern_accel_profiles.evaluation.suite.captions import read_captions
+from lantern_accel_profiles.evaluation.suite.drawing import SuiteRequest, choose_strategies
+from lantern_accel_profiles.evaluation.suite.protocol import Preprocessing, Protocol
+from lantern_accel_profiles.quality.interval import Interval
 
 PROMPTS = ("red heart", "dog face", "a blue fish")
 RULE = Preprocessing(crop="centre square", size=16, to_network="network")
@@ -314,7 +314,7 @@ def test_prompts_alone_get_scores_only(command, tiny_model, tmp_path):
 def test_classes_are_measured_against_adm_s_batch(class_model, tmp_path):
     rng = np.random.default_rng(2)
     np.savez(tmp_path / "adm.npz", arr_0=rng.integers(0, 255, (9, 16, 16, 3), dtype=np.uint8))
-    from lantern_accel.evaluation.suite.captions import class_prompts
+    from lantern_accel_profiles.evaluation.suite.captions import class_prompts
 
     with lantern_accel.load(class_model, device="cpu", dtype="float32") as pipeline:
         sampling = pipeline.sampling()

@@ -14,8 +14,8 @@ from lantern_accel.device.capture import HostCopy
 from lantern_accel.errors import LanternWarning, StrategyError
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.values import StaticTree
-from lantern_accel.tuning import search_for
-from lantern_accel.tuning import trees as tune
+from lantern_accel_profiles.tuning import search_for
+from lantern_accel_profiles.tuning import trees as tune
 
 RATE = st.floats(0.01, 0.99)
 

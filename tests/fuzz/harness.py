@@ -82,7 +82,7 @@ def write_whole_files(folder: Path) -> None:
     (folder / "notes.json").write_text(
         json.dumps({"command": "x", "seeds": {"0": 3}, "finished": [0]})
     )
-    shipped = Path(__file__).parents[2] / "profiles"
+    shipped = Path(__file__).parents[2] / "profiles" / "datasheets"
     shutil.copyfile(sorted(shipped.glob("*.toml"))[0], folder / "profile.toml")
 
 
@@ -168,15 +168,15 @@ def _reach(*args: Any, **kwargs: Any) -> Any:
 
 #: Where the work begins that is no question of input.
 WORK = (
-    "lantern_accel.measure.run.Profiler.measure",
-    "lantern_accel.tuning.trees.TreeTuner.measure_rates",
-    "lantern_accel.tuning.auto.AutoTuner.prepare",
-    "lantern_accel.measure.steps.make_model",
-    "lantern_accel.evaluation.run.Evaluator.run",
+    "lantern_accel_profiles.measure.run.Profiler.measure",
+    "lantern_accel_profiles.tuning.trees.TreeTuner.measure_rates",
+    "lantern_accel_profiles.tuning.auto.AutoTuner.prepare",
+    "lantern_accel_profiles.measure.steps.make_model",
+    "lantern_accel_profiles.evaluation.run.Evaluator.run",
     "lantern_accel.generation.rounding_price.rounded_model",
     "lantern_accel.serving.app.Server.run",
     "lantern_accel.distributed.fleet.ray_cluster",
-    "lantern_accel.evaluation.grid.draw_grid",
+    "lantern_accel_profiles.evaluation.grid.draw_grid",
     "lantern_accel.memory.plan.measure",
     "lantern_accel.testing.kit.run_checks",
     "lantern_accel.cli.separate.conform",

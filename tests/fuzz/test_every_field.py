@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from support.runs import invented_run
 
 from lantern_accel.errors import LanternError
-from lantern_accel.measure.reading import read_file
 from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.strategy.values import DynamicTree, Strategy, named_strategy
+from lantern_accel_profiles.measure.reading import read_file
 
 WRONG: tuple[Any, ...] = (None, [1, [2]], {"a": []}, "x", -1)
 

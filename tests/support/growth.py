@@ -31,7 +31,7 @@ measurable = pytest.mark.skipif(
 
 def growth(setup: str, body: str, environ: Mapping[str, str] | None = None) -> int:
     """Return the peak of ``body`` beyond what is resident after ``setup``, bytes."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "backends")])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), str(ROOT / "profiles")])
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(setup=setup, body=body)],
         capture_output=True,

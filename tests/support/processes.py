@@ -36,7 +36,7 @@ def on_software_hpu() -> Run:
 
     def run(*words: str, script: str = "", **changed: str) -> subprocess.CompletedProcess[str]:
         call = [sys.executable, "-c", script or COMMAND]
-        ours = [str(ROOT), str(ROOT / "backends"), str(ROOT / "tests")]
+        ours = [str(ROOT), str(ROOT / "backends"), str(ROOT / "profiles"), str(ROOT / "tests")]
         paths = [*ours, os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lantern_accel.measure import ceilings, environment
+from lantern_accel_profiles.measure import ceilings, environment
 
 STRATEGIES = "vanilla,eagle,lantern++"
 PROMPTS = ("red heart", "dog face")

@@ -11,7 +11,15 @@ from typing import Any
 from PIL import Image
 
 from lantern_accel.device.backend import DeviceFacts
-from lantern_accel.measure.record import (
+from lantern_accel.records import digest
+from lantern_accel.strategy.values import (
+    DynamicTree,
+    Sampling,
+    StaticTree,
+    Strategy,
+    named_strategy,
+)
+from lantern_accel_profiles.measure.record import (
     Ceilings,
     Cell,
     ClockCheck,
@@ -29,14 +37,6 @@ from lantern_accel.measure.record import (
     Strip,
     Warmup,
     Work,
-)
-from lantern_accel.records import digest
-from lantern_accel.strategy.values import (
-    DynamicTree,
-    Sampling,
-    StaticTree,
-    Strategy,
-    named_strategy,
 )
 
 PROMPTS: list[str | int] = ["red heart", "dog face", "pizza", "rocket"]

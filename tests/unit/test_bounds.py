@@ -12,9 +12,9 @@ from lantern_accel.cli import main
 from lantern_accel.errors import CheckpointError, StrategyError, shown
 from lantern_accel.families.tokenizer import check_vocabulary
 from lantern_accel.files import read_json_file, read_text_file
-from lantern_accel.measure.environment import busy_words
-from lantern_accel.measure.record import Run, not_measured
 from lantern_accel.strategy.trees import parse_tree
+from lantern_accel_profiles.measure.environment import busy_words
+from lantern_accel_profiles.measure.record import Run, not_measured
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Who may import whom: the packages of ``lantern_accel``, read off every import, wherever it stands."""
+"""Who may import whom: our packages, read off every import, wherever it stands."""
 
 from __future__ import annotations
 
@@ -9,9 +9,25 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2] / "lantern_accel"
+ROOT = Path(__file__).parents[2]
+#: Our packages and their folders; parts of the second are named ``profiles.measure`` and so on below.
+FOLDERS = {
+    "lantern_accel": ROOT / "lantern_accel",
+    "lantern_accel_profiles": ROOT / "profiles" / "lantern_accel_profiles",
+}
 #: Imported by everybody.
-GROUND = {"bounds", "errors", "files", "prompts", "records", "store", "_version"}
+GROUND = {
+    "bounds",
+    "errors",
+    "extensions",
+    "files",
+    "plot_style",
+    "progress",
+    "prompts",
+    "records",
+    "store",
+    "_version",
+}
 #: The layers from the lowest up: a package imports from those below its own, and from itself.
 LAYERS = (
     ("device",),
@@ -22,18 +38,22 @@ LAYERS = (
     ("memory",),
     ("generation",),
     ("api", "testing"),
-    ("quality",),
-    ("measure", "training", "evaluation"),
-    ("tuning", "report", "serving"),
+    ("training", "serving"),
     ("distributed", "porting", "integrations"),
     ("cli",),
+    ("profiles.quality",),
+    ("profiles.measure", "profiles.evaluation"),
+    ("profiles.tuning", "profiles.report"),
+    ("profiles.commands",),
 )
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 
 
 def package(module: str) -> str:
-    """Return the package of a module's dotted path below ours; "" for ours itself."""
-    return module.split(".")[0]
+    """Return the package of a module's dotted path, as :data:`LAYERS` names it."""
+    top, _, rest = module.partition(".")
+    name = rest.partition(".")[0]
+    return f"profiles.{name}" if top == "lantern_accel_profiles" else name
 
 
 @cache
@@ -46,15 +66,14 @@ def imports(source: str) -> list[str]:
             names = [one.name for one in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{one.name}" for one in node.names]
-        ours = (name for name in names if name.startswith("lantern_accel."))
-        found += [name.removeprefix("lantern_accel.") for name in ours]
+        found += [name for name in names if name.partition(".")[0] in FOLDERS and "." in name]
     return found
 
 
 def crossed(path: str, source: str) -> set[tuple[str, str]]:
     """Return the (importer, imported) pairs of packages that do not lead down."""
     here = package(path.removesuffix(".py").replace("/", "."))
-    if here in ("__init__", "__main__"):
+    if here.removeprefix("profiles.") in ("__init__", "__main__"):
         return set()
     pairs = {(here, package(name)) for name in imports(source)}
     layer = -1 if here in GROUND else LAYER_OF[here]
@@ -65,10 +84,18 @@ def crossed(path: str, source: str) -> set[tuple[str, str]]:
     }
 
 
+def sources() -> dict[str, Path]:
+    """Return our files by their paths, which begin with the name of a package."""
+    return {
+        f"{top}/{path.relative_to(folder).as_posix()}": path
+        for top, folder in FOLDERS.items()
+        for path in sorted(folder.rglob("*.py"))
+    }
+
+
 def found() -> dict[tuple[str, str], list[str]]:
     out: dict[tuple[str, str], list[str]] = {}
-    for path in sorted(ROOT.rglob("*.py")):
-        name = str(path.relative_to(ROOT))
+    for name, path in sources().items():
         for pair in crossed(name, path.read_text(encoding="utf-8")):
             out.setdefault(pair, []).append(name)
     return out
@@ -80,22 +107,22 @@ def test_no_package_imports_what_it_may_not() -> None:
 
 
 def test_every_package_has_a_layer() -> None:
-    packages = {p.name for p in ROOT.iterdir() if p.is_dir() and (p / "__init__.py").is_file()}
+    packages = {package(name.replace("/", ".")) for name in sources() if name.count("/") > 1}
     assert packages <= set(LAYER_OF), "a package without a layer"
 
 
 def test_no_two_files_import_each_other() -> None:
     """Imports within functions and for types count: whoever reads one file must not need the other."""
     files = {
-        "lantern_accel." + str(p.relative_to(ROOT))[:-3].replace("/", "."): p
-        for p in ROOT.rglob("*.py")
-        if p.name != "__init__.py"
+        name[:-3].replace("/", "."): path
+        for name, path in sources().items()
+        if path.name != "__init__.py"
     }
     below = {
         name: {
             one
             for found in imports(path.read_text(encoding="utf-8"))
-            for one in (f"lantern_accel.{found}", f"lantern_accel.{found.rpartition('.')[0]}")
+            for one in (found, found.rpartition(".")[0])
             if one in files and one != name
         }
         for name, path in files.items()
@@ -110,17 +137,21 @@ def test_no_two_files_import_each_other() -> None:
         ("decoding/x.py", "def f():\n    import lantern_accel.families.registry", "families"),
         ("decoding/x.py", "if TYPE_CHECKING:\n    from lantern_accel import families", "families"),
         ("generation/pipeline.py", "from lantern_accel.testing import kit", "testing"),
-        ("evaluation/run.py", "from lantern_accel.training.loop import run", "training"),
-        ("training/loop.py", "from lantern_accel.evaluation import run", "evaluation"),
-        ("measure/run.py", "from lantern_accel.training import loop", "training"),
+        (
+            "training/loop.py",
+            "from lantern_accel_profiles.evaluation import run",
+            "profiles.evaluation",
+        ),
+        ("cli/app.py", "from lantern_accel_profiles.measure import run", "profiles.measure"),
         ("memory/plan.py", "from lantern_accel.cli.options import OPTION", "cli"),
         ("nn/vq.py", "from lantern_accel.decoding.rows import Allowed", "decoding"),
         ("device/spec.py", "from lantern_accel.families.spec import FamilySpec", "families"),
     ],
 )
 def test_a_planted_violation_is_caught(path: str, source: str, pair: str) -> None:
-    assert {(path.partition("/")[0], pair)} <= crossed(path, source)
     here = path.partition("/")[0]
+    assert {(here, pair)} <= crossed(f"lantern_accel/{path}", source)
     assert not crossed(
-        path, f"from lantern_accel.{here}.x import y\nfrom lantern_accel import errors"
+        f"lantern_accel/{path}",
+        f"from lantern_accel.{here}.x import y\nfrom lantern_accel import errors",
     )

@@ -25,10 +25,10 @@ from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.registry import family
-from lantern_accel.quality.set_metrics import kernel_distance
 from lantern_accel.strategy.rules import Lantern
 from lantern_accel.strategy.values import NoTree, Sampling, Strategy, Window
 from lantern_accel.testing.tiny import tiny_model
+from lantern_accel_profiles.quality.set_metrics import kernel_distance
 
 Law = Callable[[Any], None]
 
@@ -206,19 +206,19 @@ MUTANTS: dict[str, tuple[Law, str, str, str]] = {
     ),
     "total variation divided by steps": (
         the_price_is_per_token,
-        "lantern_accel.measure.price",
+        "lantern_accel_profiles.measure.price",
         "done.price / done.tokens.shape[1]",
         "done.price / done.steps",
     ),
     "the strategy's own distance as the floor": (
         the_floor_is_what_chance_gives,
-        "lantern_accel.measure.price",
+        "lantern_accel_profiles.measure.price",
         "floor=kernel_distance(other, plain)",
         "floor=kernel_distance(relaxed, plain)",
     ),
     "an unpaired bootstrap of the speed-up": (
         what_disturbs_both_cancels,
-        "lantern_accel.quality.interval",
+        "lantern_accel_profiles.quality.interval",
         "of(*(column[chosen] for column in data))",
         "of(*(column[picks(n, i)] for i, column in enumerate(data)))",
     ),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-OURS = ("lantern_accel", "backends", "tools")
+OURS = ("lantern_accel", "profiles", "backends", "tools")
 NAME = r"\b(_[a-z]\w*(?<!_))\b"
 NAMES = re.compile(NAME)
 #: Functions, and what is assigned to.

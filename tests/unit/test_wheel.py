@@ -19,9 +19,11 @@ def test_a_wheel_has_the_package_and_every_backend(names: set[str]) -> None:
     assert "lantern_accel/cli/conform.py" in names
     assert {name.split("/")[0] for name in names} == {
         "lantern_accel",
+        "lantern_accel_profiles",
         *(one.name for one in (ROOT / "backends").iterdir() if one.is_dir()),
     }
-    assert any(name.startswith("lantern_accel/profiles_data/") for name in names)
+    assert "lantern_accel_profiles/commands/profile.py" in names
+    assert "lantern_accel/profiles_data/datasheets/cpu.toml" in names
 
 
 def test_the_device_in_software_stays_in_the_checkout(names: set[str]) -> None:

@@ -17,8 +17,8 @@ from lantern_accel.cli import devices, main
 from lantern_accel.device import plugins
 from lantern_accel.device.plugins import DeviceStatus, open_backend
 from lantern_accel.families import releases
-from lantern_accel.measure.environment import describe
 from lantern_accel_cpu.native import build, library
+from lantern_accel_profiles.measure.environment import describe
 
 READY = DeviceStatus(name="abacus", state="ready", devices=("10 rods", "10 rods", "5 rods"))
 ABSENT = DeviceStatus(

@@ -37,7 +37,7 @@ def test_every_shipped_profile_loads(name: str) -> None:
 
 def test_profiles_are_found_in_a_checkout() -> None:
     assert "cpu" in profile_names()
-    assert (profiles_dir() / "cpu.toml").is_file()
+    assert (profiles_dir() / "datasheets" / "cpu.toml").is_file()
 
 
 def test_an_unknown_profile_names_its_neighbours() -> None:

@@ -52,7 +52,14 @@ def medium(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def child(script: str, *words: object, cache: Path) -> dict[str, Any]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [
+            str(ROOT),
+            str(ROOT / "backends"),
+            str(ROOT / "profiles"),
+            os.environ.get("PYTHONPATH", ""),
+        ]
+    )
     environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "LANTERN_ACCEL_CACHE": str(cache)}
     done = subprocess.run(
         [sys.executable, str(ROOT / script), *map(str, words)],
@@ -110,7 +117,9 @@ def test_loading_holds_little_more_than_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loading.write_checkpoint(tmp_path, "llamagen-b-256", 2)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "backends")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "backends"), str(ROOT / "profiles")])
+    )
     found = loading.measure(tmp_path)
     assert found["weights"] > 500e6
     assert found["peak"] - found["before"] < 1.3 * found["weights"]

@@ -16,7 +16,7 @@ from lantern_accel.device.backend import DeviceFacts
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Strategy, with_tokens_per_step
-from lantern_accel.tuning.auto import AutoEvidence
+from lantern_accel_profiles.tuning.auto import AutoEvidence
 
 ROOT = Path(__file__).parents[3]
 

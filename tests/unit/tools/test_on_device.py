@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from support.runs import invented_run
 
-from lantern_accel.measure.record import StepCell
 from lantern_accel.strategy.values import Strategy
+from lantern_accel_profiles.measure.record import StepCell
 
 TOOLS = Path(__file__).parents[3] / "tools"
 VARIANTS: tuple[dict[str, Any], ...] = ({}, {"attention": "triton"})

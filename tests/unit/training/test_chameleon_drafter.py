@@ -21,12 +21,12 @@ from lantern_accel.checkpoints.layouts import OWN_WEIGHTS
 from lantern_accel.errors import CheckpointError, DataError, ModelError, RequestError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.models.locate import find_model
-from lantern_accel.quality.imageset import read_images
 from lantern_accel.training import loop
 from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import DrafterTask, DrafterTrainConfig, free_choices
 from lantern_accel.training.folder import write_weights
+from lantern_accel.training.imageset import read_images
 from lantern_accel.training.recording import Encoded
 
 SIZE = (16, 8)

@@ -11,7 +11,7 @@ import torch
 
 from lantern_accel.errors import DataError
 from lantern_accel.files import write_json, write_whole
-from lantern_accel.quality.progress import (
+from lantern_accel.progress import (
     LineProgress,
     Progress,
     console_progress,

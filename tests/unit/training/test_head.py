@@ -24,7 +24,7 @@ from lantern_accel.cli import main
 from lantern_accel.errors import CheckpointError, DataError, DiskFullError
 from lantern_accel.models.check import check
 from lantern_accel.models.locate import named_parts
-from lantern_accel.quality.progress import Progress
+from lantern_accel.progress import Progress
 from lantern_accel.training import head as trainer
 from lantern_accel.training import loop
 from lantern_accel.training.device import TrainDevice

@@ -22,7 +22,7 @@ from lantern_accel.cli import main
 from lantern_accel.errors import CheckpointError, DataError, ModelError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.models.locate import find_model, named_parts
-from lantern_accel.quality.progress import Progress
+from lantern_accel.progress import Progress
 from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import DrafterTrainConfig, FrozenHead

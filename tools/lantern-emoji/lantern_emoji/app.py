@@ -10,10 +10,10 @@ import typer
 
 from lantern_accel.cli import run
 from lantern_accel.cli.console import say
-from lantern_accel.cli.evaluate import evaluate
 from lantern_accel.cli.help import tidy
 from lantern_accel.cli.options import with_options
 from lantern_accel.cli.train import Training, explaining_the_disk, print_report
+from lantern_accel_profiles.commands.evaluate import evaluate
 
 app = typer.Typer(
     name="lantern-emoji",
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 @app.command("data")
 def data() -> None:
     """Fetch the openly licensed emoji sets and render them to the cache."""
-    from lantern_accel.quality.progress import console_progress
+    from lantern_accel.progress import console_progress
     from lantern_emoji.data import prepare_data
 
     with explaining_the_disk(Path("the cache")):
@@ -56,7 +56,7 @@ def _stage(stage: str, given: Training, **more: Any) -> None:
 
     # Choose the device before torch is imported: some vendors read the environment then.
     found = choose_device(given.device, given.options)
-    from lantern_accel.quality.progress import console_progress
+    from lantern_accel.progress import console_progress
     from lantern_accel.training.device import TrainDevice
     from lantern_emoji import workspace
 

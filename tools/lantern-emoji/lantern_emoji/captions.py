@@ -87,7 +87,7 @@ def prompts_of(count: int, seed: int) -> list[str]:
 
     None is in ``composed.txt`` or among the built-in prompts, on which heads are judged.
     """
-    from lantern_accel.measure.prompts import REPORTING, TUNING
+    from lantern_accel.generation.built_in_prompts import REPORTING, TUNING
 
     lists = Path(__file__).resolve().parents[1]
     left_out = {*TUNING, *REPORTING, *read_lines(lists / "composed.txt")}

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lantern_accel.errors import DataError
 from lantern_accel.files import cache_dir, read_json_file, write_json, write_whole
-from lantern_accel.quality.progress import Progress
+from lantern_accel.progress import Progress
 from lantern_emoji import catalogue, sources
 from lantern_emoji.captions import STYLES
 from lantern_emoji.render import (

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lantern_accel.errors import DataError
 from lantern_accel.nn.vq import VQModel
-from lantern_accel.quality.progress import Progress
+from lantern_accel.progress import Progress
 from lantern_emoji.augment import flip, random_place, to_float, to_uint8
 from lantern_emoji.data import EmojiDataset
 from lantern_emoji.scenes import Scene, render_scene

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lantern_accel.errors import DataError
-from lantern_accel.quality.imageset import ImageSet
+from lantern_accel.training.imageset import ImageSet
 from lantern_emoji.captions import plain_caption
 from lantern_emoji.data import load_data
 from lantern_emoji.render import SIZE

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import LanternWarning
 from lantern_accel.families.llamagen.text import tokenize
+from lantern_accel.generation.result import image_grid, save_image
 from lantern_accel.nn.vq import VQModel, pixels_to_uint8
-from lantern_accel.quality.imageset import save_grid
 from lantern_accel.strategy.values import Sampling, Strategy
 from lantern_accel.training.target import TextTarget
 
@@ -53,4 +54,4 @@ class SampleSheet:
         grid = model.gpt.config.grid
         codes = engine.run().tokens.to(self.device).view(-1, grid, grid)
         pixels = pixels_to_uint8(self.vq.decode(codes)).cpu().numpy()
-        save_grid(pixels, path, columns=6)
+        save_image(image_grid([*map(Image.fromarray, pixels)], 6), path)

@@ -13,19 +13,20 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.errors import DataError
 from lantern_accel.files import write_json
+from lantern_accel.generation.result import image_grid, save_image
 from lantern_accel.nn.vq import VQConfig, VQModel
-from lantern_accel.quality.features import MISSING, is_there, load_network
-from lantern_accel.quality.imageset import save_grid
-from lantern_accel.quality.progress import Progress
+from lantern_accel.progress import Progress
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.folder import load_tokenizer, write_model
 from lantern_accel.training.loop import Task, TrainConfig, move_average, run, seed_everything
+from lantern_accel_profiles.quality.features import MISSING, is_there, load_network
 from lantern_emoji.augment import augment, to_float
 from lantern_emoji.codebook import CodebookAverage
 from lantern_emoji.data import EmojiDataset
@@ -241,7 +242,8 @@ class TokenizerTask(Task):
     def draw_samples(self, path: Path) -> None:
         """Draw held-out images above what the tokenizer makes of them."""
         seen, _ = reconstruct(self.kept(), self.heldout[:24])
-        save_grid(np.concatenate([self.heldout[:24], seen], axis=1), path)
+        pairs = np.concatenate([self.heldout[:24], seen], axis=1)
+        save_image(image_grid([*map(Image.fromarray, pairs)], 12), path)
 
 
 def train_tokenizer(
@@ -288,7 +290,6 @@ def _report(
     styles = np.array([data.records[i].style for i in heldout])
     train = data.split("train")
     _, more = reconstruct(model, data.images[train[:: max(1, len(train) // 1000)]])
-    used = np.union1d(codes, more)
     report = TokenizerReport(
         steps=step,
         seconds=round(seconds, 1),
@@ -296,7 +297,7 @@ def _report(
         parameters=sum(p.numel() for p in model.parameters()),
         psnr={s: round(float(quality[styles == s].mean()), 2) for s in sorted(set(styles))},
         mean_psnr=round(float(quality.mean()), 2),
-        codes_used=len(used),
+        codes_used=len(np.union1d(codes, more)),
         codebook_size=model.config.codebook_size,
         environment={
             "python": platform.python_version(),
@@ -308,5 +309,5 @@ def _report(
     write_json(out / "report.json", report.model_dump(mode="json"))
     shown = list(range(0, len(images), max(1, len(images) // 60)))[:60]
     pairs = np.concatenate([images[shown], seen[shown]], axis=1)
-    save_grid(pairs, out / "reconstructions.png", columns=12)
+    save_image(image_grid([*map(Image.fromarray, pairs)], 12), out / "reconstructions.png")
     return report

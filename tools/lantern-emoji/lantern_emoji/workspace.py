@@ -17,7 +17,7 @@ from lantern_accel.errors import DataError
 from lantern_accel.families.llamagen.text import TextEncoderConfig
 from lantern_accel.families.tokenizer import read_tokenizer
 from lantern_accel.files import write_whole
-from lantern_accel.quality.progress import Progress
+from lantern_accel.progress import Progress
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import DrafterTrainConfig, read_drafter, train_drafter
 from lantern_accel.training.folder import load_tokenizer, save_text_tokenizer, train_text_tokenizer

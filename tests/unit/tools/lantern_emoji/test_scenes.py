@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lantern_accel.errors import DataError
-from lantern_accel.evaluation import grid as prompts
+from lantern_accel_profiles.evaluation import grid as prompts
 from lantern_emoji import catalogue, scenes
 from lantern_emoji.captions import STYLES
 from lantern_emoji.data import EmojiDataset, Record

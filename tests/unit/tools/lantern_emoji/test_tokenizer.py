@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import DataError
 from lantern_accel.nn.vq import VQConfig, VQModel
-from lantern_accel.quality import features
-from lantern_accel.quality.progress import LineProgress, Progress
+from lantern_accel.progress import LineProgress, Progress
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.folder import load_tokenizer
+from lantern_accel_profiles.quality import features
 from lantern_emoji.augment import augment, flip, place, rotate_hue, to_float, to_uint8
 from lantern_emoji.codebook import CodebookAverage
 from lantern_emoji.data import EmojiDataset, Record

@@ -1,0 +1,227 @@
+"""``lantern-accel profile``: one device measured for a report; ``bench``: quickly, for a table."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lantern_accel import bounds
+from lantern_accel.cli.console import note, print_json, say, show_markdown
+from lantern_accel.cli.options import (
+    Loading,
+    Weights,
+    numbers,
+    strategy_words,
+    whole_numbers,
+    with_options,
+)
+
+if TYPE_CHECKING:
+    from lantern_accel_profiles.measure.record import Run
+
+
+@with_options
+def profile(
+    *,
+    output: Path = typer.Option(..., "--output", "-o", help="The run's file, .json."),
+    load: Loading,
+    weights: Weights = "full",
+    strategy: list[str] = typer.Option(
+        [],
+        "--strategy",
+        "-s",
+        help="Names, separated by commas or repeated; vanilla is always measured. Default: vanilla, "
+        "auto, scd and, with a drafter, eagle, eagle2, lantern and lantern++.",
+    ),
+    batch: list[str] = typer.Option(
+        [], "--batch", "-b", help="Batch sizes, such as 1,4. Default: 1,4, quick: 1."
+    ),
+    temperature: list[str] = typer.Option(["1"], "--temperature", "-t", help="Such as 0,1."),
+    prompts: Path = typer.Option(
+        None,
+        help="A file of prompts, as `generate --prompts` takes it. Default: a fixed random draw "
+        "from what the bundled model was taught, hard ones included.",
+    ),
+    quick: bool = typer.Option(
+        False, help="5 samples per cell and 16 images: minutes, not an hour."
+    ),
+    samples: int = typer.Option(
+        None, min=2, max=bounds.MOST_SAMPLES, help="Decodings per cell. Default: 30, quick: 5."
+    ),
+    seconds: float = typer.Option(
+        None,
+        min=0,
+        max=bounds.MOST_SECONDS,
+        help="Timed seconds per cell at least. Default: 10, quick: 0.",
+    ),
+    quality_images: int = typer.Option(
+        None,
+        min=2,
+        max=bounds.MOST_IMAGES,
+        help="Images per strategy for its quality loss. Default: 64, quick: 16.",
+    ),
+    seed: int = typer.Option(0, min=0, max=bounds.MOST_SEED, help="Fixes the images."),
+    name: str = typer.Option(None, help="The run's name in reports. Default: device and time."),
+    trace: Path = typer.Option(
+        None, help="Also write one image here, step by step, for ui.perfetto.dev."
+    ),
+    resume: bool = typer.Option(False, help="Complete an interrupted run in the same file."),
+    wait: float = typer.Option(
+        0.0,
+        min=0,
+        max=bounds.MOST_SECONDS,
+        help="Seconds to wait for other programs that keep this machine busy; then it ends. Default: "
+        "say so, and measure.",
+    ),
+) -> None:
+    """Measure strategies on one device into a run for `lantern-accel compare`.
+
+    Example: lantern-accel profile --device cpu --quick -o cpu.json
+    """
+    names = strategy_words(strategy) if strategy else []
+    batches = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
+    temperatures = numbers("--temperature", temperature, 0, bounds.MOST_TEMPERATURE)
+    run = measure_run(
+        load,
+        weights,
+        output,
+        resume=resume,
+        quick=quick,
+        changes={"samples": samples, "seconds": seconds, "quality_images": quality_images},
+        names=names,
+        batches=batches or ([1] if quick else [1, 4]),
+        temperatures=temperatures,
+        prompts=prompts,
+        seed=seed,
+        name=name,
+        trace=trace,
+        check=not quick,
+        wait=wait,
+    )
+    from lantern_accel_profiles.report.comparison import compare
+    from lantern_accel_profiles.report.verdict import QUESTION, first_screen
+
+    found = compare([run], profiles=[])
+    for answer in first_screen(found, found.models[0]).devices:
+        say(f"{QUESTION} {answer.short}", style="bold")
+        for line in answer.lines:
+            say(line)
+    say(f"{output} ({run.name}, {len(run.cells)} cells)", label="wrote", style="bold green")
+    say(f"lantern-accel compare {output} -o report.html", label="next", style="bold")
+
+
+def measure_run(
+    load: Loading,
+    weights: str,
+    output: Path | None,
+    *,
+    resume: bool,
+    quick: bool,
+    changes: Mapping[str, Any],
+    names: Sequence[str],
+    temperatures: Sequence[float],
+    prompts: Path | list[str] | None,
+    name: str | None = None,
+    trace: Path | None = None,
+    tree: str | None = None,
+    window: int | None = None,
+    check: bool = False,
+    **asked_for: Any,
+) -> Run:
+    """Load a model and measure a run into ``output``, where one is named.
+
+    ``changes``: to the quick or the full plan, None leaves its own; ``prompts``: a file, or prompts;
+    ``check``: run the checks of `conform`, too; ``asked_for``: further fields of the request.
+    """
+    from lantern_accel.store import check_name, check_output
+
+    check_name(name)
+    if output is not None:
+        check_output(output, resume=resume, trace=trace)
+    began = time.perf_counter()
+    with load.opened(weights=weights) as pipeline:
+        loaded = time.perf_counter() - began
+        # Below here torch is imported, which the device precedes.
+        from lantern_accel.testing.kit import run_checks
+        from lantern_accel_profiles.measure import run as asked
+        from lantern_accel_profiles.measure.prompts import prompt_set, read_prompts
+        from lantern_accel_profiles.measure.run import Profiler
+
+        given = {key: value for key, value in changes.items() if value is not None}
+        request = asked.Request(
+            strategies=asked.choose_strategies(
+                pipeline, names or asked.usual_names(pipeline), temperatures, tree, window
+            ),
+            prompts=prompt_set("--prompt", [*prompts], pipeline)
+            if isinstance(prompts, list)
+            else read_prompts(prompts, pipeline),
+            plan=(asked.QUICK if quick else asked.FULL).model_copy(update=given),
+            temperatures=temperatures,
+            name=name or asked.fresh_name(str(pipeline.backend.device)),
+            command=asked.command_of(sys.argv[1:]),
+            options=load.options,
+            load_seconds=loaded,
+            trace=trace,
+            conform=run_checks if check else None,
+            window=window is not None,
+            **asked_for,
+        )
+        return Profiler(pipeline, request, output, resume=resume, say=note).measure()
+
+
+@with_options
+def bench(
+    *,
+    strategy: list[str] = typer.Option(
+        ["vanilla,auto,eagle,eagle2,lantern,lantern++,scd"],
+        "--strategy",
+        "-s",
+        show_default=False,
+        help="Names, separated by commas or repeated; vanilla is always measured. Default: auto, eagle, "
+        "eagle2, lantern, lantern++ and scd.",
+    ),
+    batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Batch sizes, such as 1,4."),
+    temperature: list[str] = typer.Option(["1"], "--temperature", "-t", help="Such as 0,1."),
+    repeats: int = typer.Option(5, min=1, max=bounds.MOST_SAMPLES, help="Samples per cell."),
+    prompt: list[str] = typer.Option(
+        [], help="A prompt; repeat for several. Default: a fixed random draw, hard ones included."
+    ),
+    load: Loading,
+    weights: Weights = "full",
+    tree: str = typer.Option(None, help="The tree of every strategy with a drafter."),
+    window: int = typer.Option(
+        None, min=2, max=256, help="Tokens in the window of every strategy that has one."
+    ),
+    output: Path = typer.Option(
+        None, "--output", "-o", help="The run, .json; an interrupted one is resumed."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON rows instead of the table."),
+) -> None:
+    """Compare the speed of strategies here, interleaved, with a verdict for each; --json has more.
+
+    With -o it writes a run like that of `profile --quick`, without quality losses, for `compare`.
+    """
+    run = measure_run(
+        load,
+        weights,
+        output,
+        resume=True,
+        quick=True,
+        changes={"samples": repeats, "quality_images": 0},
+        names=strategy_words(strategy),
+        batches=whole_numbers("--batch", batch, 1, bounds.MOST_BATCH),
+        temperatures=numbers("--temperature", temperature, 0, bounds.MOST_TEMPERATURE),
+        prompts=prompt or None,
+        tree=tree,
+        window=window,
+    )
+    from lantern_accel_profiles.report.table import plain_rows, table
+
+    if as_json:
+        return print_json(plain_rows(run))
+    show_markdown(table(run))

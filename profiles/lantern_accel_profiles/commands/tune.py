@@ -1,0 +1,87 @@
+"""``lantern-accel tune``: what is fastest here, kept for later requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from lantern_accel import bounds
+from lantern_accel.cli.console import note, say
+from lantern_accel.cli.options import Loading, strategy_words, whole_numbers, with_options
+from lantern_accel.files import check_target, write_json
+from lantern_accel.strategy.values import AUTO
+
+
+@with_options
+def tune(
+    load: Loading,
+    strategy: str = typer.Option(
+        "auto",
+        help="auto (windows, trees and plain decoding), or eagle or lantern++ (their tree).",
+    ),
+    batch: list[str] = typer.Option(
+        ["1,2,4,8,16,32"], "--batch", "-b", help="Batch sizes to choose for, such as 1,4."
+    ),
+    temperature: float = typer.Option(1.0, min=0, max=bounds.MOST_TEMPERATURE),
+    relaxed: bool = typer.Option(False, "--relaxed", help="Choose for `generate --relaxed`."),
+    tv_budget: float = typer.Option(
+        None, help="Choose for `generate --tv-budget` with this budget."
+    ),
+    max_seconds: float = typer.Option(
+        None,
+        "--max-seconds",
+        min=1,
+        max=bounds.MOST_SECONDS,
+        help="The most seconds that choosing for auto may take.",
+    ),
+    repeats: int = typer.Option(3, min=1, max=bounds.MOST_SAMPLES, help="Decodings per finalist."),
+    output: Path = typer.Option(
+        None, "--output", "-o", help="Also write what was measured, as JSON."
+    ),
+) -> None:
+    """Measure acceptance and step costs here, and keep what is fastest; generate then uses it.
+
+    If it is interrupted, run the same command again to go on.
+    """
+    if output is not None:
+        check_target(output)
+    sizes = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
+    strategy_words([strategy])
+    with load.opened() as pipeline:
+        # torch, which the device precedes
+        from lantern_accel.generation.decision import describe_auto
+        from lantern_accel.strategy.choices import choices_dir
+        from lantern_accel_profiles.tuning import search_for
+
+        auto = strategy == AUTO
+        changes = {"relaxed": relaxed or None, "tv_budget": tv_budget} if auto else {}
+        asked = pipeline.strategy(strategy, **changes)
+        search = search_for(pipeline, asked, temperature=temperature, budget=max_seconds, say=note)
+        tree = asked.name != AUTO
+        choices = search.run([1] if tree else sizes, repeats)
+        if output is not None:
+            write_json(output, search.written(choices))
+    if tree:
+        return _tell_tree(choices[0])
+    for size, choice in zip(sizes, choices, strict=True):
+        speed = f"{describe_auto(choice.strategy)}; measured {choice.speedup:.2f}x plain decoding"
+        say(speed, label=f"batch {size}", style="bold green")
+    say(str(choices_dir()), label="kept in", style="bold")
+
+
+def _tell_tree(found: Any) -> None:
+    """Print the tree that was kept, what its acceptance rates were, and where it is kept."""
+    from lantern_accel.strategy.choices import choice_path
+
+    for level, row in enumerate(found.evidence["rates"]):
+        say(
+            " ".join(f"{rate:.2f}" for rate in row), label=f"accepted at depth {level + 1}, by rank"
+        )
+    paths = found.strategy.drafts.shape or ()
+    words = ",".join("".join(map(str, path)) for path in paths)
+    fastest = max(one.tokens_per_second for one in found.measured[1:])
+    say(f"{words} ({len(paths)} drafts)", label="tree", style="bold green")
+    say(f"{fastest:.0f} tokens/s, {found.speedup:.2f}x vanilla", label="speed", style="bold")
+    say(str(choice_path(found.key)), label="kept", style="bold")

@@ -1,0 +1,261 @@
+"""What a suite is asked for, and its images in a folder: generated chunk by chunk, and never twice.
+
+``suite.json`` says what the images are of; each strategy has a folder with ``strategy.json``, its
+images ``000000.png``, ... and a record per finished chunk. A chunk is one request with its own
+seed, which depends on the suite's seed and the chunk's place alone: every strategy generates the
+same prompts from the same random numbers, and a stopped run goes on with the same images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lantern_accel.bounds import SEEDS
+from lantern_accel.errors import DataError, RequestError
+from lantern_accel.files import json_text, read_json_file, write_whole
+from lantern_accel.generation.pipeline import Pipeline, Prompt
+from lantern_accel.generation.result import png_bytes
+from lantern_accel.store import check_same
+from lantern_accel.strategy.choose import read_strategy
+from lantern_accel.strategy.values import AUTO, Sampling, Strategy
+from lantern_accel_profiles.evaluation.suite.captions import Captioned, digest
+from lantern_accel_profiles.evaluation.suite.networks import FeatureNetwork, Scorer
+from lantern_accel_profiles.evaluation.suite.protocol import Protocol
+from lantern_accel_profiles.quality.set_metrics import FID_RESAMPLES
+
+#: Images of a chunk, unless a request names another number.
+CHUNK = 16
+
+
+@dataclass
+class SuiteRequest:
+    """What a suite generates and measures with; ``networks`` and ``scorers`` replace published ones."""
+
+    name: Literal["coco", "imagenet", "prompts"]
+    protocol: Protocol
+    captioned: Captioned
+    prompts_source: str
+    strategies: Sequence[tuple[str, Strategy]]
+    sampling: Sampling
+    work: Path
+    seed: int = 0
+    chunk: int = CHUNK
+    batch: int = 1
+    reference: Path | None = None
+    pictures: Mapping[str, Path] = field(default_factory=dict)
+    weights: Mapping[str, Path] = field(default_factory=dict)
+    host: bool = False
+    resamples: int = FID_RESAMPLES
+    networks: Mapping[str, FeatureNetwork] = field(default_factory=dict)
+    scorers: Mapping[str, Scorer] = field(default_factory=dict)
+
+    @property
+    def prompts(self) -> list[str | int]:
+        """The prompt of each image."""
+        return self.captioned.prompts
+
+
+def choose_strategies(
+    pipeline: Pipeline, words: Sequence[str], sampling: Sampling, batch: int, example: Prompt
+) -> list[tuple[str, Strategy]]:
+    """Return labels and strategies of names, presets' names, and names with settings.
+
+    Each is resolved as a request for ``example`` would be, with this sampling and batch.
+    ``lantern:k=10,delta=0.4`` is a name with settings; a ``.json`` file holds a strategy as tables
+    write it. Raises :class:`StrategyError` or :class:`RequestError` for what the model cannot do.
+    """
+    found: dict[str, Strategy] = {}
+    for word in words:
+        parts = [word] if ":" in word or word.endswith(".json") else word.split(",")
+        for label in (part.strip() for part in parts):
+            if label:
+                found[label] = _strategy(pipeline, label, sampling, batch, example)
+    for strategy in found.values():
+        pipeline.engines.check(strategy, sampling)
+    if len(set(map(_known, found.values()))) < len(found):
+        raise RequestError(f"two of the strategies {', '.join(found)} are the same; leave one out")
+    if not found:
+        raise RequestError("--strategy names none; give names such as vanilla,eagle,lantern++")
+    return list(found.items())
+
+
+def _known(strategy: Strategy) -> str:
+    return strategy.model_dump_json(exclude={"name"}) + (
+        strategy.name if strategy.name == AUTO else ""
+    )
+
+
+def _strategy(
+    pipeline: Pipeline, label: str, sampling: Sampling, batch: int, example: Prompt
+) -> Strategy:
+    return pipeline.request(
+        example, **read_strategy(label), batch_size=batch, sampling=sampling
+    ).strategy
+
+
+#: Of a request's figures, those that say how it ran; the rest is in the suite or in the chunk.
+_LEFT_OUT = ("prompts", "strategy", "sampling", "tokens_sha256", "accepted_histogram", "auto")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One finished request: its images' count, steps and seconds.
+
+    ``warm``: not the first one of its process, so that no compilation is in its seconds.
+    """
+
+    images: int
+    tokens: int
+    steps: int
+    seconds: float
+    total_variation: float
+    warm: bool
+    simulated: bool
+    details: dict[str, Any]
+
+
+class Drawn:
+    """The folder of one suite on one model: an image per prompt and strategy, a record per chunk."""
+
+    def __init__(self, pipeline: Pipeline, request: SuiteRequest) -> None:
+        """Raise :class:`DataError` for a folder that holds images of another model, seed or prompts."""
+        self.pipeline, self.request, self.folder = pipeline, request, request.work
+        self.prompts = request.prompts
+        folder, path = self.folder, self.folder / "suite.json"
+        wanted = json.loads(json.dumps(self._identity()))
+        if not path.is_file():
+            if folder.is_dir() and any(folder.iterdir()):
+                raise DataError(
+                    f"{folder} is not empty and not a suite's folder; name another with --work"
+                )
+            _write(path, json_text(wanted))
+            return
+        try:
+            stored = dict(read_json_file(path))
+        except (OSError, ValueError, TypeError):
+            raise DataError(
+                f"{path} is damaged; delete {folder}, or name another with --work"
+            ) from None
+        check_same(path, stored, wanted, "folder with --work, or delete it")
+
+    def _identity(self) -> dict[str, Any]:
+        """Return all that the images depend on, the strategy excepted."""
+        p, r = self.pipeline, self.request
+        return {
+            "model": p.model.manifest.name,
+            "weights_hash": p.model.weights_hash,
+            "backend": p.backend.name,
+            "device": p.backend.facts().name,
+            "dtype": str(p.dtype).removeprefix("torch."),
+            "seed": r.seed,
+            "sampling": r.sampling.model_dump(mode="json"),
+            "chunk": r.chunk,
+            "batch": r.batch,
+            "prompts": digest(self.prompts),
+        }
+
+    def of(self, strategy: Strategy, label: str) -> Path:
+        """Return the folder of a strategy's images, made if it is not there."""
+        text = strategy.model_dump_json()
+        slug = re.sub(r"[^a-z0-9.=+]+", "-", label.lower()).strip("-")[:60]
+        place = self.folder / f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        if not (place / "strategy.json").is_file():
+            _write(place / "strategy.json", json_text(json.loads(text)))
+        return place
+
+    def paths(self, folder: Path) -> list[Path]:
+        """Return the files of a strategy's images, in the order of the prompts."""
+        return [folder / f"{i:06d}.png" for i in range(len(self.prompts))]
+
+    def records(self, folder: Path) -> list[tuple[int, Path, Chunk | None]]:
+        """Return each chunk's start and its record; None where it is absent, damaged or shorter."""
+        found = []
+        for start in range(0, len(self.prompts), self.request.chunk):
+            path = folder / f"chunk-{start:06d}.json"
+            try:
+                chunk: Chunk | None = Chunk(**read_json_file(path))
+            except (OSError, ValueError, TypeError):
+                chunk = None
+            if chunk and chunk.images != min(self.request.chunk, len(self.prompts) - start):
+                chunk = None
+            found.append((start, path, chunk))
+        return found
+
+    def draw(
+        self, strategy: Strategy, folder: Path, advance: Callable[[int], None] = lambda count: None
+    ) -> list[Chunk]:
+        """Generate what is not in the folder yet; return the records of all chunks.
+
+        A chunk counts as generated when its record is there, which is written after its images; an image
+        deleted since then is generated again with its chunk.
+        """
+        r, paths, found, first = self.request, self.paths(folder), [], True
+        for start, record, done in self.records(folder):
+            here = paths[start : start + r.chunk]
+            if done is None or not all(path.is_file() for path in here):
+                made = self.pipeline.generate(
+                    list(self.prompts[start : start + r.chunk]),
+                    strategy=strategy,
+                    sampling=r.sampling,
+                    seed=seed_of(r.seed, start),
+                    batch_size=r.batch,
+                )
+                for path, image in zip(here, made.images, strict=True):
+                    _write(path, png_bytes(image))
+                stats = made.stats
+                done = Chunk(
+                    images=stats.images,
+                    tokens=stats.tokens,
+                    steps=stats.steps,
+                    seconds=stats.seconds.prefill + stats.seconds.decode,
+                    total_variation=stats.total_variation,
+                    warm=not first,
+                    simulated=stats.simulated,
+                    details=stats.model_dump(mode="json", exclude=set(_LEFT_OUT)),
+                )
+                _write(record, json_text(done.__dict__))
+                first = False
+            found.append(done)
+            advance(len(here))
+        return found
+
+
+def seed_of(seed: int, start: int) -> int:
+    """Return the seed of the request that generates the chunk from ``start`` on."""
+    return (seed * 1_000_003 + start) % SEEDS
+
+
+def drawn_pictures(label: str, folder: Path, count: int) -> list[Path]:
+    """Return images that were generated elsewhere, by the numbers in their names.
+
+    Raises :class:`DataError` for a folder that does not have one per prompt.
+    """
+    if not folder.is_dir():
+        raise DataError(f"--pictures {label}={folder}: there is no such folder; name another")
+    files = [one for one in folder.iterdir() if one.suffix.lower() in (".png", ".jpg", ".webp")]
+    if len(files) != count:
+        raise DataError(
+            f"--pictures {label}={folder} has {len(files)} images, and the suite {count} prompts; "
+            "generate those that --write-prompts lists"
+        )
+
+    # Text and numbers take turns in a split name.
+    parts = {path: re.split("([0-9]+)", path.name) for path in files}
+    return sorted(
+        files, key=lambda path: [int(one) if i % 2 else one for i, one in enumerate(parts[path])]
+    )
+
+
+def _write(path: Path, content: bytes | str) -> None:
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be written ({error.strerror}); free some space or change --work"
+        ) from None

@@ -1,0 +1,223 @@
+"""An evaluation as tables in a Markdown file: the papers' tables first, then their first experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lantern_accel.errors import DataError
+from lantern_accel.files import check_target, write_whole
+from lantern_accel.records import NOT_MEASURED, markdown_table
+from lantern_accel.strategy.values import Strategy
+from lantern_accel_profiles.evaluation import plots
+from lantern_accel_profiles.evaluation.schema import Evaluation, Reading, Suite
+from lantern_accel_profiles.quality.interval import Interval
+
+#: Digits after the point, by column.
+_DIGITS = {"precision": 3, "recall": 3, "hpsv2": 4, "total_variation": 4}
+DASH = "—"
+
+
+@dataclass
+class Table:
+    """A table: heads and cells as text, with notes below."""
+
+    title: str
+    heads: list[str]
+    rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+
+
+def check_targets(out: Path) -> None:
+    """Refuse a name whose tables would be written over itself, or cannot be written."""
+    if out.suffix.lower() in (".md", ".png"):
+        raise DataError(f"-o {out} is the name of a table; end it in .json, tables go next to it")
+    for path in (out, out.with_suffix(".md"), out.with_suffix(".png")):
+        check_target(path)
+
+
+def write_tables(report: Evaluation, out: Path) -> None:
+    """Write the tables next to ``out``, and where matplotlib is installed a plot that they show."""
+    found = list(tables(report.suite)) if report.suite is not None else []
+    text = f"# {report.model} on {report.environment.get('device', 'a device')}\n\n"
+    if report.suite is not None and (picture := plots.picture(report.suite)) is not None:
+        name = out.with_suffix(".png")
+        write_whole(name, picture)
+        text += f"![Speed against quality; hollow: dominated]({name.name})\n\n"
+    write_whole(out.with_suffix(".md"), text + markdown([*found, *first_experiments(report)]))
+
+
+def markdown(found: Sequence[Table]) -> str:
+    """Return tables as Markdown."""
+    parts = []
+    for one in found:
+        lines = [f"## {one.title}", "", *markdown_table(one.heads, one.rows), ""]
+        parts.append("\n".join([*lines, *(f"- {note}" for note in one.notes)]).rstrip())
+    return "\n\n".join(parts) + "\n"
+
+
+# --- the parts -------------------------------------------------------------------------------------
+
+#: The tables of an evaluation's parts: a title, and for each column its field and digits.
+PARTS: dict[str, tuple[str, dict[str, tuple[str, int | None]]]] = {
+    "likelihood": (
+        "Likelihood",
+        {"images": ("images", 0), "count": ("count", 0), "nats per token": ("nll", 3)},
+    ),
+    "ambiguity": (
+        "Token selection ambiguity",
+        {"of": ("of", 0), "guidance": ("cfg", None), "top-1": ("top1_mean", 3),
+         "top-10 mass": ("top10_mass", 3), "entropy, nats": ("entropy", 2)},
+    ),
+    "interchange": (
+        "Interchangeable codes",
+        {"every code replaced by": ("replaced_by", 0), "PSNR, dB": ("psnr", 1),
+         "feature distance": ("feature_distance", 4)},
+    ),
+    "frontier": (
+        "Tokens per step and the true total variation",
+        {"strategy": ("strategy", 0), "tokens per step": ("step_compression", 2),
+         "TV per token": ("total_variation", 4)},
+    ),
+    "distances": (
+        "Distance to exact decoding",
+        {"strategy": ("strategy", 0), "KID x 1000": ("kid", 1), "p": ("p_value", 2),
+         "equal tokens, greedy": ("greedy_same_tokens", 2)},
+    ),
+}  # fmt: skip
+
+
+def figure_text(value: object, places: int | None, unit: str = "") -> str:
+    """Return a figure as a table shows it, with its interval; a dash where it was not measured.
+
+    ``places`` after the point; None: as many digits as it needs.
+    """
+    if isinstance(value, Strategy):
+        return in_words(value)
+    if isinstance(value, Interval):
+        figure, low, high = (f"{x:.{places or 0}f}" for x in (value.value, value.low, value.high))
+        return f"{figure}{unit} [{low}, {high}]"
+    if isinstance(value, float):
+        return (f"{value:g}" if places is None else f"{value:.{places}f}") + unit
+    return DASH if value is None or str(value).startswith(NOT_MEASURED) else str(value)
+
+
+def first_experiments(report: Evaluation) -> Iterator[Table]:
+    """Yield the tables of the parts that were measured."""
+    for part, (title, columns) in PARTS.items():
+        if found := getattr(report, part):
+            fields = columns.values()
+            rows = [
+                [figure_text(getattr(row, name), places) for name, places in fields]
+                for row in found
+            ]
+            yield Table(title, list(columns), rows)
+
+
+def in_words(strategy: Strategy) -> str:
+    """Return a strategy's name with what its acceptance rule and budget are set to."""
+    words = [strategy.name]
+    rule = strategy.acceptance.model_dump(exclude={"kind"}) if strategy.acceptance.relaxed else {}
+    words += [f"{key} {value:g}" for key, value in rule.items() if isinstance(value, int | float)]
+    if strategy.tv_budget is not None:
+        words.append(f"budget {strategy.tv_budget:g}")
+    return ", ".join(words)
+
+
+# --- suites ----------------------------------------------------------------------------------------
+
+
+def tables(suite: Suite) -> list[Table]:
+    """Return the measured table, how it was measured, and the published rows."""
+    measured = [
+        column
+        for column in suite.columns
+        if any(isinstance(row.metrics.get(column.key), Interval) for row in suite.rows)
+    ]
+    heads = ["strategy", "s per image", "speed-up", "tokens per step", "TV per token"]
+    heads += [f"{column.title} {'↓' if column.better == 'lower' else '↑'}" for column in measured]
+    rows = []
+    for row in suite.rows:
+        s = row.speed
+        speed = ((s.seconds_per_image, 3, ""), (s.speedup, 2, "x"), (s.tokens_per_step, 2, ""),
+                 (s.total_variation, 4, ""))  # fmt: skip
+        cells = [figure_text(*figure) for figure in speed]
+        cells += [figure_text(row.metrics.get(c.key), _DIGITS.get(c.key, 2)) for c in measured]
+        rows.append([row.label, *cells])
+    name = {"coco": "MS-COCO", "imagenet": "ImageNet", "prompts": suite.prompts_source}[suite.name]
+    title = f"{name}, {suite.count} images per strategy, seed {suite.seed}"
+    title += f", protocol {suite.protocol.name}"
+    found = [Table(title, heads, rows, _notes(suite))]
+    columns = [[c.title, c.network, c.preprocessing or DASH, c.note or DASH] for c in suite.columns]
+    found.append(Table("How it is measured", ["figure", "network", "images", "note"], columns))
+    return [*found, _published(suite)] if suite.published else found
+
+
+def _notes(suite: Suite) -> list[str]:
+    """Return what a reader of the table must know: intervals, bias, and what was not measured."""
+    notes = [
+        "In brackets: 95 % bootstrap intervals, over images for quality and over chunks of "
+        f"{suite.chunk} images for speed (batch {suite.batch}). Speed is that of these images, "
+        "one strategy after another; `lantern-accel profile` measures it interleaved.",
+        "TV per token: the total variation that relaxation may have moved, and what quantized weights "
+        "add; 0 for exact strategies on the model's own weights.",
+    ]
+    both = [(r.metrics.get("fid"), r.metrics.get("fid_infinity")) for r in suite.rows]
+    gaps = [
+        a.value - b.value for a, b in both if isinstance(a, Interval) and isinstance(b, Interval)
+    ]
+    if gaps:
+        notes.append(
+            f"FID of {suite.count} images is too high by about {min(gaps):.2f} to {max(gaps):.2f} (FID "
+            "less FID-infinity, which is rough below a few thousand images); the bias of the real "
+            "images' number is left in both."
+        )
+    if suite.prompts_cut:
+        notes.append(
+            f"{suite.prompts_cut} prompts are longer than the model's prefix and were cut."
+        )
+    reference = suite.reference
+    if reference.get("images"):
+        left = [f"{what}: {which}" for what, which in (reference.get("left_out") or {}).items()]
+        odd = [f"{count} {mode}" for mode, count in (reference.get("not_rgb") or {}).items()]
+        text = f"Real images: {reference['images']}."
+        text += f" Left out: {'; '.join(left)}." if left else ""
+        text += f" Turned into RGB: {', '.join(odd)}." if odd else ""
+        notes.append(text)
+    reasons: dict[str, dict[str, None]] = {}
+    for row in suite.rows:
+        figures: dict[str, Reading] = {
+            **{column.title: row.metrics.get(column.key, "") for column in suite.columns},
+            "speed-up": row.speed.speedup,
+            "s per image": row.speed.seconds_per_image,
+        }
+        for title, figure in figures.items():
+            if isinstance(figure, str) and figure.startswith(NOT_MEASURED):
+                reasons.setdefault(figure.removeprefix(NOT_MEASURED), {})[title] = None
+    return notes + [f"Not measured: {', '.join(of)} ({why})." for why, of in reasons.items()]
+
+
+def _published(suite: Suite) -> Table:
+    titles = {column.key: column.title for column in suite.columns}
+    keys = [key for key in titles if any(key in row.metrics for row in suite.published)]
+    heads = ["method", "model", "exact", "drafter", "speed-up", "tokens per step"]
+    rows = [
+        [
+            row.method,
+            row.model + (f", {row.hardware}" if row.hardware else ""),
+            "yes" if row.exact else "no",
+            "yes" if row.drafter else "no",
+            figure_text(row.speedup, 2, "x"),
+            figure_text(row.tokens_per_step, 2),
+            *(figure_text(row.metrics.get(key), 2) for key in keys),
+            "; ".join(part for part in (row.source, row.note) if part),
+        ]
+        for row in suite.published
+    ]
+    note = (
+        "Other models, cards, code and protocols: their values are a yardstick for ratios, not for the "
+        "table above."
+    )
+    heads += [*(titles[key] for key in keys), "source"]
+    return Table("Published by others", heads, rows, [note])

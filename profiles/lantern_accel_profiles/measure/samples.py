@@ -1,0 +1,315 @@
+"""Measures cells: the cold decoding, memory, phases and work of one, its timed samples, and their turns.
+
+In turns, whatever disturbs a machine for a while disturbs everything that is compared. The time left is
+estimated again after every sample: cells that run later, quality losses included, count from the
+start, so that it shrinks instead of beginning again with every batch size.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, TypeVar
+
+from lantern_accel.decoding.buckets import Steps
+from lantern_accel.device.backend import inferring
+from lantern_accel.device.capture import Replay
+from lantern_accel.generation.pipeline import CapturedEngine, Pipeline, Prompt
+from lantern_accel.generation.result import GenerationResult
+from lantern_accel.strategy.values import Strategy
+from lantern_accel_profiles.measure.environment import HostLoad
+from lantern_accel_profiles.measure.record import (
+    STEP_PHASES,
+    WARMUPS,
+    Cell,
+    Memory,
+    Plan,
+    Sample,
+    Warmup,
+    Work,
+    is_measured,
+    not_measured,
+)
+from lantern_accel_profiles.measure.work import measure_work, timed_phases
+
+#: Warm-up ends at the latest after this many rounds, in a quick run after fewer ...
+MOST_WARMUPS = 12
+QUICK_WARMUPS = 4
+#: ... and when the best of the last two is not this much faster than the best before them.
+GAIN = 0.05
+
+
+def new_cell(strategy: Strategy, batch: int, temperature: float) -> Cell:
+    """Return a cell that nothing was measured of yet."""
+    gap = not_measured("the run ended before")
+    return Cell(
+        strategy=strategy,
+        batch=batch,
+        temperature=temperature,
+        cold_seconds=gap,
+        warmup=[],
+        settled=False,
+        memory=gap,
+        step_ms=gap,
+        work=gap,
+    )
+
+
+def batch_prompts(prompts: Sequence[Prompt], batch: int, seed: int) -> list[Prompt]:
+    """Return the prompts of one request; seeds walk through the list, so cells see the same ones."""
+    return [prompts[(seed * batch + i) % len(prompts)] for i in range(batch)]
+
+
+def request(
+    pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], seed: int
+) -> GenerationResult:
+    """Serve one request of a cell, text to pixels."""
+    return pipeline.generate(
+        batch_prompts(prompts, cell.batch, seed),
+        strategy=cell.strategy,
+        temperature=cell.temperature,
+        seed=seed,
+        batch_size=cell.batch,
+    )
+
+
+def engine_of(pipeline: Pipeline, cell: Cell) -> CapturedEngine:
+    """Return a cell's engine with its captured functions."""
+    sampling = pipeline.sampling(temperature=cell.temperature)
+    shape = pipeline.model.family.usual_shape(pipeline.model)
+    return pipeline.engine(cell.batch, cell.strategy, sampling, shape)
+
+
+@inferring
+def warm_up(
+    pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], seed: int, session: int
+) -> Warmup:
+    """Serve a request that is not counted, then one step more to see whether a counter still rises."""
+    backend = pipeline.backend
+    began = time.perf_counter()
+    request(pipeline, cell, prompts, seed)
+    seconds = time.perf_counter() - began
+    before = backend.counters()
+    # Complete images stand still under a step, and the next request clears the buffers.
+    engine_of(pipeline, cell).step()
+    backend.synchronize()
+    after = backend.counters()
+    rising = {name: after[name] - before.get(name, 0) for name in after}
+    return Warmup(
+        session=session,
+        seconds=seconds,
+        rising={name: count for name, count in rising.items() if count > 0},
+    )
+
+
+def has_settled(warmup: Sequence[Warmup]) -> bool:
+    """Say whether times and counters stand still; the first, cold decoding is not looked at.
+
+    Noise makes single times long, never short: so the best times are compared.
+    """
+    warm = warmup[1:]
+    if len(warm) < 3:
+        return False
+    before = min(w.seconds for w in warm[:-2])
+    latest = min(w.seconds for w in warm[-2:])
+    return latest >= (1 - GAIN) * before and not warm[-1].rising
+
+
+@inferring
+def measure_cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], session: int) -> None:
+    """Measure a cell with nothing kept from before: first decoding, memory, phases, work."""
+    backend = pipeline.backend
+    pipeline.release_engines()
+    first = warm_up(pipeline, cell, prompts, 0, session)
+    ready = engine_of(pipeline, cell)
+    cell.cold_seconds = first.seconds
+    cell.captured, cell.capture_kind = ready.step.captured, ready.step.how
+    cell.capture_seconds = ready.prefill.seconds + ready.step.seconds
+    cell.capture_bytes = ready.prefill.nbytes + ready.step.nbytes
+    backend.memory(new_peak=True)
+    cell.warmup = [first, warm_up(pipeline, cell, prompts, 1, session)]
+    use = backend.memory()
+    cell.memory = Memory(
+        peak_bytes=not_measured(f"backend {backend.name!r} reads no peak")
+        if use.peak is None
+        else float(use.peak),
+        definition=use.definition or "as the backend's memory() counts it",
+        buffers_bytes=ready.engine.nbytes,
+    )
+    cell.tracing_seconds = ready.step.tracing()
+    # auto learns from each image, and may have another engine now: steps are of the one that decodes.
+    ready = engine_of(pipeline, cell)
+    cell.step_ms, cell.step_ms_from = _step_ms(pipeline, cell, prompts, ready)
+    cell.work = _work(pipeline, ready)
+
+
+def _step_ms(
+    pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], ready: CapturedEngine
+) -> tuple[dict[str, float], Literal["eager", "recording"]]:
+    """Return milliseconds per step by phase, and what was timed.
+
+    A recording that keeps its phases apart is timed itself; else the Python step is, whose phases have
+    edges at which the device can be waited for.
+    """
+    texts = batch_prompts(prompts, cell.batch, 0)
+    sampling = pipeline.sampling(temperature=cell.temperature)
+
+    def once(step: Steps) -> tuple[float, int]:
+        done, seconds = pipeline.decode_only(texts, cell.strategy, sampling, 0, step=step)
+        return seconds, max(int(done.steps.max()), 1)
+
+    apart = cell.captured and ready.step.timed() is not None
+    if apart:
+        sums = dict.fromkeys(STEP_PHASES, 0.0)
+
+        def clocked(part: Replay) -> Callable[[], None]:
+            def replay() -> None:
+                for name, seconds in (part.timed() or {}).items():
+                    sums[name] = sums.get(name, 0.0) + seconds
+
+            return replay
+
+        parts = {slots: one for slots, one in ready.steps.items() if isinstance(one, Replay)}
+        seconds, steps = once({slots: clocked(one) for slots, one in parts.items()})
+    else:
+        eager: Steps = ready.steps  # with what the device sets for a step
+        if cell.captured:
+            eager = ready.engine.steps
+            once(eager)  # what was captured has not run eagerly before
+        with timed_phases(pipeline.backend) as sums:
+            seconds, steps = once(eager)
+    # Prefill is in these seconds; the samples tell what it takes, and the report takes it off.
+    split = dict(sums) | {"host": max(seconds - sum(sums.values()), 0.0)}
+    return {name: 1e3 * s / steps for name, s in split.items()}, "recording" if apart else "eager"
+
+
+def _work(pipeline: Pipeline, ready: CapturedEngine) -> dict[str, Work] | str:
+    try:
+        return measure_work(ready.engine)
+    except (AttributeError, TypeError) as error:  # a family whose modules are of another make
+        return not_measured(f"the model's sizes are not known to the roofline ({error})")
+
+
+def take_sample(
+    pipeline: Pipeline,
+    cell: Cell,
+    prompts: Sequence[Prompt],
+    *,
+    seed: int,
+    session: int = 0,
+    order: int = 0,
+    at: float = 0.0,
+) -> None:
+    """Serve one timed request and add its figures to the cell."""
+    backend = pipeline.backend
+    load = HostLoad()
+    before = backend.energy_mj()
+    began = time.perf_counter()
+    stats = request(pipeline, cell, prompts, seed).stats
+    wall = time.perf_counter() - began
+    after = backend.energy_mj()
+    cell.stands_for = stats.auto or ""
+    cell.samples.append(
+        Sample(
+            session=session,
+            round=len(cell.samples),
+            order=order,
+            at=at,
+            seed=seed,
+            **stats.seconds.model_dump(exclude={"measuring"}),
+            wall=wall,
+            images=stats.images,
+            tokens=stats.tokens,
+            steps=stats.steps,
+            accepted_histogram=stats.accepted_histogram,
+            total_variation=stats.total_variation,
+            energy_mj=None if before is None or after is None else float(after - before),
+            others_cpu=load.others(),
+        )
+    )
+
+
+# --- turns, and what is left ----------------------------------------------------------------------
+
+Entry = TypeVar("Entry")
+#: Requests whose median stands for the next one: what disturbed the machine long ago does not count.
+RECENT = 5
+#: Timed samples per cell at most, however fast the device is.
+MOST_SAMPLES = 300
+#: Decodings that a cold cell takes before its first sample, and a warm one after a break.
+COLD, WARM = 7, 4
+
+
+def interleave(
+    entries: Sequence[Entry],
+    taken: Callable[[Entry], int],
+    done: Callable[[Entry], bool],
+    seed: int = 0,
+) -> Iterator[Entry]:
+    """Yield entries in rounds, each once per round, in an order that changes from round to round.
+
+    ``taken(entry)`` counts the samples that an entry has: whoever has fewest is in the round, so that an
+    interrupted series goes on with the round that it broke off. The caller takes one sample of each
+    entry that it gets.
+    """
+    while waiting := [entry for entry in entries if not done(entry)]:
+        number = min(taken(entry) for entry in waiting)
+        order = [entry for entry in waiting if taken(entry) == number]
+        random.Random(f"{seed}/{number}").shuffle(order)
+        yield from order
+
+
+def about(seconds: float) -> str:
+    """Return a duration in words, as rough as an estimate is."""
+    if seconds < 90:
+        return f"about {max(round(seconds / 10), 1) * 10} s"
+    return f"about {round(seconds / 60)} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
+
+
+def request_seconds(cell: Cell, cells: Sequence[Cell]) -> float | None:
+    """Return the seconds that the next request of a cell should take; None where nothing is known.
+
+    A cell that has not run is taken for its strategy at another batch size, or else for the median cell,
+    in proportion to its images.
+    """
+    own = _own_seconds(cell)
+    if own is not None:
+        return own
+    known = [(one, seconds) for one in cells if (seconds := _own_seconds(one)) is not None]
+    alike = [each for each in known if each[0].strategy.name == cell.strategy.name] or known
+    if not alike:
+        return None
+    return cell.batch * statistics.median(seconds / one.batch for one, seconds in alike)
+
+
+def _own_seconds(cell: Cell) -> float | None:
+    recent = [s.wall for s in cell.samples[-RECENT:] if is_measured(s.wall)]
+    if recent:
+        return statistics.median(recent)
+    return min((w.seconds for w in cell.warmup[1:]), default=None)
+
+
+def seconds_left(cells: Sequence[Cell], plan: Plan, session: int, images: int = 0) -> float | None:
+    """Return the seconds until every cell has its samples, and ``images`` more for quality.
+
+    ``session``: the one that is running; warm-up is repeated in each. None: nothing has run yet.
+    """
+    total, per_image = 0.0, []
+    for cell in cells:
+        each = request_seconds(cell, cells)
+        if each is None:
+            return None
+        per_image.append(each / cell.batch)
+        taken = sum(s.wall for s in cell.samples if is_measured(s.wall))
+        missing = max(plan.samples - len(cell.samples), 0)
+        most = (MOST_SAMPLES - len(cell.samples)) * each
+        waiting = max(missing * each, min(plan.seconds - taken, most))
+        if waiting <= 0:
+            continue
+        warm = sum(w.session == session for w in cell.warmup)
+        ready = warm >= WARMUPS and any(s.session == session for s in cell.samples)
+        usual = COLD if not cell.warmup else WARM
+        total += waiting + (0.0 if ready else max(usual - warm, 0) * each)
+    return total + (images * statistics.median(per_image) if per_image else 0.0)

@@ -1,0 +1,237 @@
+"""The first screen of a report: which device to choose on a buyer's terms, in a sentence and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lantern_accel.strategy.values import AUTO
+from lantern_accel_profiles.measure.record import Interval, is_measured
+from lantern_accel_profiles.report.offers import IN_TIME, NO_METER, Offer, ranked_by_cost
+from lantern_accel_profiles.report.points import Point
+from lantern_accel_profiles.report.record import ModelSection
+from lantern_accel_profiles.report.terms import Cost, Terms
+from lantern_accel_profiles.report.writing import (
+    as_sentence_list,
+    interval,
+    number,
+    percent,
+    reason,
+    times,
+    upper,
+    verdict_words,
+)
+
+
+class Table(NamedTuple):
+    """A table as text; a row has a cell for each column of the head."""
+
+    head: list[str]
+    rows: list[list[str]]
+
+
+# --- sentences --------------------------------------------------------------------------------
+
+
+def headline(section: ModelSection, terms: Terms) -> str:
+    """Say which device to choose on the terms, or why none is named."""
+    given = [one for one in section.offers if not one.reason]
+    bound = "" if terms.latency_s is None else f"Within {terms.latency_s:g} s per image, "
+    # A service's requests wait in line, those of a run do not: the larger group is spoken of.
+    groups = [[one for one in given if _serves(one) == kind] for kind in map(_serves, given)]
+    spoken = max(groups, key=len, default=[])
+    wait = "not compared, since requests to a service wait"
+    apart = [f"{one.run}: {one.reason or wait}" for one in section.offers if one not in spoken]
+    words = "; ".join(apart[:2]) + (f"; and {len(apart) - 2} more" if len(apart) > 2 else "")
+    if not spoken:
+        return f"No device is named. {words or 'Nothing was measured yet'}."
+    first, *others = spoken
+    if not others:
+        only = f"{bound}{first.run} makes {_makes(first, terms)}."
+        return f"{only} {words}." if words else only
+    second = others[0]
+    both = f"{first.run} makes {_makes(first, terms)}; {second.run} {_makes(second, terms)}"
+    if why := reason(second.verdict):
+        return f"{bound}{first.run} and {second.run} are not compared: {why}. {both}."
+    if second.verdict != "faster":
+        none = f"{bound}no difference was shown between {first.run} and {second.run}"
+        return f"{upper(none)} ({times(second.behind or '')}): {both}."
+    choice = upper(f"{bound}choose {first.run}")
+    doubts = [one.because for one in (first, second) if one.confidence == "low"]
+    sure = f" Confidence is low: {', '.join(doubts[0])}." if doubts else ""
+    ratio = times(second.behind or "").partition("x")[0]
+    if first.cost is not None and ranked_by_cost(section.offers):
+        return (
+            f"{choice}: 1,000 images cost {_amount(first.cost, terms)}; on {second.run} they cost "
+            f"{ratio} times as much.{sure}"
+        )
+    return f"{choice}: {_rate(first)}, {ratio} times {second.run}.{sure}"
+
+
+def _serves(offer: Offer) -> bool:
+    return offer.point is not None and offer.point.service
+
+
+def _rate(offer: Offer) -> str:
+    assert offer.point is not None  # an offer without a reason has one
+    return f"{number(offer.point.images_per_second.value)} images per second"
+
+
+def _makes(offer: Offer, terms: Terms) -> str:
+    cost = "" if offer.cost is None else f", 1,000 for {_amount(offer.cost, terms)}"
+    return f"{_rate(offer)}{cost}"
+
+
+def _amount(cost: Cost, terms: Terms) -> str:
+    words = f"{number(cost.of_1000.value)} {terms.currency}".rstrip()
+    return f"{words} without {cost.without.partition(':')[0]}" if cost.without else words
+
+
+def notes(section: ModelSection, terms: Terms) -> list[str]:
+    """Say on which terms devices stand in the table, what else differs, and what was left out."""
+    found = [f"Each device with its best strategy and batch size for {terms.words()}."]
+    if section.differences:
+        parts = [
+            f"{name} ({as_sentence_list(list(dict.fromkeys(values)))})"
+            for name, values in section.differences.items()
+        ]
+        found.append(f"The runs also differ in {as_sentence_list(parts)}.")
+    bare = [one.run for one in section.offers if NO_METER in one.missing]
+    if bare:
+        cost = " and the cost of power" if terms.power is not None else ""
+        of = "" if len(bare) == len(section.offers) else f" of {as_sentence_list(bare)}"
+        found.append(f"Left out{of}, for want of a meter: images per kWh{cost}.")
+    return found
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+
+def offers_table(section: ModelSection, terms: Terms) -> Table:
+    """Return what each device gives, a column for what any of them has."""
+    given = [one for one in section.offers if one.point is not None]
+    points = [one.point for one in given if one.point is not None]
+    metered = any(is_measured(point.images_per_kwh) for point in points)
+    powered = any(is_measured(one.per_kw) for one in given)
+    head = ["Device", "Decodes with", "Images/s", "Seconds per request"]
+    head += ["1,000 images cost" if terms.amounts else "1,000 images take"]
+    head += ["Images per kWh"] if metered else []
+    head += ["Images/s per kW"] if powered else []
+    head += ["Behind the first"] if len(given) > 1 else []
+    head += ["How sure", "Not measured"]
+    rows = []
+    for one in section.offers:
+        point = one.point
+        if point is None:
+            rows.append([one.run, one.reason, *[""] * (len(head) - 2)])
+            continue
+        kept = "" if point.in_time == 1 else f"; {percent(point.in_time)} in time"
+        row = [
+            one.run,
+            f"{point.strategy}, {point.setting}, {point.fidelity}{_auto_words(point)}",
+            interval(point.images_per_second),
+            _seconds_words(point) + kept,
+        ]
+        row.append(_cost_words(one, terms))
+        row += [_or_reason(point.images_per_kwh)] if metered else []
+        row += [_or_reason(one.per_kw)] if powered else []
+        row += [_behind_words(one)] if len(given) > 1 else []
+        rows.append(
+            [
+                *row,
+                f"{one.confidence}: {', '.join(one.because)}",
+                "; ".join(one.missing) or "nothing",
+            ]
+        )
+    return Table(head, rows)
+
+
+def _auto_words(point: Point) -> str:
+    """Say what auto stood for, without what it thought of it."""
+    words = point.detail.partition(" (")[0]
+    return f": {words}" if point.strategy == AUTO and words else ""
+
+
+def _seconds_words(point: Point) -> str:
+    """Return the median, and the percentile that a bound is held against where it was measured."""
+    tail = point.latency[f"p{100 * IN_TIME:.0f}"]
+    words = number(point.seconds)
+    return f"{words} (p95 {number(tail.value)})" if isinstance(tail, Interval) else words
+
+
+def _cost_words(offer: Offer, terms: Terms) -> str:
+    if not terms.amounts and offer.point is not None:
+        return f"{number(offer.point.seconds_per_image.value / 3.6, 2)} device hours"
+    if offer.cost is None:
+        return "not given"
+    words = f"{interval(offer.cost.of_1000, terms.currency)} of {offer.cost.covers}"
+    return f"{words}, without {offer.cost.without}" if offer.cost.without else words
+
+
+def _behind_words(offer: Offer) -> str:
+    if offer.behind is None:
+        return "the first of services" if _serves(offer) else "the first"
+    said = "" if offer.verdict == "faster" else f", {verdict_words(str(offer.verdict))}"
+    return f"{times(offer.behind)}{said}"
+
+
+def _or_reason(value: float | str) -> str:
+    return number(value) if is_measured(value) else reason(value)
+
+
+def points_table(points: Sequence[Point], many_temperatures: bool) -> Table:
+    """Return the curve as a table, the fastest point of each device first."""
+    head = ["Device", "Strategy", "Images/s", "Seconds per request", "p95, s", "Fidelity", "Remark"]
+    order = list(dict.fromkeys(one.run for one in points))
+    ranked = sorted(points, key=lambda one: (order.index(one.run), -one.images_per_second.value))
+    rows = []
+    for one in ranked:
+        at = f", T {one.temperature:g}" if many_temperatures else ""
+        remark = f"not judged: {one.doubt}" if one.doubt else "" if one.front else "dominated"
+        if is_measured(one.first_partial_s):
+            remark += f" first partial image after {number(one.first_partial_s)} s"
+        rows.append(
+            [
+                one.run,
+                f"{one.strategy}, {one.setting}{at}",
+                interval(one.images_per_second),
+                interval(one.latency["p50"]),
+                interval(one.latency["p95"]),
+                one.fidelity,
+                remark.strip(),
+            ]
+        )
+    return Table(head, rows)
+
+
+def equal_table(section: ModelSection) -> Table:
+    """Return each device's speed-up within each budget of total variation."""
+    budgets = list(dict.fromkeys(one.budget for one in section.equal_quality))
+    head = ["Device", *(f"TV {budget:g}" if budget else "exact" for budget in budgets)]
+    rows: dict[str, list[str]] = {}
+    for one in section.equal_quality:
+        if one.strategy == "vanilla":
+            words = "1 (plain decoding)"
+        elif why := reason(one.verdict):
+            words = f"not judged: {why}"
+        else:
+            said = "" if one.verdict == "faster" else f", {verdict_words(one.verdict)}"
+            words = f"{times(one.speedup)} {one.strategy}{said}"
+        rows.setdefault(one.run, [f"{one.run}, batch {one.batch}"]).append(words)
+    return Table(head, list(rows.values()))
+
+
+def releases_table(section: ModelSection) -> Table:
+    """Return how each device changed from version to version."""
+    head = ["Device", "Version", "Strategy", "Images/s", "Over the first", "Also differs"]
+    rows = []
+    for one in section.releases:
+        over = "the first" if one.ratio is None else times(one.ratio)
+        if reason(one.verdict):
+            over = verdict_words(str(one.verdict))
+        elif one.verdict in ("same", "ambiguous"):
+            over += ", no difference shown"
+        version, how = f"{one.version} ({one.measured})", f"{one.strategy}, batch {one.batch}"
+        rate = interval(one.images_per_second)
+        rows.append([one.device, version, how, rate, over, ", ".join(one.also)])
+    return Table(head, rows)

@@ -1,0 +1,103 @@
+"""Names of runs that a reader understands: the device, and what distinguishes two runs of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from lantern_accel_profiles.measure.record import Run
+
+#: What ``lantern-accel profile`` names a run that nobody named: device, moment, chance.
+GENERATED = re.compile(r".+-(?P<moment>\d{8}-\d{4})-[0-9a-f]{8}")
+#: A commit that is known, and as many of its characters as people read.
+COMMIT, READ = re.compile(r"[0-9a-f]{7,64}"), 7
+
+
+def short_device(name: str) -> str:
+    """Return a device's name without its maker's marks and without the runtime that reached it."""
+    device = re.sub(r"\s+through \S+$", "", name, flags=re.I)
+    bare = re.sub(r"\((?:R|TM|C)\)|\b(?:CPU|Processor)\b", " ", device, flags=re.I)
+    return " ".join(bare.split()) or device
+
+
+def readable_names(runs: Sequence[Run]) -> list[Run]:
+    """Return runs under names that a reader understands; a name that somebody chose stays.
+
+    Runs of one device are distinguished by what differs between them: runtime, threads, dtype, weights,
+    options, kernels, torch, commit; where nothing does, by the moment. Where runs of one model differ in
+    dtype or weights, every name says them, since they are other work.
+    """
+    labels = [_label(run, runs) for run in runs]
+    taken = {label for run, label in zip(runs, labels, strict=True) if not _generated(run)}
+    found: list[Run] = []
+    for run, label in zip(runs, labels, strict=True):
+        name = label
+        if generated := _generated(run):
+            if labels.count(label) > 1:
+                moment = datetime.strptime(generated["moment"], "%Y%m%d-%H%M")
+                label = f"{label}, {moment:%Y-%m-%d %H:%M}"
+            name = run.name if label in taken else label
+            taken.add(name)
+        found.append(run.model_copy(update={"name": name}))
+    return found
+
+
+def _generated(run: Run) -> re.Match[str] | None:
+    return GENERATED.fullmatch(run.name)
+
+
+def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return what differs between runs besides their devices: values in their order, by property."""
+    found = {name: [read(run) for run in runs] for name, (read, _) in PROPERTIES.items()}
+    return {name: values for name, values in found.items() if len(set(values)) > 1}
+
+
+def _label(run: Run, runs: Sequence[Run]) -> str:
+    device, chosen = short_device(run.environment.device.name), not _generated(run)
+    rest = [one for one in runs if short_device(one.environment.device.name) == device]
+    words = [run.name if chosen else device]
+    for name, (read, written) in PROPERTIES.items():
+        alike = [one for one in rest if read(one) == read(run)]
+        same_model = [one for one in runs if one.settings.model == run.settings.model]
+        other_work = name in OTHER_WORK and len({read(one) for one in same_model}) > 1
+        if other_work or (len(alike) < len(rest) and not chosen):
+            words.append(re.sub("^1 threads$", "1 thread", written.format(read(run))))
+        rest = alike
+    return ", ".join(words)
+
+
+def _commit(run: Run) -> str:
+    commit = run.environment.commit
+    changed = " with changes" if run.environment.dirty is True else ""
+    return (commit[:READ] if COMMIT.fullmatch(commit) else "unknown") + changed
+
+
+def _options(run: Run) -> str:
+    given = {k: v for k, v in run.settings.options.items() if k != "threads"}
+    return ", ".join(f"{k}={v}" for k, v in sorted(given.items())) or "no options"
+
+
+def _weights(run: Run) -> str:
+    return run.settings.rounding.weights if run.settings.rounding else run.settings.weights
+
+
+def _kernels(run: Run) -> str:
+    values = [f"{note}: ".split(": ")[1] for note in run.environment.device.notes]
+    return " ".join(one for one in values if 0 < len(one) <= 16) or "unnamed"
+
+
+#: What may differ between runs of one device, and how a label says it.
+PROPERTIES: dict[str, tuple[Callable[[Run], str], str]] = {
+    "runtime": (lambda run: run.environment.device.backend, "through {}"),
+    "threads": (lambda run: str(run.environment.threads or "unknown"), "{} threads"),
+    "dtype": (lambda run: run.settings.dtype, "{}"),
+    "weights": (_weights, "{} weights"),
+    "options": (_options, "{}"),
+    "kernels": (_kernels, "{} kernels"),
+    "torch": (lambda run: run.environment.torch, "torch {}"),
+    "driver": (lambda run: run.environment.device.driver or "unknown", "driver {}"),
+    "commit": (_commit, "commit {}"),
+}
+#: Those that make runs of one model other work.
+OTHER_WORK = ("dtype", "weights")

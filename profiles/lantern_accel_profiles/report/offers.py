@@ -1,0 +1,175 @@
+"""Finds what each device gives a buyer on his terms, and which device gives most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from lantern_accel.device.datasheets import DeviceProfile
+from lantern_accel.records import Record
+from lantern_accel_profiles.measure.record import (
+    Interval,
+    NotMeasured,
+    Reading,
+    Run,
+    is_measured,
+    not_measured,
+)
+from lantern_accel_profiles.quality.interval import Verdict, unpaired_ratio
+from lantern_accel_profiles.quality.interval import verdict as judge
+from lantern_accel_profiles.report.points import Key, Point
+from lantern_accel_profiles.report.terms import Cost, Terms
+
+#: The share of requests that must keep a bound on latency.
+IN_TIME = 0.95
+#: Samples per strategy below which confidence is low, and from which it may be high.
+FEW, MANY = 10, 30
+#: Half an interval over its figure up to which confidence may be high.
+NARROW = 0.05
+NO_METER = "energy: no meter"
+Confidence = Literal["low", "medium", "high"]
+
+
+class Offer(Record):
+    """What a device gives for the terms: its best strategy and batch size, or why it gives nothing."""
+
+    run: str
+    reason: str = Field("", description="why nothing is given; empty: the fields below say what is")
+    point: Point | None = None
+    cost: Cost | None = Field(None, description="None: no amount was given")
+    per_kw: Reading = Field(0.0, description="images per second and provisioned kilowatt")
+    confidence: Confidence = "low"
+    because: list[str] = Field(default_factory=list, description="what the confidence rests on")
+    missing: list[str] = Field(default_factory=list, description="what was not measured")
+    behind: Interval | None = Field(
+        None,
+        description="how many times as good the first offer of its kind is: faster, or cheaper",
+    )
+    verdict: Verdict | NotMeasured | None = Field(None, description="on the first against this")
+
+
+def offers(
+    runs: Sequence[Run],
+    points: Sequence[Point],
+    seconds: Mapping[Key, list[float]],
+    terms: Terms,
+    profiles: Sequence[DeviceProfile],
+) -> list[Offer]:
+    """Return what each device offers, the best first, then those without an offer.
+
+    The best is the cheapest where the costs of all have the same parts, or else the fastest.
+    """
+    found: list[Offer] = []
+    refused: list[Offer] = []
+    for run in runs:
+        for service in (False, True):
+            mine = [one for one in points if (one.run, one.service) == (run.name, service)]
+            if not mine:
+                continue
+            kept, why = _kept(mine, terms)
+            made = [_offer(run, mine, point, terms, profiles) for point in kept]
+            if made:
+                found.append(min(made, key=lambda one: (bool(_point(one).unsettled), _rank(one))))
+            else:
+                refused.append(Offer(run=run.name, reason=why))
+    found.sort(key=lambda one: -_point(one).images_per_second.value)
+    if ranked_by_cost(found):
+        found.sort(key=_rank)
+    return [_against(one, found, seconds, terms) for one in found] + refused
+
+
+def ranked_by_cost(found: Sequence[Offer]) -> bool:
+    """Say whether the costs of all offers have the same parts, so that they may be compared."""
+    parts = {one.cost and one.cost.without for one in found if not one.reason}
+    return len(parts) == 1 and None not in parts
+
+
+def _kept(mine: Sequence[Point], terms: Terms) -> tuple[list[Point], str]:
+    """Return the points that keep the terms, and why none does."""
+    judged = [one for one in mine if not one.doubt]
+    good = [one for one in judged if one.moved is not None and one.moved <= terms.tv_budget]
+    kept = [one for one in good if one.in_time >= IN_TIME]
+    if not judged:
+        return kept, f"not judged: {mine[0].doubt}"
+    if not good:
+        return kept, "nothing that was measured is so exact"
+    most = f"at most {100 * max(one.in_time for one in good):.0f} % of its requests"
+    took = "returned an image" if terms.latency_s is None else f"took {terms.latency_s:g} s or less"
+    return kept, f"{most} {took}"
+
+
+def _point(offer: Offer) -> Point:
+    assert offer.point is not None  # an offer without a reason has one
+    return offer.point
+
+
+def _rank(offer: Offer) -> float:
+    """Return what is least for the best of one device's offers: its cost, or else its slowness."""
+    if offer.cost is not None:
+        return offer.cost.of_1000.value
+    return _point(offer).seconds_per_image.value
+
+
+def _offer(
+    run: Run, mine: Sequence[Point], point: Point, terms: Terms, profiles: Sequence[DeviceProfile]
+) -> Offer:
+    device = run.environment.device
+    power = next(
+        (one.power_w for one in profiles if one.matches(device.backend, device.name)), None
+    )
+    per_kw: Reading = not_measured("no datasheet gives the device's power")
+    if power is not None:
+        per_kw = point.images_per_second.value / (power.value / 1e3 * terms.overhead)
+    missing = [] if is_measured(point.joules_per_image) else [NO_METER]
+    tails = [p for p, found in point.latency.items() if isinstance(found, str)]
+    missing += [f"{' and '.join(tails)}: too few requests"] if tails else []
+    most = max(one.batch for one in mine)
+    missing.append(f"above {most} at once" if point.service else f"batches above {most}")
+    word, because = _confidence(run, point)
+    return Offer(
+        run=run.name,
+        point=point,
+        cost=terms.cost(run.name, point.seconds_per_image, point.joules_per_image),
+        per_kw=per_kw,
+        confidence=word,
+        because=because,
+        missing=missing,
+    )
+
+
+def _confidence(run: Run, point: Point) -> tuple[Confidence, list[str]]:
+    """Return how sure a point's figures are, and what that rests on."""
+    quick = ["quick run"] if run.settings.plan.quick else []
+    doubts = [] if run.state == "complete" else [f"the run is {run.state}"]
+    doubts += [point.unsettled] if point.unsettled else []
+    because = [*quick, f"{point.requests} requests", *doubts]
+    if quick or doubts or point.requests < FEW:
+        return "low", because
+    rate = point.images_per_second
+    narrow = rate.high - rate.low <= 2 * NARROW * rate.value
+    return ("high" if narrow and point.requests >= MANY else "medium"), because
+
+
+def _against(
+    offer: Offer, found: Sequence[Offer], seconds: Mapping[Key, list[float]], terms: Terms
+) -> Offer:
+    """Return an offer with how many times as good the first one of its kind is."""
+    own = _point(offer)
+    first = next(one for one in found if _point(one).service == own.service)
+    best = _point(first)
+    if offer is first:
+        return offer
+
+    def figures(one: Offer) -> list[float]:
+        point, cost = _point(one), one.cost
+        if cost is None or not ranked_by_cost(found):
+            return seconds[point.key]
+        hourly = (terms.hourly(one.run) or 0.0) / 3.6
+        fixed = cost.of_1000.value - hourly * point.seconds_per_image.value
+        return [fixed + hourly * each for each in seconds[point.key]]
+
+    ratio = unpaired_ratio(figures(offer), figures(first))
+    verdict = judge(ratio, unsettled=own.unsettled or best.unsettled)
+    return offer.model_copy(update={"behind": ratio, "verdict": verdict})

@@ -1,0 +1,207 @@
+"""The buyer's curve: images per second of a device over the seconds of a request, point by point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from pydantic import Field
+
+from lantern_accel.device.host_load import BUSY
+from lantern_accel.records import Record
+from lantern_accel_profiles.measure.record import (
+    Cell,
+    Interval,
+    LoadCell,
+    NotMeasured,
+    Reading,
+    Run,
+    is_measured,
+    not_measured,
+)
+from lantern_accel_profiles.quality import interval as intervals
+from lantern_accel_profiles.report.rows import (
+    PERCENTILES,
+    Row,
+    busy_words,
+    disturbed,
+    fidelity_words,
+    readings,
+    why_unjudged,
+)
+from lantern_accel_profiles.report.terms import JOULES_PER_KWH, Terms
+
+Key = tuple[str, str, int, float, bool]
+#: Samples that the images of a load are cut into, at most.
+MOST_GROUPS = 10
+
+
+class Point(Record):
+    """One strategy on one device at one batch size, or under one number of requests at once."""
+
+    run: str
+    strategy: str
+    detail: str = Field("", description="what it decodes with, in words")
+    batch: int = Field(description="batch size; for a service: requests at once")
+    temperature: float
+    service: bool = Field(False, description="through the service, so that requests wait in line")
+    fidelity: str
+    moved: float | None = Field(description="share of a token's probability; None: not known")
+    images_per_second: Interval
+    seconds_per_image: Interval
+    latency: dict[str, Interval | NotMeasured] = Field(description="seconds of a request")
+    in_time: float = Field(description="share of the requests within the bound; 1 without one")
+    requests: int
+    joules_per_image: Reading
+    images_per_kwh: Reading
+    first_partial_s: Reading = not_measured("asked of services")
+    doubt: str = Field("", description="why it is not judged; empty: it is")
+    unsettled: str = Field("", description="why it gets no verdict; empty: it gets one")
+    front: bool = Field(True, description="nothing else on this device is better in every way")
+
+    @property
+    def key(self) -> Key:
+        """What tells points apart."""
+        return self.run, self.strategy, self.batch, self.temperature, self.service
+
+    @property
+    def setting(self) -> str:
+        """How many images at once, in words."""
+        return f"{self.batch} at once" if self.service else f"batch {self.batch}"
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds from a request to its images."""
+        found = self.latency["p50"]
+        return found.value if isinstance(found, Interval) else math.nan
+
+
+def points_of(
+    runs: Sequence[Run], rows: Sequence[Row], terms: Terms
+) -> tuple[list[Point], dict[Key, list[float]]]:
+    """Return the points of requests that were timed as a whole, and their seconds per image."""
+    cells = {
+        (run.name, c.strategy.name, c.batch, c.temperature): c
+        for run in runs
+        for c in run.cells
+        if c.samples
+    }
+    found: list[tuple[Point, list[float]]] = []
+    for row in rows:
+        cell = cells[row.run, row.strategy, row.batch, row.temperature]
+        if (point := _point(row, cell, terms)) is not None:
+            found.append((point, [float(s.total) / cell.batch for s in cell.samples]))
+    for run in runs:
+        found += [one for load in run.loads if (one := _load_point(run, load, terms)) is not None]
+    points = [one for one, _ in found]
+    return (
+        [one.model_copy(update={"front": _on_front(one, points)}) for one in points],
+        {one.key: seconds for one, seconds in found},
+    )
+
+
+def _point(row: Row, cell: Cell, terms: Terms) -> Point | None:
+    totals = readings([s.total for s in cell.samples])
+    rate, each = row.images_per_second, row.seconds_per_image
+    if isinstance(totals, str) or isinstance(rate, str) or isinstance(each, str):
+        return None
+    return Point(
+        **row.model_dump(
+            include={
+                "run",
+                "strategy",
+                "detail",
+                "batch",
+                "temperature",
+                "joules_per_image",
+                "latency",
+            }
+        ),
+        fidelity=row.fidelity,
+        moved=row.moved,
+        images_per_second=rate,
+        seconds_per_image=each,
+        in_time=float(np.mean([total <= (terms.latency_s or math.inf) for total in totals])),
+        requests=len(totals),
+        images_per_kwh=per_kwh(row.joules_per_image),
+        doubt=disturbed(cell),
+        unsettled=why_unjudged(cell),
+    )
+
+
+def _load_point(run: Run, cell: LoadCell, terms: Terms) -> tuple[Point, list[float]] | None:
+    """Return the point of a service under a load, and its seconds per image; None without images.
+
+    Images come in groups of as many as the service decodes together, so that a sample is the mean of one
+    group or more. A request without an image is late for any bound.
+    """
+    ends = sorted(s.ended for s in cell.samples if s.outcome == "ok" and s.ended <= cell.ended)
+    ends = [cell.began, *(end for end in ends if end > cell.began)]
+    group = max(cell.slots or cell.clients, math.ceil(len(ends) / MOST_GROUPS))
+    marks = ends[::group]
+    seconds = [(b - a) / group for a, b in pairwise(marks) if b > a]
+    came = [one for one in cell.latencies if math.isfinite(one)]
+    if not seconds or not came:
+        return None
+    rounding = run.settings.rounding
+    spent = readings([s.total_variation for s in cell.samples]) if cell.relaxed else [0.0]
+    moved = None if isinstance(spent, str) else float(np.mean(spent))
+    if moved is not None and rounding is not None:
+        moved += float(np.mean(rounding.by_image))
+    bound = terms.latency_s or math.inf
+    doubt = ""
+    if is_measured(cell.others_cpu) and cell.others_cpu > BUSY:
+        doubt = busy_words(cell.others_cpu)
+    if any(s.ended < s.began or (is_measured(s.first) and s.first > s.ended) for s in cell.samples):
+        doubt = "a clock jumped: an image came before it was asked for"
+    each, first = intervals.median(seconds), cell.first_partials
+    point = Point(
+        run=run.name,
+        strategy=cell.strategy,
+        batch=cell.clients,
+        temperature=run.settings.sampling.temperature,
+        service=True,
+        fidelity=fidelity_words(moved),
+        moved=moved,
+        images_per_second=intervals.reciprocal(each),
+        seconds_per_image=each,
+        latency={f"p{p}": intervals.percentile(came, p) for p in PERCENTILES},
+        in_time=sum(one <= bound for one in came) / len(cell.latencies),
+        requests=len(cell.latencies),
+        joules_per_image=cell.joules_per_image,
+        images_per_kwh=per_kwh(cell.joules_per_image),
+        first_partial_s=float(np.median(first)) if first else not_measured("no partial image came"),
+        doubt=doubt,
+        unsettled=doubt,
+    )
+    return point, seconds
+
+
+def per_kwh(joules: Reading) -> Reading:
+    """Return images per kilowatt-hour; the reason where no meter was read."""
+    return JOULES_PER_KWH / joules if is_measured(joules) and joules else joules
+
+
+def _on_front(point: Point, points: Sequence[Point]) -> bool:
+    """Say whether no other point of the device is at least as good in all and better in something.
+
+    An exact strategy is not worse for a relaxed one that is faster: fidelity counts, too.
+    """
+
+    own = _measures(point)
+    rivals = [
+        _measures(one)
+        for one in points
+        if (one.run, one.service, one.temperature) == (point.run, point.service, point.temperature)
+        and not one.doubt
+    ]
+    return not any(
+        all(a <= b for a, b in zip(one, own, strict=True)) and one != own for one in rivals
+    )
+
+
+def _measures(one: Point) -> tuple[float, float, float]:
+    moved = math.inf if one.moved is None else one.moved
+    return -one.images_per_second.value, one.seconds, moved

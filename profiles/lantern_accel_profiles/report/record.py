@@ -1,0 +1,119 @@
+"""A comparison as data: runs, offers, answers, rows, and what is missing.
+
+The JSON of ``lantern-accel compare`` is a :class:`Comparison`; the page and the Markdown print it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from lantern_accel.device.conformance import Report as ConformanceReport
+from lantern_accel.records import Record
+from lantern_accel_profiles.measure.record import (
+    PROTOCOL,
+    Ceilings,
+    ClockCheck,
+    Environment,
+    Interval,
+    NotMeasured,
+    RunSettings,
+    Session,
+    Strip,
+)
+from lantern_accel_profiles.quality.interval import Verdict
+from lantern_accel_profiles.report.offers import Offer
+from lantern_accel_profiles.report.points import Point
+from lantern_accel_profiles.report.releases import Over, Release
+from lantern_accel_profiles.report.rows import Row
+from lantern_accel_profiles.report.terms import Terms
+
+COMPARISON: Literal["lantern_accel.comparison"] = "lantern_accel.comparison"
+
+
+class Answer(Record):
+    """What one run says of drafting, at one batch size and temperature."""
+
+    run: str
+    batch: int
+    temperature: float
+    helps: Literal["yes", "only relaxed", "not shown", "no", "unknown"]
+    best: str | None = Field(description="the strategy that the answer is about")
+
+
+class EqualQuality(Record):
+    """What drafting gives one device where no more than a budget of total variation is moved."""
+
+    run: str
+    budget: float
+    batch: int
+    strategy: str = Field(description="the fastest that keeps the budget; vanilla: none is faster")
+    speedup: Interval | NotMeasured = Field(description="of whole requests, over plain decoding")
+    verdict: Verdict | NotMeasured
+
+
+class RunSummary(Record):
+    """What the report says about a run as a whole."""
+
+    name: str
+    recorded_as: str = Field(description="its name in its file")
+    device: str
+    state: str
+    command: str
+    settings: RunSettings
+    environment: Environment
+    clock: ClockCheck | NotMeasured
+    ceilings: Ceilings | NotMeasured
+    sessions: list[Session]
+
+
+class ModelSection(Record):
+    """Everything about one model."""
+
+    model: str
+    weights_hash: str
+    tokens: int
+    offers: list[Offer] = Field(description="what a buyer gets on the terms, the best device first")
+    points: list[Point] = Field(description="images per second over seconds, of all batch sizes")
+    answers: list[Answer] = Field(description="whether drafting is faster")
+    differences: dict[str, list[str]] = Field(
+        description="what differs besides the devices, in the order of the answers"
+    )
+    equal_quality: list[EqualQuality]
+    releases: list[Release] = Field(description="empty where they were not asked for")
+    rows: list[Row]
+    contact_sheet: dict[str, list[Strip]] = Field(description="by run")
+
+    @property
+    def runs(self) -> list[str]:
+        """Names of runs that have points, the best offer's first, as plots colour them."""
+        return list(
+            dict.fromkeys([one.run for one in self.offers] + [one.run for one in self.points])
+        )
+
+
+class Gap(Record):
+    """Something that was not measured, why, and what fills it (empty: the backend must learn it)."""
+
+    where: str
+    what: list[str]
+    reason: str
+    command: str
+    device: bool = Field(False, description="a device without a run: every figure is missing")
+
+
+class Comparison(Record):
+    """The whole report as data."""
+
+    kind: Literal["lantern_accel.comparison"] = COMPARISON
+    schema_version: Literal[2] = 2
+    protocol_version: int = PROTOCOL
+    created: str
+    lantern_accel: str
+    runs: list[RunSummary]
+    terms: Terms = Field(description="what a buyer asked for")
+    over: Over | None = Field(None, description="the versions that releases are of")
+    models: list[ModelSection]
+    conformance: list[ConformanceReport]
+    gaps: list[Gap]

@@ -1,0 +1,204 @@
+"""The comparison as a page, as Markdown, or as JSON; the ending of the file's name decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lantern_accel.device.host_load import BUSY
+from lantern_accel.errors import RequestError
+from lantern_accel.files import check_target, json_text, write_whole
+from lantern_accel_profiles.measure import samples
+from lantern_accel_profiles.measure.record import PHASES, Interval, Quality
+from lantern_accel_profiles.quality import interval as intervals
+from lantern_accel_profiles.report import advice, writing
+from lantern_accel_profiles.report.offers import IN_TIME
+from lantern_accel_profiles.report.record import Comparison, ModelSection
+from lantern_accel_profiles.report.rows import PERCENTILES
+from lantern_accel_profiles.report.verdict import QUESTION, first_screen
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+KINDS = (".html", ".md", ".json")
+INSTALL = "pip install 'lantern-accel[report]'"
+#: The last line before the appendix of a report in Markdown.
+PICTURES = "Images and plots are in the page: end the report's name in `.html`."
+#: Devices that the first screen's table shows; the rest unfold.
+FIRST = 6
+TEMPLATES = Path(__file__).parent / "templates"
+MARKS = {"faster": "▲", "slower": "▼", "same": "=", "ambiguous": "○"}
+
+
+def check_kind(path: Path) -> None:
+    """Raise RequestError for an ending that is not a kind of report, and an unwritable path."""
+    if path.suffix.lower() not in KINDS:
+        raise RequestError(
+            f"{path} does not say which kind of report: end it in {', '.join(KINDS)}"
+        )
+    check_target(path)
+
+
+def write(comparison: Comparison, path: Path) -> None:
+    """Write the comparison in the form that the name's ending asks for.
+
+    Raises RequestError where the disk has no space for it, or no right to write there.
+    """
+    check_kind(path)
+    kind = path.suffix.lower()
+    if kind == ".json":
+        text = json_text(comparison.model_dump(mode="json"))
+    else:
+        text = page(comparison) if kind == ".html" else to_markdown(comparison)
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise RequestError(
+            f"{path} cannot be written ({error.strerror}); free some space or choose another folder"
+        ) from None
+
+
+def page(comparison: Comparison) -> str:
+    """Return the self-contained HTML page."""
+    environment = _environment(html_page=True)
+    from lantern_accel_profiles.report.drawing import GLYPHS, palette_css, series_role
+    from lantern_accel_profiles.report.figures import figures
+
+    return _render(
+        environment,
+        "report.html.j2",
+        comparison,
+        css=palette_css() + "\n" + (TEMPLATES / "report.css").read_text(encoding="utf-8"),
+        figures=figures(comparison),
+        glyphs={
+            s.model: {
+                run: (series_role(i), GLYPHS[i % len(GLYPHS)]) for i, run in enumerate(s.runs)
+            }
+            for s in comparison.models
+        },
+    )
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """Return the Markdown text: the same tables, no plots."""
+    return _render(_environment(html_page=False), "report.md.j2", comparison)
+
+
+def answer(comparison: Comparison) -> str:
+    """Return all between title and appendix, in Markdown: the answer, tables, quality losses."""
+    text = to_markdown(comparison).partition(f"{PICTURES}\n")[0]
+    return text.partition("\n")[2].strip()
+
+
+def check_packages(path: Path | None) -> None:
+    """Raise RequestError where a package is missing that this kind of report needs."""
+    if path is None or path.suffix.lower() != ".json":
+        _environment(html_page=False)
+    if path is not None and path.suffix.lower() == ".html":
+        from lantern_accel_profiles.report.drawing import load_pyplot
+
+        load_pyplot()
+
+
+def _render(environment: Environment, template: str, comparison: Comparison, **more: Any) -> str:
+    models = comparison.models
+    text = environment.get_template(template).render(
+        c=comparison,
+        question=QUESTION,
+        first={s.model: first_screen(comparison, s) for s in models},
+        headline={s.model: advice.headline(s, comparison.terms) for s in models},
+        notes={s.model: advice.notes(s, comparison.terms) for s in models},
+        tables={s.model: _tables(comparison, s) for s in models},
+        shown=FIRST,
+        unrun=[gap for gap in comparison.gaps if gap.device],
+        gaps=[gap for gap in comparison.gaps if not gap.device],
+        many_temperatures={s.model: len({r.temperature for r in s.rows}) > 1 for s in models},
+        recorded={r.name: r.recorded_as for r in comparison.runs if r.recorded_as != r.name},
+        pictures=PICTURES,
+        protocol=_protocol(environment),
+        phases=PHASES,
+        marks=MARKS,
+        **more,
+    )
+    return str(text)
+
+
+def _tables(comparison: Comparison, section: ModelSection) -> dict[str, advice.Table]:
+    many = len({point.temperature for point in section.points}) > 1
+    return {
+        "offers": advice.offers_table(section, comparison.terms),
+        "points": advice.points_table(section.points, many),
+        "equal": advice.equal_table(section),
+        "releases": advice.releases_table(section),
+    }
+
+
+def _protocol(environment: Environment) -> list[list[str]]:
+    """Return how figures are made: names, each with its paragraph."""
+    text = environment.get_template("protocol.j2").render(
+        gain=samples.GAIN,
+        most_warmups=samples.MOST_WARMUPS,
+        quick_warmups=samples.QUICK_WARMUPS,
+        resamples=intervals.RESAMPLES,
+        same=intervals.SAME,
+        busy=BUSY,
+        in_time=IN_TIME,
+        fewest=intervals.FEWEST,
+        percentiles=[f"p{p}" for p in PERCENTILES],
+    )
+    return [" ".join(one.split("\n")).split(": ", 1) for one in text.strip().split("\n\n")]
+
+
+def _environment(*, html_page: bool) -> Environment:
+    try:
+        import jinja2
+    except ImportError:
+        raise RequestError(f"reports need jinja2; {INSTALL}, or write .json instead") from None
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=html_page,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.globals["grouped"] = _group_by
+    names = "number percent reading interval span reason times size"
+    names += " verdict_words as_sentence_list"
+    environment.filters.update(
+        {name: getattr(writing, name) for name in names.split()},
+        coded=_mark_code,
+        command=_command,
+        cell=lambda text: str(text).replace("|", "\\|").replace("\n", " "),
+    )
+    environment.tests["interval"] = lambda value: isinstance(value, Interval)
+    environment.tests["rated"] = lambda value: isinstance(value, Quality)
+    environment.tests["missing"] = lambda value: bool(writing.reason(value))
+    return environment
+
+
+def _mark_code(text: object) -> Markup:
+    """Return text for the page with what stands between backticks as code."""
+    from markupsafe import Markup, escape
+
+    parts = [escape(part) for part in str(text).split("`")]
+    return Markup("").join(
+        _command(part) if index % 2 else part for index, part in enumerate(parts)
+    )
+
+
+def _command(text: object) -> Markup:
+    """Return a command as code whose words are not broken at their hyphens."""
+    from markupsafe import Markup
+
+    words = [Markup("<span>{}</span>").format(word) for word in str(text).split(" ")]
+    return Markup("<code>{}</code>").format(Markup(" ").join(words))
+
+
+def _group_by(items: Sequence[Any], *names: str) -> list[tuple[tuple[Any, ...], list[Any]]]:
+    """Return items by the values of attributes, in the order in which they come."""
+    groups: dict[tuple[Any, ...], list[Any]] = {}
+    for item in items:
+        groups.setdefault(tuple(getattr(item, name) for name in names), []).append(item)
+    return list(groups.items())

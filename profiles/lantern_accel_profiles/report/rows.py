@@ -1,0 +1,366 @@
+"""The rows of the comparison: a strategy on a device, its speed, and the quality loss next to it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, TypeVar
+
+from pydantic import Field, model_validator
+
+from lantern_accel.device.host_load import BUSY
+from lantern_accel.records import Record
+from lantern_accel.strategy.detail import detail_of
+from lantern_accel_profiles.measure.record import (
+    PHASES,
+    STEP_PHASES,
+    Cell,
+    Interval,
+    NotMeasured,
+    Quality,
+    Reading,
+    Run,
+    Sample,
+    is_measured,
+    not_measured,
+)
+from lantern_accel_profiles.quality import interval as intervals
+from lantern_accel_profiles.quality.interval import Verdict
+from lantern_accel_profiles.report.writing import percent
+
+UNPRICED = not_measured(
+    "the fidelity of this relaxed strategy is not known, so its speed-up is not shown"
+)
+NO_BASE = not_measured("there is no vanilla at this batch size and temperature")
+PERCENTILES = (50, 95, 99)
+#: Seconds by which two clocks may differ on one sample, next to half of it: more is a jump.
+JUMP = 0.25
+#: What a row has as its cell does.
+AS_MEASURED = (*("batch", "temperature", "settled", "cold_seconds", "captured", "capture_kind"),)
+
+
+class Row(Record):
+    """One measured cell as the tables show it."""
+
+    measured: Literal[True] = True
+    run: str
+    device: str
+    backend: str
+    dtype: str
+    strategy: str
+    detail: str = Field(description="drafts and acceptance rule in words, those of auto, too")
+    relaxed: bool
+    batch: int
+    temperature: float
+    samples: int
+    settled: bool
+    others_cpu: Reading = Field(description="median share of the host that others used")
+    tokens_per_second: Interval = Field(description="of decoding, text and pixels left out")
+    images_per_second: Interval | NotMeasured = Field(description="of whole requests")
+    seconds_per_image: Interval | NotMeasured = Field(
+        description="median request, text to pixels, over its images"
+    )
+    latency: dict[str, Interval | NotMeasured] = Field(
+        description="seconds per request, by percentile"
+    )
+    speedup: Interval | NotMeasured = Field(description="of whole requests, over plain decoding")
+    verdict: Verdict | NotMeasured
+    step_compression: Interval = Field(description="tokens per target forward of an image")
+    quality: Quality | NotMeasured | None = Field(description="None: exact, there is none")
+    rounding: Interval | None = Field(
+        None,
+        description="total variation per token that quantized weights add; None: full weights",
+    )
+    cold_seconds: Reading
+    captured: bool
+    capture_kind: str = Field("", description="how a step runs again; empty: an older run")
+    peak_bytes: Reading
+    joules_per_image: Reading
+    phase_ms: dict[str, Reading] = Field(description="per image, by phase")
+    phases_from: str = Field(description="the step whose split is used: eager or recording")
+
+    @property
+    def fidelity(self) -> str:
+        """Say in a few words what the images are worth next to plain decoding's."""
+        return fidelity_words(self.moved)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it decodes with drafts: auto's choice may be plain decoding."""
+        return self.strategy != "vanilla" and not self.detail.startswith("plain decoding")
+
+    @property
+    def exact(self) -> bool:
+        """Whether images follow the unrounded model's own distribution."""
+        return not self.relaxed and self.rounding is None
+
+    @property
+    def total_variation(self) -> Interval | None:
+        """What relaxation and quantized weights move of a token together, at most; None: not known."""
+        parts = [] if self.rounding is None else [self.rounding]
+        if self.relaxed:
+            relaxed = self.quality.total_variation if isinstance(self.quality, Quality) else None
+            if not isinstance(relaxed, Interval):
+                return None
+            parts.append(relaxed)
+        return Interval(
+            value=sum(one.value for one in parts),
+            low=sum(one.low for one in parts),
+            high=sum(one.high for one in parts),
+            n=min((one.n for one in parts), default=1),
+        )
+
+    @property
+    def moved(self) -> float | None:
+        """The share of a token's probability that is moved away, 0 where exact; None: not known."""
+        moved = self.total_variation
+        return None if moved is None else moved.value
+
+    @model_validator(mode="after")
+    def _no_speedup_without_its_price(self) -> Row:
+        if (
+            self.relaxed
+            and isinstance(self.speedup, Interval)
+            and not is_quality_known(self.quality)
+        ):
+            raise ValueError(
+                f"{self.strategy} on {self.device}: a relaxed speed-up without its quality loss"
+            )
+        return self
+
+
+def fidelity_words(moved: float | None) -> str:
+    """Say what images are worth of whose tokens this share of probability was moved; 0: exact."""
+    if moved is None:
+        return "its fidelity was not measured"
+    return f"moves {percent(moved)} of a token's probability" if moved else "exact"
+
+
+def busy_words(share: float) -> str:
+    """Say that other programs disturbed a measurement."""
+    return f"the machine was busy: other programs used {percent(share)} of the host"
+
+
+def is_quality_known(quality: Quality | str | None) -> bool:
+    """Say whether a relaxed strategy's quality loss is known well enough to stand next to a speed-up.
+
+    The moved mass and the agreement of tokens are needed; the feature distance may say why it is
+    missing, because it needs a package of its own.
+    """
+    return (
+        isinstance(quality, Quality)
+        and isinstance(quality.total_variation, Interval)
+        and isinstance(quality.agreement, Interval)
+    )
+
+
+def same_rounds(run: Run) -> Run:
+    """Return a run whose cells of one batch size and temperature have the samples of the same rounds.
+
+    Fast cells take more samples than slow ones; every figure of a report is of those that all have. A
+    cell that has fewer than were planned, since the run goes on, costs the others none.
+    """
+    counts: dict[tuple[int, float], list[int]] = {}
+    for cell in run.cells:
+        if cell.samples:
+            counts.setdefault((cell.batch, cell.temperature), []).append(len(cell.samples))
+    planned = run.settings.plan.samples
+    cells = []
+    for cell in run.cells:
+        here = counts.get((cell.batch, cell.temperature), [0])
+        rounds = min([n for n in here if n >= planned] or here)
+        cells.append(cell.model_copy(update={"samples": cell.samples[:rounds]}))
+    return run.model_copy(update={"cells": cells})
+
+
+def row_of(run: Run, cell: Cell) -> Row:
+    """Build the row of a cell with samples."""
+    base = base_of(run, cell)
+    quality: Quality | str | None = None
+    if cell.relaxed:
+        how = "--resume" if run.settings.plan.quality_images else "with `lantern-accel profile`"
+        quality = run.quality_of(cell) or not_measured(f"not in this run; `{run.command} {how}`")
+    hidden = cell.relaxed and not is_quality_known(quality)
+    speedup, verdict = against(cell, base, UNPRICED if hidden else NO_BASE, hidden)
+    if base is cell:
+        verdict = not_measured("vanilla is the base")
+    made = [float(s.tokens - s.images) for s in cell.samples]
+    steps = [float(s.steps) for s in cell.samples]
+    totals = readings([s.total for s in cell.samples])
+    seconds = if_measured(totals, lambda n: intervals.median([t / cell.batch for t in n]))
+    per_image = _energy(cell, run)
+    rounding = run.settings.rounding
+    return Row(
+        run=run.name,
+        device=run.environment.device.name,
+        backend=run.environment.device.backend,
+        dtype=run.settings.dtype,
+        strategy=cell.strategy.name,
+        detail=(cell.stands_for.partition("; ")[0] or detail_of(cell.strategy))
+        + ("" if rounding is None else f", {rounding.weights} weights"),
+        relaxed=cell.relaxed,
+        samples=len(cell.samples),
+        others_cpu=if_measured(readings([s.others_cpu for s in cell.samples]), statistics.median),
+        tokens_per_second=intervals.median(cell.rates),
+        images_per_second=if_measured(seconds, intervals.reciprocal),
+        seconds_per_image=seconds,
+        latency={
+            f"p{p}": if_measured(totals, partial(intervals.percentile, p=p)) for p in PERCENTILES
+        },
+        speedup=speedup,
+        verdict=verdict,
+        step_compression=intervals.paired(intervals.share, made, steps),
+        quality=quality,
+        rounding=None if rounding is None else intervals.mean(rounding.by_image),
+        peak_bytes=if_measured(cell.memory, lambda memory: memory.peak_bytes),
+        joules_per_image=per_image,
+        **{name: getattr(cell, name) for name in AS_MEASURED},
+        phase_ms=phase_ms(cell),
+        phases_from=cell.step_ms_from,
+    )
+
+
+def _partner(run: Run, cell: Cell, fits: Callable[[Cell], bool]) -> Cell | None:
+    """Return the first measured cell of the same batch size and temperature that fits."""
+    here = (o for o in run.cells if (o.batch, o.temperature) == (cell.batch, cell.temperature))
+    return next((other for other in here if other.samples and fits(other)), None)
+
+
+def base_of(run: Run, cell: Cell) -> Cell | None:
+    """Return plain decoding at a cell's batch size and temperature; None where it was not run."""
+    return _partner(run, cell, lambda other: other.strategy.name == "vanilla")
+
+
+def twin_of(run: Run, cell: Cell) -> Cell | None:
+    """Return exact decoding on a relaxed cell's tree, or in its window; None where it was not run."""
+    return _partner(
+        run, cell, lambda o: not o.relaxed and o.strategy.drafts == cell.strategy.drafts
+    )
+
+
+def seconds_of(*cells: Cell) -> list[list[float]]:
+    """Return the seconds per image of each cell's samples: whole requests, text to pixels.
+
+    Where a request of one of the cells was not timed as a whole: of decoding, for all of them.
+    """
+    whole = all(is_measured(s.total) for cell in cells for s in cell.samples)
+    return [
+        [float(s.total if whole else s.prefill + s.decode) / cell.batch for s in cell.samples]
+        for cell in cells
+    ]
+
+
+def against(
+    cell: Cell, base: Cell | None, reason: str = NO_BASE, hidden: bool = False
+) -> tuple[Interval | str, Verdict | str]:
+    """Return the speed of whole requests over another cell of the run, and its verdict.
+
+    ``reason`` takes their places where there is no other cell, or its figures are to be ``hidden``.
+    """
+    if base is None or hidden:
+        return reason, reason
+    speedup = intervals.paired(intervals.ratio_of_medians, *seconds_of(base, cell))
+    return speedup, intervals.verdict(speedup, unsettled=why_unjudged(cell, base))
+
+
+def why_unjudged(*cells: Cell) -> str:
+    """Say why the times of one of the cells cannot be judged; empty where all can."""
+    for cell in cells:
+        if not cell.warmup:
+            return "the file does not say whether warm-up had settled"
+        if not cell.settled:
+            return f"warm-up of {cell.strategy.name} did not settle"
+        if doubt := disturbed(cell):
+            return doubt
+    return ""
+
+
+def disturbed(cell: Cell) -> str:
+    """Say why no time of a cell is believed: a busy machine, or a clock that jumped; empty: neither."""
+    if (share := others_share(cell)) is not None and share > BUSY:
+        return busy_words(share)
+    if jumps := clock_jumps(cell.samples):
+        return f"a clock jumped in {jumps} of {len(cell.samples)} samples of {cell.name}"
+    return ""
+
+
+def clock_jumps(samples: Sequence[Sample]) -> int:
+    """Count samples of which a clock tells what cannot be.
+
+    That are those which the two clocks saw differently by more than :data:`JUMP` and half of what they
+    saw, and those that began before the sample in front of them.
+    """
+    found = 0
+    for before, sample in zip([None, *samples], samples, strict=False):
+        a, b = sample.total, sample.wall
+        far = is_measured(a) and is_measured(b) and abs(a - b) > JUMP + max(a, b) / 2
+        follows = before is not None and before.session == sample.session
+        found += far or (follows and sample.at < (before.at if before else 0.0))
+    return found
+
+
+def others_share(cell: Cell) -> float | None:
+    """Return the median share of the host that others used during a cell; None: not known."""
+    known = [s.others_cpu for s in cell.samples if is_measured(s.others_cpu)]
+    return statistics.median(known) if known else None
+
+
+def phase_ms(cell: Cell) -> dict[str, Reading]:
+    """Return milliseconds per image in each phase.
+
+    Text, prefill and pixels are medians of the samples. The decoding time of the samples is split as
+    the timed step splits, and the host's part holds what no phase claims.
+    """
+
+    def per_image(values: Sequence[float]) -> float:
+        return 1e3 * statistics.median(
+            v / s.images for v, s in zip(values, cell.samples, strict=True)
+        )
+
+    found: dict[str, Reading] = {
+        "text": if_measured(readings([s.text for s in cell.samples]), per_image),
+        "prefill": per_image([s.prefill for s in cell.samples]),
+        "pixels": if_measured(readings([s.pixels for s in cell.samples]), per_image),
+    }
+    if isinstance(cell.step_ms, str):
+        found |= dict.fromkeys((*STEP_PHASES, "host"), cell.step_ms)
+    else:
+        decode = per_image([s.decode for s in cell.samples])
+        steps = statistics.median(s.steps / s.images for s in cell.samples)
+        split = dict(cell.step_ms)
+        # The eager decoding's remainder holds its prefill.
+        prefill = 1e3 * statistics.median(s.prefill for s in cell.samples)
+        split["host"] = max(split.get("host", 0.0) - prefill / max(steps, 1), 0.0)
+        whole = sum(split.values()) or 1.0
+        found |= {name: decode * value / whole for name, value in split.items()}
+        totals, host = readings([s.total for s in cell.samples]), found["host"]
+        if not isinstance(totals, str) and is_measured(host):
+            claimed = sum(v for v in found.values() if is_measured(v))
+            found["host"] = host + max(per_image(totals) - claimed, 0.0)
+    return {name: found[name] for name in PHASES}
+
+
+Value = TypeVar("Value")
+Found = TypeVar("Found")
+
+
+def readings(values: Sequence[Reading]) -> list[float] | NotMeasured:
+    """Return all numbers, or the first reason why there are not all."""
+    numbers = [value for value in values if is_measured(value)]
+    return next((str(value) for value in values if not is_measured(value)), numbers)
+
+
+def if_measured(value: Value | str, figure: Callable[[Value], Found]) -> Found | str:
+    """Return a figure of what was measured, or why it was not."""
+    return value if isinstance(value, str) else figure(value)
+
+
+def _energy(cell: Cell, run: Run) -> Reading:
+    """Return joules per image, over all samples."""
+    used = [(s.energy_mj, s.images) for s in cell.samples if s.energy_mj is not None]
+    total = sum(energy for energy, _ in used)
+    if not total:
+        backend = run.environment.device.backend
+        return not_measured(f"backend {backend!r} reads no energy meter")
+    return total / 1e3 / sum(images for _, images in used)

@@ -1,0 +1,173 @@
+"""A run as a table in the terminal, and as plain records: what ``bench`` and ``stepcost`` print."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from typing import Any
+
+from lantern_accel.records import markdown_table
+from lantern_accel_profiles.measure.record import Cell, Run, is_measured
+from lantern_accel_profiles.measure.work import floor_of
+from lantern_accel_profiles.quality import interval as intervals
+from lantern_accel_profiles.quality.interval import Interval, relative_spread
+from lantern_accel_profiles.report.rows import base_of, seconds_of, twin_of, why_unjudged
+from lantern_accel_profiles.report.writing import verdict_words
+
+HEAD = "| strategy | batch | tokens/s | s/image | speed-up | verdict | tok/step | TV/token |"
+#: Verdicts in a word or two; the reason of any other one stands below the table.
+SHORT = {"faster": "faster", "slower": "slower", "same": "same", "ambiguous": "not shown"}
+
+
+def plain_rows(run: Run) -> list[dict[str, Any]]:
+    """Return one plain record per measured cell, as the table prints it; None: not known.
+
+    Speeds are of decoding, text and pixels left out; seconds per image are of whole requests.
+    Unlike in a report a relaxed speed-up is shown with its TV per token alone.
+    """
+    return [_plain_row(run, cell) for cell in run.cells if cell.samples]
+
+
+def _plain_row(run: Run, cell: Cell) -> dict[str, Any]:
+    over, verdict = _decoding_over(cell, base_of(run, cell))
+    exact, over_exact = _decoding_over(cell, twin_of(run, cell) if cell.relaxed else None)
+    tokens = sum(s.tokens for s in cell.samples)
+    by_prompt = [(s.tokens - s.images) / s.steps for s in cell.samples]
+    return {
+        "strategy": cell.strategy.name,
+        "batch": cell.batch,
+        "temperature": cell.temperature,
+        "tokens_per_second": cell.tokens_per_second,
+        "spread": relative_spread(cell.rates),
+        "seconds_per_image": statistics.median(seconds_of(cell)[0]),
+        "speedup": over and over.value,
+        "speedup_interval": _ends(over),
+        "verdict": verdict,
+        "step_compression": cell.step_compression,
+        "step_compression_over_prompts": [min(by_prompt), max(by_prompt)],
+        "conversion": over and over.value / cell.step_compression,
+        "over_exact": exact and exact.value,
+        "over_exact_interval": _ends(exact),
+        "over_exact_verdict": over_exact,
+        "total_variation": sum(s.total_variation * s.tokens for s in cell.samples) / tokens,
+        "samples": len(cell.samples),
+        "phase_ms": {} if isinstance(cell.step_ms, str) else cell.step_ms,
+    }
+
+
+def _decoding_over(cell: Cell, base: Cell | None) -> tuple[Interval | None, str | None]:
+    """Return how many times as fast as another cell this one decodes, and the verdict."""
+    if base is None:
+        return None, None
+    found = intervals.paired(intervals.ratio_of_medians, cell.rates, base.rates)
+    return found, intervals.verdict(found, unsettled=why_unjudged(cell, base))
+
+
+def _ends(found: Interval | None) -> list[float] | None:
+    return [found.low, found.high] if found is not None and found.n > 1 else None
+
+
+def table(run: Run) -> str:
+    """Return the run as a Markdown table of at most 100 columns; :func:`plain_rows` has every figure."""
+    lines = [HEAD, "|---" * (HEAD.count("|") - 1) + "|"]
+    doubts, rows = list[str](), plain_rows(run)
+    several = len({row["temperature"] for row in rows}) > 1
+    for row in rows:
+        at = f" T={row['temperature']:g}" if several else ""
+        speedup = "" if row["speedup"] is None else f"{row['speedup']:.2f}x"
+        word = "baseline"
+        if row["strategy"] != "vanilla":
+            if row["speedup_interval"]:
+                speedup += " ({:.2f}-{:.2f})".format(*row["speedup_interval"])
+            word = SHORT.get(row["verdict"], "not judged")
+            if word == "not judged" and row["verdict"] is not None:
+                doubts.append(verdict_words(row["verdict"]))
+        lines.append(
+            f"| {row['strategy']}{at} | {row['batch']} "
+            f"| {row['tokens_per_second']:.0f} | {row['seconds_per_image']:.3g} | {speedup} | {word} "
+            f"| {row['step_compression']:.2f} | {row['total_variation']:.3f} |"
+        )
+    for reason in dict.fromkeys(doubts):
+        lines += ["", reason]
+    return "\n".join(lines)
+
+
+# --- cells of steps -------------------------------------------------------------------------------
+
+#: Columns of the table of steps: the field of a row, and how it is written.
+STEP_COLUMNS = {
+    "step": ("step", ""), "batch": ("batch", ""), "nodes": ("nodes", ""), "rows": ("rows", ""),
+    "ms": ("ms", ".3f"), "±": ("spread", ".0%"), "plain ms": ("plain_ms", ".3f"),
+    "over plain": ("over_plain", ".2f"), "floor ms": ("floor_ms", ".3f"),
+    "of the floor": ("of_floor", ".0%"), "operators": ("operators", ""),
+}  # fmt: skip
+
+
+def step_rows(run: Run) -> list[dict[str, Any]]:
+    """Return one plain record per cell of steps, as the table prints it; None: not known.
+
+    ``plain_ms`` is of plain decoding's step, or pass, timed in turns with this one.
+    """
+    rows: list[dict[str, Any]] = []
+    for cell in run.steps:
+        if not cell.ms or isinstance(run.ceilings, str):
+            continue
+        ms, plain = statistics.median(cell.ms), statistics.median(cell.vanilla_ms)
+        floor = floor_of(cell.floor_flops, cell.floor_bytes, run.ceilings, run.settings.dtype)
+        row = {"step": cell.label, "batch": cell.batch, "nodes": cell.nodes, "rows": cell.rows}
+        row |= {"ms": ms, "spread": relative_spread(cell.ms)}
+        row |= {"plain_ms": plain, "over_plain": ms / plain}
+        row["floor_ms"] = 1e3 * floor if is_measured(floor) else None
+        row["of_floor"] = 1e3 * floor / ms if is_measured(floor) else None
+        rows.append(row | {"operators": cell.operators, "phase_ms": cell.phase_ms})
+    return rows
+
+
+def _projected(run: Run) -> list[str]:
+    """Say how long plain decoding of an image would take, from its steps at the start and the end."""
+    known: dict[int, dict[float, float]] = {}
+    for cell in run.steps:
+        if cell.kind == "vanilla" and cell.ms:
+            known.setdefault(cell.batch, {})[cell.at] = statistics.median(cell.ms)
+    return [
+        f"\nprojected, not measured: {run.settings.tokens} plain steps of batch {batch} take "
+        f"{run.settings.tokens * _mean(ms) / 1e3:.3g} s"
+        for batch, ms in known.items()
+        if 0.0 in ms and 1.0 in ms
+    ]
+
+
+def _mean(ms: dict[float, float]) -> float:
+    """Return the mean from 0 to 1 of what is linear between the places."""
+    return sum((b - a) * (ms[a] + ms[b]) / 2 for a, b in itertools.pairwise(sorted(ms)))
+
+
+def step_table(run: Run) -> str:
+    """Return the ceilings and the cells of steps as Markdown, and the time of an image by its steps."""
+    lines = []
+    if not isinstance(run.ceilings, str):
+        c, dtype = run.ceilings, run.settings.dtype
+        figures = (
+            ("copy", c.copy_bytes_per_s, 1e9, "GB/s"),
+            ("read", c.read_bytes_per_s, 1e9, "GB/s"),
+            ("matmuls", c.matmul_flops[dtype], 1e12, f"TFLOP/s in {dtype}"),
+        )
+        parts = (
+            f"{name} {value / unit:.3g} {words}" if is_measured(value) else f"{name} {value}"
+            for name, value, unit, words in figures
+        )
+        lines.append(", ".join(parts))
+    if (weights := run.settings.weights) != "full":
+        lines.append(f"{weights} weights, random ones: what rounding costs is not measured")
+    rows = step_rows(run)
+    cells = (
+        ["" if row[k] is None else format(row[k], f) for k, f in STEP_COLUMNS.values()]
+        for row in rows
+    )
+    lines += ["", *markdown_table([*STEP_COLUMNS], cells)]
+    for row in rows:
+        if row["phase_ms"]:
+            phases = ", ".join(f"{name} {ms:.3f}" for name, ms in row["phase_ms"].items())
+            lines.append(f"\n{row['step']}, batch {row['batch']}, ms by phase: {phases}")
+    lines += _projected(run)
+    return "\n".join(lines)

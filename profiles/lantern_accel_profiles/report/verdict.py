@@ -1,0 +1,189 @@
+"""The verdict of a report: whether drafting is faster on a device, and its sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lantern_accel_profiles.measure.record import Interval, Run, is_measured
+from lantern_accel_profiles.report.record import Answer, Comparison, EqualQuality, ModelSection
+from lantern_accel_profiles.report.rows import Row
+from lantern_accel_profiles.report.writing import number, reason, size, times, verdict_words
+
+#: Budgets of total variation per token at which devices are held against each other.
+BUDGETS = (0.0, 0.01, 0.02)
+QUESTION = "Is drafting faster here?"
+#: How an answer begins; ``at``: the batch size, where there are several.
+LEADS = {
+    "yes": "Yes{at}, with",
+    "only relaxed": "Only relaxed{at}, with",
+    "not shown": "Not shown{at}. The nearest is",
+    "no": "No{at}. The nearest is",
+    "unknown": "Not known{at}. The nearest is",
+}
+
+# --- facts ----------------------------------------------------------------------
+
+
+def first_setting(rows: Sequence[Row]) -> tuple[int, float] | None:
+    """Return the batch size and temperature that a first screen is about; None without rows.
+
+    The smallest batch that all runs have, or else the smallest of all; the temperature nearest to 1.
+    """
+    by_run: dict[str, set[tuple[int, float]]] = {}
+    for row in rows:
+        by_run.setdefault(row.run, set()).add((row.batch, row.temperature))
+    if not by_run:
+        return None
+    shared = set.intersection(*by_run.values()) or set.union(*by_run.values())
+    return min(shared, key=lambda one: (abs(one[1] - 1), one[0]))
+
+
+def at_setting(rows: Sequence[Row], run: str) -> list[Row]:
+    """Return a run's rows of the first screen, in the order in which they were measured."""
+    mine = [row for row in rows if row.run == run]
+    for choice in (first_setting(rows), first_setting(mine)):
+        if here := [row for row in mine if (row.batch, row.temperature) == choice]:
+            return here
+    return []
+
+
+def answer(here: Sequence[Row]) -> Answer:
+    """Answer for the rows of one run, batch size and temperature."""
+    compared = [r for r in here if r.drafts and isinstance(r.speedup, Interval)]
+    # Where none is faster, the nearest: one with a verdict, if there is one.
+    compared.sort(key=lambda row: (not reason(row.verdict), _speedup(row)), reverse=True)
+    faster = [row for row in compared if row.verdict == "faster"]
+    exact = [row for row in faster if not row.relaxed]
+    best = next(iter(exact or faster or compared), None)
+    verdicts = {row.verdict for row in compared}
+    helps: Literal["yes", "only relaxed", "not shown", "no", "unknown"] = "unknown"
+    if faster:
+        helps = "yes" if exact else "only relaxed"
+    elif "ambiguous" in verdicts:
+        helps = "not shown"
+    elif verdicts & {"same", "slower"}:
+        helps = "no"
+    return Answer(
+        run=here[0].run,
+        batch=here[0].batch,
+        temperature=here[0].temperature,
+        helps=helps,
+        best=None if best is None else best.strategy,
+    )
+
+
+def _speedup(row: Row) -> float:
+    return row.speedup.value if isinstance(row.speedup, Interval) else 0.0
+
+
+def equal_quality(
+    runs: Sequence[Run], rows: Sequence[Row], asked: float = 0.0
+) -> list[EqualQuality]:
+    """Return each run's fastest strategy within each of :data:`BUDGETS`, and within the one asked for."""
+    found = []
+    for run in runs:
+        here = at_setting(rows, run.name)
+        plain = _row(here, "vanilla")
+        if plain is None:
+            continue
+        for budget in sorted({*BUDGETS, asked}):
+            fits = [row for row in here if row.moved is not None and row.moved <= budget]
+            fits = [r for r in fits if r.drafts and (_speedup(r) > 1 or reason(r.verdict))]
+            best = max((row for row in fits if _speedup(row)), key=_speedup, default=plain)
+            verdict = best.verdict if best is not plain else "same"
+            found.append(
+                EqualQuality(
+                    run=run.name,
+                    budget=budget,
+                    batch=plain.batch,
+                    strategy=best.strategy,
+                    # Neither does a busy machine's ratio stand next to another device's.
+                    speedup=verdict if reason(verdict) else best.speedup,
+                    verdict=verdict,
+                )
+            )
+    return found
+
+
+# --- sentences ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceSentences:
+    """One device's answer in sentences, with the rows of its table."""
+
+    run: str
+    short: str
+    lines: list[str]
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class FirstScreen:
+    """Whether drafting is faster with one model, in sentences."""
+
+    devices: list[DeviceSentences]
+    warnings: list[str]
+
+
+def first_screen(comparison: Comparison, section: ModelSection) -> FirstScreen:
+    """Return what is said of drafting with a model."""
+    return FirstScreen(
+        devices=[
+            _device_sentences(one, at_setting(section.rows, one.run), section.rows)
+            for one in section.answers
+        ],
+        warnings=[
+            f"Run {run.name} is {run.state}, not complete; `{run.command} --resume` goes on."
+            for run in comparison.runs
+            if run.settings.model == section.model and run.state != "complete"
+        ],
+    )
+
+
+def _device_sentences(one: Answer, here: list[Row], rows: Sequence[Row]) -> DeviceSentences:
+    """Answer at one batch size in full, and at the run's others in a sentence each."""
+    others: dict[int, list[Row]] = {}
+    for row in rows:
+        if (row.run, row.temperature) == (one.run, one.temperature) and row.batch != one.batch:
+            others.setdefault(row.batch, []).append(row)
+    more = [_short_answer(answer(found), found, f" at batch {n}") for n, found in others.items()]
+    short = _short_answer(one, here, f" at batch {one.batch}" if more else "")
+    return DeviceSentences(one.run, short, [_work_words(one, here), *more], here)
+
+
+def _row(rows: Sequence[Row], name: str | None) -> Row | None:
+    return next((row for row in rows if row.strategy == name), None)
+
+
+def _speed_words(row: Row) -> str:
+    """Say how fast a row is: ``lantern++: 1.13x (0.91 to 1.32), not shown to be faster``."""
+    verdict = verdict_words(row.verdict)
+    words = f"{row.strategy}: {times(row.speedup)}"
+    if verdict == "faster":
+        return f"{words}, {row.fidelity}"
+    return f"{words}, {verdict}" + (f"; it {row.fidelity}" if row.relaxed or row.rounding else "")
+
+
+def _short_answer(one: Answer, rows: Sequence[Row], at: str) -> str:
+    best = _row(rows, one.best)
+    if best is None:
+        if not any(row.drafts for row in rows):
+            return f"Not known{at}: only plain decoding was measured."
+        return f"Not known{at}: no strategy can be held against plain decoding."
+    return f"{LEADS[one.helps].format(at=at)} {_speed_words(best)}."
+
+
+def _work_words(one: Answer, rows: Sequence[Row]) -> str:
+    """Say what an image takes with the strategy of the answer, or else with plain decoding."""
+    name = one.best if one.helps in ("yes", "only relaxed") else "vanilla"
+    row = _row(rows, name) or rows[0]
+    seconds, joules = row.seconds_per_image, row.joules_per_image
+    speed = f"{number(row.tokens_per_second.value)} tokens per second of decoding"
+    if isinstance(seconds, Interval):
+        speed = f"{number(seconds.value)} seconds per image"
+    energy = f"{number(joules)} J per image" if is_measured(joules) else "no meter"
+    how = "plain decoding" if row.strategy == "vanilla" else row.strategy
+    return f"With {how}: {speed}; memory: {size(row.peak_bytes)}; energy: {energy}."

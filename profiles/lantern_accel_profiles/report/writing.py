@@ -1,0 +1,100 @@
+"""Figures as text: few digits, the unit next to them, and the reason where there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from lantern_accel_profiles.measure.record import NOT_MEASURED, Interval, Reading, is_measured
+
+MISSING = "not measured"
+#: Verdicts in words, on a strategy against plain decoding.
+VERDICTS = {
+    "faster": "faster",
+    "slower": "slower",
+    "same": "the same speed",
+    "ambiguous": "not shown to be faster",
+}
+MINUS = "\N{MINUS SIGN}"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Return a number in ``digits`` significant digits, thousands apart."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    rounded = float(f"{value:.{digits - 1}e}")  # 9.96 in two digits is 10, not 10.0
+    places = max(digits - 1 - math.floor(math.log10(abs(rounded))), 0)
+    return f"{value:,.{places}f}".replace("-", MINUS)
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage."""
+    return f"{number(100 * share, 2)} %" if abs(share) > 5e-7 else "0 %"
+
+
+def reading(value: Reading | None, unit: str = "") -> str:
+    """Return a reading with its unit, or 'not measured'."""
+    if not is_measured(value):
+        return MISSING
+    return f"{number(value)}{' ' if unit else ''}{unit}"
+
+
+def interval(value: Interval | str | None, unit: str = "") -> str:
+    """Return a figure and its interval: ``352 (340 to 361)``."""
+    if not isinstance(value, Interval):
+        return MISSING
+    tail = f" {unit}" if unit else ""
+    return f"{number(value.value)}{tail} {span(value)}".rstrip()
+
+
+def span(value: Interval | str) -> str:
+    """Return an interval alone, in brackets; empty where it is a point."""
+    if not isinstance(value, Interval) or value.low == value.high:
+        return ""
+    return f"({number(value.low)} to {number(value.high)})"
+
+
+def reason(value: object) -> str:
+    """Return why a figure is not there; empty where it is."""
+    text = str(value)
+    return text.removeprefix(NOT_MEASURED) if text.startswith(NOT_MEASURED) else ""
+
+
+def verdict_words(word: str) -> str:
+    """Return a verdict in words, or why there is none."""
+    return f"not judged: {reason(word)}" if reason(word) else VERDICTS.get(word, word)
+
+
+def times(value: Interval | float | str) -> str:
+    """Return a ratio with its interval: ``1.13x (0.91 to 1.32)``."""
+    if isinstance(value, str):
+        return MISSING
+    if not isinstance(value, Interval):
+        return f"{value:.2f}x"
+    if value.low == value.high:
+        return f"{value.value:.2f}x"
+    return f"{value.value:.2f}x ({value.low:.2f} to {value.high:.2f})"
+
+
+def size(count: Reading) -> str:
+    """Return bytes in binary units."""
+    if not is_measured(count):
+        return MISSING
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{number(value)} {unit}"
+        value /= 1024
+    return f"{number(value)} GiB"
+
+
+def as_sentence_list(words: Sequence[str], last: str = "and") -> str:
+    """Return words as a sentence has them: ``a, b and c``."""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def upper(text: str) -> str:
+    """Return a sentence with its first letter large."""
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,196 @@
+"""Files are taken back whole or refused with the reason; what differs is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs import invented_cell, invented_run, strategies
+
+from lantern_accel.device.conformance import Report
+from lantern_accel.errors import RequestError
+from lantern_accel.strategy.rules import Lantern
+from lantern_accel.strategy.values import Sampling
+from lantern_accel_profiles.measure.reading import (
+    check_comparable,
+    clock_fault,
+    read_file,
+    read_run,
+)
+from lantern_accel_profiles.measure.record import PromptSet, Run
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    path = tmp_path / "run.json"
+    path.write_text(invented_run().model_dump_json())
+    return path
+
+
+def test_a_run_comes_back_as_it_was(stored: Path) -> None:
+    assert read_run(stored) == invented_run()
+
+
+def test_a_truncated_file_says_where(stored: Path) -> None:
+    stored.write_text(stored.read_text()[:-40])
+    with pytest.raises(RequestError, match=r"run.json is not whole JSON \(line 1"):
+        read_run(stored)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"a": 1}', "not a run of `lantern-accel profile`: its kind is not"),
+        ("[1, 2]", "not a run of `lantern-accel profile`"),
+        ("", "not whole JSON"),
+        (
+            '{"kind": "lantern_accel.run", "schema_version": 3}',
+            "schema version 3.*reads 2; upgrade",
+        ),
+        ('{"kind": "lantern_accel.run"}', "schema version None"),
+        (
+            '{"kind": "lantern_accel.run", "schema_version": 0}',
+            "schema version 0.*measure it again",
+        ),
+        ('{"kind": "lantern_accel.run", "schema_version": true}', "schema version True"),
+        (
+            '{"kind": "lantern_accel.run", "schema_version": 2}',
+            "refused: name: Field required; leave it out, or measure it again",
+        ),
+        ('{"kind": "lantern_accel.comparison"}', "a report .* name the runs"),
+        ("[" * 100_000, "nested too deep"),
+    ],
+)
+def test_a_foreign_file_is_refused_with_the_reason(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(RequestError, match=says):
+        read_run(path)
+
+
+def test_bytes_and_absences_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RequestError, match="is not text"):
+        read_run(tmp_path / "a.json")
+    with pytest.raises(RequestError, match=r"there is no file .*profile -o"):
+        read_run(tmp_path / "b.json")
+
+
+def test_an_unknown_field_is_refused_by_name(stored: Path) -> None:
+    data = json.loads(stored.read_text())
+    data["cells"][0]["secret"] = 1
+    stored.write_text(json.dumps(data))
+    with pytest.raises(RequestError, match=r"cells\.0\.secret"):
+        read_run(stored)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("decode", 0), ("images", 0), ("steps", 0), ("total", 0), ("wall", -1)]
+)
+def test_a_figure_that_others_are_divided_by_is_refused_by_name(
+    stored: Path, field: str, value: int
+) -> None:
+    data = json.loads(stored.read_text())
+    data["cells"][0]["samples"][0][field] = value
+    stored.write_text(json.dumps(data))
+    with pytest.raises(RequestError, match=rf"cells\.0\.samples\.0\.{field}.*greater than"):
+        read_run(stored)
+
+
+# --- the planted stopwatch ----------------------------------------------------------------------
+
+
+def _with_clock(factor: float) -> Run:
+    cell = invented_cell(strategies()[0], 1, 300.0)
+    cell.samples = [
+        s.model_copy(
+            update={
+                "total": float(s.total) * factor,
+                "prefill": s.prefill * factor,
+                "decode": s.decode * factor,
+            }
+        )
+        for s in cell.samples
+    ]
+    return invented_run(cells=[cell], names=["vanilla"])
+
+
+@pytest.mark.parametrize("factor", [0.05, 0.5, 1.5])
+def test_a_file_whose_stopwatch_did_not_wait_is_refused(tmp_path: Path, factor: float) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(_with_clock(factor).model_dump_json())
+    with pytest.raises(RequestError, match="it does not wait for the device"):
+        read_run(path)
+
+
+def test_parts_longer_than_the_whole_are_refused() -> None:
+    cell = invented_cell(strategies()[0], 1, 300.0)
+    cell.samples = [s.model_copy(update={"decode": 3 * s.decode}) for s in cell.samples]
+    assert "the parts exceed the whole" in clock_fault(cell)
+    assert clock_fault(_with_clock(1.0).cells[0]) == ""
+
+
+def test_a_conformance_report_is_read_and_is_no_run(tmp_path: Path) -> None:
+    path = tmp_path / "conform.json"
+    report = Report(
+        backend="abacus", backend_version="1", device="a", device_name="A", torch="2", outcomes=[]
+    )
+    path.write_text(report.model_dump_json())
+    assert read_file(path) == report
+    with pytest.raises(RequestError, match="is a conformance report, not a run"):
+        read_run(path)
+
+
+# --- what may be compared -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"weights_hash": "f" * 16}, "model hash is 'ffffffffffffffff'"),
+        ({"tokens": 1024}, "tokens per image is 1024"),
+        ({"sampling": Sampling(cfg_scale=3.0)}, "sampling cfg_scale is 3.0"),
+        ({"sampling": Sampling(cfg_scale=2.0, top_k=100)}, "sampling top_k is 100"),
+        (
+            {"prompts": PromptSet(source="x", count=1, sha256="e" * 64, used=["a"])},
+            "prompts is 'eeeeeeeeeeee'",
+        ),
+    ],
+)
+def test_runs_that_differ_are_refused_with_the_property(
+    settings: dict[str, Any], says: str
+) -> None:
+    runs = [invented_run("one"), invented_run("two", settings=settings)]
+    with pytest.raises(RequestError, match=says):
+        check_comparable(runs, ["one.json", "two.json"])
+
+
+def test_other_protocols_and_other_rules_are_refused() -> None:
+    one = invented_run("one")
+    with pytest.raises(RequestError, match="protocol version is 3 in one and 2"):
+        check_comparable([one, invented_run("two", protocol_version=3)], ["a", "b"])
+    other = one.model_copy(deep=True, update={"name": "two"})
+    for cell in other.cells:
+        if cell.strategy.name == "lantern":
+            cell.strategy = cell.strategy.model_copy(update={"acceptance": Lantern(delta=0.4)})
+    with pytest.raises(RequestError, match=r"acceptance of lantern is .*0\.4"):
+        check_comparable([one, other], ["a", "b"])
+
+
+def test_the_temperature_of_a_default_is_no_difference() -> None:
+    other = invented_run("two", settings={"sampling": Sampling(cfg_scale=2.0, temperature=0.7)})
+    check_comparable([invented_run("one"), other], ["a", "b"])
+
+
+def test_other_models_may_stand_in_one_report() -> None:
+    other = invented_run("two", settings={"model": "large", "weights_hash": "f" * 16})
+    check_comparable([invented_run("one"), other], ["a", "b"])
+
+
+def test_two_runs_of_one_name_are_refused_with_a_way_out() -> None:
+    with pytest.raises(
+        RequestError, match=r"two runs are named 'one': a\.json and b\.json.*NAME=b"
+    ):
+        check_comparable([invented_run("one"), invented_run("one")], ["a.json", "b.json"])

@@ -1,0 +1,80 @@
+"""A run that breaks the protocol is not a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from support.runs import invented_cell, invented_run, strategies
+
+from lantern_accel_profiles.measure.record import (
+    STEP_PHASES,
+    Interval,
+    Run,
+    Warmup,
+    Work,
+    is_measured,
+    not_measured,
+)
+
+
+def test_a_run_survives_its_json() -> None:
+    run = invented_run()
+    assert Run.model_validate_json(run.model_dump_json()) == run
+
+
+def test_a_figure_that_is_not_there_says_why() -> None:
+    text = not_measured("the meter is broken")
+    assert not is_measured(text)
+    assert is_measured(0.0)
+    cell = invented_cell(strategies()[0], 1, 300.0, cold_seconds=text)
+    assert cell.cold_seconds == "not measured: the meter is broken"
+    with pytest.raises(ValidationError):
+        invented_cell(strategies()[0], 1, 300.0, cold_seconds="unknown")
+
+
+def test_a_step_has_every_phase_and_does_work() -> None:
+    usual = invented_cell(strategies()[0], 1, 300.0)
+    assert isinstance(usual.step_ms, dict) and isinstance(usual.work, dict)
+    for phase in STEP_PHASES:
+        for field, held in (("step_ms", usual.step_ms), ("work", usual.work)):
+            less = {name: value for name, value in held.items() if name != phase}
+            with pytest.raises(ValidationError, match=f"a step has no {phase}"):
+                invented_cell(strategies()[0], 1, 300.0, **{field: less})
+    idle = dict.fromkeys(usual.work, Work(flops=0, bytes=0, launches=1))
+    with pytest.raises(ValidationError, match="a step does no work"):
+        invented_cell(strategies()[0], 1, 300.0, work=idle)
+
+
+def test_an_interval_has_its_ends_in_order() -> None:
+    with pytest.raises(ValidationError, match="runs from 3"):
+        Interval(value=2, low=3, high=1, n=4)
+
+
+@pytest.mark.parametrize("warm", [0, 1, 2])
+def test_samples_without_warm_up_are_refused(warm: int) -> None:
+    cell = invented_cell(strategies()[0], 1, 300.0, warmup=[Warmup(session=1, seconds=1.0)] * warm)
+    with pytest.raises(ValidationError, match=f"after {warm} warm-up decodings"):
+        invented_run(cells=[cell])
+
+
+def test_every_session_warms_up_for_itself() -> None:
+    cell = invented_cell(strategies()[0], 1, 300.0)
+    cell.samples[-1] = cell.samples[-1].model_copy(update={"session": 2})
+    with pytest.raises(ValidationError, match="session 2 after 0 warm-up"):
+        invented_run(cells=[cell])
+
+
+def test_a_complete_run_prices_every_relaxed_strategy() -> None:
+    with pytest.raises(ValidationError, match=r"lantern\+\+.*without its quality figures"):
+        invented_run(names=["vanilla", "lantern++"], quality=[])
+    running: dict[str, Any] = {"state": "interrupted", "quality": []}
+    assert invented_run(names=["vanilla", "lantern++"], **running).quality == []
+
+
+def test_a_price_at_another_temperature_is_no_price() -> None:
+    run = invented_run(names=["vanilla", "lantern++"])
+    other = [q.model_copy(update={"temperature": 0.5}) for q in run.quality]
+    with pytest.raises(ValidationError, match="without its quality figures"):
+        Run.model_validate(run.model_copy(update={"quality": other}).model_dump())

@@ -1,0 +1,270 @@
+"""Rows, verdicts and gaps: no speed-up without its quality loss, nothing missing without its command."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from support.runs import invented_cell, invented_run, strategies
+
+from lantern_accel.device.conformance import Report as ConformanceReport
+from lantern_accel.device.datasheets import DeviceProfile, Figure
+from lantern_accel.strategy.detail import detail_of
+from lantern_accel.strategy.rules import Exact
+from lantern_accel.strategy.values import ChainTree, Strategy
+from lantern_accel_profiles.measure.record import PHASES, Interval, Run, not_measured
+from lantern_accel_profiles.report import render
+from lantern_accel_profiles.report.comparison import compare
+from lantern_accel_profiles.report.rows import Row, phase_ms, row_of
+from lantern_accel_profiles.report.verdict import first_screen
+
+
+def rows_of(run: Run) -> dict[str, Row]:
+    return {cell.strategy.name: row_of(run, cell) for cell in run.cells}
+
+
+def test_a_row_has_the_figures_of_its_samples() -> None:
+    run = invented_run()
+    row = rows_of(run)["eagle"]
+    cell = next(c for c in run.cells if c.strategy.name == "eagle")
+    one = cell.samples[0]
+    assert row.step_compression.value == pytest.approx(255 / one.steps)
+    assert isinstance(row.tokens_per_second, Interval)
+    assert row.tokens_per_second.n == len(cell.samples)
+    assert isinstance(row.speedup, Interval)
+    assert row.verdict == "faster"
+    assert isinstance(row.images_per_second, Interval)
+    assert isinstance(row.latency["p50"], Interval)
+    assert row.images_per_second.value == pytest.approx(1 / row.latency["p50"].value, rel=1e-6)
+    assert isinstance(row.seconds_per_image, Interval)
+    assert row.seconds_per_image.value == pytest.approx(row.latency["p50"].value)
+    assert row.latency["p95"] == (
+        "not measured: 8 samples cannot show the 95th percentile; `--samples 20` can"
+    )
+    assert row.quality is None
+
+
+def test_the_seconds_of_a_row_give_its_speedup() -> None:
+    """Fast cells have more rounds than slow ones, and text and pixels take a part of each request."""
+    counts = {"vanilla": 9, "eagle": 14, "eagle2": 12, "lantern": 11, "lantern++": 13}
+    cells = [invented_cell(s, 1, 300.0, samples=counts[s.name]) for s in strategies()]
+    section = compare([invented_run(cells=cells)], profiles=[]).models[0]
+    rows = {row.strategy: row for row in section.rows}
+    assert {row.samples for row in rows.values()} == {9}
+    seconds = {name: row.seconds_per_image for name, row in rows.items()}
+    assert not any(isinstance(one, str) for one in seconds.values())
+    for name, row in rows.items():
+        assert isinstance(row.speedup, Interval) and isinstance(row.images_per_second, Interval)
+        assert row.speedup.value == seconds["vanilla"].value / seconds[name].value
+        assert row.images_per_second.value == 1 / seconds[name].value
+    # Every view has the same figures.
+    assert {p.strategy: p.images_per_second for p in section.points} == {
+        name: row.images_per_second for name, row in rows.items()
+    }
+
+
+def test_a_cell_that_is_not_complete_costs_the_others_no_sample() -> None:
+    cells = [invented_cell(s, 1, 300.0, samples=20) for s in strategies()]
+    cells[1].samples = cells[1].samples[:3]
+    run = invented_run(cells=cells, state="interrupted")
+    rows = {row.strategy: row for row in compare([run], profiles=[]).models[0].rows}
+    assert (rows["eagle"].samples, rows["eagle2"].samples) == (3, 20)
+
+
+def test_a_speedup_is_of_decoding_where_requests_were_not_timed_whole() -> None:
+    run = invented_run()
+    for cell in run.cells:
+        cell.samples = [s.model_copy(update={"total": not_measured("x")}) for s in cell.samples]
+    rows = rows_of(run)
+    speedup = rows["eagle"].speedup
+    assert isinstance(speedup, Interval)
+    ratio = rows["eagle"].tokens_per_second.value / rows["vanilla"].tokens_per_second.value
+    assert speedup.value == pytest.approx(ratio, rel=1e-3)
+    assert compare([run], profiles=[]).models[0].points == []
+
+
+def test_a_run_that_ended_before_its_first_sample_is_reported_as_such() -> None:
+    for cells in ([], [invented_cell(s, 1, 300.0, samples=0) for s in strategies()]):
+        run = invented_run(cells=cells, state="running", quality=[], contact_sheet=[])
+        found = compare([run])
+        screen = first_screen(found, found.models[0])
+        assert screen.devices == []
+        assert screen.warnings == [
+            "Run abacus-1 is running, not complete; "
+            "`lantern-accel profile -o abacus-1.json --resume` goes on."
+        ]
+        pytest.importorskip("jinja2")
+        assert "Nothing was measured yet." in render.page(found)
+
+
+def test_without_vanilla_there_is_no_speedup() -> None:
+    row = rows_of(invented_run(names=["eagle"]))["eagle"]
+    assert row.speedup == "not measured: there is no vanilla at this batch size and temperature"
+    assert row.verdict == row.speedup
+
+
+def test_energy_is_an_image_and_a_joule() -> None:
+    cell = invented_cell(strategies(["vanilla"])[0], 2, 300.0)
+    cell.samples = [s.model_copy(update={"energy_mj": 8000.0}) for s in cell.samples]
+    row = row_of(invented_run(cells=[cell]), cell)
+    assert row.joules_per_image == 4.0
+    assert rows_of(invented_run())["vanilla"].joules_per_image == (
+        "not measured: backend 'abacus' reads no energy meter"
+    )
+
+
+def test_phases_add_up_to_the_request() -> None:
+    cell = invented_cell(strategies(["eagle"])[0], 2, 300.0)
+    found = phase_ms(cell)
+    assert list(found) == list(PHASES)
+    whole = sorted(1e3 * float(s.total) / 2 for s in cell.samples)
+    assert whole[0] <= sum(v for v in found.values() if isinstance(v, float)) <= whole[-1]
+
+
+# --- the planted speed-up without its quality loss -----------------------------------------------------
+
+
+def test_an_unpriced_relaxed_strategy_shows_no_speedup() -> None:
+    run = invented_run(state="interrupted", quality=[])
+    rows = rows_of(run)
+    for name in ("lantern", "lantern++"):
+        assert str(rows[name].speedup).startswith("not measured: the fidelity of this relaxed")
+        assert rows[name].verdict == rows[name].speedup
+        assert "--resume" in str(rows[name].quality)
+    assert isinstance(rows["eagle"].speedup, Interval)
+    section = compare([run], profiles=[]).models[0]
+    assert section.offers[0].point is not None and section.offers[0].point.moved == 0
+
+
+def test_a_price_without_its_moved_mass_is_no_price() -> None:
+    run = invented_run()
+    run.quality = [
+        q.model_copy(update={"total_variation": not_measured("lost")}) for q in run.quality
+    ]
+    assert str(rows_of(run)["lantern++"].speedup).startswith("not measured: the fidelity")
+
+
+def test_a_row_cannot_be_made_with_a_speedup_and_no_price() -> None:
+    row = rows_of(invented_run())["lantern++"]
+    with pytest.raises(ValidationError, match="speed-up without its quality loss"):
+        Row.model_validate(row.model_dump() | {"quality": not_measured("forgotten")})
+
+
+def test_a_missing_feature_distance_is_told_beside_the_speedup() -> None:
+    run = invented_run()
+    reason = not_measured("no package; `pip install 'lantern-accel[quality]'`")
+    run.quality = [q.model_copy(update={"distance": reason}) for q in run.quality]
+    assert isinstance(rows_of(run)["lantern++"].speedup, Interval)
+    found = compare([run], profiles=[])
+    gap = next(g for g in found.gaps if "no package" in g.reason)
+    assert gap.command == (
+        "pip install 'lantern-accel[quality]' && lantern-accel profile -o abacus-1.json --resume"
+    )
+
+
+# --- pairs, rankings, gaps ----------------------------------------------------------------------
+
+
+def test_an_unsettled_cell_gets_the_reason_and_no_verdict() -> None:
+    run = invented_run()
+    for cell in run.cells:
+        cell.settled = cell.strategy.name != "eagle"
+    rows = rows_of(run)
+    assert rows["eagle"].verdict == "not measured: warm-up of eagle did not settle"
+    assert rows["lantern++"].verdict == "faster"
+    for cell in run.cells:
+        cell.settled = False
+    (offer,) = compare([run], profiles=[]).models[0].offers
+    assert offer.confidence == "low" and "warm-up of eagle did not settle" in offer.because
+
+
+def test_too_few_samples_are_told_instead_of_a_verdict() -> None:
+    cells = [invented_cell(s, 1, 300.0, samples=2) for s in strategies()]
+    found = compare([invented_run(cells=cells)], profiles=[])
+    rows = {row.strategy: row for row in found.models[0].rows}
+    assert rows["eagle"].verdict == "not measured: too few samples, 2 of 5"
+    (device,) = first_screen(found, found.models[0]).devices
+    assert device.short.startswith("Not known. The nearest is lantern++: ")
+    assert device.short.endswith(
+        "not judged: too few samples, 2 of 5; it moves 8.0 % of a token's probability."
+    )
+
+
+def test_models_are_sections_that_do_not_meet() -> None:
+    other = invented_run("two", settings={"model": "large", "weights_hash": "f" * 16})
+    found = compare([invented_run("one"), other], profiles=[])
+    assert [section.model for section in found.models] == ["tiny", "large"]
+    assert all(one.behind is None for section in found.models for one in section.offers)
+
+
+def test_gaps_name_the_reason_and_what_fills_them() -> None:
+    run = invented_run(state="interrupted")
+    found = {gap.reason: gap for gap in compare([run], profiles=[]).gaps}
+    meter = found["backend 'abacus' does not read it"]
+    assert meter.what == ["power_w"]
+    assert meter.command == "lantern-accel profile -o abacus-1.json --resume"
+    tail = next(g for reason, g in found.items() if "95th percentile" in reason)
+    assert tail.command == "lantern-accel profile -o abacus-1.json --samples 20 --resume"
+    checks = next(g for reason, g in found.items() if "a test has none" in reason)
+    assert checks.command == "lantern-accel conform abacus"
+    bare = DeviceProfile(
+        name="slate",
+        backend="slate",
+        vendor="S",
+        model="1",
+        peak_flops={"float32": Figure(value=1e12, kind="datasheet", source="a test")},
+    )
+    (gap,) = [g for g in compare([run], profiles=[bare]).gaps if g.where == "S 1"]
+    assert gap.device and gap.command.startswith("lantern-accel profile --device slate")
+
+
+def test_a_conformance_file_of_the_device_fills_its_gap() -> None:
+    run = invented_run()
+    device = run.environment.device
+    report = ConformanceReport(
+        backend=device.backend,
+        backend_version="1",
+        device=device.device,
+        device_name=device.name,
+        torch="2",
+        outcomes=[],
+    )
+    for given, left in (
+        (report, False),
+        (report.model_copy(update={"device_name": "another"}), True),
+        (report.model_copy(update={"simulated": True}), True),
+    ):
+        gaps = compare([run], [given], profiles=[]).gaps
+        assert any(gap.what == ["conformance"] for gap in gaps) == left
+
+
+def test_noise_on_the_host_is_told() -> None:
+    run = invented_run()
+    for cell in run.cells:
+        cell.samples = [s.model_copy(update={"others_cpu": 0.6}) for s in cell.samples]
+    found = compare([run], profiles=[])
+    (device,) = first_screen(found, found.models[0]).devices
+    busy = "the machine was busy: other programs used 60 % of the host"
+    assert f"not judged: {busy}" in device.short
+    assert {row.verdict for row in device.rows if row.strategy != "vanilla"} == {
+        f"not measured: {busy}"
+    }
+
+
+def test_details_name_the_tree_and_the_rule() -> None:
+    texts = {s.name: detail_of(s) for s in strategies()}
+    assert texts["vanilla"] == "one token per step"
+    assert texts["lantern++"] == "static, 3 drafts, 2 deep, k 10, λ 2"
+    assert texts["lantern"] == "dynamic, 4 drafts, 2 deep, k 1000, δ 0.2"
+    chain = Strategy(name="x", drafts=ChainTree(length=3), acceptance=Exact())
+    assert detail_of(chain) == "chain, 3 drafts, 3 deep"
+
+
+def test_a_report_runs_no_model() -> None:
+    """Nothing that could make or run one is imported: what a model costs is measured in profiles."""
+    running = "decoding|families|generation|models|nn|memory|testing|training"
+    for path in Path(render.__file__).parent.glob("*.py"):
+        found = re.findall(rf"lantern_accel\.(?:{running})\b", path.read_text(encoding="utf-8"))
+        assert not found, path.name

@@ -1,0 +1,302 @@
+"""A buyer's comparison: which device to choose on stated terms, and what its images cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.runs import invented_cell, invented_run, strategies
+
+from lantern_accel.device.datasheets import DeviceProfile, Figure
+from lantern_accel.errors import RequestError
+from lantern_accel_profiles.commands.amounts import one_currency, read_amount, read_amounts
+from lantern_accel_profiles.commands.compare import NARROW
+from lantern_accel_profiles.measure.record import Run
+from lantern_accel_profiles.report import render
+from lantern_accel_profiles.report.advice import (
+    Table,
+    headline,
+    notes,
+    offers_table,
+    releases_table,
+)
+from lantern_accel_profiles.report.comparison import compare
+from lantern_accel_profiles.report.offers import Offer
+from lantern_accel_profiles.report.record import Comparison
+from lantern_accel_profiles.report.terms import Terms
+
+
+def timed(
+    name: str, seconds: list[float], batch: int = 1, energy: float | None = None, **more: Any
+) -> Run:
+    """Return a run of plain decoding whose requests took these seconds and millijoules."""
+    cell = invented_cell(strategies(["vanilla"])[0], batch, 300.0, samples=len(seconds))
+    cell.samples = [
+        s.model_copy(
+            update={"total": t, "wall": t, "prefill": 0.0, "decode": t, "energy_mj": energy}
+        )
+        for s, t in zip(cell.samples, seconds, strict=True)
+    ]
+    return invented_run(name, cells=[cell], quality=[], contact_sheet=[], **more)
+
+
+def offers_of(*runs: Run, **terms: object) -> list[Offer]:
+    return compare(runs, profiles=[], terms=Terms.model_validate(terms)).models[0].offers
+
+
+def offered(run: Run, **terms: object) -> Offer:
+    (found,) = offers_of(run, **terms)
+    assert found.point is not None and not found.reason
+    return found
+
+
+def said(*runs: Run, **terms: object) -> str:
+    asked = Terms.model_validate(terms)
+    return headline(compare(runs, profiles=[], terms=asked).models[0], asked)
+
+
+# --- the best of a device -----------------------------------------------------------------------
+
+
+def test_a_batch_counts_all_its_images() -> None:
+    found = offered(timed("gpu", [0.5] * 8, batch=4)).point
+    assert found is not None and found.images_per_second.value == pytest.approx(8.0)
+    assert (found.seconds, found.batch) == (0.5, 4)
+    many = offered(invented_run("a", names=["vanilla", "eagle"], batches=(1, 4))).point
+    assert many is not None and (many.strategy, many.batch) == ("eagle", 4)
+
+
+def test_a_bound_is_kept_by_95_of_100_requests() -> None:
+    kept = offered(timed("gpu", [1.0] * 38 + [3.0] * 2), latency_s=2.0).point
+    assert kept is not None and kept.in_time == 0.95
+    (late,) = offers_of(timed("gpu", [1.0] * 36 + [3.0] * 4), latency_s=2.0)
+    assert late == Offer(run="gpu", reason="at most 90 % of its requests took 2 s or less")
+    assert said(timed("gpu", [1.0] * 8), latency_s=0.5).startswith(
+        "No device is named. gpu: at most 0 %"
+    )
+
+
+def test_a_short_bound_makes_a_smaller_batch_the_better_offer() -> None:
+    small, large = timed("gpu", [1.0] * 8), timed("gpu", [2.5] * 8, batch=4)
+    small.cells += large.cells
+    for bound, batch in ((None, 4), (2.0, 1)):
+        point = offered(small, latency_s=bound).point
+        assert point is not None and point.batch == batch
+
+
+def test_quality_is_what_the_buyer_says() -> None:
+    run = invented_run()
+    for budget, name, fidelity in (
+        (0.0, "eagle", "exact"),
+        (0.07, "eagle", "exact"),
+        (0.1, "lantern++", "moves 8.0 % of a token's probability"),
+    ):
+        point = offered(run, tv_budget=budget).point
+        assert point is not None and (point.strategy, point.fidelity) == (name, fidelity)
+    bare = invented_run(names=["lantern++"], state="interrupted", quality=[])
+    (none,) = offers_of(bare, tv_budget=1.0)
+    assert none.reason == "nothing that was measured is so exact"
+
+
+def test_auto_says_what_it_stood_for() -> None:
+    run = invented_run(names=["vanilla"])
+    only = run.cells[0]
+    only.strategy = only.strategy.model_copy(update={"name": "auto"})
+    only.stands_for = "windows of up to 8 tokens, mostly 4 (exact); predicted 1.4x, not measured"
+    found = compare([run], profiles=[]).models[0]
+    said = cell(offers_table(found, Terms()), 0, "Decodes with")
+    assert said == "auto, batch 1, exact: windows of up to 8 tokens, mostly 4"
+    assert "predicted" not in found.rows[0].detail
+
+
+# --- which device -------------------------------------------------------------------------------
+
+
+def test_the_fastest_device_is_named_with_its_lead_over_the_next() -> None:
+    slow, fast = timed("slow", [1.0] * 8), timed("fast", [0.5] * 8, batch=2)
+    assert said(slow, fast, latency_s=2.0) == (
+        "Within 2 s per image, choose fast: 4.00 images per second, 4.00 times slow. "
+        "Confidence is low: quick run, 8 requests."
+    )
+    assert said(slow) == "slow makes 1.00 images per second."
+    assert "within 2 s" not in said(slow) and said(slow, latency_s=2).startswith("Within 2 s")
+
+
+def test_devices_that_noise_does_not_tell_apart_are_not_ranked() -> None:
+    same = said(timed("a", [1.0] * 8), timed("b", [1.01] * 8))
+    assert same.startswith("No difference was shown between a and b (1.01x")
+    noisy = [timed(name, [0.5, 1.0, 1.5, 2.0, 1.1, 0.7]) for name in ("a", "b")]
+    assert said(*noisy).startswith("No difference was shown between")
+
+
+def test_too_few_samples_give_no_lead() -> None:
+    words = said(timed("a", [1.0] * 3), timed("b", [3.0] * 3))
+    assert "a and b are not compared: too few samples" in words and " times " not in words
+
+
+def test_what_else_differs_between_runs_is_said() -> None:
+    a, b = timed("a", [1.0] * 8), timed("b", [2.0] * 8)
+    a.environment = a.environment.model_copy(update={"threads": 1, "commit": "a" * 40})
+    b.environment = b.environment.model_copy(update={"threads": 2})
+    found = compare([a, b], profiles=[])
+    assert "The runs also differ in threads (1 and 2) and commit (aaaaaaa and 0000000)." in notes(
+        found.models[0], found.terms
+    )
+
+
+def test_a_busy_run_is_not_judged_and_has_no_lead() -> None:
+    quiet, busy = timed("quiet", [1.0] * 8), timed("busy", [0.1] * 8)
+    for cell in busy.cells:
+        cell.samples = [s.model_copy(update={"others_cpu": 0.6}) for s in cell.samples]
+    found = compare([busy, quiet], profiles=[])
+    words = headline(found.models[0], found.terms)
+    assert words.startswith("quiet makes") and " times " not in words
+    assert "busy: not judged: the machine was busy: other programs used 60 % of the host" in words
+    assert said(busy).startswith("No device is named. busy: not judged: the machine was busy")
+    text = render.answer(found)
+    assert "choose" not in text and " times " not in text
+
+
+# --- cost ---------------------------------------------------------------------------------------
+
+
+def test_a_rent_becomes_the_cost_of_a_thousand_images() -> None:
+    found = offered(timed("gpu", [0.5] * 8), rent={"gpu": 3.6}, power=9.0).cost
+    assert found is not None and found.of_1000.value == pytest.approx(0.5)
+    assert (found.covers, found.without) == ("rent", "")  # power is in a rent
+    bare = compare([timed("gpu", [0.5] * 8)], profiles=[]).models[0]
+    assert bare.offers[0].cost is None
+    assert cell(offers_table(bare, Terms()), 0, "1,000 images take") == "0.14 device hours"
+
+
+def test_a_purchase_is_spread_over_its_years_and_power_comes_from_joules() -> None:
+    run = timed("gpu", [0.5] * 8, energy=36_000.0)
+    bought = offered(run, buy={"gpu": 8760 * 3.6}, years=1, power=0.5, overhead=2.0)
+    assert bought.cost is not None and bought.point is not None
+    # 1,000 images: 0.5 of purchase, and 0.01 kWh, doubled by the site, of 0.5 each.
+    assert bought.cost.of_1000.value == pytest.approx(0.5 + 0.01 * 2 * 0.5)
+    assert (bought.cost.covers, bought.cost.without) == ("purchase and power", "")
+    assert bought.point.images_per_kwh == pytest.approx(100_000.0)
+
+
+def test_without_a_meter_power_is_left_out_by_name() -> None:
+    terms = {"buy": {"a": 900.0}, "power": 0.3, "currency": "EUR"}
+    bare = timed("a", [0.5] * 8)
+    found = offered(bare, **terms)
+    assert found.cost is not None and found.cost.without == "power: no meter was read"
+    compared = compare([bare], profiles=[], terms=Terms.model_validate(terms))
+    table = offers_table(compared.models[0], compared.terms)
+    assert "Images per kWh" not in table.head
+    assert "without power: no meter was read" in cell(table, 0, "1,000 images cost")
+    assert "energy: no meter" in cell(table, 0, "Not measured")
+    assert "for want of a meter: images per kWh and the cost of power" in " ".join(
+        notes(compared.models[0], compared.terms)
+    )
+    assert offered(bare, power=0.3).cost is None
+
+
+def cell(table: Table, row: int, name: str) -> str:
+    return table.rows[row][table.head.index(name)]
+
+
+def test_costs_are_ranked_only_where_they_have_the_same_parts() -> None:
+    slow, fast = timed("slow", [1.0] * 8, energy=9e3), timed("fast", [0.5] * 8)
+    dear = {"slow": 100.0, "fast": 1000.0}
+    assert [one.run for one in offers_of(slow, fast)] == ["fast", "slow"]
+    cheap = offers_of(slow, fast, buy=dear)
+    assert [one.run for one in cheap] == ["slow", "fast"]
+    assert "; on fast they cost 5.00 times as much." in said(slow, fast, buy=dear)
+    # The power of one alone is known: costs are not compared.
+    assert [one.run for one in offers_of(slow, fast, buy=dear, power=0.3)] == ["fast", "slow"]
+    assert [one.run for one in offers_of(slow, fast, rent={"slow": 0.1})] == ["fast", "slow"]
+    text = offers_table(
+        compare([slow, fast], profiles=[], terms=Terms(rent={"slow": 0.1})).models[0],
+        Terms(rent={"slow": 0.1}),
+    )
+    assert "not given" in [row[text.head.index("1,000 images cost")] for row in text.rows]
+    # A device that nobody gave an amount for is not the cheapest because its power alone is known.
+    terms = {"rent": {"fast": 3.6}, "power": 0.3, "currency": "EUR"}
+    assert [one.run for one in offers_of(slow, fast, **terms)] == ["fast", "slow"]
+    assert "on slow" not in said(fast, slow, **terms)
+    assert "EUR of power, without the device" in str(offers_table_of(slow, fast, **terms).rows)
+
+
+def offers_table_of(*runs: Run, **terms: object) -> Table:
+    asked = Terms.model_validate(terms)
+    return offers_table(compare(runs, profiles=[], terms=asked).models[0], asked)
+
+
+def test_a_narrow_terminal_keeps_columns_that_tables_have() -> None:
+    runs = timed("slow", [1.0] * 8), timed("fast", [0.5] * 8)
+    section = compare(runs, profiles=[]).models[0]
+    text = render.to_markdown(compare(runs, profiles=[]))
+    heads = {*offers_table_of(*runs, rent={"fast": 1.0}).head, *releases_table(section).head}
+    heads |= {cell.strip() for line in text.splitlines() for cell in line.split("|")}
+    assert set(NARROW) <= heads
+    assert {"1,000 images take", "Behind the first"} <= set(NARROW)
+
+
+def test_a_datasheet_s_power_gives_images_per_provisioned_kilowatt() -> None:
+    sheet = DeviceProfile(
+        name="beads",
+        backend="abacus",
+        vendor="A",
+        model="1",
+        reports_as=("Abacus*",),
+        peak_flops={"float32": Figure(value=1e12, kind="datasheet", source="a test")},
+        power_w=Figure(value=500, kind="datasheet", source="a test"),
+    )
+    terms = Terms(overhead=2.0)
+    found = compare([timed("a", [0.5] * 8)], profiles=[sheet], terms=terms).models[0]
+    assert found.offers[0].per_kw == pytest.approx(2.0)
+    assert "Images/s per kW" in offers_table(found, terms).head
+
+
+def test_the_report_states_the_terms_and_the_currency() -> None:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    runs = [timed("slow", [1.0] * 8), timed("fast", [0.5] * 8)]
+    terms = Terms(latency_s=0.8, tv_budget=0.02, rent={"fast": 3.6}, currency="EUR")
+    found = compare(runs, profiles=[], terms=terms)
+    for text in (render.to_markdown(found), render.page(found)):
+        plain = text.replace("&#39;", "'")
+        assert "strategies that move 2 % of a token's probability at most" in plain
+        assert "95 of 100 requests within 0.8 s" in plain
+        assert "1,000 for 0.500 EUR" in plain
+        assert "slow: at most 0 % of its requests took 0.8 s or less" in plain
+    assert Comparison.model_validate_json(found.model_dump_json()).terms == terms
+    bare = render.to_markdown(compare(runs, profiles=[]))
+    assert "1,000 images cost" not in bare and "no cost of a device given" in bare
+
+
+# --- amounts from the command line --------------------------------------------------------------
+
+
+def amounts(*words: str) -> tuple[dict[str, float], set[str]]:
+    runs = [invented_run("cpu-20261123-0800-89fa3cbb"), invented_run("gpu")]
+    return read_amounts("--rent", words, runs, [{runs[0].name, "cpu"}, {"gpu", "other"}])
+
+
+def test_an_amount_is_of_a_run_or_of_all() -> None:
+    assert amounts("cpu=0.2EUR", "gpu=2.10 EUR") == (
+        {"cpu-20261123-0800-89fa3cbb": 0.2, "gpu": 2.1},
+        {"EUR"},
+    )
+    assert amounts("other=3", "2") == ({"cpu-20261123-0800-89fa3cbb": 2.0, "gpu": 3.0}, {""})
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["gpu=cheap", "gpu=-1EUR", "gpu=0", "gpu=", "=3", "gpu=1e3", "gpu=nan", "gpu=" + "9" * 400],
+)
+def test_what_is_no_amount_is_refused(word: str) -> None:
+    with pytest.raises(RequestError, match="not an amount"):
+        amounts(word)
+
+
+def test_names_and_currencies_are_checked() -> None:
+    with pytest.raises(RequestError, match="names no run; did you mean gpu"):
+        amounts("gpy=1EUR")
+    with pytest.raises(RequestError, match="in EUR and USD"):
+        one_currency({"EUR", "USD"})
+    assert read_amount("--power", "0.30€") == (0.3, "€")

@@ -1,0 +1,196 @@
+"""Runs that are not what they seem: each is refused, or kept apart by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.runs import PROMPTS, invented_run
+
+from lantern_accel.device.datasheets import profiles_dir
+from lantern_accel.errors import RequestError
+from lantern_accel_profiles.measure.reading import check_comparable, read_run
+from lantern_accel_profiles.measure.record import LoadCell, LoadSample, PromptSet, Run, not_measured
+from lantern_accel_profiles.report.advice import headline, points_table, releases_table
+from lantern_accel_profiles.report.comparison import compare
+from lantern_accel_profiles.report.filing import examine
+from lantern_accel_profiles.report.record import Comparison
+from lantern_accel_profiles.report.render import to_markdown
+from lantern_accel_profiles.report.rows import clock_jumps
+from lantern_accel_profiles.report.terms import Terms
+
+
+def test_other_weights_and_other_prompts_are_refused_by_name() -> None:
+    prompts = PromptSet(source="a file", count=1, sha256="f" * 64, used=PROMPTS[:1])
+    for settings, says in (
+        ({"weights_hash": "f" * 16}, "model hash"),
+        ({"prompts": prompts}, "prompts"),
+    ):
+        runs = [invented_run("a"), invented_run("b", settings=settings)]
+        with pytest.raises(RequestError, match=f"cannot be compared: {says} is"):
+            check_comparable(runs, ["a.json", "b.json"])
+
+
+def test_another_dtype_stands_in_every_name() -> None:
+    runs = [invented_run("a"), invented_run("b", settings={"dtype": "float32"}, speed=100)]
+    check_comparable(runs, ["a.json", "b.json"])
+    found = compare(runs, profiles=[])
+    assert [one.run for one in found.models[0].offers] == ["a, bfloat16", "b, float32"]
+    assert "b, float32" in headline(found.models[0], found.terms)
+
+
+@pytest.mark.parametrize(
+    "change", [{"total": 90.0}, {"wall": 90.0}, {"at": -5.0}, {"total": 0.001, "wall": 40.0}]
+)
+def test_a_clock_that_jumps_leaves_the_cell_unjudged(change: dict[str, float]) -> None:
+    run = invented_run(names=["vanilla", "eagle"])
+    eagle = run.cells[1]
+    eagle.samples[3] = eagle.samples[3].model_copy(update=change)
+    assert clock_jumps(eagle.samples) == 1 and clock_jumps(run.cells[0].samples) == 0
+    found = compare([run], profiles=[]).models[0]
+    said = "a clock jumped in 1 of 8 samples of eagle"
+    assert {p.strategy: said in p.doubt for p in found.points} == {"vanilla": False, "eagle": True}
+    assert found.offers[0].point is not None and found.offers[0].point.strategy == "vanilla"
+    assert any(said in fault for fault in examine(run, []).faults)
+
+
+def test_the_committed_run_s_clocks_do_not_jump() -> None:
+    for path in (profiles_dir() / "measured").glob("*.json"):
+        assert not any(clock_jumps(cell.samples) for cell in read_run(path).cells), path.name
+
+
+# --- over releases ------------------------------------------------------------------------------
+
+
+def released(name: str, speed: float, day: int, **environment: Any) -> Run:
+    run = invented_run(name, names=["vanilla", "eagle", "lantern"], speed=speed)
+    run.sessions[0].started = f"2026-01-{day:02d}T00:00:00+00:00"
+    run.environment = run.environment.model_copy(update=environment)
+    return run
+
+
+def over(runs: list[Run], versions: str) -> Comparison:
+    return compare(runs, profiles=[], over=versions)  # type: ignore[arg-type]  # a test's word
+
+
+def test_a_device_is_followed_over_commits_in_the_order_of_their_days() -> None:
+    runs = [released("new", 600, 20, commit="b" * 40), released("old", 300, 10, commit="a" * 40)]
+    found = over(runs, "commits").models[0]
+    assert [(one.strategy, one.version, one.verdict) for one in found.releases] == [
+        ("eagle", "aaaaaaa", None), ("eagle", "bbbbbbb", "faster"),
+        ("vanilla", "aaaaaaa", None), ("vanilla", "bbbbbbb", "faster"),
+    ]  # fmt: skip
+    ratio = found.releases[3].ratio
+    assert ratio is not None and not isinstance(ratio, str) and ratio.value > 1.5
+    assert releases_table(found).rows[0][1] == "aaaaaaa (2026-01-10)"
+
+
+def test_versions_without_a_common_batch_are_refused_in_a_sentence() -> None:
+    old, new = released("old", 100.0, 1, commit="a" * 40), released("new", 90.0, 2, commit="b" * 40)
+    for cell in new.cells:
+        cell.batch = 4
+    with pytest.raises(RequestError, match="same settings, exact strategy and batch size"):
+        over([old, new], "commits")
+
+
+def test_torch_2_10_comes_after_2_9_and_what_else_differs_is_said() -> None:
+    runs = [
+        released("a", 300, 20, torch="2.10"),
+        released("b", 300, 21, torch="2.9", commit="c" * 40),
+    ]
+    lines = over(runs, "torch").models[0].releases
+    assert [one.version for one in lines if one.strategy == "vanilla"] == ["2.9", "2.10"]
+    assert lines[1].also == ["commit 0000000"]
+    assert lines[1].verdict == "same"
+
+
+def test_versions_of_other_devices_threads_and_busy_machines_give_no_ratio() -> None:
+    one = released("one", 300, 1, commit="a" * 40)
+    for other in (
+        released("two", 300, 2, commit="b" * 40, threads=1),
+        invented_run("three", device="Slate 9"),
+        released("four", 300, 2, commit="a" * 40),
+    ):
+        with pytest.raises(RequestError, match="two versions of commit"):
+            over([one, other], "commits")
+    busy = released("busy", 900, 2, commit="b" * 40)
+    for cell in busy.cells:
+        cell.samples = [s.model_copy(update={"others_cpu": 0.6}) for s in cell.samples]
+    found = over([one, busy], "commits").models[0]
+    assert all("the machine was busy" in str(r.ratio) for r in found.releases if r.run == "busy")
+    assert "not judged" in releases_table(found).rows[1][4]
+
+
+# --- services under load ------------------------------------------------------------------------
+
+
+def loaded(name: str, levels: dict[int, float], **cell: Any) -> Run:
+    """Return a run of a service: by requests at once, the seconds from one image to the next."""
+    gap = not_measured("no meter")
+    loads = []
+    for clients, every in levels.items():
+        samples = [
+            LoadSample(
+                prompt="fish", seed=n, began=max(0.0, (n - clients + 1) * every), ended=(n + 1) * every,
+                first=(n + 0.5) * every, outcome="ok", counted=True, stages=gap, total_variation=0.0,
+            )
+            for n in range(40)
+        ]  # fmt: skip
+        values: dict[str, Any] = {
+            "strategy": "auto", "relaxed": False, "clients": clients, "slots": 1, "partials": 1,
+            "began": 0.0, "ended": 40 * every, "joules": gap, "others_cpu": 0.0, "samples": samples,
+        }  # fmt: skip
+        loads.append(LoadCell.model_validate(values | cell))
+    run = invented_run(name, cells=[], quality=[], contact_sheet=[])
+    run.loads = loads
+    return run
+
+
+def test_two_loads_are_held_against_each_other_at_their_best_within_the_bound() -> None:
+    slow, fast = loaded("slow", {1: 0.5, 4: 0.4}), loaded("fast", {1: 0.25, 8: 0.2}, joules=800.0)
+    check_comparable([slow, fast], ["a.json", "b.json"])
+    terms = Terms(latency_s=1.0)
+    section = compare([slow, fast], profiles=[], terms=terms).models[0]
+    first, second = section.offers
+    assert first.point is not None and second.point is not None
+    # 8 at once take 1.6 s, and 4 at once of the slow one as long.
+    assert (first.run, first.point.setting) == ("fast", "1 at once")
+    assert (second.run, second.point.setting) == ("slow", "1 at once")
+    assert first.point.images_per_second.value == pytest.approx(4.0)
+    assert first.point.joules_per_image == pytest.approx(20.0)
+    assert headline(section, terms).startswith("Within 1 s per image, choose fast: 4.00 images")
+    assert "first partial image after" in points_table(section.points, False).rows[0][-1]
+
+
+def test_a_load_and_a_run_stand_side_by_side_without_a_ratio() -> None:
+    run, load = invented_run("run"), loaded("load", {2: 0.1})
+    section = compare([run, load], profiles=[]).models[0]
+    assert [one.verdict for one in section.offers] == [None, None]
+    assert "run: not compared, since requests to a service wait" in headline(section, Terms())
+    assert "no strategy was timed next to plain" in to_markdown(compare([load], profiles=[]))
+    slow = invented_run("slow", speed=100)
+    section = compare([load, run, slow], profiles=[]).models[0]
+    words = headline(section, Terms())
+    assert words.startswith("Choose run: ") and "load" not in words
+    assert [one.behind is None for one in section.offers] == [True, True, False]
+    both = invented_run("both")
+    both.loads = load.loads
+    offers = compare([both], profiles=[]).models[0].offers
+    assert {one.point.service for one in offers if one.point} == {True, False}
+
+
+def test_requests_without_a_picture_are_late_and_busy_loads_are_not_judged() -> None:
+    failing = loaded("failing", {1: 0.5})
+    for sample in failing.loads[0].samples[:4]:
+        sample.outcome = "failed"
+    (offer,) = compare([failing], profiles=[]).models[0].offers
+    assert offer.reason == "at most 90 % of its requests returned an image"
+    busy = loaded("busy", {1: 0.5}, others_cpu=0.6)
+    (offer,) = compare([busy], profiles=[]).models[0].offers
+    assert "not judged: the machine was busy" in offer.reason
+    jumped = loaded("jumped", {1: 0.5})
+    jumped.loads[0].samples[5].began = 1e6
+    (offer,) = compare([jumped], profiles=[]).models[0].offers
+    assert "a clock jumped" in offer.reason
+    pytest.importorskip("jinja2")
+    assert "jumped" in to_markdown(compare([jumped], profiles=[]))

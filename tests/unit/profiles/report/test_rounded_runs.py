@@ -1,0 +1,74 @@
+"""Runs with the target's weights in fewer bits: no figure without their price, and none called exact."""
+
+from __future__ import annotations
+
+import pytest
+from support.runs import SHAPES, invented_run
+
+from lantern_accel.generation.result import RoundingPrice
+from lantern_accel.strategy.values import Sampling
+from lantern_accel_profiles.measure.record import Run
+from lantern_accel_profiles.report import render
+from lantern_accel_profiles.report.comparison import compare
+from lantern_accel_profiles.report.rows import Row, row_of
+
+PRICE = RoundingPrice(
+    weights="int8",
+    bits_per_weight=8,
+    by_image=(0.008, 0.012, 0.016),
+    tokens=16,
+    sampling=Sampling(),
+)
+
+
+def rounded(name: str = "abacus-8", **more: float) -> Run:
+    return invented_run(name, settings={"rounding": PRICE}, **more)  # type: ignore[arg-type]
+
+
+def rows_of(run: Run) -> dict[str, Row]:
+    return {cell.strategy.name: row_of(run, cell) for cell in run.cells}
+
+
+def test_every_row_has_the_price_of_the_weights() -> None:
+    plain, fewer = rows_of(invented_run()), rows_of(rounded())
+    for name, row in fewer.items():
+        assert row.rounding is not None and row.rounding.value == pytest.approx(0.012)
+        assert row.moved == pytest.approx((plain[name].moved or 0) + 0.012)
+        assert row.total_variation is not None and row.total_variation.low >= 0.008
+        assert row.fidelity.startswith("moves") and "int8 weights" in row.detail
+    assert plain["vanilla"].fidelity == "exact" and plain["vanilla"].moved == 0
+    assert plain["vanilla"].rounding is None and "weights" not in plain["vanilla"].detail
+    assert fewer["vanilla"].fidelity == "moves 1.2 % of a token's probability"
+
+
+def test_relaxed_rows_without_their_own_price_have_none() -> None:
+    relaxed = next(name for name in SHAPES if name.startswith("lantern"))
+    run = rounded()
+    run.quality = []
+    row = rows_of(run)[relaxed]
+    assert row.moved is None and row.total_variation is None
+    assert row.fidelity == "its fidelity was not measured"
+
+
+def test_tables_call_nothing_exact_that_is_rounded() -> None:
+    for run, exact in ((invented_run(), True), (rounded(), False)):
+        markdown = render.to_markdown(compare([run]))
+        lines = [line for line in markdown.splitlines() if line.startswith("| vanilla")]
+        assert lines and all(("| exact |" in line) == exact for line in lines[:1])
+        assert ("1.2 %" in markdown) != exact
+
+
+@pytest.mark.long
+def test_pages_call_nothing_exact_that_is_rounded() -> None:
+    for run, exact in ((invented_run(), True), (rounded(), False)):
+        page = render.page(compare([run]))
+        assert (">of its weights<" in page) != exact
+        assert ("int8 weights" in page) != exact
+
+
+def test_a_resumed_run_keeps_its_weights() -> None:
+    from lantern_accel_profiles.measure.run import identity
+
+    assert identity(rounded()) != identity(invented_run())
+    again = Run.model_validate_json(rounded().model_dump_json())
+    assert again.settings.rounding == PRICE

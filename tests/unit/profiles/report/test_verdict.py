@@ -1,0 +1,327 @@
+"""The first screen: what helps, what it costs, how sure that is, and which device is faster."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from support.runs import invented_cell, invented_price, invented_run, strategies
+
+from lantern_accel.device.datasheets import profiles_dir
+from lantern_accel.generation.result import RoundingPrice
+from lantern_accel.strategy.values import Sampling
+from lantern_accel_profiles.measure.reading import read_run
+from lantern_accel_profiles.measure.record import Run, Session
+from lantern_accel_profiles.report.comparison import compare
+from lantern_accel_profiles.report.filing import publication_faults
+from lantern_accel_profiles.report.names import readable_names, short_device
+from lantern_accel_profiles.report.record import Answer, Comparison
+from lantern_accel_profiles.report.verdict import (
+    FirstScreen,
+    equal_quality,
+    first_screen,
+    first_setting,
+)
+
+
+def screen_of(*runs: Run) -> FirstScreen:
+    found = compare(runs, profiles=[])
+    return first_screen(found, found.models[0])
+
+
+def answer_of(run: Run) -> Answer:
+    (found,) = compare([run], profiles=[]).models[0].answers
+    return found
+
+
+def at_speeds(speeds: dict[str, float], noise: float = 0.0, **changes: Any) -> Run:
+    """Return a run whose strategies are so many times as fast as plain decoding, give or take."""
+    cells = []
+    for strategy in strategies(["vanilla", *speeds]):
+        cell = invented_cell(strategy, 1, 300.0)
+        for i, sample in enumerate(cell.samples):
+            swing = 1 + noise * (-1) ** i if strategy.name != "vanilla" else 1
+            seconds = 1.0 / speeds.get(strategy.name, 1.0) * swing
+            cell.samples[i] = sample.model_copy(
+                update={"prefill": 0.0, "decode": seconds, "total": seconds, "wall": seconds}
+            )
+        cells.append(cell)
+    quality = [invented_price(c.strategy) for c in cells if c.relaxed]
+    return invented_run(cells=cells, quality=quality, contact_sheet=[], **changes)
+
+
+# --- what helps ----------------------------------------------------------------------------------
+
+
+def test_the_fastest_exact_strategy_is_the_answer() -> None:
+    run = at_speeds({"eagle": 1.5, "eagle2": 1.2})
+    (device,) = screen_of(run).devices
+    assert device.short == "Yes, with eagle: 1.50x, exact."
+    assert device.lines == [
+        "With eagle: 0.667 seconds per image; memory: 324 MiB; energy: no meter."
+    ]
+    assert answer_of(run).helps == "yes"
+
+
+def test_the_headline_is_the_ratio_of_the_seconds_next_to_it() -> None:
+    """Of whole requests, and of the same rounds, however many more a fast strategy took."""
+    counts = {"vanilla": 9, "eagle": 14, "eagle2": 12}
+    uneven = [invented_cell(s, 1, 300.0, samples=counts[s.name]) for s in strategies([*counts])]
+    committed = read_run(profiles_dir() / "measured" / "cpu-lantern-emoji.json")
+    for run in (committed, invented_run(cells=uneven, quality=[], contact_sheet=[])):
+        (device,) = screen_of(run).devices
+        said = re.search(r": ([\d.]+)x", device.short)
+        assert said
+        rows = {row.strategy: row for row in device.rows}
+        for row in rows.values():
+            if f"{row.strategy}: {said[1]}x" in device.short:
+                plain, own = rows["vanilla"].seconds_per_image, row.seconds_per_image
+                assert f"{own.value:.3g}" in device.lines[0]
+                assert float(said[1]) == pytest.approx(plain.value / own.value, abs=0.005)
+            if not isinstance(row.speedup, str):
+                ratio = rows["vanilla"].seconds_per_image.value / row.seconds_per_image.value
+                assert row.speedup.value == pytest.approx(ratio)
+
+
+def test_a_relaxed_strategy_is_never_the_answer_without_its_price() -> None:
+    (device,) = screen_of(at_speeds({"eagle": 1.2, "lantern++": 1.6})).devices
+    assert device.short == "Yes, with eagle: 1.20x, exact."
+    (device,) = screen_of(at_speeds({"eagle": 0.8, "lantern++": 1.6})).devices
+    assert device.short == (
+        "Only relaxed, with lantern++: 1.60x, moves 8.0 % of a token's probability."
+    )
+    bare = at_speeds({"lantern++": 1.6}, state="interrupted")
+    bare.quality = []
+    (device,) = screen_of(bare).devices
+    assert "1.60" not in device.short + " ".join(device.lines)
+    assert device.short == "Not known: no strategy can be held against plain decoding."
+
+
+def test_what_noise_hides_is_not_shown_and_not_denied() -> None:
+    run = at_speeds({"eagle": 1.0}, noise=0.4)
+    (device,) = screen_of(run).devices
+    assert device.short.startswith("Not shown. The nearest is eagle: 1.00x (")
+    assert device.short.endswith("), not shown to be faster.")
+    assert device.lines[0].startswith("With plain decoding: ")
+    assert answer_of(run).helps == "not shown"
+
+
+def test_plain_decoding_that_auto_chose_is_not_the_nearest_draft() -> None:
+    run = at_speeds({"eagle2": 1.04, "eagle": 0.7})
+    chosen = next(cell for cell in run.cells if cell.strategy.name == "eagle2")
+    chosen.stands_for = "plain decoding (exact): no drafts were faster"
+    (device,) = screen_of(run).devices
+    assert device.short.startswith("No. The nearest is eagle: 0.70x")
+    best = equal_quality([run], compare([run], profiles=[]).models[0].rows)
+    assert {one.strategy for one in best} == {"vanilla"}
+
+
+def test_slower_and_equal_ones_say_no() -> None:
+    assert answer_of(at_speeds({"eagle": 0.7, "eagle2": 1.0})).helps == "no"
+    (device,) = screen_of(at_speeds({"eagle": 0.7, "eagle2": 1.0})).devices
+    assert device.short == "No. The nearest is eagle2: 1.00x, the same speed."
+    (device,) = screen_of(at_speeds({})).devices
+    assert device.short == "Not known: only plain decoding was measured."
+
+
+@pytest.mark.parametrize(
+    ("samples", "quick", "noise", "word"),
+    [(40, False, 0.0, "high"), (40, False, 0.3, "medium"), (20, False, 0.0, "medium"),
+     (8, False, 0.0, "low"), (40, True, 0.0, "low")],
+)  # fmt: skip
+def test_confidence_follows_from_samples_and_spread(
+    samples: int, quick: bool, noise: float, word: str
+) -> None:
+    run = at_speeds({"eagle": 1.5}, noise=noise)
+    for cell in run.cells:
+        many = (cell.samples * 5)[:samples]
+        cell.samples = [s.model_copy(update={"at": float(i)}) for i, s in enumerate(many)]
+    run.settings.plan = run.settings.plan.model_copy(update={"quick": quick})
+    (found,) = compare([run], profiles=[]).models[0].offers
+    assert found.confidence == word
+    assert ("quick run" in found.because) == quick
+    assert f"{samples} requests" in found.because
+
+
+def test_the_screen_is_about_the_smallest_common_batch() -> None:
+    one, other = invented_run("a", batches=(1, 4)), invented_run("b", batches=(4, 8))
+    rows = compare([one, other], profiles=[]).models[0].rows
+    assert first_setting(rows) == (4, 1.0)
+    assert first_setting([]) is None
+    assert {r.batch for t in screen_of(one, other).devices for r in t.rows} == {4}
+
+
+def test_energy_and_missing_times_are_told_as_they_are() -> None:
+    run = at_speeds({"eagle": 2.0})
+    for cell in run.cells:
+        energy = 3000.0 if cell.strategy.name == "eagle" else 9000.0
+        cell.samples = [s.model_copy(update={"energy_mj": energy}) for s in cell.samples]
+    (device,) = screen_of(run).devices
+    assert device.lines[0].endswith("energy: 3.00 J per image.")
+    for cell in run.cells:
+        cell.samples = [
+            s.model_copy(update={"total": "not measured: no pixels"}) for s in cell.samples
+        ]
+    (device,) = screen_of(run).devices
+    assert "512 tokens per second of decoding;" in device.lines[0]
+
+
+# --- several devices ----------------------------------------------------------------------------
+
+
+ROUNDED = RoundingPrice(
+    weights="int8",
+    bits_per_weight=8.1,
+    by_image=(0.01, 0.02),
+    tokens=256,
+    sampling=Sampling(cfg_scale=2.0),
+)
+
+
+def test_a_run_of_rounded_weights_is_called_exact_nowhere() -> None:
+    full, rounded = invented_run("full"), invented_run("rounded", speed=700)
+    rounded.settings = rounded.settings.model_copy(update={"rounding": ROUNDED})
+    (device,) = screen_of(rounded).devices
+    assert "exact" not in device.short
+    assert device.short.startswith("Yes, with eagle: 1.18x")
+    assert "moves 1.5 % of a token's probability." in device.short
+    assert all("moves" in row.fidelity for row in device.rows)
+    # It does not race with what is exact, and every name says which is which.
+    found = compare([full, rounded], profiles=[]).models[0]
+    assert [(one.run, bool(one.reason)) for one in found.offers] == [
+        ("full, full weights", False),
+        ("rounded, int8 weights", True),
+    ]
+
+
+# --- names --------------------------------------------------------------------------------------
+
+
+def named(name: str, **changes: Any) -> Run:
+    run = invented_run(name, device="Intel(R) Xeon(R) Processor @ 2.50GHz")
+    run.environment = run.environment.model_copy(update={"threads": 2} | changes)
+    return run
+
+
+def test_runs_that_nobody_named_are_called_after_their_device() -> None:
+    assert short_device("Intel(R) Xeon(R) Processor @ 2.50GHz") == "Intel Xeon @ 2.50GHz"
+    assert short_device("Slate 9") == "Slate 9"
+    first = named("cpu-20261123-0800-89fa3cbb")
+    assert [r.name for r in readable_names([first])] == ["Intel Xeon @ 2.50GHz"]
+    assert readable_names([named("mine"), first])[0].name == "mine"
+    one = named("cpu-20261123-0900-89fa3cbc", threads=1)
+    assert [r.name for r in readable_names([first, one])] == [
+        "Intel Xeon @ 2.50GHz, 2 threads",
+        "Intel Xeon @ 2.50GHz, 1 thread",
+    ]
+    rounded = named("cpu-20261123-0900-89fa3cbe")
+    rounded.settings = rounded.settings.model_copy(update={"rounding": ROUNDED})
+    assert [r.name for r in readable_names([first, rounded])] == [
+        "Intel Xeon @ 2.50GHz, full weights",
+        "Intel Xeon @ 2.50GHz, int8 weights",
+    ]
+    later = named("cpu-20261123-0901-89fa3cbd")
+    assert [r.name for r in readable_names([first, later])] == [
+        "Intel Xeon @ 2.50GHz, 2026-11-23 08:00",
+        "Intel Xeon @ 2.50GHz, 2026-11-23 09:01",
+    ]
+    twins = [named(f"cpu-20261123-0800-{i:08x}") for i in range(3)]
+    assert len({r.name for r in readable_names(twins)}) == 3
+
+
+def test_a_runtime_is_no_device() -> None:
+    assert short_device("TPU v9 through XLA") == "TPU v9"
+    assert short_device("cpu through XLA") == "cpu"
+    one, other = named("cpu-20261123-0800-89fa3cbb"), named("xla-20261123-0800-89fa3cbb")
+    facts = other.environment.device
+    other.environment.device = facts.model_copy(
+        update={"backend": "xla", "name": f"{facts.name} through XLA"}
+    )
+    assert [r.name for r in readable_names([one, other])] == [
+        "Intel Xeon @ 2.50GHz, through abacus",
+        "Intel Xeon @ 2.50GHz, through xla",
+    ]
+
+
+def test_where_no_draft_is_faster_plain_decoding_is_the_fastest_of_equal_quality() -> None:
+    run = at_speeds({"eagle": 0.7, "eagle2": 0.9})
+    found = equal_quality([run], compare([run], profiles=[]).models[0].rows)
+    assert {(one.strategy, one.verdict) for one in found} == {("vanilla", "same")}
+
+
+def test_every_batch_size_has_its_answer() -> None:
+    """What helps alone need not pay in the batches that the first screen offers."""
+    run, large = at_speeds({"eagle": 1.5}), at_speeds({"eagle": 0.7})
+    run.cells += [cell.model_copy(update={"batch": 4}) for cell in large.cells]
+    (device,) = screen_of(run).devices
+    assert device.short == "Yes at batch 1, with eagle: 1.50x, exact."
+    assert device.lines[1:] == ["No at batch 4. The nearest is eagle: 0.70x, slower."]
+
+
+def test_equal_quality_is_the_fastest_within_each_budget() -> None:
+    run = at_speeds({"eagle": 1.2, "lantern": 1.5, "lantern++": 1.8})
+    for price, moved in zip(run.quality, (0.015, 0.03), strict=True):
+        price.total_variation = price.total_variation.model_copy(
+            update={"value": moved, "low": moved, "high": moved}
+        )
+    found = equal_quality([run], compare([run], profiles=[]).models[0].rows, 0.05)
+    assert [(one.budget, one.strategy) for one in found] == [
+        (0.0, "eagle"), (0.01, "eagle"), (0.02, "lantern"), (0.05, "lantern++")
+    ]  # fmt: skip
+    for cell in run.cells:
+        cell.samples = [s.model_copy(update={"others_cpu": 0.6}) for s in cell.samples]
+    busy = equal_quality([run], compare([run], profiles=[]).models[0].rows)
+    assert all("the machine was busy" in str(one.speedup) for one in busy)
+
+
+def test_a_report_keeps_the_name_that_the_file_has() -> None:
+    found = compare([named("cpu-20261123-0800-89fa3cbb")], profiles=[])
+    assert [(r.name, r.recorded_as) for r in found.runs] == [
+        ("Intel Xeon @ 2.50GHz", "cpu-20261123-0800-89fa3cbb")
+    ]
+    assert {row.run for row in found.models[0].rows} == {"Intel Xeon @ 2.50GHz"}
+    assert Comparison.model_validate_json(found.model_dump_json()) == found
+
+
+# --- publication --------------------------------------------------------------------------------
+
+
+def metered() -> Run:
+    run = invented_run()
+    run.sessions = [
+        Session(started="2026-01-01T00:00:00+00:00", load_seconds=1, ended="2026-01-01T01:00:00")
+    ]
+    for cell in run.cells:
+        cell.samples = [s.model_copy(update={"energy_mj": 9e3}) for s in cell.samples]
+    return run
+
+
+def test_a_run_that_others_can_check_is_for_publication() -> None:
+    assert publication_faults(metered()) == []
+
+
+def test_what_keeps_a_run_from_publication_is_named() -> None:
+    def without(**changes: Any) -> list[str]:
+        run = metered()
+        for name, value in changes.items():
+            setattr(run, name, value)
+        return publication_faults(run)
+
+    for cell in (run := metered()).cells:
+        cell.samples = cell.samples[:3]
+    assert publication_faults(run) == ["3 raw samples of a strategy, 5 are the least"]
+    assert publication_faults(invented_run()) == [
+        "when it was measured is not known",
+        "no energy meter was read",
+    ]
+    assert without(state="interrupted") == ["the run is interrupted"]
+    assert without(sessions=[]) == ["when it was measured is not known"]
+    dirty = metered().environment.model_copy(update={"dirty": True})
+    assert without(environment=dirty) == ["the code had changes that are in no commit"]
+    unknown = metered().environment.model_copy(update={"commit": "not measured: no git"})
+    assert without(environment=unknown) == ["the commit is not known"]
+    busy = metered()
+    for cell in busy.cells:
+        cell.samples = [s.model_copy(update={"others_cpu": 0.4}) for s in cell.samples]
+    assert publication_faults(busy) == ["other programs used up to 40 % of the host"]

@@ -13,6 +13,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from lantern_accel.decoding.state import TreeState
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.backend import Backend, check_clock, dtype_policy, recorded
 from lantern_accel.device.capture import Replay
-from lantern_accel.errors import RequestError
+from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.families.base import Found
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.random_weights import RandomModel, random_model, with_head
@@ -308,19 +309,34 @@ def _measure_in_turns(
     waiting = [cell for cell in cells if cell.key not in known]
     if not waiting:
         return
-    with StepTimer(backend, model, cells[0], sampling) as base:
+    with ExitStack() as held:
+        base = held.enter_context(StepTimer(backend, model, cells[0], sampling))
         for cell in waiting:
             say(f"{cell.label}, batch {cell.batch}: capture")
             if cell is cells[0]:
                 cell.ms = cell.vanilla_ms = [base.ms() for _ in range(repeats)]
                 cell.phase_ms = base.phase_ms()
             else:
-                with StepTimer(backend, model, cell, sampling) as timer:
-                    timer.ms()
+                try:
+                    with StepTimer(backend, model, cell, sampling) as timer:
+                        timer.ms()
+                        for _ in range(repeats):
+                            cell.ms.append(timer.ms())
+                            cell.vanilla_ms.append(base.ms())
+                        cell.phase_ms = timer.phase_ms()
+                except (
+                    DoesNotFitError
+                ):  # next to the plain step's caches: each has the device in turns
+                    held.close()
                     for _ in range(repeats):
-                        cell.ms.append(timer.ms())
-                        cell.vanilla_ms.append(base.ms())
-                    cell.phase_ms = timer.phase_ms()
+                        with StepTimer(backend, model, cell, sampling) as timer:
+                            timer.ms()
+                            cell.ms.append(timer.ms())
+                            cell.phase_ms = timer.phase_ms()
+                        with StepTimer(backend, model, cells[0], sampling) as base:
+                            base.ms()
+                            cell.vanilla_ms.append(base.ms())
+                    base = held.enter_context(StepTimer(backend, model, cells[0], sampling))
             if not isinstance(run.ceilings, str):
                 run.ceilings = raised(run.ceilings, run.settings.dtype, cell)
             run.steps = [one for one in run.steps if one.key != cell.key] + [cell]

@@ -24,7 +24,7 @@ from lantern_accel.errors import (
     RequestError,
     StrategyError,
 )
-from lantern_accel.families.random_weights import random_model, sized
+from lantern_accel.families.random_weights import RandomModel, random_model, sized
 from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import weight_bytes
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree
@@ -209,6 +209,25 @@ def test_what_a_cell_took_is_free_for_the_next(backend: Backend, tiny: str) -> N
             assert state() is None
     finally:
         gc.enable()
+
+
+def test_two_steps_that_do_not_fit_at_once_have_the_memory_in_turns(
+    backend: Backend, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = weakref.WeakSet[Any]()
+    made = RandomModel.engine
+
+    def engine(*given: Any) -> Any:
+        if len(alive):
+            raise DoesNotFitError("there is memory for one engine")
+        alive.add(found := made(*given))
+        return found
+
+    monkeypatch.setattr(RandomModel, "engine", engine)
+    run = steps.measure(
+        backend, sized(tiny), strategy="vanilla", nodes=(4,), repeats=2, dtype="float32"
+    )
+    assert [(len(cell.ms), len(cell.vanilla_ms)) for cell in run.steps] == [(2, 2)] * len(run.steps)
 
 
 def test_the_time_of_an_image_is_projected_from_its_plain_steps(

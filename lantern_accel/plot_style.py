@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lantern_accel.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 INK, MUTED, RULE, BAND, BAR = "#222222", "#5b6570", "#dfe3e7", "#eceff1", "#0072b2"
 CYCLE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
@@ -100,6 +103,6 @@ def colour_of(strategy: str, order: int = 0) -> str:
     return CYCLE[order % len(CYCLE)] if own is None else own[0]
 
 
-def save(figure: Any, path: Path, dpi: int = 120) -> None:
+def save(figure: Figure, path: Path, dpi: int = 120) -> None:
     """Write a figure as PNG, whole or not at all."""
     write_whole(path, lambda stream: figure.savefig(stream, format="png", dpi=dpi))

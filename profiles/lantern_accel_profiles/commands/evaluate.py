@@ -279,7 +279,7 @@ def _request(
     captioned = known["captioned"] or class_prompts(
         target.num_classes, asked.count, known["protocol"].count
     )
-    example: Any = captioned.prompts[0]
+    example = captioned.prompts[0]
     settings = {"batch_size": asked.batch, **asked.sampling}
     sampling = pipeline.request(example, preset=asked.preset, **settings).sampling
     chosen = choose_strategies(pipeline, strategies, sampling, asked.batch, example)

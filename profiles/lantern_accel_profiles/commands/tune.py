@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,6 +12,9 @@ from lantern_accel.cli.console import note, say
 from lantern_accel.cli.options import Loading, strategy_words, whole_numbers, with_options
 from lantern_accel.files import check_target, write_json
 from lantern_accel.strategy.values import AUTO
+
+if TYPE_CHECKING:
+    from lantern_accel.strategy.choices import Choice
 
 
 @with_options
@@ -71,7 +74,7 @@ def tune(
     say(str(choices_dir()), label="kept in", style="bold")
 
 
-def _tell_tree(found: Any) -> None:
+def _tell_tree(found: Choice) -> None:
     """Print the tree that was kept, what its acceptance rates were, and where it is kept."""
     from lantern_accel.strategy.choices import choice_path
 

@@ -6,11 +6,14 @@ import importlib.util
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lantern_accel.plot_style import INK, MUTED, colour_of, panels, plot_style
 from lantern_accel_profiles.evaluation.schema import Metric, Suite
 from lantern_accel_profiles.quality.interval import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: Panels in one row of the plot.
 COLUMNS = 3
@@ -63,7 +66,7 @@ def picture(suite: Suite) -> bytes | None:
     return stream.getvalue()
 
 
-def _panel(axis: Any, metric: Metric, found: Sequence[Point]) -> None:
+def _panel(axis: Axes, metric: Metric, found: Sequence[Point]) -> None:
     for i, point in enumerate(found):
         colour = colour_of(point.strategy, i)
         x, y = point.speed, point.value

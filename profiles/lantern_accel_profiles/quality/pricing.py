@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from torch.nn import functional as F
 from lantern_accel.decoding.accept import examine, residual
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.rule import Rule, allowance
+from lantern_accel.decoding.step import Step
 from lantern_accel.decoding.trees import Accepted, DraftTree
 from lantern_accel.strategy.rules import Tried
 
@@ -315,7 +315,7 @@ def path_prices(
 
 
 def exact_prices(
-    step: Any, tree: DraftTree, features: Tensor, logits: Tensor, accepted: Accepted
+    step: Step, tree: DraftTree, features: Tensor, logits: Tensor, accepted: Accepted
 ) -> Accepted:
     """Return what a step accepted with the quality loss of every token, exactly; an engine's observer.
 

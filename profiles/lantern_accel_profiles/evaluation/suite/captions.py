@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from lantern_accel.errors import DataError
 from lantern_accel.files import read_bytes_file, read_json_file, read_text_file, write_whole
@@ -112,7 +112,7 @@ def _listed(path: Path) -> list[tuple[str, str | int]]:
     try:
         if path.suffix == ".jsonl":
             return [*caption_lines(path, read_text_file(path).splitlines())]
-        value: Any = read_json_file(path)
+        value = read_json_file(path)
         names = {one["id"]: str(one["file_name"]) for one in value["images"]}
         return [
             (names.get(one["image_id"], f"image {one['image_id']}"), str(one["caption"]).strip())

@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-import signal
 import socket
-import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +65,6 @@ def serve(
         metavar="STRATEGY",
         help="Compile this strategy's steps before the first request; repeat for several.",
     ),
-    workers: str | None = typer.Option(
-        None,
-        metavar="KIND=N,...",
-        help="Serve from a Ray cluster, behind a router: auto (all of its devices), or replicas by kind, "
-        "such as CPU=2,GPU=4.",
-    ),
 ) -> None:
     """Answer OpenAI's images API with one model on one device, and show a page at /.
 
@@ -98,10 +89,6 @@ def serve(
         "origins": tuple(map(_origin, cors)),
         "root_path": _root_path(root_path),
     }
-    if workers is not None:
-        if load.device != "auto" or strategy:
-            raise RequestError("--workers says which devices; leave --device and --warm-up out")
-        return _on_ray(workers, load, given, host, port, slots)
     with load.opened() as pipeline:
         from lantern_accel.serving.app import Server, make_app
         from lantern_accel.serving.studio import ServerSettings
@@ -162,42 +149,6 @@ def _check_address(host: str, port: int) -> None:
         raise RequestError(
             f"{host!r} is not an address of this machine ({error}); name one with --host (127.0.0.1)"
         ) from None
-
-
-def _on_ray(
-    workers: str,
-    load: LoadingParts,
-    settings: dict[str, Any],
-    host: str,
-    port: int,
-    slots: int | None,
-) -> None:
-    """Serve from a cluster until a signal comes."""
-    from lantern_accel.distributed.fleet import ray_cluster, read_workers
-
-    with ray_cluster() as ray:
-        try:
-            from ray import serve
-
-            from lantern_accel.distributed.service import start
-        except ImportError as error:
-            raise RequestError(
-                f"--workers needs {error.name}, which is not installed; pip install 'lantern-accel[ray]'"
-            ) from None
-        kinds = read_workers(workers, ray.cluster_resources(), load.threads)
-        stop = threading.Event()
-        for one in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(one, lambda number, frame: stop.set())
-        given = replace(load, threads=None).keywords()  # a kind of device has its own
-        start(kinds, given, settings, host=host, port=port, slots=slots, threads=load.threads)
-        say(
-            f"{load.model}, replicas: {', '.join(map(str, kinds))}, at http://{host}:{port}/",
-            label="serving",
-            style="bold green",
-            to_stderr=True,
-        )
-        stop.wait()
-        serve.shutdown()
 
 
 def _keys(path: Path | None) -> tuple[str, ...]:

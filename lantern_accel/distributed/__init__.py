@@ -1,1 +1,1 @@
-"""Many prompts over many devices: prompt files, one worker class, and Ray around it (extra ``ray``)."""
+"""Many prompts over many devices: one worker class, and Ray around it (extra ``ray``)."""

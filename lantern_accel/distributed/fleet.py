@@ -35,24 +35,14 @@ _KIND = re.compile(r"([A-Za-z][\w.-]*)=(\d{1,5})(?:@([\w:.-]+))?")
 
 @dataclass(frozen=True)
 class Kind:
-    """``count`` workers that each hold one ``resource`` of the cluster, on the device ``device``.
-
-    ``type``: Ray's name of one of several types of the resource; empty for any.
-    """
+    """``count`` workers that each hold one ``resource`` of the cluster, on the device ``device``."""
 
     resource: str
     count: int
     device: str
-    type: str = ""
 
     def __str__(self) -> str:
         return f"{self.count} on {self.device}"
-
-    @property
-    def name(self) -> str:
-        """A name for files."""
-        text = f"{self.resource}-{self.type}" if self.type else self.resource
-        return re.sub(r"[^A-Za-z0-9.-]+", "-", text).lower()
 
     def load(self, load: Mapping[str, Any], threads: int | None) -> dict[str, Any]:
         """Return what a worker of this kind loads: ``load`` on its device, with its threads."""

@@ -36,7 +36,7 @@ from lantern_accel.serving.studio import ServerSettings, Studio
 from lantern_accel.strategy.values import AUTO, STRATEGIES
 
 #: Headers of answers that a page of another origin may read.
-EXPOSED = ("x-request-id", "x-should-retry", "retry-after", "x-device-kind")
+EXPOSED = ("x-request-id", "x-should-retry", "retry-after")
 #: Nothing is fetched from elsewhere, and images come as data.
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "

@@ -88,7 +88,6 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["generate", "x", "--device", "cpx"], "cpx"),
     (["generate", "x", "--model", "lantern-emojy"], "did you mean lantern-emoji"),
     (["generate", ""], "the prompt is empty"),
-    (["serve", "--workers", "auto", "--warm-up", "scd"], "leave --device and --warm-up out"),
     (["serve", "--cors", "example.org"], "such as https://example.org"),
     (["serve", "--root-path", "a b"], "--root-path takes a path"),
     (["conform"], "name the backend"),

@@ -13,7 +13,6 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lantern_accel.errors import LanternWarning, NotFiniteError, RequestError, noted
@@ -129,26 +128,16 @@ class Painter:
         return Batch(self.name, self.device, images, time.perf_counter() - began, joules)
 
     def _group(self, waiting: list[tuple[Item, Conditions]]) -> list[Painted]:
-        from lantern_accel.generation.decide import decide
         from lantern_accel.generation.slots import Slots
 
         pipeline, request = self.pipeline, self.request
         size = min(self.size, len(waiting))
         if pipeline.backend.support("capture"):
             size = self.size  # captured steps of the usual size are there
-        runtime, first = pipeline.runtime, waiting[0][1]
-        rows_of = partial(runtime.repeated, first, request.sampling)
-        decision = decide(
-            runtime,
-            request.strategy,
-            request.sampling,
-            first.shape,
-            rows_of,
-            size,
-            size,
-            joins=True,
+        first = waiting[0][1]
+        slots: Slots[tuple[Item, Conditions]] = Slots(
+            pipeline.runtime, request.strategy, request.sampling, first, size, size
         )
-        slots: Slots[tuple[Item, Conditions]] = Slots(runtime.engines, decision, first.shape)
         found: list[Painted] = []
         left = list(waiting)
         while left or slots.images:

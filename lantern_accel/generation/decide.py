@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from functools import partial
 
 from lantern_accel.device.backend import inferring
@@ -14,22 +14,16 @@ from lantern_accel.generation.runtime import Runtime
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
 
-def decided(
-    runtime: Runtime, asked: Strategy, sampling: Sampling, size: Size | None, parts: Sequence[Part]
-) -> Decision:
-    """Return the decision for these parts of a request."""
-    backend, manifest = runtime.backend, runtime.model.manifest
-    return Decision(
-        model=manifest.name,
-        weights_hash=runtime.model.weights_hash,
-        backend=f"{backend.name} {backend.version}",
-        device=backend.facts().name,
-        dtype=str(runtime.dtype).removeprefix("torch."),
-        asked=asked.name,
-        sampling=sampling,
-        size=size,
-        parts=tuple(parts),
-    )
+def made_for(runtime: Runtime) -> dict[str, str]:
+    """Return what a decision serves for, by the names of its fields."""
+    backend, model = runtime.backend, runtime.model
+    return {
+        "model": model.manifest.name,
+        "weights_hash": model.weights_hash,
+        "backend": f"{backend.name} {backend.version}",
+        "device": backend.facts().name,
+        "dtype": str(runtime.dtype).removeprefix("torch."),
+    }
 
 
 @inferring
@@ -41,8 +35,8 @@ def decide(
     rows: Callable[[int], Rows],
     images: int,
     batch: int | None = None,
-    *,
     size: Size | None = None,
+    *,
     joins: bool = False,
     capture: Capture = ALL,
 ) -> Decision:
@@ -74,4 +68,5 @@ def decide(
         parts.append(Part(images=together, rows=count, strategy=used, memory=need, free=free))
         if joins:
             break
-    return decided(runtime, asked, sampling, size, parts)
+    of = made_for(runtime)
+    return Decision(asked=asked.name, sampling=sampling, size=size, parts=tuple(parts), **of)

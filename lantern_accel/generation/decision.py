@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -84,20 +84,24 @@ class Decision(Frozen):
             )
         return lines
 
-    def check(self, here: Decision, request: GenerationRequest) -> None:
-        """Raise RequestError where it was made for something else than ``here``, or than was asked."""
+    def check(self, here: Mapping[str, str], request: GenerationRequest) -> None:
+        """Raise RequestError where it was made for something else than ``here``, or than was asked.
+
+        ``here``: the model and device in use, by the names of its fields.
+        """
         names = {
             "weights_hash": "the weights", "model": "the model", "backend": "the backend",
             "device": "the device", "dtype": "the dtype", "size": "the size", "asked": "the strategy",
         }  # fmt: skip
+        used = {**here, "size": request.size, "asked": request.strategy.name}
         for name, what in names.items():
-            own, other = getattr(self, name), getattr(here, name)
+            own, other = getattr(self, name), used[name]
             if own != other:
                 raise RequestError(
                     f"the decision was made for {what} {own!r}, and the request is for {other!r}; leave "
                     "decision out, so that another one is made"
                 )
-        if self.sampling.bucket != here.sampling.bucket:
+        if self.sampling.bucket != request.sampling.bucket:
             raise RequestError(
                 "the decision was made for other guidance or filters than the request's; leave decision "
                 "out, or ask for the same sampling"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -31,8 +33,8 @@ from lantern_accel.errors import (
 )
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.families.manifest import Manifest
-from lantern_accel.generation.decide import decide, decided
-from lantern_accel.generation.decision import Decision
+from lantern_accel.generation.decide import decide, made_for
+from lantern_accel.generation.decision import Decision, Part
 from lantern_accel.generation.engines import (
     Capture,
     CapturedEngine,
@@ -325,7 +327,7 @@ class Pipeline:
         runtime, watch = self.runtime, self.backend.stopwatch
         images: list[Image] = []
         parts: list[Decoded] = []
-        spent = dict.fromkeys(("prefill", "decode", "pixels"), 0.0)
+        spent = dict.fromkeys(("text", "prefill", "decode", "pixels"), 0.0)
         buffers = resumed = 0
         file = None
         if path is not None:
@@ -340,130 +342,122 @@ class Pipeline:
                 yield
             spent[name] += one.seconds
 
+        def batch(part: Part, chunk: Sequence[int], announced: int) -> Decoded:
+            """Decode some images with a part of the decision, and hand them out."""
+            nonlocal buffers, resumed
+            full = [*chunk, *[chunk[-1]] * (part.rows - len(chunk))]
+            strategy, first = part.strategy, None
+            exact = request.sampling.greedy and not strategy.acceptance.relaxed
+            if file is not None and (strategy.invariant or exact):
+                first = file.known(full)
+            if first is not None and strategy.drafts.needs_drafter:
+                strategy = self.strategy("vanilla")  # its drafter has not read these tokens
+            ready = self.engines.get(part.rows, strategy, request.sampling, shape, capture)
+            engine = ready.engine
+            if announced:
+                ready.expect(announced)
+            buffers = max(buffers, engine.nbytes)
+            rows = runtime.rows_of(request, conditions, full)
+            with phase("prefill"):
+                ready.begin(rows, *request.randomness(full))
+                if len(chunk) < part.rows:  # rows that nobody asked for are finished
+                    engine.leave_out(len(chunk))
+                if first is not None:
+                    resume(engine, first)
+            tokens, done, now = engine.geometry.tokens, len(images), len(chunk)
+            start = far = 1 if first is None else first.shape[1]
+            resumed += (start - 1) * now
+            drawn = engine.state.tokens[:now]
+
+            def report(known: int) -> None:
+                nonlocal far  # tokens that every image of the batch has
+                far = known
+                if on_progress is not None:
+                    on_progress(done * tokens + known * now, len(wanted) * tokens)
+                if file is not None:
+                    file.note(chunk, drawn[:, :known])
+
+            look = None if on_progress is None and file is None else report
+            try:
+                with phase("decode"), of_image(chunk):
+                    whole = start == tokens
+                    made = engine.decoded() if whole else engine.run(ready.steps, look, start)
+                if start == 1:
+                    self.auto.learn(engine, request.strategy, part.rows, request.sampling)
+                with phase("pixels"):
+                    shown = runtime.pictures_of(request, shape, chunk, made.tokens)
+                if on_images is not None:
+                    on_images(done, shown)
+            except BaseException:  # Ctrl-C and a lost device too: what is drawn is kept
+                with contextlib.suppress(Exception):  # the first error is the one to tell
+                    if file is not None and far > 1:
+                        file.write(chunk, drawn[:, :far])
+                raise
+            images.extend(shown)
+            self._otherwise = None  # this device serves
+            return Decoded(**{name: value[:now] for name, value in vars(made).items()})
+
         with explained(self.backend, keep), watch() as total:
-            with watch() as text:
+            with phase("text"):
                 conditions = runtime.conditions(
                     request.prompts, request.size, request.negative_prompt
                 )
-            wanted, capture = (
-                wanted_images(request, only),
-                Capture(self.backend.preferences.capture_patience),
-            )
-            before = self.auto.seconds
-            decision = given or self._decide(request, conditions, wanted, capture)
+            wanted, shape = wanted_images(request, only), conditions.shape
+            capture = Capture(self.backend.preferences.capture_patience)
+            before, decision = self.auto.seconds, given
+            if decision is None:
+
+                def rows_of(count: int) -> Rows:
+                    first = [*wanted[:count], *[wanted[0]] * (count - len(wanted))]
+                    return runtime.rows_of(request, conditions, first)
+
+                asked = request.strategy, request.sampling, shape, rows_of, len(wanted)
+                more = request.batch_size, request.size
+                decision = decide(runtime, *asked, *more, capture=capture)
+            else:
+                decision.check(made_for(runtime), request)
             measuring = self.auto.seconds - before
-            if given is not None:
-                own = request.strategy, request.sampling, request.size, given.parts
-                given.check(decided(runtime, *own), request)
             chunks = [*decision.chunks(wanted)]
-            for at, (part, chunk) in enumerate(chunks):
-                more = request.sampling, conditions.shape, capture
-                full = [*chunk, *[chunk[-1]] * (part.rows - len(chunk))]
-                strategy, first = part.strategy, None
-                exact = request.sampling.greedy and not strategy.acceptance.relaxed
-                if file is not None and (strategy.invariant or exact):
-                    first = file.known(full)
-                if first is not None and strategy.drafts.needs_drafter:
-                    strategy = self.strategy("vanilla")  # its drafter has not read these tokens
-                ready = self.engines.get(part.rows, strategy, *more)
-                if part not in (before for before, _ in chunks[:at]):
-                    ready.expect(sum(part is one for one, _ in chunks))
-                buffers = max(buffers, ready.engine.nbytes)
-                rows = runtime.rows_of(request, conditions, full)
-                with phase("prefill"):
-                    ready.begin(rows, *request.randomness(full))
-                    if len(chunk) < part.rows:  # rows that nobody asked for are finished
-                        ready.engine.leave_out(len(chunk))
-                    if first is not None:
-                        resume(ready.engine, first)
-                tokens, before, now = ready.engine.geometry.tokens, len(images), len(chunk)
-                start = 1 if first is None else first.shape[1]
-                resumed += (start - 1) * now
-                drawn = ready.engine.state.tokens[:now]
-                far = start  # tokens that every image of the batch has
-
-                def report(
-                    known: int, tokens: int = tokens, done: int = before, now: int = now,
-                    chunk: Sequence[int] = chunk, drawn: Tensor = drawn,
-                ) -> None:  # fmt: skip
-                    nonlocal far
-                    far = known
-                    if on_progress is not None:
-                        on_progress(done * tokens + known * now, len(wanted) * tokens)
-                    if file is not None:
-                        file.note(chunk, drawn[:, :known])
-
-                try:
-                    with phase("decode"), of_image(chunk):
-                        look = None if on_progress is None and file is None else report
-                        done = (
-                            ready.engine.decoded()
-                            if start == tokens
-                            else ready.engine.run(ready.steps, look, start)
-                        )
-                    if start == 1:
-                        self.auto.learn(ready.engine, request.strategy, part.rows, request.sampling)
-                    with phase("pixels"):
-                        made = runtime.pictures_of(request, conditions.shape, chunk, done.tokens)
-                    if on_images is not None:
-                        on_images(len(images), made)
-                except BaseException:  # Ctrl-C and a lost device too: what is drawn is kept
-                    with contextlib.suppress(Exception):  # the first error is the one to tell
-                        if file is not None and far > 1:
-                            file.write(chunk, drawn[:, :far])
-                    raise
-                images += made
-                parts.append(Decoded(**{k: value[: len(chunk)] for k, value in vars(done).items()}))
-                self._otherwise = None  # this device serves
-        seconds = PhaseSeconds(text=text.seconds, total=total.seconds, measuring=measuring, **spent)
+            counts = Counter(part.images for part, _ in chunks)
+            for part, chunk in chunks:
+                parts.append(batch(part, chunk, counts.pop(part.images, 0)))
+        seconds = PhaseSeconds(total=total.seconds, measuring=measuring, **spent)
         columns = request.num_images if only is None else 0
         if path is not None:
             path.unlink(missing_ok=True)
         more_of = buffers, columns, resumed
         return runtime.finished(request, decision, parts, images, seconds, *more_of)
 
-    def _decide(
-        self,
-        request: GenerationRequest,
-        conditions: Conditions,
-        wanted: Sequence[int],
-        capture: Capture,
-    ) -> Decision:
-        """Decide what the ``wanted`` images of a request are decoded with."""
+    # --- parts of a request, for measurements, training and other libraries --------------------
 
-        def rows(count: int) -> Rows:
-            first = [*wanted[:count], *[wanted[0]] * (count - len(wanted))]
-            return self.runtime.rows_of(request, conditions, first)
-
-        return decide(
-            self.runtime,
-            request.strategy,
-            request.sampling,
-            conditions.shape,
-            rows,
-            len(wanted),
-            request.batch_size,
-            size=request.size,
-            capture=capture,
-        )
-
-    def _engine_for(
-        self, rows: Rows, shape: Hashable, batch: int, strategy: Strategy, sampling: Sampling
-    ) -> CapturedEngine:
-        """Return the engine that decodes ``rows`` at once; steps of auto are timed on it if need be."""
-        asked = strategy, sampling, shape, lambda count: rows
-        (part,) = decide(self.runtime, *asked, batch, batch, joins=True).parts
-        return self.engines.get(part.rows, part.strategy, sampling, shape)
-
-    def _begun(
-        self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling
-    ) -> tuple[CapturedEngine, Rows]:
-        """Return the engine of one batch of prompts, and what its images start from."""
+    def _rows(self, prompts: Sequence[Prompt], sampling: Sampling) -> tuple[Rows, Hashable]:
+        """Return what the images of prompts start from, and their shape."""
         conditions = self.conditions(prompts)
-        rows = self.model.family.rows(self.model, conditions, sampling)
-        with explained(self.backend):
-            ready = self._engine_for(rows, conditions.shape, len(prompts), strategy, sampling)
-        return ready, rows
+        return self.model.family.rows(self.model, conditions, sampling), conditions.shape
+
+    @contextlib.contextmanager
+    def _ready(
+        self,
+        made: Callable[[], tuple[Rows, Hashable]],
+        batch: int,
+        strategy: Strategy,
+        sampling: Sampling,
+        observer: Observer | None = None,
+    ) -> Iterator[tuple[CapturedEngine, Rows]]:
+        """Give one batch's rows, which ``made`` returns, and their engine, with the device to itself.
+
+        Steps of auto are timed on the rows if need be.
+        """
+        with self.request_lock.hold(), explained(self.backend):
+            rows, shape = made()
+            asked = strategy, sampling, shape, lambda count: rows
+            (part,) = decide(self.runtime, *asked, batch, batch, joins=True).parts
+            ready = self.engines.get(part.rows, part.strategy, sampling, shape)
+            ready.engine.session.observer = observer
+            try:
+                yield ready, rows
+            finally:
+                ready.engine.session.observer = None
 
     @inferring
     def draw_tokens(
@@ -475,7 +469,7 @@ class Pipeline:
         seed: int | Sequence[int],
         images: Sequence[int],
         on_progress: Callable[[int], None] | None = None,
-        observer: Callable[..., Any] | None = None,
+        observer: Observer | None = None,
     ) -> Tensor:
         """Decode one batch of rows that were made elsewhere: tokens, int64 ``[B, N]``, on the host.
 
@@ -483,17 +477,11 @@ class Pipeline:
         ``images``: the indices that pick each image's randomness; ``on_progress`` gets the tokens that
         are known of the slowest image; ``observer`` sees every step judged (:attr:`.Session.observer`).
         """
-        with self.request_lock.hold(), explained(self.backend):
-            ready = self._engine_for(rows, shape, len(images), strategy, sampling)
+        batch = len(images), strategy, sampling, observer
+        with self._ready(lambda: (rows, shape), *batch) as (ready, _):
             ready.begin(rows, seed, images)
-            engine = ready.engine
-            if observer is None:
-                return engine.run(ready.steps, passing(on_progress)).tokens
-            engine.session.observer = observer
-            try:
-                return engine.run(engine.steps, passing(on_progress)).tokens
-            finally:
-                engine.session.observer = None
+            steps = ready.engine.steps if observer else ready.steps
+            return ready.engine.run(steps, passing(on_progress)).tokens
 
     @inferring
     def decode_only(
@@ -510,16 +498,14 @@ class Pipeline:
         ``step`` runs in place of the captured steps (for measurements that look at the state).
         ``observer`` sees every step judged, operator by operator (:attr:`.Session.observer`).
         """
-        with self.request_lock.hold():
-            ready, rows = self._begun(prompts, strategy, sampling)
-            engine = ready.engine
-            with explained(self.backend), self.backend.stopwatch() as watch:
-                ready.begin(rows, seed, range(len(prompts)))
-                engine.session.observer = observer
-                try:
-                    decoded = engine.run(engine.steps if observer else step or ready.steps)
-                finally:
-                    engine.session.observer = None
+        made = partial(self._rows, prompts, sampling)
+        with (
+            self._ready(made, len(prompts), strategy, sampling, observer) as (ready, rows),
+            self.backend.stopwatch() as watch,
+        ):
+            ready.begin(rows, seed, range(len(prompts)))
+            steps = ready.engine.steps if observer else step or ready.steps
+            decoded = ready.engine.run(steps)
         return decoded, watch.seconds
 
     @inferring
@@ -527,8 +513,7 @@ class Pipeline:
         self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling, rounds: int
     ) -> dict[int, list[float]]:
         """Time the steps of every length of a window with several, in turns: milliseconds by length."""
-        with self.request_lock.hold():
-            ready, rows = self._begun(prompts, strategy, sampling)
-            with explained(self.backend):
-                ready.begin(rows, 0, range(len(prompts)))
-                return calibrate(ready.engine, self.backend.stopwatch, rounds=rounds)
+        made = partial(self._rows, prompts, sampling)
+        with self._ready(made, len(prompts), strategy, sampling) as (ready, rows):
+            ready.begin(rows, 0, range(len(prompts)))
+            return calibrate(ready.engine, self.backend.stopwatch, rounds=rounds)

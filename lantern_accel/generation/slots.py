@@ -7,8 +7,9 @@ captured or compiled again.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -20,10 +21,12 @@ from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.host_sync import RowSchedule
 from lantern_accel.device.backend import inferring
 from lantern_accel.errors import DoesNotFitError, NotFiniteError
-from lantern_accel.families.base import Rows
-from lantern_accel.generation.decision import Decision
-from lantern_accel.generation.engines import NONE, CapturedEngine, Engines, explained
+from lantern_accel.families.base import Conditions, Rows, Size
+from lantern_accel.generation.decide import decide
+from lantern_accel.generation.engines import NONE, CapturedEngine, explained
+from lantern_accel.generation.runtime import Runtime
 from lantern_accel.records import format_bytes
+from lantern_accel.strategy.values import Sampling, Strategy
 
 #: What stands for an image with those who generate it.
 T = TypeVar("T")
@@ -51,14 +54,28 @@ class Slots(Generic[T]):
     """``size`` rows of one engine for images of one strategy, one set of sampling settings and one shape.
 
     The engines are used by one thread; who makes slots must not call ``generate`` while they are in use.
-    ``decision``: made by :func:`~.decide.decide` with ``joins``, of images of a ``shape``. Raises
-    :class:`DoesNotFitError` where the engine and that of one image do not fit together.
     """
 
-    def __init__(self, engines: Engines, decision: Decision, shape: Hashable = None) -> None:
-        self.engines, self.backend, self.decision = engines, engines.backend, decision
-        self.size = size = decision.parts[0].rows
-        self.shape = shape
+    def __init__(
+        self,
+        runtime: Runtime,
+        asked: Strategy,
+        sampling: Sampling,
+        first: Conditions,
+        images: int,
+        batch: int | None,
+        pixels: Size | None = None,
+    ) -> None:
+        """Decide what ``images`` are decoded with, ``batch`` at once, and make their rows.
+
+        ``first``: of the first image, whose shape all have; ``pixels``: width and height that were asked
+        for. Raises :class:`DoesNotFitError` where the engine and that of one image do not fit together.
+        """
+        self.engines, self.backend, self.shape = runtime.engines, runtime.backend, first.shape
+        rows = partial(runtime.repeated, first, sampling)
+        of = runtime, asked, sampling, first.shape, rows
+        self.decision = decide(*of, images, batch, pixels, joins=True)
+        self.size = size = self.decision.parts[0].rows
         #: The engine's buffers, the length of its next step and its rows, while others use it.
         self._aside: tuple[dict[str, Tensor], int, Course] | None = None
         self.ready = self._both()

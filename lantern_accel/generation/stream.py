@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -15,7 +14,6 @@ from torch import Tensor
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import LanternError, NotFiniteError, RequestError
-from lantern_accel.generation.decide import decide
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds, png_bytes
 from lantern_accel.generation.slots import Drawn, Slots
 
@@ -160,18 +158,8 @@ class Stream:
         runtime, request = self._runtime, self.request
         with self._timed("text"):
             conditions = runtime.conditions(request.prompts, request.size, request.negative_prompt)
-        decision = decide(
-            runtime,
-            request.strategy,
-            request.sampling,
-            conditions.shape,
-            partial(runtime.repeated, conditions, request.sampling),
-            request.count,
-            request.batch_size,
-            size=request.size,
-            joins=True,
-        )
-        slots = Slots[int](runtime.engines, decision, conditions.shape)
+        asked = request.strategy, request.sampling, conditions, request.count, request.batch_size
+        slots = Slots[int](runtime, *asked, request.size)
         self._conditions, self._slots = conditions, slots
         return slots, conditions
 

@@ -10,13 +10,11 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 from lantern_accel.device.backend import inferring
 from lantern_accel.errors import NotFiniteError, RequestError, noted
 from lantern_accel.families.base import Conditions
-from lantern_accel.generation.decide import decide
 from lantern_accel.generation.slots import Drawn, Slots
 from lantern_accel.serving.body import ImageRequest
 from lantern_accel.serving.metrics import Metrics
@@ -64,10 +62,8 @@ class Drawing:
         if strategy.name != AUTO:  # as `generate` does with a strategy by name
             strategy = pipeline.auto.tuned(strategy, self.size, request.sampling)
         self._slots = self._shared = None
-        sampling, runtime, size = request.sampling, pipeline.runtime, self.size
-        rows, shape = partial(runtime.repeated, conditions, sampling), conditions.shape
-        decision = decide(runtime, strategy, sampling, shape, rows, size, size, joins=True)
-        self._slots = Slots(runtime.engines, decision, shape)
+        images = self.size, self.size
+        self._slots = Slots(pipeline.runtime, strategy, request.sampling, conditions, *images)
 
     @inferring
     def join(self, picture: Picture) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from lantern_accel.families.base import Conditions
-from lantern_accel.generation.decide import decide
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.slots import Slots
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -16,6 +14,4 @@ def slots_of(
     pipeline: Pipeline, strategy: Strategy, sampling: Sampling, size: int, first: Conditions
 ) -> Slots[Any]:
     """Return ``size`` rows; steps of auto are timed on the conditions of the first image."""
-    runtime, rows = pipeline.runtime, partial(pipeline.runtime.repeated, first, sampling)
-    decision = decide(runtime, strategy, sampling, first.shape, rows, size, size, joins=True)
-    return Slots(runtime.engines, decision, first.shape)
+    return Slots(pipeline.runtime, strategy, sampling, first, size, size)

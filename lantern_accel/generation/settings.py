@@ -39,6 +39,7 @@ def _python(text: str) -> Any:
 
 
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
+Side = Annotated[int, Field(ge=1, le=MOST_PIXELS)]
 
 
 class Settings(Frozen):
@@ -63,10 +64,10 @@ class Settings(Frozen):
         "Python a list gives each image its own."
     )
     negative_prompt: str | None = _said(
-        "What guidance leads away from, in place of the empty prompt.", max_length=MOST_PROMPT
+        "Text that guidance leads away from, in place of the empty prompt.", max_length=MOST_PROMPT
     )
     batch_size: int | None = _said("Images decoded together.", "--batch", "-b", ge=1, le=MOST_BATCH)
-    size: tuple[int, int] | None = _said(
+    size: tuple[Side, Side] | None = _said(
         "Width and height in pixels (768x512), where a model generates several sizes.", shown=str
     )
     tree: str | Tree | None = _python(
@@ -115,13 +116,6 @@ class Settings(Frozen):
     def _read_size(cls, value: object) -> object:
         return read_size(value) if isinstance(value, str) else value
 
-    @field_validator("size")
-    @classmethod
-    def _is_a_size(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
-        if value is not None and not all(1 <= side <= MOST_PIXELS for side in value):
-            raise ValueError(f"{shown(value[0])}x{shown(value[1])} is not a size of an image")
-        return value
-
     def sampling_changes(self) -> dict[str, Any]:
         """Return the sampling settings that were given one by one."""
         names = [name for name in Sampling.model_fields if name in type(self).model_fields]
@@ -158,6 +152,13 @@ class Asked(TypedDict, total=False):
     cfg_scale_image: float | None
 
 
+#: What a value should be, by the first word of the type of pydantic's error.
+KINDS = {
+    "int": "an integer",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+}
 #: Numbers of a request below this are written with all of their digits in what is said of them.
 WRITTEN_OUT = 1e18
 
@@ -192,9 +193,11 @@ def read_settings(
         Sampling.model_validate(settings.sampling_changes())
         return settings
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else "settings"
+        found = error.errors()
+        name = str(found[0]["loc"][0]) if found[0]["loc"] else "settings"
         value = given.get(name)
+        several = isinstance(value, list | tuple)
+        first = found[-1 if several else 0]  # of what a field may be, a list comes last
         short = isinstance(value, float) and abs(value) < WRITTEN_OUT  # no infinity, and a number
         number = plain(float(value)) if short and value is not None else shown(value)
         bound = out_of_bounds(first["type"], first.get("ctx"))
@@ -203,8 +206,10 @@ def read_settings(
         if first["type"] == "value_error":
             text = f"{named(name)}: {first['msg'].removeprefix('Value error, ')}"
             raise RequestError(text, field=name) from None
-        meaning = fields[name].description or ""
-        text = f"{named(name)} cannot be {shown(value)}; it takes: {meaning}"
+        kind = KINDS.get(first["type"].partition("_")[0])
+        takes = f": {fields[name].description}" if kind is None else f" {kind}"
+        takes += " each" if kind and several else ""
+        text = f"{named(name)} cannot be {shown(value)}; it takes{takes}"
         raise RequestError(text, field=name) from None
 
 

@@ -19,6 +19,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.types import Scope
 
 import lantern_accel
 from lantern_accel import extensions
@@ -28,7 +29,7 @@ from lantern_accel.families.tokenizer import PromptText
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.serving import answer
 from lantern_accel.serving.body import CLIENT_SIZES, Body, ImageRequest, check_text, read_body
-from lantern_accel.serving.guard import DRAWING, ENDING, Ending, Guard
+from lantern_accel.serving.guard import DRAWING, OUTCOME, Guard
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Completed, Event, Finished, Job, Partial
 from lantern_accel.serving.refusals import Refusal, check_model, refusal_of
@@ -123,7 +124,7 @@ def _add_errors(app: FastAPI) -> None:
             found = Refusal(error.status_code, text, headers=dict(error.headers or {}))
         else:
             found = refusal_of(error)
-        request.scope[ENDING].outcome = found.outcome
+        request.scope[OUTCOME] = found.outcome
         return found.response()
 
     for kind in (HTTPException, Refusal, LanternError):
@@ -173,7 +174,7 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
         studio.submit(inbox.job)
         if asked.body.stream:
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-            events = _events(inbox, asked, model, settings.silence, request.scope[ENDING])
+            events = _events(inbox, asked, model, settings.silence, request.scope)
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
         return await _answer_whole(request, inbox, asked, model)
 
@@ -215,8 +216,8 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
             "slots": settings.slots,
             "lantern_accel": lantern_accel.__version__,
         }
-        if studio.broken is not None:
-            body["error"] = studio.broken
+        if studio.queue.broken is not None:
+            body["error"] = studio.queue.broken
         return JSONResponse(body, 200 if studio.state == "ok" else 503)
 
     @app.head("/metrics", include_in_schema=False)
@@ -248,7 +249,7 @@ async def _answer_whole(
     try:
         await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            request.scope[ENDING].outcome = "cancelled"
+            request.scope[OUTCOME] = "cancelled"
             # Nobody reads this; 499 is what others log for a client that has left.
             return Response(status_code=499)
         return JSONResponse(work.result())
@@ -259,7 +260,7 @@ async def _answer_whole(
 
 
 async def _events(
-    inbox: Inbox, asked: ImageRequest, model: str, silence: float, ending: Ending
+    inbox: Inbox, asked: ImageRequest, model: str, silence: float, scope: Scope
 ) -> AsyncIterator[str]:
     """Write the events of a streamed request: it always ends in completed ones, or in an error.
 
@@ -267,7 +268,7 @@ async def _events(
     ``silence`` seconds, a comment is written: proxies cut connections on which nothing moves.
     """
     done: list[Finished] = []
-    ending.outcome = "cancelled"  # unless it comes to its end
+    scope[OUTCOME] = "cancelled"  # unless it comes to its end
     coming: asyncio.Future[Partial | Finished | Completed] | None = None
     try:
         while True:
@@ -286,10 +287,10 @@ async def _events(
         for one in done:
             made = await asyncio.to_thread(answer.completed_event, asked, model, one, event)
             yield answer.sse(made)
-        ending.outcome = "ok"
+        scope[OUTCOME] = "ok"
     except Exception as error:
         refusal = refusal_of(error)
-        ending.outcome = refusal.outcome
+        scope[OUTCOME] = refusal.outcome
         yield answer.sse(refusal.body())
     finally:
         inbox.job.cancel()

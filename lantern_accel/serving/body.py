@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -26,7 +27,6 @@ from lantern_accel.errors import LanternError, RequestError, half_pair
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.generation.request import build_request
 from lantern_accel.generation.settings import read_size
-from lantern_accel.serving.fields import read_names
 from lantern_accel.serving.refusals import Refusal, check_model, quote, wrong_value
 from lantern_accel.strategy.values import Sampling, Strategy
 
@@ -36,6 +36,10 @@ CLIENT_SIZES = ("512x512", "1024x1024")
 FORMATS = {"png": "PNG", "webp": "WEBP", "jpeg": "JPEG"}
 #: Seeds that OpenAI's clients and JSON of other languages carry without loss.
 DRAWN_SEEDS = 2**31
+
+
+#: A seed, or -1 for a random one, as other programs write it.
+Seed = Annotated[StrictInt, Field(ge=-1, lt=SEEDS)]
 
 
 class Body(BaseModel):
@@ -62,9 +66,10 @@ class Body(BaseModel):
     stream: StrictBool = False
     partial_images: int = Field(0, ge=0, le=3, strict=True, description="0 to 3")
     # Beyond OpenAI's.
-    seed: StrictInt | list[StrictInt] | None = Field(
+    seed: Seed | list[Seed] | None = Field(
         None,
-        description="an integer from 0, -1 for a random one, or a list with one for each image",
+        description=f"an integer from 0 to {SEEDS - 1}, -1 for a random one, or a list with one for "
+        "each image",
     )
     strategy: StrictStr | None = None
     relaxed: StrictBool | None = None
@@ -94,6 +99,10 @@ SETTINGS = {
     "top_p": "top_p",
     "cfg_scale": "guidance_scale",
 }
+#: Other programs' names, by ours.
+TAKEN = {"cfg_scale": "guidance_scale", "num_images": "n", "num_images_per_prompt": "n"}
+#: A name this near to one of ours, and of its length give or take a letter, is a slip.
+NEAR = 0.75
 #: Fields that a model reads as text.
 TEXTS = ("prompt", "negative_prompt")
 
@@ -131,7 +140,7 @@ def read_body(
         raise wrong_value(
             None, 'the body is not a JSON object; send one such as {"prompt": "red heart"}'
         )
-    named, sent, ignored = read_names(given, Body.model_fields)
+    named, sent, ignored = read_names(given)
     try:
         body = Body.model_validate(named)
     except ValidationError as error:
@@ -166,6 +175,47 @@ def read_body(
         ignored=ignored,
         notes=notes,
     )
+
+
+def read_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
+    """Return a body under our names, what was sent under another one, and what means nothing here.
+
+    The second has the name that was sent, by ours. Raises :class:`Refusal` for a slip, and where one
+    value comes under two names and differs.
+    """
+    found, sent = dict(given), dict[str, str]()
+    for theirs, ours in TAKEN.items():
+        _take(found, sent, theirs, ours, found.pop(theirs, None))
+    sides = {name: found.pop(name, None) for name in ("width", "height")}
+    if any(side is not None for side in sides.values()):
+        for name, side in sides.items():
+            if type(side) is not int:
+                what = f"not {quote(side)}" if name in given else f"and {name} is missing"
+                raise wrong_value(name, f"width and height are integers, in pixels, {what}")
+        _take(found, sent, "width", "size", f"{sides['width']}x{sides['height']}")
+    ignored = [name for name in found if name not in Body.model_fields]
+    for name in ignored:
+        near = difflib.get_close_matches(
+            name[:80].lower(), [*Body.model_fields, *TAKEN], n=1, cutoff=NEAR
+        )
+        if near and abs(len(name) - len(near[0])) <= 1:
+            text = f"there is no field {quote(name)} here; did you mean {near[0]}?"
+            raise wrong_value(name[:80], text, "unknown_parameter")
+    return found, sent, tuple(name[:80] for name in ignored[:32])
+
+
+def _take(
+    found: dict[str, Any], sent: dict[str, str], theirs: str, ours: str, value: object
+) -> None:
+    if value is None:
+        return
+    if found.get(ours) not in (None, value):
+        raise wrong_value(
+            theirs,
+            f"{theirs} means {ours} here, and {sent.get(ours, ours)} is sent too with another value, "
+            f"{quote(found[ours])} and {quote(value)}; leave one out",
+        )
+    found[ours], sent[ours] = value, theirs
 
 
 def check_text(found: object) -> None:
@@ -231,12 +281,5 @@ def _seeds(body: Body) -> tuple[tuple[int, int], ...]:
 
 
 def _draw_seed(seed: int | None) -> int:
-    """Return a seed, a random one where none was sent, or -1 as others say it."""
-    if seed is None or seed == -1:
-        return secrets.randbelow(DRAWN_SEEDS)
-    if not 0 <= seed < SEEDS:
-        raise wrong_value(
-            "seed",
-            f"seed cannot be {quote(seed)}; it takes 0 to {SEEDS - 1}, or -1 for a random one",
-        )
-    return seed
+    """Return a seed, a random one where none was sent, or -1."""
+    return secrets.randbelow(DRAWN_SEEDS) if seed in (None, -1) else int(seed or 0)

@@ -7,11 +7,9 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.refusals import Refusal, refusal_of
@@ -19,26 +17,14 @@ from lantern_accel.serving.studio import ServerSettings
 
 log = logging.getLogger("lantern_accel.serving")
 
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Send = Callable[[Message], Awaitable[None]]
-Receive = Callable[[], Awaitable[Message]]
-
 #: Answered without a key: load balancers ask for health, the rest is the page and what it describes.
 OPEN = ("/", "/health", "/openapi.json")
 #: Asked again and again by watchers: these have no line in the log.
 WATCHED = ("/health", "/metrics")
 #: Where images are asked for.
 DRAWING = "/v1/images/generations"
-#: Where a scope keeps its :class:`Ending`.
-ENDING = "lantern_accel.ending"
-
-
-@dataclass
-class Ending:
-    """How a request ended, one of :data:`~.metrics.OUTCOMES`, said by who answers it; None: not yet."""
-
-    outcome: str | None = None
+#: Where a scope keeps how its request ended, one of :data:`~.metrics.OUTCOMES`.
+OUTCOME = "lantern_accel.outcome"
 
 
 def route_path(scope: Scope) -> str:
@@ -54,26 +40,22 @@ def _preflight(scope: Scope, headers: Collection[bytes]) -> bool:
     return scope.get("method") == "OPTIONS" and b"access-control-request-method" in headers
 
 
-class TooLong(Exception):
-    """A body that was longer than is read."""
-
-
-def refuse_head(scope: Scope, keys: Collection[str], most_body: int) -> Refusal | None:
-    """Return why a request is not let in, by what its head says; None where it is."""
+def check_head(scope: Scope, keys: Collection[str], most_body: int) -> None:
+    """Raise :class:`Refusal` for a request that is not let in, by what its head says."""
     headers = {name.lower(): value for name, value in scope["headers"]}
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length[:18]) > most_body:
-        return too_long(most_body)
+        raise too_long(most_body)
     if not keys or route_path(scope) in OPEN or _preflight(scope, headers):
-        return None
+        return
     scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
     fits = [hmac.compare_digest(given.strip(), key.encode()) for key in keys]
     if scheme.lower() == b"bearer" and any(fits):
-        return None
+        return
     text = "this server asks for an API key; send it as 'Authorization: Bearer KEY'"
     if given:
         text = "the API key is not one of this server's; ask its owner for one"
-    return Refusal(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+    raise Refusal(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 def too_long(most_body: int) -> Refusal:
@@ -102,8 +84,7 @@ class Guard:
         if self.limits.root_path and not scope.get("root_path"):
             scope["root_path"] = self.limits.root_path
         number, began = f"req_{secrets.token_hex(12)}", time.monotonic()
-        status = 0
-        scope[ENDING] = ending = Ending()
+        status = read = 0
 
         async def answered(message: Message) -> None:
             nonlocal status
@@ -116,47 +97,37 @@ class Guard:
                 self.metrics.requests.labels(path, str(status)).inc()
             await asyncio.wait_for(send(message), self.limits.write_seconds)
 
-        read = 0
-
         async def counted() -> Message:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
             if read > self.limits.most_body:
-                raise TooLong
+                raise too_long(self.limits.most_body)
             return message
 
-        async def answer(refusal: Refusal) -> None:
-            ending.outcome = refusal.outcome
-            await refusal.response()(scope, receive, answered)
-
-        refusal = refuse_head(scope, self.limits.keys, self.limits.most_body)
         try:
-            if refusal is not None:
-                await answer(refusal)
-                return
+            check_head(scope, self.limits.keys, self.limits.most_body)
             await self.app(scope, counted, answered)
-            if ending.outcome is None:
-                ending.outcome = "failed" if status >= 500 else "refused" if status >= 400 else "ok"
-        except TooLong:
-            ending.outcome = "refused"
-            if not status:
-                await answer(too_long(self.limits.most_body))
+            usual = "failed" if status >= 500 else "refused" if status >= 400 else "ok"
+            scope.setdefault(OUTCOME, usual)
         except asyncio.TimeoutError:
-            ending.outcome = "cancelled"
+            scope[OUTCOME] = "cancelled"
             log.info("%s: the client did not read its answer and was let go", number)
         except Exception as error:
-            ending.outcome = "failed"
-            log.error("%s failed", number, exc_info=error)
+            refusal = refusal_of(error)
+            scope[OUTCOME] = refusal.outcome
+            if not isinstance(error, Refusal):
+                scope[OUTCOME] = "failed"
+                log.error("%s failed", number, exc_info=error)
             if not status:
-                await answer(refusal_of(error))
+                await refusal.response()(scope, receive, answered)
         finally:
             self._over(scope, number, status, time.monotonic() - began)
 
     def _over(self, scope: Scope, number: str, status: int, seconds: float) -> None:
         """Count a request that is over, and write its line into the log."""
         # Cancelled from outside, it has said nothing of its end.
-        outcome = scope[ENDING].outcome or "cancelled"
+        outcome = scope.get(OUTCOME, "cancelled")
         method, path = scope.get("method", ""), route_path(scope)
         if method == "POST" and path == DRAWING:
             self.metrics.seconds.labels(outcome).observe(seconds)

@@ -97,14 +97,9 @@ class Studio:
         return not self._thread.is_alive()
 
     @property
-    def broken(self) -> str | None:
-        """Why the device is lost; None where it is not."""
-        return self.queue.broken
-
-    @property
     def state(self) -> str:
         """``ok``, ``draining`` or ``failed``."""
-        if self.broken is not None:
+        if self.queue.broken is not None:
             return "failed"
         return "draining" if self.queue.closing else "ok"
 

@@ -116,7 +116,7 @@ def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
         import pyarrow.parquet as parquet
     except ImportError:
         raise RequestError(
-            f"reading {path} needs pyarrow; pip install 'lantern-accel[ray]', or write JSONL"
+            f"reading {path} needs pyarrow; pip install 'lantern-accel[parquet]', or write JSONL"
         ) from None
     with parquet.ParquetFile(path) as table:
         names = [n for n in (*PROMPT_KEYS, *NAME_KEYS, "seed") if n in table.schema_arrow.names]

@@ -39,7 +39,6 @@ LEFT_OUT = {
     r"(--device|conform|devices) (cuda|hpu -o|hpu$)|on_device\.py|measure.*cuda": "needs a card",
     r"--device xla|conform xla": "needs torch_xla, in an environment of its own",
     r"abacus|tokens_sha256": "the scaffold's package; tests/unit/porting/test_scaffold.py installs it",
-    r"--workers": "starts Ray; tests/end_to_end/test_ray.py",
     r"llamagen-t2i-stage1 -|llamagen-t2i-stage1 --preset|--model (llamagen-(b|l)-256|anole-7b|Lumina)"
     r"(?! --weights)": "fetches gigabytes",
     r"captions_val2017|PartiPrompts|pretrained_models|ckpts/|path/to/beach|CLONE|FOLDER": "needs the "

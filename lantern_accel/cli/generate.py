@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lantern_accel.cli.console import bar, note, print_json, say, telling, warn
+from lantern_accel.cli.console import bar, print_json, say, telling, warn
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
@@ -22,8 +21,6 @@ from lantern_accel.strategy.values import StaticTree
 
 if TYPE_CHECKING:
     from lantern_accel.cli.pictures import Pictures
-    from lantern_accel.distributed.fleet import Fleet
-    from lantern_accel.distributed.run import Here
     from lantern_accel.generation.pipeline import Pipeline
     from lantern_accel.generation.result import GenerationResult
 
@@ -54,11 +51,11 @@ def generate(
         metavar="FILE",
         help="Prompts from a file: one per line, .jsonl, .tsv, .parquet, or COCO's .json.",
     ),
-    workers: str | None = typer.Option(
+    share: str | None = typer.Option(
         None,
-        metavar="KIND=N,...",
-        help="Generate --prompts into a folder on a Ray cluster: auto (all of its devices), or such as "
-        "CPU=2,GPU=4.",
+        metavar="K/N",
+        help="Generate the K-th of N shares of the rows of --prompts into a folder, such as 1/8: one "
+        "command for each device.",
     ),
     resume: bool = typer.Option(
         False,
@@ -92,8 +89,7 @@ def generate(
         if len(named) > 1:
             raise RequestError("--strategy draws with one strategy; name one of them")
         settings |= {"strategy": None} | read_strategy(named[0])
-    into_folder = prompts_file is not None and output is not None and not output.suffix
-    if into_folder or workers is not None:
+    if prompts_file is not None and output is not None and not output.suffix:
         clash = {"PROMPT": prompts, "--json": as_json, "--stats": stats_path, "--grid": grid,
                  "--use embeddings": "embeddings" in load.keywords(), "--overwrite": overwrite,
                  "--no-metadata": no_metadata}  # fmt: skip
@@ -101,7 +97,10 @@ def generate(
             if given:
                 raise RequestError(f"a folder takes one file per row of prompts; leave {name} out")
         settings = read_settings(settings, option_name).model_dump(exclude_none=True)
-        return _draw_folder(prompts_file, output, workers, load, settings, resume, quiet)
+        of = prompts_file, output, share or "1/1", load, settings
+        return _draw_folder(*of, resume, quiet)
+    if share is not None:
+        raise RequestError("--share takes a file of prompts and a folder: --prompts FILE -o FOLDER")
     words = [*(prompts or []), *(read_prompts(prompts_file) if prompts_file else [])]
     check_prompts(words)
     asked = read_settings(settings, option_name)
@@ -227,65 +226,36 @@ def _summary(result: GenerationResult) -> None:
 
 
 def _draw_folder(
-    prompts: Path | None,
-    output: Path | None,
-    workers: str | None,
+    prompts: Path,
+    output: Path,
+    share: str,
     load: LoadingParts,
     settings: Mapping[str, Any],
     resume: bool,
     quiet: bool,
 ) -> None:
-    """Generate, and say how fast every worker was; raises RequestError for what is not possible so."""
-    from lantern_accel.distributed.run import draw_file
+    """Generate, and say how fast; raises RequestError for what is not possible so."""
+    from lantern_accel.generation.folder import draw_file
 
-    if prompts is None:
-        raise RequestError("--workers takes a file of prompts; name it with --prompts FILE")
-    if output is None or output.suffix:
-        instead = "" if output is None else f", not {output}"
-        raise RequestError(f"--workers write a folder of images; name one with --output{instead}")
-    if workers is not None and load.device != "auto":
-        raise RequestError("--workers says which devices generate; leave --device out")
-    make = partial(_workers, load, settings, workers, quiet)
+    opened = partial(load.opened, quiet, size=settings.get("size"))
     with bar("generating", quiet, unit="images") as report:
         summary = draw_file(
-            prompts, output, make, load.keywords(), settings, resume=resume, on_progress=report
+            prompts,
+            output,
+            opened,
+            load.keywords(),
+            settings,
+            share=share,
+            resume=resume,
+            on_progress=report,
         )
     if quiet:
         return
-    for name, one in summary["workers_of_this_call"].items():
-        speed = one["images_per_second"]
-        rate = "whose times mean nothing" if speed is None else f"{speed:.2f} images/s"
-        say(f"{one['images']} images on {one['device']}, {rate}", label=name, style="bold")
-    for text in summary["lost_workers"]:
-        warn(text, "lost")
+    one = summary["this_call"]
+    speed = one["images_per_second"]
+    if speed is not None:
+        say(f"{one['images']} images, {speed:.2f} images/s", label="generated", style="bold")
     for number, text in list(summary["failed"].items())[:10]:
         warn(f"row {int(number) + 1}: {text}", "not generated")
     text = f"{summary['images']} images in {output}, seed {summary['seed']}"
     say(text, label="wrote", style="bold green")
-
-
-@contextmanager
-def _workers(
-    load: LoadingParts, settings: Mapping[str, Any], workers: str | None, quiet: bool
-) -> Iterator[Here | Fleet]:
-    """Give what generates: a worker in this process, or a fleet on Ray."""
-    slots = settings.get("batch_size")
-    if workers is None:
-        from lantern_accel.distributed.painter import Painter
-        from lantern_accel.distributed.run import Here
-
-        with Here(Painter(load.keywords(), settings, slots=slots)) as here:
-            yield here
-        return
-    from lantern_accel.distributed.fleet import Fleet, ray_cluster, read_workers
-
-    with ray_cluster() as ray:
-        kinds = read_workers(workers, ray.cluster_resources(), load.threads)
-        if not quiet:
-            note(f"workers: {', '.join(map(str, kinds))}")
-        given = replace(load, threads=None).keywords()  # a kind of device has its own
-        tell = partial(warn, label="fleet")
-        with closing(
-            Fleet(ray, kinds, given, settings, threads=load.threads, slots=slots, say=tell)
-        ) as fleet:
-            yield fleet

@@ -1,17 +1,17 @@
-"""A file of prompts becomes a folder of images: the worker without Ray, kills and resumption."""
+"""A file of prompts becomes a folder of images: kills, resumption, and shares of its rows."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 import lantern_accel
-from lantern_accel.distributed.painter import Painter
-from lantern_accel.distributed.run import Here, draw_file
 from lantern_accel.errors import LanternWarning, RequestError
+from lantern_accel.generation import folder
 from lantern_accel.prompts import read_items
 
 PROMPTS = ["red heart", "dog face", "a blue fish", "red heart", "fish", "dog"]
@@ -25,22 +25,27 @@ def prompts(tmp_path) -> Path:
 
 
 @pytest.fixture
-def run(tiny_model, prompts, tmp_path):
-    """Draw the file into a folder with one worker in this process."""
+def run(tiny_model, prompts, tmp_path, monkeypatch):
+    """Draw the file into a folder, four images a chunk."""
     load = {"model": str(tiny_model), "device": "cpu", "dtype": "float32"}
+    monkeypatch.setattr(folder, "CHUNK", 4)
 
-    def call(out="out", resume=False, slots=2, watch=None, file=prompts, **settings):
-        given = {"strategy": "vanilla", **settings}
-
-        def make():
-            here = Here(Painter(load, given, slots=slots), chunk=4)
-            if watch is not None:
-                watch(here)
-            return here
-
-        return draw_file(file, tmp_path / out, make, load, given, resume=resume)
+    def call(out="out", resume=False, slots=2, file=prompts, share="1/1", **settings):
+        given = {"strategy": "vanilla", "batch_size": slots, **settings}
+        opened = partial(lantern_accel.load, **load)
+        return folder.draw_file(
+            file, tmp_path / out, opened, load, given, share=share, resume=resume
+        )
 
     return call
+
+
+def watched(monkeypatch, seen):
+    """Let ``seen`` have the items of every chunk before they are drawn."""
+    draw = folder.Painter.draw
+    monkeypatch.setattr(
+        folder.Painter, "draw", lambda self, items: (seen(items), draw(self, items))[1]
+    )
 
 
 def pictures(folder: Path) -> dict[str, bytes]:
@@ -56,7 +61,7 @@ def test_the_images_are_those_of_one_generate(run, tiny_model, prompts, tmp_path
     assert list(found.values()) == [image.tobytes() for image in whole.images]
     lines = [json.loads(line) for line in (tmp_path / "out/journal.jsonl").read_text().splitlines()]
     assert sorted(one["number"] for one in lines) == list(range(6))
-    mine = summary["workers_of_this_call"]["worker"]
+    mine = summary["this_call"]
     assert (summary["images"], mine["images"], mine["tokens"]) == (6, 6, 96)
     assert mine["images_per_second"] > 0 and mine["tokens_per_step"] == 1.0
     assert mine["joules"] is None and mine["joules_per_image"] is None  # no meter is not 0 joules
@@ -70,45 +75,53 @@ def test_the_batch_changes_no_image(run, tmp_path, slots):
     assert pictures(tmp_path / "two") == pictures(tmp_path / "other")
 
 
-def test_a_run_that_was_killed_is_continued_to_the_same_images(run, tmp_path):
+def test_a_run_that_was_killed_is_continued_to_the_same_images(run, tmp_path, monkeypatch):
     run("whole", seed=5)
+    calls: list[object] = []
 
-    def stop_after_one(here):
-        draw, calls = here.painter.draw, []
+    def stop_after_one(items):
+        calls.append(items)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
 
-        def once(items):
-            calls.append(items)
-            if len(calls) == 2:
-                raise KeyboardInterrupt
-            return draw(items)
-
-        here.painter.draw = once
-
-    with pytest.raises(KeyboardInterrupt):
-        run(seed=5, watch=stop_after_one)
-    folder = tmp_path / "out"
-    assert len(pictures(folder)) == 4
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        watched(patch, stop_after_one)
+        run(seed=5)
+    out = tmp_path / "out"
+    assert len(pictures(out)) == 4
     # As a kill while writing leaves it: a torn line, half a file; and an image that somebody deleted.
-    journal = (folder / "journal.jsonl").read_bytes()
-    (folder / "journal.jsonl").write_bytes(journal[: len(journal) - 20])
-    (folder / ".lantern-x.part").write_bytes(b"half")
-    (folder / "000000.png").unlink()
+    journal = (out / "journal.jsonl").read_bytes()
+    (out / "journal.jsonl").write_bytes(journal[: len(journal) - 20])
+    (out / ".lantern-x.part").write_bytes(b"half")
+    (out / "000000.png").unlink()
     with pytest.raises(RequestError, match="--resume continues it"):
         run(seed=5)
     with pytest.raises(RequestError, match=r"its settings is .* name another folder"):
         run(seed=6, resume=True)
     drawn: list[int] = []
-
-    def count(here):
-        draw = here.painter.draw
-        here.painter.draw = lambda items: drawn.extend(i.number for i in items) or draw(items)
-
-    summary = run(seed=5, resume=True, watch=count)
+    watched(monkeypatch, lambda items: drawn.extend(i.number for i in items))
+    summary = run(seed=5, resume=True)
     assert drawn == [0, 3, 4, 5] and summary["images"] == 6
-    assert pictures(folder) == pictures(tmp_path / "whole")
-    assert not list(folder.glob(".lantern-*"))
-    again = run(seed=5, resume=True, watch=lambda here: pytest.fail("nothing is left to generate"))
-    assert again["images"] == 6 and again["workers_of_this_call"] == {}
+    assert pictures(out) == pictures(tmp_path / "whole")
+    assert not list(out.glob(".lantern-*"))
+    again = run(seed=5, resume=True)
+    assert again["images"] == 6 and again["this_call"]["images"] == 0 and len(drawn) == 4
+
+
+def test_shares_of_the_rows_are_the_rows_of_the_whole(run, tmp_path):
+    run("whole", seed=5)
+    shares = [run(f"share-{k}", seed=5, share=f"{k}/4") for k in (1, 2, 3, 4)]
+    assert [one["images"] for one in shares] == [2, 2, 1, 1]
+    found: dict[str, bytes] = {}
+    for k in (1, 2, 3, 4):
+        found |= pictures(tmp_path / f"share-{k}")
+    assert found == pictures(tmp_path / "whole")
+    with pytest.raises(RequestError, match="its share is"):
+        run("share-1", seed=5, share="2/4", resume=True)
+    for wrong in ("0/4", "5/4", "1", "1/0", "1/4/2", "-1/4"):
+        with pytest.raises(RequestError, match="write K/N"):
+            run("other", share=wrong)
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_seed_that_was_drawn_is_kept_for_the_rest(run, tmp_path):
@@ -141,25 +154,14 @@ def test_the_journal_says_what_was_cut_of_a_prompt(run, tmp_path):
     assert "tokens" in long["note"]
 
 
-def test_workers_that_would_draw_other_images_are_refused(run):
-    def differ(here):
-        here.workers.append({**here.workers[0], "dtype": "bfloat16"})
-
-    with pytest.raises(RequestError, match="--dtype float32"):
-        run(seed=5, watch=differ)
-
-
 def test_an_item_is_drawn_by_its_own_seed(tiny_model, tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "red heart", "seed": 9}\n{"prompt": "red heart", "seed": 9}')
-    painter = Painter(
-        {"model": str(tiny_model), "device": "cpu", "dtype": "float32"}, {"strategy": "vanilla"}
-    )
-    batch = painter.draw(read_items(path, 1))
-    assert len({one.picture for one in batch.images}) == 1
-    whole = painter.pipeline.generate("red heart", strategy="vanilla", seed=9)
-    assert batch.images[0].tokens_sha256 == whole.stats.tokens_sha256
-    painter.close()
+    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
+        found = folder.Painter(pipeline, {"strategy": "vanilla"}).draw(read_items(path, 1))
+        whole = pipeline.generate("red heart", strategy="vanilla", seed=9)
+    assert len({picture for _, picture, _ in found}) == 1
+    assert found[0][2]["tokens_sha256"] == whole.stats.tokens_sha256
 
 
 def test_the_command_draws_a_folder_and_says_what_it_cannot(command, tiny_model, prompts, tmp_path):
@@ -168,11 +170,11 @@ def test_the_command_draws_a_folder_and_says_what_it_cannot(command, tiny_model,
     assert done.returncode == 0, done.stderr
     assert "6 images in" in done.stdout and "images/s" in done.stdout
     for more, says in (
-        (["--workers", "auto"], "name one with --output"),
-        (["--workers", "auto", "-o", tmp_path / "x.png"], "a folder of images"),
+        (["--share", "1/2"], "-o FOLDER"),
+        (["--share", "1/2", "-o", tmp_path / "x.png"], "-o FOLDER"),
+        (["--share", "3/2", "-o", tmp_path / "x"], "write K/N"),
         (["-o", tmp_path / "x", "--grid"], "leave --grid out"),
         (["-o", tmp_path / "x", "-n", 2], "one image per row"),
-        (["--workers", "auto", "-o", tmp_path / "x"], "leave --device out"),
         (["-o", tmp_path], "holds other files"),
     ):
         refused = command(*words, *more)

@@ -175,7 +175,6 @@ WORK = (
     "lantern_accel_profiles.evaluation.run.Evaluator.run",
     "lantern_accel.generation.rounding_price.rounded_model",
     "lantern_accel.serving.app.Server.run",
-    "lantern_accel.distributed.fleet.ray_cluster",
     "lantern_accel_profiles.evaluation.grid.draw_grid",
     "lantern_accel.memory.plan.measure",
     "lantern_accel.testing.kit.run_checks",

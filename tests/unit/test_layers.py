@@ -39,7 +39,7 @@ LAYERS = (
     ("generation",),
     ("api", "testing"),
     ("training", "serving"),
-    ("distributed", "porting", "integrations"),
+    ("porting", "integrations"),
     ("cli",),
     ("profiles.quality",),
     ("profiles.measure", "profiles.evaluation"),

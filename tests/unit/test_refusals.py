@@ -84,7 +84,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["generate", "x", "-o", "no/x.png"], "does not exist; create it"),
     (["generate", "x", "-o", "a.json", "--stats", "a.json"], "no image format"),
     (["generate", "x", "--prompts", "/dev/zero"], "not a file of prompts"),
-    (["generate", "--workers", "auto", "-o", "x"], "name it with --prompts"),
+    (["generate", "--share", "1/2", "-o", "x"], "--prompts FILE -o FOLDER"),
     (["generate", "x", "--option", "threads"], "NAME=VALUE"),
     (["generate", "x", "--dtype", "float8"], "float8"),
     (["generate", "x", "--dtype", ""], "no dtype is named ''"),

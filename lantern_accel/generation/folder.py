@@ -1,0 +1,320 @@
+"""Generates a file of prompts into a folder of images, one per row.
+
+The folder holds the images, a journal of those that are finished, and a summary at the end. An image is
+written whole, then its line in the journal. So whatever is killed, an image with a line is finished, and
+one without is generated again, to the same result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lantern_accel.errors import LanternWarning, NotFiniteError, RequestError, noted, shown
+from lantern_accel.families.base import Conditions
+from lantern_accel.files import digest_of, read_json_file, write_json, write_whole
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.generation.result import pictures, png_bytes
+from lantern_accel.generation.slots import Drawn, Slots
+from lantern_accel.prompts import Item, read_items
+from lantern_accel.store import check_same
+
+SCHEMA = 2
+RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"
+#: What is loaded but decides no image.
+NO_MATTER = ("device", "options", "text_device")
+#: A row with its PNG, and what its line of the journal says of it; or, without a PNG, its ``error``.
+Painted = tuple[Item, bytes, dict[str, Any]]
+#: Images that are written together, at least: what is generated again where the process is killed.
+CHUNK = 8
+
+
+class Painter:
+    """Generates items with one strategy; every image depends on its prompt and random stream alone.
+
+    ``settings``: those of ``generate``; its batch size is the images decoded together, None for as many
+    as is usual.
+    """
+
+    def __init__(self, pipeline: Pipeline, settings: Mapping[str, Any]) -> None:
+        self.pipeline = pipeline
+        self.size = settings.get("batch_size") or pipeline.backend.preferences.default_batch
+        # Settings are checked here once; prompts are checked one by one.
+        example = pipeline.model.family.examples(pipeline.model.manifest)[0]
+        batch = {"batch_size": self.size, "num_images": self.size}
+        self.request = pipeline.request(example, **{**settings, **batch, "seed": 0})
+        self._host = None
+        if pipeline.dtype.itemsize == 4 and pipeline.backend.device.type != "cpu":
+            # A sum in another order moves a pixel in some thousands by one level.
+            self._host = replace(pipeline.model, vq=copy.deepcopy(pipeline.model.vq).to("cpu"))
+
+    def facts(self) -> dict[str, Any]:
+        """Return the device, dtype and model, and what else decides the images besides prompts."""
+        pipeline, strategy = self.pipeline, self.request.strategy
+        return {
+            "device": f"{pipeline.backend.device} ({pipeline.backend.facts().name})",
+            "simulated": pipeline.backend.simulated,
+            "dtype": str(pipeline.dtype).removeprefix("torch."),
+            "model": pipeline.model.manifest.name,
+            "weights_hash": pipeline.model.weights_hash,
+            "strategy": strategy.name,
+            "relaxed": strategy.acceptance.relaxed,
+            "slots": self.size,
+        }
+
+    def draw(self, items: Sequence[Item]) -> list[Painted]:
+        """Generate items; a prompt that the model cannot take comes back with its error."""
+        found: list[Painted] = []
+        request, shapes = self.request, dict[Any, list[tuple[Item, Conditions, str]]]()
+        with self.pipeline.backend.inference():
+            for item in items:
+                try:
+                    with noted() as notes:
+                        made = self.pipeline.runtime.conditions(
+                            [item.prompt], request.size, request.negative_prompt
+                        )
+                except RequestError as error:
+                    found.append((item, b"", {"error": str(error)}))
+                    continue
+                shapes.setdefault(made.shape, []).append((item, made, "; ".join(notes)))
+                if notes:
+                    warnings.warn("; ".join(notes), LanternWarning, stacklevel=2)
+            for group in shapes.values():
+                found += self._group(group)
+        return found
+
+    def _group(self, left: list[tuple[Item, Conditions, str]]) -> list[Painted]:
+        found: list[Painted] = []
+        runtime, request = self.pipeline.runtime, self.request
+        size = min(self.size, len(left))
+        if self.pipeline.backend.support("capture"):
+            size = self.size  # captured steps of the usual size are there
+        asked = request.strategy, request.sampling, left[0][1], size, size
+        slots: Slots[tuple[Item, Conditions, str]] = Slots(runtime, *asked)
+        while left or slots.images:
+            while left and slots.joinable:
+                item, conditions, _ = one = left.pop(0)
+                of = request.sampling, request.negative_prompt, request.size
+                slots.join(one, runtime.rows(conditions, *of), item.seed, item.index)
+            slots.advance()
+            for (item, conditions, note), made in slots.news():
+                if isinstance(made, NotFiniteError):
+                    found.append((item, b"", {"error": str(made)}))
+                elif isinstance(made, Drawn):
+                    line = {"note": note} if note else {}
+                    found.append((item, *self._painted(item, conditions, made, line)))
+        return found
+
+    def _painted(
+        self, item: Item, conditions: Conditions, drawn: Drawn, line: dict[str, Any]
+    ) -> tuple[bytes, dict[str, Any]]:
+        """Decode tokens, in float32 on the host where images must not depend on the device."""
+        done, shape, host = drawn.decoded, conditions.shape, self._host
+        if host is None:
+            seeds = [item.seed + item.index]
+            made = self.pipeline.runtime.pictures(done.tokens, shape, [item.prompt], seeds)
+            if not made:
+                raise RequestError(
+                    f"the model {self.pipeline.model.manifest.name!r} makes tokens here and no images; "
+                    "load it with what paints images"
+                )
+        else:
+            made = pictures(host.family.pixels(host, done.tokens, shape))
+        tokens = done.tokens.contiguous().numpy()
+        return png_bytes(made[0]), line | {
+            "seed": item.seed,
+            "tokens_sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
+            "tokens": int(tokens.size),
+            "steps": int(done.steps.sum()),
+            "total_variation": float(done.price.sum()),
+        }
+
+
+def read_share(text: str) -> tuple[int, int]:
+    """Read ``K/N``, the K-th of N shares; raises RequestError."""
+    found = re.fullmatch("([0-9]{1,6})/([0-9]{1,6})", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise RequestError(f"the share {shown(text)} cannot be read; write K/N, such as 1/8 to 8/8")
+    return int(found[1]), int(found[2])
+
+
+def draw_file(
+    prompts: Path,
+    output: Path,
+    opened: Callable[[], AbstractContextManager[Pipeline]],
+    load: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    *,
+    share: str = "1/1",
+    resume: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Generate the prompts of a file into a folder, and return the summary that is written there too.
+
+    ``opened`` gives the pipeline. ``load, settings``: what it was loaded with, and those of ``generate``;
+    a run is resumed only with the same. ``share``: ``2/8`` generates every eighth row, from the second.
+    Each image depends on its prompt, its random stream and these alone. Raises RequestError before
+    anything is generated for what cannot be.
+    """
+    if settings.get("num_images") not in (None, 1):
+        raise RequestError("a file of prompts has one image per row; repeat a row for several")
+    first, shares = read_share(share)
+    read_items(prompts, 0)  # all that is wrong with them is reported before the folder is made
+    asked = {
+        "prompts": digest_of([prompts]),
+        "settings": {k: str(v) for k, v in settings.items() if v is not None},
+        "load": {k: str(v) for k, v in load.items() if k not in NO_MATTER and v is not None},
+        "share": share,
+    }
+    folder = RunFolder(output, asked, resume)
+    given = settings.get("seed")
+    seed = folder.seed
+    if seed is None:
+        seed = secrets.randbits(31) if given is None else int(given)
+    items = read_items(prompts, seed)[first - 1 :: shares]
+    left = [item for item in items if item.number not in folder.finished]
+    facts: dict[str, Any] = {"prompts": str(prompts), "settings": asked["settings"]}
+    if not left:
+        folder.begin(seed, facts)
+        return folder.summarise(False)
+    with opened() as pipeline:
+        painter, backend = Painter(pipeline, settings), pipeline.backend
+        folder.begin(seed, {**facts, **painter.facts()})
+        chunk = max(CHUNK, 2 * painter.size)
+        for at in range(0, len(left), chunk):
+            began, before = time.perf_counter(), backend.energy_mj()
+            made = [*painter.draw(left[at : at + chunk])]
+            after = backend.energy_mj()
+            joules = None if before is None or after is None else (after - before) / 1000
+            folder.keep(made, time.perf_counter() - began, joules)
+            if on_progress is not None:
+                done = len(items) - len(left) + min(at + chunk, len(left))
+                on_progress(done, len(items))
+        return folder.summarise(backend.simulated)
+
+
+class RunFolder:
+    """Where a run's images go. Raises RequestError for a folder of another run, or of one to resume."""
+
+    def __init__(self, path: Path, asked: Mapping[str, Any], resume: bool) -> None:
+        """``asked``: what decides the images, the base seed left out; it must be the same to resume."""
+        self.path, self.asked = path, dict(asked)
+        self.finished: set[int] = set()
+        self.failed: dict[int, str] = {}
+        #: Of the images of this call.
+        self.counts = {"images": 0, "tokens": 0, "steps": 0, "total_variation": 0.0}
+        self.seconds = 0.0
+        self.joules: float | None = 0.0
+        self.seed: int | None = None
+        self._began = time.time()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            found = read_json_file(path / RUN)
+            theirs, seed = dict(found["asked"]), int(found["seed"])
+        except FileNotFoundError:
+            if any(path.iterdir()):
+                raise RequestError(
+                    f"{path} holds other files; name a new folder for the images"
+                ) from None
+            return
+        except FileExistsError:
+            raise RequestError(f"{path} is a file; name a folder for the images") from None
+        except OSError as error:
+            raise RequestError(
+                f"{path} cannot be used ({error.strerror}); choose another"
+            ) from None
+        except (ValueError, KeyError, TypeError):
+            raise RequestError(f"{path / RUN} is damaged; choose another folder") from None
+        if not resume:
+            raise RequestError(
+                f"{path} holds a run already; --resume continues it, or choose another folder"
+            )
+        check_same(path, theirs, self.asked, "folder with --output")
+        self.seed = seed
+        self._read_journal()
+
+    def begin(self, seed: int, facts: Mapping[str, Any]) -> None:
+        """Note the run's seed and what its images are generated with."""
+        self.seed = seed
+        for part in self.path.glob(".lantern-*.part"):  # of a process that was killed
+            with contextlib.suppress(OSError):
+                part.unlink()
+        written = {"schema_version": SCHEMA, "asked": self.asked, "seed": seed, **facts}
+        write_json(self.path / RUN, written)
+
+    def _read_journal(self) -> None:
+        """Take over what is finished; the last line may be torn."""
+        with contextlib.suppress(FileNotFoundError):
+            for line in (self.path / JOURNAL).read_bytes().splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    one = json.loads(line)
+                    if (self.path / str(one["file"])).is_file():
+                        self.finished.add(int(one["number"]))
+
+    def keep(
+        self,
+        made: Sequence[Painted],
+        seconds: float,
+        joules: float | None,
+    ) -> None:
+        """Write images, then their lines, and count them; ``joules``: None without a meter."""
+        self.seconds += seconds
+        known = joules is not None and self.joules is not None
+        self.joules = (self.joules or 0.0) + (joules or 0.0) if known else None
+        lines = b""
+        for item, picture, said in made:
+            if "error" in said:
+                self.failed[item.number] = said["error"]
+                continue
+            name = f"{item.name}.png"
+            write_whole(self.path / name, picture)
+            line = {"number": item.number, "file": name, **said}
+            lines += json.dumps(line, sort_keys=True).encode() + b"\n"
+            self.finished.add(item.number)
+            for count in self.counts:
+                self.counts[count] += said.get(count, 1)
+        if lines:
+            with (self.path / JOURNAL).open("a+b") as stream:
+                if stream.tell():  # a torn line of a process that was killed ends here
+                    stream.seek(-1, os.SEEK_END)
+                    lines = lines if stream.read(1) == b"\n" else b"\n" + lines
+                stream.write(lines)
+                stream.flush()
+                os.fsync(stream.fileno())
+
+    def summarise(self, simulated: bool) -> dict[str, Any]:
+        """Write and return the summary: images and throughput; a device in software has no speed."""
+        one, speed = self.counts, bool(self.seconds) and not simulated
+        drawn, tokens, steps = one["images"], one["tokens"], one["steps"]
+        joules = self.joules if drawn else None
+        summary = {
+            "schema_version": SCHEMA,
+            "images": len(self.finished),
+            "failed": {str(n): text for n, text in sorted(self.failed.items())},
+            "seed": self.seed,
+            "this_call": {
+                **one,
+                "seconds": time.time() - self._began,
+                "seconds_of_images": self.seconds,
+                "images_per_second": drawn / self.seconds if speed else None,
+                "tokens_per_step": (tokens - drawn) / steps if steps else None,
+                "total_variation_per_token": one["total_variation"] / tokens if tokens else None,
+                "joules": joules,
+                "joules_per_image": joules / drawn if joules and drawn else None,
+                "simulated": simulated,
+            },
+        }
+        write_json(self.path / SUMMARY, summary)
+        return summary

@@ -41,9 +41,8 @@ from lantern_accel.generation.engines import (
     explained,
     of_image,
 )
-from lantern_accel.generation.notebook import bar, notebook
+from lantern_accel.generation.notebook import notebook_bar
 from lantern_accel.generation.request import (
-    DEFAULT_STRATEGY,
     GenerationRequest,
     RequestLock,
     build_request,
@@ -57,7 +56,7 @@ from lantern_accel.generation.stream import Stream
 from lantern_accel.generation.unfinished import Unfinished
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.rules import validated
-from lantern_accel.strategy.values import Sampling, Strategy
+from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -146,7 +145,7 @@ class Pipeline:
 
     # --- settings ------------------------------------------------------------------------------
 
-    def strategy(self, strategy: str | Strategy = DEFAULT_STRATEGY, **changes: Any) -> Strategy:
+    def strategy(self, strategy: str | Strategy = AUTO, **changes: Any) -> Strategy:
         """Return a strategy by name, with this model's defaults, and changes applied.
 
         A tree that nobody chose has no more nodes than the device's costs favour.
@@ -194,7 +193,7 @@ class Pipeline:
     def warm_up(
         self,
         batches: Sequence[int] = (1,),
-        strategies: Sequence[str | Strategy] = (DEFAULT_STRATEGY,),
+        strategies: Sequence[str | Strategy] = (AUTO,),
         on_bucket: Callable[[str, float], None] | None = None,
         **sampling: Any,
     ) -> None:
@@ -270,9 +269,7 @@ class Pipeline:
         """
         if decision is not None and settings.get("strategy") is None:
             settings["strategy"] = decision.strategy
-        if on_progress is None and (page := notebook()) is not None:
-            on_progress = bar(page)
-        on_progress, on_images = passing(on_progress), passing(on_images)
+        on_progress, on_images = passing(on_progress or notebook_bar()), passing(on_images)
         with self.request_lock.hold():
             while True:
                 request = self.request(prompt, **settings)

@@ -25,7 +25,6 @@ from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
 
-DEFAULT_STRATEGY = AUTO
 #: A strategy over the drafts that were tuned for a device, from the strategy, the images that are decoded
 #: together (None: as many as is usual), at most all of them, and the sampling.
 Tuned = Callable[[Strategy, int | None, int, Sampling], Strategy]
@@ -83,9 +82,7 @@ def build_request(
             changes = {**known, **given_changes}
     if settings.sampling is not None:
         sampling = settings.sampling.model_dump()
-    chosen = choose_strategy(
-        manifest.defaults, DEFAULT_STRATEGY if name is None else name, **changes
-    )
+    chosen = choose_strategy(manifest.defaults, AUTO if name is None else name, **changes)
     values = {**manifest.defaults.sampling.model_dump(), **sampling, **settings.sampling_changes()}
     final = validated(Sampling, values, "sampling")
     images, seed, seeds = settings.num_images or 1, settings.seed, None

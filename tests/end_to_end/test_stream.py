@@ -12,7 +12,7 @@ import torch
 
 import lantern_accel
 from lantern_accel.errors import RequestError
-from lantern_accel.generation.notebook import bar
+from lantern_accel.generation.notebook import notebook_bar
 from lantern_accel.generation.slots import Slots
 
 
@@ -215,36 +215,20 @@ def test_a_result_shows_its_figures_in_a_notebook(pipeline):
     assert "none: exact" in plain and "<b>" not in plain
 
 
-class Display(types.ModuleType):
-    """Stands for ``IPython.display``: keeps what is shown."""
-
-    def __init__(self) -> None:
-        super().__init__("IPython.display")
-        self.shown: list[str] = []
-
-    def HTML(self, text: str) -> str:
-        return text
-
-    def display(self, page: str, display_id: bool) -> Display:
-        self.shown.append(page)
-        return self
-
-    def update(self, page: str) -> None:
-        self.shown.append(page)
-
-
-def test_a_notebook_gets_a_bar_with_the_time_that_is_left(pipeline, monkeypatch):
-    display = Display()
-    times = iter([0.0, 1.0, 2.0, 100.0])
-    report = bar(display, lambda: next(times))
+def test_a_notebook_gets_a_bar_with_the_time_that_is_left(pipeline, monkeypatch, capsys):
+    assert notebook_bar() is None
+    kernel = types.ModuleType("IPython")
+    kernel.get_ipython = lambda: types.SimpleNamespace(kernel=None)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    assert notebook_bar() is None, "a terminal's shell has no kernel"
+    kernel.get_ipython = lambda: types.SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
+    report = notebook_bar()
+    assert report is not None
     for done in (10, 20, 100):
         report(done, 100)
-    assert display.shown[0].endswith("10 of 100 tokens, 9.0 s left")
-    assert display.shown[1].endswith("20 of 100 tokens, 8.0 s left")
-    assert display.shown[2].endswith("100 of 100 tokens in 1:40 min")
-    kernel = types.ModuleType("IPython")
-    kernel.get_ipython = lambda: types.SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "IPython", kernel)
-    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    shown = capsys.readouterr().err
+    assert "100/100" in shown and "tokens/s" in shown
     pipeline.generate("red heart", seed=5, strategy="vanilla")
-    assert "16 of 16 tokens" in display.shown[-1]
+    assert "16/16" in capsys.readouterr().err
+    pipeline.generate("red heart", seed=5, strategy="vanilla", on_progress=lambda *far: None)
+    assert not capsys.readouterr().err, "the caller's own bar is enough"

@@ -110,10 +110,6 @@ class Runtime:
         picked = conditions.pick([index // request.num_images for index in images])
         return self.rows(picked, request.sampling, request.negative_prompt, request.size)
 
-    def repeated(self, conditions: Conditions, sampling: Sampling, count: int) -> Rows:
-        """Return what ``count`` images start from that all have the first of the conditions."""
-        return self.rows(conditions.pick([0] * count), sampling)
-
     def pictures(
         self, tokens: Tensor, shape: Hashable, prompts: Sequence[Prompt], seeds: Sequence[int]
     ) -> list[Image]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -72,9 +71,12 @@ class Slots(Generic[T]):
         for. Raises :class:`DoesNotFitError` where the engine and that of one image do not fit together.
         """
         self.engines, self.backend, self.shape = runtime.engines, runtime.backend, first.shape
-        rows = partial(runtime.repeated, first, sampling)
-        of = runtime, asked, sampling, first.shape, rows
-        self.decision = decide(*of, images, batch, pixels, joins=True)
+        of = runtime, asked, sampling, first.shape
+
+        def rows(count: int) -> Rows:
+            return runtime.rows(first.pick([0] * count), sampling)
+
+        self.decision = decide(*of, rows, images, batch, pixels, joins=True)
         self.size = size = self.decision.parts[0].rows
         #: The engine's buffers, the length of its next step and its rows, while others use it.
         self._aside: tuple[dict[str, Tensor], int, Course] | None = None

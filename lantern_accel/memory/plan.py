@@ -62,22 +62,9 @@ class MemoryPlan(Footprint):
         """Whether the device has that much; None where its memory is not known."""
         return None if self.capacity is None else self.peak <= self.capacity
 
-    @property
-    def keeps_text(self) -> bool | None:
-        """Whether the text encoder can stay between requests: the largest other phase fits next to it.
-
-        None where there is none on the device, or where its memory is not known.
-        """
-        if self.capacity is None or "text" not in self.workspace:
-            return None
-        others = [size for name, size in self.workspace.items() if name != "text"]
-        held = sum(self.weights.values()) + self.buffers + self.tables + self.runtime
-        return held + self.workspace["text"] + max(others, default=0) <= self.capacity
-
     def report(self) -> dict[str, Any]:
         """Return everything as JSON values, sums included."""
-        found = {"peak": self.peak, "fits": self.fits, "keeps_text": self.keeps_text}
-        return {**self.model_dump(mode="json"), **found}
+        return {**self.model_dump(mode="json"), "peak": self.peak, "fits": self.fits}
 
 
 def most_images(needed: Callable[[int], int], free: int, limit: int) -> int:

@@ -10,7 +10,6 @@ from support.models import write_tiny_model
 
 import lantern_accel
 from lantern_accel.device.backend import MemoryUse
-from lantern_accel.memory.plan import MemoryPlan
 
 
 class Encoder:
@@ -57,25 +56,3 @@ def test_it_goes_before_an_engine_that_needs_its_memory(
         monkeypatch.setattr(pipeline.engines.capacity, "keeps_text", lambda images: True)
         assert pipeline.generate(["red heart"], strategy="vanilla", seed=1).images
         assert not text.held
-
-
-def plan(capacity: int | None, **workspace: int) -> MemoryPlan:
-    return MemoryPlan(
-        model="m", dtype="bfloat16", batch=1, strategy="vanilla", nodes=1, weights={"target": 50},
-        buffers=5, tables=5, workspace=workspace, runtime=10, runtime_measured=False,
-        capacity=capacity,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        (plan(120, text=30, step=20), True),  # 70 held, 30 and 20
-        (plan(119, text=30, step=20), False),
-        (plan(None, text=30, step=20), None),
-        (plan(200, step=20), None),
-    ],
-)
-def test_the_plan_says_whether_it_stays(made: MemoryPlan, said: bool | None) -> None:
-    assert made.keeps_text is said
-    assert made.report()["keeps_text"] is said

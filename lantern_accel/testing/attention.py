@@ -10,9 +10,9 @@ from torch import Tensor
 from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.backend import Backend
 from lantern_accel.strategy.trees import parse_tree, tree_paths
-from lantern_accel.testing.result import Measured, Worst, compare, doing, left_to_reference
-from lantern_accel.testing.tiny import normal
-from lantern_accel.testing.tolerances import FLOAT32, MARGIN, ROUNDING, dtypes_of, short, stored
+from lantern_accel.testing.result import Compared, Measured, doing
+from lantern_accel.testing.tiny import filled, normal, write_all
+from lantern_accel.testing.tolerances import FLOAT32, MARGIN, ROUNDING, short, stored
 
 #: Heads and widths: of a tiny model, LlamaGen's B and 3B, and of 7B models.
 HEADS = ((3, 16), (5, 64), (2, 100), (3, 128))
@@ -36,7 +36,7 @@ def _scores(q: Tensor, k: Tensor, seen: Tensor, scale: float | None = None) -> T
 
 
 def bound(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bound attention's error, of what :func:`attended` takes: ``[R, t, H, d]``.
+    """Bound attention's error, of what :func:`attention_of` takes: ``[R, t, H, d]``.
 
     A score is off by its sum's roundings in float32 and by one to the dtype; a weight by what its score
     is off, a stored weight by a rounding more; and the output, a weighted mean, by what its weights are.
@@ -119,76 +119,59 @@ def _leaked(
     return share, (sums[0] + share * sums[1]) / (totals[0] + share * totals[1])
 
 
+def _compare(
+    checked: Compared, got: Tensor, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, what: str,
+    other: tuple[Tensor, Tensor] | None = None,
+) -> None:  # fmt: skip
+    """Compare attention with float64, of what :func:`attention_of` takes."""
+    causes = partial(mistakes, got, q, k, v, seen, other)
+    want, near = attention_of(q, k, v, seen), bound(q, k, v, seen, q.dtype)
+    checked.hold(got, want, near, what, q.dtype, causes)
+
+
 def cached(backend: Backend) -> Measured:
-    """Compare attention of a token, a tree and a window with float64, in every dtype of the device."""
-    worst, dtypes = Worst(), dtypes_of(backend)
+    """Compare attention of a token, a tree and a window with float64, over a cache written twice."""
+    checked = Compared(backend, "attend", "mask")
     tree = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000"))).visible
-    for dtype in dtypes:
-        for heads, width in HEADS:
-            cache = backend.allocate(backend.kv_layout(LAYERS, ROWS, SLOTS, heads, width, dtype))
-            k, v = (normal(n, LAYERS, ROWS, SLOTS, heads, width).to(dtype) for n in (1, 2))
-            address = backend.address(
-                cache, torch.arange(SLOTS, device=backend.device).expand(ROWS, -1)
-            )
-            for layer in range(LAYERS):
-                given = k[layer].to(backend.device), v[layer].to(backend.device)
-                backend.write(cache, layer, address, *given)
-            capacity = cache.layout.capacity
-            one, window = (
-                torch.ones(1, 1, dtype=torch.bool),
-                torch.ones(33, 33, dtype=torch.bool).tril(),
-            )
-            # A bucket of the first slots, and the whole cache.
-            for kind, block, length in (
-                ("a token", one, 40),
-                ("a tree", tree, capacity),
-                ("a window", window, capacity),
-            ):
-                what = f"attention of {kind}, {heads} heads of {width}, in {short(dtype)}"
-                doing(what)
-                nodes = len(block)
-                seen = torch.zeros(ROWS, 1, nodes, length, dtype=torch.bool)
-                for row in range(ROWS):  # rows of other lengths, with a hidden slot in between
-                    seen[row, ..., : 11 + row] = True
-                    seen[row, ..., 12 + row : 12 + row + nodes] = block
-                q = normal(5, ROWS, nodes, heads, width).to(dtype)
-                mask = backend.mask(seen.to(backend.device), dtype)
-                got = backend.attend(q.to(backend.device), cache, 1, mask)
-                count = min(length, SLOTS)
-                keys, values, seen = k[1][:, :count], v[1][:, :count], seen[..., :count]
-                want = attention_of(q, keys, values, seen)
-                other = k[0][:, :count], v[0][:, :count]
-                causes = partial(mistakes, got, q, keys, values, seen, other)
-                near = bound(q, keys, values, seen, dtype)
-                worst.add(compare(got, want, near, what, dtype=dtype, causes=causes))
-    detail = f"{worst.count} passes in {', '.join(map(short, dtypes))} against float64"
-    return worst.measured(detail + left_to_reference(backend, "attend", "mask"))
+    causal = torch.ones(33, 33, dtype=torch.bool).tril()
+    for dtype, (heads, width) in checked.cases(HEADS):
+        k, v = (normal(n, LAYERS, ROWS, SLOTS, heads, width).to(dtype) for n in (1, 2))
+        cache = filled(backend, v, k)
+        write_all(backend, cache, k, v)  # a copy that attention reads must follow
+        capacity = cache.layout.capacity
+        # A bucket of the first slots, and the whole cache.
+        for kind, block, length in (
+            ("a token", causal[:1, :1], 40),
+            ("a tree", tree, capacity),
+            ("a window", causal, capacity),
+        ):
+            what = f"attention of {kind}, {heads} heads of {width}, in {short(dtype)}"
+            doing(what)
+            nodes = len(block)
+            seen = torch.zeros(ROWS, 1, nodes, length, dtype=torch.bool)
+            for row in range(ROWS):  # rows of other lengths, with a hidden slot in between
+                seen[row, ..., : 11 + row] = True
+                seen[row, ..., 12 + row : 12 + row + nodes] = block
+            q = normal(5, ROWS, nodes, heads, width).to(dtype)
+            mask = backend.mask(seen.to(backend.device), dtype)
+            got = backend.attend(q.to(backend.device), cache, 1, mask)
+            at = min(length, SLOTS)
+            (k0, k1), (v0, v1) = k[:, :, :at], v[:, :, :at]
+            _compare(checked, got, q, k1, v1, seen[..., :at], what, (k0, v0))
+    return checked.measured("passes")
 
 
 def dense(backend: Backend) -> Measured:
     """Compare attention without a cache, causal and under a mask."""
-    worst, dtypes = Worst(), dtypes_of(backend)
-    for dtype in dtypes:
-        for heads, width in HEADS:
-            for length in (1, 33):
-                what = f"dense attention over {length}, {heads} heads of {width}, in {short(dtype)}"
-                doing(what)
-                q, k, v = (normal(n, ROWS, length, heads, width).to(dtype) for n in (1, 2, 3))
-                causal = torch.ones(length, length, dtype=torch.bool).tril()
-                holes = (normal(4, ROWS, 1, length, length) > 0.5) | torch.eye(
-                    length, dtype=torch.bool
-                )
-                to = backend.device
-                for seen in (causal.expand(ROWS, 1, -1, -1), holes & causal):
-                    mask = None
-                    if seen.data_ptr() != causal.data_ptr():
-                        mask = backend.mask(seen.to(backend.device), dtype)
-                    got = backend.attend_dense(q.to(to), k.to(to), v.to(to), mask)
-                    causes = partial(mistakes, got, q, k, v, seen)
-                    near = bound(q, k, v, seen, dtype)
-                    want = attention_of(q, k, v, seen)
-                    worst.add(compare(got, want, near, what, dtype=dtype, causes=causes))
-    detail = (
-        f"{worst.count} passes without a cache in {', '.join(map(short, dtypes))} against float64"
-    )
-    return worst.measured(detail + left_to_reference(backend, "attend_dense"))
+    checked, to = Compared(backend, "attend_dense"), backend.device
+    for dtype, (heads, width), length in checked.cases(HEADS, (1, 33)):
+        what = f"dense attention over {length}, {heads} heads of {width}, in {short(dtype)}"
+        doing(what)
+        q, k, v = (normal(n, ROWS, length, heads, width).to(dtype) for n in (1, 2, 3))
+        causal = torch.ones(length, length, dtype=torch.bool).tril().expand(ROWS, 1, -1, -1)
+        holes = (normal(4, ROWS, 1, length, length) > 0.5) | torch.eye(length, dtype=torch.bool)
+        for seen, masked in ((causal, False), (holes & causal, True)):
+            mask = backend.mask(seen.to(to), dtype) if masked else None
+            got = backend.attend_dense(q.to(to), k.to(to), v.to(to), mask)
+            _compare(checked, got, q, k, v, seen, what)
+    return checked.measured("passes without a cache")

@@ -6,6 +6,7 @@ Words are made here by other code than the device's: in Python's terms, 64 bits 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from lantern_accel.device.backend import Backend, recorded
 from lantern_accel.device.noise import MOST_CODES, noise_keys
 from lantern_accel.device.plan import Filter
-from lantern_accel.testing.result import Failed, Measured, Worst, compare, doing, left_to_reference
+from lantern_accel.testing.result import Compared, Failed, Measured, doing, left_to_reference
 from lantern_accel.testing.tiny import normal
 from lantern_accel.testing.tolerances import FLOAT32
 
@@ -106,7 +107,7 @@ def _cases() -> tuple[Tensor, Tensor]:
 
 def noise(backend: Backend) -> Measured:
     """Compare noise with known words and float64, eager and captured, from graphs of three shapes."""
-    worst = Worst()
+    checked = Compared(backend, "perturb")
     keys, positions = _cases()
     drawn = words(keys, positions, MOST_CODES)
     for row, (_, counter, pair) in enumerate(KNOWN):
@@ -119,12 +120,10 @@ def noise(backend: Backend) -> Measured:
     what = "one over the noise of row, column and code"
     got = backend.perturb(*given)
     causes = partial(_mistakes, keys, positions, MOST_CODES)
-    worst.add(compare(got, want, NEAR * want, what, dtype=torch.float32, causes=causes))
-    graphs = _graphs(backend, worst)
-    told = f"{worst.count} sets of noise are within two units in the last place of float64"
-    return worst.measured(
-        f"{told}; {graphs} graphs have the same bits{left_to_reference(backend, 'perturb')}"
-    )
+    checked.hold(got, want, NEAR * want, what, torch.float32, causes)
+    graphs = _graphs(backend, checked)
+    found = checked.measured("sets of noise")
+    return replace(found, detail=f"{found.detail}; {graphs} graphs have the same bits")
 
 
 #: A small vocabulary, and one that no block of a device divides.
@@ -133,7 +132,7 @@ VOCABS = (48, 1003)
 SHAPES = (("step", 2, 1), ("step", 2, 16), ("prefill", 2, 1))
 
 
-def _graphs(backend: Backend, worst: Worst) -> int:
+def _graphs(backend: Backend, checked: Compared) -> int:
     """Draw the same positions eagerly and by captured functions of several shapes: the same bits."""
     count = 0
     keys = noise_keys([7, -(2**40)], [0, 3])
@@ -159,7 +158,7 @@ def _graphs(backend: Backend, worst: Worst) -> int:
                         if replay is not None:
                             replay.release()
                     count += captured
-            _same(found, want, keys, start, vocab, worst)
+            _same(found, want, keys, start, vocab, checked)
     return count
 
 
@@ -193,29 +192,24 @@ class _Drawn:
 
 
 def _same(
-    found: dict[str, Tensor], want: Tensor, keys: Tensor, start: int, vocab: int, worst: Worst
+    found: dict[str, Tensor], want: Tensor, keys: Tensor, start: int, vocab: int, checked: Compared
 ) -> None:
-    """Hold every graph's noise to float64, and to the bits of the first one."""
-    first, expected = next(iter(found.items()))
+    """Hold every graph's noise to float64, and to the bits of the longest one."""
+    longest = max(found, key=lambda name: found[name].shape[1])
     for name, bits in found.items():
         length = bits.shape[1]
         positions = (start + torch.arange(length)).expand(2, -1)
         near = NEAR * want[:, :length]
         what = f"one over the noise of {name}"
         causes = partial(_mistakes, keys, positions, vocab)
-        worst.add(compare(bits, want[:, :length], near, what, causes=causes))
-        both = min(length, expected.shape[1])
-        other = bits[:, :both] != expected[:, :both]
+        checked.hold(bits, want[:, :length], near, what, None, causes)
+        other = bits != found[longest][:, :length]
         if bool(other.any()):
             raise Failed(
-                f"noise has other bits in {name} than in {first}, {int(other.sum())} of "
+                f"noise has other bits in {name} than in {longest}, {int(other.sum())} of "
                 f"{other.numel()}: a token near a tie would depend on the step that drew it; likely one "
                 "of them contracts a product and a sum into one operation, or divides by a reciprocal"
             )
-    longest = max(found.values(), key=lambda bits: bits.shape[1])
-    for name, bits in found.items():
-        if not torch.equal(bits, longest[:, : bits.shape[1]]):
-            raise Failed(f"noise of a window's first positions has other bits in {name}")
 
 
 def race(backend: Backend) -> Measured:

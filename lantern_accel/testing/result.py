@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from lantern_accel.device.backend import Backend
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.testing.tolerances import dtypes_of, short
+
+#: What a result would be after mistakes that are often made, or a function that computes it.
+Causes = Mapping[str, Tensor] | Callable[[], Mapping[str, Tensor]] | None
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,6 @@ def left_to_reference(backend: Backend, *names: str) -> str:
 
     Ends a check's sentence: the reference's operators ran on this device all the same, and were compared.
     """
-    from lantern_accel.device.operations import TensorOps
-
     left = [
         name
         for name in names
@@ -78,21 +81,35 @@ def left_to_reference(backend: Backend, *names: str) -> str:
     return "; the reference serves " + ("it" if len(names) == 1 else ", ".join(left))
 
 
-class Worst:
-    """The comparison of several that came nearest to what is allowed."""
+class Compared:
+    """The comparisons of one check in every dtype of a device; the one nearest to its limit counts.
 
-    def __init__(self) -> None:
+    ``served``: the operations that are compared.
+    """
+
+    def __init__(self, backend: Backend, *served: str) -> None:
+        self.backend, self.served = backend, served
+        self.dtypes = dtypes_of(backend)
         self.share, self.count = 0.0, 0
 
-    def add(self, found: Measured) -> None:
-        """Take one comparison, with an error and a tolerance."""
-        assert found.error is not None and found.tolerance is not None
-        self.count += 1
-        self.share = max(self.share, found.error / found.tolerance)
+    def cases(self, *axes: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+        """Go through the dtypes, and in each through all combinations of ``axes``."""
+        return itertools.product(self.dtypes, *axes)
 
-    def measured(self, detail: str) -> Measured:
+    def hold(
+        self, got: Tensor, want: Tensor, tolerance: Tensor, what: str, dtype: torch.dtype | None,
+        causes: Causes = None,
+    ) -> None:  # fmt: skip
+        """Compare one result, as :func:`compare` does."""
+        found = compare(got, want, tolerance, what, dtype=dtype, causes=causes)
+        self.count += 1
+        self.share = max(self.share, found.error or 0.0)
+
+    def measured(self, what: str) -> Measured:
         """Return the check's result: the largest error as a share of what was allowed there."""
-        return Measured(detail, self.share, 1.0)
+        detail = f"{self.count} {what} in {', '.join(map(short, self.dtypes))} against float64"
+        left = left_to_reference(self.backend, *self.served)
+        return Measured(detail + left, self.share, 1.0)
 
 
 def compare(
@@ -102,19 +119,18 @@ def compare(
     what: str,
     *,
     dtype: torch.dtype | None = None,
-    causes: Mapping[str, Tensor] | Callable[[], Mapping[str, Tensor]] | None = None,
+    causes: Causes = None,
 ) -> Measured:
     """Pass where a tensor is the reference's within ``tolerance``; else say what differs, and where.
 
     ``want``: float64 on the host. ``tolerance``: one number, or one for each value; then the error that
-    is reported is the largest share of it. ``dtype``: what a backend must return. ``causes``: what
-    it would have returned had it made a mistake that is often made, or a function that computes it
-    where it is wanted; one that fits is named.
+    is reported is the largest share of it. ``dtype``: what a backend must return. One of ``causes``
+    that fits is named.
     """
     if tuple(got.shape) != tuple(want.shape):
         raise Failed(f"{what}: the shape is {list(got.shape)}, expected {list(want.shape)}")
     if dtype is not None and got.dtype != dtype:
-        raise Failed(f"{what}: the dtype is {_short(got.dtype)}, expected {_short(dtype)}")
+        raise Failed(f"{what}: the dtype is {short(got.dtype)}, expected {short(dtype)}")
     found = got.detach().cpu().double()
     off = (found - want).abs()
     limit = 1.0 if isinstance(tolerance, Tensor) else tolerance
@@ -158,10 +174,6 @@ def _cause(
             return "the sign: every value is the reference's with the other sign"
         return f"a factor: every value is {scale:.4g} times the reference's"
     return None
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def within(error: float, tolerance: float, what: str) -> Measured:

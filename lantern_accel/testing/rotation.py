@@ -9,9 +9,9 @@ from torch import Tensor
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.nn.rotary import rotary_table
-from lantern_accel.testing.result import Failed, Measured, Worst, compare, doing, left_to_reference
-from lantern_accel.testing.tiny import normal
-from lantern_accel.testing.tolerances import dtypes_of, short, stored
+from lantern_accel.testing.result import Compared, Failed, Measured, compare, doing
+from lantern_accel.testing.tiny import filled, normal
+from lantern_accel.testing.tolerances import short, stored
 
 #: Heads and their widths: of LlamaGen's B and 3B, of 7B models, and of a tiny one.
 HEADS = ((12, 64), (5, 100), (3, 128), (2, 16))
@@ -63,82 +63,61 @@ def _near(x: Tensor, want: Tensor, dtype: torch.dtype) -> Tensor:
 
 def rotate(backend: Backend) -> Measured:
     """Compare rotations of all head widths, with angles for all rows and angles of each row."""
-    worst, dtypes = Worst(), dtypes_of(backend)
-    for dtype in dtypes:
-        for heads, width in HEADS:
-            for count in COUNTS:
-                for rows in (1, ROWS):
-                    what = f"rotation of {count} positions, {heads} heads of {width}, in {short(dtype)}"
-                    doing(what)
-                    x = normal(width + count, ROWS, count, 2, heads, width).to(dtype)
-                    cos, sin = (table.unsqueeze(2) for table in angles(count, width, rows))
-                    pair = cos.to(backend.device), sin.to(backend.device)
-                    want, causes = rotation_of(x, cos, sin), partial(_mistakes, x, cos, sin)
-                    given = x.to(backend.device)
-                    form = backend.rotary(*pair)
-                    got, near = backend.rotate(given, form), _near(x, want, dtype)
-                    worst.add(compare(got, want, near, what, dtype=dtype, causes=causes))
-    detail = f"{worst.count} rotations in {', '.join(map(short, dtypes))} against float64"
-    return worst.measured(detail + left_to_reference(backend, "rotary", "rotate"))
+    checked = Compared(backend, "rotary", "rotate")
+    for dtype, (heads, width), count, rows in checked.cases(HEADS, COUNTS, (1, ROWS)):
+        what = f"rotation of {count} positions, {heads} heads of {width}, in {short(dtype)}"
+        doing(what)
+        x = normal(width + count, ROWS, count, 2, heads, width).to(dtype)
+        cos, sin = (table.unsqueeze(2) for table in angles(count, width, rows))
+        form = backend.rotary(cos.to(backend.device), sin.to(backend.device))
+        got, want = backend.rotate(x.to(backend.device), form), rotation_of(x, cos, sin)
+        causes = partial(_mistakes, x, cos, sin)
+        checked.hold(got, want, _near(x, want, dtype), what, dtype, causes)
+    return checked.measured("rotations")
 
 
 def rotate_write(backend: Backend) -> Measured:
     """Compare queries and keys that are rotated and stored at once; all other slots and layers stay."""
-    worst, dtypes = Worst(), dtypes_of(backend)
-    for dtype in dtypes:
-        for heads, width in HEADS:
-            layout = backend.kv_layout(LAYERS, ROWS, CAPACITY, heads, width, dtype)
-            cache = backend.allocate(layout)
-            every = torch.arange(CAPACITY, device=backend.device).expand(ROWS, -1)
-            old = [normal(seed, ROWS, CAPACITY, heads, width).to(dtype) for seed in (1, 2)]
-            address = backend.address(cache, every)
-            for layer in range(LAYERS):
-                backend.write(cache, layer, address, *(one.to(backend.device) for one in old))
-            for count in COUNTS:
-                what = f"{count} positions, {heads} heads of {width}, in {short(dtype)}"
-                doing(what)
-                qkv = normal(count, ROWS, count, 3, heads, width).to(dtype)
-                cos, sin = (table.unsqueeze(2) for table in angles(count, width, ROWS))
-                slots = torch.stack((torch.arange(count) + 9, torch.arange(count).flip(0) + 3))
-                q = backend.rotate_write(
-                    qkv.to(backend.device),
-                    backend.rotary(cos.to(backend.device), sin.to(backend.device)),
-                    cache,
-                    1,
-                    backend.address(cache, slots.to(backend.device, backend.index)),
-                )
-                want = rotation_of(qkv[:, :, :2], cos, sin)
-                near = _near(qkv[:, :, :2], want, dtype)
-                read = cache.read(1, every)
-                stored_k, stored_v = (one[..., :width].cpu() for one in read)
-                index = slots.view(ROWS, count, 1, 1).expand(-1, -1, heads, width)
-                for side, got in enumerate((q, stored_k.gather(1, index))):
-                    some = partial(_mistakes, qkv[:, :, :2], cos, sin, side)
-                    name = ("queries", "keys")[side]
-                    worst.add(
-                        compare(got, want[:, :, side], near[:, :, side], f"{name} of {what}",
-                                dtype=dtype, causes=some)
-                    )  # fmt: skip
+    checked, device = Compared(backend, "rotate_write"), backend.device
+    for dtype, (heads, width) in checked.cases(HEADS):
+        first = [normal(seed, ROWS, CAPACITY, heads, width).to(dtype) for seed in (1, 2)]
+        cache = filled(backend, *(one.expand(LAYERS, *one.shape) for one in first))
+        every = torch.arange(CAPACITY, device=device).expand(ROWS, -1)
+        old = first
+        for count in COUNTS:
+            what = f"{count} positions, {heads} heads of {width}, in {short(dtype)}"
+            doing(what)
+            qkv = normal(count, ROWS, count, 3, heads, width).to(dtype)
+            cos, sin = (table.unsqueeze(2) for table in angles(count, width, ROWS))
+            slots = torch.stack((torch.arange(count) + 9, torch.arange(count).flip(0) + 3))
+            q = backend.rotate_write(
+                qkv.to(device),
+                backend.rotary(cos.to(device), sin.to(device)),
+                cache,
+                1,
+                backend.address(cache, slots.to(device, backend.index)),
+            )
+            want = rotation_of(qkv[:, :, :2], cos, sin)
+            near = _near(qkv[:, :, :2], want, dtype)
+            k, v = (one[..., :width].cpu() for one in cache.read(1, every))
+            index = slots.view(ROWS, count, 1, 1).expand(-1, -1, heads, width)
+            for side, (name, got) in enumerate({"queries": q, "keys": k.gather(1, index)}.items()):
+                causes = partial(_mistakes, qkv[:, :, :2], cos, sin, side)
+                limits = want[:, :, side], near[:, :, side]
+                checked.hold(got, *limits, f"{name} of {what}", dtype, causes)
+            given, values = qkv[:, :, 2], v.gather(1, index)
+            if not torch.equal(values, given):
                 wrong = {
-                    "values are rotated as well": rotation_of(
-                        qkv[:, :, 2], cos[:, :, 0], sin[:, :, 0]
-                    ),
+                    "values are rotated as well": rotation_of(given, cos[:, :, 0], sin[:, :, 0]),
                     "keys are stored in their place": qkv[:, :, 1].double(),
                 }
-                values, wide = stored_v.gather(1, index), qkv[:, :, 2].double()
-                if not torch.equal(values, qkv[:, :, 2]):
-                    limit = stored(wide, dtype) + 1e-30
-                    compare(values, wide, limit, f"values of {what}", causes=wrong)
-                    raise Failed(f"values of {what} are not those given, bit for bit")
-                old = [old[0].scatter(1, index, stored_k.gather(1, index)),
-                       old[1].scatter(1, index, qkv[:, :, 2])]  # fmt: skip
-                if not (torch.equal(old[0], stored_k) and torch.equal(old[1], stored_v)):
-                    raise Failed(f"{what}: other slots of the layer were written")
-            other = [one[..., :width].cpu() for one in cache.read(0, every)]
-            first = [normal(seed, ROWS, CAPACITY, heads, width).to(dtype) for seed in (1, 2)]
-            if not all(torch.equal(one, two) for one, two in zip(other, first, strict=True)):
-                raise Failed(
-                    f"{heads} heads of {width}: another layer than the given one was written"
-                )
-    detail = f"{worst.count} rotated queries and stored keys in {', '.join(map(short, dtypes))}"
-    return worst.measured(f"{detail} against float64{left_to_reference(backend, 'rotate_write')}")
+                limit = stored(given.double(), dtype) + 1e-30
+                compare(values, given.double(), limit, f"values of {what}", causes=wrong)
+                raise Failed(f"values of {what} are not those given, bit for bit")
+            old = [old[0].scatter(1, index, k.gather(1, index)), old[1].scatter(1, index, given)]
+            if not (torch.equal(old[0], k) and torch.equal(old[1], v)):
+                raise Failed(f"{what}: other slots of the layer were written")
+        other = [one[..., :width].cpu() for one in cache.read(0, every)]
+        if not all(torch.equal(one, two) for one, two in zip(other, first, strict=True)):
+            raise Failed(f"{heads} heads of {width}: another layer than the given one was written")
+    return checked.measured("rotated queries and stored keys")

@@ -13,6 +13,7 @@ from lantern_accel.decoding.buckets import Steps
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Backend, recorded
 from lantern_accel.device.capture import Replay
+from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError
 from lantern_accel.families.base import Conditions
@@ -81,6 +82,22 @@ def tiny_model(
 def normal(seed: int, *shape: int) -> Tensor:
     """Return float32 normal numbers on the host, the same for a seed."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def filled(backend: Backend, k: Tensor, v: Tensor) -> KVCache:
+    """Return a cache with ``k, v [layers, R, L, H, d]`` of the host, written layer by layer."""
+    layers, rows, slots, heads, width = k.shape
+    cache = backend.allocate(backend.kv_layout(layers, rows, slots, heads, width, k.dtype))
+    write_all(backend, cache, k, v)
+    return cache
+
+
+def write_all(backend: Backend, cache: KVCache, k: Tensor, v: Tensor) -> None:
+    """Write every slot of a cache, as :func:`filled` does."""
+    slots = torch.arange(k.shape[2], device=backend.device).expand(k.shape[1], -1)
+    address = backend.address(cache, slots)
+    for layer, (one, other) in enumerate(zip(k, v, strict=True)):
+        backend.write(cache, layer, address, one.to(backend.device), other.to(backend.device))
 
 
 def cases(

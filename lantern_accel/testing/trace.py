@@ -40,7 +40,6 @@ COMPARES = _aten("eq ne lt le gt ge masked_fill masked_fill_ searchsorted bucket
 #: Numbers that are twice as wide as acceptance needs.
 WIDE = frozenset({torch.float64, torch.complex128})
 _HERE = Path(__file__).resolve()
-_OURS = _HERE.parents[1].name
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from lantern_accel.device.kv_cache import Pass
 from lantern_accel.nn.transformer import Block, RMSNorm, pack
 from lantern_accel.strategy.trees import parse_tree, tree_paths
 from lantern_accel.testing.attention import attention_of
-from lantern_accel.testing.result import Measured, Worst, compare, doing, left_to_reference
+from lantern_accel.testing.result import Compared, Measured, doing
 from lantern_accel.testing.rotation import angles, rotation_of
 from lantern_accel.testing.tiny import normal
-from lantern_accel.testing.tolerances import MARGIN, ROUNDING, dtypes_of, short
+from lantern_accel.testing.tolerances import MARGIN, ROUNDING, short
 
 #: Heads, their width, the feed-forward's, and epsilon: LlamaGen's B and 3B, Janus, and a tiny one.
 STACKS = ((3, 64, 272, 1e-5), (2, 100, 144, 1e-5), (2, 128, 200, 1e-6), (4, 8, 48, 1e-5))
@@ -83,52 +83,46 @@ class Host:
 
 def trunk(backend: Backend) -> Measured:
     """Compare a prompt, a token and a tree in two blocks over one cache, with taps and without."""
-    worst, dtypes = Worst(), dtypes_of(backend)
+    checked, device = Compared(backend, "trunk"), backend.device
     tree = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000"))).visible
-    for dtype in dtypes:
-        for number, (heads, width, hidden, eps) in enumerate(STACKS):
-            dim = heads * width
-            blocks, norm = _blocks(heads, width, hidden, eps, number != 1), RMSNorm(dim, eps)
-            norm.weight.data.copy_(1 + 0.2 * normal(9, dim))
-            for part in (blocks, norm):
-                part.to(dtype).requires_grad_(False)
-            host = Host(blocks, norm)
-            for part in (blocks, norm):
-                part.to(backend.device)
-            pack(blocks, backend)
-            cache = backend.allocate(backend.kv_layout(LAYERS, ROWS, CAPACITY, heads, width, dtype))
-            prompt, token = (
-                torch.ones(6, 6, dtype=torch.bool).tril(),
-                torch.ones(1, 1, dtype=torch.bool),
-            )
-            known = 0
-            for kind, block, taps in (
-                ("a prompt", prompt, ()),
-                ("a token", token, (1,)),
-                ("a tree", tree, ()),
-            ):
-                count = len(block)
-                what = f"trunk of {heads} heads of {width}, {kind}, in {short(dtype)}"
-                doing(what)
-                x = normal(count, ROWS, count, dim).to(dtype)
-                cos, sin = angles(count, width, ROWS)
-                slots = (known + torch.arange(count)).expand(ROWS, -1)
-                seen = torch.zeros(ROWS, 1, count, cache.layout.capacity, dtype=torch.bool)
-                seen[..., :known] = True
-                seen[1:, ..., : min(known, 2)] = False  # a row whose first tokens are pads
-                seen[..., known : known + count] = block
-                known += count
-                states = host(x.double(), cos, sin, slots, seen[..., :CAPACITY])
-                want = torch.cat([states[0], states[-1]] if taps else states[-1:], dim=-1)
-                device = backend.device
-                at = Pass(
-                    cos.to(device), sin.to(device), backend.mask(seen.to(device), dtype), cache,
-                    backend.address(cache, slots.to(device, backend.index)),
-                )  # fmt: skip
-                got = backend.trunk(blocks, x.to(device), at, taps, norm.to(device))
-                # Every operation rounds numbers as large as the state; a sum over n has about root n.
-                each = ROUNDING[dtype] + ROUNDING[torch.float32] * hidden**0.5
-                near = MARGIN * each * (2 * LAYERS * OPERATIONS) ** 0.5 * float(want.abs().max())
-                worst.add(compare(got, want, torch.full_like(want, near), what, dtype=dtype))
-    detail = f"{worst.count} passes of {LAYERS} blocks in {', '.join(map(short, dtypes))}"
-    return worst.measured(f"{detail} against float64{left_to_reference(backend, 'trunk')}")
+    causal = torch.ones(6, 6, dtype=torch.bool).tril()
+    for dtype, (number, (heads, width, hidden, eps)) in checked.cases(enumerate(STACKS)):
+        dim = heads * width
+        blocks, norm = _blocks(heads, width, hidden, eps, number != 1), RMSNorm(dim, eps)
+        norm.weight.data.copy_(1 + 0.2 * normal(9, dim))
+        for part in (blocks, norm):
+            part.to(dtype).requires_grad_(False)
+        host = Host(blocks, norm)
+        for part in (blocks, norm):
+            part.to(device)
+        pack(blocks, backend)
+        cache = backend.allocate(backend.kv_layout(LAYERS, ROWS, CAPACITY, heads, width, dtype))
+        known = 0
+        for kind, block, taps in (
+            ("a prompt", causal, ()),
+            ("a token", causal[:1, :1], (1,)),
+            ("a tree", tree, ()),
+        ):
+            count = len(block)
+            what = f"trunk of {heads} heads of {width}, {kind}, in {short(dtype)}"
+            doing(what)
+            x = normal(count, ROWS, count, dim).to(dtype)
+            cos, sin = angles(count, width, ROWS)
+            slots = (known + torch.arange(count)).expand(ROWS, -1)
+            seen = torch.zeros(ROWS, 1, count, cache.layout.capacity, dtype=torch.bool)
+            seen[..., :known] = True
+            seen[1:, ..., : min(known, 2)] = False  # a row whose first tokens are pads
+            seen[..., known : known + count] = block
+            known += count
+            states = host(x.double(), cos, sin, slots, seen[..., :CAPACITY])
+            want = torch.cat([states[0], states[-1]] if taps else states[-1:], dim=-1)
+            at = Pass(
+                cos.to(device), sin.to(device), backend.mask(seen.to(device), dtype), cache,
+                backend.address(cache, slots.to(device, backend.index)),
+            )  # fmt: skip
+            got = backend.trunk(blocks, x.to(device), at, taps, norm.to(device))
+            # Every operation rounds numbers as large as the state; a sum over n has about root n.
+            each = ROUNDING[dtype] + ROUNDING[torch.float32] * hidden**0.5
+            near = MARGIN * each * (2 * LAYERS * OPERATIONS) ** 0.5 * float(want.abs().max())
+            checked.hold(got, want, torch.full_like(want, near), what, dtype)
+    return checked.measured(f"passes of {LAYERS} blocks")

@@ -179,7 +179,7 @@ def test_sums_of_pairs_aligned_to_26_bits_pass(
 ) -> None:
     """A matrix engine that adds two products and the sum so far, cut to 26 bits of the largest."""
     monkeypatch.setattr(operations, "MATRICES", ((384, 8), (100, 7)))
-    monkeypatch.setattr(operations, "dtypes_of", lambda backend: [torch.float32])
+    monkeypatch.setattr("lantern_accel.testing.result.dtypes_of", lambda backend: [torch.float32])
 
     def linear(x: Any, weight: Any, bias: Any = None, sums: bool = False) -> torch.Tensor:
         products = (x.double().unsqueeze(-2) * weight.double()).float().double()

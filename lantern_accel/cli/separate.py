@@ -1,29 +1,28 @@
 """Runs groups of checks in processes of their own: a crash or a hang of a driver costs its group.
 
 The parent never opens the device, since some serve one process at a time. A child opens it, says which
-checks there are, and runs those that are asked for. Both speak JSON, a line a message, over pipes; what a
-driver prints goes to standard error.
+checks there are, and runs those that are asked for. What a driver prints goes to standard error.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import faulthandler
 import os
-import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern_accel import errors
 from lantern_accel.device.conformance import Outcome, Report
-from lantern_accel.errors import BackendError, LanternError, LanternWarning
+from lantern_accel.errors import BackendError, LanternError, LanternWarning, RequestError
 
 if TYPE_CHECKING:
     from lantern_accel.testing.kit import Wait
@@ -38,7 +37,8 @@ PATIENCE = 10.0
 INTERRUPTED = 130
 CHILD = "from lantern_accel.cli.separate import serve; serve()"
 
-Message = dict[str, Any]
+#: What is said, and what of.
+Message = tuple[str, Any]
 
 
 def end(
@@ -48,120 +48,93 @@ def end(
 
     ``patience``: 10 s unless given. ``group``: with all processes of the group that it leads.
     """
-
-    def send(number: int) -> None:
-        if group:
-            os.killpg(process.pid, number)
-        else:
-            process.send_signal(number)
-
     for number in (signal.SIGINT, signal.SIGKILL):
         if process.poll() is not None:
             break
         try:
-            send(number)
+            if group:
+                os.killpg(process.pid, number)
+            else:
+                process.send_signal(number)
             process.wait(PATIENCE if patience is None else patience)
         except (ProcessLookupError, subprocess.TimeoutExpired):
             continue
-
-
-def ended_by(code: int) -> str:
-    """Say how a process ended, as the end of the sentence 'its process ...'."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
 
 
 # --- the parent -----------------------------------------------------------------------------------
 
 
 class Child:
-    """One process with the device open; its messages come into ``inbox`` with the child itself."""
+    """One process with the device open, and what is known of the check that it runs."""
 
-    def __init__(self, asked: Message, inbox: queue.Queue[tuple[Child, Message]]) -> None:
-        self.group = ""
-        self.left: list[str] = []
-        self.check, self.doing = "", ""
+    def __init__(self, asked: Mapping[str, Any]) -> None:
+        self.group, self.left = "", list[str]()
+        self.check = self.doing = ""
         self.deadline = time.monotonic() + OPENING
         self.late = self.done = False
-        self.said = ""
         # It finds what this process finds, and nothing else in the folder it is started in.
         alone = ["-P"] if sys.version_info >= (3, 11) else []
-        with _interrupts_held():
+        self.pipe, theirs = Pipe()
+        #: Where Python was when the process crashed.
+        self._crash = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the process
+        given = [theirs.fileno(), self._crash.fileno()]
+        # Interrupts are held back from the process until it can take them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             self.process = subprocess.Popen(
-                [sys.executable, *alone, "-X", "faulthandler", "-c", CHILD, json.dumps(asked)],
+                [sys.executable, *alone, "-c", CHILD, *map(str, given)],
                 env=_environment(asked["jobs"]),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                pass_fds=given,
+                stdin=subprocess.DEVNULL,
+                stdout=2,
             )
-        self._inbox = inbox
-        self._threads = [
-            threading.Thread(target=one, daemon=True) for one in (self._forward, self._receive)
-        ]
-        for thread in self._threads:
-            thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        self.tell(asked)
 
-    def _receive(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as lines:
-            for line in lines:
-                self._inbox.put((self, json.loads(line)))
-        self._inbox.put((self, {"ended": self.process.wait()}))
-
-    def _forward(self) -> None:
-        """Pass on what it says on standard error; keep where Python was when the process crashed."""
-        assert self.process.stderr is not None
-        inside = False
-        with self.process.stderr as lines:
-            for raw in lines:
-                line = raw.decode("utf-8", "replace")
-                sys.stderr.write(line)
-                sys.stderr.flush()
-                inside = inside or line.startswith("Current thread")  # faulthandler's words
-                if inside and line.lstrip().startswith("File ") and not self.said:
-                    self.said = " ".join(line.split())
-
-    def tell(self, message: Message) -> None:
+    def tell(self, message: object) -> None:
         """Send a message; one that has ended gets none."""
-        assert self.process.stdin is not None
         with contextlib.suppress(OSError):
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
-            self.process.stdin.flush()
+            self.pipe.send(message)
 
     def let_go(self) -> None:
         """Say that nothing more is asked; it closes the device and ends."""
-        assert self.process.stdin is not None
-        self.deadline = time.monotonic() + OPENING
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
+        self.done, self.deadline = True, time.monotonic() + OPENING
+        self.tell(None)
+
+    def receive(self) -> Message | None:
+        """Return the next message, ``ended`` with the exit code last; None while there is none."""
+        with contextlib.suppress(EOFError, OSError):
+            if self.pipe.poll():
+                message: Message = self.pipe.recv()
+                return message
+            if self.process.poll() is None:
+                return None
+        return "ended", self.process.wait()
 
     def close(self) -> None:
         """End the process at once, and close what connects it."""
         self.process.kill()
-        self.let_go()
-        for thread in self._threads:
-            thread.join(PATIENCE)
+        self.process.wait(PATIENCE)
+        self.pipe.close()
+        self._crash.close()
 
     def why(self, code: int) -> str:
-        """Say how it ended, and where."""
-        self._threads[0].join(1)
-        how = "did not answer and was killed" if self.late else ended_by(code)
-        where = "; ".join(filter(None, (self.doing, self.said)))
+        """Say how it ended, and where, as the end of the sentence 'its process ...'."""
+        how = f"ended with exit code {code}"
+        if self.late:
+            how = "did not answer and was killed"
+        elif code < 0:
+            known = [one.name for one in signal.Signals if one == -code]
+            how = f"was ended by {known[0] if known else f'signal {-code}'}"
+        self._crash.seek(0)
+        text = self._crash.read()
+        sys.stderr.write(text)
+        of_thread = text.partition("Current thread")[2].splitlines()  # faulthandler's words
+        lines = [" ".join(one.split()) for one in of_thread if one.lstrip().startswith("File ")]
+        where = "; ".join(filter(None, (self.doing, *lines[:1])))
         return f"{how}{where and f' ({where})'}"
-
-
-@contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold interrupts back from a process that the block starts, until it can take them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _environment(jobs: int) -> dict[str, str]:
@@ -177,11 +150,11 @@ def _alone(group: str) -> bool:
 
 
 class Run:
-    """All groups of one run; ``report`` grows with every check."""
+    """All groups of one run; ``report`` is that of no check until :meth:`now` adds what has run."""
 
     def __init__(
         self,
-        asked: Message,
+        asked: Mapping[str, Any],
         *,
         on_outcome: Callable[[Outcome], None] | None,
         on_wait: Wait | None,
@@ -189,7 +162,6 @@ class Run:
     ) -> None:
         self.asked = asked
         self.on_outcome, self.on_wait, self.on_group = on_outcome, on_wait, on_group
-        self.inbox: queue.Queue[tuple[Child, Message]] = queue.Queue()
         self.children: list[Child] = []
         self._started: list[Child] = []
         self.outcomes: dict[str, Outcome] = {}
@@ -202,47 +174,43 @@ class Run:
         self._warned: set[str] = set()
 
     def start(self) -> Child:
-        child = Child(self.asked, self.inbox)
+        child = Child(self.asked)
         self.children.append(child)
         self._started.append(child)
         return child
 
-    def messages(self) -> Iterator[tuple[Child, Message]]:
+    def messages(self) -> Iterator[tuple[Child, str, Any]]:
         """Go through what the children say until all have ended; kill those that do not answer."""
         while self.children:
-            try:
-                child, message = self.inbox.get(timeout=0.5)
-            except queue.Empty:
-                now = time.monotonic()
-                for one in self.children:
-                    if now > one.deadline:
-                        one.late, one.deadline = not one.done, float("inf")
-                        threading.Thread(target=end, args=(one.process,), daemon=True).start()
-                continue
-            if "ended" in message:
-                self.children.remove(child)
-            if "warned" in message and message["warned"] not in self._warned:
-                self._warned.add(message["warned"])
-                warnings.warn(message["warned"], LanternWarning, stacklevel=3)
-            yield child, message
+            wait([one.pipe for one in self.children], 0.5)
+            for child in [*self.children]:
+                if (message := child.receive()) is not None:
+                    kind, said = message
+                    if kind == "ended":
+                        self.children.remove(child)
+                    if kind == "warned" and said not in self._warned:
+                        self._warned.add(said)
+                        warnings.warn(said, LanternWarning, stacklevel=3)
+                    yield child, kind, said
+                elif time.monotonic() > child.deadline:
+                    child.late, child.deadline = not child.done, float("inf")
+                    threading.Thread(target=end, args=(child.process,), daemon=True).start()
 
     def open(self) -> Child:
         """Start the first process and learn which checks there are; raises what opening raises there."""
-        first = self.start()
-        for child, message in self.messages():
-            if "ready" in message:
-                self.report = Report.model_validate(message["ready"])
-                self.known, self.apart = message["known"], set(message["apart"])
+        self.start()
+        for child, kind, said in self.messages():
+            if kind == "ready":
+                self.report, self.known, self.apart = said
                 return child
-            if "error" in message:
-                raise _again(message["error"])
-            if "ended" in message:
-                how = child.why(message["ended"])
+            if kind == "error":
+                raise said
+            if kind == "ended":
                 raise BackendError(
-                    f"the process that opened the device {how}; check its driver, or open it without "
-                    "another process: --in-process"
+                    f"the process that opened the device {child.why(said)}; check its driver, or open it "
+                    "without another process: --in-process"
                 )
-        raise AssertionError(first)
+        raise AssertionError("a process says that it is ready, or ends")
 
     def groups(self, names: Sequence[str], jobs: int, first: Child, limit: float) -> None:
         """Run the checks, a group a process and ``jobs`` at once."""
@@ -251,15 +219,16 @@ class Run:
             self.waiting.setdefault(name if group in self.apart else group, []).append(name)
         self._give(first, self._next())
         while True:
-            while self.waiting and self._room(self._next(), jobs):
+            while self.waiting and self._may_start(self._next(), jobs):
                 self._give(self.start(), self._next())
-            for child, message in self.messages():
-                if self._take(child, message, limit):
-                    break  # a group has ended
+            for child, kind, said in self.messages():
+                self._take(child, kind, said, limit)
+                if kind == "ended":
+                    break
             else:
                 return
 
-    def _room(self, group: str, jobs: int) -> bool:
+    def _may_start(self, group: str, jobs: int) -> bool:
         if any(_alone(one.group) for one in self.children) or _alone(group):
             return not self.children
         return len(self.children) < jobs
@@ -271,51 +240,46 @@ class Run:
         child.group, child.left = group, self.waiting.pop(group)
         child.tell({"checks": child.left})
 
-    def _take(self, child: Child, message: Message, limit: float) -> bool:
-        """Take note of a message; return whether the child has ended."""
-        if "began" in message:
-            child.check, child.doing = message["began"], ""
+    def _take(self, child: Child, kind: str, said: Any, limit: float) -> None:
+        """Take note of a message."""
+        if kind == "began":
+            child.check, child.doing = said, ""
             child.deadline = time.monotonic() + limit
-        elif "waits" in message:
-            name, child.doing, seconds = message["waits"]
+        elif kind == "waits":
+            name, child.doing, seconds = said
             if self.on_wait is not None:
                 self.on_wait(name, child.doing, seconds)
-        elif "outcome" in message:
+        elif kind == "outcome":
             child.left.remove(child.check)
             child.check = child.doing = ""
             child.deadline = time.monotonic() + limit
-            self._keep(Outcome.model_validate(message["outcome"]))
-        elif "done" in message:
-            child.done = True
-            for kept, more in zip(self.counters, message["done"], strict=True):
+            self._keep(said)
+        elif kind == "done":
+            for kept, more in zip(self.counters, said, strict=True):
                 kept.update({name: kept.get(name, 0) + count for name, count in more.items()})
             child.let_go()
-        elif "error" in message:
-            child.said = message["error"][1]
-        elif "ended" in message:
+        elif kind == "error":
+            child.doing = str(said)
+        elif kind == "ended":
             if child.late and child.check:
                 where = child.doing and f" ({child.doing})"
                 detail = f"took longer than its limit, {limit:g} s{where}; its process was ended"
                 self._keep(Outcome(name=child.check, state="failed", detail=detail))
                 if left := [name for name in child.left if name != child.check]:
                     self.waiting[child.group] = left  # another process goes on with the group
-            elif message["ended"] == INTERRUPTED and not (child.done or child.late):
+            elif said == INTERRUPTED and not (child.done or child.late):
                 raise KeyboardInterrupt  # a terminal's, which may come to this process later
             else:
-                self._close(child, child.why(message["ended"]))
+                self._fail(child, child.why(said))
             self.on_group(self.now())
-            return True
-        return False
 
-    def _close(self, child: Child, how: str) -> None:
+    def _fail(self, child: Child, how: str) -> None:
         """Report the checks that a process did not come to as failed, for one cause."""
-        at = child.check or "before its first check"
         cause = f"the process of the group {child.group!r} {how}"
+        at = f", in {child.check}" if child.check else ""
         for name in child.left:
-            detail = cause if name == child.check else f"not run: {cause}, in {at}"
-            if not child.check:
-                detail = f"not run: {cause}"
-            self._keep(Outcome(name=name, state="failed", detail=detail, cause=f"{cause}, {at}"))
+            detail = cause if name == child.check else f"not run: {cause}{at}"
+            self._keep(Outcome(name=name, state="failed", detail=detail, cause=f"{cause}{at}"))
 
     def _keep(self, outcome: Outcome) -> None:
         self.outcomes[outcome.name] = outcome
@@ -329,24 +293,17 @@ class Run:
 
     def certify(self, path: Path, command: str) -> None:
         """Let one more process make the certificate; raises BackendError where it does not."""
-        child = self.start()
-        asked = {
-            "certificate": str(path),
-            "report": self.now().model_dump(mode="json"),
-            "known": self.known,
-            "counters": self.counters,
-            "command": command,
-        }
-        child.tell({"certify": asked})
-        for one, message in self.messages():
-            if "error" in message:
-                raise _again(message["error"])
-            if "done" in message:
-                one.done = True
-                one.let_go()
-            if "ended" in message and not one.done:
-                how = one.why(message["ended"])
-                raise BackendError(f"there is no certificate: the process that makes it {how}")
+        given = {"report": self.now(), "known": self.known, "counters": self.counters}
+        self.start().tell({"certify": (path, {**given, "command": command})})
+        for child, kind, said in self.messages():
+            if kind == "error":
+                raise said
+            if kind == "done":
+                child.let_go()
+            if kind == "ended" and not child.done:
+                raise BackendError(
+                    f"there is no certificate: the process that makes it {child.why(said)}"
+                )
 
     def close(self) -> None:
         """End what still runs; a second interrupt kills it at once."""
@@ -396,7 +353,6 @@ def conform(
         if names:
             run.groups(names, jobs, first, limit)
         else:
-            first.done = True
             first.let_go()
         run.on_group(run.now())
         if certificate is not None:
@@ -419,53 +375,47 @@ def _kept(path: Path, fresh: Report) -> dict[str, Outcome]:
     return {one.name: one for one in stored.outcomes}
 
 
-def _again(sent: Sequence[str]) -> LanternError:
-    """Return an error of ours that a child raised."""
-    kind = getattr(errors, sent[0], BackendError)
-    try:
-        made = kind(sent[1])
-    except TypeError:
-        made = BackendError(sent[1])
-    return made if isinstance(made, LanternError) else BackendError(sent[1])
-
-
 # --- the child ------------------------------------------------------------------------------------
 
 
 def serve() -> None:
-    """Open the device, say which checks there are, and do what standard input asks, line by line."""
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
-        os.dup2(2, 1)
-        lock = threading.Lock()
+    """Open the device that the parent asks for, say which checks there are, and do what it asks then."""
+    pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    faulthandler.enable(int(sys.argv[2]))
+    lock = threading.Lock()
 
-        def send(**message: Any) -> None:
-            with lock:
-                out.write(json.dumps(message) + "\n")
-                out.flush()
+    def send(kind: str, said: object) -> None:
+        with lock:
+            pipe.send((kind, said))
 
-        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, LanternWarning):
-                send(warned=str(message))
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, LanternWarning):
+            send("warned", str(message))
 
-        warnings.simplefilter("always", LanternWarning)
-        warnings.showwarning = show
-        try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-            _serve(json.loads(sys.argv[1]), send, sys.stdin)
-        except LanternError as error:
-            send(error=[type(error).__name__, str(error)])
-            raise SystemExit(error.exit_code) from None
-        except (KeyboardInterrupt, BrokenPipeError):
-            os._exit(INTERRUPTED)
-        except Exception as error:
-            send(error=["BackendError", f"{type(error).__name__}: {' '.join(str(error).split())}"])
-            raise
+    warnings.simplefilter("always", LanternWarning)
+    warnings.showwarning = show
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        _serve(pipe, send)
+    except LanternError as error:
+        # Of another class the parent might have to import a plug-in.
+        ours = type(error).__module__ == LanternError.__module__
+        plain = ours and isinstance(error, BackendError | RequestError)
+        send("error", error if plain else BackendError(str(error)))
+        raise SystemExit(error.exit_code) from None
+    except (KeyboardInterrupt, BrokenPipeError, EOFError):
+        os._exit(INTERRUPTED)
+    except Exception as error:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        send("error", BackendError(text))
+        raise
 
 
-def _serve(asked: Message, send: Callable[..., None], lines: Iterable[str]) -> None:
+def _serve(pipe: Connection[Any, Any], send: Callable[[str, object], None]) -> None:
     from lantern_accel.device.plugins import choose_device
 
+    asked = pipe.recv()
     # Before torch is imported: some vendors read the environment then.
     chosen = choose_device(asked["device"], asked["options"])
     from lantern_accel.testing import certificate, kit
@@ -474,27 +424,15 @@ def _serve(asked: Message, send: Callable[..., None], lines: Iterable[str]) -> N
         for text in kit.near_misses(backend):
             warnings.warn(text, LanternWarning, stacklevel=2)
         checks = kit.checks_of(backend)
-        apart = sorted(backend.conformance().apart)
-        report = kit.report_of(backend).model_dump(mode="json")
-        send(ready=report, known=list(checks), apart=apart)
+        send("ready", (kit.report_of(backend), list(checks), set(backend.conformance().apart)))
         before = backend.counters()
-        for line in lines:
-            message = json.loads(line)
+        while (message := pipe.recv()) is not None:
             for name in message.get("checks", ()):
-                send(began=name)
-                outcome = kit.run_check(
-                    backend, name, checks[name], on_wait=lambda *waits: send(waits=waits)
-                )
-                send(outcome=outcome.model_dump(mode="json"))
+                send("began", name)
+                check, on_wait = checks[name], lambda *waits: send("waits", waits)
+                send("outcome", kit.run_check(backend, name, check, on_wait=on_wait))
             if more := message.get("certify"):
-                card = certificate.certify(
-                    backend,
-                    Report.model_validate(more["report"]),
-                    more["known"],
-                    spec=chosen.spec,
-                    options=chosen.options,
-                    counters=more["counters"],
-                    command=more["command"],
-                )
-                certificate.write(card, Path(more["certificate"]))
-            send(done=[before, backend.counters()])
+                path, given = more
+                given |= {"spec": chosen.spec, "options": chosen.options}
+                certificate.write(certificate.certify(backend, **given), path)
+            send("done", (before, backend.counters()))

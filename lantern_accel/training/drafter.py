@@ -357,13 +357,10 @@ def train_drafter(
     seed_everything(config.seed)
     task = DrafterTask(config, source, device, start)
     done = run(task, config, out, device, progress, resume=resume)
-    last = task.evaluate(done.step)
-    report = done.report(config, device, task.drafter, **last | {"heldout_top3": task.best})
-    task.put(task.kept)
+    report = task.finish(done, config, out)
     made = source.family.drafter_files(task.drafter)
     write_weights(made.weights, out / OWN_WEIGHTS)
     write_json(out / made.config_name, made.config)
-    write_json(out / "report.json", report)
     return report
 
 

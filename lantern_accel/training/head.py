@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from lantern_accel.decoding.step import Step
 from lantern_accel.decoding.window_layout import Coupled
 from lantern_accel.errors import DataError, DiskFullError
 from lantern_accel.families.base import Size
-from lantern_accel.files import read_tensors, write_json, write_tensors
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.models.bundle import HEAD
 from lantern_accel.nn.draft_head import (
@@ -41,7 +39,13 @@ from lantern_accel.strategy.values import Window
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.folder import write_weights
 from lantern_accel.training.loop import KeptTask, TrainConfig, held_out, run, seed_everything
-from lantern_accel.training.recording import Encoded, chosen_prompts, draw_batch
+from lantern_accel.training.recording import (
+    Encoded,
+    chosen_prompts,
+    draw_batch,
+    part_of,
+    recorded,
+)
 
 #: Codes of a distribution that are kept, and examples that an evaluation looks at.
 KEPT, JUDGED = 128, 4096
@@ -141,9 +145,9 @@ def record(
 
     Raises :class:`DiskFullError` where the disk has less space than that takes.
     """
-    batch, firsts = config.images_at_once, range(0, len(prompts), config.images_at_once)
-    files = [folder / f"{first:06d}.safetensors" for first in firsts]
-    missing = batch * sum(not path.is_file() for path in files)
+    batch = config.images_at_once
+    firsts = range(0, len(prompts), batch)
+    missing = batch * sum(not part_of(folder, first).is_file() for first in firsts)
     each = 2 * config.examples * (1 + config.depths) * sizes.dim
     needed = missing * (each + 6 * sizes.tokens * min(KEPT, sizes.vocab_size))
     progress.log(
@@ -157,22 +161,14 @@ def record(
             f"{format_bytes(needed)}; free some, change --work, or ask for fewer --samples"
         )
     strategy = pipeline.strategy("scd").model_copy(update={"drafts": Window(length=config.span)})
-    progress.start("generating images to learn from", len(prompts))
-    parts: list[dict[str, Tensor]] = []
-    for first, path in zip(firsts, files, strict=True):
-        here, seed = prompts[first : first + batch], config.seed + first
-        if (part := read_tensors(path, lambda entry: "saw" in entry)) is None:
-            began, steps = time.monotonic(), Recorder()
-            tokens = draw_batch(pipeline, encoded, here, batch, strategy, seed, steps)
-            part = steps.examples(tokens, config, sizes.vocab_size, seed)
-            write_tensors(path, part, must=True)
-            if missing > batch and (missing := missing - batch):
-                minutes = missing / batch * (time.monotonic() - began) / 60
-                progress.log(f"about {minutes:.1f} minutes are left")
-        parts.append({**part, "image": part["image"] + first})
-        progress.advance(len(here))
-    progress.finish()
-    return {name: torch.cat([one[name] for one in parts]) for name in parts[0]}
+
+    def draw(here: Sequence[Prompt], first: int) -> dict[str, Tensor]:
+        steps, seed = Recorder(), config.seed + first
+        tokens = draw_batch(pipeline, encoded, here, batch, strategy, seed, steps)
+        made = steps.examples(tokens, config, sizes.vocab_size, seed)
+        return {**made, "image": made["image"] + first}
+
+    return recorded(prompts, batch, folder, progress, draw)
 
 
 def acceptance(p: Tensor, q: Tensor) -> Tensor:
@@ -302,11 +298,8 @@ def train_head(
     seed_everything(config.seed)
     task = HeadTask(config, sizes, data, judges, device, key)
     done = run(task, config, out, device, say, resume=resume)
-    task.evaluate(done.step)
-    task.put(task.kept)
     known = {"prompts": len(distinct), "untouched": len(untouched)}
-    report = done.report(config, device, task.head, **known, **task.evaluate(done.step))
+    report = task.finish(done, config, out, **known)
     said = HeadFile(config=sizes, trunk=model.trunk).model_dump_json()
     write_weights(task.head.state_dict(), out / f"{HEAD}.safetensors", {HEAD: said})
-    write_json(out / "report.json", report)
     return report

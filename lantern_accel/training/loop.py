@@ -1,4 +1,4 @@
-"""The loop that all trainers share: settings, schedule, checkpoints, resuming, curves, stopping.
+"""The loop that all trainers share: settings, schedule, checkpoints, resuming, stopping.
 
 A run may be killed at any moment: checkpoints are written whole, a step's randomness depends on the
 seed and the step alone, and whatever the last checkpoint lacks is done again.
@@ -6,13 +6,12 @@ seed and the step alone, and whatever the last checkpoint lacks is done again.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import random
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 
 from lantern_accel import plot_style as style
 from lantern_accel.errors import DataError, LanternError
-from lantern_accel.files import read_json_file, write_whole
+from lantern_accel.files import read_json_file, write_json, write_whole
 from lantern_accel.progress import Progress
 from lantern_accel.records import Frozen
 from lantern_accel.training.device import TrainDevice
@@ -146,10 +145,6 @@ def load_checkpoint(path: Path, config: TrainConfig) -> dict[str, Any] | None:
             "delete it to start again"
         ) from error
     wanted = config.model_dump(mode="json")
-    # A setting that did not exist when the checkpoint was written had its default.
-    for name, setting in type(config).model_fields.items():
-        if name not in stored and not setting.is_required():
-            stored[name] = setting.get_default(call_default_factory=True)
     names = sorted((stored.keys() | wanted.keys()) - _FREE_FIELDS)
     other = [name for name in names if stored.get(name) != wanted.get(name)]
     if other:
@@ -236,6 +231,15 @@ class KeptTask(Task):
         if figure > self.best:
             self.best, self.stale, self.kept = figure, 0, self.weights()
 
+    def finish(self, done: Run, config: TrainConfig, out: Path, **figures: Any) -> dict[str, Any]:
+        """Take the best weights of a run that has ended; write and return its report."""
+        self.evaluate(done.step)  # the last weights may be the best
+        self.put(self.kept)
+        figures |= self.evaluate(done.step)
+        report = done.report(config, self.device, self.module, **figures)
+        write_json(out / "report.json", report)
+        return report
+
     @property
     def enough(self) -> bool:
         return self.patience is not None and self.stale >= self.patience
@@ -311,7 +315,7 @@ def run(
 ) -> Run:
     """Train until ``config``'s steps or minutes are over, continuing ``out/checkpoint.pt``.
 
-    Writes ``curves.png`` and ``samples/step-N.png`` next to it. Raises :class:`TrainingStopped` after
+    Writes ``samples/step-N.png`` next to it. Raises :class:`TrainingStopped` after
     an interrupt or a termination signal, once the checkpoint is written, and :class:`DataError`
     where the checkpoint is of another configuration, the disk is full or the loss is not a number.
     """
@@ -370,7 +374,6 @@ def run(
                 at.curve.append({"step": at.step, **at.running, **task.evaluate(at.step)})
                 figures = " ".join(f"{k} {v:.4g}" for k, v in at.curve[-1].items() if k != "step")
                 say.log(f"step {at.step}: {figures}")
-                save_curves(at.curve, out / "curves.png")
             if task.samples_every and at.step % task.samples_every == 0:
                 task.draw_samples(out / "samples" / f"step-{at.step}.png")
             if at.step % config.checkpoint_every == 0:
@@ -399,19 +402,3 @@ def move_average(
 def _smooth(running: dict[str, float], metrics: dict[str, float]) -> None:
     for name, value in metrics.items():
         running[name] = 0.98 * running.get(name, value) + 0.02 * value
-
-
-def save_curves(curve: Sequence[Mapping[str, float]], path: Path) -> None:
-    """Plot each figure of ``curve`` over ``step`` in its own panel, where matplotlib is installed."""
-    names = sorted({name for point in curve for name in point} - {"step"})
-    if not names or importlib.util.find_spec("matplotlib") is None:
-        return
-    with style.plot_style():
-        figure, axes = style.panels(len(names), width=3.6, height=3.0)
-        for axis, name in zip(axes, names, strict=True):
-            points = [(point["step"], point[name]) for point in curve if name in point]
-            axis.plot(*zip(*points, strict=True), marker="o", markersize=3)
-            axis.set_xlabel("step")
-            axis.set_title(name)
-            axis.grid(True)
-        style.save(figure, path)

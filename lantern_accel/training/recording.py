@@ -6,8 +6,6 @@ nothing but prompts or class ids.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,13 +19,12 @@ from lantern_accel.families.base import Conditions, Size
 from lantern_accel.files import read_tensors, write_tensors
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.progress import Progress
+from lantern_accel.records import digest
 from lantern_accel.strategy.values import Strategy
 from lantern_accel.training.imageset import encode_images, read_images
 
 #: Memory for encoded prompts; those that do not fit are encoded each time they are used.
 KEPT_BYTES = 1 << 30
-#: Batches of generated images between two writes of the file that keeps them.
-WRITE_EVERY = 16
 
 
 class Encoded:
@@ -103,6 +100,36 @@ def draw_batch(
     return made if observer is not None else made[: len(prompts)]
 
 
+def part_of(folder: Path, first: int) -> Path:
+    """Return the file of the batch that begins with image ``first``."""
+    return folder / f"{first:06d}.safetensors"
+
+
+def recorded(
+    prompts: Sequence[Prompt],
+    batch: int,
+    folder: Path,
+    progress: Progress,
+    draw: Callable[[Sequence[Prompt], int], dict[str, Tensor]],
+) -> dict[str, Tensor]:
+    """Return what is learned from, by name, the batches' tensors one after another.
+
+    ``draw``: makes those of some prompts, of which the first has the given index. ``folder`` keeps every
+    batch, so that a run which was killed goes on with the next.
+    """
+    parts: list[dict[str, Tensor]] = []
+    progress.start("generating images to learn from", len(prompts))
+    for first in range(0, len(prompts), batch):
+        here, path = prompts[first : first + batch], part_of(folder, first)
+        if (part := read_tensors(path, bool)) is None:
+            part = draw(here, first)
+            write_tensors(path, part, must=True)
+        parts.append(part)
+        progress.advance(len(here))
+    progress.finish()
+    return {name: torch.cat([one[name] for one in parts]) for name in parts[0]}
+
+
 def own_images(
     pipeline: Pipeline,
     prompts: Sequence[Prompt],
@@ -113,24 +140,14 @@ def own_images(
     size: Size | None = None,
 ) -> Tensor:
     """Let the target generate an image per prompt: int64 ``[n, tokens]``, kept in ``folder``."""
-    asked = [list(prompts), seed, pipeline.model.weights_hash, size]
-    key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
-    path = folder / f"codes-{key}.safetensors"
-    stored = read_tensors(path, lambda entry: entry["codes"].dim() == 2)
-    done = [] if stored is None else [*stored["codes"].long()][: len(prompts)]
-    plain = pipeline.strategy("vanilla")
-    progress.start("generating images to learn from", len(prompts))
-    progress.advance(len(done))
-    encoded = Encoded(pipeline, prompts, size)
-    for start in range(len(done), len(prompts), batch):
-        here = list(prompts[start : start + batch])
-        made = draw_batch(pipeline, encoded, here, min(batch, len(prompts)), plain, seed + start)
-        done.extend(made)
-        progress.advance(len(here))
-        if start // batch % WRITE_EVERY == WRITE_EVERY - 1 or start + batch >= len(prompts):
-            write_tensors(path, {"codes": torch.stack(done)})
-    progress.finish()
-    return torch.stack(done)
+    key = digest([list(prompts), seed, pipeline.model.weights_hash, size, batch])[:16]
+    plain, encoded = pipeline.strategy("vanilla"), Encoded(pipeline, prompts, size)
+    together = min(batch, len(prompts))
+
+    def draw(here: Sequence[Prompt], first: int) -> dict[str, Tensor]:
+        return {"codes": draw_batch(pipeline, encoded, here, together, plain, seed + first)}
+
+    return recorded(prompts, batch, folder / f"images-{key}", progress, draw)["codes"].long()
 
 
 def recorded_images(

@@ -116,7 +116,7 @@ def test_lumina_gets_a_drafter_from_its_own_pictures(lumina: Path, tmp_path: Pat
             run_model_drafter(pipe, config(start_from="drafter"), out, device)
         with pytest.raises(ModelError, match="have one block and read"):
             run_model_drafter(pipe, config(n_layer=2), out, device, **words)
-    (kept,) = out.glob("codes-*.safetensors")
+    (kept,) = out.glob("images-*/000000.safetensors")
     codes = load_file(kept)["codes"].view(8, 4, 9)
     assert (codes[:, :, -1] == 16).all()  # the newline's code
     assert report["curve"][-1]["loss"] < report["curve"][0]["loss"]

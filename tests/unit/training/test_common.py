@@ -74,19 +74,6 @@ def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
     assert load_checkpoint(path, TrainConfig(lr=1e-3, checkpoint_every=5)) is not None
 
 
-def test_a_checkpoint_older_than_a_setting_is_continued_at_its_default(tmp_path: Path) -> None:
-    class Later(TrainConfig):
-        width: int = 3
-
-    path = tmp_path / "checkpoint.pt"
-    save_checkpoint(path, TrainConfig(), step=4, elapsed=0.0, state={})
-    stored = load_checkpoint(path, Later())
-    assert stored is not None
-    assert stored["step"] == 4
-    with pytest.raises(DataError, match="width was 3, is 5"):
-        load_checkpoint(path, Later(width=5))
-
-
 def test_a_broken_checkpoint_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(b"PK not a checkpoint")

@@ -141,7 +141,7 @@ def test_a_loaded_model_gets_a_drafter_of_its_own_images(conditioning: str, tmp_
         words: dict[str, object] = {"samples": 6, "prompts": ["red heart", "dog"]}
         report = run_model_drafter(pipeline, config(), out, device, **words)  # type: ignore[arg-type]
         assert report["steps"] == 3
-        (kept,) = out.glob("codes-*.safetensors")
+        (kept,) = out.glob("images-*/000000.safetensors")
         assert load_file(kept)["codes"].shape == (6, 16)
         written = kept.stat().st_mtime_ns
         run_model_drafter(pipeline, config(), out, device, **words)  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -26,7 +25,7 @@ from lantern_accel.models.check import check
 from lantern_accel.models.locate import named_parts
 from lantern_accel.progress import Progress
 from lantern_accel.training import head as trainer
-from lantern_accel.training import loop
+from lantern_accel.training import loop, recording
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.head import HeadTrainConfig, acceptance, train_head
 
@@ -39,14 +38,6 @@ CONFIG: dict[str, Any] = {
     "steps": 4, "batch_size": 64, "warmup": 1, "evaluate_every": 2, "checkpoint_every": 2, "hidden": 8,
     "rank": 6, "images_at_once": 3, "span": 3, "precision": "float32",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def unplotted() -> Iterator[None]:
-    """Leave curves out, which take most of the time and have tests of their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "save_curves", lambda curve, path: None)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +153,7 @@ def test_a_killed_run_ends_in_the_same_file(
         return call
 
     where, name, nth = {
-        "recording": (trainer, "write_tensors", 2),
+        "recording": (recording, "write_tensors", 2),
         "training": (loop, "save_checkpoint", 2),
         "after": (trainer, "write_weights", 1),
     }[fatal]
@@ -201,7 +192,7 @@ def test_what_cannot_be_trained_on_is_said_in_a_sentence(
     )
     assert "holds no prompt" in capsys.readouterr().err
     full = OSError(errno.ENOSPC, "No space left on device", "head.safetensors")
-    monkeypatch.setattr(trainer, "write_tensors", Mock(side_effect=full))
+    monkeypatch.setattr(recording, "write_tensors", Mock(side_effect=full))
     words = ["train", "head", "--model", folder, "--device", "cpu", "--work", tmp_path / "w"]
     words += ["--prompts", trained / "prompts.txt", "--samples", 4]
     assert main([str(word) for word in words]) != 0

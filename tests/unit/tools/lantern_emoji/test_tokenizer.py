@@ -75,7 +75,7 @@ def config(**changes: object) -> TokenizerConfig:
 def test_training_writes_its_artefacts(tmp_path: Path) -> None:
     report = train_tokenizer(config(), squares(), tmp_path)
     names = {"checkpoint.pt", "vq.safetensors", "vq.json", "report.json", "reconstructions.png"}
-    assert {p.name for p in tmp_path.iterdir()} == names | {"curves.png", "samples"}
+    assert {p.name for p in tmp_path.iterdir()} == names | {"samples"}
     assert {p.name for p in (tmp_path / "samples").iterdir()} == {"step-2.png", "step-4.png"}
     assert report.steps == 4
     assert report.images_seen == 16

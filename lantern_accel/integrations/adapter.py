@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,14 +93,16 @@ class Own(Adapter):
 
     @classmethod
     def on(
-        cls, weights: str | Path | Pipeline, device: str, dtype: str = "auto", **settings: Any
-    ) -> Own:
+        cls, weights: str | Path | Pipeline, device: str, dtype: str = "auto",
+        strategy: str | Strategy = "auto", **overrides: Any,
+    ) -> Own:  # fmt: skip
         """Open the weights that an engine names, on its device, or take a pipeline of ours."""
-        if isinstance(weights, Pipeline):
-            return cls(pipeline=weights, **settings)
         from lantern_accel.api import load
 
-        return cls(pipeline=load(weights, device=device, dtype=dtype), opened=True, **settings)
+        if isinstance(weights, Pipeline):
+            return cls(strategy, overrides, pipeline=weights)
+        pipeline = load(weights, device=device, dtype=dtype)
+        return cls(strategy, overrides, pipeline=pipeline, opened=True)
 
     def draw_prompts(
         self,
@@ -158,16 +161,13 @@ def settings_of(given: Any) -> dict[str, Any]:
 def settings_in(variable: str) -> dict[str, Any]:
     """Return what an environment variable asks for; raises :class:`RequestError` for other text."""
     text = os.environ.get(variable) or "{}"
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise RequestError(
-            f"{variable} is {text!r}; make it a JSON object, such as "
-            '{"strategy": "scd", "temperature": 0.9}'
-        )
-    return found
+    with suppress(ValueError):
+        if isinstance(found := json.loads(text), dict):
+            return found
+    raise RequestError(
+        f"{variable} is {text!r}; make it a JSON object, such as "
+        '{"strategy": "scd", "temperature": 0.9}'
+    )
 
 
 def durations(done: GenerationResult, name: str) -> dict[str, float]:

@@ -34,9 +34,8 @@ class _Prior:
         self.own: Own | None = None
         self.inner: Any = None
         if prior is not None:
-            self.own = Own.on(
-                prior, str(pipe._execution_device), strategy=strategy, overrides=overrides
-            )
+            device = str(pipe._execution_device)
+            self.own = Own.on(prior, device, strategy=strategy, **overrides)
             if self.own.pipeline.model.manifest.family != "glm_image":
                 raise ModelError(
                     f"the prior {prior} is not GLM-Image; name the folder of its release"

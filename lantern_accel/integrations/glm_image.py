@@ -12,7 +12,7 @@ from lantern_accel.families.controls import Controls
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.adapter import Drawn, Own
 from lantern_accel.integrations.decoding import Accelerated
-from lantern_accel.integrations.distribution import processors_of, sampling_of
+from lantern_accel.integrations.distribution import processors_of, prompts_of, sampling_of
 from lantern_accel.strategy.values import Sampling
 
 
@@ -77,8 +77,7 @@ def draw_ids(
     model = pipeline.model
     kind: Any = model.family
     large = (int(grids[0][1]), int(grids[0][2]))
-    rows_of = [row[seen.bool()].tolist() for row, seen in zip(ids, mask, strict=True)]
-    made = kind.conditions_of(model, rows_of, pipeline.backend.device, large)
+    made = kind.conditions_of(model, prompts_of(ids, mask), pipeline.backend.device, large)
     both = model.manifest.target.model_copy(update={"height": large[0], "width": large[1]}).grids
     others = {(int(one[1]), int(one[2])) for one in grids}
     if others - set(both):

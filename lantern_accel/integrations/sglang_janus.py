@@ -134,9 +134,7 @@ class JanusPipeline(ComposedPipelineBase):  # type: ignore[misc]  # as above
     def load_modules(self, server_args: Any, loaded_modules: Any = None) -> dict[str, Any]:
         """Open the folder on the device of this process."""
         folder = maybe_download_model(self.model_path, revision=server_args.revision)
-        overrides = settings_in(SETTINGS)
-        given = {"strategy": overrides.pop("strategy", "auto"), "overrides": overrides}
-        self.ours = Own.on(folder, str(get_local_torch_device()), **given)
+        self.ours = Own.on(folder, str(get_local_torch_device()), **settings_in(SETTINGS))
         return {}
 
     def create_pipeline_stages(self, server_args: Any) -> None:

@@ -24,7 +24,6 @@ from lantern_accel.families.glm_image import official as glm_image
 from lantern_accel.families.janus import official as janus
 from lantern_accel.families.releases import require
 from lantern_accel.families.tokenizer import bucket, left_pad
-from lantern_accel.files import write_whole
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.adapter import fresh_seeds
 from lantern_accel.integrations.decoding import Accelerated, Describe
@@ -88,15 +87,6 @@ def accelerated(
     return ours
 
 
-def _accelerated_for(model: nn.Module) -> Accelerated:
-    ours: Accelerated | None = vars(model).get(_OURS)
-    return accelerated(model) if ours is None else ours
-
-
-def _own_generate(model: Any) -> Callable[..., Any]:
-    return functools.partial(type(model).generate, model)
-
-
 # --- Janus ------------------------------------------------------------------------------------------
 
 
@@ -110,13 +100,15 @@ def accelerate(model: nn.Module, strategy: str | Strategy = "auto", **overrides:
     ``overrides``: see :func:`accelerated`.
     """
     ours = accelerated(model, strategy, **overrides)
-    image = _generate_emu3 if type(model).__name__ in EMU3 else _generate_image
-    if type(model).__name__ not in (JANUS, *EMU3):
+    kind: Any = type(model)
+    if kind.__name__ not in (JANUS, *EMU3):
         raise ModelError(
-            f"{type(model).__name__} takes lantern-accel as a callable: "
+            f"{kind.__name__} takes lantern-accel as a callable: "
             "model.generate(..., custom_generate=lantern_accel.integrations.transformers.decode)"
         )
-    vars(model)["generate"] = functools.partial(image, ours, _own_generate(model))
+    image = _generate_emu3 if kind.__name__ in EMU3 else _generate_image
+    plain = functools.partial(kind.generate, model)
+    vars(model)["generate"] = functools.partial(image, ours, plain)
     vars(model)["restore"] = functools.partial(restore, model)
     return model
 
@@ -214,29 +206,6 @@ def _generate_emu3(
     return plain(inputs, **kwargs)
 
 
-def save_custom_generate(folder: str | Path) -> Path:
-    """Write ``custom_generate/generate.py`` into the folder of a saved Janus; return the file.
-
-    ``from_pretrained(folder, trust_remote_code=True)`` then decodes with lantern-accel wherever it is
-    installed, ``pipeline("any-to-any")`` included.
-    """
-    path = Path(folder) / "custom_generate" / "generate.py"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = (
-        '"""Images decode with lantern-accel; everything else is the model\'s own generate."""\n\n'
-        "from lantern_accel.integrations.transformers import generate_saved\n\n\n"
-        "def generate(model, **kwargs):\n"
-        "    return generate_saved(model, **kwargs)\n"
-    )
-    write_whole(path, text)
-    return path
-
-
-def generate_saved(model: nn.Module, **kwargs: Any) -> Any:
-    """Do what the file of :func:`save_custom_generate` is for."""
-    return _generate_image(_accelerated_for(model), _own_generate(model), **kwargs)
-
-
 # --- callables --------------------------------------------------------------------------------------
 
 
@@ -258,7 +227,8 @@ def decode(
     the image starts, and only image tokens are sampled. Raises :class:`RequestError` for what the
     request asks for and this decoder does not do.
     """
-    ours = _accelerated_for(model)
+    known: Accelerated | None = vars(model).get(_OURS)
+    ours = accelerated(model) if known is None else known
     whole = generation_config.return_dict_in_generate
     check_outputs(generation_config, whole=True)
     check_stopping(stopping_criteria or ())

@@ -91,8 +91,7 @@ def open_model(od_config: Any) -> Own:
     folder = od_config.model
     if not Path(folder).exists():
         folder = download_weights_from_hf_specific(folder, od_config.revision, ["*"])
-    overrides = settings_of((od_config.custom_pipeline_args or {}).get("lantern_accel"))
-    given = {"strategy": overrides.pop("strategy", "auto"), "overrides": overrides}
+    given = settings_of((od_config.custom_pipeline_args or {}).get("lantern_accel"))
     dtype = str(od_config.dtype).removeprefix("torch.")
     with _usual_defaults():
         return Own.on(folder, str(get_local_device()), dtype, **given)

@@ -22,8 +22,6 @@ from lantern_accel.integrations import accelerate, restore
 from lantern_accel.integrations.transformers import (
     accelerated,
     decode,
-    generate_saved,
-    save_custom_generate,
 )
 from lantern_accel.models.bundle import HEAD
 from lantern_accel.nn.draft_head import DraftHead, HeadFile, usual_head
@@ -174,19 +172,6 @@ def test_janus_refuses_what_it_cannot_hold() -> None:
     model = accelerate(janus(8), strategy="vanilla")
     with pytest.raises(RequestError, match="has 250 tokens and the image 16"):
         model.generate(PROMPTS[:1].repeat(1, 50)[:, :250], generation_mode="image")
-
-
-def test_a_saved_model_decodes_with_us(tmp_path: Path) -> None:
-    model = janus(9)
-    asked = {"attention_mask": MASK, "generation_mode": "image", "do_sample": False}
-    want = model.generate(PROMPTS, **asked)
-    model.save_pretrained(tmp_path)
-    assert save_custom_generate(tmp_path).name == "generate.py"
-    loaded = type(model).from_pretrained(tmp_path, trust_remote_code=True)
-    assert "generate" in vars(loaded)  # transformers put the file's function there
-    assert torch.equal(loaded.generate(inputs=PROMPTS, **asked), want)
-    assert "_lantern_accel" in vars(loaded)
-    assert torch.equal(generate_saved(model, inputs=PROMPTS, **asked), want)
 
 
 def test_weights_are_shared_where_layouts_agree(monkeypatch: pytest.MonkeyPatch) -> None:

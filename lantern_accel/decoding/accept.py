@@ -6,6 +6,7 @@ it. All decisions are float32 tensors of fixed shape; nothing is read by the hos
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.rows import REFERENCE
 from lantern_accel.decoding.rule import TINY, Rule, allowance
-from lantern_accel.decoding.trees import Accepted, DraftTree, Ranks
+from lantern_accel.decoding.trees import Accepted, DraftTree
 from lantern_accel.strategy.rules import Tried
 
 
@@ -51,12 +52,17 @@ class DraftTest:
 
     @property
     def price(self) -> Tensor:
-        """What the test adds to the total variation: ``min(1, A / q) - min(1, p / q)``.
+        """What the test adds to the total variation (:func:`_lift`)."""
+        return _lift(self.px, self.mass, self.qx)
 
-        Its mean over drafts is ``sum_x [min(q, A) - min(q, p)]``, the distance of one sampled draft.
-        """
-        share = self.qx.clamp(min=TINY)
-        return (self.mass / share).clamp(max=1.0) - (self.px / share).clamp(max=1.0)
+
+def _lift(px: Tensor, mass: Tensor, qx: Tensor) -> Tensor:
+    """Return ``min(1, A / q) - min(1, p / q)`` of drafts, what their tests add to the total variation.
+
+    Its mean over drafts is ``sum_x [min(q, A) - min(q, p)]``, the distance of one sampled draft.
+    """
+    share = qx.clamp(min=TINY)
+    return (mass / share).clamp(max=1.0) - (px / share).clamp(max=1.0)
 
 
 def examine(
@@ -194,39 +200,28 @@ def accept_sampling(
         row = row_at(probs, node)
         return row if filters is None else distribution(row, filters)
 
-    depth = len(tree.max_children)
+    depth, root = len(tree.max_children), torch.zeros_like(tree.tokens[:, 0])
     if not depth:
-        node = torch.zeros_like(tree.tokens[:, 0])
-        p = last(node)
-        bonus = draw(p, bonus_uniform)
-        return Accepted(node.unsqueeze(1), node, bonus, p, p[:, :0])
+        p = last(root)
+        return Accepted(root.unsqueeze(1), root, draw(p, bonus_uniform), p, p[:, :0])
     inner, allowed = _rows(probs, tree.parents), None
     if masked and rule.residual == "official":
         allowed = _rows(guided, tree.parents) > float("-inf")
     if filters is not None:
         inner = distribution(inner, filters)
-    ranks = tree.ranks()
-    chosen, price, left = _test_families(tree, ranks, inner, rule, uniforms, allowed)
-    if tree.parents is not None:
-        # From groups to nodes; a node without children stays where it is.
-        chosen = ranks.ids.scatter(1, ranks.parent, chosen)
-        price = ranks.nothing.scatter(1, ranks.parent, price)
-    path = [ranks.ids[:, 0], chosen[:, 0]]
+    chosen, price, left = _test_families(tree, inner, rule, uniforms, allowed)
+    path = [root, chosen[:, 0]]
     while len(path) <= depth:
         path.append(entry_at(chosen, path[-1]))
     node, steps = path[-1], torch.stack(path, dim=1)
     length = entry_at(tree.depth, node)
-    unpaid = ranks.levels > length.unsqueeze(1)
-    paid = price.gather(1, steps[:, :-1]).masked_fill(unpaid, 0)
-    if tree.parents is None:
+    levels = torch.arange(depth, dtype=length.dtype, device=length.device)
+    paid = price.gather(1, steps[:, :-1]).masked_fill(levels > length.unsqueeze(1), 0)
+    if tree.group is None or tree.parents is None:
         p = row_at(left, node)
     else:
-        assert tree.group is not None
-        p = torch.where(
-            entry_at(ranks.leaf, node).unsqueeze(-1),
-            last(node),
-            row_at(left, entry_at(tree.group, node)),
-        )
+        leaf = entry_at(tree.num_children, node).unsqueeze(-1) == 0
+        p = torch.where(leaf, last(node), row_at(left, entry_at(tree.group, node)))
     return Accepted(steps, length, draw(p, bonus_uniform), p, paid)
 
 
@@ -247,92 +242,95 @@ def entry_at(table: Tensor, node: Tensor) -> Tensor:
     return table.gather(1, node.unsqueeze(1)).squeeze(1)
 
 
-def _price(masses: list[Tensor], shares: Tensor | None, tried: list[Tensor]) -> Tensor:
-    """Return what the tests of all ranks cost, ``[B, G]`` (:attr:`DraftTest.price`).
-
-    ``masses``: p and A of the drafts, ``[B, G]`` each, rank by rank; ``shares [B, W, G]``: q, None where
-    drafts are certain; ``tried``: whether each was, bool ``[B, G]``.
-    """
-    both = torch.stack(masses, dim=1)
-    both = both.view(len(both), -1, 2, both.shape[-1])
-    if shares is not None:
-        both = both / shares.clamp(min=TINY).unsqueeze(2)
-    both = both.clamp(max=1.0)
-    cost = (both[:, :, 1] - both[:, :, 0]) * torch.stack(tried, dim=1)
-    return cost.sum(dim=1)
-
-
-def _drafted(q: Tensor | None, x: list[Tensor]) -> tuple[list[Tensor | None], Tensor | None]:
+def _drafted(q: Tensor, x: list[Tensor]) -> tuple[list[Tensor], Tensor]:
     """Return what each sibling was sampled from, ``[B, G, V]``, and its probability, ``[B, W, G]``."""
-    if q is None:
-        return [None] * len(x), None
-    rows: list[Tensor | None] = []
-    found = []
-    for c, code in enumerate(x):
-        rows.append(q)
-        found.append(_of(q, code))
-        if c + 1 < len(x):
-            less = q.scatter(-1, code.unsqueeze(-1), 0.0)
-            q = _normalised(less, less)
-    return rows, torch.stack(found, dim=1)
+    rows = [q]
+    for code in x[:-1]:
+        less = rows[-1].scatter(-1, code.unsqueeze(-1), 0.0)
+        rows.append(_normalised(less, less))
+    return rows, torch.stack([_of(row, code) for row, code in zip(rows, x, strict=True)], dim=1)
 
 
 def _test_families(
-    tree: DraftTree,
-    ranks: Ranks,
-    p: Tensor,
-    rule: Rule,
-    uniforms: Tensor,
-    allowed: Tensor | None,
+    tree: DraftTree, p: Tensor, rule: Rule, uniforms: Tensor, allowed: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Test the children of all inner nodes, one sibling rank after the other; ``p [B, G, V]``.
 
-    Returns, as if every parent had been reached, the child that is kept, integer ``[B, G]`` (the parent
-    where none is), the quality loss ``[B, G]``, and the target's distribution after the rejected
+    Returns, as if every node had been reached, the child that is kept, integer ``[B, T]`` (the node
+    itself where none is), the quality loss ``[B, T]``, and the target's distribution after the rejected
     drafts, ``[B, G, V]``. What does not depend on the tests is looked up for all ranks at once.
     """
-    shape, q = ranks.has.shape, tree.q
-    if tree.parents is None and q is not None and tree.group is not None:
+    q, inner = tree.q, tree.parents
+    if inner is None and q is not None and tree.group is not None:
         q = _rows(q, tree.group)
-    x = tree.tokens.gather(1, ranks.child).view(shape)
-    bar = uniforms.gather(1, ranks.test).view(shape)
-    child = ranks.child.view(shape).unbind(1)
-    rows, shares = _drafted(q, list(x.unbind(1)))
-    live, certain = ranks.has, None
-    if shares is None:
-        certain = torch.ones(ranks.parent.shape, device=p.device)
-    else:
+    first, count, depth, tests = tree.first_child, tree.num_children, tree.depth, tree.tests()
+    order = torch.arange(first.shape[1], dtype=first.dtype, device=first.device)
+    nodes = parent = order.expand_as(first)
+    if inner is not None:
+        parent = inner
+        first, count, depth, tests = (t.gather(1, inner) for t in (first, count, depth, tests))
+    rank = order[: max(tree.max_children)].unsqueeze(1)
+    none = count.unsqueeze(1) <= rank
+    child, test = ((t.unsqueeze(1) + rank).masked_fill(none, 0) for t in (first, tests))
+    x = tree.tokens.gather(1, child.flatten(1)).view(child.shape)
+    bar = uniforms.gather(1, test.flatten(1)).view(child.shape)
+    live, ranks = none.logical_not(), child.shape[1]
+    rows: Sequence[Tensor | None] = [None] * ranks
+    shares = torch.ones(child.shape, device=p.device)
+    if q is not None:
+        rows, shares = _drafted(q, list(x.unbind(1)))
         live, bar = live & (shares > 0), bar * shares
     codes = rule.codes(x)
-    left = None if rule.budget is None else rule.budget.expand(ranks.parent.shape)
-    chosen, free, extra = ranks.parent, None, None
-    masses, tried = [], []
-    for c in range(shape[1]):
-        open_ = live[:, c] if free is None else live[:, c] & free
+    left = None if rule.budget is None else rule.budget.expand(parent.shape)
+    chosen, free = parent, torch.ones_like(live[:, 0])
+    price = torch.zeros(parent.shape, device=p.device)
+    tried: list[tuple[Tensor, Tensor, Tensor]] = []
+    for c in range(ranks):
+        open_ = live[:, c] & free
         most = None if left is None else allowance(left, p, rows[c])
-        qx = certain if shares is None else shares[:, c]
-        test = examine(rule, p, rows[c], x[:, c], ranks.depth, most, codes[:, c], qx)
-        kept = open_ & (bar[:, c] <= test.mass)
+        found = examine(rule, p, rows[c], x[:, c], depth, most, codes[:, c], shares[:, c])
+        kept = open_ & (bar[:, c] <= found.mass)
         refused = open_ ^ kept
-        after = residual(rule, test, allowed)
+        after = residual(rule, found, allowed)
         if rule.relaxed:
-            masses += [test.px, test.mass]
-            tried.append(open_)
+            tried.append((found.px, found.mass, open_))
             if rule.residual == "official":
-                cost = residual_price(rule, test, after) * refused
-                extra = cost if extra is None else extra + cost
+                price = price + residual_price(rule, found, after) * refused
             if left is not None and most is not None:
                 # The next sibling is tried with probability 1 - f, so it may cost that much more.
-                rest = (most - test.price).clamp(min=0.0) / (1.0 - test.probability).clamp(min=1e-6)
+                rest = (most - found.price).clamp(min=0.0) / (1.0 - found.probability).clamp(
+                    min=1e-6
+                )
                 left = torch.where(refused, rest.clamp(max=1.0), left)
         p = torch.where(refused.unsqueeze(-1), after, p)
-        chosen = torch.where(kept, child[c], chosen)
-        if c + 1 < shape[1]:
-            free = kept.logical_not() if free is None else free ^ kept
-    if not rule.relaxed:
-        return chosen, torch.zeros(chosen.shape, device=p.device), p
-    price = _price(masses, shares, tried)
-    return chosen, price if extra is None else price + extra, p
+        chosen = torch.where(kept, child[:, c], chosen)
+        free = free ^ kept
+    if tried:
+        px, mass, open_ = (torch.stack(each, dim=1) for each in zip(*tried, strict=True))
+        price = price + (_lift(px, mass, shares) * open_).sum(dim=1)
+    if inner is not None:  # from groups to nodes
+        chosen = nodes.scatter(1, inner, chosen)
+        price = torch.zeros(nodes.shape, device=p.device).scatter(1, inner, price)
+    return chosen, price, p
+
+
+def deepest(tree: DraftTree, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the longest path of nodes whose drafts are ``kept``, bool ``[B, T]``, and its length.
+
+    Integer ``[B, D + 1]`` and ``[B]``, as in :class:`Accepted`; of equal lengths the lower ``row_rank``.
+    """
+    nodes, depth, index = kept.shape[1], len(tree.max_children), tree.depth.dtype
+    order = torch.arange(nodes, dtype=index, device=kept.device)
+    accepted = kept | (order == 0)
+    for _ in range(depth):
+        accepted = accepted & accepted.gather(1, tree.parent)
+    reached = torch.where(accepted, tree.depth, -1)
+    length = reached.amax(dim=1)
+    rank = torch.where(reached == length.unsqueeze(1), tree.row_rank, nodes)
+    seen = row_at(tree.visible, rank.argmin(dim=1).to(index))
+    levels = torch.arange(depth + 1, dtype=index, device=kept.device).view(1, -1, 1)
+    on_path = seen.unsqueeze(1) & (tree.depth.unsqueeze(1) == levels)
+    return on_path.to(torch.int32).argmax(dim=-1).to(index), length
 
 
 def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
@@ -342,33 +340,17 @@ def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
     go to the lower code, and paths of equal length to the lower ``row_rank``. The bonus token is the
     argmax of the unmodified logits at the last accepted node.
     """
-    nodes = logits.shape[1]
     best = logits.argmax(dim=-1).to(tree.tokens.dtype)
-    depth = len(tree.max_children)
-    parent_best = best.gather(1, tree.parent)
-    x = tree.tokens
+    parent_best, x = best.gather(1, tree.parent), tree.tokens
     likeliest = x == parent_best
-    accepted = likeliest
-    if rule.relaxed:
-        # The parents' rows, by one index: gathering as many numbers takes many times as long.
-        image = torch.arange(len(x), dtype=x.dtype, device=x.device).unsqueeze(1)
-        rows = (image * nodes + tree.parent).flatten()
-        p = logits.softmax(dim=-1).flatten(0, 1).index_select(0, rows).view(logits.shape)
-        mass = examine(rule, p, None, x, (tree.depth - 1).clamp(min=0), None).mass
-        top = _of(p, parent_best)
-        accepted = accepted | (mass > top) | ((mass == top) & (x < parent_best))
-    root = torch.arange(nodes, dtype=best.dtype, device=logits.device) == 0
-    accepted = accepted | root
-    for _ in range(depth):
-        accepted = accepted & accepted.gather(1, tree.parent)
-    reached = torch.where(accepted, tree.depth, -1)
-    length = reached.amax(dim=1)
-    candidates = reached == length.unsqueeze(1)
-    rank = torch.where(candidates, tree.row_rank, nodes)
-    last = rank.argmin(dim=1).to(best.dtype)
-    seen = row_at(tree.visible, last)
-    levels = torch.arange(depth + 1, dtype=best.dtype, device=logits.device).view(1, -1, 1)
-    on_path = seen.unsqueeze(1) & (tree.depth.unsqueeze(1) == levels)
-    path = on_path.to(torch.int32).argmax(dim=-1).to(best.dtype)
-    other = ~likeliest.gather(1, path)[:, 1:] & (levels[:, 1:, 0] <= length.unsqueeze(1))
+    # The parents' rows, by one index: gathering as many numbers takes many times as long.
+    image = torch.arange(len(x), dtype=x.dtype, device=x.device).unsqueeze(1)
+    rows = (image * logits.shape[1] + tree.parent).flatten()
+    p = logits.softmax(dim=-1).flatten(0, 1).index_select(0, rows).view(logits.shape)
+    mass = examine(rule, p, None, x, (tree.depth - 1).clamp(min=0), None).mass
+    top = _of(p, parent_best)
+    path, length = deepest(tree, likeliest | (mass > top) | ((mass == top) & (x < parent_best)))
+    last = entry_at(path, length)
+    levels = torch.arange(1, path.shape[1], dtype=path.dtype, device=path.device)
+    other = ~likeliest.gather(1, path)[:, 1:] & (levels <= length.unsqueeze(1))
     return Accepted(path, length, entry_at(best, last), row_at(logits, last), other.float())

@@ -11,8 +11,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 
 from lantern_accel.decoding.geometry import Geometry
-from lantern_accel.decoding.logits import TokenChooser
-from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.session import Session
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.target import Drafter, Target
@@ -58,15 +56,6 @@ class DraftContext(Generic[Value]):
     @property
     def ops(self) -> TensorOps:
         return self.session.ops
-
-    @property
-    def choices(self) -> TokenChooser:
-        """Chooses tokens from rows of logits, as the target does."""
-        return self.session.choices
-
-    @property
-    def guidance(self) -> Guidance:
-        return self.session.verifying.guidance
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.accept import entry_at, row_at
+from lantern_accel.decoding.accept import deepest, entry_at, row_at
 from lantern_accel.decoding.logits import TokenChooser, distribution
 from lantern_accel.decoding.trees import Accepted, DraftTree
 
@@ -38,20 +38,11 @@ def accept_invariant(
         weights, chosen = logits, logits.argmax(dim=-1).to(choices.filters.ops.index)
     else:
         weights = distribution(logits, choices.filters)
-        chosen = choices.of(weights, length.unsqueeze(1) + tree.ahead().chunk(2, dim=1)[1])
-    depth = len(tree.max_children)
-    if not depth:
+        chosen = choices.of(weights, length.unsqueeze(1) + (tree.depth + 1))
+    if not tree.max_children:
         node = torch.zeros_like(chosen[:, 0])
         return Accepted(node.unsqueeze(1), node, chosen[:, 0], weights[:, 0], weights[:, 0, :0])
-    # Siblings differ, so that no two paths are kept.
-    root = torch.arange(chosen.shape[1], dtype=chosen.dtype, device=chosen.device) == 0
-    accepted = root | (tree.tokens == chosen.gather(1, tree.parent))
-    for _ in range(depth):
-        accepted = accepted & accepted.gather(1, tree.parent)
-    levels = torch.arange(depth + 1, dtype=chosen.dtype, device=chosen.device).view(1, -1, 1)
-    on_path = accepted.unsqueeze(1) & (tree.depth.unsqueeze(1) == levels)
-    path = on_path.to(torch.int32).argmax(dim=-1).to(chosen.dtype)
-    kept = torch.where(accepted, tree.depth, 0).amax(dim=1)
+    path, kept = deepest(tree, tree.tokens == chosen.gather(1, tree.parent))
     last = entry_at(path, kept)
-    row = row_at(weights, last)
-    return Accepted(path, kept, entry_at(chosen, last), row, weights.new_zeros(len(row), depth))
+    price = torch.zeros(len(path), path.shape[1] - 1, device=path.device)
+    return Accepted(path, kept, entry_at(chosen, last), row_at(weights, last), price)

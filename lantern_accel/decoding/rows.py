@@ -7,9 +7,7 @@ are a row's, and image token ``n`` of row ``r`` follows that row's last prompt t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Filter
-from lantern_accel.device.sampling import SamplingOps, guide
+from lantern_accel.device.sampling import SamplingOps
 
 REFERENCE = TensorOps()
 
@@ -166,18 +164,3 @@ class Guidance:
             penalties = (self.allowed.kind, self.allowed.penalty)
         guided = self.ops.guide(logits, token, self.scale, self.image_scale, penalties)
         return guided if self.cut is None else self.cut(guided)
-
-    def columns(self, token: Tensor) -> list[Callable[[Tensor], Tensor]]:
-        """Return what guides logits ``[R, n, V]`` of one token an image, for each of ``token [B, T]``.
-
-        Where the device guides as the reference does, the scales of all are looked up at once.
-        """
-        own = type(self.ops).guide is not SamplingOps.guide
-        if own or self.scale is None or self.masked:
-            return [partial(self, token=one) for one in token.unbind(1)]
-        scale = self.scale.index_select(0, token.flatten()).view(token.shape)
-        above = scale > 1
-        return [
-            partial(guide, scale=s, image_scale=self.image_scale, above=a)
-            for s, a in zip(*(torch.split(t, 1, dim=1) for t in (scale, above)), strict=True)
-        ]

@@ -13,42 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lantern_accel.strategy.sources import Path
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Where siblings lie, rank by rank: of ``G`` groups (:attr:`DraftTree.parents`) the ``W`` first each.
-
-    ``child, test`` integer ``[B, W * G]``, by rank: a child's node and the uniform of its test, 0 where
-    there is none, which ``has`` bool ``[B, W, G]`` says; ``parent, depth`` integer ``[B, G]``; ``ids``
-    integer ``[B, T]``, the nodes' numbers; ``levels`` integer ``[D]``, those of depths; ``leaf`` bool
-    ``[B, T]``; ``nothing`` float32 ``[B, T]``, 0.
-    """
-
-    child: Tensor
-    test: Tensor
-    has: Tensor
-    parent: Tensor
-    depth: Tensor
-    ids: Tensor
-    levels: Tensor
-    leaf: Tensor
-    nothing: Tensor
-
-
-@dataclass(frozen=True)
-class CacheWrites:
-    """The image's ``positions`` and ``slots`` that a tree is written to, integer ``[B, T]`` each.
-
-    ``before [B, 1]``: the position before them.
-    """
-
-    before: Tensor
-    positions: Tensor
-    slots: Tensor
 
 
 @dataclass(frozen=True)
@@ -62,10 +28,7 @@ class DraftTree:
     which one a node's *children* were sampled from; both are None for deterministic drafts (q = 1).
     ``max_children[d]`` bounds the children of nodes at depth d (host integers: loop bounds).
     ``inner [B, G]``: the node of each group, in the order of groups; None: every node is one, whether it
-    has children or not. ``first_tests [B, T]``, ``known_ranks``, ``known_ahead``, ``known_places``: what
-    :meth:`tests`, :meth:`ranks`, :meth:`ahead` and :meth:`places` return, where it is known before the
-    drafts. ``writes``: where verification writes the nodes, where that is known. ``uniforms [B,
-    columns]``: the step's, where drafts took some.
+    has children or not. ``first_tests [B, T]``: what :meth:`tests` returns, where it is known.
     """
 
     tokens: Tensor
@@ -80,11 +43,6 @@ class DraftTree:
     group: Tensor | None = None
     inner: Tensor | None = None
     first_tests: Tensor | None = None
-    known_ranks: Ranks | None = None
-    known_ahead: Tensor | None = None
-    known_places: Tensor | None = None
-    writes: CacheWrites | None = None
-    uniforms: Tensor | None = None
 
     @property
     def parents(self) -> Tensor | None:
@@ -99,45 +57,6 @@ class DraftTree:
         for depth, width in enumerate(self.max_children):
             slots = slots + (self.depth > depth) * width
         return slots
-
-    def ahead(self) -> Tensor:
-        """Return each node's depth, then that of its children, ``[B, 2 T]``."""
-        if self.known_ahead is not None:
-            return self.known_ahead
-        return torch.cat((self.depth, self.depth + 1), dim=1)
-
-    def places(self) -> Tensor:
-        """Return what nodes see, bool ``[B, T, 1 + T + 1]``: committed places, nodes, what follows."""
-        if self.known_places is not None:
-            return self.known_places
-        return F.pad(F.pad(self.visible, (1, 0), value=1), (0, 1), value=0)
-
-    def ranks(self) -> Ranks:
-        """Return where the siblings of every group lie; of a tree that has children."""
-        if self.known_ranks is not None:
-            return self.known_ranks
-        first, count, depth, tests = self.first_child, self.num_children, self.depth, self.tests()
-        nodes, deepest = self.tokens.shape[1], len(self.max_children)
-        order = torch.arange(max(nodes, deepest), dtype=first.dtype, device=first.device)
-        ids = order[:nodes].expand_as(first)
-        parent, leaf = ids, count == 0
-        if self.parents is not None:
-            parent = self.parents
-            first, count, depth, tests = (t.gather(1, parent) for t in (first, count, depth, tests))
-        rank = order[: max(self.max_children)].unsqueeze(1)
-        none = count.unsqueeze(1) <= rank
-        child, test = ((t.unsqueeze(1) + rank).masked_fill(none, 0) for t in (first, tests))
-        return Ranks(
-            child=child.flatten(1),
-            test=test.flatten(1),
-            has=none.logical_not(),
-            parent=parent,
-            depth=depth,
-            ids=ids,
-            levels=order[:deepest],
-            leaf=leaf,
-            nothing=torch.zeros(ids.shape, device=ids.device),
-        )
 
 
 @dataclass(frozen=True)
@@ -195,14 +114,6 @@ class TreeTables:
             out[i] |= out[self.parents[i]]
         return out
 
-    def ranks(self, topology: dict[str, Any]) -> Ranks | None:
-        """Return where siblings lie, of what :meth:`topology` made; None of a tree without any."""
-        if not self.max_children:
-            return None
-        tokens = torch.zeros_like(topology["parent"])
-        made = DraftTree(tokens=tokens, max_children=self.max_children, **topology).ranks()
-        return Ranks(**{name: value.clone() for name, value in vars(made).items()})
-
     def topology(
         self, batch: int, device: torch.device, index: torch.dtype = torch.int64
     ) -> dict[str, Any]:
@@ -225,9 +136,5 @@ class TreeTables:
             "first_tests": table([tests[depth] for depth in self.depths]),
             "group": table(group),
             "inner": table(list(groups)),
-            "known_ahead": table([*self.depths, *(depth + 1 for depth in self.depths)]),
-            "known_places": F.pad(F.pad(self.visible, (1, 0), value=1), (0, 1), value=0)
-            .repeat(batch, 1, 1)
-            .to(device),
             "visible": self.visible.repeat(batch, 1, 1).to(device),
         }

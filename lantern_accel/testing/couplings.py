@@ -93,7 +93,7 @@ def invariant(backend: Backend) -> Measured:
     host = TokenChooser(keys, Filters(sampling, 0.9, 1.0), False)
     # Drafts that are the target's own choice where the parent is on the path, and others next to them.
     blank = drafted_tree(torch.device("cpu"), torch.zeros(IMAGES, nodes).long(), vocab, False)
-    deep = length.unsqueeze(1) + blank.ahead().chunk(2, dim=1)[1]
+    deep = length.unsqueeze(1) + (blank.depth + 1)
     chosen = host.of(host.filters.ops.filter(logits, host.filters.given), deep)
     tokens = (torch.arange(nodes) + chosen.gather(1, blank.parent)) % vocab
     lucky = _uniforms(3, IMAGES, nodes) < 0.6

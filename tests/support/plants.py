@@ -11,7 +11,7 @@ import torch
 
 import lantern_accel.decoding.buckets as buckets
 import lantern_accel.decoding.engine as engine_module
-from lantern_accel.decoding.tree_layout import TreeLayout
+from lantern_accel.decoding.sources.tree import TreeDrafts
 from lantern_accel.device.backend import Backend, Conformance, MemoryUse, Stopwatch
 from lantern_accel.device.capture import HostCopy, Replay
 from lantern_accel.device.kv_cache import KVCache
@@ -24,13 +24,13 @@ def after_commit(act: Callable[..., None]) -> Plant:
     """Do something wrong at the end of every step."""
 
     def plant(patch: pytest.MonkeyPatch, backend: Backend) -> None:
-        real = TreeLayout.advance
+        real = TreeDrafts.advance
 
         def wrong(self, state, *rest):
             real(self, state, *rest)
             act(state)
 
-        patch.setattr(TreeLayout, "advance", wrong)
+        patch.setattr(TreeDrafts, "advance", wrong)
 
     return plant
 

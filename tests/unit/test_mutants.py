@@ -225,14 +225,14 @@ MUTANTS: dict[str, tuple[Law, str, str, str]] = {
     "only kept drafts have a price": (
         a_refused_draft_has_its_price,
         DECODING + "accept",
-        "tried.append(open_)",
-        "tried.append(kept)",
+        "tried.append((found.px, found.mass, open_))",
+        "tried.append((found.px, found.mass, kept))",
     ),
     "the borrowed mass as the price": (
         the_price_is_a_distance,
         DECODING + "accept",
-        "both = both.clamp(max=1.0)",
-        "both = both + 0.0",
+        "(mass / share).clamp(max=1.0) - (px",
+        "(mass / share) - (px",
     ),
     "a budget for every sibling": (
         a_budget_is_spent_once,

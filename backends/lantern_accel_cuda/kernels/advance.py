@@ -4,7 +4,7 @@ The first makes the noise of all positions and keeps the best code of each piece
 rows that later drafts are sampled from. The second, one program an image, joins the pieces, compares a
 window's drafts with the codes that were chosen, looks up what earlier passes chose behind other tokens,
 and writes tokens, lengths and counters. The others draw the drafts that no pass has seen. All of it is
-what :mod:`lantern_accel.decoding.tree_layout` does by operators, to the bit.
+what :mod:`lantern_accel.decoding.sources.tree` does by operators, to the bit.
 """
 
 from __future__ import annotations

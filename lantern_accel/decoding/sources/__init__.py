@@ -9,7 +9,6 @@ model's own earlier guesses, ``copy`` the model's quantized weights. A source of
 from __future__ import annotations
 
 from lantern_accel.decoding.drafts import DraftContext, Drafts, register, serving
-from lantern_accel.decoding.sources.tree import CertainDrafts, TreeDrafts
-from lantern_accel.decoding.tree_layout import Kept
+from lantern_accel.decoding.sources.tree import CertainDrafts, Kept, TreeDrafts
 
 __all__ = ["CertainDrafts", "DraftContext", "Drafts", "Kept", "TreeDrafts", "register", "serving"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -27,9 +29,9 @@ class BeamDrafts(DrafterDrafts[DynamicTree]):
         self.written = [self._scratch(level * k, k) for level in range(given.source.depth)]
 
     @classmethod
-    def _columns(cls, g: Geometry, value: DynamicTree) -> Geometry:
+    def columns(cls, g: Geometry, value: DynamicTree) -> Geometry:
         tests = 0 if g.keyed else value.top_k * g.depth
-        return Geometry(**{**vars(g), "scratch": value.depth * value.top_k, "test_columns": tests})
+        return replace(g, scratch=value.depth * value.top_k, test_columns=tests)
 
     def describe(self, state: TreeState) -> plan.DynamicTree:
         tree = self.given.source
@@ -60,7 +62,7 @@ class BeamDrafts(DrafterDrafts[DynamicTree]):
         The pool is laid out as ``top_k`` first-level candidates, then ``top_k`` rows of ``top_k``
         children a level; flat index f sits in row ``f // top_k``.
         """
-        ahead, features = self._catch_up(state)
+        ahead, features = self.catch_up(state)
         tree = self.given.source
         batch, k = self.geometry.batch, tree.top_k
         device = features.device

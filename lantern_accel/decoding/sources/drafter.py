@@ -6,7 +6,6 @@ for the tree's inner nodes, and a trash slot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.decoding.drafts import DraftContext, Value
-from lantern_accel.decoding.rows import Branches
-from lantern_accel.decoding.sources.tree import TreeDrafts
+from lantern_accel.decoding.sources.tree import Kept, TreeDrafts
 from lantern_accel.decoding.state import TreeState, put_first
-from lantern_accel.decoding.tree_layout import Kept
 from lantern_accel.device import plan
 from lantern_accel.device.kv_cache import Pass
 
@@ -27,12 +24,12 @@ class Depths:
     """What the levels of one draft share, for every depth from the root's on.
 
     ``rotary``: rows of the image tokens, ``[R, D + 1, 1, d/2]``; ``committed``: the device's form of the
-    mask ``[M, 1, 1, base]`` of prompt and image; ``guides``: what guides logits of each depth.
+    mask ``[M, 1, 1, base]`` of prompt and image; ``following [B, D + 1]``: the image tokens after each.
     """
 
     rotary: tuple[Tensor, Tensor]
     committed: Tensor
-    guides: Sequence[Callable[[Tensor], Tensor]]
+    following: Tensor
 
 
 class DrafterDrafts(TreeDrafts[Value]):
@@ -42,19 +39,15 @@ class DrafterDrafts(TreeDrafts[Value]):
         super().__init__(given)
         assert given.drafter is not None and given.cache is not None
         self.drafter, self.target, self.cache = given.drafter, given.target, given.cache
-        self.choices, self.guidance = given.choices, given.guidance
-        g = self.geometry
-        device = self.target.weight.device
+        self.choices, self.guidance = given.session.choices, given.verifying.guidance
+        self.filters, self.branches = given.session.filters, given.verifying.branches
+        g, self._rows = self.geometry, self.branches.rows
         self.prefix = g.prefix - 1
-        self.slots = torch.arange(self.cache.layout.capacity, dtype=self.ops.index, device=device)
-        self.trash = g.drafter_slots - 1
+        device, capacity = self.target.weight.device, self.cache.layout.capacity
+        self.slots = torch.arange(capacity, dtype=self.ops.index, device=device)
         self.base = self.prefix + g.tokens
         #: Slots that committed tokens lie in, by number; the others are beyond any reach.
-        self.reached = torch.where(self.slots < self.base, self.slots, self.cache.layout.capacity)
-        self.filters = self.choices.filters
-        self.behind = self.slots[: self.base] - self.prefix
-        self.branches = Branches(g.batch, g.branches, g.prefix, g.own_prompts)
-        self._rows = self.branches.rows
+        self.reached = torch.where(self.slots < self.base, self.slots, capacity)
         #: The scratch slots that each level behind the root's writes.
         self.written: list[Tensor] = []
 
@@ -75,77 +68,74 @@ class DrafterDrafts(TreeDrafts[Value]):
         """Return the rotary rows of image tokens ``[B, T]``, for all rows."""
         return self.branches.image_rotary(self.drafter, state.start, cells, back=1)
 
-    def _shown(self, state: TreeState) -> Tensor | None:
-        """Return which slots hold no caption pad, bool ``[M, L]``; None where pads are seen."""
-        if not self.drafter.config.mask_padding or not self.prefix:
-            return None
-        rest = self.cache.layout.capacity - self.prefix
-        return F.pad(state.prefix_mask[:, : self.prefix], (0, rest), value=1)
+    def _seen(self, state: TreeState, visible: Tensor) -> Tensor:
+        """Return a mask ``[M, T, n]`` of the first slots from what images see, bool ``[B, T, n]``.
 
-    def _seen(self, visible: Tensor, shown: Tensor | None) -> Tensor:
-        """Hide caption pads from what images see of the first slots: bool ``[B, T, n]`` to [M, T, n]."""
+        Caption pads are hidden where the drafter was trained so.
+        """
         visible = self.branches.masked(visible)
-        if shown is None:
+        if not self.drafter.config.mask_padding or not self.prefix:
             return visible
-        return visible & shown[:, : visible.shape[-1]].unsqueeze(1)
+        rest = visible.shape[-1] - self.prefix
+        return visible & F.pad(state.prefix_mask[:, : self.prefix], (0, rest), value=1).unsqueeze(1)
 
     def begin(self, state: TreeState, features: Tensor, weights: Tensor) -> None:
         """Run the prompt, and let the first token be what is caught up on next."""
-        self.prefill(state, features)
+        if self.prefix:
+            self.prefill(state, features)
         state.pending_tokens[:, 0].copy_(state.root)
         state.pending_features[:, 0].copy_(features[:, -1])
         state.pending_count.fill_(1)
 
     def prefill(self, state: TreeState, features: Tensor) -> None:
         """Run the drafter over the prompt with the target's features ``[R, prefix, D]``."""
-        if not self.prefix:
-            return
-        g = self.geometry
-        slots = self.slots[: self.prefix]
-        visible = self.slots <= slots.unsqueeze(-1)
-        visible = visible.expand(g.batch, -1, -1)
-        # A hidden pad still sees itself.
-        seen = self._seen(visible, self._shown(state))
-        visible = seen | (self.slots == slots.unsqueeze(-1))
-        cos, sin = self.branches.prompt_rotary(
+        g, slots = self.geometry, self.slots[: self.prefix]
+        visible = self._seen(state, (self.slots <= slots.unsqueeze(-1)).expand(g.batch, -1, -1))
+        visible = visible | (self.slots == slots.unsqueeze(-1))  # a hidden pad still sees itself
+        rotary = self.branches.prompt_rotary(
             self.drafter, state.prefix_mask, self.prefix, self.ops.index
         )
         address = self.ops.address(self.cache, slots.expand(g.rows, -1))
-        at = self._pass((cos, sin), address, self._mask(visible))
+        at = self._pass(rotary, address, self._mask(visible))
         self.drafter.forward_prefix(state.condition, features[:, :-1], at)
 
-    def catch_up(self, state: TreeState, shown: Tensor | None) -> Tensor:
-        """Run the pending tokens, keep their keys and values; return the root's state [R, 1, D].
+    def catch_up(self, state: TreeState) -> tuple[Depths, Tensor]:
+        """Run the pending tokens, and keep their keys and values.
 
-        ``shown``: what :meth:`_shown` returns.
+        Returns what the draft's levels have in common, and the root's state ``[R, 1, D]``.
         """
-        count, width = state.pending_count.unsqueeze(1), state.pending_tokens.shape[1]
-        entry, after = self.slots[:width], self.slots[1 : width + 1]
-        cells = (state.length.unsqueeze(1) - count) + after
-        place = (cells + self.prefix).masked_fill(entry >= count, self.trash)
-        visible = self._seen(self.reached <= place.unsqueeze(-1), shown)
-        rotary = self._rotary(state, cells.clamp(min=0, max=self.geometry.tokens - 1))
+        g, count, width = (
+            self.geometry,
+            state.pending_count.unsqueeze(1),
+            state.pending_tokens.shape[1],
+        )
+        length, entry, after = (
+            state.length.unsqueeze(1),
+            self.slots[:width],
+            self.slots[1 : width + 1],
+        )
+        cells = (length - count) + after
+        place = (cells + self.prefix).masked_fill(
+            entry >= count, g.drafter_slots - 1
+        )  # the trash slot
+        visible = self._seen(state, self.reached <= place.unsqueeze(-1))
+        rotary = self._rotary(state, cells.clamp(min=0, max=g.tokens - 1))
         address = self.ops.address(self.cache, self._rows(place))
         at = self._pass(rotary, address, self._mask(visible))
         out: Tensor = self.drafter(self._rows(state.pending_tokens), state.pending_features, at)
         last = self._rows((state.pending_count - 1).clamp(min=0)).view(-1, 1, 1)
-        return out.gather(1, last.expand(-1, 1, out.shape[-1]))
-
-    def _begin(self, state: TreeState, shown: Tensor | None) -> Depths:
-        """Prepare what the levels of one draft have in common; ``shown`` as in :meth:`catch_up`."""
-        g = self.geometry
-        cells = (state.length.unsqueeze(1) + self.slots[: g.depth + 2]).clamp(max=g.tokens - 1)
-        past = self.behind <= state.length.view(-1, 1, 1)
-        committed = self._mask(self._seen(past, shown))
-        guides = self.guidance.columns(cells[:, 1:])
-        return Depths(self._rotary(state, cells[:, :-1]), committed, guides)
+        root = out.gather(1, last.expand(-1, 1, out.shape[-1]))
+        cells = (length + self.slots[: g.depth + 2]).clamp(max=g.tokens - 1)
+        past = self.slots[: self.base] <= (length + self.prefix).unsqueeze(-1)
+        committed = self._mask(self._seen(state, past))
+        return Depths(self._rotary(state, cells[:, :-1]), committed, cells[:, 1:]), root
 
     def _level(
         self, ahead: Depths, depth: int, codes: Tensor, features: Tensor, seen: Tensor
     ) -> Tensor:
         """Run drafted nodes ``codes [B, n]`` at ``depth``; states [R, n, D].
 
-        ``seen``: the mask of what is behind the image, as :class:`Level` has it.
+        ``seen``: the mask of what is behind the image, ``[M, 1, n, L - base]`` in the device's form.
         """
         count = codes.shape[1]
         mask = torch.cat((ahead.committed.expand(-1, -1, count, -1), seen), dim=-1)
@@ -156,13 +146,7 @@ class DrafterDrafts(TreeDrafts[Value]):
 
     def _guided(self, ahead: Depths, depth: int, features: Tensor) -> Tensor:
         """Return the drafter's guided logits of the tokens after ``depth``, [B, n, V]."""
-        return ahead.guides[depth](self.target.all_logits(features))
-
-    def _catch_up(self, state: TreeState) -> tuple[Depths, Tensor]:
-        """Run what is pending; return what the draft's levels have in common, and the root's state."""
-        shown = self._shown(state)
-        features = self.catch_up(state, shown)
-        return self._begin(state, shown), features
+        return self.guidance(self.target.all_logits(features), ahead.following[:, depth])
 
     def tree_buffers(self, state: TreeState) -> plan.TreeBuffers:
         """Return the buffers that are a drafter's tree's own."""

@@ -15,7 +15,7 @@ class Nothing(TreeDrafts[NoTree]):
     """Proposes the root alone."""
 
     def draft(self, state: TreeState) -> DraftTree:
-        return self.tree(state, state.root.unsqueeze(1), None)
+        return self.tree(state.root.unsqueeze(1), None)
 
     def describe(self, state: TreeState) -> NoDrafts:
         return NoDrafts(state.root)

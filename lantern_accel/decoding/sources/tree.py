@@ -1,97 +1,208 @@
-"""Drafts that are a tree: each node is a token that may follow its parent."""
+"""Drafts that are a tree: each node is a token that may follow its parent.
+
+A table says which slot of the cache each position of the image has, so that accepted nodes stay where
+verification wrote them.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lantern_accel.decoding.accept import accept, accept_greedy
-from lantern_accel.decoding.drafts import DraftContext, Sizing, Value
+from lantern_accel.decoding.drafts import DraftContext, Drafts, Sizing, Value
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.invariant import accept_invariant
-from lantern_accel.decoding.state import TreeState
-from lantern_accel.decoding.tree_layout import TreeLayout
+from lantern_accel.decoding.state import TreeState, put_first
 from lantern_accel.decoding.trees import Accepted, DraftTree, TreeTables
+from lantern_accel.device.operations import flags
 
 
-class TreeDrafts(TreeLayout[Value]):
+@dataclass(frozen=True)
+class Kept:
+    """What a step kept, before the state's length moves on; of ``D`` drafts at most.
+
+    ``open`` bool ``[B]``: the image was not complete; ``path`` integer ``[B, D + 1]``: the nodes from
+    the root on; ``tokens`` integer ``[B, D + 1]``: the tokens behind each, the bonus last; ``gained``
+    integer ``[B]``: how many of these count; ``features [R, T, D]``: the target's, of all nodes.
+    ``dropped`` bool ``[B, D]``: drafts that are past the image's end or were rejected.
+    """
+
+    open: Tensor
+    path: Tensor
+    tokens: Tensor
+    gained: Tensor
+    features: Tensor
+    dropped: Tensor
+
+
+class TreeDrafts(Drafts[Value, TreeState, DraftTree, Accepted, Kept]):
     """Proposes a tree, which is judged by the strategy's rule, or by what noise chooses."""
+
+    state_type = TreeState
 
     def __init__(self, given: DraftContext[Value]) -> None:
         super().__init__(given)
-        g, device = given.geometry, given.target.weight.device
-        shape = given.source.shape
+        g, verifying, shape = self.geometry, self.verifying, given.source.shape
+        index, device = self.ops.index, verifying.slots.device
+        #: Slots behind all that a step looks at, which no node sees.
+        rest = max(len(verifying.slots) - g.target_slots, 0)
+        self.hidden = flags(False, verifying.branches.masks, g.nodes, rest, device=device)
+        self.no_length = torch.full((g.batch,), -1, dtype=index, device=device)
+        self.ones = torch.ones(g.batch, g.nodes, dtype=index, device=device)
         #: Constants of a source whose shape is known before the drafts.
         self.tables = None if shape is None else TreeTables(shape)
         self.topology: dict[str, Any] = {}
         if self.tables is not None:
-            self.topology = self.tables.topology(g.batch, device, self.ops.index)
-        self.ranks = None if self.tables is None else self.tables.ranks(self.topology)
+            self.topology = self.tables.topology(g.batch, device, index)
 
     @classmethod
     def sized(cls, g: Geometry, value: Value, given: Sizing) -> Geometry:
-        g, longest = cls._columns(g, value), given.longest
+        g, longest = cls.columns(g, value), given.longest
         if longest is None:
             return g
         # A chain's tokens lie in the slots of their own numbers; those of a tree, among its nodes'.
         spread = longest.nodes if g.depth and longest.nodes > longest.depth + 1 else 0
-        more = {"scratch": longest.scratch, "draft_columns": longest.draft_columns}
-        return Geometry(**{**vars(g), **more, "spread": spread})
+        return replace(
+            g, scratch=longest.scratch, draft_columns=longest.draft_columns, spread=spread
+        )
 
     @classmethod
-    def _columns(cls, g: Geometry, value: Value) -> Geometry:
+    def columns(cls, g: Geometry, value: Value) -> Geometry:
         """Return the sizes with the drafter's scratch slots and the uniforms of drafts and tests."""
         if value.shape is None:
             return g
-        tables, more = TreeTables(value.shape), {}
-        if g.drafted:
-            widths = zip(tables.inner, tables.max_children, strict=True)
-            more["scratch"] = sum(len(level) for level in tables.inner[1:])
-            more["draft_columns"] = sum(len(level) * width for level, width in widths)
-        more["test_columns"] = sum(tables.max_children)
+        tables = TreeTables(value.shape)
+        tests, scratch = sum(tables.max_children), sum(len(level) for level in tables.inner[1:])
+        widths = zip(tables.inner, tables.max_children, strict=True)
+        drafts = sum(len(level) * width for level, width in widths)
+        if not g.drafted:
+            scratch = drafts = 0
         if g.keyed:
-            more |= {"draft_columns": 0, "test_columns": 0}
-        return Geometry(**{**vars(g), **more})
+            drafts = tests = 0
+        return replace(g, scratch=scratch, draft_columns=drafts, test_columns=tests)
 
-    def drawn(self, state: TreeState) -> Tensor | None:
-        """Return this step's uniforms ``[B, columns]``, the first of which are for drafts; None: keys."""
-        return None if self.geometry.keyed else state.drawn()
-
-    def tree(
-        self, state: TreeState, tokens: Tensor, q: Tensor | None, uniforms: Tensor | None = None
-    ) -> DraftTree:
+    def tree(self, tokens: Tensor, q: Tensor | None) -> DraftTree:
         """Return a tree of the source's known shape.
 
         ``tokens [B, T]``, the root's first; ``q [B, G, V]``: what each group of siblings was sampled
-        from, None where drafts are certain; ``uniforms``: this step's, where drafts took some.
+        from, None where drafts are certain.
         """
         assert self.tables is not None
-        return DraftTree(
-            tokens=tokens,
-            max_children=self.tables.max_children,
-            q=q,
-            **self.topology,
-            known_ranks=self.ranks,
-            writes=self.writes(state),
-            uniforms=uniforms,
-        )
+        return DraftTree(tokens, max_children=self.tables.max_children, q=q, **self.topology)
+
+    def _visible(self, state: TreeState, tree: DraftTree, slots: int) -> Tensor:
+        """Return what each node sees of the first ``slots`` slots, bool ``[M, T, slots]``.
+
+        That is the prompt, every committed position, and its own ancestors in the tree. Positions below
+        ``length + nodes`` lie in the slots below ``length + nodes``: a step hands slots round among the
+        ``nodes`` positions behind ``length``, and every later one still lies in the slot of its number.
+        """
+        g, branches = self.geometry, self.verifying.branches
+        # From 0, which is committed, over the nodes to what is behind them.
+        place = state.place_of[:, : slots - g.prefix] - (state.length.unsqueeze(1) - 1)
+        place = place.clamp(min=0, max=g.nodes + 1).unsqueeze(1).expand(-1, g.nodes, -1)
+        seen = F.pad(F.pad(tree.visible, (1, 0), value=1), (0, 1), value=0).gather(2, place)
+        prompt = state.prefix_mask.unsqueeze(1).expand(-1, g.nodes, -1)
+        parts = [prompt, branches.masked(seen)]
+        if slots == g.target_slots and self.hidden.shape[-1]:
+            parts.append(self.hidden)
+        return torch.cat(parts, dim=-1)
+
+    def _writes(self, state: TreeState) -> tuple[Tensor, Tensor]:
+        """Return the positions behind the known tokens, and their slots, integer ``[B, T]`` each."""
+        positions = state.length.unsqueeze(1) + self.verifying.slots[: self.geometry.nodes]
+        return positions, state.slot_of.gather(1, positions)
+
+    def verify(
+        self, state: TreeState, drafted: DraftTree, slots: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        g = self.geometry
+        at = self._writes(state)[1] + g.prefix
+        places = state.length.unsqueeze(1) + drafted.depth
+        cells, following = (one.clamp(max=g.tokens - 1) for one in (places, places + 1))
+        visible = self._visible(state, drafted, min(slots or g.target_slots, g.target_slots))
+        return self.verifying.run(state, drafted.tokens, cells, following, at, visible)
 
     def judge(self, state: TreeState, drafted: DraftTree, logits: Tensor) -> Accepted:
         session, g = self.given.session, self.geometry
-        rule, guidance = session.rule, self.verifying.guidance
+        rule = session.rule
         session.finite.note(logits, logits=True)
         if session.greedy and rule.relaxed:
             return accept_greedy(drafted, logits, rule)
         if g.keyed:
             return accept_invariant(drafted, logits, session.choices, state.length)
-        uniforms = state.drawn() if drafted.uniforms is None else drafted.uniforms
-        first = g.draft_columns
+        uniforms, first = state.drawn(), g.draft_columns
         tests, bonus = uniforms[:, first : first + g.test_columns], uniforms[:, -1]
-        masked = guidance.masked
+        masked = self.verifying.guidance.masked
         return accept(drafted, logits, session.filters, rule, tests, bonus, masked=masked)
+
+    def keep(
+        self, state: TreeState, drafted: DraftTree, features: Tensor, judged: Accepted
+    ) -> Kept:
+        g, slots = self.geometry, self.verifying.slots
+        entry, after = (slots[n : n + g.depth + 1] for n in (0, 1))
+        open_ = state.length < g.tokens - 1
+        if g.depth:
+            self._enter_slots(state, drafted, judged, open_)
+        # Known tokens from the one after the root on: accepted drafts, then the bonus.
+        path = drafted.tokens.gather(1, judged.path)
+        count, bonus = judged.length.unsqueeze(1), judged.bonus.unsqueeze(1)
+        following = torch.cat((path[:, 1:], bonus), dim=1).scatter(1, count, bonus)
+        # Drafts past the end of the image, and all of a complete one, go to the trash column.
+        column = (state.length.unsqueeze(1) + after).clamp(max=g.tokens)
+        column = column.masked_fill(entry > count, g.tokens)
+        state.tokens.scatter_(1, column, following)
+        dropped = column[:, : g.depth] == g.tokens
+        return Kept(open_, judged.path, following, judged.length + 1, features, dropped)
+
+    def advance(self, state: TreeState, judged: Accepted, kept: Kept) -> None:
+        length = (state.length + kept.gained).clamp(max=self.geometry.tokens - 1)
+        state.root.copy_(torch.where(kept.open, judged.bonus, state.root))
+        state.price.add_(judged.price.masked_fill(kept.dropped, 0).sum(dim=1))
+        put_first(state.last_path, judged.path)
+        counted = torch.where(kept.open, judged.length, self.no_length)
+        state.advance(length, length - state.length, kept.open, counted)
+
+    def _enter_slots(
+        self, state: TreeState, tree: DraftTree, accepted: Accepted, open_: Tensor
+    ) -> None:
+        """Reorder the slots of one tree: the accepted path first, in its order, then the other nodes."""
+        positions, slots = self._writes(state)
+        node = self.verifying.slots[: self.geometry.nodes]
+        # Behind its length a path only repeats nodes of its own.
+        off_path = self.ones.scatter(1, accepted.path, 0)
+        others = off_path.cumsum(1, dtype=node.dtype) + accepted.length.unsqueeze(1)
+        place = torch.where(off_path == 0, tree.depth, others)
+        # Positions before they are read again: a compiler may write the new length before it reads them.
+        place = positions.gather(1, torch.where(open_.unsqueeze(1), place, node))
+        state.slot_of.scatter_(1, place, slots)
+        state.place_of.scatter_(1, slots, place)
+
+    def moves(self, state: TreeState) -> dict[str, Callable[[], None]]:
+        one = self.given.session.geometry
+        # A chain's tokens lie in the slots of their own numbers; those of a tree, among its nodes'.
+        scattered = one.nodes > one.depth + 1 and not self.geometry.depth
+        return {"gather": partial(self.gather, state)} if scattered else {}
+
+    def gather(self, state: TreeState) -> None:
+        """Move keys and values to the slots of their positions' numbers, where plain steps look."""
+        v, g = self.verifying, self.geometry
+        rows, slots = v.branches.rows, state.slot_of
+        own = v.slots[: slots.shape[1]].expand_as(slots)
+        order, address = rows(slots + g.prefix), v.ops.address(v.cache, rows(own + g.prefix))
+        for layer in range(v.cache.layout.layers):
+            keys, values = v.cache.read(layer, order)
+            v.ops.write(v.cache, layer, address, keys, values)
+        state.slot_of.copy_(own)
+        state.place_of.copy_(own)
 
 
 class CertainDrafts(TreeDrafts[Value]):
@@ -103,4 +214,4 @@ class CertainDrafts(TreeDrafts[Value]):
 
     def draft(self, state: TreeState) -> DraftTree:
         tokens = torch.cat((state.root.unsqueeze(1), self.guess(state)), 1)
-        return self.tree(state, tokens, None)
+        return self.tree(tokens, None)

@@ -144,7 +144,7 @@ class WindowDrafts(WindowLayout[Value]):
 
     def guided(self, features: Tensor, length: Tensor) -> Tensor:
         """Return guided states float32 ``[B, L, D]`` of rows ``[R, L, D]`` behind ``length [B]``."""
-        scale = self.given.guidance.scale
+        scale = self.verifying.guidance.scale
         if scale is None:
             return features.float()
         following = length.unsqueeze(1) + self.ahead[: features.shape[1]]

@@ -325,7 +325,7 @@ def exact_prices(
     rule = session.rule
     if not rule.relaxed or g.keyed:
         return accepted
-    uniforms = session.state.drawn() if tree.uniforms is None else tree.uniforms
+    uniforms = session.state.drawn()
     tests = uniforms[:, g.draft_columns : g.draft_columns + g.test_columns]
     official = rule.residual == "official" and step.verifying.guidance.masked
     allowed = logits > float("-inf") if official else None

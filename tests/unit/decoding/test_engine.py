@@ -99,7 +99,7 @@ def test_drafts_are_guided_as_the_token_that_they_stand_for(models: Models) -> N
     logits = models[0].head(features)
     for length, depth, token in ((0, 0, 1), (4, 0, 5), (4, 3, 8), (34, 4, 35)):
         state.length.copy_(torch.tensor([length, 0]))
-        out = drafting._guided(drafting._begin(state, drafting._shown(state)), depth, features)
+        out = drafting._guided(drafting.catch_up(state)[0], depth, features)
         cond, uncond = logits[0], logits[2]
         assert torch.allclose(out[0], uncond + (token + 2) * (cond - uncond), atol=1e-3)
         cond, uncond = logits[1], logits[3]
@@ -136,7 +136,7 @@ def test_what_the_drafter_caught_up_on_is_one_dense_pass(
     deep = 0
     while int(state.length.max()) < c.num_tokens - 3:
         known = [int(n) + 1 for n in state.length]
-        got = engine.source.catch_up(state, engine.source._shown(state))[:, 0]
+        got = engine.source.catch_up(state)[1][:, 0]
         for row in range(4):
             codes = state.tokens[row % 2 : row % 2 + 1, : known[row % 2]].long()
             seen = mask[row : row + 1]

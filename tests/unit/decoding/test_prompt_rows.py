@@ -269,7 +269,7 @@ def test_the_drafter_reads_the_prompts_own_tokens() -> None:
     ids, mask = left_pad(contexts(PROMPTS, 2), 8, pad=1)
     with torch.inference_mode():
         engine.start(ids, mask, engine.randomness(5, [0, 1, 2]))
-        got = engine.source.catch_up(engine.state, engine.source._shown(engine.state))[:, 0]
+        got = engine.source.catch_up(engine.state)[1][:, 0]
     root = engine.state.root.long()
     for row in range(6):
         real = ids[row][mask[row]].unsqueeze(0)

@@ -92,10 +92,10 @@ def test_with_a_cache_features_are_those_of_the_dense_pass(name: str) -> None:
     drafting = one.source
     real = drafting.catch_up
 
-    def catch_up(state: Any, shown: Tensor | None) -> Tensor:
-        out: Tensor = real(state, shown)
+    def catch_up(state: Any) -> tuple[Any, Tensor]:
+        ahead, out = real(state)
         caught.append((state.length.clone(), state.tokens.clone(), out.clone()))
-        return out
+        return ahead, out
 
     drafting.catch_up = catch_up
     with torch.inference_mode():

@@ -9,7 +9,7 @@ from support.tiny import tiny_models
 from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.tree_layout import TreeLayout
+from lantern_accel.decoding.sources.tree import TreeDrafts
 from lantern_accel.decoding.trees import Accepted
 from lantern_accel.strategy.values import Strategy
 
@@ -94,14 +94,14 @@ def test_any_pattern_of_acceptance_keeps_the_table(
 def test_a_slot_that_is_handed_out_twice_is_found(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, advance = engine_of(models, NAMED["eagle"], SAMPLED), TreeLayout.advance
+    engine, advance = engine_of(models, NAMED["eagle"], SAMPLED), TreeDrafts.advance
 
     def careless(self, state, *rest):  # type: ignore[no-untyped-def]
         advance(self, state, *rest)
         if int(state.length.min()) > 8:
             state.slot_of[:, 9] = state.slot_of[:, 3]
 
-    monkeypatch.setattr(TreeLayout, "advance", careless)
+    monkeypatch.setattr(TreeDrafts, "advance", careless)
     start(engine)
     with torch.inference_mode(), pytest.raises(AssertionError):
         follow(engine)

@@ -13,7 +13,7 @@ from support.engines import GREEDY, LOPSIDED, NAMED, SAMPLED, engine_of
 from support.tiny import captions, neighbours, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.tree_layout import TreeLayout
+from lantern_accel.decoding.sources.tree import TreeDrafts
 from lantern_accel.device.plan import Refused, StepPlan
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.nn.rounding import ROUNDINGS
@@ -291,7 +291,7 @@ def test_trees_that_change_their_depth() -> None:
 
 def test_slots_that_are_left_scattered_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: keys and values stay where a tree has left them when plain steps follow."""
-    monkeypatch.setattr(TreeLayout, "gather", lambda self, state: None)
+    monkeypatch.setattr(TreeDrafts, "gather", lambda self, state: None)
     with pytest.raises(AssertionError):
         test_trees_that_change_their_depth()
 

@@ -63,7 +63,7 @@ def prefill(engine: Engine, ids: Tensor, features: Tensor) -> None:
         if ids[:, part].shape[1]:
             feed(engine, ids[:, part], features[:, part])
             if part.stop is not None and ids.shape[1] > part.stop:
-                engine.source.catch_up(engine.state, engine.source._shown(engine.state))
+                engine.source.catch_up(engine.state)
 
 
 def same_tree(tree: DraftTree, tokens: Tensor, mask: Tensor, depth: Tensor) -> None:
@@ -88,14 +88,14 @@ def test_cached_continuation_of_the_published_drafter() -> None:
         pytest.fail("the recorded prompt is fed code 0")
     with torch.inference_mode():
         prefill(engine, ids, features)
-        last = drafting.catch_up(engine.state, drafting._shown(engine.state))
+        _, last = drafting.catch_up(engine.state)
         assert_close(last[:, 0], io["out_hidden"][:, -1], **CLOSE)
         before = {k: v.clone() for k, v in engine.state.buffers.items()}
         for count in (1, 2, 3):
             for name, value in before.items():
                 getattr(engine.state, name).copy_(value)
             feed(engine, io["cont_ids"][:, :count], io["cont_hidden"][:, :count])
-            last = drafting.catch_up(engine.state, drafting._shown(engine.state))
+            _, last = drafting.catch_up(engine.state)
             assert_close(last[:, 0], io["cont_out"][:, count - 1], **CLOSE)
 
 

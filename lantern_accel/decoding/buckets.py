@@ -1,12 +1,11 @@
 """Chooses how much of the cache a step reads: buckets of visible slots, and which one is next.
 
 Attention reads every slot that it is given. The host learns lengths late: until it does, it goes by the
-most tokens that steps can have added, so that a bucket is never left too late.
+most tokens that steps can have added (:class:`~.course.Course`), so that no bucket is left too late.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from lantern_accel.decoding.geometry import Geometry
@@ -59,7 +58,7 @@ def usual(g: Geometry, layout: KVLayout, ops: TensorOps) -> list[int]:
 
 
 class BucketChooser:
-    """Chooses the bucket of every step of a request, by how far the fastest image can be.
+    """Chooses the bucket of a step, by how far the fastest image can be.
 
     ``sizes`` rise, and the last one always serves. With ``n`` tokens committed, a step needs ``prefix +
     n + ahead`` slots.
@@ -68,38 +67,8 @@ class BucketChooser:
     def __init__(self, sizes: Sequence[int], g: Geometry) -> None:
         self.sizes, self.tokens = sorted(sizes), g.tokens
         self.fixed = g.prefix + g.ahead
-        self._known = self._counted = 0
-        #: The most tokens that each step may have added which no report has counted yet.
-        self._since: deque[int] = deque()
 
-    def _most(self) -> int:
-        """Return the most tokens that an image can have committed which is not complete."""
-        return self._known + sum(self._since)
-
-    def _holding(self, length: int) -> int:
+    def size(self, length: int) -> int:
         """Return the smallest bucket that serves a step behind this many committed tokens."""
         need = self.fixed + min(length, self.tokens - 1)
         return next((size for size in self.sizes if size >= need), self.sizes[-1])
-
-    def size(self) -> int:
-        """Return the bucket of the next step."""
-        return self._holding(self._most())
-
-    def record_step(self, most: int) -> None:
-        """Record that a step was given to the device, which adds at most ``most`` tokens per image."""
-        self._since.append(most)
-
-    def record_lengths(self, lengths: Sequence[int], steps: int) -> None:
-        """Record the tokens that each image had committed after ``steps`` steps."""
-        self._known = max((n for n in lengths if n < self.tokens - 1), default=0)
-        for _ in range(steps - self._counted):
-            self._since.popleft()
-        self._counted = steps
-
-    def worth_reading(self, steps: int, most: int) -> bool:
-        """Return whether knowing the lengths can spare a larger bucket, ``steps`` steps from now.
-
-        ``most``: the tokens that each of these adds at most; the least is one.
-        """
-        least = self._known + len(self._since)
-        return self._holding(least) < self._holding(self._most() + steps * most)

@@ -7,8 +7,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from lantern_accel.decoding.buckets import BucketChooser
-from lantern_accel.decoding.host_sync import Look, SyncSchedule
 from lantern_accel.decoding.policy import Block, LengthPolicy
+
+#: Steps between two looks at the lengths, while drafting and while decoding is plain.
+DRAFTING_BLOCK, PLAIN_BLOCK = 4, 8
+
+
+@dataclass(frozen=True)
+class SyncSchedule:
+    """After which steps the host copies the lengths, and when it reads a copy.
+
+    It copies them where the last image can be complete or, where its row is wanted, the ``first`` one.
+    ``drafting`` and ``plain``: the most steps between two copies, while steps draft and while they do
+    not; None: any number. ``lag``: steps after which a copy is read, so that the host waits for none.
+    """
+
+    lag: int = 0
+    drafting: int | None = DRAFTING_BLOCK
+    plain: int | None = PLAIN_BLOCK
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class Look:
+    """A copy of the lengths after ``index`` steps, which add ``most`` tokens to an image at most.
+
+    ``steps`` of one ``length`` were run since the copy before.
+    """
+
+    length: int
+    index: int
+    steps: int
+    most: int
 
 
 @dataclass(frozen=True)
@@ -46,12 +76,15 @@ class Course:
     ) -> None:
         g = engine.geometry
         self.engine, self.steps, self.policy, self.schedule = engine, steps, policy, schedule
-        self.buckets, self.known = BucketChooser([*steps], g), [known] * g.batch
-        self.buckets.record_lengths([known - 1], 0)
-        #: Steps before each row's image joined, and those of the last copy of the lengths.
-        self._joined, self._looked, self.index = [0] * g.batch, 0, 0
-        #: Copies of the lengths that are under way.
-        self.posted: list[Look] = []
+        self.tokens, self.buckets, self.known = (
+            g.tokens,
+            BucketChooser([*steps], g),
+            [known] * g.batch,
+        )
+        #: Steps so far, the tokens that these add to an image at most, and those before a row's image.
+        self.index, self._most, self._joined = 0, 0, [0] * g.batch
+        #: Copies of the lengths that are under way, and the last one that was read.
+        self.posted, self._seen = list[Look](), Look(0, 0, 0, 0)
 
     def join(self, row: int) -> None:
         """Let another image go on in a row, whose prompt was run into it."""
@@ -65,31 +98,58 @@ class Course:
         steps after that. A device that lets its copies lag runs some steps more, no-ops on complete
         images. Raises :class:`BackendError` where steps add no token to an image.
         """
-        engine, tokens, last = self.engine, self.engine.geometry.tokens, False
-        self.schedule.resume([tokens - one for one in self.known], engine.now)
+        engine, last = self.engine, False
         while not last:
+            self.steps[self.buckets.size(self._farthest + self._since)]()
             self.index += 1
-            self.steps[self.buckets.size()]()
-            self.buckets.record_step(engine.now)
+            self._most += engine.now
             # By then every image is complete.
-            last = self.index - max(self._joined) >= tokens - 1
-            if self.schedule.due(self.index, self.buckets) or last:
+            last = self.index - max(self._joined) >= self.tokens - 1
+            if last or self._due():
+                before = self.posted[-1] if self.posted else self._seen
+                steps = self.index - before.index
                 engine.session.progress.post()
-                self.posted.append(Look(engine.now, self.index, self.index - self._looked))
-                self._looked = self.index
-            if self.schedule.readable(self.index, self.posted):
+                self.posted.append(Look(engine.now, self.index, steps, self._most))
+            if self.posted and self.index - self.posted[0].index >= self.schedule.lag:
                 break
         progress = self.read()
         while last and self.posted:
             progress = self.read()
         return progress
 
+    @property
+    def _since(self) -> int:
+        """The tokens that steps since the last look add to an image at most."""
+        return self._most - self._seen.most
+
+    @property
+    def _farthest(self) -> int:
+        """The tokens that are committed of the farthest image that was not complete at the last look."""
+        return max((one for one in self.known if one < self.tokens), default=1) - 1
+
+    def _due(self) -> bool:
+        """Return whether the host is to copy the lengths now."""
+        one, length, farthest = self.schedule, self.engine.now, self._farthest
+        lacks = [self.tokens - known for known in self.known if known < self.tokens]
+        left = (min if one.first else max)(lacks, default=0)
+        if self._since >= left:
+            return True
+        block = one.drafting if length > 1 else one.plain
+        if block and length > 1 and not one.first and left <= 2 * block * length:
+            block = 1  # towards the end every step may be the last
+        before = self.posted[-1] if self.posted else self._seen
+        if block and self.index - before.index >= block:
+            return True
+        # Whether knowing the lengths, of which each step adds one at least, can spare a larger bucket.
+        least = farthest + self.index - self._seen.index
+        most = farthest + self._since + (one.lag + 1) * length
+        return self.buckets.size(least) < self.buckets.size(most)
+
     def read(self) -> Progress:
         """Read the oldest posted lengths, and choose the next length by the tokens added."""
-        engine, tokens = self.engine, self.engine.geometry.tokens
-        look = self.posted.pop(0)
+        engine, tokens = self.engine, self.tokens
+        self._seen = look = self.posted.pop(0)
         lengths, finite = engine.session.progress.read().tolist()
-        self.buckets.record_lengths(lengths, look.index)
         gained, failed = [0] * len(lengths), {}
         for row, before in enumerate(self.known):
             passes = 1 + look.index - self._joined[row]
@@ -108,8 +168,6 @@ class Course:
             if lacks:  # the last step of an image that it did not need all of says little
                 counts[0] += gain
                 counts[1] += look.steps
-        if any(left):
-            if engine.now > 1 or engine.source.returns:
-                engine.move(self.policy.observe(block))
-            self.schedule.record(block, engine.now, self.posted)
+        if any(left) and (engine.now > 1 or engine.source.returns):
+            engine.move(self.policy.observe(block))
         return Progress(block, tuple(self.known), failed)

@@ -7,18 +7,22 @@ the most tokens that it adds to an image, each captured by the device; the host 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from lantern_accel.decoding.buckets import Steps, usual
-from lantern_accel.decoding.course import Course, Progress
+from lantern_accel.decoding.course import (
+    DRAFTING_BLOCK,
+    PLAIN_BLOCK,
+    Course,
+    Progress,
+    SyncSchedule,
+)
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.drafts import Sizing, Source, serving
 from lantern_accel.decoding.geometry import Geometry, geometry_of
-from lantern_accel.decoding.host_sync import AdaptiveSchedule, FixedSchedule, SyncSchedule
 from lantern_accel.decoding.policy import FixedLength, LengthPolicy
 from lantern_accel.decoding.session import GIVEN, Session
 from lantern_accel.decoding.step import Step
@@ -302,13 +306,12 @@ class Engine:
 
         return usual_tokens_per_step(length) if self.source.settles else float(length)
 
-    def _schedule(self, watched: bool, known: int) -> SyncSchedule:
+    def _schedule(self, watched: bool) -> SyncSchedule:
         """Return when the host looks at the lengths; ``watched``: somebody waits for progress."""
-        g, lag = self.geometry, self.session.progress.lag
-        g = replace(g, tokens=g.tokens - known + 1)
-        if len(self.by_length) == 1:
-            return FixedSchedule(g, lag, watched)
-        return AdaptiveSchedule(g, lag, self.returns, watched)
+        moving = len(self.by_length) > 1
+        plain = PLAIN_BLOCK if watched or (moving and self.returns) else None
+        lag = self.session.progress.lag
+        return SyncSchedule(lag, DRAFTING_BLOCK if moving else plain, plain)
 
     def begin(self, steps: Steps | None, schedule: SyncSchedule, known: int = 1) -> None:
         """Begin to advance images of which ``known`` tokens are known, all of them where it has none.
@@ -322,7 +325,6 @@ class Engine:
         self.course = Course(self, steps or self.steps, policy, schedule, known)
         self.counted, self.now = {}, max(self.lengths)  # what prefill has prepared
         self.move(policy.begin())
-        schedule.begin(self.now)
 
     def advance(self) -> Progress:
         """Run steps until the host has read how far images are (:meth:`.Course.advance`)."""
@@ -339,7 +341,7 @@ class Engine:
         ``step`` and ``known`` as in :meth:`begin`. ``on_progress`` gets the tokens known by the slowest
         image. Raises :class:`NotFiniteError` where logits were infinite or no numbers.
         """
-        self.begin(step, self._schedule(on_progress is not None, known), known)
+        self.begin(step, self._schedule(on_progress is not None), known)
         course = self.course
         while True:
             progress = self.advance()

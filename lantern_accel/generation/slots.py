@@ -14,10 +14,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.course import Course
+from lantern_accel.decoding.course import Course, SyncSchedule
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.host_sync import RowSchedule
 from lantern_accel.device.backend import inferring
 from lantern_accel.errors import DoesNotFitError, NotFiniteError
 from lantern_accel.families.base import Conditions, Rows, Size
@@ -197,7 +196,7 @@ class Slots(Generic[T]):
         engine = self.engine
         engine.session.progress.clear()
         engine.state.step.fill_(1)
-        engine.begin(self.ready.steps, RowSchedule(), known=self.tokens)
+        engine.begin(self.ready.steps, SyncSchedule(first=True), known=self.tokens)
 
     @inferring
     def join(self, image: T, rows: Rows, seed: int, index: int) -> int:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import lantern_accel.decoding.buckets as buckets
+import lantern_accel.decoding.course as course
 import lantern_accel.decoding.engine as engine_module
 from lantern_accel.decoding.sources.tree import TreeDrafts
 from lantern_accel.device.backend import Backend, Conformance, MemoryUse, Stopwatch
@@ -280,6 +281,11 @@ def reach(name: str, make: Callable[[Callable], Callable]) -> Plant:
     return plant
 
 
+def uncounted(patch: pytest.MonkeyPatch, backend: Backend) -> None:
+    """Choose each step's bucket by the lengths that were read, and by no step since."""
+    patch.setattr(course.Course, "_since", 0)
+
+
 def without_nodes(init):
     """Leave what a step writes and sees behind the committed positions out of what it needs."""
 
@@ -351,11 +357,11 @@ MUTANTS: list[tuple[str, str, Plant]] = [
     ("a copy that outlives its request", "decode.interrupted",
      method("host_copy", lambda real: Late)),
     ("a bucket left too late", "replay.buckets",
-     reach("_most", lambda real: lambda self: max(real(self) - 1, 0))),
+     reach("size", lambda real: lambda self, length: real(self, max(length - 1, 0)))),
     ("a bucket that does not hold its step's nodes", "replay.buckets",
      reach("__init__", without_nodes)),
     ("steps that no report has counted yet, forgotten", "replay.buckets",
-     reach("record_step", lambda real: lambda self, most: real(self, 0))),
+     uncounted),
     ("an inference mode without views", "decode.weights_from_outside",
      method("linear", lambda real: without_views(real))),
     ("an operator with a reason against it", "static.operators", refusing("operators")),

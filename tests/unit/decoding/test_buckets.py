@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +18,11 @@ from support.tiny import tiny_models
 from torch import Tensor
 
 from lantern_accel.decoding.accept import Accepted
-from lantern_accel.decoding.buckets import APART, FIRST, BucketChooser, buckets, usual
+from lantern_accel.decoding.buckets import APART, FIRST, buckets, usual
+from lantern_accel.decoding.course import Course, SyncSchedule
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.decoding.policy import FixedLength
 from lantern_accel.device.capture import HostCopy
 from lantern_accel.device.kv_cache import KVLayout
 from lantern_accel.device.operations import TensorOps
@@ -121,10 +125,49 @@ def test_a_bucket_that_holds_no_step_is_refused(models: Models) -> None:
 # --- which one is next ----------------------------------------------------------------------------
 
 
+class Rows:
+    """Images without a device: each step adds what ``gains`` says, and copies come ``lag`` steps late."""
+
+    now, returns = 0, False
+
+    def __init__(self, g: Geometry, lag: int, gains: Callable[[], list[int]]) -> None:
+        self.geometry, self.lag, self.gains, self.now = g, lag, gains, g.depth + 1
+        self.session = SimpleNamespace(progress=self)
+        self.source, self.counted = self, dict[int, list[int]]()
+        self.lengths, self.posted = [0] * g.batch, list[list[int]]()
+
+    def step(self) -> None:
+        added = zip(self.lengths, self.gains(), strict=True)
+        self.lengths = [min(n + gain, self.geometry.tokens - 1) for n, gain in added]
+
+    def post(self) -> None:
+        self.posted.append([*self.lengths])
+
+    def read(self) -> Tensor:
+        lengths = self.posted.pop(0)
+        return torch.tensor([lengths, [self.geometry.tokens] * len(lengths)])
+
+    def move(self, length: int) -> None:
+        assert length == self.now
+
+    def run(self, sizes: list[int], schedule: SyncSchedule, seen: Callable[[int], None]) -> int:
+        """Run until the host knows that every image is complete; return the steps."""
+
+        def step(size: int) -> None:
+            seen(size)
+            self.step()
+
+        steps = {size: partial(step, size) for size in sizes}
+        course = Course(self, steps, FixedLength(self.now), schedule, known=1)
+        while not course.advance().complete:
+            pass
+        return course.index
+
+
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_no_bucket_is_left_too_late(data: st.DataObject) -> None:
-    """Under any acceptance, and reports that come late or never."""
+    """Under any acceptance, and reports that come late or seldom."""
     draw = data.draw
     tokens, prefix, nodes = (
         draw(st.integers(20, 90)),
@@ -133,43 +176,27 @@ def test_no_bucket_is_left_too_late(data: st.DataObject) -> None:
     )
     depth, batch = draw(st.integers(0, min(nodes - 1, 4))), draw(st.integers(1, 3))
     g = Geometry(batch, 1, prefix, tokens, nodes, depth, 0, 8, 8)
-    least = prefix + nodes
-    sizes = draw(st.lists(st.integers(least, g.target_slots - 1), max_size=4, unique=True))
-    reach = BucketChooser([*sizes, g.target_slots], g)
-    lag, chatty = draw(st.integers(0, 3)), draw(st.booleans())
-    lengths = [draw(st.sampled_from([0, 0, tokens - 1])) for _ in range(batch)]
-    posted: list[tuple[int, list[int]]] = []
-    for step in range(1, tokens):
-        size = reach.size()
-        open_ = [n for n in lengths if n + 1 < tokens]
-        if not open_:
-            break
-        assert size >= prefix + max(open_) + nodes or size == g.target_slots
-        gains = [draw(st.integers(1, depth + 1)) for _ in lengths]
-        lengths = [min(n + gain, tokens - 1) for n, gain in zip(lengths, gains, strict=True)]
-        reach.record_step(depth + 1)
-        if chatty and reach.worth_reading(lag + 1, depth + 1):
-            posted.append((step, list(lengths)))
-        if posted and step - posted[0][0] >= lag:
-            done, known = posted.pop(0)
-            reach.record_lengths(known, done)
+    sizes = draw(st.lists(st.integers(prefix + nodes, g.target_slots - 1), max_size=4, unique=True))
+    lag, every = draw(st.integers(0, 3)), draw(st.sampled_from([None, 4]))
+    gains = st.lists(st.integers(1, depth + 1), min_size=batch, max_size=batch)
+    rows, ends = Rows(g, lag, lambda: draw(gains)), [0]
+
+    def check(size: int) -> None:
+        open_ = [n for n in rows.lengths if n + 1 < tokens]
+        ends[0] += bool(open_)
+        assert not open_ or size >= prefix + max(open_) + nodes or size == g.target_slots
+
+    steps = rows.run([*sizes, g.target_slots], SyncSchedule(lag, every, every), check)
+    assert ends[0] <= steps <= ends[0] + lag
 
 
 def test_reports_keep_an_image_in_its_bucket() -> None:
     """Steps bring one token each where five are possible: a bucket is left where it must be."""
     g = Geometry(1, 1, 4, 100, 6, 4, 0, 8, 8)
-    reach, left = BucketChooser([40, 80, g.target_slots], g), []
-    for step in range(1, g.tokens):
-        left.append(reach.size())
-        reach.record_step(5)
-        if reach.worth_reading(1, 5):
-            reach.record_lengths([step], step)
-    exact = [next(s for s in reach.sizes if s >= 4 + n + 6) for n in range(g.tokens - 1)]
-    assert left == exact
-    blind = BucketChooser(reach.sizes, g)
-    for _ in range(10):
-        blind.record_step(5)
-    assert blind.size() == 80 and exact[10] == 40
+    sizes, found = [40, 80, g.target_slots], list[int]()
+    Rows(g, 0, lambda: [1]).run(sizes, SyncSchedule(0, None, None), found.append)
+    exact = [next(s for s in sizes if s >= 4 + n + 6) for n in range(g.tokens - 1)]
+    assert found == exact
 
 
 # --- slots ----------------------------------------------------------------------------------------

@@ -23,9 +23,9 @@ from torch import Tensor
 from lantern_accel.errors import CheckpointError, LanternWarning
 from lantern_accel.files import read_json_file
 
-#: Most bytes that are read through one mapping before another takes its place; small checkpoints take a
-#: 128th of themselves.
-REMAP_BYTES = 64 * 2**20
+#: Most and fewest bytes that are read through one mapping before another takes its place; between them
+#: a checkpoint takes a 128th of itself.
+REMAP_BYTES, LEAST_REMAP_BYTES = 64 * 2**20, 2**20
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 #: Where trainers put the state dict; the order is that of LlamaGen's own loader.
 WRAPPERS = ("model", "module", "state_dict")
@@ -289,7 +289,7 @@ class Checkpoint:
         self._theirs: dict[str, str] = {}
         self._read_bytes = 0
         #: Bytes that are read at once, and through one mapping.
-        self.block = min(REMAP_BYTES, self.nbytes // 128)
+        self.block = min(REMAP_BYTES, max(LEAST_REMAP_BYTES, self.nbytes // 128))
 
     def __contains__(self, key: object) -> bool:
         return key in self._home

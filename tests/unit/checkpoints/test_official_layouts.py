@@ -178,3 +178,12 @@ def test_a_git_lfs_pointer_is_not_weights(texts: Path) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 99\n"
     (texts / "t2i_tiny_stage1_256.pt").write_text(pointer)
     assert "git lfs pull" in refused(texts)
+
+
+def test_a_small_checkpoint_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pickle is loaded whole each time, so that blocks of a few KB would take seconds."""
+    checkpoint = open_checkpoint(write_trained(tmp_path / "c2i_tiny.pt", gpt_weights(classes=7)))
+    monkeypatch.setattr(torch, "load", lambda *given, **named: pytest.fail("it is loaded again"))
+    for _ in range(2):
+        for key in checkpoint:
+            assert checkpoint.read(key).numel()

@@ -328,6 +328,9 @@ static inline void expect(const void* first, size_t bytes, bool write) {
     }
 }
 
+// What the thread does, once, when it has done its part of a job.
+extern thread_local void (*at_end)();
+
 void pool_resize(int threads);
 int pool_threads();
 // Lanes that a stage's chunks lie in, and where one begins: a thread stays in its own while it has chunks.

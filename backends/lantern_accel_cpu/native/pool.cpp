@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+thread_local void (*at_end)() = nullptr;
+
 // What stands before the memory of a Scratch.
 struct alignas(64) Piece {
     Piece* next;
@@ -24,6 +26,11 @@ struct alignas(64) Piece {
 namespace {
 
 constexpr int MOST_STAGES = 1024, MOST_LANES = 8;
+
+void end_part() {
+    if (at_end) at_end();
+    at_end = nullptr;
+}
 
 // How long a thread that waits stays awake: to be woken takes a core that sleeps 50 to 100 us, and between the
 // passes of two steps lie one or two milliseconds. One that loses its core meanwhile, because others want
@@ -92,6 +99,7 @@ public:
         number_.store(number);
         signal();
         follow(number, 0);
+        end_part();
     }
 
 private:
@@ -106,6 +114,7 @@ private:
             if (ending_) return;
             last = number_.load();
             follow(last, thread);
+            end_part();
         }
     }
 
@@ -205,6 +214,7 @@ void alone_run(const Job& job) {
         for (int c = 0; c < total; ++c) job.work(job.self, s, c);
         if (job.tail) job.tail(job.self, s);
     }
+    end_part();
 }
 
 constexpr int SMALLEST = 12, SIZES = 48;  // powers of two, in bytes

@@ -6,6 +6,7 @@
 // same in C++, so that a processor without tiles can test all but the instructions themselves.
 #pragma once
 
+#include "native.h"
 #include "vector.h"
 
 namespace {
@@ -23,12 +24,17 @@ public:
     ~SmallIsZero() { _mm_setcsr(before); }
 };
 
-// Within it tiles are all ours, too.
+// Within it tiles are all ours, too. They stay configured until the thread has done its part of a job: to configure them
+// waits for all loads before it, so that a panel's weights would not be fetched while the one before is multiplied.
 class Tiles {
     SmallIsZero zero;
 
 public:
-    Tiles() { configure(); }
+    Tiles() {
+        if (at_end == release) return;
+        configure();
+        at_end = release;
+    }
     Tiles(const Tiles&) = delete;
 #ifdef LANTERN_EMULATED
     static constexpr int COUNT = 8;
@@ -40,6 +46,7 @@ public:
         return mine;
     }
     static void configure() {}
+    static void release() {}
 #else
     static void configure() {
         struct alignas(64) {
@@ -49,7 +56,7 @@ public:
         } shape;
         asm volatile(".byte 0xc4, 0xe2, 0x78, 0x49, 0x00" ::"a"(&shape) : "memory");  // ldtilecfg (%rax)
     }
-    ~Tiles() { asm volatile(".byte 0xc4, 0xe2, 0x78, 0x49, 0xc0" ::: "memory"); }  // tilerelease
+    static void release() { asm volatile(".byte 0xc4, 0xe2, 0x78, 0x49, 0xc0" ::: "memory"); }  // tilerelease
 #endif
 };
 

@@ -275,34 +275,42 @@ INLINE void tile_products(const TileRows& x, int64_t block, bool two, int64_t fi
         tile_product<1>(at, ldx, w, steps, y, more, fetch);
 }
 
-// What is fetched in a quarter of a step: of the weights that this thread reads a panel later a share, into the second
-// cache, and those of the next steps, into the first.
-struct Later {
-    const char *far, *near;
-    int64_t lines;
+// What is fetched in a quarter of a step: the weights of the next steps, into the first cache, and LINES of those that this
+// thread reads a panel later, into the second.
+template <int LINES> struct Later {
+    const char *near, *far;
     INLINE_MEMBER void operator()() {
-        for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(far + i * 64, 0, 2);
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < LINES; ++i) __builtin_prefetch(far + i * 64, 0, 2);
 #pragma GCC unroll 8
         for (int64_t i = 0; i < QUARTER; ++i) __builtin_prefetch(near + i * 64, 0, 3);
-        far += lines * 64, near += QUARTER * 64;
+        far += LINES * 64, near += QUARTER * 64;
     }
 };
 
 void whole_tiles(const TileRows& x, int64_t m, const bf16* w, int64_t k, float* y, const char* far) {
-    int64_t steps = k / DEEP, rest = k % DEEP, calls = (tile_blocks(m) + 1) / 2, lines = (QUARTER + calls - 1) / calls;
+    int64_t steps = k / DEEP, rest = k % DEEP;
     alignas(64) bf16 last[DEEP * PANEL];
     if (rest) {
         size_t bytes = size_t(even(rest)) * PANEL * sizeof(bf16);
         memcpy(last, w + steps * DEEP * PANEL, bytes);
         memset((char*)last + bytes, 0, sizeof last - bytes);
     }
-    Later later{far, nullptr, lines};
-    two_blocks(m, [&](int64_t block, bool two) {
-        float* to = y + block * TILE_ROWS * PANEL;
-        later.near = (const char*)w + SOON;
-        tile_products(x, block, two, 0, w, steps, to, false, [&]() INLINE_LAMBDA { later(); });
-        if (rest) tile_products(x, block, two, steps, last, 1, to, steps > 0, [] {});
-    });
+    auto products = [&](auto later) INLINE_LAMBDA {
+        two_blocks(m, [&](int64_t block, bool two) {
+            float* to = y + block * TILE_ROWS * PANEL;
+            later.near = (const char*)w + SOON;
+            tile_products(x, block, two, 0, w, steps, to, false, [&]() INLINE_LAMBDA { later(); });
+            if (rest) tile_products(x, block, two, steps, last, 1, to, steps > 0, [] {});
+        });
+    };
+    // While a step's weights are multiplied once, those of the next steps come in time, the panel behind included.
+    if (m > 2 * TILE_ROWS)
+        products(Later<QUARTER / 2>{nullptr, far});
+    else if (far != (const char*)(w + even(k) * PANEL))
+        products(Later<QUARTER>{nullptr, far});
+    else
+        products(Later<0>{nullptr, far});
 }
 
 // A piece at a time becomes bfloat16 in the first cache.

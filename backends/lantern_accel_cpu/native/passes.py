@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from lantern_accel.device.plan import StepPlan
 from lantern_accel_cpu.native.guesses import Guessing
@@ -18,12 +18,12 @@ from lantern_accel_cpu.native.trunk import address_of, trunk_of
 
 def window_pass(
     kernels: Kernels, plan: StepPlan, head: Guessing | None = None
-) -> Callable[[], Tensor]:
+) -> Callable[[], int]:
     """Return the pass of a plan's window; raises Unserved where the target has no kernel.
 
     ``head``: a draft head, for which the pass keeps its states.
 
-    The function returns guided logits float32 ``[B, T, V]``, in memory that its next call overwrites.
+    The function returns the address of guided logits float32 ``[B, T, V]``, overwritten by its next call.
     """
     at, target, buffers = plan.sizes, plan.target, plan.buffers
     assert target is not None
@@ -41,11 +41,12 @@ def window_pass(
         features=None if head is None else owner(head.features),
     )  # fmt: skip
     given.owner, library = owner, kernels.library
-    out = torch.empty(at.images, at.nodes, at.vocab)
+    address = owner(torch.empty(at.images, at.nodes, at.vocab))
+    passed = partial(library.window_pass, byref(given), address)
 
-    def run() -> Tensor:
+    def run() -> int:
         kernels.threads()
-        library.window_pass(byref(given), out.data_ptr())
-        return out
+        passed()
+        return address
 
     return run

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import torch
-from torch import Tensor
+from functools import partial
 
 from lantern_accel.device.plan import NoDrafts, StepPlan
-from lantern_accel_cpu.native.kernels import Kernels, lies
+from lantern_accel_cpu.native.kernels import Kernels
 from lantern_accel_cpu.native.library import byref
 from lantern_accel_cpu.native.plans import Owner, require
 from lantern_accel_cpu.native.sampling import filter_of
 from lantern_accel_cpu.native.structures import Advance
 
 
-def advance(kernels: Kernels, plan: StepPlan, source: NoDrafts) -> Callable[[Tensor], bool]:
-    """Return what follows a pass of plain decoding under uniforms, on buffers that stay."""
+def advance(kernels: Kernels, plan: StepPlan, source: NoDrafts) -> Callable[[int], None]:
+    """Return what follows a pass of plain decoding under uniforms, on its logits' address."""
     at, state, owner = plan.sizes, plan.buffers, Owner()
     described = filter_of(plan.filter, owner)
     require(not plan.rule.relaxed, "the rule is relaxed")
@@ -29,13 +27,6 @@ def advance(kernels: Kernels, plan: StepPlan, source: NoDrafts) -> Callable[[Ten
         columns=state.uniforms.shape[-1], histogram_stride=state.histogram.stride(0),
         **owner.progress(plan),
     )  # fmt: skip
-    given.owner, library = owner, kernels.library
+    given.owner = owner
 
-    def run(logits: Tensor) -> bool:
-        if not lies(torch.float32, logits := logits.contiguous()):
-            return False
-        kernels.threads()
-        library.advance(byref(given), logits.data_ptr())
-        return True
-
-    return run
+    return partial(kernels.library.advance, byref(given))

@@ -7,6 +7,7 @@ a plan raises Unserved.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -120,18 +121,11 @@ def described(plan: StepPlan, source: NoDrafts | Window, head: Guessing | None) 
 
 def advance(
     kernels: Kernels, plan: StepPlan, source: NoDrafts | Window, head: Guessing | None = None
-) -> Callable[[Tensor], bool]:
-    """Return what follows a pass where noise decides in one call, on buffers that stay."""
-    given, library = described(plan, source, head), kernels.library
+) -> Callable[[int], None]:
+    """Return what follows a pass where noise decides in one call on its logits' address."""
+    given = described(plan, source, head)
 
-    def run(logits: Tensor) -> bool:
-        if not lies(torch.float32, logits := logits.contiguous()):
-            return False
-        kernels.threads()
-        library.advance_chosen(byref(given), logits.data_ptr())
-        return True
-
-    return run
+    return partial(kernels.library.advance_chosen, byref(given))
 
 
 def fresh_guesses(

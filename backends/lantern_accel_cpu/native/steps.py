@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from lantern_accel.device.capture import Capture
@@ -18,7 +19,7 @@ from lantern_accel.device.plan import (
 )
 from lantern_accel_cpu.native import plain, races, trees
 from lantern_accel_cpu.native.guesses import Guessing, guessing
-from lantern_accel_cpu.native.kernels import Kernels
+from lantern_accel_cpu.native.kernels import Kernels, lies
 from lantern_accel_cpu.native.passes import window_pass
 from lantern_accel_cpu.native.plans import Unserved, check_plan
 
@@ -43,14 +44,23 @@ def _without_tree(
     head = guessing(kernels, plan)
     after = _advance(kernels, plan, source, head)
     if plan.target is None:
-        return FusedStep(lambda logits: logits is not None and after(logits))
+
+        def end(logits: Tensor | None) -> bool:
+            if logits is None or not lies(torch.float32, logits := logits.contiguous()):
+                return False
+            kernels.threads()
+            after(logits.data_ptr())
+            return True
+
+        return FusedStep(end)
     whole_pass = window_pass(kernels, plan, head)
 
     def run(logits: Tensor | None) -> bool:
         with ops.phase("verify"):
-            logits = whole_pass()
+            address = whole_pass()
         with ops.phase("accept"):
-            return after(logits)
+            after(address)
+        return True
 
     guess = None if head is None else races.fresh_guesses(kernels, plan, source, head)
     return FusedStep(run, guess)
@@ -58,8 +68,8 @@ def _without_tree(
 
 def _advance(
     kernels: Kernels, plan: StepPlan, source: NoDrafts | Window, head: Guessing | None
-) -> Callable[[Tensor], bool]:
-    """Return what follows a pass in one call, on buffers that stay."""
+) -> Callable[[int], None]:
+    """Return what follows a pass in one call on its logits' address, on buffers that stay."""
     if plan.buffers.uniforms is None:
         return races.advance(kernels, plan, source, head)
     if isinstance(source, Window):

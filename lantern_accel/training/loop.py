@@ -22,7 +22,6 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from lantern_accel import plot_style as style
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.files import read_json_file, write_json, write_whole
 from lantern_accel.progress import Progress

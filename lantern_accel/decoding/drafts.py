@@ -83,8 +83,6 @@ class Drafts(ABC, Generic[Value, S, D, J, K]):
     """Whether drafts can be taken up again after plain steps."""
     settles: ClassVar[bool] = False
     """Whether drafts outlive a step: after a move they take some steps to be as good as they get."""
-    untimed: ClassVar[int] = 0
-    """Steps of a length before the one that is timed: they find other steps' data in the caches."""
 
     def __init__(self, given: DraftContext[Value]) -> None:
         self.given, self.ops, self.geometry = given, given.ops, given.geometry

@@ -14,12 +14,12 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from lantern_accel.decoding.calibrate import calibrate, count
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.length_policy import in_batch
 from lantern_accel.device.host_load import BUSY, HostLoad
 from lantern_accel.device.waiting import waiting
 from lantern_accel.families.manifest import Manifest
+from lantern_accel.generation.calibrate import calibrate, count
 from lantern_accel.generation.copies import (
     DRAFTS,
     USUAL_RATES,

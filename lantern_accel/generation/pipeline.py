@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.buckets import Steps
-from lantern_accel.decoding.calibrate import calibrate
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.forced import resume
 from lantern_accel.decoding.session import Observer
@@ -33,6 +32,7 @@ from lantern_accel.errors import (
 )
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.families.manifest import Manifest
+from lantern_accel.generation.calibrate import calibrate
 from lantern_accel.generation.decide import decide, made_for
 from lantern_accel.generation.decision import Decision, Part
 from lantern_accel.generation.engines import (

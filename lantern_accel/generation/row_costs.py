@@ -14,7 +14,6 @@ from itertools import pairwise
 import torch
 from pydantic import Field, ValidationError
 
-from lantern_accel.decoding.calibrate import HOPELESS, calibrate
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.length_policy import (
     GAIN,
@@ -26,6 +25,7 @@ from lantern_accel.decoding.length_policy import (
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.families.base import Model
 from lantern_accel.files import cache_dir, read_record, write_record
+from lantern_accel.generation.calibrate import HOPELESS, calibrate
 from lantern_accel.records import Record
 from lantern_accel.strategy.choices import key_of
 from lantern_accel.strategy.sources import DraftSource

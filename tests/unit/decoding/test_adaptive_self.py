@@ -23,9 +23,9 @@ from support.moving import (
 from support.tiny import tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.calibrate import count
 from lantern_accel.decoding.sources.copy import CopyDrafts
 from lantern_accel.families.registry import families
+from lantern_accel.generation.calibrate import count
 from lantern_accel.nn import rounding as rounding_module
 from lantern_accel.nn.rounding import Rounded, rounding
 from lantern_accel.nn.transformer import REFERENCE, projections, rounded_copy

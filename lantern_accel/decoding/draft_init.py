@@ -2,80 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.rows import Allowed
+from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.decoding.target import Target, above_of, row_of
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Fresh
 
 #: Of a window whose drafts another source writes, all of them before any is read.
 GIVEN: Literal["given"] = "given"
 
 
-class DraftInitializer:
-    """Chooses, for the ``count`` positions behind the newest that was seen, where drafts come from.
+def row_width(target: Target) -> int:
+    """Return the most tokens from a position to the one below it."""
+    above = above_of(target.config) or ()
+    gaps = [n - up for n, up in enumerate(above) if up >= 0]
+    return max(gaps, default=row_of(target.config))
 
-    ``tokens`` of the image, ``width`` of them from one position to the one below. Where its rows are not
-    all alike, ``up`` has for every token the one above it, -1 where there is none. ``allowed``: the codes
-    that a token may be. Codes that are not allowed are sampled by no draft.
+
+class DraftInitializer:
+    """Chooses, for the positions of a step behind the newest that was seen, where drafts come from.
+
+    ``kind``: what they are sampled from. ``up``: of every token the one above it, -1 where there is none;
+    None where all rows are as wide. Codes that are not allowed are sampled by no draft.
     """
 
     def __init__(
-        self,
-        kind: Fresh | Literal["given"],
-        count: int,
-        tokens: int,
-        width: int,
-        vocab: int,
-        allowed: Allowed | None,
-        index: torch.dtype,
-        device: torch.device,
-        up: Sequence[int] | None = None,
+        self, kind: Fresh | Literal["given"], g: Geometry, target: Target, ops: TensorOps
     ) -> None:
-        self.kind, self.tokens, self.width = kind, tokens, width
+        self.kind, self.tokens, self.width = kind, g.tokens, row_width(target)
+        device, index = target.weight.device, ops.index
         #: Whether a draft depends on the position one row above.
         self.reads = kind == "above"
-        self.narrowest = width
-        self.up: Tensor | None = None
-        if up is not None:
-            self.up = torch.tensor(up, dtype=index, device=device)
-            gaps = [n - above for n, above in enumerate(up) if above >= 0]
-            self.narrowest, self.width = min(gaps, default=width), max(gaps, default=width)
-        #: Positions back from a fresh one whose distributions are read.
-        self.reach = self.width if self.reads else 0
-        self.ahead = torch.arange(1, count + 1, dtype=index, device=device)
-        self.uniform = torch.full((1, vocab), 1.0 / vocab, device=device)
+        self.ahead = torch.arange(1, g.depth + 1, dtype=index, device=device)
+        above = above_of(target.config)
+        self.up = None if above is None else torch.tensor(above, dtype=index, device=device)
+        if self.reads:
+            up = torch.arange(g.tokens) - self.width if above is None else torch.tensor(above)
+            last = torch.arange(g.tokens).unsqueeze(1)
+            source = up[(last + torch.arange(1, g.depth + 1)).clamp(max=g.tokens - 1)]
+            while (unseen := source > last).any():  # a window of several rows
+                source = torch.where(unseen, up[source.clamp(min=0)], source)
+            # The first row has nothing above it.
+            self._source = torch.where(source < 0, last, source).to(device, index)
+        self.uniform = torch.full((1, g.vocab), 1.0 / g.vocab, device=device)
         self.open: Tensor | None = None
         self.kinds: Tensor | None = None
+        allowed = target.allowed()
         if allowed is not None:
             self.open = (allowed.penalty == 0).float()
             self.uniform = self.open / self.open.sum(-1, keepdim=True)
             self.kinds = allowed.kind
 
     def targets(self, newest: Tensor) -> Tensor:
-        """Return the fresh positions, ``[B, count]``; ``newest [B]`` is the last that was seen."""
+        """Return the fresh positions, ``[B, depth]``; ``newest [B]`` is the last that was seen."""
         return newest.unsqueeze(1) + self.ahead
 
-    def above(self, positions: Tensor) -> Tensor:
-        """Return the positions one row above ``positions [B, T]``; negative where there is none."""
-        if self.up is None:
-            return positions - self.width
-        inside = positions.clamp(min=0, max=self.tokens - 1)
-        up = self.up.index_select(0, inside.flatten()).view(inside.shape)
-        return torch.where(positions < 0, positions, up)
-
     def sources(self, newest: Tensor) -> Tensor:
-        """Return the positions ``[B, count]`` that were seen, one row above the fresh ones or more."""
-        last = newest.clamp(max=self.tokens - 1).unsqueeze(1)
-        target = self.targets(newest).clamp(max=self.tokens - 1)
-        above = self.above(target)
-        for _ in range(len(self.ahead) // self.narrowest):  # a window of several rows
-            above = torch.where(above > last, self.above(above), above)
-        # The first row has nothing above it.
-        return torch.where(above < 0, last, above.clamp(min=0))
+        """Return the positions ``[B, depth]`` that were seen, one row above the fresh ones or more."""
+        return self._source.index_select(0, newest.clamp(max=self.tokens - 1))
 
     def rows(self, given: Tensor | None, targets: Tensor) -> Tensor:
         """Return the distributions of fresh drafts, float32 ``[B, count, V]``.

@@ -17,14 +17,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.draft_init import GIVEN, DraftInitializer
+from lantern_accel.decoding.draft_init import GIVEN, DraftInitializer, row_width
 from lantern_accel.decoding.drafts import DraftContext, Sizing, Value
 from lantern_accel.decoding.geometry import Geometry, WindowGeometry
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import couple, leading
 from lantern_accel.decoding.row_cache import RowCache
 from lantern_accel.decoding.state import WindowState
-from lantern_accel.decoding.target import Target, above_of, row_of
 from lantern_accel.decoding.window_layout import Coupled, WindowKept, WindowLayout
 from lantern_accel.device import plan
 from lantern_accel.device.operations import TensorOps
@@ -61,7 +60,6 @@ class WindowDrafts(WindowLayout[Value]):
     """The drafts of one window; one of a single token is plain decoding."""
 
     returns = settles = True
-    untimed = 1
 
     def __init__(self, given: DraftContext[Value]) -> None:
         super().__init__(given)
@@ -72,7 +70,8 @@ class WindowDrafts(WindowLayout[Value]):
         one = given.longest
         held = one.ring if isinstance(one, WindowDrafts) else None
         self.ring: Ring = held or Ring(session.geometry, self.ops, device)
-        self.initial = self._initial(g, given.source, given.target, self.ops)
+        kind = self.window_of(given.source)[0]
+        self.initial = DraftInitializer(kind, g, given.target, self.ops)
         self.recall: RowCache | None = None
         """The rows of earlier passes; None where none are recalled."""
         if g.passes:
@@ -85,26 +84,17 @@ class WindowDrafts(WindowLayout[Value]):
         return value.fresh, value.passes
 
     @classmethod
-    def _initial(
-        cls, g: Geometry, value: Value, target: Target, ops: TensorOps
-    ) -> DraftInitializer:
-        config = target.config
-        return DraftInitializer(
-            cls.window_of(value)[0], g.depth, g.tokens, row_of(config), g.vocab, target.allowed(),
-            ops.index, target.weight.device, above_of(config),
-        )  # fmt: skip
-
-    @classmethod
     def sized(cls, g: Geometry, value: Value, given: Sizing) -> Geometry:
-        fresh = cls._initial(g, value, given.target, given.ops)
-        reach, kept = max(fresh.reach, 1), 0
+        fresh, passes = cls.window_of(value)
+        reads, kept = fresh == "above", 0
         if given.longest is not None:
             kept = given.longest.kept
-        elif not given.greedy and (fresh.reads or not g.keyed):
+        elif not given.greedy and (reads or not g.keyed):
+            reach = row_width(given.target) if reads else 1
             kept = min((1 if g.keyed else 2) * g.nodes + reach, g.tokens)
         more: dict[str, Any] = {"kept": kept}
         if g.keyed:
-            more["passes"] = cls.window_of(value)[1]
+            more["passes"] = passes
         else:
             more |= {"draft_columns": 2 * g.depth, "test_columns": g.depth}
         return WindowGeometry(**{**vars(g), **more})

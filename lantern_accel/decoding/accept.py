@@ -1,153 +1,33 @@
 """Acceptance: which drafted path the target keeps, and the distribution of the token after it.
 
-LANTERN (arXiv 2410.03355) and LANTERN++ (2502.06352) let near neighbours of a drafted code count for
-it. All decisions are float32 tensors of fixed shape; nothing is read by the host.
+A draft is tested by a uniform (:mod:`~.rule`), or compared with the token that noise chooses: each code
+of each position has noise of its own, an exponential ``E`` of the seed, the image, the position and the
+code alone, and the token is ``argmax_i p_i / E_i``, which is a draw from p. Plain decoding draws so, so
+that the image is the same, whatever was drafted. A draft that the same noise chose from q is that token
+with probability at least ``(1 - d) / (1 + d)``, d the total variation of p and q (Daliri, Musco, Suresh,
+arXiv 2408.07978; SCD-GS, 2510.24211, for windows). Nothing is read by the host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.logits import Filters, distribution
+from lantern_accel.decoding.logits import Filters, TokenChooser, distribution
 from lantern_accel.decoding.rows import REFERENCE
-from lantern_accel.decoding.rule import TINY, Rule, allowance
+from lantern_accel.decoding.rule import (
+    Rule,
+    allowance,
+    examine,
+    lift,
+    normalised,
+    residual,
+    residual_price,
+    weight_of,
+)
 from lantern_accel.decoding.trees import Accepted, DraftTree
-from lantern_accel.strategy.rules import Tried
-
-
-def _normalised(weights: Tensor, fallback: Tensor) -> Tensor:
-    total = weights.sum(dim=-1, keepdim=True)
-    share = weights / total.clamp(min=TINY)
-    # Of nothing the shares are nothing, too.
-    return share if fallback is weights else torch.where(total > 0, share, fallback)
-
-
-@dataclass(frozen=True)
-class DraftTest:
-    """Drafts ``x [...]``, each against the target's distribution ``p [..., V]`` of its place.
-
-    ``q [..., V]`` is what x was sampled from, earlier siblings removed; None where it is certain (q = 1).
-    ``mass [...]`` is A(x), at most what the budget allows; ``near, near_mass [..., >= k]`` the
-    neighbours; ``absorbed [...]`` how many of them count, None without relaxation.
-    """
-
-    p: Tensor
-    q: Tensor | None
-    x: Tensor
-    px: Tensor
-    qx: Tensor
-    mass: Tensor
-    near: Tensor | None
-    near_mass: Tensor
-    absorbed: Tensor | None
-
-    @property
-    def probability(self) -> Tensor:
-        """The probability with which the draft is kept, ``min(1, A(x) / q(x))``."""
-        return (self.mass / self.qx.clamp(min=TINY)).clamp(max=1.0)
-
-    @property
-    def price(self) -> Tensor:
-        """What the test adds to the total variation (:func:`_lift`)."""
-        return _lift(self.px, self.mass, self.qx)
-
-
-def _lift(px: Tensor, mass: Tensor, qx: Tensor) -> Tensor:
-    """Return ``min(1, A / q) - min(1, p / q)`` of drafts, what their tests add to the total variation.
-
-    Its mean over drafts is ``sum_x [min(q, A) - min(q, p)]``, the distance of one sampled draft.
-    """
-    share = qx.clamp(min=TINY)
-    return (mass / share).clamp(max=1.0) - (px / share).clamp(max=1.0)
-
-
-def examine(
-    rule: Rule,
-    p: Tensor,
-    q: Tensor | None,
-    x: Tensor,
-    depth: int | Tensor,
-    left: Tensor | None,
-    codes: Tensor | None = None,
-    qx: Tensor | None = None,
-) -> DraftTest:
-    """Look up what testing drafts needs; ``left [...]``: what each may use (:func:`allowance`).
-
-    ``codes``: what :meth:`.Rule.codes` makes of ``x``, and ``qx``, where they are known.
-    """
-    if codes is None:
-        codes = rule.codes(x)
-    if qx is None:
-        qx = torch.ones(x.shape, device=p.device) if q is None else _of(q, x)
-    found = p.gather(-1, codes)
-    px, near_mass = found[..., 0], found[..., 1:]
-    if not rule.relaxed:
-        return DraftTest(p, q, x, px, qx, px, None, near_mass, None)
-    near = codes[..., 1:] if codes.shape[-1] > 1 else None
-    k = rule.acceptance.k
-    absorbed, extra = rule.borrowed(Tried(px, qx, near_mass[..., :k], p, x, depth, q))
-    mass = px + extra
-    if left is not None:
-        mass = torch.minimum(mass, px + left * qx)
-    return DraftTest(p, q, x, px, qx, mass, near, near_mass, absorbed)
-
-
-def _of(rows: Tensor, x: Tensor) -> Tensor:
-    """Return what ``rows [..., V]`` hold of codes ``x [...]``."""
-    return rows.gather(-1, x.unsqueeze(-1)).squeeze(-1)
-
-
-def residual(rule: Rule, test: DraftTest, allowed: Tensor | None = None) -> Tensor:
-    """Return the target's distribution after a draft was rejected, float32 ``[..., V]``.
-
-    ``allowed`` bool ``[..., V]``: the codes that the token may be; None: any.
-    """
-    p, q = test.p, test.q
-    column = test.x.unsqueeze(-1)
-    near, absorbed = test.near, test.absorbed
-    if rule.residual == "official":
-        drafted = q
-        if near is not None and absorbed is not None:
-            wide = near[..., : rule.acceptance.k + 1]
-            hit = (absorbed > 0).unsqueeze(-1)
-            if drafted is None:
-                p = torch.where(hit, p.scatter(-1, wide, 0.0), p)
-            else:
-                drafted = torch.where(hit, drafted.scatter(-1, wide, 0.0), drafted)
-        rest = p.scatter(-1, column, 0.0) if drafted is None else (p - drafted).clamp(min=0.0)
-        # The official code falls back to all codes alike: here, to all that may stand in this place.
-        even = torch.ones_like(p) if allowed is None else allowed.float()
-        return _normalised(rest, even / even.sum(dim=-1, keepdim=True))
-    target = p
-    if rule.residual == "aggregate" and near is not None and absorbed is not None:
-        k = rule.acceptance.k
-        kept = test.near_mass[..., :k].masked_fill(rule.absorbs(absorbed), 0)
-        target = p.scatter(-1, near[..., :k], kept)
-    if q is None:
-        # A draft that is certain takes all that x counts for.
-        return _normalised(target.scatter(-1, column, 0.0), p)
-    if rule.residual == "optimal":
-        # f(y) = min(1, A(y) / q(y)). For sampled drafts q f = min(q, A), and since A >= p, what is left
-        # of p is max(0, p - q), whatever A is.
-        return _normalised((p - q).clamp(min=0.0), p)
-    if rule.relaxed:
-        target = target.scatter(-1, column, test.mass.unsqueeze(-1))
-    return _normalised((target - q).clamp(min=0.0), p)
-
-
-def residual_price(rule: Rule, test: DraftTest, after: Tensor) -> Tensor:
-    """Return what a less than ideal residual adds to the quality loss of a rejection, ``[...]``."""
-    if test.q is not None:
-        ideal = _normalised((test.p - test.q).clamp(min=0.0), test.p)
-        return (after - ideal).clamp(min=0.0).sum(dim=-1)
-    refused = (1.0 - test.probability).unsqueeze(-1)
-    rest = test.p.scatter(-1, test.x.unsqueeze(-1), 0.0)
-    over = (refused * after - rest).clamp(min=0.0).sum(dim=-1)
-    return over / refused.squeeze(-1).clamp(min=1e-6)
 
 
 def accept(
@@ -247,8 +127,10 @@ def _drafted(q: Tensor, x: list[Tensor]) -> tuple[list[Tensor], Tensor]:
     rows = [q]
     for code in x[:-1]:
         less = rows[-1].scatter(-1, code.unsqueeze(-1), 0.0)
-        rows.append(_normalised(less, less))
-    return rows, torch.stack([_of(row, code) for row, code in zip(rows, x, strict=True)], dim=1)
+        rows.append(normalised(less, less))
+    return rows, torch.stack(
+        [weight_of(row, code) for row, code in zip(rows, x, strict=True)], dim=1
+    )
 
 
 def _test_families(
@@ -307,7 +189,7 @@ def _test_families(
         free = free ^ kept
     if tried:
         px, mass, open_ = (torch.stack(each, dim=1) for each in zip(*tried, strict=True))
-        price = price + (_lift(px, mass, shares) * open_).sum(dim=1)
+        price = price + (lift(px, mass, shares) * open_).sum(dim=1)
     if inner is not None:  # from groups to nodes
         chosen = nodes.scatter(1, inner, chosen)
         price = torch.zeros(nodes.shape, device=p.device).scatter(1, inner, price)
@@ -333,6 +215,32 @@ def deepest(tree: DraftTree, kept: Tensor) -> tuple[Tensor, Tensor]:
     return on_path.to(torch.int32).argmax(dim=-1).to(index), length
 
 
+def accept_invariant(
+    tree: DraftTree, logits: Tensor, choices: TokenChooser, length: Tensor
+) -> Accepted:
+    """Keep the drafts that the target chooses itself, from guided logits ``[B, T, V]``.
+
+    Walks down the children that are the token chosen after their parent, by noise or greedily the
+    likeliest. ``length [B]``: the position of the root.
+    """
+    filters = choices.filters
+    if choices.greedy:
+        weights, chosen = logits, logits.argmax(dim=-1).to(filters.ops.index)
+    else:
+        done = filters.ops.accept_invariant(tree, logits, filters.given, choices.keys, length)
+        if done is not None:
+            return Accepted(*done)
+        weights = distribution(logits, filters)
+        chosen = choices.of(weights, length.unsqueeze(1) + (tree.depth + 1))
+    if not tree.max_children:
+        node = torch.zeros_like(chosen[:, 0])
+        return Accepted(node.unsqueeze(1), node, chosen[:, 0], weights[:, 0], weights[:, 0, :0])
+    path, kept = deepest(tree, tree.tokens == chosen.gather(1, tree.parent))
+    last = entry_at(path, kept)
+    price = torch.zeros(len(path), path.shape[1] - 1, device=path.device)
+    return Accepted(path, kept, entry_at(chosen, last), row_at(weights, last), price)
+
+
 def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
     """Keep the longest path on which every draft x is the argmax of p with ``p[x] := A(x)``.
 
@@ -348,7 +256,7 @@ def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
     rows = (image * logits.shape[1] + tree.parent).flatten()
     p = logits.softmax(dim=-1).flatten(0, 1).index_select(0, rows).view(logits.shape)
     mass = examine(rule, p, None, x, (tree.depth - 1).clamp(min=0), None).mass
-    top = _of(p, parent_best)
+    top = weight_of(p, parent_best)
     path, length = deepest(tree, likeliest | (mass > top) | ((mass == top) & (x < parent_best)))
     last = entry_at(path, length)
     levels = torch.arange(1, path.shape[1], dtype=path.dtype, device=path.device)

@@ -20,7 +20,7 @@ class Geometry:
     draft; ``vocab`` codes; ``dim`` width of a feature; ``own_prompts``: rows of one image have prompts of
     their own (see :class:`Branches`); ``draft_columns, test_columns``: uniforms that drafting and testing
     take per image and step; ``keyed``: no uniforms, since tokens are compared with what the seed or the
-    likeliest code decides (:mod:`~.invariant`); ``tabled``: their noise is a table of all positions.
+    likeliest code decides (:mod:`~.accept`); ``tabled``: their noise is a table of all positions.
 
     Of trees: ``scratch`` drafter nodes a step; ``drafted``: a drafter drafts; ``taps``: states of the
     target that the drafter reads next to the feature; ``spread``: nodes of a longer step on the same

@@ -135,7 +135,6 @@ class Session:
             neighbours if strategy.neighbours else None,
             self.runtime_params.rule,
             None if strategy.tv_budget is None else self.runtime_params.budget,
-            torch.arange(strategy.acceptance.k, dtype=torch.int32, device=device),
         )
 
     def configure(self, strategy: Strategy, sampling: Sampling) -> None:

@@ -280,7 +280,7 @@ class SamplingOps(Protocol):
     ) -> tuple[Tensor, ...] | None:
         """Filter the rows of a tree that are visited, and walk down the tokens that win there.
 
-        Takes what :func:`lantern_accel.decoding.invariant.accept_invariant` does, and returns the fields
+        Takes what :func:`lantern_accel.decoding.accept.accept_invariant` does, and returns the fields
         of an ``Accepted``; None where the device has no kernel for this tree, as here: then the tensor
         code of that module runs.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.invariant import accept_invariant
+from lantern_accel.decoding.accept import accept_invariant
 from lantern_accel.decoding.logits import Filters, TokenChooser
 from lantern_accel.decoding.maximal_coupling import couple
 from lantern_accel.device.backend import Backend

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import lantern_accel.porting
-from lantern_accel.decoding.accept import Accepted, accept_sampling
-from lantern_accel.decoding.invariant import accept_invariant
+from lantern_accel.decoding.accept import Accepted, accept_invariant, accept_sampling
 from lantern_accel.decoding.logits import Filters, TokenChooser
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.device import noise

@@ -200,9 +200,9 @@ MUTANTS: dict[str, tuple[Law, str, str, str]] = {
     ),
     "aggregate falls back to all codes alike": (
         where_nothing_is_left_the_target_draws,
-        DECODING + "accept",
-        "return _normalised((target - q).clamp(min=0.0), p)",
-        "return _normalised((target - q).clamp(min=0.0), p * 0 + 1 / p.shape[-1])",
+        DECODING + "rule",
+        "return normalised((target - q).clamp(min=0.0), p)",
+        "return normalised((target - q).clamp(min=0.0), p * 0 + 1 / p.shape[-1])",
     ),
     "total variation divided by steps": (
         the_price_is_per_token,
@@ -231,8 +231,8 @@ MUTANTS: dict[str, tuple[Law, str, str, str]] = {
     "the borrowed mass as the price": (
         the_price_is_a_distance,
         DECODING + "accept",
-        "(mass / share).clamp(max=1.0) - (px",
-        "(mass / share) - (px",
+        "(lift(px, mass, shares) * open_)",
+        "((mass - px) * open_)",
     ),
     "a budget for every sibling": (
         a_budget_is_spent_once,

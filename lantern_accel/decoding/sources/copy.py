@@ -1,7 +1,7 @@
 """Quantized self-drafts: speculative decoding by the model's own quantized weights.
 
 A copy of the target guesses the next tokens by the noise that decides the target's own
-(:mod:`~.invariant`), and the target checks all of them in one pass over a window, which writes over
+(:mod:`~.accept`), and the target checks all of them in one pass over a window, which writes over
 every key and value that the copy left in its cache. The copy guesses one token a pass, or in windows of
 its own. For language models: QuantSpec (arXiv 2502.10424), ML-SpecQD (2503.13565).
 """

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.decoding.accept import accept, accept_greedy
+from lantern_accel.decoding.accept import accept, accept_greedy, accept_invariant
 from lantern_accel.decoding.drafts import DraftContext, Drafts, Sizing, Value
 from lantern_accel.decoding.geometry import Geometry
-from lantern_accel.decoding.invariant import accept_invariant
 from lantern_accel.decoding.state import TreeState, put_first
 from lantern_accel.decoding.trees import Accepted, DraftTree, TreeTables
 from lantern_accel.device.operations import flags

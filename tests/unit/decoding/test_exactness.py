@@ -17,8 +17,8 @@ from support.tree_tensors import draft_tree
 from torch import Tensor
 
 from lantern_accel.decoding import accept as acceptance
-from lantern_accel.decoding.accept import DraftTest, accept_sampling
-from lantern_accel.decoding.rule import Rule
+from lantern_accel.decoding.accept import accept_sampling
+from lantern_accel.decoding.rule import DraftTest, Rule
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.strategy.rules import Acceptance, Exact, Lantern, LanternPP
@@ -221,7 +221,7 @@ def test_a_wrong_residual_is_found(
 def test_a_drafter_distribution_that_is_not_renormalised_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sound, skipped = acceptance._normalised, []
+    sound, skipped = acceptance.normalised, []
 
     def lazy(weights: Tensor, fallback: Tensor) -> Tensor:
         if weights is fallback:  # q after a sibling was removed
@@ -229,7 +229,7 @@ def test_a_drafter_distribution_that_is_not_renormalised_is_found(
             return weights
         return sound(weights, fallback)
 
-    monkeypatch.setattr(acceptance, "_normalised", lazy)
+    monkeypatch.setattr(acceptance, "normalised", lazy)
     world = World(seed=7, skill=0.0)
     tokens, _ = continued(world, drafted(world, "static", True, MANY), Rule(Exact()))
     assert skipped and max(misfits(world, tokens)) > 2 * SOUND

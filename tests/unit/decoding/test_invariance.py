@@ -18,7 +18,7 @@ from support.tiny import captions, tiny_models
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lantern_accel.decoding import invariant, logits
+from lantern_accel.decoding import accept, logits
 from lantern_accel.device import noise, sampling
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.preferences import Preferences
@@ -296,7 +296,7 @@ def test_ties_that_are_broken_otherwise_are_seen(
         return (logits > logits.mean(-1, keepdim=True)).float()
 
     monkeypatch.setattr(sampling, "exponential", coarse)
-    for module in (invariant, *_users_of_distributions()):
+    for module in (accept, *_users_of_distributions()):
         monkeypatch.setattr(module, "distribution", level)
     want = decoded(SOURCES["vanilla"])
     assert torch.equal(decoded(SOURCES[name]), want)

@@ -23,7 +23,7 @@ from lantern_accel.checkpoints.weights import (
     has_weights,
     open_checkpoint,
 )
-from lantern_accel.errors import CheckpointError
+from lantern_accel.errors import CheckpointError, shown
 from lantern_accel.files import read_json_file
 from lantern_accel.records import first_wrong
 
@@ -113,6 +113,72 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+#: What a value has to be, and the names in configurations that hold such ones, in whatever table.
+_HELD: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
+    (
+        "a table",
+        lambda value: isinstance(value, Mapping),
+        ("text_config", "language_config", "vision_config", "vq_config", "rope_parameters"),
+    ),
+    (
+        "a table of ids",
+        lambda value: isinstance(value, Mapping) and all(map(_is_whole, value.values())),
+        ("vocabulary_map",),
+    ),
+    (
+        "a whole number above 0",
+        lambda value: _is_whole(value) and value > 0,
+        (
+            "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "num_key_value_heads", "head_dim", "max_position_embeddings", "num_embeddings",
+            "num_image_tokens", "image_area", "temporal_downsample_factor", "resolution",
+            "d_model", "d_kv", "d_ff", "num_heads", "num_layers", "relative_attention_num_buckets",
+        ),
+    ),
+    (
+        "an id",
+        _is_whole,
+        ("bos_token_id", "pad_token_id", "eoi_token_id", "image_start_token_id", "image_end_token_id"),
+    ),
+    (
+        "a finite number above 0",
+        lambda value: (_is_whole(value) or isinstance(value, float)) and 0 < value < math.inf,
+        ("rms_norm_eps", "norm_eps", "rope_theta", "partial_rotary_factor"),
+    ),
+    (
+        "a list of whole numbers",
+        lambda value: isinstance(value, list | tuple) and all(map(_is_whole, value)),
+        ("mrope_section", "ch_mult", "channel_multiplier", "attn_resolutions"),
+    ),
+    ("true or false", lambda value: isinstance(value, bool), ("swin_norm", "tie_word_embeddings")),
+)  # fmt: skip
+
+
+def check_kinds(path: Path, said: Mapping[str, Any]) -> None:
+    """Raise :class:`CheckpointError` for a value of another kind than its name has; null is none."""
+    for what, fits, names in _HELD:
+        for name in names:
+            if said.get(name) is not None and not fits(said[name]):
+                raise CheckpointError(
+                    f"{path} says {name} {shown(said[name])}, which is not {what}; fetch it again, or "
+                    "correct it"
+                )
+    for name, inner in said.items():
+        if isinstance(inner, Mapping) and name != "vocabulary_map":
+            check_kinds(path, inner)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a configuration; raises :class:`CheckpointError`, for values of another kind too."""
+    said = read_json(path)
+    check_kinds(path, said)
+    return said
+
+
 def config_of(path: Path, *, alone: bool = True) -> dict[str, Any]:
     """Return the configuration next to a checkpoint; {} where there is none.
 
@@ -124,7 +190,7 @@ def config_of(path: Path, *, alone: bool = True) -> dict[str, Any]:
         names.append(path.parent / "config.json")
     for name in names:
         if name.is_file():
-            return read_json(name)
+            return read_config(name)
     return {}
 
 
@@ -160,11 +226,11 @@ def our_sizes(said: Mapping[str, Any]) -> dict[str, Any]:
 def check_said(what: object, said: Mapping[str, Any], sizes: Mapping[str, object]) -> None:
     """Raise CheckpointError where a configuration has other ``sizes`` than ``what`` by its shapes."""
     for name, value in said.items():
-        size = sizes.get(SIZE_NAMES.get(name, name), value)
-        if value != size:
+        ours = SIZE_NAMES.get(name, name)
+        if ours in sizes and value != sizes[ours]:
             raise CheckpointError(
-                f"{what} has {name} {size} by its shapes, but its configuration says {value}; the "
-                "two are not of one model"
+                f"{what} has {name} {sizes[ours]} by its shapes, but its configuration says {value!r}; "
+                "the two are not of one model"
             )
 
 
@@ -203,7 +269,7 @@ def find_file(places: Iterable[Path], name: str) -> Path | None:
 
 def folder_json(folder: Path, name: str = "config.json") -> dict[str, Any]:
     """Return a folder's configuration of this name; {} where there is none."""
-    return read_json(folder / name) if (folder / name).is_file() else {}
+    return read_config(folder / name) if (folder / name).is_file() else {}
 
 
 def open_own(path: Path, ours: bool) -> Checkpoint | None:

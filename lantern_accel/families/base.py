@@ -151,7 +151,8 @@ def check_two_way(model: Model, sampling: Sampling) -> None:
     """Raise :class:`RequestError` for guidance by an image, of a model that knows prompts alone."""
     if sampling.branches == 3:
         raise RequestError(
-            f"the model {model.manifest.name!r} has two-way guidance; leave cfg_scale_image out"
+            f"the model {model.manifest.name!r} has two-way guidance; leave cfg_scale_image out",
+            field="cfg_scale_image",
         )
 
 

@@ -182,21 +182,9 @@ def trunk_sizes(checkpoint: Checkpoint, named: Mapping[str, str], head_dim: int)
     }
 
 
-def llama_sizes(
-    checkpoint: Checkpoint, named: Mapping[str, str], said: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the sizes of a Llama's trunk: shapes first, the configuration for what they cannot say.
-
-    ``said``: transformers' names, with what the file leaves out filled in. Raises
-    :class:`CheckpointError` where a tensor is absent, the configuration is of another model, or asks
-    for what is not supported.
-    """
-    path, rope = checkpoint.path, said.get("rope_parameters") or {}
-    if not isinstance(rope, Mapping):
-        raise CheckpointError(
-            f"the configuration of {path} has rope_parameters {str(rope)[:80]!r}, which are not names "
-            "with values: it is damaged; fetch it again"
-        )
+def check_usual(path: Path, said: Mapping[str, Any]) -> None:
+    """Raise :class:`CheckpointError` for a rotation or an activation that no published model has."""
+    rope = said.get("rope_parameters") or {}
     for name, value, usual in (
         ("rope_scaling", said.get("rope_scaling") or None, None),
         ("rope_type", rope.get("rope_type", "default"), "default"),
@@ -207,12 +195,25 @@ def llama_sizes(
                 f"the configuration of {path} asks for {name} {value!r}, which no published model has "
                 "and which is not supported; use a published model"
             )
+
+
+def llama_sizes(
+    checkpoint: Checkpoint, named: Mapping[str, str], said: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the sizes of a Llama's trunk: shapes first, the configuration for what they cannot say.
+
+    ``said``: transformers' names, with what the file leaves out filled in. Raises
+    :class:`CheckpointError` where a tensor is absent, the configuration is of another model, or asks
+    for what is not supported.
+    """
+    path, rope = checkpoint.path, said.get("rope_parameters") or {}
+    check_usual(path, said)
     rows, kv_rows = (
         matrix_shape(checkpoint, named, f"layers.0.attention.w{part}.weight")[0] for part in "qk"
     )
-    heads, width = said["num_attention_heads"], said.get("head_dim")
-    width = width or (rows // heads if isinstance(heads, int) and heads > 0 else 0)
-    if not isinstance(heads, int) or heads < 1 or rows != heads * width or kv_rows % width:
+    heads = said["num_attention_heads"]
+    width = said.get("head_dim") or rows // heads
+    if rows != heads * width or kv_rows % width:
         raise CheckpointError(
             f"{path} has {rows} rows of queries and {kv_rows} of keys, which are not {heads} heads of "
             "one width; its configuration is of another model"

@@ -93,7 +93,8 @@ class Manifest(Frozen):
         if size is not None and size != pixels:
             raise RequestError(
                 f"the model {self.name!r} generates {pixels[0]}x{pixels[1]} pixels only, not "
-                f"{size[0]}x{size[1]}; leave the size out"
+                f"{size[0]}x{size[1]}; leave the size out",
+                field="size",
             )
         return own
 

@@ -146,10 +146,11 @@ class TokenFamily(Family[TokenManifestT]):
         longest, positions = max(len(ids) for ids in prompts), self.positions(manifest.target)
         most = positions - tokens
         if longest > most:
-            smaller = " or ask for a smaller image" if names else ""
+            ways = [f"shorten the prompt to {most} tokens"] * (most > 0)
+            ways += ["ask for a smaller image"] * bool(names)
             raise RequestError(
                 f"a prompt has {longest} tokens and the image {tokens}, but the model was trained on "
-                f"{positions} in all; shorten the prompt to {most} tokens{smaller}"
+                f"{positions} in all; {' or '.join(ways) or 'use another model'}"
             )
         length = bucket(longest)
         ids, mask = left_pad(prompts, length, manifest.pad)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic
 import torch
 from torch import Tensor
 
-from lantern_accel.errors import CheckpointError, RequestError
+from lantern_accel.errors import CheckpointError, RequestError, shown
 from lantern_accel.families.controls import Controls
 from lantern_accel.families.manifest import TokenManifestT
 from lantern_accel.files import read_json_file, read_text_file
@@ -85,7 +85,11 @@ def read_vocabulary(path: Path, use: str) -> Mapping[str, int]:
         content = read_json_file(path)
         vocabulary = content["model"]["vocab"]
         known = dict(vocabulary) if isinstance(vocabulary, dict) else {}
-        return known | {t["content"]: t["id"] for t in content.get("added_tokens", [])}
+        known |= {t["content"]: t["id"] for t in content.get("added_tokens", [])}
+        wrong = next((i for i in known.values() if not isinstance(i, int) or i < 0), None)
+        if wrong is not None:
+            raise ValueError(f"{shown(wrong)} is not an id")
+        return known
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{path} cannot be read as a tokenizer ({type(error).__name__}: {error}); use {use}"
@@ -112,7 +116,17 @@ class PromptText(ABC, Generic[TokenManifestT]):
         self.tokenizer = self.read(path)
         check_vocabulary(self.tokenizer, manifest.target.token_count, path)
         self.manifest, self.path = manifest, path
+        for name, wanted in self.known().items():
+            if (found := self.tokenizer.token_to_id(name)) != wanted:
+                raise CheckpointError(
+                    f"{path} has {name} at {found}, and the model at {wanted}; use the tokenizer that "
+                    "comes with the model"
+                )
         self.controls = Controls(self.tokenizer, self.marks())
+
+    def known(self) -> Mapping[str, int]:
+        """Return the ids that the model has for tokens of these names."""
+        return {}
 
     def marks(self) -> Sequence[str]:
         """Return strings that prompts are built of, whether or not they are tokens of their own."""

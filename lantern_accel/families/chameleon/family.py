@@ -22,6 +22,7 @@ from lantern_accel.families.chameleon.drafter import ChameleonDrafter, Chameleon
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
 from lantern_accel.families.chameleon.text import (
+    NAMES,
     SpecialIds,
     anole_image_only,
     anole_prompt,
@@ -41,6 +42,11 @@ LONG_PROMPT = 256
 
 class ChameleonText(PromptText[ChameleonManifest]):
     """The tokenizer of one model, with the prompt that it was trained on."""
+
+    names: ClassVar[Mapping[str, str]] = NAMES
+
+    def known(self) -> Mapping[str, int]:
+        return {name: getattr(self.manifest.ids, field) for field, name in self.names.items()}
 
     def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
         ids, code = self.manifest.ids, self.manifest.vq.downsample

@@ -28,7 +28,7 @@ class ChameleonManifest(TokenManifest):
 
     #: Codes along a unit of the grid, which size tokens count.
     unit: ClassVar[int] = 2
-    family: Literal["chameleon", "lumina2"] = "chameleon"
+    family: str = "chameleon"
     variant: Variant = "anole"
     side: int = Field(32, ge=2)
     ids: SpecialIds = SpecialIds()
@@ -79,7 +79,8 @@ class ChameleonManifest(TokenManifest):
             raise RequestError(
                 f"the model {self.name!r} cannot make {width}x{height} pixels: sides are multiples of "
                 f"{patch}, one at most {MAX_RATIO:g} times the other, with no more pixels than "
-                f"{whole}x{whole}; {nearest_size(width, height, patch, most)} would do"
+                f"{whole}x{whole}; {nearest_size(width, height, patch, most)} would do",
+                field="size",
             )
         return self.unit * high, self.unit * wide
 

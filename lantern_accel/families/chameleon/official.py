@@ -21,7 +21,7 @@ from lantern_accel.checkpoints.layouts import (
     our_sizes,
 )
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
-from lantern_accel.errors import CheckpointError
+from lantern_accel.errors import CheckpointError, shown
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.layouts import (
@@ -34,6 +34,7 @@ from lantern_accel.families.chameleon.layouts import (
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest, Variant
 from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.text import SpecialIds, ids_from_vocabulary
+from lantern_accel.families.keys import check_usual
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import (
     ask_for_name,
@@ -80,7 +81,13 @@ def target_config(
     ``newline``: rows end in a token of their own; ``side``: codes along the default image's side.
     Raises :class:`CheckpointError` where the configuration is of other weights.
     """
+    if (kind := config.get("model_type")) not in (None, "chameleon"):
+        raise CheckpointError(
+            f"{checkpoint.path} is of the type {shown(kind)} by its configuration, and its tensors are "
+            "Chameleon's, so the two are not of one model; fetch both again"
+        )
     sizes = block_sizes(checkpoint)
+    check_usual(checkpoint.path, config)
     check_said(checkpoint.path, config, {n: sizes[n] for n in ("dim", "n_layer", "n_head")})
     return ChameleonConfig(
         **sizes,

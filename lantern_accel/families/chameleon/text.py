@@ -18,7 +18,8 @@ from lantern_accel.records import Frozen
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_NAMES = {
+#: The tokens of :class:`SpecialIds` by their names in the vocabulary.
+NAMES = {
     "bos": "<s>",
     "pad": "<pad>",
     "eos": "</s>",
@@ -58,7 +59,7 @@ def ids_from_vocabulary(vocabulary: Mapping[str, int]) -> SpecialIds:
     Raises :class:`CheckpointError` for a vocabulary without image tokens or in another order.
     """
     images = {name: i for name, i in vocabulary.items() if name.startswith("IMGIMG")}
-    missing = [name for name in _NAMES.values() if name not in vocabulary]
+    missing = [name for name in NAMES.values() if name not in vocabulary]
     if not images or missing:
         lacking = repr(missing[0]) if images else "image tokens"
         raise CheckpointError(
@@ -73,7 +74,7 @@ def ids_from_vocabulary(vocabulary: Mapping[str, int]) -> SpecialIds:
                 f"the tokenizer has {name} at {images.get(name)}, but code {code} must be token "
                 f"{first + code}; the file is damaged or of another model"
             )
-    found = {field: vocabulary[name] for field, name in _NAMES.items()}
+    found = {field: vocabulary[name] for field, name in NAMES.items()}
     for field, name in (("newline", "<reserved08799>"), ("grid", "<reserved08800>")):
         if name in vocabulary:
             found[field] = vocabulary[name]

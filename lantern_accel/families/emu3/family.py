@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.errors import CheckpointError, ModelError
+from lantern_accel.errors import ModelError
 from lantern_accel.families import keys
 from lantern_accel.families.base import Conditions, Model, Rows, check_two_way
 from lantern_accel.families.chameleon.layouts import head_norm_rows
@@ -53,16 +52,10 @@ class Emu3Text(PromptText[Emu3Manifest]):
 
     read = staticmethod(read_either)
 
-    def __init__(self, path: Path, manifest: Emu3Manifest) -> None:
-        super().__init__(path, manifest)
-        ids = manifest.ids
+    def known(self) -> Mapping[str, int]:
+        ids = self.manifest.ids
         known = (ids.pad, ids.bos, ids.begin, ids.image, ids.image_start, ids.image_end)
-        for one, wanted in zip((SPECIALS[0], BOS, BEGIN, *FRAME), known, strict=True):
-            if self.tokenizer.token_to_id(one) != wanted:
-                raise CheckpointError(
-                    f"{path} has {one} at {self.tokenizer.token_to_id(one)}, and the model at {wanted}; "
-                    "use the tokenizer that comes with the model"
-                )
+        return dict(zip((SPECIALS[0], BOS, BEGIN, *FRAME), known, strict=True))
 
     def marks(self) -> Sequence[str]:
         return (*SPECIALS, *FRAME, CODE)

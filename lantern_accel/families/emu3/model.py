@@ -137,7 +137,8 @@ class Emu3Manifest(PromptedManifest):
             known = ", ".join(f"{w * side}x{h * side}" for h, w in self.sizes())
             raise RequestError(
                 f"the model {self.name!r} cannot make {width}x{height} pixels: sides are multiples of "
-                f"{side}, with fewer than {most} tokens; it was trained on {known}"
+                f"{side}, with fewer than {most} tokens; it was trained on {known}",
+                field="size",
             )
         return rows, columns
 

@@ -90,7 +90,6 @@ _VQ = {
     "z_channels": "z_channels", "codebook_size": "codebook_size", "embed_dim": "codebook_dim",
     "attn_resolutions": "attention",
 }  # fmt: skip
-_AGAIN = "fetch it again from the model's repository"
 #: Positions of Emu3-Chat, and pixels of Emu3-Stage1's and Emu3-Gen's images.
 CHAT_POSITIONS, STAGE1_AREA, GEN_AREA = 131072, 512 * 512, 720 * 720
 #: Where image tokenizers lie next to a model, and Emu3.5's file.
@@ -156,7 +155,7 @@ def detect(path: Path, parts: Parts) -> Found[Emu3Manifest] | None:
 
 def _check_draws(path: Path, said: Mapping[str, Any]) -> None:
     """Raise :class:`CheckpointError` for the models of this family that are not Emu3-Gen."""
-    text = _table(said, "text_config") or said
+    text = said.get("text_config") or said
     for name, value, one, what in (
         ("max_position_embeddings", CHAT_POSITIONS, "Emu3-Chat", "reads images and writes text"),
         ("image_area", STAGE1_AREA, "Emu3-Stage1", "is a stage of training before Emu3-Gen"),
@@ -174,25 +173,23 @@ def manifest_of(checkpoint: Checkpoint, said: dict[str, Any]) -> Emu3Manifest:
     :class:`CheckpointError` where the two are not of one model.
     """
     named = keys.renamed(checkpoint, RULES["target"])
-    path, text = checkpoint.path, _table(said, "text_config") or said
+    path, text = checkpoint.path, said.get("text_config") or said
     given = {name: value for name, value in text.items() if value is not None}
     variant: Variant = "emu3.5" if "layers.0.attention.q_norm.weight" in named else "emu3"
     for name in _ASKED if variant == "emu3.5" else ():
         if name not in given:
             raise CheckpointError(
                 f"the config.json of {path} lacks {name}, which the weights of Emu3.5 cannot say; "
-                f"{_AGAIN}"
+                "fetch it again from the model's repository"
             )
-    most = _whole(given, "max_position_embeddings", _LLAMA["max_position_embeddings"])
-    given = {**_LLAMA, **given, "max_position_embeddings": most}
-    sizes = keys.llama_sizes(checkpoint, named, given)
+    sizes = keys.llama_sizes(checkpoint, named, {**_LLAMA, **given})
     if sizes.pop("bias"):
         raise CheckpointError(f"{path} has biases of queries, which Emu3 has not; use Emu3-Gen")
     first = _first_code(said)
     codes = sizes["token_count"] - first
     vq = _said_vq(said, codes, variant)
     ids = _checked_ids(path, {**said, **given}, first)
-    area = _whole(said, "image_area", GEN_AREA)
+    area = said.get("image_area") or GEN_AREA
     height, width = _usual_grid(variant, area, vq.downsample, sizes["max_positions"])
     with explained(path, "its configuration is not of these weights"):
         target = Emu3Config(
@@ -223,25 +220,10 @@ def special_ids(said: Mapping[str, Any]) -> SpecialIds:
 
 def _first_code(said: Mapping[str, Any]) -> int:
     """Return the id of code 0: behind the image's end, as the configuration has it."""
-    usual = _whole(said, "pad_token_id", SpecialIds().pad) + BEFORE["pad"] - BEFORE["image_end"]
-    usual = _whole(_table(said, "vocabulary_map"), FRAME[2], usual)
-    return _whole(said, "eoi_token_id", usual) + 1
-
-
-def _whole(said: Mapping[str, Any], name: str, usual: int) -> int:
-    """Return a number above 0 that a configuration says, or the usual one where it says none."""
-    value = usual if said.get(name) is None else said[name]
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    raise CheckpointError(f"the config.json says {name} {value!r}, not a number; {_AGAIN}")
-
-
-def _table(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a part of a configuration; empty where it is absent."""
-    value = said.get(name) or {}
-    if isinstance(value, Mapping):
-        return value
-    raise CheckpointError(f"the config.json says {name} {value!r}, which has no names; {_AGAIN}")
+    end = said.get("eoi_token_id") or (said.get("vocabulary_map") or {}).get(FRAME[2])
+    if end is None:
+        end = (said.get("pad_token_id") or SpecialIds().pad) + BEFORE["pad"] - BEFORE["image_end"]
+    return int(end) + 1
 
 
 def _checked_ids(path: Path, said: Mapping[str, Any], first: int) -> SpecialIds:
@@ -263,9 +245,9 @@ def _said_vq(said: Mapping[str, Any], codes: int, variant: Variant) -> MoVQConfi
         return VQConfig(
             ch=256, num_res_blocks=4, codebook_size=codes, codebook_dim=256, l2_norm=False
         )
-    one = _table(said, "vq_config") or said
+    one = said.get("vq_config") or said
     sizes = {ours: one[theirs] for theirs, ours in _VQ.items() if theirs in one}
-    halvings = round(math.log2(_whole(one, "temporal_downsample_factor", 4)))
+    halvings = round(math.log2(one.get("temporal_downsample_factor") or 4))
     with explained("the image tokenizer's configuration", f"use {_WHOSE[variant]}"):
         return MoVQConfig(**{"codebook_size": codes, **sizes}, halvings=halvings)
 

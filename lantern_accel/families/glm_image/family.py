@@ -55,7 +55,8 @@ class GlmImageFamily(PromptedFamily[GlmImageManifest]):
         if sampling.guided:
             raise RequestError(
                 f"the prior {model.manifest.name!r} decodes without guidance; leave cfg_scale out, or "
-                "set it to 1 (guidance_scale is the diffusion half's)"
+                "set it to 1 (guidance_scale is the diffusion half's)",
+                field="cfg_scale",
             )
         return Rows(conditions.condition, conditions.mask)
 

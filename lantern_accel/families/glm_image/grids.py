@@ -42,7 +42,8 @@ def grid_of(width: int, height: int, whose: str) -> Grid:
         near = [max(round(side / PIXELS), 1) * PIXELS for side in sides]
         raise RequestError(
             f"{whose} generates sizes that are multiples of {PIXELS} pixels, not {width}x{height}; "
-            f"{near[0]}x{near[1]} would do"
+            f"{near[0]}x{near[1]} would do",
+            field="size",
         )
     return rows, columns
 

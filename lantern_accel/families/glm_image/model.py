@@ -188,6 +188,7 @@ class GlmImageManifest(PromptedManifest):
             raise RequestError(
                 f"the model {self.name!r} cannot generate {width}x{height} pixels: "
                 f"{'it is too narrow' if min(both[0]) < 1 else f'it has more than {most} tokens'}; "
-                "choose a size such as 1024x1024"
+                "choose a size such as 1024x1024",
+                field="size",
             )
         return rows, columns

@@ -163,8 +163,8 @@ def _target(checkpoint: Checkpoint, said: dict[str, Any]) -> GlmImageConfig:
         **sizes,
         vocab_size=codes,
         head_rows=rows,
-        rotated=int(width * rope.get("partial_rotary_factor", 1.0)),
-        sections=tuple(rope.get("mrope_section", (8, 12, 12))),
+        rotated=int(width * (rope.get("partial_rotary_factor") or 1.0)),
+        sections=tuple(rope.get("mrope_section") or (8, 12, 12)),
     )
 
 

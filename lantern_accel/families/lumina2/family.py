@@ -17,7 +17,7 @@ from lantern_accel.families.lumina2.model import (
     Lumina2GPT,
     Lumina2Manifest,
 )
-from lantern_accel.families.lumina2.text import Lumina2Ids, instructions
+from lantern_accel.families.lumina2.text import NAMES, Lumina2Ids, instructions
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.nn.movq import MoVQ, MoVQConfig
 from lantern_accel.nn.vq import nearest_uint8
@@ -25,6 +25,8 @@ from lantern_accel.nn.vq import nearest_uint8
 
 class Lumina2Text(ChameleonText):
     """The tokenizer of one model, with the prompt that it was trained on."""
+
+    names = NAMES
 
     def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
         ids, start = self.manifest.ids, self.manifest.start(rows, columns)

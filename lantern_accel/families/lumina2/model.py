@@ -45,7 +45,8 @@ class Lumina2GPT(ChameleonGPT):
         if cfg_scale < c.guidance_floor:
             raise RequestError(
                 f"cfg_scale {cfg_scale:g} is below {c.guidance_floor:g}, to which this model's guidance "
-                f"falls along an image; ask for {c.guidance_floor:g} or more, or for 1: no guidance"
+                f"falls along an image; ask for {c.guidance_floor:g} or more, or for 1: no guidance",
+                field="cfg_scale",
             )
         for token in range(c.num_tokens):
             left = 1 - (token + SIZE_TOKENS) / (c.height * c.width / PATCH)
@@ -74,7 +75,8 @@ class Lumina2Manifest(ChameleonManifest):
         if max(rows, columns) > most * UNIT:
             raise RequestError(
                 f"the model {self.name!r} has no size token for a side of {max(rows, columns) // UNIT} "
-                f"units of {UNIT * self.token_pixels} pixels; ask for at most {most}"
+                f"units of {UNIT * self.token_pixels} pixels; ask for at most {most}",
+                field="size",
             )
         return rows, columns
 

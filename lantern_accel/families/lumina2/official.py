@@ -55,14 +55,17 @@ def detect(path: Path, parts: Parts) -> Found | None:
     entry = parts.entry or entry_at("lumina2", path)
     text = home / _TOKENIZER[0]
     known = dict[str, int]()
-    if text.is_file() and said.get("model_type") == "chameleon":
+    released = entry is not None and entry.family == "lumina2"
+    if text.is_file() and (released or said.get("model_type") == "chameleon"):
         known = dict(read_vocabulary(text, "the one that comes with the model"))
     named = said.get("vocabulary_map") or known
-    ours = any(name.startswith(CODE) for name in named) or (
-        entry is not None and entry.family == "lumina2"
-    )
-    if not ours:
+    if not released and not any(name.startswith(CODE) for name in named):
         return None
+    if not said:
+        raise CheckpointError(
+            f"{folder} lacks config.json, which says what the weights of Lumina-mGPT 2.0 cannot; fetch "
+            "it from the model's repository"
+        )
     checkpoint = open_own(path, True)
     assert checkpoint is not None
     found = keys.layouts_in(checkpoint, layouts.SIGNATURES)

@@ -23,7 +23,8 @@ UNIT, UNIT_PIXELS = 4, 32
 MOST_UNITS = 64
 #: What begins the instruction for two panels, which users write out (``docs/models.md``).
 TWO_PANELS = "Generate a dual-panel image of "
-_NAMES = {
+#: The tokens of :class:`Lumina2Ids` by their names in the vocabulary.
+NAMES = {
     "image_start": "<racm3:break>",
     "image_end": "<eoss>",
     "newline": "<reserved08799>",
@@ -69,7 +70,7 @@ def ids_from_vocabulary(vocabulary: Mapping[str, int], first: str) -> Lumina2Ids
 
     Raises :class:`CheckpointError` for a vocabulary that lacks one, or has codes in another order.
     """
-    missing = [name for name in (first, *_NAMES.values()) if name not in vocabulary]
+    missing = [name for name in (first, *NAMES.values()) if name not in vocabulary]
     codes = {name: i for name, i in vocabulary.items() if name.startswith(CODE)}
     if missing or not codes:
         lacking = repr(missing[0]) if missing else f"tokens called {CODE}...>"
@@ -89,7 +90,7 @@ def ids_from_vocabulary(vocabulary: Mapping[str, int], first: str) -> Lumina2Ids
     grids = tuple(vocabulary[name] for name in names[: (*known, False).index(False)])
     if len(grids) < 2:
         raise CheckpointError(f"the tokenizer lacks {names[len(grids)]!r}, a size token; {_WHERE}")
-    found = {field: vocabulary[name] for field, name in _NAMES.items()}
+    found = {field: vocabulary[name] for field, name in NAMES.items()}
     return Lumina2Ids(
         **found,
         bos=vocabulary[first],

@@ -189,7 +189,7 @@ def test_a_drafters_configuration_that_is_wrong(texts: Path) -> None:
     write_sizes(folder / "config.json", **{**config, "num_attention_heads": 5})
     assert "dim 32 must be n_head 5 times" in refused(texts)
     write_sizes(folder / "config.json", **{**config, "rms_norm_eps": "small"})
-    assert "norm_eps: Input should be a valid number" in refused(texts)
+    assert "rms_norm_eps 'small'" in refused(texts)
 
 
 @pytest.mark.parametrize(

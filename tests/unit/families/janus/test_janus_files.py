@@ -87,13 +87,13 @@ def test_mixed_layouts(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"num_attention_heads": 3}, "not 3 heads of one width"),
-        ({"num_attention_heads": "four"}, "not four heads of one width"),
+        ({"num_attention_heads": "four"}, "num_attention_heads 'four'"),
         (
             {"num_hidden_layers": 4},
             "num_hidden_layers 3 by its shapes, but its configuration says 4",
         ),
         ({"rope_scaling": {"rope_type": "yarn"}}, "asks for rope_scaling"),
-        ({"rope_parameters": [1]}, r"rope_parameters '\[1\]', which"),
+        ({"rope_parameters": [1]}, r"rope_parameters \[1\], which"),
         ({"hidden_act": "gelu"}, "asks for hidden_act 'gelu'"),
     ],
 )

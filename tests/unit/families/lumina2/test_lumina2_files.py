@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from support.chameleon import write_lumina
 from support.golden import golden
-from support.lumina2 import TOKENIZER, config, write_lumina2
+from support.lumina2 import TOKENIZER, write_lumina2
 
 import lantern_accel
-from lantern_accel.errors import CheckpointError, RequestError
+from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Parts
 from lantern_accel.families.lumina2.text import (
     Lumina2Ids,
@@ -66,48 +65,11 @@ def test_ids_are_read_by_name_and_bos_is_the_tokenizers_or_else_eos(folder: Path
     assert (released.image_first, released.newline, released.grids[0]) == (155000, 151670, 151671)
 
 
-@pytest.mark.parametrize(
-    "name", ["<reserved08706>", "<racm3:break>", "<MOVQGAN7>", "<reserved08801>"]
-)
-def test_a_vocabulary_without_a_name_is_refused(folder: Path, name: str) -> None:
-    known = dict(read_vocabulary(folder / "tokenizer.json", ""))
-    del known[name]
-    with pytest.raises(CheckpointError, match=r"tokenizer (lacks|has)"):
-        ids_from_vocabulary(known, "<|im_end|>")
-
-
 @pytest.mark.parametrize("left", TOKENIZER)
 def test_a_part_of_the_tokenizer_that_is_not_there_is_named(tmp_path: Path, left: str) -> None:
     path = write_lumina2(tmp_path / "m", tokenizer=(left,))
     (absent,) = set(TOKENIZER) - {left}
     assert absent in find_model(path).missing["text"]
-
-
-def test_layouts_that_are_mixed_are_refused(tmp_path: Path) -> None:
-    weights = dict(golden("lumina2/model"))
-    norm = weights["model.layers.0.self_attn.q_norm.weight"]
-    weights["layers.0.attention.q_normalization.weight"] = norm[0].clone()
-    path = write_lumina2(tmp_path / "m", weights=weights)
-    with pytest.raises(CheckpointError, match="original and Hugging Face"):
-        find_model(path)
-
-
-def test_the_picture_decoder_of_another_family_is_refused(folder: Path, tmp_path: Path) -> None:
-    for name, words in (("emu3/vision_tokenizer", "video"), ("chameleon_vq/weights", "codes")):
-        save_file(golden(name), tmp_path / "vq.safetensors")
-        with pytest.raises(CheckpointError, match=words):
-            find_model(folder, Parts(vq=tmp_path / "vq.safetensors"))
-    smaller = dict(golden("lumina2/movqgan"))
-    smaller["quantize.embedding.weight"] = smaller["quantize.embedding.weight"][:32].clone()
-    path = write_lumina2(tmp_path / "m", vq=smaller)
-    with pytest.raises(CheckpointError, match="32 codes"):
-        find_model(path)
-
-
-def test_a_configuration_of_other_weights_is_refused(tmp_path: Path) -> None:
-    path = write_lumina2(tmp_path / "m", said={**config(), "num_hidden_layers": 4})
-    with pytest.raises(CheckpointError, match="not of one model"):
-        find_model(path)
 
 
 @pytest.mark.parametrize("size", [(770, 768), (768, 784), (800, 800), (1024, 224), (0, 32)])
@@ -143,16 +105,9 @@ def test_two_panels_and_the_size_in_words() -> None:
         instructions([text], 96, 96)
 
 
-def test_requests_that_it_cannot_draw_are_refused(folder: Path) -> None:
-    with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
-        with pytest.raises(RequestError, match="cfg_scale 3 is below 4"):
-            pipe.generate("a fox", size=(8, 8), cfg_scale=3.0)
-        with pytest.raises(RequestError, match="shorten the prompt"):
-            pipe.generate("fox " * 400, size=(8, 8))
-        with pytest.raises(RequestError, match="no size token"):
-            pipe.model.manifest.model_copy(update={"side": 96}).grid((8 * 6, 8 * 6))
-        with pytest.raises(RequestError, match="<MOVQGAN3>"):
-            pipe.generate("a <MOVQGAN3> fox", size=(8, 8))
+def test_a_size_without_a_token_is_refused(folder: Path) -> None:
+    with pytest.raises(RequestError, match="no size token"):
+        find_model(folder).manifest.model_copy(update={"side": 96}).grid((8 * 6, 8 * 6))
 
 
 def test_two_panels_have_the_recorded_prompt(folder: Path) -> None:

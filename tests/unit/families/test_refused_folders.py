@@ -1,0 +1,326 @@
+"""Folders of released layouts that cannot be used, and requests that their models cannot serve.
+
+One table each: the input, the error's type, its field, and a fragment that a user acts on.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.emu3 import ibq_weights, weights_of, write_emu3
+from support.glm_image import write_glm_image
+from support.golden import golden
+from support.janus import write_janus
+from support.lumina2 import write_lumina2
+
+import lantern_accel
+from lantern_accel.errors import CheckpointError, LanternError, RequestError
+
+#: What is done to a folder that is as it should be.
+Change = Callable[[Path], None]
+MODEL, VISION = "model.safetensors", "vision_tokenizer/model.safetensors"
+MOVQ, TOKENIZER, SETTINGS = (
+    "movqgan/270M/movqgan_270M.ckpt",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+GLM = "vision_language_encoder/config.json"
+WORDS, NAMES = "emu3.tiktoken", "emu3_vision_tokens.txt"
+
+
+def says(name: str = "config.json", **values: Any) -> Change:
+    """Let a JSON file say other values; ``...``: leave the name out."""
+
+    def change(folder: Path) -> None:
+        path = folder / name
+        said = {**json.loads(path.read_text("utf-8")), **values}
+        path.write_text(json.dumps({k: v for k, v in said.items() if v is not ...}), "utf-8")
+
+    return change
+
+
+def text(name: str = GLM, table: str = "text_config", **values: Any) -> Change:
+    """Let a table of a JSON file say other values."""
+
+    def change(folder: Path) -> None:
+        said = json.loads((folder / name).read_text("utf-8"))
+        says(name, **{table: {**said[table], **values}})(folder)
+
+    return change
+
+
+def rope(**values: Any) -> Change:
+    return text(rope_parameters=values)
+
+
+def without(*names: str) -> Change:
+    """Let files or folders be absent."""
+
+    def change(folder: Path) -> None:
+        for name in names:
+            path = folder / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    return change
+
+
+def cut(name: str) -> Change:
+    """Let a file end in its middle."""
+
+    def change(folder: Path) -> None:
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+
+    return change
+
+
+def holds(name: str, weights: Callable[[], dict[str, Any]]) -> Change:
+    """Let a file hold other tensors."""
+
+    def change(folder: Path) -> None:
+        kept = {key: value.contiguous() for key, value in weights().items()}
+        if name.endswith(".ckpt"):
+            torch.save(kept, folder / name)
+        else:
+            save_file(kept, folder / name)
+
+    return change
+
+
+def tensors(edit: Callable[[dict[str, Any]], Any]) -> Change:
+    """Let the model's file be edited."""
+
+    def change(folder: Path) -> None:
+        weights = load_file(folder / MODEL)
+        edit(weights)
+        save_file(weights, folder / MODEL)
+
+    return change
+
+
+def lines(name: str, edit: Callable[[list[str]], list[str]]) -> Change:
+    """Let a text have other lines."""
+
+    def change(folder: Path) -> None:
+        written = (folder / name).read_text("utf-8").splitlines()
+        (folder / name).write_text("\n".join(edit(written)), "utf-8")
+
+    return change
+
+
+def token(name: str, number: object = None) -> Change:
+    """Let an added token of a tokenizer have another id, or be absent."""
+
+    def change(folder: Path) -> None:
+        said = json.loads((folder / TOKENIZER).read_text("utf-8"))
+        (one,) = (one for one in said["added_tokens"] if one["content"] == name)
+        one["id"] = number
+        if number is None:
+            said["added_tokens"].remove(one)
+        (folder / TOKENIZER).write_text(json.dumps(said), "utf-8")
+
+    return change
+
+
+def emu3_mixed() -> dict[str, Any]:
+    return {**weights_of("hf"), **{k: v.clone() for k, v in weights_of("official").items()}}
+
+
+def lumina2_mixed(weights: dict[str, Any]) -> None:
+    norm = weights["model.layers.0.self_attn.q_norm.weight"]
+    weights["layers.0.attention.q_normalization.weight"] = norm[0].clone()
+
+
+def smaller() -> dict[str, Any]:
+    weights = dict(golden("lumina2/movqgan"))
+    return {**weights, "quantize.embedding.weight": weights["quantize.embedding.weight"][:32]}
+
+
+def lacking(name: str, key: str) -> Callable[[], dict[str, Any]]:
+    return lambda: {k: v for k, v in golden(name).items() if k != key}
+
+
+C, R = CheckpointError, RequestError
+#: The layout, what is wrong with its folder, the error and a fragment; a folder has no field.
+FOLDERS: list[tuple[str, str, Change, type[LanternError], str]] = [
+    # --- parts of several releases
+    ("lumina2", "mixed layouts", tensors(lumina2_mixed), C, "original and Hugging Face"),
+    ("lumina2", "video codes", holds(MOVQ, lambda: golden("emu3/vision_tokenizer")), C, "on video"),
+    ("lumina2", "plain VQ", holds(MOVQ, lambda: golden("chameleon_vq/weights")), C, "read the codes"),
+    ("lumina2", "the model as VQ", holds(MOVQ, lambda: golden("lumina2/model")), C, "not MoVQGAN"),
+    ("lumina2", "fewer codes", holds(MOVQ, smaller), C, "has 32 codes"),
+    ("lumina2", "layers", says(num_hidden_layers=4), C, "not of one model"),
+    ("lumina2", "another type", says(model_type="llama"), C, "not of one model"),
+    ("official", "mixed layouts", holds(MODEL, emu3_mixed), C, "has keys of two layouts"),
+    ("official", "plain VQ", holds(VISION, ibq_weights), C, "is not Emu3's image tokenizer"),
+    ("official", "no video", holds(VISION, lambda: golden("lumina2/movqgan")), C, "is not Emu3's"),
+    ("3.5", "MoVQ", holds(VISION, lambda: golden("emu3/vision_tokenizer")), C, "read the codes"),
+    ("official", "layers", says(num_hidden_layers=4), C, "num_hidden_layers 3 by its shapes"),
+    ("official", "names", lines(NAMES, lambda names: names[:-1]), C, "names 63 codes"),
+    # --- models that generate no images
+    ("official", "Chat", says(max_position_embeddings=131072), C, "is Emu3-Chat"),
+    ("official", "Stage1", says(image_area=262144), C, "is Emu3-Stage1"),
+    ("official", "its VQ", says(model_type="Emu3VisionVQ"), C, "is the image tokenizer of Emu3"),
+    # --- what is absent
+    ("lumina2", "no tokenizer", without(TOKENIZER), R, f"put the model's {TOKENIZER} into"),
+    ("lumina2", "no settings", without(SETTINGS), R, f"put the model's {SETTINGS} into"),
+    ("lumina2", "no decoder", without("movqgan"), C, "put movqgan_270M.ckpt"),
+    ("lumina2", "VQ lacks", holds(MOVQ, lacking("lumina2/movqgan", "decoder.conv_out.weight")), C,
+     "1 key is missing"),
+    ("lumina2", "lacks", tensors(lambda w: w.pop("model.layers.1.mlp.up_proj.weight")), C,
+     "layers.1.feed_forward.w13.weight"),
+    ("lumina2", "no norm", tensors(lambda w: w.pop("model.layers.0.self_attn.q_norm.weight")), C,
+     "of no layout that is known"),
+    ("lumina2", "no end of turn", token("<reserved08706>"), C, "lacks '<reserved08706>'"),
+    ("lumina2", "no image start", token("<racm3:break>"), C, "lacks '<racm3:break>'"),
+    ("lumina2", "no code", token("<MOVQGAN7>"), C, "one after the other"),
+    ("lumina2", "no size token", token("<reserved08801>"), C, "a size token"),
+    ("official", "no names", without(NAMES), R, NAMES),
+    ("official", "no words", without(WORDS, NAMES), R, WORDS),
+    ("official", "no VQ", without("vision_tokenizer"), C, "BAAI/Emu3-VisionTokenizer"),
+    ("3.5", "no eps", says(rms_norm_eps=None), C, "lacks rms_norm_eps"),
+    # --- what is damaged
+    ("lumina2", "cut model", cut(MODEL), C, "fetch it again"),
+    ("lumina2", "cut decoder", cut(MOVQ), C, "fetch it again"),
+    ("lumina2", "cut tokenizer", cut(TOKENIZER), C, "cannot be read as a tokenizer"),
+    ("lumina2", "cut settings", cut(SETTINGS), C, "cannot be read as JSON"),
+    ("lumina2", "cut config", cut("config.json"), C, "cannot be read as JSON"),
+    ("lumina2", "NaN", tensors(lambda w: w["model.norm.weight"].fill_(float("nan"))), C, "damaged"),
+    ("lumina2", "id", token("<racm3:break>", "x"), C, "'x' is not an id"),
+    ("lumina2", "no first token", says(SETTINGS, bos_token=None, eos_token=None), C, "bos_token"),
+    ("lumina2", "a first token", says(SETTINGS, bos_token="<zz>"), C, "lacks '<zz>'"),
+    ("official", "cut model", cut(MODEL), C, "fetch it again"),
+    ("official", "cut words", cut(WORDS), C, "fetch it again"),
+    ("official", "other names", lines(NAMES, lambda names: names[1:]), C, "does not name"),
+    ("official", "a word less", lines(WORDS, lambda words: words[1:]), C, "lacks words"),
+    ("official", "no base64", lines(WORDS, lambda words: ["%% 1"]), C, "cannot be read as words"),
+    ("official", "other ids", lines(WORDS, lambda words: words[:-1]), C, "and the model at"),
+    # --- values of a configuration
+    ("lumina2", "eps", says(rms_norm_eps="small"), C, "rms_norm_eps 'small'"),
+    ("lumina2", "eps below 0", says(rms_norm_eps=-1.0), C, "rms_norm_eps -1.0"),
+    ("lumina2", "eps is a flag", says(rms_norm_eps=True), C, "rms_norm_eps True"),
+    ("lumina2", "eps is no number", says(rms_norm_eps=float("nan")), C, "rms_norm_eps nan"),
+    ("lumina2", "base", says(rope_theta=0), C, "rope_theta 0"),
+    ("lumina2", "positions", says(max_position_embeddings=512.5), C, "max_position_embeddings 512.5"),
+    ("lumina2", "few positions", says(max_position_embeddings=12), R, "ask for a smaller image"),
+    ("lumina2", "vocabulary", says(vocabulary_map=[1]), C, "vocabulary_map [1]"),
+    ("lumina2", "ids", says(vocabulary_map={"<MOVQGAN0>": "a"}), C, "not a table of ids"),
+    ("lumina2", "width", says(hidden_size="48"), C, "hidden_size '48'"),
+    ("lumina2", "heads", says(num_attention_heads=3), C, "num_attention_heads 4 by its shapes"),
+    ("lumina2", "norms", says(swin_norm="yes"), C, "swin_norm 'yes'"),
+    ("lumina2", "rotation", says(rope_scaling={"factor": 2.0}), C, "asks for rope_scaling"),
+    ("official", "row ends", says(eol_token_id=482), C, "says eol_token_id 482"),
+    ("official", "image ends", says(eoi_token_id=90), C, "has no place for Emu3's tokens"),
+    ("official", "area", says(image_area="large"), C, "image_area 'large'"),
+    ("official", "area below 0", says(image_area=-5), C, "image_area -5"),
+    ("official", "positions", says(max_position_embeddings="9"), C, "max_position_embeddings '9'"),
+    ("hf", "vocabulary", says(vocabulary_map=[1]), C, "vocabulary_map [1]"),
+    ("hf", "text", says(text_config=["x"]), C, "text_config ['x']"),
+    ("glm", "sections", rope(mrope_section="8,4,4"), C, "mrope_section '8,4,4'"),
+    ("glm", "a section", rope(mrope_section=["8", 4, 4]), C, "mrope_section ['8', 4, 4]"),
+    ("glm", "one section", rope(mrope_section=16), C, "mrope_section 16"),
+    ("glm", "other sections", rope(mrope_section=[2, 3, 4]), C, "are not the 16 pairs that turn"),
+    ("glm", "share", rope(partial_rotary_factor="half"), C, "partial_rotary_factor 'half'"),
+    ("glm", "a list of shares", rope(partial_rotary_factor=[0.5]), C, "partial_rotary_factor [0.5]"),
+    ("glm", "no share", rope(partial_rotary_factor=-0.5), C, "partial_rotary_factor -0.5"),
+    ("glm", "more than all", rope(partial_rotary_factor=2.0), C, "cannot turn in pairs"),
+    ("glm", "rotation", rope(rope_type="yarn"), C, "asks for rope_type 'yarn'"),
+    ("glm", "heads", text(num_attention_heads=3), C, "not 3 heads of one width"),
+    ("glm", "heads in words", text(num_attention_heads="4"), C, "num_attention_heads '4'"),
+    ("glm", "width", text(hidden_size=64), C, "hidden_size 128 by its shapes"),
+    ("glm", "codes", says(GLM, vq_config={"num_embeddings": "128"}), C, "num_embeddings '128'"),
+    ("glm", "text", says(GLM, text_config=[1]), C, "text_config [1]"),
+    ("glm", "image start", says(GLM, image_end_token_id="x"), C, "image_end_token_id 'x'"),
+    ("janus", "text", says(language_config="x"), C, "language_config 'x'"),
+    ("janus", "eps", text("config.json", "language_config", rms_norm_eps=[1]), C, "rms_norm_eps [1]"),
+    ("janus", "patches", says(vision_config={"num_image_tokens": 575}), C, "not a square"),
+    ("janus", "sight", says(vision_config=[1]), C, "vision_config [1]"),
+    ("hf", "time", says(vq_config={"temporal_downsample_factor": 0}), C, "downsample_factor 0"),
+]  # fmt: skip
+
+TWO = "Generate a dual-panel image of 512x1024 where the <lower half> displays a <depth map>: a cat"
+#: The layout, what is asked of it, the error, its field and a fragment.
+REQUESTS: list[tuple[str, dict[str, Any], type[LanternError], str | None, str]] = [
+    ("lumina2", {"cfg_scale": 3.0}, R, "cfg_scale", "cfg_scale 3 is below 4"),
+    ("lumina2", {"cfg_scale_image": 2.0}, R, "cfg_scale_image", "two-way guidance"),
+    ("lumina2", {"prompt": "fox " * 400}, R, None, "shorten the prompt"),
+    ("lumina2", {"prompt": "a <MOVQGAN3> fox"}, R, None, "<MOVQGAN3>"),
+    ("lumina2", {"prompt": TWO}, R, None, "asks for two panels of 512x1024"),
+    ("lumina2", {"size": (12, 8)}, R, "size", "multiples of 8"),
+    ("lumina2", {"size": (40, 8)}, R, "size", "one at most 4 times the other"),
+    ("lumina2", {"size": (1600, 1600)}, R, "size", "would do"),
+    ("official", {"prompt": "a <|image token|> b"}, R, None, "reads as a token of its own"),
+    ("official", {"prompt": "<|extra_7|>"}, R, None, "reads as a token of its own"),
+    ("official", {"negative_prompt": "<|visual token 000001|>"}, R, None, "reads as a token"),
+    ("official", {"size": (11, 10)}, R, "size", "sides are multiples of 2"),
+    ("official", {"size": (60, 60)}, R, "size", "with fewer than 512 tokens"),
+    ("official", {"prompt": "a cat " * 200}, R, None, "shorten the prompt to 482 tokens"),
+    ("official", {"negative_prompt": "a cat " * 200}, R, None, "shorten the prompt to 482 tokens"),
+    ("official", {"cfg_scale_image": 1.5}, R, "cfg_scale_image", "two-way guidance"),
+]
+
+
+def write(folder: Path, layout: str) -> Path:
+    makers = {"lumina2": write_lumina2, "glm": write_glm_image, "janus": write_janus}
+    return makers[layout](folder) if layout in makers else write_emu3(folder, layout)
+
+
+def usual(layout: str) -> dict[str, Any]:
+    size = {"size": (8, 8)} if layout == "lumina2" else {}
+    return {"prompt": "a fox", "strategy": "vanilla", **size}
+
+
+def check_said(error: LanternError, kind: type[LanternError], field: str | None, part: str) -> None:
+    text = str(error)
+    assert type(error) is kind and error.exit_code == 2 and error.field == field, text
+    assert part in text and "\n" not in text and len(text) < 700
+    assert "; " in text or ": put " in text  # a way out
+
+
+@pytest.mark.parametrize(
+    ("layout", "what", "change", "kind", "part"),
+    FOLDERS,
+    ids=[f"{layout}-{what}" for layout, what, *_ in FOLDERS],
+)
+def test_a_folder_is_refused_in_one_sentence(
+    layout: str, what: str, change: Change, kind: type[LanternError], part: str, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "model", layout)
+    change(folder)
+    with (
+        pytest.raises(LanternError) as caught,
+        lantern_accel.load(folder, device="cpu", dtype="float32") as pipe,
+    ):
+        pipe.generate(**usual(layout))
+    check_said(caught.value, kind, None, part)
+
+
+@pytest.fixture(scope="module")
+def pipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    made = {}
+    for layout in ("lumina2", "official"):
+        folder = write(tmp_path_factory.mktemp("asked") / "model", layout)
+        made[layout] = lantern_accel.load(folder, device="cpu", dtype="float32")
+    yield made
+    for pipe in made.values():
+        pipe.close()
+
+
+@pytest.mark.parametrize(("layout", "asked", "kind", "field", "part"), REQUESTS)
+def test_a_request_is_refused_with_its_field(
+    layout: str, asked: dict[str, Any], kind: type[LanternError], field: str | None, part: str,
+    pipes: dict[str, Any],
+) -> None:  # fmt: skip
+    with pytest.raises(LanternError) as caught:
+        pipes[layout].generate(**{**usual(layout), **asked})
+    check_said(caught.value, kind, field, part)

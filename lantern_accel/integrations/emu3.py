@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Rows
-from lantern_accel.families.emu3.model import Emu3Manifest
+from lantern_accel.families.emu3.grammar import grid_of_grammar
 from lantern_accel.integrations.decoding import Accelerated
 from lantern_accel.integrations.distribution import (
     WARPERS,
@@ -22,8 +22,6 @@ from lantern_accel.integrations.distribution import (
 
 #: transformers' processor of ``prefix_allowed_tokens_fn``.
 _GRAMMAR = "PrefixConstrainedLogitsProcessor"
-#: Stands for all codes, where an id stands for itself alone.
-_CODES = -1
 
 
 def draw_image(
@@ -41,7 +39,7 @@ def draw_image(
     """
     pipeline = ours.ready()
     model: Any = pipeline.model
-    manifest: Emu3Manifest = model.manifest
+    manifest = model.manifest
     names = [type(one).__name__ for one in processors]
     if names.count(_GRAMMAR) != 1:
         raise RequestError(
@@ -54,7 +52,12 @@ def draw_image(
     others = [*processors[:at], *processors[at + 1 :]]
     codes = manifest.target.image_codes
     sampling = ours.sampling(sampling_of(others, codes, sample=bool(config.do_sample)))
-    grid = _grid_of(processors[at], ids, manifest)
+    beams = processors[at]._num_beams
+    asked = processors[at]._prefix_allowed_tokens_fn
+    try:
+        grid = grid_of_grammar(lambda row, before: asked(row // beams, before), ids, manifest)
+    except ValueError as error:
+        raise refusal_of(str(error)) from None
     contexts = prompts_of(ids, mask)
     if sampling.branches == 2:
         contexts += negative_prompts(others, ids)
@@ -67,44 +70,3 @@ def draw_image(
     if not ended.any() and (config.max_length or 0) > ids.shape[1] + out.shape[1]:
         raise refusal_of("an image that no eos_token_id ends")
     return out[:, : out.shape[1] - 2 + int(ended.byte().argmax())] if ended.any() else out
-
-
-def _grid_of(grammar: Any, ids: Tensor, manifest: Emu3Manifest) -> tuple[int, int]:
-    """Return rows and columns of the images that a grammar allows behind ``ids [B, length]``.
-
-    It is called at every place of an image before anything is drawn. Raises :class:`RequestError` where
-    it allows something else than Emu3's images of one size.
-    """
-    special, target = manifest.ids, manifest.target
-    codes = torch.arange(target.image_first, target.image_first + target.image_codes)
-    ends = [special.frame_end, special.image_end, special.eos]
-    sizes = set[tuple[int, int]]()
-    for row, prompt in enumerate(ids):
-        written = torch.cat((prompt, prompt.new_full((target.max_positions,), special.first)))
-        kinds: list[int] = []
-        all_codes = None
-        while len(kinds) < target.max_positions and kinds[-1:] != ends[-1:]:
-            place = len(prompt) + len(kinds)
-            given = grammar._prefix_allowed_tokens_fn(row // grammar._num_beams, written[:place])
-            if given is not all_codes:
-                asked = torch.as_tensor(given).flatten().cpu()
-                if len(asked) == 1:
-                    kinds.append(int(asked))
-                    written[place] = asked[0]
-                    continue
-                if not torch.equal(asked.sort().values, codes):
-                    break
-                all_codes = given
-            kinds.append(_CODES)
-        rows, columns = (
-            kinds.count(special.row_end),
-            (*kinds, special.row_end).index(special.row_end),
-        )
-        if kinds != [*([_CODES] * columns + [special.row_end]) * rows, *ends] or not rows * columns:
-            raise refusal_of(
-                f"a prefix_allowed_tokens_fn that is not Emu3's at token {len(kinds)} of the image"
-            )
-        sizes.add((rows, columns))
-    if len(sizes) > 1:
-        raise refusal_of("images of several sizes in one batch")
-    return sizes.pop()

@@ -1,10 +1,10 @@
-"""The MoVQ image tokenizer of Lumina-mGPT 2.0 and Emu3: a VQGAN whose norms read codes.
+"""The MoVQ image tokenizer: a VQGAN whose norms read codes.
 
-The architecture is MoVQ's (arXiv 2209.09002). Sources: ai-forever/MoVQGAN, and baaivision/Emu3
-``emu3/tokenizer/modeling_emu3visionvq.py``, which was trained on video: there a code stands for four
-frames. An image is the first frame of a video that has no more, and zeros stand before it, so that the
-last tap of every convolution over time reads the image and the others read nothing. Decoding is
-therefore a network of images, and exact.
+The architecture is MoVQ's (arXiv 2209.09002). Sources: ai-forever/MoVQGAN, and ``emu3/tokenizer`` of
+baaivision/Emu3, which was trained on video: there a code stands for four frames. An image is the first
+frame of a video that has no more, and zeros stand before it, so that the last tap of every convolution
+over time reads the image and the others read nothing. Decoding is therefore a network of images, and
+exact.
 
 Names of parameters are :class:`~lantern_accel.nn.vq.VQModel`'s with those of the official files for what
 is added; :func:`lantern_accel.families.image_tokenizer.picture_names` has the official ones.

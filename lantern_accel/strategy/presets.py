@@ -23,7 +23,7 @@ class Preset(Frozen):
     ``sampling`` has fields of :class:`~lantern_accel.strategy.values.Sampling`; ``overrides`` has what
     ``Pipeline.strategy`` takes besides a name (``tree``, ``k``, ``delta``, ``lam``, ``residual``,
     ``neighbour_space``). ``models`` are patterns of names; ``conditioning`` distinguishes
-    LlamaGen's kinds, ``variant`` Chameleon's and Emu3's.
+    LlamaGen's kinds, ``variant`` the models of a family that has several.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Preset(Frozen):
     source: str
     family: str
     conditioning: Literal["class", "text"] | None = None
-    variant: Literal["anole", "lumina", "emu3", "emu3.5"] | None = None
+    variant: str | None = None
     models: tuple[str, ...] = ("*",)
     strategy: str
     sampling: dict[str, Any] = Field(default_factory=dict)

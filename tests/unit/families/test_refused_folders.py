@@ -271,7 +271,11 @@ REQUESTS: list[tuple[str, dict[str, Any], type[LanternError], str | None, str]] 
 
 
 def write(folder: Path, layout: str) -> Path:
-    makers = {"lumina2": write_lumina2, "glm": write_glm_image, "janus": write_janus}
+    makers: dict[str, Callable[[Path], Path]] = {
+        "lumina2": write_lumina2,
+        "glm": write_glm_image,
+        "janus": write_janus,
+    }
     return makers[layout](folder) if layout in makers else write_emu3(folder, layout)
 
 

@@ -152,9 +152,7 @@ def choose_device(device: str = "auto", options: Mapping[str, Any] | None = None
     rest: tuple[BackendSpec, ...] = ()
     known = name == "auto" or name in load_plugins().specs or name in load_plugins().broken
     aliased = [] if known else [spec for spec in specs if _answers(spec, name)]
-    if len(aliased) == 1:
-        spec, probe = _found(_configured(aliased[0], given))
-    elif name == "auto" or aliased:
+    if name == "auto" or len(aliased) > 1:
         candidates = aliased or [spec for spec in specs if spec.priority >= 0]
         spec, probe = _best(device, candidates)
         rest = tuple(candidates[candidates.index(spec) + 1 :])
@@ -162,7 +160,7 @@ def choose_device(device: str = "auto", options: Mapping[str, Any] | None = None
         if asked is not spec:
             spec, probe = _found(asked)
     else:
-        spec, probe = _found(_configured(_named(name), given))
+        spec, probe = _found(_configured(aliased[0] if aliased else _named(name), given))
     if not probe.available:
         raise BackendError(
             f"device {device!r} is not available: {probe.reason}"
@@ -246,8 +244,8 @@ def _answers(spec: BackendSpec, word: str) -> bool:
 
 def _configured(spec: BackendSpec, options: Mapping[str, Any]) -> BackendSpec:
     hint = "check the options it was given"
-    call = partial(in_time, partial(spec.configured, options), LOOKING)
-    return ask(spec.name, "configured", call, BackendSpec, hint)  # type: ignore[type-abstract]  # isinstance
+    call = partial(spec.configured, options)
+    return ask(spec.name, "configured", call, BackendSpec, hint, LOOKING)  # type: ignore[type-abstract]  # isinstance
 
 
 def _found(spec: BackendSpec) -> tuple[BackendSpec, Probe]:
@@ -291,18 +289,12 @@ def _probe_all(specs: list[BackendSpec]) -> Iterator[tuple[BackendSpec, Probe | 
 
 
 def _prepare(spec: BackendSpec) -> None:
-    call = partial(in_time, partial(spec.prepare, os.environ), LOOKING)
-    ask(spec.name, "prepare", call, object, "check the environment it reads")
+    hint, call = "check the environment it reads", partial(spec.prepare, os.environ)
+    ask(spec.name, "prepare", call, object, hint, LOOKING)
 
 
 def _probe(spec: BackendSpec) -> Probe:
-    def call() -> object:
-        try:
-            return in_time(spec.probe, spec.seconds_to_probe)
-        except BackendError as error:  # which a probe puts into what it returns
-            raise RuntimeError(str(error)) from error
-
-    return ask(spec.name, "probe", call, Probe, REPORT)
+    return ask(spec.name, "probe", spec.probe, Probe, seconds=spec.seconds_to_probe)
 
 
 def _open(spec: BackendSpec, index: int, options: Mapping[str, Any]) -> Backend:
@@ -324,14 +316,19 @@ def _open(spec: BackendSpec, index: int, options: Mapping[str, Any]) -> Backend:
 
 
 def ask(
-    backend: str, hook: str, call: Callable[[], object], kind: type[Answer], hint: str = REPORT
-) -> Answer:
-    """Return what a hook of a backend answers; raise BackendError for a failure or another type."""
+    backend: str, hook: str, call: Callable[[], object], kind: type[Answer], hint: str = REPORT,
+    seconds: float | None = None,
+) -> Answer:  # fmt: skip
+    """Return what a hook of a backend answers, in ``seconds`` at most.
+
+    Raises BackendError for a failure or another type, and passes on a hook's own, except from a probe,
+    which puts it into what it returns.
+    """
     try:
-        found = call()
-    except BackendError:
-        raise
+        found = call() if seconds is None else in_time(call, seconds)
     except (Exception, SystemExit) as error:
+        if isinstance(error, BackendError) and hook != "probe":
+            raise
         raise BackendError(f"backend {backend!r} failed in {hook}: {why(error)}; {hint}") from error
     if not isinstance(found, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"

@@ -12,6 +12,17 @@ namespace {
 constexpr float LEAST = 0.1f;  // a code below this share of the likeliest is not guessed
 constexpr int64_t AROUND = 6;
 
+// The largest of n logits; those that are no number are passed over, the first one apart.
+template <class T> float most_of(const T* logits, int64_t n) {
+    F top = splat(value(logits[0]));
+    int64_t i = 0;
+    for (; i + W <= n; i += W) top = larger(get(logits + i), top);
+    float most = top[0];
+    for (int j = 1; j < W; ++j) most = std::max(most, top[j]);
+    for (; i < n; ++i) most = std::max(most, value(logits[i]));
+    return most;
+}
+
 template <class T> struct Guessing {
     const GuessHead& h;
     const AdvanceChosen& g;
@@ -62,7 +73,14 @@ template <class T> struct Guessing {
         const float *place_row = h.place + place * h.hidden, *start = h.start + which * h.hidden;
         const float* rows[AROUND];
         for (int64_t i = 0; i < AROUND; ++i) rows[i] = h.codes + (i * (none + 1) + around[i]) * h.hidden;
-        for (int64_t i = 0; i < h.hidden; ++i) {
+        int64_t i = 0;
+        for (; i + W <= h.hidden; i += W) {
+            F sum = get(known + which * h.hidden + i) + load<F>(place_row + i) + load<F>(start + i);
+            for (int64_t k = 0; k < AROUND; ++k) sum += load<F>(rows[k] + i);
+            if (own) sum += get(own + i);
+            put(hidden + i, silu(sum));
+        }
+        for (; i < h.hidden; ++i) {
             float sum = value(known[which * h.hidden + i]) + place_row[i] + start[i];
             for (int64_t k = 0; k < AROUND; ++k) sum += rows[k][i];
             if (own) sum += value(own[i]);
@@ -72,18 +90,25 @@ template <class T> struct Guessing {
         if (own)
             for (int64_t i = 0; i < h.rank; ++i) put1(mixed + i, value(mixed[i]) + value(own[h.hidden + i]));
         multiply(mixed, h.head, h.bias, 1, h.rank, g.vocab, logits);
-        float most = value(logits[0]);
-        for (int64_t i = 1; i < g.vocab; ++i) most = std::max(most, value(logits[i]));
+        float most = most_of(logits, g.vocab);
         if (!g.keys) {
             int64_t code = 0;
             while (value(logits[code]) != most && code + 1 < g.vocab) ++code;
             return code;
         }
         float least = most + logf(LEAST);
-        for (int64_t i = 0; i < g.vocab; ++i) {
+        auto weigh = [&](int64_t i) {
             float one = value(logits[i]);
             p[i] = one >= least ? expf(one - most) : 0.0f;
+        };
+        i = 0;
+        for (; i + W <= g.vocab; i += W) {  // few codes are near the likeliest
+            U near = (U)(get(logits + i) >= least);
+            put(p + i, F{});
+            if (largest(either(near, splat(1.0f), F{})) > 0)
+                for (int64_t j = i; j < i + W; ++j) weigh(j);
         }
+        for (; i < g.vocab; ++i) weigh(i);
         return OF_UNIT(race)(p, g.vocab, g.keys + b * 3, place);
     }
 

@@ -25,7 +25,7 @@ def headed(seed: int = 0, **changes: Any) -> Any:
     """Return tiny models whose target has a random draft head."""
     target, drafter = tiny_models(seed, **changes)
     torch.manual_seed(2)
-    config = DraftHeadConfig(dim=32, hidden=9, rank=7, vocab_size=64, grid=6)
+    config = DraftHeadConfig(dim=32, hidden=21, rank=7, vocab_size=64, grid=6)
     target.draft_head = DraftHead(config).requires_grad_(False)
     return target, drafter
 

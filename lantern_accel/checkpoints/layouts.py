@@ -130,7 +130,7 @@ _HELD: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
         ("vocabulary_map",),
     ),
     (
-        "a whole number above 0",
+        "an integer above 0",
         lambda value: _is_whole(value) and value > 0,
         (
             "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -150,7 +150,7 @@ _HELD: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
         ("rms_norm_eps", "norm_eps", "rope_theta", "partial_rotary_factor"),
     ),
     (
-        "a list of whole numbers",
+        "a list of integers",
         lambda value: isinstance(value, list | tuple) and all(map(_is_whole, value)),
         ("mrope_section", "ch_mult", "channel_multiplier", "attn_resolutions"),
     ),

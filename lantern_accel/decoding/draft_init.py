@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,13 +42,14 @@ class DraftInitializer:
         above = above_of(target.config)
         self.up = None if above is None else torch.tensor(above, dtype=index, device=device)
         if self.reads:
-            up = torch.arange(g.tokens) - self.width if above is None else torch.tensor(above)
-            last = torch.arange(g.tokens).unsqueeze(1)
-            source = up[(last + torch.arange(1, g.depth + 1)).clamp(max=g.tokens - 1)]
+            up = np.arange(g.tokens) - self.width if above is None else np.array(above)
+            last = np.arange(g.tokens)[:, None]
+            source = up[np.minimum(last + np.arange(1, g.depth + 1), g.tokens - 1)]
             while (unseen := source > last).any():  # a window of several rows
-                source = torch.where(unseen, up[source.clamp(min=0)], source)
+                source = np.where(unseen, up[np.maximum(source, 0)], source)
             # The first row has nothing above it.
-            self._source = torch.where(source < 0, last, source).to(device, index)
+            source = np.where(source < 0, last, source)
+            self._source = torch.tensor(source, dtype=index, device=device)
         self.uniform = torch.full((1, g.vocab), 1.0 / g.vocab, device=device)
         self.open: Tensor | None = None
         self.kinds: Tensor | None = None

@@ -64,7 +64,7 @@ def draw_image(
     made = model.family.conditions_of(model, contexts, pipeline.backend.device, grid)
     rows = Rows(made.condition, made.mask)
     tokens = ours.draw(pipeline, rows, made.shape, sampling, seeds).tokens
-    out = manifest.ids_of(tokens)
+    out: Tensor = manifest.ids_of(tokens)
     stops = torch.as_tensor(-1 if config.eos_token_id is None else config.eos_token_id).flatten()
     ended = torch.isin(out[0, -3:], stops)
     if not ended.any() and (config.max_length or 0) > ids.shape[1] + out.shape[1]:

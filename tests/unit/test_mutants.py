@@ -232,7 +232,7 @@ MUTANTS: dict[str, tuple[Law, str, str, str]] = {
         the_price_is_a_distance,
         DECODING + "accept",
         "(lift(px, mass, shares) * open_)",
-        "((mass - px) * open_)",
+        "((mass - px) / shares * open_)",
     ),
     "a budget for every sibling": (
         a_budget_is_spent_once,

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from lantern_accel.decoding.buckets import Steps
 from lantern_accel.decoding.decoded import Decoded
-from lantern_accel.decoding.forced import resume
 from lantern_accel.decoding.session import Observer
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.device.entry_points import why
@@ -41,6 +40,7 @@ from lantern_accel.generation.engines import (
     explained,
     of_image,
 )
+from lantern_accel.generation.forced import resume
 from lantern_accel.generation.notebook import notebook_bar
 from lantern_accel.generation.request import (
     GenerationRequest,

@@ -18,12 +18,12 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.forced import TOKENS, forced_pass
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import LanternWarning, ModelError
 from lantern_accel.families.base import Conditions, Model, Prompt
 from lantern_accel.files import cache_dir, read_record, write_record
+from lantern_accel.generation.forced import forced_logits
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.result import RoundingPrice
 from lantern_accel.nn.rounding import Rounding
@@ -110,26 +110,6 @@ def measure(
         drawing.engines.release()
     assert price is not None
     return price
-
-
-def forced_logits(engine: Engine, tokens: Tensor) -> Tensor:
-    """Return the guided logits of every token of images, given those before: float32 ``[B, N, V]``.
-
-    ``engine``: of plain decoding, with prompts in its buffers (:meth:`~.Engine.load`); ``tokens``
-    integer ``[B, N]``. Logits are those of its steps, to the bit where a device multiplies each row
-    alone.
-    """
-    total = engine.geometry.tokens
-    count = min(TOKENS, total - 1)
-    found = [engine.verifying.prefill(engine.state)[1].unsqueeze(1)]
-    known = 0
-    while known < total - 1:
-        # The last pass runs over some of the one before again: all have one shape.
-        first = min(known, total - 1 - count)
-        _, logits = forced_pass(engine, first, count)(tokens[:, first : first + count])
-        found.append(logits[:, known - first :])
-        known = first + count
-    return torch.cat(found, dim=1)
 
 
 def next_tokens(

@@ -29,7 +29,7 @@ SLOW = [(kind, native) for kind in ("lumina", "glm_image") for native in ("auto"
 )
 def test_noise_picks_the_tokens_that_were_drawn(kind, native, tiny_model, tmp_path, monkeypatch):
     """By every family's prompts, positions and codes that are not allowed; the last pass overlaps."""
-    monkeypatch.setattr("lantern_accel.generation.rounding_price.TOKENS", 7)
+    monkeypatch.setattr("lantern_accel.generation.forced.TOKENS", 7)
     folder = tiny_model if kind == "llamagen" else WRITTEN[kind](tmp_path)
     dtype = "bfloat16" if native == "auto" else "float32"
     with lantern_accel.load(

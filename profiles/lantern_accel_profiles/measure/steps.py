@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from lantern_accel.decoding.forced import forced_pass
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.state import TreeState
 from lantern_accel.decoding.trees import DraftTree, TreeTables
@@ -30,6 +29,7 @@ from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.families.base import Found
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.random_weights import RandomModel, random_model, with_head
+from lantern_accel.generation.forced import forced_pass
 from lantern_accel.memory.limits import Capacity, check_weights
 from lantern_accel.nn.rounding import FULL, rounding
 from lantern_accel.records import digest

@@ -11,9 +11,9 @@ from support.engines import engine_of
 from support.frozen import STRATEGIES, Case
 from support.frozen import made as tiny_of
 
-from lantern_accel.decoding.forced import resume
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.registry import family_names
+from lantern_accel.generation.forced import resume
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.values import Sampling, SelfDrafts
@@ -72,7 +72,7 @@ def test_an_image_goes_on_from_its_first_tokens(family: str, name: str) -> None:
 
 @torch.inference_mode()
 def test_passes_over_known_tokens_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lantern_accel.decoding.forced.TOKENS", 3)
+    monkeypatch.setattr("lantern_accel.generation.forced.TOKENS", 3)
     engine, given = made("llamagen", "window", 0.0)
     engine.start(*given)
     whole = engine.run()

@@ -35,6 +35,26 @@ def forced_pass(
     return run
 
 
+def forced_logits(engine: Engine, tokens: Tensor) -> Tensor:
+    """Return the guided logits of every token of images, given those before: float32 ``[B, N, V]``.
+
+    ``engine``: of plain decoding, with prompts in its buffers (:meth:`~.Engine.load`); ``tokens``
+    integer ``[B, N]``. Logits are those of its steps, to the bit where a device multiplies each row
+    alone.
+    """
+    total = engine.geometry.tokens
+    count = min(TOKENS, total - 1)
+    found = [engine.verifying.prefill(engine.state)[1].unsqueeze(1)]
+    known = 0
+    while known < total - 1:
+        # The last pass runs over some of the one before again: all have one shape.
+        first = min(known, total - 1 - count)
+        _, logits = forced_pass(engine, first, count)(tokens[:, first : first + count])
+        found.append(logits[:, known - first :])
+        known = first + count
+    return torch.cat(found, dim=1)
+
+
 def resume(engine: Engine, tokens: Tensor) -> None:
     """Let the images of an engine go on behind ``tokens``, integer ``[B, n]``; n is 1 or more.
 

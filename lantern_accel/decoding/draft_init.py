@@ -51,13 +51,11 @@ class DraftInitializer:
             source = np.where(source < 0, last, source)
             self._source = torch.tensor(source, dtype=index, device=device)
         self.uniform = torch.full((1, g.vocab), 1.0 / g.vocab, device=device)
-        self.open: Tensor | None = None
-        self.kinds: Tensor | None = None
         allowed = target.allowed()
-        if allowed is not None:
-            self.open = (allowed.penalty == 0).float()
+        self.kinds = None if allowed is None else allowed.kind
+        self.open = None if allowed is None else (allowed.penalty == 0).float()
+        if self.open is not None:
             self.uniform = self.open / self.open.sum(-1, keepdim=True)
-            self.kinds = allowed.kind
 
     def targets(self, newest: Tensor) -> Tensor:
         """Return the fresh positions, ``[B, depth]``; ``newest [B]`` is the last that was seen."""
@@ -73,9 +71,8 @@ class DraftInitializer:
         ``given``: those of their sources, None for the uniform one.
         """
         shape = (*targets.shape, -1)
-        if self.kinds is None:
+        if self.kinds is None or self.open is None:
             return self.uniform.expand(*shape) if given is None else given
-        assert self.open is not None
         kind = self.kinds.index_select(0, targets.clamp(max=self.tokens - 1).flatten())
         even = self.uniform.index_select(0, kind).view(shape)
         if given is None:

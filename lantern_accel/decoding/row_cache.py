@@ -5,50 +5,47 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.state import WindowState
 from lantern_accel.device.operations import TensorOps
 
 
 class RowCache:
-    """Finds what one of the last ``passes`` chose behind the same past, over windows of ``length``.
+    """Finds what one of the last passes chose behind the same past.
 
     The buffers are the state's, integer ``[B, M, L]``: ``row_keys``, which position a choice is of and
     which token it followed, as one number; ``row_previous``, the token before that; ``row_tokens``, the
     token chosen.
     """
 
-    def __init__(
-        self, passes: int, length: int, vocab: int, device: torch.device, ops: TensorOps
-    ) -> None:
-        self.passes, self.vocab, self.ops = passes, vocab, ops
-        self.index = index = ops.index
-        self.ahead = torch.arange(1, length + 1, dtype=index, device=device)
-        self.order = torch.arange(passes, dtype=index, device=device)
+    def __init__(self, g: Geometry, device: torch.device, ops: TensorOps) -> None:
+        self.passes, self.vocab, self.ops = g.passes, g.vocab, ops
+        self.ahead = torch.arange(g.nodes, dtype=ops.index, device=device)
+        self.order = torch.arange(g.passes, dtype=ops.index, device=device)
 
     def find(
         self, state: WindowState, places: Tensor, left: Tensor, earlier: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return where to look for positions ``places [B, S]``, and whether there is a row of them.
+        """Return what was chosen for positions ``places [B, S]``, and whether anything was.
 
-        Integer ``[B, S]``, of M L rows, and bool ``[B, S]``. ``left``: the token on the left of each,
-        ``earlier``: the one before that. The latest pass comes first, and before it one in which the
-        earlier token agrees too.
+        Integer and bool ``[B, S]``. ``left``: the token on the left of each, ``earlier``: the one before
+        that. The latest pass comes first, and before it one in which the earlier token agrees too.
         """
         wide = state.row_keys.shape[2]
         # Read now: their writes need less than what is compared with them.
-        held = (self.ops.held(t) for t in (state.row_keys, state.row_previous))
-        keys, previous = (t.flatten(1).unsqueeze(1) for t in held)
+        rows = (state.row_keys, state.row_previous, state.row_tokens)
+        keys, previous, chosen = (self.ops.held(t).flatten(1).unsqueeze(1) for t in rows)
         hit = keys == (places * self.vocab + left).unsqueeze(-1)
         age = (self.order - state.step - 1) % self.passes
         recent = 1 + age.unsqueeze(1).expand(-1, wide).flatten()
         worth = torch.where(previous == earlier.unsqueeze(-1), recent + self.passes, recent)
-        entry = torch.where(hit, worth, 0).argmax(dim=-1).to(self.index)
-        return entry, hit.any(dim=-1)
+        entry = torch.where(hit, worth, 0).argmax(dim=-1).to(self.ops.index)
+        return chosen.squeeze(1).gather(1, entry), hit.any(dim=-1)
 
     def write(self, state: WindowState, places: Tensor, x: Tensor, chosen: Tensor) -> None:
         """Keep what a pass chose for ``places [B, L]``, behind the window's tokens ``x [B, L]``."""
         # A shorter window on a longer one's buffers leaves older rows behind its own: they stay true.
-        at = (state.step % self.passes) * state.row_keys.shape[2] + self.ahead - 1
+        at = (state.step % self.passes) * state.row_keys.shape[2] + self.ahead
         self.ops.put(state.row_tokens, 1, at, chosen)
         self.ops.put(state.row_keys, 1, at, places * self.vocab + x)
         # What is before the first lies outside the window; the token itself stands for it.

@@ -109,11 +109,10 @@ class HeadWindow(InvariantWindow[Window]):
             if ahead > self.head.config.depths:  # what a pass made of it is the better guess
                 guess = torch.where(inside, chosen, guess)
             if self.recall is not None:
-                entry, found = self.recall.find(
+                recalled, found = self.recall.find(
                     state, place.unsqueeze(1), left.unsqueeze(1), before.unsqueeze(1)
                 )
-                held = self.ops.held(state.row_tokens).flatten(1)
-                guess = torch.where(found.squeeze(1), held.gather(1, entry).squeeze(1), guess)
+                guess = torch.where(found.squeeze(1), recalled.squeeze(1), guess)
             self._put(state, place, torch.where(saw == left, chosen, guess).to(index))
         if self.recall is not None:
             self.recall.write(state, length.unsqueeze(1) + self.ahead, window, coupled.tokens)

@@ -75,7 +75,7 @@ class WindowDrafts(WindowLayout[Value]):
         self.recall: RowCache | None = None
         """The rows of earlier passes; None where none are recalled."""
         if g.passes:
-            self.recall = RowCache(g.passes, g.nodes, g.vocab, device, self.ops)
+            self.recall = RowCache(g, device, self.ops)
 
     @classmethod
     def window_of(cls, value: Value) -> tuple[Fresh | Literal["given"], int]:
@@ -207,15 +207,13 @@ class InvariantWindow(WindowDrafts[Value]):
         """
         if self.recall is None:
             return tokens
-        chosen = self.ops.held(state.row_tokens).flatten(1)
         behind = self.ahead > first.unsqueeze(1)
         left = torch.cat((window[:, :1], tokens[:, :-1]), dim=1)
         earlier = torch.cat((window[:, :1], left[:, :-1]), dim=1)
         places = state.length.unsqueeze(1) + self.ahead
-        entry, found = self.recall.find(state, places, left, earlier)
-        recalled = torch.where(behind & (left != window) & found, chosen.gather(1, entry), tokens)
+        recalled, found = self.recall.find(state, places, left, earlier)
         self.recall.write(state, places, window, tokens)
-        return recalled
+        return torch.where(behind & (left != window) & found, recalled, tokens)
 
 
 class MaximalWindow(WindowDrafts[Value]):

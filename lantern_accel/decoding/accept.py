@@ -84,9 +84,9 @@ def accept_sampling(
     if not depth:
         p = last(root)
         return Accepted(root.unsqueeze(1), root, draw(p, bonus_uniform), p, p[:, :0])
-    inner, allowed = _rows(probs, tree.parents), None
+    inner, allowed = _rows(probs, tree.inner), None
     if masked and rule.residual == "official":
-        allowed = _rows(guided, tree.parents) > float("-inf")
+        allowed = _rows(guided, tree.inner) > float("-inf")
     if filters is not None:
         inner = distribution(inner, filters)
     chosen, price, left = _test_families(tree, inner, rule, uniforms, allowed)
@@ -97,7 +97,7 @@ def accept_sampling(
     length = entry_at(tree.depth, node)
     levels = torch.arange(depth, dtype=length.dtype, device=length.device)
     paid = price.gather(1, steps[:, :-1]).masked_fill(levels > length.unsqueeze(1), 0)
-    if tree.group is None or tree.parents is None:
+    if tree.group is None or tree.inner is None:
         p = row_at(left, node)
     else:
         leaf = entry_at(tree.num_children, node).unsqueeze(-1) == 0
@@ -142,10 +142,10 @@ def _test_families(
     itself where none is), the quality loss ``[B, T]``, and the target's distribution after the rejected
     drafts, ``[B, G, V]``. What does not depend on the tests is looked up for all ranks at once.
     """
-    q, inner = tree.q, tree.parents
+    q, inner = tree.q, tree.inner
     if inner is None and q is not None and tree.group is not None:
         q = _rows(q, tree.group)
-    first, count, depth, tests = tree.first_child, tree.num_children, tree.depth, tree.tests()
+    first, count, depth, tests = tree.first_child, tree.num_children, tree.depth, tree.first_tests
     order = torch.arange(first.shape[1], dtype=first.dtype, device=first.device)
     nodes = parent = order.expand_as(first)
     if inner is not None:

@@ -17,7 +17,6 @@ from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device import plan
 from lantern_accel.device.kv_cache import KVCache
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.sources import SERVED_BY, DraftSource
 from lantern_accel.strategy.values import Strategy
@@ -53,17 +52,12 @@ class DraftContext(Generic[Value]):
     def target(self) -> Target:
         return self.session.verifying.target
 
-    @property
-    def ops(self) -> TensorOps:
-        return self.session.ops
-
 
 @dataclass(frozen=True)
 class Sizing:
     """What a step's sizes follow from; ``longest``: those of the engine's longest step, once known."""
 
     target: Target
-    ops: TensorOps
     greedy: bool
     longest: Geometry | None = None
 
@@ -85,7 +79,7 @@ class Drafts(ABC, Generic[Value, S, D, J, K]):
     """Whether drafts outlive a step: after a move they take some steps to be as good as they get."""
 
     def __init__(self, given: DraftContext[Value]) -> None:
-        self.given, self.ops, self.geometry = given, given.ops, given.geometry
+        self.given, self.ops, self.geometry = given, given.session.ops, given.geometry
         self.verifying = given.verifying
 
     @classmethod

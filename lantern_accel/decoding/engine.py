@@ -85,7 +85,7 @@ class Engine:
 
         def sized(made_by: type[Source], part: Strategy, longest: Geometry | None) -> Geometry:
             g = geometry_of(target, drafter, part, sampling, batch)
-            return made_by.sized(g, part.drafts, Sizing(target, ops, greedy, longest))
+            return made_by.sized(g, part.drafts, Sizing(target, greedy, longest))
 
         g = sized(kind, one, None)
         drafts_by = drafter if g.drafted else None

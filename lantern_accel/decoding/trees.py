@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ class DraftTree:
     which one a node's *children* were sampled from; both are None for deterministic drafts (q = 1).
     ``max_children[d]`` bounds the children of nodes at depth d (host integers: loop bounds).
     ``inner [B, G]``: the node of each group, in the order of groups; None: every node is one, whether it
-    has children or not. ``first_tests [B, T]``: what :meth:`tests` returns, where it is known.
+    has children or not. ``first_tests [B, T]``: the uniform that each node's first child is tested with.
     """
 
     tokens: Tensor
@@ -38,25 +37,11 @@ class DraftTree:
     num_children: Tensor
     visible: Tensor
     row_rank: Tensor
+    first_tests: Tensor
     max_children: tuple[int, ...]
     q: Tensor | None = None
     group: Tensor | None = None
     inner: Tensor | None = None
-    first_tests: Tensor | None = None
-
-    @property
-    def parents(self) -> Tensor | None:
-        """The nodes whose children are tested, ``[B, G]``; None: every node."""
-        return None if self.group is None else self.inner
-
-    def tests(self) -> Tensor:
-        """Return the uniform that each node's first child is tested with, ``[B, T]``."""
-        if self.first_tests is not None:
-            return self.first_tests
-        slots = torch.zeros_like(self.depth)
-        for depth, width in enumerate(self.max_children):
-            slots = slots + (self.depth > depth) * width
-        return slots
 
 
 @dataclass(frozen=True)
@@ -86,33 +71,22 @@ class TreeTables:
         index = {path: i for i, path in enumerate(nodes)}
         self.nodes = len(nodes)
         self.max_depth = max(len(p) for p in nodes)
-        self.parents = [max(index[p[:-1]] if p else 0, 0) for p in nodes]
+        self.parents = [index[path[:-1]] for path in nodes]
         self.depths = [len(p) for p in nodes]
         self.children: list[list[int]] = [[] for _ in nodes]
-        for i, path in enumerate(nodes):
-            if path:
-                self.children[index[path[:-1]]].append(i)
+        for i in range(1, self.nodes):
+            self.children[self.parents[i]].append(i)
         #: Non-leaf nodes at each depth, in node order: the groups of siblings are sampled from them.
         self.inner = [
             [i for i in range(self.nodes) if self.depths[i] == d and self.children[i]]
             for d in range(self.max_depth)
         ]
         self.max_children = tuple(max(len(self.children[i]) for i in level) for level in self.inner)
-        rank = {path: r for r, path in enumerate(sorted(nodes))}
-        self.row_ranks = [rank[p] for p in nodes]
 
     @property
     def groups(self) -> int:
         """Groups of siblings, one a non-leaf node."""
         return sum(len(level) for level in self.inner)
-
-    @cached_property
-    def visible(self) -> Tensor:
-        """Ancestors and self, bool ``[T, T]``."""
-        out = torch.eye(self.nodes, dtype=torch.bool)
-        for i in range(1, self.nodes):
-            out[i] |= out[self.parents[i]]
-        return out
 
     def topology(
         self, batch: int, device: torch.device, index: torch.dtype = torch.int64
@@ -122,6 +96,9 @@ class TreeTables:
         groups = {node: g for g, node in enumerate(i for level in self.inner for i in level)}
         group = [groups.get(i, 0) for i in range(self.nodes)]
         tests = [0, *itertools.accumulate(self.max_children)]
+        visible = torch.eye(self.nodes, dtype=torch.bool)
+        for i, parent in enumerate(self.parents):
+            visible[i] |= visible[parent]
 
         def table(values: list[int]) -> Tensor:
             one = torch.tensor(values, dtype=index)
@@ -132,9 +109,9 @@ class TreeTables:
             "depth": table(self.depths),
             "first_child": table(first),
             "num_children": table([len(kids) for kids in self.children]),
-            "row_rank": table(self.row_ranks),
+            "row_rank": table(list(range(self.nodes))),
             "first_tests": table([tests[depth] for depth in self.depths]),
             "group": table(group),
             "inner": table(list(groups)),
-            "visible": self.visible.repeat(batch, 1, 1).to(device),
+            "visible": visible.repeat(batch, 1, 1).to(device),
         }

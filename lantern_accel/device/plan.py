@@ -446,7 +446,7 @@ class DraftedTree(Protocol):
     ``tokens``: their codes; ``first_child``, and ``num_children``, how many follow it;
     ``max_children``: the most children of a node, by depth. ``q``: what each group of siblings was
     sampled from, float32 ``[B, G, V]``, None where drafts are certain; ``group``: the group that a node's
-    children were sampled from. ``tests()``: the uniform that each node's first child is tested with.
+    children were sampled from. ``first_tests``: the uniform that each node's first child is tested with.
     """
 
     @property
@@ -461,7 +461,8 @@ class DraftedTree(Protocol):
     def q(self) -> Tensor | None: ...
     @property
     def group(self) -> Tensor | None: ...
-    def tests(self) -> Tensor: ...
+    @property
+    def first_tests(self) -> Tensor: ...
 
 
 def declared(part: type) -> Iterator[tuple[str, Of]]:

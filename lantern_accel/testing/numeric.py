@@ -35,13 +35,14 @@ def drafted_tree(device: torch.device, tokens: Tensor, vocab: int, sampled: bool
     tables = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000")))
     batch = tokens.shape[0]
     topology = tables.topology(batch, device)
-    group = topology.pop("group")
+    group, inner = topology.pop("group"), topology.pop("inner")
     q = normal(9, batch, tables.groups, vocab).softmax(-1).to(device) if sampled else None
     return DraftTree(
         tokens=tokens.to(device),
         max_children=tables.max_children,
         q=q,
         group=group if sampled else None,
+        inner=inner if sampled else None,
         **topology,
     )
 

@@ -144,7 +144,6 @@ class Fused(Null):
         bonus_uniform: Tensor,
         masked: bool,
     ) -> tuple[Tensor, ...] | None:
-        tree.tests()
         weights = self.filter(logits, given)[:, 0] * 1.0  # the walk, one kernel
         images, depth = len(logits), len(tree.max_children)
         path = tree.tokens.new_empty(images, depth + 1)

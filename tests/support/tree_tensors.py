@@ -76,6 +76,7 @@ def draft_tree(
         num_children=torch.tensor(rows["count"]),
         visible=visible,
         row_rank=torch.tensor(rows["rank"]),
+        first_tests=torch.tensor([[sum(widths[:d]) for d in row] for row in rows["depth"]]),
         max_children=tuple(w for w in widths if w),
         q=q,
         group=torch.arange(nodes).expand(batch, -1) if q is not None else None,

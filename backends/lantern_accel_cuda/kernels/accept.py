@@ -266,7 +266,7 @@ def accept(
     probs = sampling.filter(logits, given)
     if probs is None:
         return None
-    tables = (tree.tokens, tree.first_child, tree.num_children, tree.tests())
+    tables = (tree.tokens, tree.first_child, tree.num_children, tree.first_tests)
     tokens, first, count, tests = (table.contiguous() for table in tables)
     if uniforms.stride(-1) != 1:
         uniforms = uniforms.contiguous()

@@ -131,7 +131,6 @@ class BeamDrafts(DrafterDrafts[DynamicTree]):
         # Greedy prefers the path whose leaf comes first.
         leaf = (num_children == 0).unsqueeze(-1) & visible
         row_rank = torch.where(leaf, ids.unsqueeze(-1), total).amin(dim=1)
-        levels = tree.depth + 1
         return DraftTree(
             tokens=tokens,
             parent=parent,
@@ -140,6 +139,6 @@ class BeamDrafts(DrafterDrafts[DynamicTree]):
             num_children=num_children,
             visible=visible,
             row_rank=row_rank,
-            max_children=(k,) * levels,
+            max_children=(k,) * (tree.depth + 1),
             first_tests=depth * k,
         )

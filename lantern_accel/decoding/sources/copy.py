@@ -63,7 +63,7 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
     def _step(self, given: DraftContext[SelfDrafts]) -> Step:
         """Make the copy's step, on a session of its own."""
         session, copy, window = given.session, given.copy, given.source.window
-        strategy, sampling, ops = session.strategy, session.sampling, session.ops
+        strategy, sampling = session.strategy, session.sampling
         if copy is None:
             raise StrategyError(
                 f"the strategy {strategy.name!r} drafts with a copy of the target, and none was given"
@@ -75,7 +75,7 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
         one = strategy.model_copy(update={"drafts": own})
         made_by = serving(one, session.greedy)
         g = geometry_of(copy, None, one, sampling, self.geometry.batch)
-        g = made_by.sized(g, own, Sizing(copy, ops, session.greedy))
+        g = made_by.sized(g, own, Sizing(copy, session.greedy))
         return Step(session.on(copy, g, WindowState), own, made_by, g)
 
     @property

@@ -60,10 +60,6 @@ class DrafterDrafts(TreeDrafts[Value]):
         """Return the device's form of a mask, ``[M, 1, T, n]`` from bool ``[M, T, n]``."""
         return self.ops.mask(visible.unsqueeze(1), self.target.weight.dtype)
 
-    def _pass(self, rotary: tuple[Tensor, Tensor], address: Tensor, mask: Tensor) -> Pass:
-        """Describe a pass: rotary rows of its image tokens, where it writes, mask [M, 1, T, L]."""
-        return Pass(*rotary, self.branches.spread(mask), self.cache, address)
-
     def _rotary(self, state: TreeState, cells: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rotary rows of image tokens ``[B, T]``, for all rows."""
         return self.branches.image_rotary(self.drafter, state.start, cells, back=1)
@@ -96,7 +92,8 @@ class DrafterDrafts(TreeDrafts[Value]):
             self.drafter, state.prefix_mask, self.prefix, self.ops.index
         )
         address = self.ops.address(self.cache, slots.expand(g.rows, -1))
-        at = self._pass(rotary, address, self._mask(visible))
+        mask = self.branches.spread(self._mask(visible))
+        at = Pass(*rotary, mask, self.cache, address)
         self.drafter.forward_prefix(state.condition, features[:, :-1], at)
 
     def catch_up(self, state: TreeState) -> tuple[Depths, Tensor]:
@@ -121,7 +118,7 @@ class DrafterDrafts(TreeDrafts[Value]):
         visible = self._seen(state, self.reached <= place.unsqueeze(-1))
         rotary = self._rotary(state, cells.clamp(min=0, max=g.tokens - 1))
         address = self.ops.address(self.cache, self._rows(place))
-        at = self._pass(rotary, address, self._mask(visible))
+        at = Pass(*rotary, self.branches.spread(self._mask(visible)), self.cache, address)
         out: Tensor = self.drafter(self._rows(state.pending_tokens), state.pending_features, at)
         last = self._rows((state.pending_count - 1).clamp(min=0)).view(-1, 1, 1)
         root = out.gather(1, last.expand(-1, 1, out.shape[-1]))
@@ -140,7 +137,7 @@ class DrafterDrafts(TreeDrafts[Value]):
         count = codes.shape[1]
         mask = torch.cat((ahead.committed.expand(-1, -1, count, -1), seen), dim=-1)
         cos, sin = (t[:, depth : depth + 1].expand(-1, count, -1, -1) for t in ahead.rotary)
-        at = self._pass((cos, sin), self.written[depth - 1], mask)
+        at = Pass(cos, sin, self.branches.spread(mask), self.cache, self.written[depth - 1])
         out: Tensor = self.drafter(self._rows(codes), features, at)
         return out
 

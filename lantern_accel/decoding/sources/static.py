@@ -84,7 +84,6 @@ class StaticDrafts(DrafterDrafts[ChainTree | StaticTree]):
         """Catch up and propose a tree."""
         uniforms = None if self.geometry.keyed else state.drawn()
         ahead, features = self.catch_up(state)
-        batch = self.geometry.batch
         tokens, dists = [state.root.unsqueeze(1)], []
         used = 0
         for depth, width in enumerate(self.tables.max_children):
@@ -98,7 +97,7 @@ class StaticDrafts(DrafterDrafts[ChainTree | StaticTree]):
                     places = (state.length + (depth + 1)).unsqueeze(1).expand(-1, groups)
                     picks = self.choices.ranked(q, places, width)
                 else:
-                    here = uniforms[:, used : used + groups * width].view(batch, groups, width)
+                    here = uniforms[:, used : used + groups * width].view(-1, groups, width)
                     used += groups * width
                     picks = self.filters.draw(q, here)
                     dists.append(q)

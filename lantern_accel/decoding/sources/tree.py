@@ -10,7 +10,6 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,9 +57,8 @@ class TreeDrafts(Drafts[Value, TreeState, DraftTree, Accepted, Kept]):
         self.ones = torch.ones(g.batch, g.nodes, dtype=index, device=device)
         #: Constants of a source whose shape is known before the drafts.
         self.tables = None if shape is None else TreeTables(shape)
-        self.topology: dict[str, Any] = {}
-        if self.tables is not None:
-            self.topology = self.tables.topology(g.batch, device, index)
+        tables = self.tables
+        self.topology = {} if tables is None else tables.topology(g.batch, device, index)
 
     @classmethod
     def sized(cls, g: Geometry, value: Value, given: Sizing) -> Geometry:

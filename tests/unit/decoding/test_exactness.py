@@ -79,7 +79,15 @@ def drafted(world: World, kind: Kind, drawn: bool, images: int = IMAGES) -> Step
     shapes = SHAPES[kind]
     base = draft_tree(shapes, torch.zeros(len(shapes), len(shapes[0]), dtype=torch.int64))
     pick = torch.arange(images) % len(shapes)
-    fields = ("parent", "depth", "first_child", "num_children", "visible", "row_rank")
+    fields = (
+        "parent",
+        "depth",
+        "first_child",
+        "num_children",
+        "visible",
+        "row_rank",
+        "first_tests",
+    )
     topology = {name: getattr(base, name)[pick] for name in fields}
     nodes = len(shapes[0])
     tokens = torch.zeros(images, nodes, dtype=torch.int64)
@@ -291,7 +299,15 @@ def relaxed_mass(rule: Acceptance, table: Tensor, p: Tensor) -> tuple[Tensor, Te
 def one_draft(x: Tensor, p: Tensor, q: Tensor | None) -> tuple[DraftTree, Tensor]:
     count = len(x)
     base = draft_tree([[0, 0]], torch.zeros(1, 2, dtype=torch.int64))
-    fields = ("parent", "depth", "first_child", "num_children", "visible", "row_rank")
+    fields = (
+        "parent",
+        "depth",
+        "first_child",
+        "num_children",
+        "visible",
+        "row_rank",
+        "first_tests",
+    )
     tree = DraftTree(
         tokens=torch.stack((torch.zeros_like(x), x), 1),
         max_children=(1,),

@@ -102,8 +102,10 @@ def test_tables_link_every_node_as_its_path_says(paths: tuple[tuple[int, ...], .
         for j, other in enumerate(nodes):
             assert bool(topology["visible"][i, j]) == (path[: len(other)] == other)
     assert tables.groups == len(inner)
-    order = sorted(range(len(nodes)), key=lambda i: int(topology["row_rank"][i]))
-    assert [nodes[i] for i in order] == sorted(nodes)
+    for depth in range(tables.max_depth + 1):
+        level = [i for i, path in enumerate(nodes) if len(path) == depth]
+        order = sorted(level, key=lambda i: int(topology["row_rank"][i]))
+        assert [nodes[i] for i in order] == sorted(nodes[i] for i in level)
     widest = [
         max(p[-1] for p in tree.paths if len(p) == d + 1) + 1 for d in range(tables.max_depth)
     ]

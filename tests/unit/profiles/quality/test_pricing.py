@@ -170,6 +170,7 @@ def test_a_step_is_priced_token_by_token() -> None:
         num_children=torch.tensor([[2, 1, 0, 0]]),
         visible=torch.eye(4, dtype=torch.bool).unsqueeze(0),
         row_rank=torch.tensor([[0, 1, 2, 3]]),
+        first_tests=torch.tensor([[0, 2, 2, 3]]),
         max_children=(2, 1),
         q=groups.unsqueeze(0),
         group=torch.tensor([[0, 1, 0, 0]]),

@@ -72,7 +72,7 @@ def load(
     chosen = choose_device(device, options)
     from lantern_accel.device.backend import DTYPES, dtype_policy
     from lantern_accel.generation.pipeline import Pipeline
-    from lantern_accel.generation.rounding_price import rounded_model
+    from lantern_accel.generation.quantized import quantized_model
     from lantern_accel.memory.limits import check_weights
     from lantern_accel.models.bundle import load_model
     from lantern_accel.models.locate import check_size, find_model, log, named_parts
@@ -112,7 +112,7 @@ def load(
             pack_target=how is None,
         )
         if how is not None:
-            loaded = rounded_model(loaded, backend, policy.compute, how, tell or log)
+            loaded = quantized_model(loaded, backend, policy.compute, how, tell or log)
         # Where auto chose a device that fails, now or when it is first used, the next one serves.
         return Pipeline(
             loaded,

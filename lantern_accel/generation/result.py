@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 STATS_SCHEMA = 1
 
 
-class RoundingPrice(Frozen):
+class QuantizationLoss(Frozen):
     """What quantized weights add per token, and along which images that was measured."""
 
     weights: str = Field(description="int8, int6 or int4")
@@ -82,7 +82,7 @@ class GenerationStats(Frozen):
     total_variation: float = Field(
         description="a generated token: relaxed mass used, plus what quantized weights add"
     )
-    rounding: RoundingPrice | None = Field(
+    rounding: QuantizationLoss | None = Field(
         None, description="what quantized weights add; None: they are the model's own"
     )
     seconds: PhaseSeconds

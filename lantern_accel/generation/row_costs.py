@@ -5,8 +5,6 @@ A row is one position of one branch of one image: with guidance two for every to
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise
@@ -26,7 +24,7 @@ from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.families.base import Model
 from lantern_accel.files import cache_dir, read_record, write_record
 from lantern_accel.generation.calibrate import HOPELESS, calibrate
-from lantern_accel.records import Record
+from lantern_accel.records import Record, digest
 from lantern_accel.strategy.choices import key_of
 from lantern_accel.strategy.sources import DraftSource
 from lantern_accel.strategy.trees import cut_tree
@@ -159,8 +157,7 @@ def row_costs(model: Model, backend: Backend, dtype: torch.dtype) -> RowCosts:
     if backend.preferences.free_rows is not None:
         return RowCosts.free(backend.preferences.free_rows)
     key = key_of("rows", model, backend, dtype, Strategy())
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    path = cache_dir() / "rows" / f"{digest[:24]}.json"
+    path = cache_dir() / "rows" / f"{digest(key)[:24]}.json"
     with suppress(KeyError, TypeError, ValidationError):  # a file of another kind, or none
         return RowCosts.model_validate((read_record(path) or {})["measured"])
     found = measure(backend, model)

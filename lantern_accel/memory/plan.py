@@ -20,7 +20,7 @@ from lantern_accel.families.base import Found
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import Footprint, measure, saved_bytes
-from lantern_accel.records import format_bytes
+from lantern_accel.records import digest, format_bytes
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.values import (
     AUTO,
@@ -291,14 +291,11 @@ def planner_for(
 
 def usual_peaks(model: str, dtypes: Sequence[str]) -> dict[str, int]:
     """Return the peak of one image by dtype, without a device, kept on disk from call to call."""
-    import hashlib
-
     from lantern_accel.files import cache_dir, read_record, write_record
 
     planner = planner_for(model, dtype=dtypes[0])
-    key = [__version__, torch.__version__, planner.manifest.model_dump_json()]
-    digest = hashlib.sha256("\n".join([*key, *dtypes, str(planner.text_bytes)]).encode())
-    path = cache_dir() / "plans" / f"{digest.hexdigest()[:24]}.json"
+    key = [__version__, torch.__version__, planner.manifest.model_dump_json(), planner.text_bytes]
+    path = cache_dir() / "plans" / f"{digest([*key, *dtypes])[:24]}.json"
     kept = read_record(path)
     if kept is not None and set(kept) == set(dtypes):
         return {name: int(kept[name]) for name in dtypes}

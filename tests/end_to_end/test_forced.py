@@ -9,7 +9,7 @@ from support.glm_image import write_glm_image
 from support.janus import write_janus
 
 import lantern_accel
-from lantern_accel.generation.rounding_price import PLAIN, next_tokens
+from lantern_accel.generation.quantized import PLAIN, next_tokens
 
 PROMPTS = ("red heart", "dog face")
 WRITTEN = {

@@ -10,8 +10,8 @@ import torch
 import lantern_accel
 from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.files import cache_dir
-from lantern_accel.generation import rounding_price
-from lantern_accel.generation.rounding_price import next_tokens
+from lantern_accel.generation import quantized
+from lantern_accel.generation.quantized import next_tokens
 from lantern_accel.nn.rounding import ROUNDINGS, rounded
 from lantern_accel.nn.transformer import Projection, rounded_copy
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the prompt has")
 @pytest.fixture(autouse=True)
 def _few_images(monkeypatch, tmp_path):
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
-    monkeypatch.setattr(rounding_price, "IMAGES", 4)
+    monkeypatch.setattr(quantized, "IMAGES", 4)
 
 
 def load(model, weights="full", **options):
@@ -66,7 +66,7 @@ def test_the_price_is_the_total_variation_along_the_rounded_models_images(tiny_m
         prompts = list(pipeline.model.family.examples(pipeline.model.manifest))
         drawn = [
             pipeline.decode_only(
-                [prompts[i % len(prompts)]], rounding_price.PLAIN, sampling, rounding_price.SEED + i
+                [prompts[i % len(prompts)]], quantized.PLAIN, sampling, quantized.SEED + i
             )[0].tokens
             for i in range(4)
         ]
@@ -96,7 +96,7 @@ def test_the_price_is_the_total_variation_along_the_rounded_models_images(tiny_m
 def test_the_distributions_are_those_that_decoding_draws_from(tiny_model):
     with load(tiny_model) as pipeline:
         sampling = pipeline.sampling(temperature=0.0)
-        done, _ = pipeline.decode_only(list(FOUR), rounding_price.PLAIN, sampling, seed=0)
+        done, _ = pipeline.decode_only(list(FOUR), quantized.PLAIN, sampling, seed=0)
         with pipeline.backend.inference():
             given = pipeline.conditions(list(FOUR))
             rows = next_tokens(pipeline.model, pipeline.backend, given, done.tokens, sampling)
@@ -163,12 +163,12 @@ def test_an_unknown_rounding_is_refused_before_anything_is_loaded(tiny_model, mo
 
 
 def test_a_price_that_is_no_number_is_refused(tiny_model, monkeypatch):
-    true = rounding_price.next_tokens
+    true = quantized.next_tokens
 
     def broken(*given):
         return true(*given) * float("nan")
 
-    monkeypatch.setattr(rounding_price, "next_tokens", broken)
+    monkeypatch.setattr(quantized, "next_tokens", broken)
     with pytest.raises(ModelError, match="not a total variation"):
         load(tiny_model, "int8")
 

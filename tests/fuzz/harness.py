@@ -173,7 +173,7 @@ WORK = (
     "lantern_accel_profiles.tuning.auto.AutoTuner.prepare",
     "lantern_accel_profiles.measure.steps.make_model",
     "lantern_accel_profiles.evaluation.run.Evaluator.run",
-    "lantern_accel.generation.rounding_price.rounded_model",
+    "lantern_accel.generation.quantized.quantized_model",
     "lantern_accel.serving.app.Server.run",
     "lantern_accel_profiles.evaluation.grid.draw_grid",
     "lantern_accel.memory.plan.measure",

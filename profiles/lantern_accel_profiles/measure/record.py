@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, StringConstraints, field_validator, mode
 
 from lantern_accel.device.backend import DeviceFacts
 from lantern_accel.device.conformance import Report as ConformanceReport
-from lantern_accel.generation.result import RoundingPrice
+from lantern_accel.generation.result import QuantizationLoss
 from lantern_accel.records import NOT_MEASURED as NOT_MEASURED
 from lantern_accel.records import Record
 from lantern_accel.records import not_measured as not_measured
@@ -91,7 +91,7 @@ class RunSettings(_Record):
     dtype: str
     options: dict[str, Any] = Field(default_factory=dict, description="given to the backend")
     weights: str = Field("full", description="the target's: full, int8, int6 or int4")
-    rounding: RoundingPrice | None = Field(
+    rounding: QuantizationLoss | None = Field(
         None,
         description="the quality loss of the target's quantized weights, which every figure has; null: "
         "full weights",

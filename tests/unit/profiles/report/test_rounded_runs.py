@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from support.runs import SHAPES, invented_run
 
-from lantern_accel.generation.result import RoundingPrice
+from lantern_accel.generation.result import QuantizationLoss
 from lantern_accel.strategy.values import Sampling
 from lantern_accel_profiles.measure.record import Run
 from lantern_accel_profiles.report import render
 from lantern_accel_profiles.report.comparison import compare
 from lantern_accel_profiles.report.rows import Row, row_of
 
-PRICE = RoundingPrice(
+PRICE = QuantizationLoss(
     weights="int8",
     bits_per_weight=8,
     by_image=(0.008, 0.012, 0.016),

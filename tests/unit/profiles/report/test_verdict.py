@@ -9,7 +9,7 @@ import pytest
 from support.runs import invented_cell, invented_price, invented_run, strategies
 
 from lantern_accel.device.datasheets import profiles_dir
-from lantern_accel.generation.result import RoundingPrice
+from lantern_accel.generation.result import QuantizationLoss
 from lantern_accel.strategy.values import Sampling
 from lantern_accel_profiles.measure.reading import read_run
 from lantern_accel_profiles.measure.record import Run, Session
@@ -170,7 +170,7 @@ def test_energy_and_missing_times_are_told_as_they_are() -> None:
 # --- several devices ----------------------------------------------------------------------------
 
 
-ROUNDED = RoundingPrice(
+ROUNDED = QuantizationLoss(
     weights="int8",
     bits_per_weight=8.1,
     by_image=(0.01, 0.02),

@@ -6,8 +6,6 @@ loss is half the sum of absolute differences. It adds to that of relaxed accepta
 
 from __future__ import annotations
 
-import hashlib
-import json
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,9 +23,10 @@ from lantern_accel.families.base import Conditions, Model, Prompt
 from lantern_accel.files import cache_dir, read_record, write_record
 from lantern_accel.generation.forced import forced_logits
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.generation.result import RoundingPrice
+from lantern_accel.generation.result import QuantizationLoss
 from lantern_accel.nn.rounding import Rounding
 from lantern_accel.nn.transformer import pack, rounded_copy
+from lantern_accel.records import digest
 from lantern_accel.strategy.values import Sampling, Strategy
 
 #: Images along which the quality loss is measured.
@@ -37,7 +36,7 @@ SEED = 1000
 PLAIN = Strategy(name="vanilla")
 
 
-def rounded_model(
+def quantized_model(
     model: Model,
     backend: Backend,
     dtype: torch.dtype,
@@ -50,14 +49,14 @@ def rounded_model(
     full weights stay next to the quantized ones until it is measured. Raises :class:`ModelError` where it
     is not a number.
     """
-    known = read_price(model, backend, dtype, how)
+    known = read_loss(model, backend, dtype, how)
     if known is not None and len(known.by_image) >= IMAGES:
         pack(model.target, backend, how)
         return replace(model, rounding=known)
     copy = rounded_copy(model.target, backend, how)
     pack(model.target, backend)
-    price = measure(backend, model, replace(model, target=copy), dtype, how, known, tell)
-    return replace(model, target=copy, rounding=price)
+    loss = measure(backend, model, replace(model, target=copy), dtype, how, known, tell)
+    return replace(model, target=copy, rounding=loss)
 
 
 @inferring
@@ -67,25 +66,25 @@ def measure(
     rounded: Model,
     dtype: torch.dtype,
     how: Rounding,
-    known: RoundingPrice | None = None,
+    known: QuantizationLoss | None = None,
     tell: Callable[[str], None] = lambda text: None,
-) -> RoundingPrice:
+) -> QuantizationLoss:
     """Measure the quality loss, after what is ``known`` of it; every image is kept when done."""
     sampling: Sampling = full.manifest.defaults.sampling
     prompts = list(full.family.examples(full.manifest))
     tokens = full.manifest.target.num_tokens
     found = [] if known is None else list(known.by_image)
-    drawing = Pipeline(rounded, backend, dtype)
+    pipeline = Pipeline(rounded, backend, dtype)
     try:
-        price = known
+        loss = known
         for number in range(len(found), IMAGES):
             prompt = prompts[number % len(prompts)]
             with warnings.catch_warnings():  # nobody asked for this prompt, if it is cut
                 warnings.simplefilter("ignore", LanternWarning)
-                drawn, _ = drawing.decode_only([prompt], PLAIN, sampling, SEED + number)
-                given = drawing.conditions([prompt])
+                made, _ = pipeline.decode_only([prompt], PLAIN, sampling, SEED + number)
+                given = pipeline.conditions([prompt])
             p, q = (
-                next_tokens(one, backend, given, drawn.tokens, sampling) for one in (full, rounded)
+                next_tokens(one, backend, given, made.tokens, sampling) for one in (full, rounded)
             )
             moved = float(0.5 * (p - q).abs().sum(dim=-1).mean())
             if not 0 <= moved <= 1 + 1e-4:
@@ -94,22 +93,22 @@ def measure(
                     "a total variation: the weights overflow in this dtype; use --dtype float32"
                 )
             found.append(moved)
-            price = RoundingPrice(
+            loss = QuantizationLoss(
                 weights=how.name,
                 bits_per_weight=how.bits_per_weight,
                 by_image=tuple(found),
-                tokens=drawn.tokens.shape[1],
+                tokens=made.tokens.shape[1],
                 sampling=sampling,
             )
-            write_record(_path(full, backend, dtype, how), price.model_dump(mode="json"))
+            write_record(_path(full, backend, dtype, how), loss.model_dump(mode="json"))
             tell(
                 f"quality loss of {how.name} weights, measured once: {number + 1} of {IMAGES} images of "
-                f"{tokens} tokens, total variation {price.total_variation:.4f}"
+                f"{tokens} tokens, total variation {loss.total_variation:.4f}"
             )
     finally:
-        drawing.engines.release()
-    assert price is not None
-    return price
+        pipeline.engines.release()
+    assert loss is not None
+    return loss
 
 
 def next_tokens(
@@ -126,13 +125,13 @@ def next_tokens(
     return distribution(forced_logits(engine, tokens.to(backend.device)), engine.filters)
 
 
-def read_price(
+def read_loss(
     model: Model, backend: Backend, dtype: torch.dtype, how: Rounding
-) -> RoundingPrice | None:
+) -> QuantizationLoss | None:
     """Return what is kept of a model's quality loss, perhaps of some of its images only."""
     kept = read_record(_path(model, backend, dtype, how))
     try:
-        return None if kept is None else RoundingPrice.model_validate(kept)
+        return None if kept is None else QuantizationLoss.model_validate(kept)
     except ValidationError:
         return None
 
@@ -148,7 +147,5 @@ def _path(model: Model, backend: Backend, dtype: torch.dtype, how: Rounding) -> 
         "sampling": model.manifest.defaults.sampling.model_dump(mode="json"),
         "prompts": prompts,
         "seed": SEED,
-        "passes": "drawing",  # older records were of passes without a cache
     }
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    return cache_dir() / "rounding" / f"{how.name}-{digest[:24]}.json"
+    return cache_dir() / "rounding" / f"{how.name}-{digest(key)[:24]}.json"

@@ -33,11 +33,10 @@ from lantern_accel.errors import (
 )
 from lantern_accel.families.base import Model, Rows
 from lantern_accel.files import cache_dir
-from lantern_accel.memory.limits import Capacity
+from lantern_accel.memory.limits import Capacity, shortage
 from lantern_accel.nn.neighbours import cached_neighbour_table
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
-from lantern_accel.records import format_bytes
 from lantern_accel.strategy.sources import SERVED_BY, SOURCES
 from lantern_accel.strategy.values import AUTO, NeighbourSpace, Sampling, Strategy
 
@@ -243,12 +242,12 @@ class Engines:
         if how.name not in self._copies:
             need, free = self.capacity.copy_bytes(strategy), self.backend.memory().left
             if free is not None and need > free:
-                raise DoesNotFitError(
-                    f"a copy of {model.manifest.name} in {how.name} to draft with takes "
-                    f"{format_bytes(need)}, device {self.backend.device} has {format_bytes(free)} free; "
+                way = (
                     "draft with fewer bits (--strategy self:tree=self:4,int4), or choose a strategy "
                     "without a copy, such as 'scd'"
                 )
+                what = f"a copy of {model.manifest.name} in {how.name} to draft with"
+                raise DoesNotFitError(shortage(self.backend, what, need, way))
             self._copies[how.name] = rounded_copy(model.target, self.backend, how, drafts=True)
             self.capacity.copies = frozenset(self._copies)
         drawn = replace(model, target=self._copies[how.name])

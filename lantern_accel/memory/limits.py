@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from lantern_accel.device.backend import DTYPES, Backend, MemoryUse
+from lantern_accel.device.backend import DTYPES, Backend
 from lantern_accel.errors import DeviceMemoryError, DoesNotFitError
 from lantern_accel.families.base import Found, Model
 from lantern_accel.memory.footprint import copy_bytes, weight_bytes
@@ -42,10 +42,19 @@ def check_weights(backend: Backend, found: Found, dtype: torch.dtype) -> None:
         if other in backend.compute_dtypes() and weights_bytes(found, other) <= free
     ]
     way = f"use the dtype {' or '.join(others)}" if others else "use a device with more memory"
+    what = f"the model {found.manifest.name} in {str(dtype).removeprefix('torch.')}"
     raise DeviceMemoryError(
-        f"the model {found.manifest.name} takes {format_bytes(need)} in "
-        f"{str(dtype).removeprefix('torch.')}, device {backend.device} has {format_bytes(free)} free"
-        f"{_total(backend.memory())}; {way}, or end other programs that use it"
+        shortage(backend, what, need, f"{way}, or end other programs that use it")
+    )
+
+
+def shortage(backend: Backend, what: str, need: int, way: str) -> str:
+    """Say that ``what`` takes more bytes than a device has free, and the ``way`` out."""
+    use = backend.memory()
+    total = "" if use.limit is None else f" of {format_bytes(use.limit)}"
+    return (
+        f"{what} takes {format_bytes(need)}, device {backend.device} has {format_bytes(use.left or 0)} "
+        f"free{total}; {way}"
     )
 
 
@@ -55,10 +64,6 @@ def check_weights(backend: Backend, found: Found, dtype: torch.dtype) -> None:
 def bucket(images: int) -> int:
     """Return the batch that serves as many images: 1, 2, 4, 8, ..."""
     return 1 << (images - 1).bit_length()
-
-
-def _total(use: MemoryUse) -> str:
-    return "" if use.limit is None else f" of {format_bytes(use.limit)}"
 
 
 class Capacity:
@@ -139,10 +144,11 @@ class Capacity:
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
     ) -> int:
         """Return how many of ``batch`` images fit in place of the engines that are held; may be 0."""
-        free, more = self.free, (strategy, sampling, shape)
-        if free is None or self.bytes_of(batch, *more) <= (most := free + self.spare()):
+        more = strategy, sampling, shape
+        if self.fits(batch, *more):
             return batch
-        return most_images(lambda n: self.needed(n, *more), most, batch)
+        free = (self.free or 0) + self.spare()
+        return most_images(lambda n: self.needed(n, *more), free, batch)
 
     def fits(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
@@ -156,13 +162,9 @@ class Capacity:
     ) -> None:
         """Raise :class:`DoesNotFitError` where a batch does not fit, with the one that does."""
         if (most := self.largest(batch, strategy, sampling, shape)) < batch:
-            need, advice = self.needed(batch, strategy, sampling, shape), f"a batch of {most} fits"
-            raise DoesNotFitError(
-                f"a batch of {batch} needs {format_bytes(need)} of caches and buffers, "
-                f"device {self.backend.device} has {format_bytes(self.free or 0)} free"
-                f"{_total(self.backend.memory())}; "
-                f"{advice if most else 'not even one image fits; use a smaller model'}"
-            )
+            need = self.needed(batch, strategy, sampling, shape)
+            way = f"a batch of {most} fits" if most else "not even one fits; use a smaller model"
+            raise DoesNotFitError(shortage(self.backend, f"a batch of {batch}", need, way))
 
     def batches(
         self,

@@ -107,7 +107,7 @@ def test_a_model_that_does_not_fit_is_told_before_it_is_loaded(
     with pytest.raises(BackendError) as caught:
         lantern_accel.load(device="cpu", dtype="float32")
     assert str(caught.value) == (
-        f"the model lantern-emoji takes {format_bytes(weights_bytes(MODEL, torch.float32))} in float32, "
+        f"the model lantern-emoji in float32 takes {format_bytes(weights_bytes(MODEL, torch.float32))}, "
         f"device cpu has {format_bytes(between)} free of 16.00 GiB; use the dtype bfloat16 "
         f"({format_bytes(weights_bytes(MODEL, torch.bfloat16))}) or float16 "
         f"({format_bytes(weights_bytes(MODEL, torch.float16))}), or end other programs that use it"
@@ -129,10 +129,10 @@ def test_a_batch_that_does_not_fit_names_the_one_that_does(
 
     limit(monkeypatch, free=need(5) + 1)
     pipeline.generate("dog face", num_images=5, batch_size=5, seed=0)
-    with pytest.raises(BackendError, match=r"a batch of 16 needs .* free of .*; a batch of 5 fits"):
+    with pytest.raises(BackendError, match=r"a batch of 16 takes .* free of .*; a batch of 5 fits"):
         pipeline.generate("dog face", num_images=16, batch_size=16, seed=0)
     limit(monkeypatch, free=need(1) - 1)
-    with pytest.raises(BackendError, match="not even one image fits; use a smaller model"):
+    with pytest.raises(BackendError, match="not even one fits; use a smaller model"):
         pipeline.generate("dog face", num_images=2, batch_size=2, seed=0)
 
 

@@ -24,7 +24,7 @@ Kind = Literal["exact", "lantern", "lantern++"]
 MARGIN = 1e-6
 #: A residual that keeps less of its mass magnifies float32's rounding beyond the tolerance.
 TRUST = 0.05
-EXAMPLES = pytest.mark.parametrize("examples", [60, pytest.param(200, marks=pytest.mark.long)])
+EXAMPLES = pytest.mark.parametrize("examples", [30, pytest.param(200, marks=pytest.mark.long)])
 
 
 def checked(examples: int) -> settings:

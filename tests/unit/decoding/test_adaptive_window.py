@@ -40,10 +40,8 @@ def looks_at_drafts(gains: Tensor, state: Any) -> Tensor:
     return torch.where(following == 1, 1, 4)
 
 
-@pytest.mark.parametrize(
-    "decide",
-    [at_random, *(pytest.param(d, marks=pytest.mark.long) for d in (by_acceptance, against))],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("decide", [at_random, by_acceptance, against])
 def test_images_follow_the_target_whatever_counts_decide(decide: Decide) -> None:
     assert misfit_of(engine_of(law_models(), WINDOW, SAMPLING, IMAGES), decide) < SOUND
 

@@ -333,7 +333,13 @@ def test_a_step_that_came_alone_looks_at_all_slots(models: Models) -> None:
             assert (engine.sizes[0] in widths.seen) is (step is None)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("eagle2", "window") else pytest.param(name, marks=pytest.mark.long)
+        for name in CASES
+    ],
+)
 def test_a_step_reads_as_many_slots_as_its_bucket_has(models: Models, name: str) -> None:
     """Without data, in every bucket: attention gets masks of just this width."""
     engine = engine_of(models, CASES[name], SAMPLED, 2)

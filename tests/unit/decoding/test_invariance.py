@@ -179,7 +179,16 @@ def test_noise_that_is_looked_up_draws_what_noise_in_a_step_draws(name: str) -> 
     assert torch.equal(decoded(SOURCES[name], ops=Tabled()), plainly(SAMPLED))
 
 
-@pytest.mark.parametrize("name", ["eagle2", "scd", "self that moves, windows of its own"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "scd",
+        *(
+            pytest.param(n, marks=pytest.mark.long)
+            for n in ("eagle2", "self that moves, windows of its own")
+        ),
+    ],
+)
 def test_a_table_is_made_for_every_request_and_every_image(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

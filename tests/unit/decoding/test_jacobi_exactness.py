@@ -306,7 +306,21 @@ MUTANTS: dict[str, Callable[[Engine, Table, pytest.MonkeyPatch], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+#: The others stand in the long tier.
+FEW_MUTANTS = (
+    "the tail is kept without a test",
+    "the residual is not renormalised",
+    "the tail is resampled from another row",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FEW_MUTANTS else pytest.param(name, marks=pytest.mark.long)
+        for name in MUTANTS
+    ],
+)
 def test_a_wrong_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table()
     # What the filters take away is little, and shows in more images.

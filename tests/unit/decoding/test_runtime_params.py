@@ -20,7 +20,13 @@ def models() -> Models:
     return tiny_models(0)
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("vanilla", "lantern++") else pytest.param(name, marks=pytest.mark.long)
+        for name in NAMED
+    ],
+)
 def test_new_values_decode_as_a_new_engine_does(models: Models, name: str) -> None:
     strategy = NAMED[name].override(**LOOSE.get(name, {}))
     engine = engine_of(models, NAMED[name], SAMPLED, batch=2)

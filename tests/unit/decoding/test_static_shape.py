@@ -112,7 +112,12 @@ class Recorder(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     ("name", "sampling"),
-    [*((name, SAMPLED) for name in NAMED), ("vanilla", GREEDY), ("lantern++", GREEDY)],
+    [
+        *((name, SAMPLED) for name in ("vanilla", "eagle2", "lantern++")),
+        *(pytest.param(name, SAMPLED, marks=pytest.mark.long) for name in ("eagle", "lantern")),
+        ("vanilla", GREEDY),
+        ("lantern++", GREEDY),
+    ],
 )
 def test_every_step_runs_the_same_operators_and_reads_nothing(
     models: Models, name: str, sampling: Sampling
@@ -161,7 +166,7 @@ def test_the_recorder_refuses_reads(wait: Any) -> None:
         ("vanilla", GREEDY, {}),
         pytest.param("eagle", SAMPLED, {"n_layer": 2, "taps": (1, 2)}, marks=pytest.mark.long),
         ("eagle2", GREEDY, {"n_layer": 2, "taps": (1, 2)}),
-        ("lantern++", SAMPLED, {}),
+        pytest.param("lantern++", SAMPLED, {}, marks=pytest.mark.long),
     ],
 )
 def test_a_step_runs_on_tensors_without_values(

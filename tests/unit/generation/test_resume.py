@@ -20,6 +20,9 @@ from lantern_accel.strategy.values import Sampling, SelfDrafts
 
 NAMES = ("plain", "window", "window that moves", "head", "copy", "copy, windows of its own")
 
+#: Next to the window of every family.
+QUICK = {("emu3", "plain"), ("emu3", "window that moves"), ("emu3", "copy")}
+
 
 def made(family: str, name: str, temperature: float) -> tuple[Any, Any]:
     """Return an engine of two images of a tiny model, and what starts them."""
@@ -44,7 +47,7 @@ def made(family: str, name: str, temperature: float) -> tuple[Any, Any]:
     [
         *((family, "window") for family in family_names()),
         *(
-            pytest.param(family, name, marks=() if family == "emu3" else pytest.mark.long)
+            pytest.param(family, name, marks=() if (family, name) in QUICK else pytest.mark.long)
             for family in family_names()
             for name in NAMES
             if name != "window"

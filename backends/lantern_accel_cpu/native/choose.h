@@ -183,17 +183,15 @@ struct ChosenJob {
             if (worth) drafts[row] = chosen[entry];
         }
     }
-};
 
-void advance_chosen(const AdvanceChosen& g, const float* logits) {
-    int64_t span = g.span, n = g.vocab, all = g.images * span;
-    Scratch scratch;
-    int64_t *chosen = scratch.take<int64_t>(all + 2 * span), *x = chosen + all, *gave = x + span;
-    ChosenJob job{g, logits, chosen, scratch.take<float>(all)};
-    bool small = all * n < FEW_LOGITS;
-    pool_run(Job{&job, ChosenJob::work, nullptr, ChosenJob::chunks, 1}, small);
-    for (int64_t b = 0; b < g.images; ++b) {
-        int64_t length = g.length[b], open = length < g.image - 1, count = 0, *tokens = chosen + b * span;
+    // Take in what image b's window chose, and draft what follows.
+    static int images(void* self, int) { return int(((ChosenJob*)self)->g.images); }
+    static void take_in(void* self, int, int b) {
+        ChosenJob& job = *(ChosenJob*)self;
+        const AdvanceChosen& g = job.g;
+        int64_t span = g.span, n = g.vocab, length = g.length[b], open = length < g.image - 1, count = 0;
+        Scratch scratch;
+        int64_t *x = scratch.take<int64_t>(2 * span), *gave = x + span, *tokens = job.chosen + b * span;
         int64_t* known = g.tokens + b * (g.image + 1);
         float sum = 0;
         for (int64_t i = 0; i < span; ++i) {
@@ -229,7 +227,18 @@ void advance_chosen(const AdvanceChosen& g, const float* logits) {
         g.report[b] = now;
         g.report[g.images + b] = g.finite[b];
     }
-    if (span > 1 && !g.head && g.fresh != GIVEN) pool_run(Job{&job, ChosenJob::fresh, nullptr, ChosenJob::fresh_chunks, 1}, small);
+};
+
+void advance_chosen(const AdvanceChosen& g, const float* logits) {
+    int64_t all = g.images * g.span;
+    Scratch scratch;
+    ChosenJob job{g, logits, scratch.take<int64_t>(all), scratch.take<float>(all)};
+    bool small = all * g.vocab < FEW_LOGITS;
+    pool_run(Job{&job, ChosenJob::work, nullptr, ChosenJob::chunks, 1}, small);
+    // One image's guesses are shared out product by product.
+    pool_run(Job{&job, ChosenJob::take_in, nullptr, ChosenJob::images, 1}, !g.head || g.span == 1 || g.images == 1);
+    if (g.span > 1 && !g.head && g.fresh != GIVEN)
+        pool_run(Job{&job, ChosenJob::fresh, nullptr, ChosenJob::fresh_chunks, 1}, small);
     ++*g.step;
 }
 

@@ -288,25 +288,30 @@ void draw(const float* weights, const float* uniforms, int64_t rows, int64_t n, 
 
 // Guided logits of B images from rows of all branches: u + s (c - u), or InstructPix2Pix's three; where s is
 // at most 1, the conditional row. Then the penalty of codes that a token may not be.
+struct GuideJob {
+    const Guide& g;
+    static int chunks(void* self, int) { return int(((GuideJob*)self)->g.images * ((GuideJob*)self)->g.count); }
+    static void work(void* self, int, int at) {
+        const Guide& g = ((GuideJob*)self)->g;
+        int64_t n = g.vocab, branch = g.images * g.count * n, token = g.token[g.whole_image ? at / g.count : at];
+        const float *c = g.logits + at * n, *second = c + branch, *u = g.branches == 3 ? second + branch : second;
+        float* y = g.out + at * n;
+        float s = g.scale ? g.scale[token] : 1.0f;
+        if (!(s > 1) || g.branches == 1)
+            memcpy(y, c, size_t(n) * sizeof(float));
+        else if (g.branches == 2)
+            for (int64_t i = 0; i < n; ++i) y[i] = u[i] + s * (c[i] - u[i]);
+        else
+            for (int64_t i = 0; i < n; ++i) y[i] = u[i] + *g.image_scale * (second[i] - u[i]) + s * (c[i] - second[i]);
+        if (!g.penalty) return;
+        const float* p = g.penalty + g.kind[token] * n;
+        for (int64_t i = 0; i < n; ++i) y[i] += p[i];
+    }
+};
+
 void guide(const Guide& g) {
-    int64_t n = g.vocab, branch = g.images * g.count * n;
-    for (int64_t b = 0; b < g.images; ++b)
-        for (int64_t t = 0; t < g.count; ++t) {
-            int64_t at = b * g.count + t, token = g.token[g.whole_image ? b : at];
-            const float *c = g.logits + at * n, *second = c + branch, *u = g.branches == 3 ? second + branch : second;
-            float* y = g.out + at * n;
-            float s = g.scale ? g.scale[token] : 1.0f;
-            if (!(s > 1) || g.branches == 1)
-                memcpy(y, c, size_t(n) * sizeof(float));
-            else if (g.branches == 2)
-                for (int64_t i = 0; i < n; ++i) y[i] = u[i] + s * (c[i] - u[i]);
-            else
-                for (int64_t i = 0; i < n; ++i)
-                    y[i] = u[i] + *g.image_scale * (second[i] - u[i]) + s * (c[i] - second[i]);
-            if (!g.penalty) continue;
-            const float* p = g.penalty + g.kind[token] * n;
-            for (int64_t i = 0; i < n; ++i) y[i] += p[i];
-        }
+    GuideJob job{g};
+    pool_run(Job{&job, GuideJob::work, nullptr, GuideJob::chunks, 1}, g.images * g.count * g.vocab < (1 << 14));
 }
 
 }  // namespace

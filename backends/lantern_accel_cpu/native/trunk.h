@@ -89,12 +89,20 @@ template <class T> struct TrunkJob {
         return mine;
     }
 
-    // Ask for the rows of a product before this thread's first chunk of it.
-    void fetch(int layer, int step, const A* x, int64_t k, int64_t ldx) {
+    // Ask for the rows of a product, or their tiles, before this thread's first chunk of it.
+    void fetch(int layer, int step, const A* x, int64_t k, int64_t ldx, [[maybe_unused]] const Inputs& inputs) {
         static thread_local uint64_t fetched = 0;
         uint64_t wanted = number + layer * STEPS + step;
-        if (fetched != wanted) expect_rows(x, k, ldx);
+        if (fetched == wanted) return;
         fetched = wanted;
+#ifdef TILES
+        if (inputs.tiles.tiles) {
+            size_t bytes = size_t(tile_blocks(m) * inputs.tiles.steps) * TILE_ROWS * TILE_BYTES;
+            if (shared && bytes <= EARLY) expect(inputs.tiles.tiles, bytes, false);
+            return;
+        }
+#endif
+        expect_rows(x, k, ldx);
     }
 
     void begin() {
@@ -237,11 +245,11 @@ template <class T> struct TrunkJob {
         switch (step) {
             case QKV: return qkv(b, normed(layer, step), chunk, next);
             case OUT:
-                fetch(layer, step, mixed, wide, ld_wide);
+                fetch(layer, step, mixed, wide, ld_wide, mixed_inputs);
                 return add(mixed, ld_wide, mixed_inputs, b.wo, wide, chunk, next);
             case GATE: return gate(b, normed(layer, step), chunk, next);
             default:
-                fetch(layer, step, gated, hidden, ld_hidden);
+                fetch(layer, step, gated, hidden, ld_hidden, gated_inputs);
                 return add(gated, ld_hidden, gated_inputs, b.w2, hidden, chunk, next);
         }
     }

@@ -132,7 +132,8 @@ def _compare(
 def cached(backend: Backend) -> Measured:
     """Compare attention of a token, a tree and a window with float64, over a cache written twice."""
     checked = Compared(backend, "attend", "mask")
-    tree = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000"))).visible
+    tables = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000")))
+    (tree,) = tables.topology(1, torch.device("cpu"))["visible"]
     causal = torch.ones(33, 33, dtype=torch.bool).tril()
     for dtype, (heads, width) in checked.cases(HEADS):
         k, v = (normal(n, LAYERS, ROWS, SLOTS, heads, width).to(dtype) for n in (1, 2))

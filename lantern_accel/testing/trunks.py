@@ -84,7 +84,8 @@ class Host:
 def trunk(backend: Backend) -> Measured:
     """Compare a prompt, a token and a tree in two blocks over one cache, with taps and without."""
     checked, device = Compared(backend, "trunk"), backend.device
-    tree = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000"))).visible
+    tables = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000")))
+    (tree,) = tables.topology(1, torch.device("cpu"))["visible"]
     causal = torch.ones(6, 6, dtype=torch.bool).tril()
     for dtype, (number, (heads, width, hidden, eps)) in checked.cases(enumerate(STACKS)):
         dim = heads * width

@@ -534,9 +534,7 @@ def _by_operators(engine: Any, drafted: Any, logits: Tensor, features: Tensor) -
     state, source = engine.state, engine.source
     held = {name: value.clone() for name, value in _changes(engine).items()}
     judged = source.judge(state, drafted, logits)
-    kept = source.keep(state, drafted, features, judged)
-    source.after(state, kept)
-    source.advance(state, judged, kept)
+    source.commit(state, drafted, features, judged)
     engine.finite.end()
     want = {name: value.clone() for name, value in _changes(engine).items()}
     for name, value in _changes(engine).items():

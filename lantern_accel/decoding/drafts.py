@@ -24,10 +24,9 @@ from lantern_accel.strategy.values import Strategy
 Value = TypeVar("Value", bound=DraftSource)
 Serving = TypeVar("Serving", bound="type[Source]")
 S = TypeVar("S", bound=State)
-#: What is drafted, what is judged, and what is kept of it.
+#: What is drafted, and what is judged.
 D = TypeVar("D")
 J = TypeVar("J")
-K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Sizing:
     longest: Geometry | None = None
 
 
-class Drafts(ABC, Generic[Value, S, D, J, K]):
+class Drafts(ABC, Generic[Value, S, D, J]):
     """The drafts of one step: functions of static buffers, which a device captures with the step.
 
     No method reads a value on the host, and no shape depends on one. Whatever is drafted, decoding stays
@@ -134,15 +133,12 @@ class Drafts(ABC, Generic[Value, S, D, J, K]):
         """Say which drafts are kept, by guided ``logits [B, T, V]`` of the step's nodes."""
 
     @abstractmethod
-    def keep(self, state: S, drafted: D, features: Tensor, judged: J) -> K:
-        """Write the tokens that became known; complete images stay as they are."""
+    def commit(self, state: S, drafted: D, features: Tensor, judged: J) -> None:
+        """Write the tokens that became known, call ``after``, move images on, and count the step.
 
-    def after(self, state: S, kept: K) -> None:
-        """Take note of what a step kept, before the state's length moves on."""
-
-    @abstractmethod
-    def advance(self, state: S, judged: J, kept: K) -> None:
-        """Move images on, and count the step."""
+        ``after`` takes note of what was kept, before the state's length moves on. Complete images stay
+        as they are.
+        """
 
     def describe(self, state: S) -> plan.Source | None:
         """Describe the source for a fused step; None: the step runs operator by operator."""
@@ -156,7 +152,7 @@ class Drafts(ABC, Generic[Value, S, D, J, K]):
         return {}
 
 
-Source = Drafts[Any, Any, Any, Any, Any]
+Source = Drafts[Any, Any, Any, Any]
 #: What serves each source.
 _SERVED: dict[type[DraftSource], type[Source]] = {}
 #: Modules of :mod:`~lantern_accel.decoding.sources` that serve ours, by kind; imported when asked for.

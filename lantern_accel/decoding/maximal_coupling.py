@@ -8,12 +8,24 @@ are sampled again from their own p[i]. Source: SJD (arXiv 2410.01699).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lantern_accel.decoding.rows import REFERENCE
-from lantern_accel.decoding.window_layout import Coupled
+
+
+@dataclass(frozen=True)
+class Coupled:
+    """One step's outcome for ``B`` images and the ``L`` positions behind the last known token.
+
+    ``tokens`` integer ``[B, L]``: the new ones, the bonus last; ``count`` integer ``[B]`` or ``[1]``: how
+    many of them are known now, 1 to L.
+    """
+
+    tokens: Tensor
+    count: Tensor
 
 
 def leading(accepted: Tensor, dtype: torch.dtype) -> Tensor:

@@ -109,9 +109,7 @@ class Step:
             if session.observer is not None:
                 judged = session.observer(self, drafted, features, logits, judged)
         with self.ops.phase("commit"):
-            kept = source.keep(state, drafted, features, judged)
-            source.after(state, kept)
-            source.advance(state, judged, kept)
+            source.commit(state, drafted, features, judged)
             session.finite.end()
 
     @property

@@ -19,9 +19,9 @@ from pydantic import Field
 from torch import Tensor
 
 from lantern_accel.decoding.logits import distribution
+from lantern_accel.decoding.maximal_coupling import Coupled
 from lantern_accel.decoding.sources.window import WindowDrafts
 from lantern_accel.decoding.step import Step
-from lantern_accel.decoding.window_layout import Coupled
 from lantern_accel.errors import DataError, DiskFullError
 from lantern_accel.families.base import Size
 from lantern_accel.generation.pipeline import Pipeline, Prompt

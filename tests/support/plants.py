@@ -25,13 +25,13 @@ def after_commit(act: Callable[..., None]) -> Plant:
     """Do something wrong at the end of every step."""
 
     def plant(patch: pytest.MonkeyPatch, backend: Backend) -> None:
-        real = TreeDrafts.advance
+        real = TreeDrafts.commit
 
         def wrong(self, state, *rest):
             real(self, state, *rest)
             act(state)
 
-        patch.setattr(TreeDrafts, "advance", wrong)
+        patch.setattr(TreeDrafts, "commit", wrong)
 
     return plant
 

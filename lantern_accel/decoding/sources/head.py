@@ -18,10 +18,10 @@ from torch import Tensor
 
 from lantern_accel.decoding.drafts import DraftContext, Sizing, Source, register
 from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.decoding.maximal_coupling import Coupled
 from lantern_accel.decoding.sources.window import InvariantWindow, MaximalWindow
 from lantern_accel.decoding.state import WindowState
 from lantern_accel.decoding.target import row_of
-from lantern_accel.decoding.window_layout import WindowKept
 from lantern_accel.device import plan
 from lantern_accel.errors import StrategyError
 from lantern_accel.nn.draft_head import DraftHead, weights_of
@@ -85,11 +85,18 @@ class HeadWindow(InvariantWindow[Window]):
             guess = self._guess(state, ahead, known, seen[:, 0], place, none)
             self._put(state, place, torch.where(place > newest, guess, self._at(state, place)))
 
-    def after(self, state: WindowState, kept: WindowKept) -> None:
+    def after(
+        self,
+        state: WindowState,
+        window: Tensor,
+        coupled: Coupled,
+        features: Tensor,
+        newest: Tensor,
+    ) -> None:
         """Draft behind what a pass made known, whose tokens are in place already."""
-        index, window, coupled, length = self.ops.index, kept.window, kept.coupled, state.length
+        index, length = self.ops.index, state.length
         size, none = self.geometry.nodes, self.head.config.vocab_size
-        guided = self.guided(kept.features[:, :size], length)
+        guided = self.guided(features[:, :size], length)
         count = coupled.count.expand_as(length)  # one number for all, where nothing was drafted
         last = (count - 1).view(-1, 1, 1).expand(-1, 1, guided.shape[-1])
         state.feature.copy_(guided.gather(1, last).squeeze(1))

@@ -30,7 +30,6 @@ class Kept:
     ``open`` bool ``[B]``: the image was not complete; ``path`` integer ``[B, D + 1]``: the nodes from
     the root on; ``tokens`` integer ``[B, D + 1]``: the tokens behind each, the bonus last; ``gained``
     integer ``[B]``: how many of these count; ``features [R, T, D]``: the target's, of all nodes.
-    ``dropped`` bool ``[B, D]``: drafts that are past the image's end or were rejected.
     """
 
     open: Tensor
@@ -38,10 +37,9 @@ class Kept:
     tokens: Tensor
     gained: Tensor
     features: Tensor
-    dropped: Tensor
 
 
-class TreeDrafts(Drafts[Value, TreeState, DraftTree, Accepted, Kept]):
+class TreeDrafts(Drafts[Value, TreeState, DraftTree, Accepted]):
     """Proposes a tree, which is judged by the strategy's rule, or by what noise chooses."""
 
     state_type = TreeState
@@ -141,9 +139,9 @@ class TreeDrafts(Drafts[Value, TreeState, DraftTree, Accepted, Kept]):
         masked = self.verifying.guidance.masked
         return accept(drafted, logits, session.filters, rule, tests, bonus, masked=masked)
 
-    def keep(
+    def commit(
         self, state: TreeState, drafted: DraftTree, features: Tensor, judged: Accepted
-    ) -> Kept:
+    ) -> None:
         g, slots = self.geometry, self.verifying.slots
         entry, after = (slots[n : n + g.depth + 1] for n in (0, 1))
         open_ = state.length < g.tokens - 1
@@ -158,15 +156,17 @@ class TreeDrafts(Drafts[Value, TreeState, DraftTree, Accepted, Kept]):
         column = column.masked_fill(entry > count, g.tokens)
         state.tokens.scatter_(1, column, following)
         dropped = column[:, : g.depth] == g.tokens
-        return Kept(open_, judged.path, following, judged.length + 1, features, dropped)
-
-    def advance(self, state: TreeState, judged: Accepted, kept: Kept) -> None:
-        length = (state.length + kept.gained).clamp(max=self.geometry.tokens - 1)
-        state.root.copy_(torch.where(kept.open, judged.bonus, state.root))
-        state.price.add_(judged.price.masked_fill(kept.dropped, 0).sum(dim=1))
+        gained = judged.length + 1
+        self.after(state, Kept(open_, judged.path, following, gained, features))
+        length = (state.length + gained).clamp(max=g.tokens - 1)
+        state.root.copy_(torch.where(open_, judged.bonus, state.root))
+        state.price.add_(judged.price.masked_fill(dropped, 0).sum(dim=1))
         put_first(state.last_path, judged.path)
-        counted = torch.where(kept.open, judged.length, self.no_length)
-        state.advance(length, length - state.length, kept.open, counted)
+        counted = torch.where(open_, judged.length, self.no_length)
+        state.advance(length, length - state.length, open_, counted)
+
+    def after(self, state: TreeState, kept: Kept) -> None:
+        """Take note of what a step kept."""
 
     def _enter_slots(
         self, state: TreeState, tree: DraftTree, accepted: Accepted, open_: Tensor

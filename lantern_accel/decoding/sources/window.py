@@ -18,15 +18,14 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.draft_init import GIVEN, DraftInitializer, row_width
-from lantern_accel.decoding.drafts import DraftContext, Sizing, Value
+from lantern_accel.decoding.drafts import DraftContext, Drafts, Sizing, Value
 from lantern_accel.decoding.geometry import Geometry, WindowGeometry
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.decoding.maximal_coupling import couple, leading
+from lantern_accel.decoding.maximal_coupling import Coupled, couple, leading
 from lantern_accel.decoding.row_cache import RowCache
 from lantern_accel.decoding.state import WindowState
-from lantern_accel.decoding.window_layout import Coupled, WindowKept, WindowLayout
 from lantern_accel.device import plan
-from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.operations import TensorOps, flags
 from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.strategy.values import Fresh, Window
 
@@ -56,9 +55,15 @@ class Ring:
         self.ops.put(q, 0, self._rows(positions), values.flatten(0, 1))
 
 
-class WindowDrafts(WindowLayout[Value]):
-    """The drafts of one window; one of a single token is plain decoding."""
+class WindowDrafts(Drafts[Value, WindowState, Tensor, Coupled]):
+    """The drafts of one window; one of a single token is plain decoding.
 
+    Node i of a window is image token ``n + i``, n the last known one, in the slot of its number: a window
+    moves on by a larger ``length``. Where a pass looks at fewer slots, the last of these is the trash: a
+    pass over more has an image position there, and writes it before any pass sees it.
+    """
+
+    state_type = WindowState
     returns = settles = True
 
     def __init__(self, given: DraftContext[Value]) -> None:
@@ -67,9 +72,9 @@ class WindowDrafts(WindowLayout[Value]):
         self.session, self.greedy, self.choices = session, session.greedy, session.choices
         self.filters, self.finite = session.filters, session.finite
         device = session.state.length.device
-        one = given.longest
-        held = one.ring if isinstance(one, WindowDrafts) else None
-        self.ring: Ring = held or Ring(session.geometry, self.ops, device)
+        self.chain = torch.arange(g.nodes, dtype=self.ops.index, device=device)
+        self.ahead = torch.arange(1, g.nodes + 1, dtype=self.ops.index, device=device)
+        self.ring = Ring(session.geometry, self.ops, device)
         kind = self.window_of(given.source)[0]
         self.initial = DraftInitializer(kind, g, given.target, self.ops)
         self.recall: RowCache | None = None
@@ -121,9 +126,54 @@ class WindowDrafts(WindowLayout[Value]):
             chain = (chain + self.chain).clamp(max=self.geometry.tokens)
         return state.tokens.gather(1, chain)
 
-    def after(self, state: WindowState, kept: WindowKept) -> None:
+    def verify(
+        self, state: WindowState, drafted: Tensor, slots: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        v, g, length = self.verifying, self.geometry, state.length
+        seen = min(slots or g.target_slots, g.target_slots)
+        last = seen - g.prefix - 1  # the trash, behind the image's slots
+        place = length.unsqueeze(1) + self.chain
+        cells = place.clamp(max=g.tokens - 1)
+        following = (cells + 1).clamp(max=g.tokens - 1)
+        at = torch.where(place < last, g.prefix + place, seen - 1)
+        past = v.slots[g.prefix : g.prefix + last] <= (place + g.prefix).unsqueeze(-1)
+        prompt = state.prefix_mask.unsqueeze(1).expand(-1, g.nodes, -1)
+        rest = v.cache.layout.capacity - seen if seen == g.target_slots else 0
+        hidden = flags(False, len(prompt), g.nodes, 1 + rest, device=prompt.device)
+        visible = torch.cat((prompt, v.branches.masked(past), hidden), dim=-1)
+        if v.ops.preferences.skips_finished_rows and g.batch > 1:
+            visible &= v.branches.masked(length < g.tokens - 1).view(-1, 1, 1)
+        return v.run(state, drafted, cells, following, at, visible)
+
+    def commit(
+        self, state: WindowState, drafted: Tensor, features: Tensor, judged: Coupled
+    ) -> None:
+        positions, last = state.length.unsqueeze(1) + self.ahead, self.geometry.tokens - 1
+        state.tokens.scatter_(1, positions.clamp(max=last + 1), judged.tokens)
+        # A longer window may have seen more before this one.
+        newest = torch.maximum(state.newest, positions[:, -1])
+        state.newest.copy_(newest)
+        self.after(state, drafted, judged, features, newest)
+        open_ = state.length < last
+        length = (state.length + judged.count).clamp(max=last)
+        gained = length - state.length
+        state.advance(length, gained, open_, gained - 1)
+
+    def after(
+        self,
+        state: WindowState,
+        window: Tensor,
+        coupled: Coupled,
+        features: Tensor,
+        newest: Tensor,
+    ) -> None:
+        """Draft for the next step, before the state's length moves on.
+
+        ``window [B, L]``: the tokens that the pass saw; ``features [R, L, D]``: the target's;
+        ``newest [B]``: the last position that a pass has predicted.
+        """
         if self.geometry.depth:
-            self.renew(state, kept.newest)
+            self.renew(state, newest)
 
     @abstractmethod
     def renew(self, state: WindowState, newest: Tensor, back: int = 0) -> None:

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.decoding.maximal_coupling import couple
+from lantern_accel.decoding.maximal_coupling import Coupled, couple
 from lantern_accel.decoding.sources import window as window_drafts
-from lantern_accel.decoding.window_layout import Coupled
 from lantern_accel.strategy.values import Coupling, Sampling, Strategy, Window
 
 #: A sound sampler misses by more than this once in a million tests.

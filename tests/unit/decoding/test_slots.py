@@ -94,14 +94,14 @@ def test_any_pattern_of_acceptance_keeps_the_table(
 def test_a_slot_that_is_handed_out_twice_is_found(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, advance = engine_of(models, NAMED["eagle"], SAMPLED), TreeDrafts.advance
+    engine, commit = engine_of(models, NAMED["eagle"], SAMPLED), TreeDrafts.commit
 
     def careless(self, state, *rest):  # type: ignore[no-untyped-def]
-        advance(self, state, *rest)
+        commit(self, state, *rest)
         if int(state.length.min()) > 8:
             state.slot_of[:, 9] = state.slot_of[:, 3]
 
-    monkeypatch.setattr(TreeDrafts, "advance", careless)
+    monkeypatch.setattr(TreeDrafts, "commit", careless)
     start(engine)
     with torch.inference_mode(), pytest.raises(AssertionError):
         follow(engine)

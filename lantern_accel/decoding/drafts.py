@@ -19,7 +19,7 @@ from lantern_accel.device import plan
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.sources import SERVED_BY, DraftSource
-from lantern_accel.strategy.values import Strategy
+from lantern_accel.strategy.strategy import Strategy
 
 Value = TypeVar("Value", bound=DraftSource)
 Serving = TypeVar("Serving", bound="type[Source]")

@@ -30,8 +30,9 @@ from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import BackendError, NotFiniteError, StrategyError
-from lantern_accel.strategy.sources import DraftLength
-from lantern_accel.strategy.values import Sampling, Strategy, with_tokens_per_step
+from lantern_accel.strategy.sampling import Sampling
+from lantern_accel.strategy.sources import DraftLength, DraftSource, with_tokens_per_step
+from lantern_accel.strategy.strategy import Strategy
 
 
 class Engine:
@@ -80,35 +81,33 @@ class Engine:
             every = [one.length for one in strategy.lengths]
             lengths = [length for length in every if length <= target.config.num_tokens] or every
             source = source.of_length(lengths[-1])
-        one = strategy.model_copy(update={"drafts": source})
-        greedy, kind = sampling.greedy, serving(one, sampling.greedy)
+        self.ops, self.greedy = ops, sampling.greedy
 
-        def sized(made_by: type[Source], part: Strategy, longest: Geometry | None) -> Geometry:
+        def served(source: DraftSource, longest: Geometry | None) -> tuple[type[Source], Geometry]:
+            part = strategy.with_drafts(source)
+            made_by = serving(part, sampling.greedy)
             g = geometry_of(target, drafter, part, sampling, batch)
-            return made_by.sized(g, part.drafts, Sizing(target, greedy, longest))
+            given = Sizing(target, sampling.greedy, longest)
+            return made_by, made_by.sized(g, source, given)
 
-        g = sized(kind, one, None)
-        drafts_by = drafter if g.drafted else None
-        self.ops = ops
+        kind, g = served(source, None)
         self.session = session = Session(
-            target, drafts_by, ops, strategy, sampling, g, kind.state_type,
+            target, drafter if g.drafted else None, ops, strategy, sampling, g, kind.state_type,
             neighbours=neighbours, rewritten=kind.rewrites,
         )  # fmt: skip
         self.state, self.finite, self.geometry = session.state, session.finite, session.geometry
-        self.runtime_params, self.filters = session.runtime_params, session.filters
-        self.choices, self.greedy = session.choices, session.greedy
+        #: See :meth:`.Session.configure` and :meth:`.Session.randomness`.
+        self.configure, self.randomness = session.configure, session.randomness
         self.longest = Step(session, source, kind, session.geometry, copy)
         #: The target and the drafts of the longest step.
         self.verifying, self.source = self.longest.verifying, self.longest.source
         self.by_length = {}
         for length in lengths[:-1]:
-            part = one.model_copy(update={"drafts": kind.shorter(source, length)})
-            shorter = serving(part, greedy)
-            made = sized(shorter, part, session.geometry)
+            part = kind.shorter(source, length)
             self.by_length[length] = Step(
-                session, part.drafts, shorter, made, longest=self.longest.source
+                session, part, *served(part, session.geometry), longest=self.source
             )
-        self.now = lengths[-1] or self.longest.geometry.depth + 1
+        self.now = lengths[-1] or self.geometry.depth + 1
         self.by_length[self.now] = self.longest
         self.counted = {}
         self.divide(usual(self.geometry, self.verifying.cache.layout, ops))
@@ -131,11 +130,6 @@ class Engine:
         """What is known of those lengths that steps may have now."""
         may = self.lengths if self.usable is None else self.usable
         return tuple(one for one in self.strategy.lengths if one.length in may)
-
-    @property
-    def returns(self) -> bool:
-        """Whether drafts can be taken up again after plain steps."""
-        return self.source.returns
 
     @property
     def caches(self) -> list[KVCache]:
@@ -161,7 +155,7 @@ class Engine:
     @property
     def nbytes(self) -> int:
         """Bytes of the static buffers, which all lengths share: caches, state and settings."""
-        held = sum(one.nbytes for one in (self.state, self.runtime_params, self.finite))
+        held = sum(one.nbytes for one in (self.state, self.session.runtime_params, self.finite))
         own = sum(int(one.nbytes) for one in self.source.buffers.values())
         return held + own + sum(cache.layout.nbytes for cache in self.caches)
 
@@ -186,11 +180,6 @@ class Engine:
             # Slots that are not looked at, for as long as the bucket serves.
             sizes = sorted(sizes, key=lambda size: (size - least) * (size - whole))[:1]
         self.sizes = (*sorted(set(sizes)), whole)
-        self._names = {
-            (length, slots): self._name(length, slots)
-            for length in self.by_length
-            for slots in (None, *self.sizes)
-        }
         self.functions = self.host_functions()
 
     def _name(self, length: int, slots: int | None) -> str:
@@ -198,28 +187,23 @@ class Engine:
         step = "step" if len(self.by_length) == 1 else f"step {length}"
         return step if slots in (None, self.sizes[-1]) else f"{step} within {slots}"
 
-    def host_functions(self) -> dict[str, Callable[[], None]]:
-        """Return what a device captures next to prefill: a step of each length, and moving to it."""
+    def host_functions(self, length: int | None = None) -> dict[str, Callable[[], None]]:
+        """Return what a device captures next to prefill: a step of each length, and moving to it.
+
+        ``length``: only what steps of this one need.
+        """
         found: dict[str, Callable[[], None]] = {}
-        for length, step in self.by_length.items():
-            for slots in self.sizes[:-1]:
-                found[self._names[length, slots]] = partial(self._do, step.run, slots)
-            found[self._names[length, None]] = partial(self._do, step.run)
-            moves = step.moves.items()
-            found |= {f"{verb} {length}": partial(self._do, one) for verb, one in moves}
+        for one in self.by_length if length is None else (length,):
+            step = self.by_length[one]
+            for slots in (*self.sizes[:-1], None):
+                found[self._name(one, slots)] = partial(self._do, step.run, slots)
+            found |= {f"{verb} {one}": partial(self._do, f) for verb, f in step.moves.items()}
         found.pop(f"widen {min(self.by_length)}", None)  # no step is shorter
         return found
 
-    def _do(self, one: Callable[..., None], *given: int) -> None:
+    def _do(self, one: Callable[..., None], *given: int | None) -> None:
         """Call a function; as a method it names what it may change (:attr:`changes`)."""
         one(*given)
-
-    def functions_of(self, length: int) -> dict[str, Callable[[], None]]:
-        """Return those of :meth:`host_functions` that steps of one length need."""
-        found = self.host_functions()
-        names = [self._names[length, slots] for slots in self.sizes]
-        names += [f"{verb} {length}" for verb in ("widen", "gather")]
-        return {name: found[name] for name in names if name in found}
 
     @property
     def steps(self) -> dict[int, Callable[[], None]]:
@@ -243,7 +227,7 @@ class Engine:
         if self.session.observer is not None:  # a captured step shows nobody what it judges
             self.by_length[self.now].run(slots)
         else:
-            self.functions[self._names[self.now, slots]]()
+            self.functions[self._name(self.now, slots)]()
 
     def move(self, length: int) -> None:
         """Go on with another length; its steps find what they need (:attr:`.Step.moves`)."""
@@ -254,14 +238,6 @@ class Engine:
         self.now = length
 
     # --- requests ------------------------------------------------------------------------------
-
-    def configure(self, strategy: Strategy, sampling: Sampling) -> None:
-        """Take other values of the settings that are data (:meth:`.Session.configure`)."""
-        self.session.configure(strategy, sampling)
-
-    def randomness(self, seed: int | Sequence[int], images: list[int]) -> Tensor:
-        """Return what decides a request's images (:meth:`.Session.randomness`)."""
-        return self.session.randomness(seed, images)
 
     def load(self, condition: Tensor, prefix_mask: Tensor, randomness: Tensor) -> None:
         """Clear the buffers and copy a request into them (:meth:`.Session.load`)."""
@@ -302,16 +278,9 @@ class Engine:
 
     def usual(self, length: int) -> float:
         """Return the tokens that a step of this length adds, where nobody has counted them."""
-        from lantern_accel.decoding.length_policy import usual_tokens_per_step
+        from lantern_accel.strategy.lengths import usual_tokens_per_step
 
         return usual_tokens_per_step(length) if self.source.settles else float(length)
-
-    def _schedule(self, watched: bool) -> SyncSchedule:
-        """Return when the host looks at the lengths; ``watched``: somebody waits for progress."""
-        moving = len(self.by_length) > 1
-        plain = PLAIN_BLOCK if watched or (moving and self.returns) else None
-        lag = self.session.progress.lag
-        return SyncSchedule(lag, DRAFTING_BLOCK if moving else plain, plain)
 
     def begin(self, steps: Steps | None, schedule: SyncSchedule, known: int = 1) -> None:
         """Begin to advance images of which ``known`` tokens are known, all of them where it has none.
@@ -341,7 +310,10 @@ class Engine:
         ``step`` and ``known`` as in :meth:`begin`. ``on_progress`` gets the tokens known by the slowest
         image. Raises :class:`NotFiniteError` where logits were infinite or no numbers.
         """
-        self.begin(step, self._schedule(on_progress is not None), known)
+        moving, lag = len(self.by_length) > 1, self.session.progress.lag
+        asked = on_progress is not None or (moving and self.source.returns)
+        plain = PLAIN_BLOCK if asked else None
+        self.begin(step, SyncSchedule(lag, DRAFTING_BLOCK if moving else plain, plain), known)
         course = self.course
         while True:
             progress = self.advance()

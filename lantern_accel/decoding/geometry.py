@@ -8,7 +8,8 @@ from lantern_accel.decoding.target import Drafter, Sizes, Target, place_of
 from lantern_accel.device.kv_cache import KVLayout
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import NO_DRAFTER, Sampling, Strategy
+from lantern_accel.strategy.sampling import Sampling
+from lantern_accel.strategy.strategy import NO_DRAFTER, Strategy
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from lantern_accel.decoding.rows import REFERENCE
 from lantern_accel.device.plan import Filter
 from lantern_accel.device.sampling import SamplingOps
-from lantern_accel.strategy.values import Sampling
+from lantern_accel.strategy.sampling import Sampling
 
 #: Numbers of a table that are computed at once, so that what they need on the way stays small.
 PIECE = 1 << 24

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lantern_accel.device.plan import AcceptanceRule
 from lantern_accel.strategy.rules import Acceptance, Tried
-from lantern_accel.strategy.values import Residual
+from lantern_accel.strategy.strategy import Residual
 
 #: Smaller sums of weights than this are taken for nothing.
 TINY = 1e-38

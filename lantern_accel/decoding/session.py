@@ -20,7 +20,8 @@ from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.noise import draw_uniforms, image_keys
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import RequestError, StrategyError
-from lantern_accel.strategy.values import Sampling, Strategy
+from lantern_accel.strategy.sampling import Sampling
+from lantern_accel.strategy.strategy import Strategy
 
 #: Gets a step, its drafts, the features and guided logits of their nodes, and what was judged, which it
 #: may return changed.

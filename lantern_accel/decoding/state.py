@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.geometry import Geometry
-from lantern_accel.strategy.values import Sampling, Strategy
+from lantern_accel.strategy.sampling import Sampling
+from lantern_accel.strategy.strategy import Strategy
 
 
 class StaticBuffers:

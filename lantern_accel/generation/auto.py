@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Any
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.length_policy import in_batch
 from lantern_accel.device.host_load import BUSY, HostLoad
 from lantern_accel.device.waiting import waiting
 from lantern_accel.families.manifest import Manifest
@@ -55,6 +54,7 @@ from lantern_accel.strategy.choices import (
     warn_of_stale,
     write_choice,
 )
+from lantern_accel.strategy.lengths import in_batch
 from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import (

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from lantern_accel.decoding.length_policy import tokens_of, usual_tokens_per_step
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.generation.row_costs import RowCosts
 from lantern_accel.nn.rounding import FULL, ROUNDINGS
 from lantern_accel.nn.transformer import Projection, projections, rounded_copy
+from lantern_accel.strategy.lengths import tokens_of, usual_tokens_per_step
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import SelfDrafts, self_drafted
 

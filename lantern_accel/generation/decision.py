@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from lantern_accel.decoding.length_policy import SURE, in_batch
 from lantern_accel.errors import RequestError
 from lantern_accel.records import Frozen, format_bytes
+from lantern_accel.strategy.lengths import SURE, in_batch
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
 if TYPE_CHECKING:

@@ -304,7 +304,7 @@ class Engines:
                 capture.left = NONE.left
                 return
             began = time.perf_counter()
-            for name, one in engine.functions_of(length).items():
+            for name, one in engine.host_functions(length).items():
                 engine.functions[name] = part = self._capture(one, name)
                 step.add(name, part)
             took = time.perf_counter() - began

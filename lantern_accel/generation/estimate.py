@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from lantern_accel.decoding.length_policy import (
+from lantern_accel.records import Frozen
+from lantern_accel.strategy.lengths import (
     costs_of,
     in_batch,
     rate_of_counts,
     shifted_by_counts,
     tokens_of,
 )
-from lantern_accel.records import Frozen
 from lantern_accel.strategy.values import Strategy
 
 #: The predicted speed-up that drafts need: costs of a few steps are uncertain by a tenth.

@@ -9,6 +9,7 @@ A kind that nothing has defined is looked up among the entry points of the group
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -50,12 +51,16 @@ class DraftSource(Registered):
     """Whether a strategy has the source's kind as its name."""
     device_sets: ClassVar[Literal["", "tree", "length"]] = ""
     """What a device decides where nobody chose: a tree that ``tune`` found, a length by costs of rows."""
+    windowed: ClassVar[bool] = False
+    """Whether they are a window of the target's own guesses, which the seed decides unless asked."""
     root: ClassVar[int] = 1
     """Tokens of a step's length that :meth:`text` does not count: the last known one."""
 
     @classmethod
     def of_kind(cls, kind: object) -> type[Self]:
         """Return the class of a kind, loading the package that has it; raises StrategyError."""
+        if isinstance(kind, str) and kind not in SOURCES:
+            import_module("lantern_accel.strategy.values")  # which has ours
         if isinstance(kind, str) and kind not in SOURCES:
             for one in entry_points(group=GROUP, name=kind):
                 try:
@@ -81,6 +86,10 @@ class DraftSource(Registered):
     def origin(self) -> tuple[Any, ...]:
         """Where drafts come from, however many: sources with one origin learn from each other."""
         return (self.kind,)
+
+    def refusal(self, relaxed: bool, coupling: str | None) -> str | None:
+        """Say why no strategy has these drafts with relaxed acceptance or a coupling; None: one may."""
+        return None
 
     def of_length(self, length: int) -> DraftSource:
         """Return the source of steps that add at most ``length`` tokens."""
@@ -110,6 +119,21 @@ class DraftSource(Registered):
         return 1 + max((path[-1] for path in self.shape or ()), default=-1)
 
 
+class NoTree(DraftSource):
+    """Plain autoregressive decoding: one token a step, no drafter."""
+
+    kind: Literal["none"] = "none"
+    by_name: ClassVar[bool] = False
+
+    def refusal(self, relaxed: bool, coupling: str | None) -> str | None:
+        nothing = "a strategy without a tree drafts nothing that could be relaxed"
+        return nothing if relaxed else None
+
+    @property
+    def shape(self) -> tuple[Path, ...]:
+        return ()
+
+
 class DraftLength(Frozen):
     """The most tokens that a step adds to an image, of n drafts in a row n + 1: 1 is plain decoding.
 
@@ -120,6 +144,18 @@ class DraftLength(Frozen):
     length: int = Field(ge=1, le=256)
     cost: float | None = Field(None, gt=0, allow_inf_nan=False)
     tokens_per_step: float | None = Field(None, ge=1, allow_inf_nan=False)
+
+
+def with_tokens_per_step(
+    draft_lengths: tuple[DraftLength, ...], known: dict[int, float]
+) -> tuple[DraftLength, ...]:
+    """Return lengths with the tokens per step that are known; what was measured before stays."""
+    return tuple(
+        one
+        if one.tokens_per_step is not None or one.length not in known
+        else one.model_copy(update={"tokens_per_step": known[one.length]})
+        for one in draft_lengths
+    )
 
 
 class AdaptiveSource(DraftSource):

@@ -1,4 +1,4 @@
-"""Strategies as values: a source of drafts, an acceptance rule and a residual; names are points of it.
+"""The sources of drafts as values, and the strategies that have names.
 
 ``vanilla``, ``eagle``, ``eagle2``, ``lantern`` and ``lantern++`` are the papers' combinations:
 EAGLE arXiv 2401.15077, EAGLE-2 2406.16858, LANTERN 2410.03355, LANTERN++ 2502.06352. ``sjd`` (arXiv
@@ -10,45 +10,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from lantern_accel.bounds import MOST_DEPTH, MOST_NODES
 from lantern_accel.errors import StrategyError, did_you_mean
-from lantern_accel.records import Frozen
-from lantern_accel.strategy.rules import Acceptance, Exact, Lantern, LanternPP, validated
-from lantern_accel.strategy.sampling import Sampling as Sampling
+from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, validated
+from lantern_accel.strategy.sampling import Sampling
 from lantern_accel.strategy.sources import (
     AdaptiveSource,
     DraftLength,
     DraftSource,
+    NoTree,
     Path,
-    Tree,
     chain_paths,
     named_sources,
     source_class,
+    with_tokens_per_step,
+)
+from lantern_accel.strategy.strategy import (
+    AUTO,
+    NO_DRAFTER,
+    SELF,
+    WINDOW_STRATEGIES,
+    Coupling,
+    NeighbourSpace,
+    Residual,
+    Strategy,
 )
 
-Residual = Literal["aggregate", "official", "optimal"]
-#: ``invariant``: noise of the seed, the image, the position and the code decides every token, drafted or
-#: not, so that no draft changes an image (Daliri, Musco, Suresh, arXiv 2408.07978). ``maximal``: drafts
-#: are tested by a uniform each, and rejected ones replaced from the residual, as the papers have it.
-Coupling = Literal["invariant", "maximal"]
-#: ``decoder``: the space in which the decoder looks codes up (the unit sphere for LlamaGen); ``raw``: the
-#: codebook's rows as they are stored, as the official tables are.
-NeighbourSpace = Literal["decoder", "raw"]
+#: Names of other files that are imported from here too.
+__all__ = [
+    "AUTO",
+    "NO_DRAFTER",
+    "SELF",
+    "WINDOW_STRATEGIES",
+    "Coupling",
+    "NeighbourSpace",
+    "NoTree",
+    "Residual",
+    "Sampling",
+    "Strategy",
+    "with_tokens_per_step",
+]
+
 #: What a window's newest drafts are sampled from.
 Fresh = Literal["uniform", "above", "head"]
-
-
-class NoTree(DraftSource):
-    """Plain autoregressive decoding: one token a step, no drafter."""
-
-    kind: Literal["none"] = "none"
-    by_name: ClassVar[bool] = False
-
-    @property
-    def shape(self) -> tuple[Path, ...]:
-        return ()
 
 
 class ChainTree(AdaptiveSource):
@@ -157,6 +163,7 @@ class Window(AdaptiveSource):
     by_name: ClassVar[bool] = False
     device_sets: ClassVar[Literal["", "tree", "length"]] = "length"
     root: ClassVar[int] = 0
+    windowed: ClassVar[bool] = True
     length: int = Field(
         16, ge=2, le=256, description="tokens of the window, the last known included"
     )
@@ -167,10 +174,18 @@ class Window(AdaptiveSource):
     def size(self) -> tuple[int, int]:
         return self.length, self.length - 1
 
-    @property
-    def published(self) -> bool:
-        """Whether SJD could have it, as it was published."""
-        return self.fresh == "uniform" and not self.draft_lengths
+    def refusal(self, relaxed: bool, coupling: str | None) -> str | None:
+        if relaxed:
+            return (
+                "a window's drafts are the model's own guesses, and nothing is relaxed there; relax a "
+                "drafter's drafts, as lantern and lantern++ do, or use exact acceptance"
+            )
+        if coupling == "maximal" and (self.fresh != "uniform" or self.draft_lengths):
+            return (
+                "with the coupling 'maximal' a window is SJD's: of one length, fresh drafts of any code; "
+                "choose the strategy 'sjd', or the coupling 'invariant'"
+            )
+        return None
 
     def of_length(self, length: int) -> DraftSource:
         return self.model_copy(update={"length": length, "draft_lengths": ()})
@@ -209,6 +224,14 @@ class SelfDrafts(AdaptiveSource):
             )
         return self
 
+    def refusal(self, relaxed: bool, coupling: str | None) -> str | None:
+        if relaxed or coupling == "maximal":
+            return (
+                "drafts of the model's own weights are compared with the tokens that the seed decides; "
+                "use exact acceptance and the coupling 'invariant'"
+            )
+        return None
+
     @property
     def copy_weights(self) -> str:
         return self.weights
@@ -243,186 +266,13 @@ class SelfDrafts(AdaptiveSource):
         return 1
 
 
-class Strategy(Frozen):
-    """How a step drafts and accepts."""
-
-    name: str = "custom"
-    drafts: Tree = NoTree()
-    acceptance: Acceptance = Exact()
-    residual: Residual = "aggregate"
-    coupling: Coupling | None = Field(
-        None,
-        description="how tokens and drafts are sampled together; None: invariant with exact acceptance, "
-        "else maximal",
-    )
-    neighbour_space: NeighbourSpace | None = Field(
-        None, description="where neighbours are measured; None: as the model says"
-    )
-    tv_budget: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="most total variation that relaxation may use per token; needs temperature > 0",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _budget_is_kept(cls, values: object) -> object:
-        """Take the residual under which a budget is kept, in place of the default one."""
-        if isinstance(values, dict) and values.get("tv_budget") is not None:
-            if values.get("residual") == "official":
-                raise ValueError(
-                    "the official residual keeps no budget of total variation; use residual "
-                    "optimal, or leave tv_budget out"
-                )
-            values = {**values, "residual": "optimal"}
-        return values
-
-    @model_validator(mode="after")
-    def _fits(self) -> Strategy:
-        if isinstance(self.drafts, NoTree) and self.acceptance.relaxed:
-            raise ValueError("a strategy without a tree drafts nothing that could be relaxed")
-        # Of auto it says what may be chosen: its windows are exact.
-        if isinstance(self.drafts, Window) and self.acceptance.relaxed and self.name != AUTO:
-            raise ValueError(
-                "a window's drafts are the model's own guesses, and nothing is relaxed there; relax a "
-                "drafter's drafts, as lantern and lantern++ do, or use exact acceptance"
-            )
-        tree = self.drafts
-        if isinstance(tree, Window) and self.coupling == "maximal" and not tree.published:
-            raise ValueError(
-                "with the coupling 'maximal' a window is SJD's: of one length, fresh drafts of any code; "
-                "choose the strategy 'sjd', or the coupling 'invariant'"
-            )
-        if self.tv_budget is not None and not self.acceptance.relaxed:
-            raise ValueError(
-                "exact acceptance uses no total variation; leave tv_budget out, or choose "
-                "lantern or lantern++"
-            )
-        if isinstance(self.drafts, SelfDrafts) and not self.invariant:
-            raise ValueError(
-                "drafts of the model's own weights are compared with the tokens that the seed decides; "
-                "use exact acceptance and the coupling 'invariant'"
-            )
-        if self.coupling == "invariant" and self.acceptance.relaxed:
-            raise ValueError(
-                "with the coupling 'invariant' drafts are compared, not tested, so that nothing can be "
-                "relaxed; choose the coupling 'maximal', or exact acceptance"
-            )
-        return self
-
-    @property
-    def needs_drafter(self) -> bool:
-        """Whether drafts are a drafter's."""
-        return self.drafts.needs_drafter
-
-    @property
-    def invariant(self) -> bool:
-        """Whether the image depends on the seed alone, and on no draft (:data:`Coupling`)."""
-        if self.coupling is None:
-            return isinstance(self.drafts, Window) or not self.acceptance.relaxed
-        return self.coupling == "invariant"
-
-    @property
-    def lengths(self) -> tuple[DraftLength, ...]:
-        """The lengths between which the host moves; () where all steps are alike."""
-        return self.drafts.draft_lengths if isinstance(self.drafts, AdaptiveSource) else ()
-
-    def with_drafts(self, drafts: DraftSource | None = None, **changes: Any) -> Strategy:
-        """Return it with other drafts, or with fields of its drafts changed; nothing is checked."""
-        made = (drafts or self.drafts).model_copy(update=changes)
-        return self.model_copy(update={"drafts": made})
-
-    @property
-    def bucket(self) -> tuple[Any, ...]:
-        """What fixes the shape of a step: all but the name and the values that are data."""
-        # What a length costs and adds is data: the host reads it.
-        hidden = {"__all__": {"cost", "tokens_per_step"}}
-        return (
-            self.drafts.model_dump_json(exclude={"name": True, "draft_lengths": hidden}),
-            self.acceptance.bucket,
-            self.residual,
-            self.invariant,
-            self.neighbour_space,
-            self.tv_budget is not None,
-        )
-
-    @property
-    def neighbours(self) -> int:
-        """Columns of the neighbour table that the acceptance rule and the residual read."""
-        if not self.acceptance.k:
-            return 0
-        # The official residual removes one neighbour more than it may count.
-        return self.acceptance.k + (1 if self.residual == "official" else 0)
-
-    def override(self, **changes: Any) -> Strategy:
-        """Return this strategy with ``tree``, ``window``, ``residual``, ``k``, ... changed.
-
-        ``window`` is a window's length; another window as ``tree`` changes what it was given.
-
-        None leaves a field as it is. Raises :class:`StrategyError` where the acceptance rule has no
-        such field, or the value is out of range.
-        """
-        values = self.model_dump()
-        for key, value in changes.items():
-            if value is None:
-                continue
-            key = "drafts" if key == "tree" else key  # a request's word for them
-            if key == "drafts" and isinstance(value, DraftSource):
-                values["drafts"] = self._drafts_by(value)
-            elif key == "window":
-                if not isinstance(self.drafts, Window):
-                    raise StrategyError(
-                        f"the strategy {self.name!r} has no window; choose one of {_WINDOWS}"
-                    )
-                values["drafts"]["length"] = value
-            elif key in values:
-                values[key] = value.model_dump() if isinstance(value, BaseModel) else value
-            elif (
-                key in type(self.acceptance).model_fields
-                and key != "kind"
-                and self.acceptance.relaxed
-            ):
-                values["acceptance"][key] = value
-            else:
-                option = "lambda" if key == "lam" else key
-                raise StrategyError(
-                    f"the strategy {self.name!r} has no {option}: its acceptance rule is "
-                    f"{self.acceptance.kind!r}; leave {option} out or choose another strategy",
-                    field=key,
-                )
-        return validated(Strategy, values, "strategy")
-
-    def _drafts_by(self, tree: DraftSource) -> dict[str, Any]:
-        """Return the values of other drafts: of a drafter in place of its own, else of the same kind."""
-        if not (self.drafts.apart or tree.apart):
-            return tree.model_dump()
-        if type(self.drafts) is type(tree):
-            return {**self.drafts.model_dump(), **tree.model_dump(exclude_unset=True)}
-        other = _WINDOWS if isinstance(tree, Window) else repr(tree.kind)
-        ask = other if tree.apart else "a strategy with a drafter, such as 'eagle' or 'lantern++'"
-        raise StrategyError(
-            f"the strategy {self.name!r} has drafts of the kind {self.drafts.kind!r} and takes none of "
-            f"the kind {tree.kind!r}; choose {ask}"
-        )
-
-
-#: The fastest of what is allowed, chosen for the device, the model, the batch and the image.
-AUTO = "auto"
 #: Lengths of auto's window, few since a longer one takes some steps to settle.
 AUTO_LENGTHS = (1, 2, 4, 8, 16)
 #: Lengths of auto's drafts by a copy of the target's own weights, those drafts and one.
 AUTO_SELF = (1, 2, 3, 5, 7, 9)
 #: Strategies whose drafts are a drafter's, and plain decoding.
 TREE_STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
-#: Strategies that draft in a window and need no drafter; exact.
-WINDOW_STRATEGIES = ("sjd", "scd")
-#: Drafts by a copy of the target's own quantized weights; exact.
-SELF = "self"
 STRATEGIES = (*TREE_STRATEGIES, *WINDOW_STRATEGIES, SELF)
-_WINDOWS = ", ".join(map(repr, WINDOW_STRATEGIES))
-#: For errors: the strategies that work on a model without a drafter.
-NO_DRAFTER = f"'vanilla', {_WINDOWS}, {SELF!r}"
 
 
 def adaptive_window(lengths: Sequence[int], fresh: Fresh = "above") -> Window:
@@ -452,18 +302,6 @@ def self_drafted(
         "draft_lengths": [{"length": one} for one in sorted(lengths)],
     }
     return validated(SelfDrafts, values, "self")
-
-
-def with_tokens_per_step(
-    draft_lengths: tuple[DraftLength, ...], known: dict[int, float]
-) -> tuple[DraftLength, ...]:
-    """Return lengths with the tokens per step that are known; what was measured before stays."""
-    return tuple(
-        one
-        if one.tokens_per_step is not None or one.length not in known
-        else one.model_copy(update={"tokens_per_step": known[one.length]})
-        for one in draft_lengths
-    )
 
 
 def named_strategy(

@@ -13,7 +13,6 @@ from support.preferring import prefer
 from support.slots import slots_of
 
 import lantern_accel
-from lantern_accel.decoding.length_policy import rate_of_counts, shifted_by_counts, tokens_of
 from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.families.random_weights import sized
 from lantern_accel.generation import auto as automatic
@@ -24,6 +23,7 @@ from lantern_accel.memory.plan import Planner
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import projections
 from lantern_accel.strategy import choices
+from lantern_accel.strategy.lengths import rate_of_counts, shifted_by_counts, tokens_of
 from lantern_accel.strategy.values import AUTO_SELF, NoTree, SelfDrafts, Strategy
 from lantern_accel_profiles.tuning import auto as tuning
 

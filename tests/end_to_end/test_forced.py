@@ -44,8 +44,8 @@ def test_noise_picks_the_tokens_that_were_drawn(kind, native, tiny_model, tmp_pa
             engine = ready.engine
             engine.state.keys.copy_(engine.randomness(4, [0, 1]))
             places = torch.arange(said.shape[1]).expand(2, -1)
-            picked = engine.choices.of(said, places)
-            moved = engine.choices.of(said.roll(1, dims=1), places)
+            picked = engine.session.choices.of(said, places)
+            moved = engine.session.choices.of(said.roll(1, dims=1), places)
     torch.testing.assert_close(said.sum(-1), torch.ones(said.shape[:2]), rtol=1e-5, atol=1e-5)
     assert torch.equal(picked, done.tokens)
     assert not torch.equal(moved, done.tokens)

@@ -98,8 +98,8 @@ def test_rows_that_look_noise_up_join_alike(tiny_model, strategy, images, monkey
     prefer(monkeypatch, NativeCpu, noise_bytes=images * size)
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as tabled:
         slots, join = opened(tabled, strategy, 2)
-        assert slots.single.engine.choices.table is not None
-        assert (slots.engine.choices.table is not None) == (images == 2)
+        assert slots.single.engine.session.choices.table is not None
+        assert (slots.engine.session.choices.table is not None) == (images == 2)
         found = staggered(slots, join, jobs, every=1)
     for number, tokens in enumerate(alone):
         assert torch.equal(found[number].decoded.tokens, tokens)

@@ -29,7 +29,7 @@ def captured(backend: Backend, engine: Any) -> dict[str, Any]:
 def turns_of(engine: Any) -> Iterator[int]:
     """Yield lengths for an image's steps: all in turns; plain decoding last where nothing leaves it."""
     lengths = engine.lengths
-    if engine.returns:
+    if engine.source.returns:
         yield from itertools.cycle([*reversed(lengths), *lengths[1:-1]])
     drafting = [one for one in lengths if one > 1]
     yield from (drafting[-1 - n % len(drafting)] for n in range(3 * len(drafting)))

@@ -51,7 +51,7 @@ def each_its_own(engine: Any, decide: Decide) -> Tensor:
     gains = torch.zeros(IMAGES, 0, dtype=torch.int64)
     for _ in range(TOKENS - 1):
         before_it, wanted = wanted, decide(gains, engine.state)
-        if not engine.returns:
+        if not engine.source.returns:
             wanted = torch.where(before_it == 1, 1, wanted)
         before = {name: b.clone() for name, b in kept.items()}
         old = [c.clone() for c in caches]

@@ -225,7 +225,7 @@ def test_what_has_no_noise_has_no_table(given: Sampling) -> None:
 def test_a_copy_that_drafts_reads_the_table_of_its_target() -> None:
     engine = engine_on(SelfDrafts(length=4), ops=Tabled())
     own = engine.source.copy.session
-    assert own.choices.table is engine.choices.table
+    assert own.choices.table is engine.session.choices.table
     assert own.state.noise.numel() == 0
     assert [name for name in engine.changes if name.endswith("noise")] == ["state.noise"]
 

@@ -7,9 +7,9 @@ from support.engines import engine_of
 from support.moving import SAMPLING, begin
 from support.tiny import tiny_models
 
-from lantern_accel.decoding.length_policy import costs_of
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.generation.calibrate import calibrate
+from lantern_accel.strategy.lengths import costs_of
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Strategy, Window
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from lantern_accel.decoding.length_policy import tokens_of
 from lantern_accel.device.preferences import Preferences
 from lantern_accel.generation.auto import Auto
 from lantern_accel.generation.estimate import REQUESTS, Comparison, Estimate
+from lantern_accel.strategy.lengths import tokens_of
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Sampling, Strategy, Window
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.length_policy import usual_tokens_per_step
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.device.preferences import Preferences
 from lantern_accel.generation import row_costs as rows
 from lantern_accel.generation.row_costs import RowCosts, auto_lengths, tree_of, window_tokens
+from lantern_accel.strategy.lengths import usual_tokens_per_step
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import AUTO_LENGTHS
 from lantern_accel.testing import tiny

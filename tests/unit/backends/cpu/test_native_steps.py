@@ -125,7 +125,7 @@ def compare(strategy: Strategy, given: Sampling, batch: int, **changes: Any) -> 
         moves = torch.Generator().manual_seed(1)
         for step in range(want.geometry.tokens + 2):
             if len(want.lengths) > 1:
-                lengths = want.lengths if want.returns or want.now > 1 else [1]
+                lengths = want.lengths if want.source.returns or want.now > 1 else [1]
                 length = lengths[int(torch.randint(len(lengths), (), generator=moves))]
                 for engine in (got, want):
                     engine.move(length)

@@ -89,7 +89,7 @@ def test_a_whole_step_gives_the_rows_that_operators_give(
         engine.state.length.add_(torch.arange(batch))
         want = ops.filter(
             engine.source.verify(engine.state, engine.source.draft(engine.state))[1],
-            engine.filters.given,
+            engine.session.filters.given,
         )
         cache = [one.clone() for one in engine.verifying.cache.buffers]
         for one in engine.verifying.cache.buffers:

@@ -194,10 +194,10 @@ class Engine:
         """
         found: dict[str, Callable[[], None]] = {}
         for one in self.by_length if length is None else (length,):
-            step = self.by_length[one]
+            step, moves = self.by_length[one], self.by_length[one].source.moves(self.state)
             for slots in (*self.sizes[:-1], None):
                 found[self._name(one, slots)] = partial(self._do, step.run, slots)
-            found |= {f"{verb} {one}": partial(self._do, f) for verb, f in step.moves.items()}
+            found |= {f"{verb} {one}": partial(self._do, f) for verb, f in moves.items()}
         found.pop(f"widen {min(self.by_length)}", None)  # no step is shorter
         return found
 
@@ -230,7 +230,7 @@ class Engine:
             self.functions[self._name(self.now, slots)]()
 
     def move(self, length: int) -> None:
-        """Go on with another length; its steps find what they need (:attr:`.Step.moves`)."""
+        """Go on with another length; its steps find what they need (:meth:`.Drafts.moves`)."""
         if length != self.now:
             first = self.functions.get(f"{'widen' if length > self.now else 'gather'} {length}")
             if first is not None:

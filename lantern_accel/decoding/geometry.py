@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from lantern_accel.decoding.target import Drafter, Sizes, Target, place_of
-from lantern_accel.device.kv_cache import KVLayout
-from lantern_accel.device.operations import TensorOps
+from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.sampling import Sampling
-from lantern_accel.strategy.strategy import NO_DRAFTER, Strategy
+from lantern_accel.strategy.strategy import NO_DRAFTER, Strategy, check_settings
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,8 @@ class Geometry:
     target that the drafter reads next to the feature; ``spread``: nodes of a longer step on the same
     buffers, among whose slots tokens may lie.
 
-    Of windows: ``kept`` distributions are kept per image; ``passes`` are recalled; ``guesses``: a draft
-    head guesses, from the last exact state.
+    Of windows: ``in_place``: a draft lies in the slot of its position; ``kept`` distributions are kept
+    per image; ``passes`` are recalled; ``guesses``: a draft head guesses, from the last exact state.
     """
 
     batch: int
@@ -48,6 +46,7 @@ class Geometry:
     drafted: bool = False
     taps: int = 0
     spread: int = 0
+    in_place: bool = False
     kept: int = 0
     passes: int = 0
     guesses: bool = False
@@ -64,12 +63,12 @@ class Geometry:
     @property
     def ahead(self) -> int:
         """Slots behind an image's committed positions that a step writes and sees."""
-        return max(self.nodes, self.spread)
+        return self.nodes + 1 if self.in_place else max(self.nodes, self.spread)
 
     @property
     def image_slots(self) -> int:
-        """Slots after the prompt: every image token but the last, and the nodes of one tree."""
-        return self.tokens - 1 + self.ahead
+        """Slots after the prompt: every image token but the last and a tree's nodes, or all and trash."""
+        return self.tokens + 1 if self.in_place else self.tokens - 1 + self.ahead
 
     @property
     def target_slots(self) -> int:
@@ -80,45 +79,6 @@ class Geometry:
     def drafter_slots(self) -> int:
         """Prompt, image, scratch and a trash slot; the drafter's prefix is one position shorter."""
         return self.prefix - 1 + self.tokens + self.scratch + 1
-
-
-@dataclass(frozen=True)
-class WindowGeometry(Geometry):
-    """Sizes of steps whose drafts lie in the slots of their positions in the image."""
-
-    @property
-    def ahead(self) -> int:
-        """Slots behind an image's committed positions: those of a step's nodes, and the trash slot."""
-        return self.nodes + 1
-
-    @property
-    def image_slots(self) -> int:
-        """Slots after the prompt: the image, and the trash slot."""
-        return self.tokens + 1
-
-
-def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
-    """Raise :class:`StrategyError` for a setting that ``vocab`` codes cannot serve."""
-    k = strategy.acceptance.k
-    most = vocab - 1 - (strategy.neighbours - k)
-    if k > most:
-        raise StrategyError(
-            f"k = {k} is too many for a codebook of {vocab} codes; choose k between 1 and {most}"
-        )
-    if sampling.top_k > vocab:
-        raise StrategyError(
-            f"top_k = {sampling.top_k} is more than the codebook's {vocab} codes; use 0 for all"
-        )
-    if strategy.tv_budget is not None and sampling.greedy:
-        raise StrategyError(
-            "a budget of total variation has no meaning at temperature 0, where the target has one "
-            "token; leave tv_budget out or choose a temperature above 0"
-        )
-    widest = strategy.drafts.widest
-    if widest > vocab:
-        raise StrategyError(
-            f"the drafts have {widest} siblings, but there are {vocab} codes; choose a narrower tree"
-        )
 
 
 def geometry_of(
@@ -143,7 +103,7 @@ def geometry_of(
             f"a step is {depth} drafts deep and has {depth + 1} tokens, but an image has "
             f"{config.num_tokens} tokens; choose a shallower tree or a shorter window"
         )
-    check(strategy, sampling, config.vocab_size)
+    check_settings(strategy, sampling, config.vocab_size)
     return Geometry(
         batch=batch,
         branches=sampling.branches,
@@ -158,19 +118,3 @@ def geometry_of(
         taps=len(drafter.taps) if drafter is not None else 0,
         keyed=strategy.invariant or sampling.greedy,
     )
-
-
-def cache_layouts(
-    g: Geometry, target: Target, drafter: Drafter | None, ops: TensorOps
-) -> tuple[KVLayout, KVLayout | None]:
-    """Return the layouts of the target's cache and of the drafter's, if the geometry drafts."""
-    dtype, _ = place_of(target)
-
-    def layout(sizes: Sizes, slots: int) -> KVLayout:
-        heads = getattr(sizes, "kv_heads", sizes.n_head)  # fewer where query heads share them
-        return ops.kv_layout(sizes.n_layer, g.rows, slots, heads, sizes.head_dim, dtype)
-
-    drafts = None
-    if drafter is not None and g.drafted:
-        drafts = replace(layout(drafter.config, g.drafter_slots), rewritten=True)
-    return layout(target.config, g.target_slots), drafts

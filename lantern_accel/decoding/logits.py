@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,46 +16,40 @@ from lantern_accel.strategy.sampling import Sampling
 PIECE = 1 << 24
 
 
-@dataclass(frozen=True)
 class Filters:
-    """How logits become a distribution in a step: what has a shape, and the values that are data.
+    """How logits become a distribution in a step.
 
     ``temperature`` and ``top_p``: float32 ``[1]`` on the device, or numbers. ``ops``: the device's
-    operations; ``sums``: what its draws take of :class:`.Tables`, if anything.
+    operations; ``sums``: what its draws take of :class:`.Tables`, if anything. ``given``: what its filter
+    takes, and ``tables`` what that looks up; of use where sampling is not ``greedy``.
     """
 
-    sampling: Sampling
-    temperature: Tensor | float
-    top_p: Tensor | float
-    ops: SamplingOps = field(default=REFERENCE)
-    sums: Tensor | None = field(default=None, repr=False, compare=False)
-    given: Filter = field(init=False, repr=False, compare=False)
-    """What the device's operation takes; of use where sampling is not greedy."""
-    tables: tuple[Any, ...] = field(init=False, repr=False, compare=False)
-    """What the device's filter looks up (:class:`.Tables`), if anything."""
-
-    def __post_init__(self) -> None:
-        # Made here, not when it is first read: a compiler that traces a step cannot enter a lock.
-        s, never = self.sampling, None
-        if isinstance(self.temperature, Tensor):
-            never = torch.full_like(self.temperature, float("-inf"))
-        given = Filter(
-            temperature=self.temperature,
-            top_k=s.top_k,
-            top_p=self.top_p if s.top_p < 1 else None,
-            p_first=s.order == "top_p_first",
+    def __init__(
+        self,
+        sampling: Sampling,
+        temperature: Tensor | float,
+        top_p: Tensor | float,
+        ops: SamplingOps = REFERENCE,
+        sums: Tensor | None = None,
+    ) -> None:
+        self.ops, self.greedy = ops, sampling.greedy
+        never, table = None, None
+        if isinstance(temperature, Tensor):
+            never = torch.full_like(temperature, float("-inf"))
+            table = ops.tables(0, temperature.device).filter
+        self.given = Filter(
+            temperature=temperature,
+            top_k=sampling.top_k,
+            top_p=top_p if sampling.top_p < 1 else None,
+            p_first=sampling.order == "top_p_first",
             never=never,
         )
-        object.__setattr__(self, "given", given)
-        made = None
-        if isinstance(self.temperature, Tensor):
-            made = self.ops.tables(0, self.temperature.device).filter
-        object.__setattr__(self, "tables", () if made is None else (made,))
+        self.tables: tuple[Any, ...] = () if table is None else (table,)
+        self._sums = () if sums is None else (sums,)
 
     def draw(self, weights: Tensor, uniform: Tensor) -> Tensor:
         """Sample codes of the shape of ``uniform``, as :meth:`.SamplingOps.draw` does."""
-        sums = () if self.sums is None else (self.sums,)
-        return self.ops.draw(weights, uniform, *sums)
+        return self.ops.draw(weights, uniform, *self._sums)
 
     @classmethod
     def of(cls, sampling: Sampling) -> Filters:
@@ -72,12 +65,11 @@ def distribution(logits: Tensor, filters: Filters | Sampling) -> Tensor:
     """
     if isinstance(filters, Sampling):
         filters = Filters.of(filters)
-    if filters.sampling.greedy:
+    if filters.greedy:
         return logits.softmax(dim=-1)
     return filters.ops.filter(logits, filters.given, *filters.tables)
 
 
-@dataclass(frozen=True)
 class TokenChooser:
     """Chooses the tokens of positions, by noise from filtered logits or greedily the likeliest.
 
@@ -87,19 +79,15 @@ class TokenChooser:
     of its own. The bits are the same, so that the image is.
     """
 
-    keys: Tensor
-    filters: Filters
-    greedy: bool
-    table: Tensor | None = None
-    first: Tensor | None = field(init=False, repr=False, compare=False)
-    """Where an image's rows begin in the table, ``[B, 1]``; None with one image."""
-
-    def __post_init__(self) -> None:
-        first, table = None, self.table
+    def __init__(
+        self, keys: Tensor, filters: Filters, greedy: bool, table: Tensor | None = None
+    ) -> None:
+        self.keys, self.filters, self.greedy, self.table = keys, filters, greedy, table
+        #: Where an image's rows begin in the table, ``[B, 1]``; None with one image.
+        self._first: Tensor | None = None
         if table is not None and len(table) > 1:
-            images = torch.arange(len(table), dtype=self.filters.ops.index, device=table.device)
-            first = images.unsqueeze(1) * table.shape[1]
-        object.__setattr__(self, "first", first)
+            images = torch.arange(len(table), dtype=filters.ops.index, device=table.device)
+            self._first = images.unsqueeze(1) * table.shape[1]
 
     def prepare(self) -> None:
         """Make the table of a request's keys; steps read it. No value is read by the host."""
@@ -120,8 +108,8 @@ class TokenChooser:
             return self.filters.ops.perturb(weights, self.keys, positions)
         # What is past the image is sampled from any noise: nobody reads it.
         at = positions.clamp(max=self.table.shape[1] - 1)
-        if self.first is not None:
-            at = at + self.first
+        if self._first is not None:
+            at = at + self._first
         rows = self.table.flatten(0, 1).index_select(0, at.flatten())
         return weights / rows.view(*positions.shape, -1)
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.geometry import Geometry, cache_layouts
+from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.logits import Filters, TokenChooser, distribution
 from lantern_accel.decoding.rows import Cut, Guidance
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.state import FiniteGuard, RuntimeParams, State
-from lantern_accel.decoding.target import Drafter, Target, place_of
+from lantern_accel.decoding.target import Drafter, Sizes, Target, place_of
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.noise import draw_uniforms, image_keys
@@ -84,16 +84,22 @@ class Session:
         image_scale = None if sampling.cfg_scale_image is None else values.image_scale
         scale = values.scale if sampling.guided else None
         guidance = Guidance(scale, image_scale, target.allowed(), ops, cut)
-        layout, drafts = cache_layouts(g, target, drafter, ops)
         self.state = state_type(g, target.condition_buffer(g.rows), dtype, ops.index, device)
         noise = self.state.noise if g.tabled else None
         self.choices = TokenChooser(self.state.keys, self.filters, self.greedy, noise)
         self._watch()
-        self.drafter_cache = None if drafts is None else ops.allocate(drafts)
-        taps = () if drafter is None else drafter.taps
-        open_pads = drafter is not None and not (drafter.config.mask_padding or g.own_prompts)
-        cache = ops.allocate(replace(layout, rewritten=rewritten))
+        self.drafter_cache, taps, open_pads = None, tuple[int, ...](), False
+        if drafter is not None:
+            self.drafter_cache = self._cache(drafter.config, g.drafter_slots, dtype, True)
+            taps, open_pads = drafter.taps, not (drafter.config.mask_padding or g.own_prompts)
+        cache = self._cache(target.config, g.target_slots, dtype, rewritten)
         self.verifying = Verifying(target, ops, cache, g, guidance, taps, open_pads)
+
+    def _cache(self, sizes: Sizes, slots: int, dtype: torch.dtype, rewritten: bool) -> KVCache:
+        """Allocate the cache of a target or a drafter."""
+        heads = getattr(sizes, "kv_heads", sizes.n_head)  # fewer where query heads share them
+        made = sizes.n_layer, self.geometry.rows, slots, heads, sizes.head_dim, dtype
+        return self.ops.allocate(replace(self.ops.kv_layout(*made), rewritten=rewritten))
 
     def _watch(self) -> None:
         """Make what the host reads while steps run: lengths, and whether numbers are finite."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.strategy.sampling import Sampling
 from lantern_accel.strategy.strategy import Strategy
+
+#: Makes a buffer of zeros on the engine's device.
+Zeros = Callable[..., Tensor]
 
 
 class StaticBuffers:
@@ -38,9 +41,6 @@ class State(StaticBuffers):
     is a table (:attr:`.Preferences.noise_bytes`). ``histogram [B, D + 1]``: steps by accepted drafts.
     """
 
-    in_place: ClassVar[bool] = False
-    """Whether a token's keys and values are in the slot of its position in the image."""
-
     def __init__(
         self,
         g: Geometry,
@@ -50,8 +50,8 @@ class State(StaticBuffers):
         device: torch.device,
     ) -> None:
         """``dtype``: the weights'."""
-        self._device, self._index = device, index
-        zeros, ints = self._zeros, self._ints
+        zeros = partial(torch.zeros, dtype=torch.float32, device=device)
+        ints = partial(zeros, dtype=index)
         self.condition = condition
         self.length = ints(g.batch)
         self.tokens = ints(g.batch, g.tokens + 1)
@@ -68,16 +68,10 @@ class State(StaticBuffers):
         self.start = ints(g.rows if g.own_prompts else 0)
         #: What a step may gain, by the columns of the histogram.
         self._gains = torch.arange(1, g.depth + 2, dtype=index, device=device)
-        self._own(g, dtype)
+        self._own(g, zeros, ints, dtype)
 
-    def _own(self, g: Geometry, dtype: torch.dtype) -> None:
+    def _own(self, g: Geometry, zeros: Zeros, ints: Zeros, dtype: torch.dtype) -> None:
         """Make the buffers of one kind of steps."""
-
-    def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=self._device)
-
-    def _ints(self, *shape: int) -> Tensor:
-        return self._zeros(*shape, dtype=self._index)
 
     def begin(self, token: Tensor) -> None:
         """Note the image's first token ``[B]``, which no step has run."""
@@ -124,8 +118,7 @@ class TreeState(State):
     at most, with the target features they follow from.
     """
 
-    def _own(self, g: Geometry, dtype: torch.dtype) -> None:
-        zeros, ints = self._zeros, self._ints
+    def _own(self, g: Geometry, zeros: Zeros, ints: Zeros, dtype: torch.dtype) -> None:
         self.root = ints(g.batch)
         self.pending_tokens = ints(g.batch, g.depth + 1)
         self.pending_count = ints(g.batch)
@@ -133,7 +126,7 @@ class TreeState(State):
         self.last_path = ints(g.batch, g.depth + 1)
         self.slot_of = ints(g.batch, g.image_slots)
         self.place_of = ints(g.batch, g.image_slots)
-        self._slots = torch.arange(g.image_slots, dtype=self._index, device=self._device)
+        self._slots = torch.arange(g.image_slots).to(self.slot_of)
         self.reset()
 
     def begin(self, token: Tensor) -> None:
@@ -162,10 +155,7 @@ class WindowState(State):
     float32 ``[B, D]``: the last exact state, which a draft head guesses from.
     """
 
-    in_place = True
-
-    def _own(self, g: Geometry, dtype: torch.dtype) -> None:
-        zeros, ints = self._zeros, self._ints
+    def _own(self, g: Geometry, zeros: Zeros, ints: Zeros, dtype: torch.dtype) -> None:
         self.newest = ints(g.batch)
         self.q = zeros(g.batch, g.kept + 1, g.vocab) if g.kept else zeros(0)
         held = (g.batch, g.passes, g.depth + 1) if g.passes else (0, 0, 0)
@@ -220,19 +210,6 @@ class RuntimeParams(StaticBuffers):
         self.rule.copy_(torch.tensor(strategy.acceptance.runtime_values()))
 
 
-def finite(rows: Tensor, greedy: bool) -> Tensor:
-    """Return whether an image's rows are finite, bool ``[B]``.
-
-    ``rows`` float32 ``[B, T, V]``: distributions, or the logits where decoding is ``greedy``. A logit of
-    -inf is a code that may not be; a row of nothing else is not finite.
-    """
-    column = rows.amax(dim=-1) if greedy else rows[..., 0]
-    total = column.sum(dim=-1)
-    # Infinity minus infinity is not a number. No Python float: some compilers compare those in double.
-    nothing = total - total
-    return nothing == nothing
-
-
 class FiniteGuard(StaticBuffers):
     """Counts the passes before the first one whose numbers are not finite, image by image.
 
@@ -248,13 +225,23 @@ class FiniteGuard(StaticBuffers):
 
     def begin(self, rows: Tensor) -> None:
         """Note the prefill's rows ``[B, V]``, the first pass."""
-        self.holds.copy_(finite(rows.unsqueeze(1), self._greedy))
+        self.holds.copy_(self._finite(rows.unsqueeze(1), self._greedy))
         self.count.copy_(self.holds)
 
     def note(self, rows: Tensor, logits: bool = False) -> None:
         """Note a step's rows ``[B, T, V]``: distributions, greedily or on request ``logits``."""
-        self.holds.logical_and_(finite(rows, self._greedy or logits))
+        self.holds.logical_and_(self._finite(rows, self._greedy or logits))
         self.count.add_(self.holds)
+
+    def _finite(self, rows: Tensor, logits: bool) -> Tensor:
+        """Return whether an image's rows are finite, bool ``[B]``.
+
+        Of logits, -inf is a code that may not be; a row of nothing else is not finite.
+        """
+        total = (rows.amax(dim=-1) if logits else rows[..., 0]).sum(dim=-1)
+        # Infinity minus itself is not a number. No Python float: some compilers compare in double.
+        nothing = total - total
+        return nothing == nothing
 
     def end(self) -> None:
         """Put what the host reads together, after the lengths of a step are written."""

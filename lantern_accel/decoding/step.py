@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from lantern_accel.decoding.drafts import DraftContext, Source
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.session import Session
-from lantern_accel.decoding.target import Drafter, Target
-from lantern_accel.decoding.verify import Verifying
+from lantern_accel.decoding.target import Target
 from lantern_accel.device.capture import own_step
-from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.plan import (
     Buffers,
     DrafterModel,
@@ -23,30 +20,6 @@ from lantern_accel.device.plan import (
     TargetModel,
 )
 from lantern_accel.strategy.sources import DraftSource
-
-
-def target_of(v: Verifying) -> TargetModel | None:
-    """Describe the target of a step; None where it is more than a stack of plain blocks."""
-    stack: Stack | None = getattr(v.target, "stack", None)
-    guidance = v.guidance
-    if stack is None:
-        return None
-    allowed = guidance.allowed
-    return TargetModel(
-        stack, v.cache, v.target.rope_cos, v.target.rope_sin, tuple(v.taps), guidance.scale,
-        guidance.image_scale, None if allowed is None else (allowed.kind, allowed.penalty),
-    )  # fmt: skip
-
-
-def drafter_of(drafter: Drafter | None, cache: KVCache | None, g: Geometry) -> DrafterModel | None:
-    """Describe a drafter; None where there is none, or where it is more than a stack of plain blocks."""
-    stack: DraftStack | None = getattr(drafter, "stack", None)
-    if drafter is None or cache is None or stack is None:
-        return None
-    return DrafterModel(
-        stack, cache, drafter.rope_cos, drafter.rope_sin, g.drafter_slots, g.scratch,
-        drafter.config.mask_padding,
-    )  # fmt: skip
 
 
 class Step:
@@ -95,15 +68,17 @@ class Step:
         """Run it. ``slots``: how many of the target's cache are looked at; None: all."""
         session, state, source = self.session, self.session.state, self.source
         source.prepare(state)
-        if slots is None and self.fused is not None and self.fuses and self.fused.run(None):
+        # A plan keeps the guidance it was made with; tests plant faults in it.
+        unseen, planned = session.observer is None, self.verifying.guidance is self._planned
+        fused = self.fused if slots is None and unseen and planned else None
+        if fused is not None and fused.run(None):
             return
         with self.ops.phase("draft"):
             drafted = source.draft(state)
         with self.ops.phase("verify"):
             features, logits = source.verify(state, drafted, slots)
         with self.ops.phase("accept"):
-            unseen, end = session.observer is None, self.fused_end
-            if unseen and end is not None and end.run(logits):
+            if unseen and self.fused_end is not None and self.fused_end.run(logits):
                 return
             judged = source.judge(state, drafted, logits)
             if session.observer is not None:
@@ -111,17 +86,6 @@ class Step:
         with self.ops.phase("commit"):
             source.commit(state, drafted, features, judged)
             session.finite.end()
-
-    @property
-    def moves(self) -> dict[str, Callable[[], None]]:
-        """What must run first: ``widen`` after shorter steps, ``gather`` after longer ones."""
-        return self.source.moves(self.session.state)
-
-    @property
-    def fuses(self) -> bool:
-        """Whether a step may be a fused one: nobody sees what it judges, and its plan still holds."""
-        # Tests plant faults in what guides logits; a plan keeps what it was made with.
-        return self.session.observer is None and self.verifying.guidance is self._planned
 
     def plan(self) -> StepPlan | None:
         """Describe the step for a device that does it at once; None where no plan can say."""
@@ -153,7 +117,27 @@ class Step:
         )
         found = StepPlan(
             sizes, source, session.filters.given, session.rule.given, session.greedy, buffers,
-            target_of(self.verifying), drafter_of(self.drafter, session.drafter_cache, g),
+            *self._models(),
         )  # fmt: skip
         found.check(self.ops.index)
         return found
+
+    def _models(self) -> tuple[TargetModel | None, DrafterModel | None]:
+        """Describe target and drafter; None where one is more than a stack of plain blocks, or none."""
+        v, guidance, g = self.verifying, self.verifying.guidance, self.geometry
+        drafter, cache = self.drafter, self.session.drafter_cache
+        stack: Stack | None = getattr(v.target, "stack", None)
+        drafts: DraftStack | None = getattr(drafter, "stack", None)
+        target = drafted = None
+        if stack is not None:
+            allowed = guidance.allowed
+            target = TargetModel(
+                stack, v.cache, v.target.rope_cos, v.target.rope_sin, tuple(v.taps), guidance.scale,
+                guidance.image_scale, None if allowed is None else (allowed.kind, allowed.penalty),
+            )  # fmt: skip
+        if drafter is not None and cache is not None and drafts is not None:
+            drafted = DrafterModel(
+                drafts, cache, drafter.rope_cos, drafter.rope_sin, g.drafter_slots, g.scratch,
+                drafter.config.mask_padding,
+            )  # fmt: skip
+        return target, drafted

@@ -129,8 +129,7 @@ def row_of(config: TargetSizes) -> int:
     ``config.row_tokens`` says so; a family without it has square images, or drafts from the left.
     """
     side = math.isqrt(config.num_tokens)
-    square = side * side == config.num_tokens
-    return int(getattr(config, "row_tokens", side if square else 1))
+    return int(getattr(config, "row_tokens", side if side * side == config.num_tokens else 1))
 
 
 def above_of(config: TargetSizes) -> Sequence[int] | None:

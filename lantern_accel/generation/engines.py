@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.target import Target
 from lantern_accel.device.backend import Backend, recorded
 from lantern_accel.device.capture import Replay
@@ -38,6 +37,7 @@ from lantern_accel.nn.neighbours import cached_neighbour_table
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.sources import SERVED_BY, SOURCES
+from lantern_accel.strategy.strategy import check_settings
 from lantern_accel.strategy.values import AUTO, NeighbourSpace, Sampling, Strategy
 
 #: Engines (buffers of one bucket) that are kept for reuse.

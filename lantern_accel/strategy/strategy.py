@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, model_validator
 from lantern_accel.errors import StrategyError
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.rules import Acceptance, Exact, validated
+from lantern_accel.strategy.sampling import Sampling
 from lantern_accel.strategy.sources import (
     AdaptiveSource,
     DraftLength,
@@ -182,4 +183,28 @@ class Strategy(Frozen):
         raise StrategyError(
             f"the strategy {self.name!r} has drafts of the kind {self.drafts.kind!r} and takes none of "
             f"the kind {tree.kind!r}; choose {ask}"
+        )
+
+
+def check_settings(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
+    """Raise :class:`StrategyError` for a setting that ``vocab`` codes cannot serve."""
+    k = strategy.acceptance.k
+    most = vocab - 1 - (strategy.neighbours - k)
+    if k > most:
+        raise StrategyError(
+            f"k = {k} is too many for a codebook of {vocab} codes; choose k between 1 and {most}"
+        )
+    if sampling.top_k > vocab:
+        raise StrategyError(
+            f"top_k = {sampling.top_k} is more than the codebook's {vocab} codes; use 0 for all"
+        )
+    if strategy.tv_budget is not None and sampling.greedy:
+        raise StrategyError(
+            "a budget of total variation has no meaning at temperature 0, where the target has one "
+            "token; leave tv_budget out or choose a temperature above 0"
+        )
+    widest = strategy.drafts.widest
+    if widest > vocab:
+        raise StrategyError(
+            f"the drafts have {widest} siblings, but there are {vocab} codes; choose a narrower tree"
         )

@@ -92,7 +92,7 @@ def _slots(backend: Backend, strategy: str) -> int:
             ):
                 raise Failed(f"{strategy}, step {steps} wrote to a slot of a known position")
             # A window's step writes the last token's own keys and values.
-            if state.in_place and not all(new[row, count].any() for new in after):
+            if g.in_place and not all(new[row, count].any() for new in after):
                 raise Failed(f"{strategy}, step {steps} left the last token's slot empty")
     return steps
 

@@ -61,7 +61,7 @@ def test_all_steps_of_a_bucket_are_one_graph(on_software_hpu: Run, mode: str) ->
 LOWERED = """
 import sys, pytest, torch
 from lantern_accel.device.plugins import choose_device
-from lantern_accel.decoding import geometry
+from lantern_accel.decoding import session
 from lantern_accel.errors import BackendError
 from lantern_accel_hpu import bridge, checks
 from lantern_accel_hpu.software import hpu
@@ -84,9 +84,9 @@ assert state_of("kernels.writes") == "failed"
 checks.replace = real
 # So a cache that is written several times must say so.
 assert state_of("kernels.written_once") == "passed"
-real, geometry.replace = geometry.replace, lambda layout, **changes: layout
+real, session.replace = session.replace, lambda layout, **changes: layout
 assert state_of("kernels.written_once") == "failed"
-geometry.replace = real
+session.replace = real
 # Without that pass a step copies every layer of the cache.
 assert state_of("graphs.in_place") == "passed"
 real = bridge.Bridge.compile_options

@@ -62,7 +62,8 @@ def each_its_own(engine: Any, decide: Decide) -> Tensor:
                 buffer.copy_(before[name])
             for cache, was in zip(caches, old, strict=True):
                 cache.copy_(was)
-            for prepare in engine.by_length[length].moves.values():  # whatever the last step was
+            moves = engine.by_length[length].source.moves(engine.state)
+            for prepare in moves.values():  # whatever the last step was
                 prepare()
             engine.now = length
             engine.step()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.draft_init import GIVEN, DraftInitializer, row_width
 from lantern_accel.decoding.drafts import DraftContext, Drafts, Sizing, Value
-from lantern_accel.decoding.geometry import Geometry, WindowGeometry
+from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import Coupled, couple, leading
 from lantern_accel.decoding.row_cache import RowCache
@@ -102,14 +103,12 @@ class WindowDrafts(Drafts[Value, WindowState, Tensor, Coupled]):
             more["passes"] = passes
         else:
             more |= {"draft_columns": 2 * g.depth, "test_columns": g.depth}
-        return WindowGeometry(**{**vars(g), **more})
+        return replace(g, in_place=True, **more)
 
     def moves(self, state: WindowState) -> dict[str, Callable[[], None]]:
-        return {"widen": partial(self.widen, state)} if self.geometry.depth else {}
-
-    def widen(self, state: WindowState) -> None:
-        """Sample the fresh drafts that this window needs after steps of a shorter one."""
-        self.renew(state, state.newest, back=1)
+        # The fresh drafts that this window needs after steps of a shorter one.
+        widen = partial(self.renew, state, state.newest, back=1)
+        return {"widen": widen} if self.geometry.depth else {}
 
     def begin(self, state: WindowState, features: Tensor, weights: Tensor) -> None:
         """Keep what the first token was sampled from, and draw the first drafts."""

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.state import TreeState
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.backend import Backend, check_clock, dtype_policy, recorded
@@ -34,6 +33,7 @@ from lantern_accel.memory.limits import Capacity, check_weights
 from lantern_accel.nn.rounding import FULL, rounding
 from lantern_accel.records import digest
 from lantern_accel.store import LONGEST_NAME
+from lantern_accel.strategy.strategy import check_settings
 from lantern_accel.strategy.trees import (
     EAGLE2_TREE,
     NAIVE_EXTEND_57,

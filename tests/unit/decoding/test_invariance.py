@@ -206,10 +206,10 @@ def test_a_table_that_is_too_large_is_not_made() -> None:
     assert size == 4 * 3 * whole.geometry.tokens * whole.geometry.vocab
     ops = Tabled()
     ops.preferences = Preferences(noise_bytes=size)
-    assert engine_on(NoTree(), ops=ops).choices.table is not None
+    assert engine_on(NoTree(), ops=ops).session.choices.table is not None
     ops.preferences = Preferences(noise_bytes=size - 1)
     without = engine_on(NoTree(), ops=ops)
-    assert without.choices.table is None
+    assert without.session.choices.table is None
     assert without.nbytes == whole.nbytes - size
     assert torch.equal(decoded(SOURCES["scd"], ops=ops), plainly(SAMPLED))
 

@@ -11,9 +11,9 @@ from support.tiny import tiny_models
 from torch import Tensor
 from unit.decoding.test_prompt_rows import contexts, decode, left_pad, models, tokens_of
 
-from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.rules import Lantern, LanternPP
+from lantern_accel.strategy.strategy import check_settings
 from lantern_accel.strategy.trees import parse_tree, tree_paths
 from lantern_accel.strategy.values import (
     WINDOW_STRATEGIES,

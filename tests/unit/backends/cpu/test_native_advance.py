@@ -79,7 +79,7 @@ def kept(engine: Any) -> dict[str, Tensor]:
     state, finite = engine.state, engine.finite
     found = {name: t.clone() for name, t in state.buffers.items() if name not in ("uniforms",)}
     found["tokens"] = found["tokens"][:, :-1]
-    if engine.state.in_place:  # fresh drafts go as far as the next window does, or farther
+    if engine.geometry.in_place:  # fresh drafts go as far as the next window does, or farther
         if engine.geometry.kept:
             found["q"] = found["q"][:, :-1]
         reach = state.length + getattr(engine, "now", engine.geometry.depth + 1)

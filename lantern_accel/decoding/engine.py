@@ -31,7 +31,7 @@ from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import BackendError, NotFiniteError, StrategyError
 from lantern_accel.strategy.sampling import Sampling
-from lantern_accel.strategy.sources import DraftLength, DraftSource, with_tokens_per_step
+from lantern_accel.strategy.sources import DraftLength, DraftSource
 from lantern_accel.strategy.strategy import Strategy
 
 
@@ -262,20 +262,6 @@ class Engine:
         done[first:] = self.geometry.tokens - 1
         length.copy_(done)
 
-    def length_policy(self) -> LengthPolicy:
-        """Return what chooses the lengths of a request's steps."""
-        if self.chosen is not None:
-            return self.chosen
-        if len(self.by_length) == 1:
-            return FixedLength(self.now)
-        from lantern_accel.decoding.length_policy import CHAIN_GAIN, GAIN, AcceptancePolicy
-
-        known = with_tokens_per_step(self.draft_lengths, {n: self.usual(n) for n in self.lengths})
-        timed = tuple(one for one in known if one.cost is not None)
-        # A draft head guesses all drafts again: nothing has to settle after a move.
-        gain = GAIN if self.source.settles and not self.geometry.guesses else CHAIN_GAIN
-        return AcceptancePolicy(timed or known, gain, self.geometry.batch)
-
     def usual(self, length: int) -> float:
         """Return the tokens that a step of this length adds, where nobody has counted them."""
         from lantern_accel.strategy.lengths import usual_tokens_per_step
@@ -290,7 +276,11 @@ class Engine:
         """
         if callable(steps):
             steps = {self.sizes[-1]: steps}
-        policy = self.length_policy()
+        policy = self.chosen or FixedLength(self.now)
+        if self.chosen is None and len(self.by_length) > 1:
+            from lantern_accel.decoding.length_policy import policy_of
+
+            policy = policy_of(self)
         self.course = Course(self, steps or self.steps, policy, schedule, known)
         self.counted, self.now = {}, max(self.lengths)  # what prefill has prepared
         self.move(policy.begin())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from lantern_accel.decoding.geometry import Geometry
-from lantern_accel.decoding.state import WindowState
 from lantern_accel.device.operations import TensorOps
+
+if TYPE_CHECKING:
+    from lantern_accel.decoding.sources.window import WindowState
 
 
 class RowCache:

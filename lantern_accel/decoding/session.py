@@ -28,8 +28,6 @@ from lantern_accel.strategy.strategy import Strategy
 Observer = Callable[[Any, Any, Tensor, Tensor, Any], Any]
 #: Buffers of the state that a request fills and no step changes.
 GIVEN = ("condition", "prefix_mask", "uniforms", "keys", "start")
-#: Of these, what a session on other weights reads too.
-LENT = ("prefix_mask", "keys", "start")
 
 
 class Session:
@@ -87,7 +85,7 @@ class Session:
         self.state = state_type(g, target.condition_buffer(g.rows), dtype, ops.index, device)
         noise = self.state.noise if g.tabled else None
         self.choices = TokenChooser(self.state.keys, self.filters, self.greedy, noise)
-        self._watch()
+        self.watch()
         self.drafter_cache, taps, open_pads = None, tuple[int, ...](), False
         if drafter is not None:
             self.drafter_cache = self._cache(drafter.config, g.drafter_slots, dtype, True)
@@ -101,27 +99,10 @@ class Session:
         made = sizes.n_layer, self.geometry.rows, slots, heads, sizes.head_dim, dtype
         return self.ops.allocate(replace(self.ops.kv_layout(*made), rewritten=rewritten))
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
         """Make what the host reads while steps run: lengths, and whether numbers are finite."""
         self.finite = FiniteGuard(self.state.length, self.greedy)
         self.progress = self.ops.host_copy(self.finite.report)
-
-    def on(self, target: Target, geometry: Geometry, state_type: type[State]) -> Session:
-        """Return a session of the same request on other weights of the target.
-
-        It has a state of its own, and reads and writes this one's cache.
-        """
-        made: Session = object.__new__(type(self))
-        vars(made).update(vars(self))
-        dtype, device = place_of(target)
-        nothing = torch.zeros(0, dtype=dtype, device=device)
-        made.geometry, made.drafter, made.drafter_cache = geometry, None, None
-        made.state = state_type(geometry, nothing, dtype, self.ops.index, device)
-        for name in LENT:
-            setattr(made.state, name, getattr(self.state, name))
-        made._watch()
-        made.verifying = replace(self.verifying, target=target, geometry=geometry, taps=())
-        return made
 
     def _rule(self, neighbours: Tensor | None, device: torch.device) -> Rule:
         strategy = self.strategy

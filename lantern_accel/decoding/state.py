@@ -1,4 +1,4 @@
-"""Holds the static buffers of one decoding engine: state, settings, and whether numbers are finite."""
+"""Holds the static buffers that all engines have: state, settings, and whether numbers are finite."""
 
 from __future__ import annotations
 
@@ -109,64 +109,6 @@ class State(StaticBuffers):
             value.zero_()
 
 
-class TreeState(State):
-    """The state of steps whose nodes lie in any slots; the root, known and not yet run, is ``length``.
-
-    ``slot_of [B, S]``: the cache slot that holds each image position, a permutation; positions up to
-    ``length`` are committed, and the ``nodes`` after them are where the next tree is written. ``place_of
-    [B, S]`` is its inverse. ``pending_*``: tokens that the drafter has yet to catch up on, ``depth + 1``
-    at most, with the target features they follow from.
-    """
-
-    def _own(self, g: Geometry, zeros: Zeros, ints: Zeros, dtype: torch.dtype) -> None:
-        self.root = ints(g.batch)
-        self.pending_tokens = ints(g.batch, g.depth + 1)
-        self.pending_count = ints(g.batch)
-        self.pending_features = zeros(g.rows, g.depth + 1, (g.taps + 1) * g.dim, dtype=dtype)
-        self.last_path = ints(g.batch, g.depth + 1)
-        self.slot_of = ints(g.batch, g.image_slots)
-        self.place_of = ints(g.batch, g.image_slots)
-        self._slots = torch.arange(g.image_slots).to(self.slot_of)
-        self.reset()
-
-    def begin(self, token: Tensor) -> None:
-        self.root.copy_(token)
-        super().begin(token)
-
-    def rewind(self, position: int, pending: int) -> None:
-        super().rewind(position, pending)
-        self.pending_count.fill_(pending)
-
-    def reset(self) -> None:
-        """Return every buffer to zero, and every position to the slot of its own number, in place."""
-        super().reset()
-        self.slot_of.copy_(self._slots.expand_as(self.slot_of))
-        self.place_of.copy_(self._slots.expand_as(self.place_of))
-
-
-class WindowState(State):
-    """The state of steps in which everything lies at its position of the image.
-
-    ``length`` is the last known token, whose keys and values the next pass writes; behind it ``tokens``
-    has drafts. ``newest [B]``: the last position that a pass has predicted. ``q`` float32 ``[B, K + 1,
-    V]``: the distributions of positions, a ring of K and a trash row. ``row_keys`` integer ``[B, M,
-    L]`` of the last M passes: which position each row is of and which token it followed, as one number;
-    ``row_previous``: the token before that; ``row_tokens``: the token that the pass chose. ``feature``
-    float32 ``[B, D]``: the last exact state, which a draft head guesses from.
-    """
-
-    def _own(self, g: Geometry, zeros: Zeros, ints: Zeros, dtype: torch.dtype) -> None:
-        self.newest = ints(g.batch)
-        self.q = zeros(g.batch, g.kept + 1, g.vocab) if g.kept else zeros(0)
-        held = (g.batch, g.passes, g.depth + 1) if g.passes else (0, 0, 0)
-        self.row_keys, self.row_previous, self.row_tokens = (ints(*held) for _ in range(3))
-        self.feature = zeros(g.batch, g.dim) if g.guesses else zeros(0)
-
-    def rewind(self, position: int, pending: int) -> None:
-        super().rewind(position, pending)
-        self.newest.fill_(position)  # what is known there does not change the time
-
-
 class RuntimeParams(StaticBuffers):
     """The values of one engine's settings that are data, which every captured step reads.
 
@@ -246,13 +188,3 @@ class FiniteGuard(StaticBuffers):
     def end(self) -> None:
         """Put what the host reads together, after the lengths of a step are written."""
         self.report.copy_(torch.stack((self._length, self.count)))
-
-
-def put_first(buffer: Tensor, values: Tensor) -> None:
-    """Write ``values [B, n, ...]`` over the first n of a buffer's dimension 1.
-
-    The whole buffer is written, in one go: a write to a part of one is a view, and some recorders of
-    steps refuse to record those.
-    """
-    rest = buffer[:, values.shape[1] :]
-    buffer.copy_(torch.cat((values, rest), dim=1) if rest.shape[1] else values)

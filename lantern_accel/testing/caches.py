@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.state import TreeState
+from lantern_accel.decoding.sources.tree import TreeState
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.testing import tiny

@@ -11,7 +11,7 @@ from lantern_accel.decoding.drafts import DraftContext, register
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.sources.drafter import DrafterDrafts
-from lantern_accel.decoding.state import TreeState
+from lantern_accel.decoding.sources.tree import TreeState
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.device import plan
 from lantern_accel.device.operations import flags

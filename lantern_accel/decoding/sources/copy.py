@@ -8,6 +8,7 @@ its own. For language models: QuantSpec (arXiv 2502.10424), ML-SpecQD (2503.1356
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,19 +16,40 @@ from torch import Tensor
 
 from lantern_accel.decoding.draft_init import GIVEN
 from lantern_accel.decoding.drafts import DraftContext, Sizing, register, serving
-from lantern_accel.decoding.geometry import geometry_of
-from lantern_accel.decoding.session import LENT
-from lantern_accel.decoding.sources.window import InvariantWindow
-from lantern_accel.decoding.state import WindowState
+from lantern_accel.decoding.geometry import Geometry, geometry_of
+from lantern_accel.decoding.session import Session
+from lantern_accel.decoding.sources.window import InvariantWindow, WindowState
 from lantern_accel.decoding.step import Step
+from lantern_accel.decoding.target import Target, place_of
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.sources import DraftSource
 from lantern_accel.strategy.values import SelfDrafts, Window
+
+#: Buffers of a request that the copy's session reads too.
+LENT = ("prefix_mask", "keys", "start")
 
 
 def one_token() -> Window:
     """Return the window of plain decoding: its one token is the last known."""
     return Window(length=2, fresh="uniform", passes=0).model_copy(update={"length": 1})
+
+
+def _on(session: Session, copy: Target, geometry: Geometry) -> Session:
+    """Return a session of the same request on a copy's weights.
+
+    It has a state of its own, and reads and writes the target's cache.
+    """
+    made: Session = object.__new__(Session)
+    vars(made).update(vars(session))
+    dtype, device = place_of(copy)
+    nothing = torch.zeros(0, dtype=dtype, device=device)
+    made.geometry, made.drafter, made.drafter_cache = geometry, None, None
+    made.state = WindowState(geometry, nothing, dtype, session.ops.index, device)
+    for name in LENT:
+        setattr(made.state, name, getattr(session.state, name))
+    made.watch()
+    made.verifying = replace(session.verifying, target=copy, geometry=geometry, taps=())
+    return made
 
 
 @register(SelfDrafts)
@@ -76,7 +98,7 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
         made_by = serving(one, session.greedy)
         g = geometry_of(copy, None, one, sampling, self.geometry.batch)
         g = made_by.sized(g, own, Sizing(copy, session.greedy))
-        return Step(session.on(copy, g, WindowState), own, made_by, g)
+        return Step(_on(session, copy, g), own, made_by, g)
 
     @property
     def buffers(self) -> dict[str, Tensor]:

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.decoding.drafts import DraftContext, Value
-from lantern_accel.decoding.sources.tree import Kept, TreeDrafts
-from lantern_accel.decoding.state import TreeState, put_first
+from lantern_accel.decoding.sources.tree import Kept, TreeDrafts, TreeState, put_first
 from lantern_accel.device import plan
 from lantern_accel.device.kv_cache import Pass
 

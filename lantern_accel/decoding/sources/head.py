@@ -19,8 +19,7 @@ from torch import Tensor
 from lantern_accel.decoding.drafts import DraftContext, Sizing, Source, register
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.maximal_coupling import Coupled
-from lantern_accel.decoding.sources.window import InvariantWindow, MaximalWindow
-from lantern_accel.decoding.state import WindowState
+from lantern_accel.decoding.sources.window import InvariantWindow, MaximalWindow, WindowState
 from lantern_accel.decoding.target import row_of
 from lantern_accel.device import plan
 from lantern_accel.errors import StrategyError

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lantern_accel.decoding.drafts import register
-from lantern_accel.decoding.sources.tree import TreeDrafts
-from lantern_accel.decoding.state import TreeState
+from lantern_accel.decoding.sources.tree import TreeDrafts, TreeState
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.device.plan import NoDrafts
 from lantern_accel.strategy.values import NoTree

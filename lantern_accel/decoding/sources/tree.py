@@ -18,9 +18,54 @@ from torch.nn import functional as F
 from lantern_accel.decoding.accept import accept, accept_greedy, accept_invariant
 from lantern_accel.decoding.drafts import DraftContext, Drafts, Sizing, Value
 from lantern_accel.decoding.geometry import Geometry
-from lantern_accel.decoding.state import TreeState, put_first
+from lantern_accel.decoding.state import State, Zeros
 from lantern_accel.decoding.trees import Accepted, DraftTree, TreeTables
 from lantern_accel.device.operations import flags
+
+
+def put_first(buffer: Tensor, values: Tensor) -> None:
+    """Write ``values [B, n, ...]`` over the first n of a buffer's dimension 1.
+
+    The whole buffer is written, in one go: a write to a part of one is a view, and some recorders of
+    steps refuse to record those.
+    """
+    rest = buffer[:, values.shape[1] :]
+    buffer.copy_(torch.cat((values, rest), dim=1) if rest.shape[1] else values)
+
+
+class TreeState(State):
+    """The state of steps whose nodes lie in any slots; the root, known and not yet run, is ``length``.
+
+    ``slot_of [B, S]``: the cache slot that holds each image position, a permutation; positions up to
+    ``length`` are committed, and the ``nodes`` after them are where the next tree is written. ``place_of
+    [B, S]`` is its inverse. ``pending_*``: tokens that the drafter has yet to catch up on, ``depth + 1``
+    at most, with the target features they follow from.
+    """
+
+    def _own(self, g: Geometry, zeros: Zeros, ints: Zeros, dtype: torch.dtype) -> None:
+        self.root = ints(g.batch)
+        self.pending_tokens = ints(g.batch, g.depth + 1)
+        self.pending_count = ints(g.batch)
+        self.pending_features = zeros(g.rows, g.depth + 1, (g.taps + 1) * g.dim, dtype=dtype)
+        self.last_path = ints(g.batch, g.depth + 1)
+        self.slot_of = ints(g.batch, g.image_slots)
+        self.place_of = ints(g.batch, g.image_slots)
+        self._slots = torch.arange(g.image_slots).to(self.slot_of)
+        self.reset()
+
+    def begin(self, token: Tensor) -> None:
+        self.root.copy_(token)
+        super().begin(token)
+
+    def rewind(self, position: int, pending: int) -> None:
+        super().rewind(position, pending)
+        self.pending_count.fill_(pending)
+
+    def reset(self) -> None:
+        """Return every buffer to zero, and every position to the slot of its own number, in place."""
+        super().reset()
+        self.slot_of.copy_(self._slots.expand_as(self.slot_of))
+        self.place_of.copy_(self._slots.expand_as(self.place_of))
 
 
 @dataclass(frozen=True)

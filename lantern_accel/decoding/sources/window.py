@@ -24,11 +24,34 @@ from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import Coupled, couple, leading
 from lantern_accel.decoding.row_cache import RowCache
-from lantern_accel.decoding.state import WindowState
+from lantern_accel.decoding.state import State, Zeros
 from lantern_accel.device import plan
 from lantern_accel.device.operations import TensorOps, flags
 from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.strategy.values import Fresh, Window
+
+
+class WindowState(State):
+    """The state of steps in which everything lies at its position of the image.
+
+    ``length`` is the last known token, whose keys and values the next pass writes; behind it ``tokens``
+    has drafts. ``newest [B]``: the last position that a pass has predicted. ``q`` float32 ``[B, K + 1,
+    V]``: the distributions of positions, a ring of K and a trash row. ``row_keys`` integer ``[B, M,
+    L]`` of the last M passes: which position each row is of and which token it followed, as one number;
+    ``row_previous``: the token before that; ``row_tokens``: the token that the pass chose. ``feature``
+    float32 ``[B, D]``: the last exact state, which a draft head guesses from.
+    """
+
+    def _own(self, g: Geometry, zeros: Zeros, ints: Zeros, dtype: torch.dtype) -> None:
+        self.newest = ints(g.batch)
+        self.q = zeros(g.batch, g.kept + 1, g.vocab) if g.kept else zeros(0)
+        held = (g.batch, g.passes, g.depth + 1) if g.passes else (0, 0, 0)
+        self.row_keys, self.row_previous, self.row_tokens = (ints(*held) for _ in range(3))
+        self.feature = zeros(g.batch, g.dim) if g.guesses else zeros(0)
+
+    def rewind(self, position: int, pending: int) -> None:
+        super().rewind(position, pending)
+        self.newest.fill_(position)  # what is known there does not change the time
 
 
 class Ring:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from lantern_accel.decoding.state import TreeState
+from lantern_accel.decoding.sources.tree import TreeState
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.backend import Backend, check_clock, dtype_policy, recorded
 from lantern_accel.device.capture import Replay

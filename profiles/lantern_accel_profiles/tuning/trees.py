@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.state import TreeState
+from lantern_accel.decoding.sources.tree import TreeState
 from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice

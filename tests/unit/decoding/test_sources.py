@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.sources import CertainDrafts, DraftContext, Kept, register
-from lantern_accel.decoding.state import TreeState
+from lantern_accel.decoding.sources.tree import TreeState
 from lantern_accel.decoding.target import row_of
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.rules import LanternPP

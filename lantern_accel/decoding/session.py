@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch import Tensor
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.logits import Filters, TokenChooser, distribution
 from lantern_accel.decoding.rows import Cut, Guidance
-from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.state import FiniteGuard, RuntimeParams, State
 from lantern_accel.decoding.target import Drafter, Sizes, Target, place_of
 from lantern_accel.decoding.verify import Verifying
@@ -22,6 +21,9 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.strategy.sampling import Sampling
 from lantern_accel.strategy.strategy import Strategy
+
+if TYPE_CHECKING:
+    from lantern_accel.decoding.rule import Rule
 
 #: Gets a step, its drafts, the features and guided logits of their nodes, and what was judged, which it
 #: may return changed.
@@ -117,6 +119,8 @@ class Session:
             if neighbours.shape[1] > strategy.neighbours:
                 neighbours = neighbours[:, : strategy.neighbours].clone()
             neighbours = neighbours.to(device)
+        from lantern_accel.decoding.rule import Rule  # which only sources of trees call
+
         return Rule(
             strategy.acceptance,
             strategy.residual,

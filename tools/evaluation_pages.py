@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from lantern_accel.models.bundle import bundled_models, read_manifest
-from lantern_accel.plot_style import BAR, RULE, colour_of, panels, plot_style, save
 from lantern_accel.strategy.rules import OPTION_NAMES, AcceptanceRule, Lantern, LanternPP
 from lantern_accel.strategy.values import Strategy
 from lantern_accel_profiles.evaluation.parts import default_point
 from lantern_accel_profiles.evaluation.schema import Evaluation, FrontierPoint
+from lantern_accel_profiles.plot_style import BAR, RULE, colour_of, panels, plot_style, save
 from lantern_accel_profiles.quality.interval import Interval
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -39,9 +39,9 @@ from urllib.parse import urlsplit
 import httpx
 import load_levels
 
-from lantern_accel import store
 from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.files import check_target, json_text, write_whole
+from lantern_accel_profiles import store
 from lantern_accel_profiles.measure.environment import wait_for_quiet
 
 PROMPTS = ("red heart", "dog face", "pizza", "sunflower", "fish", "star", "ghost", "strawberry")

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from lantern_accel import bounds, store
+from lantern_accel import bounds
 from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.generation.built_in_prompts import REPORTING
+from lantern_accel_profiles import store
 from lantern_accel_profiles.measure.environment import HostLoad
 from lantern_accel_profiles.measure.load import LEAST, SHARE, holds, largest
 from lantern_accel_profiles.measure.prompts import prompts_of
@@ -222,8 +223,7 @@ async def seek(load: Load, say: Any = print) -> Run:
     run.settings.plan, run.state = plan, "running"
     keep = store.Keeper(o.output, run)
     run.sessions.append(session := Session(started=now(), load_seconds=load.started))
-    name = load.answered["strategy"]
-    mine = [one for one in run.loads if one.strategy == name]
+    mine = [one for one in run.loads if one.strategy == load.answered["strategy"]]
     for one in mine:
         store.check_same(
             o.output, {"slots": one.slots, "partials": one.partials},

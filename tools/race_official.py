@@ -35,9 +35,9 @@ from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.families.keys import LLAMA, recipes_of, renamed
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, llamagen_config
 from lantern_accel.nn.transformer import pack
-from lantern_accel.store import resume
 from lantern_accel.strategy.values import Sampling, Strategy
 from lantern_accel_profiles.measure.environment import describe
+from lantern_accel_profiles.store import resume
 
 RUNNERS = {
     "official": "eager, caches made anew each call",

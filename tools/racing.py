@@ -12,10 +12,10 @@ from pydantic import Field
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.records import Record
-from lantern_accel.store import Keeper
 from lantern_accel_profiles.measure.record import Environment
 from lantern_accel_profiles.measure.samples import interleave
 from lantern_accel_profiles.quality.interval import relative_spread
+from lantern_accel_profiles.store import Keeper
 
 Done = dict[str, float]
 """How much a run did, by unit: ``{"tokens": 256, "steps": 80}``."""

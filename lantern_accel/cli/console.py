@@ -117,27 +117,6 @@ def show_table(
         console.print(f"in a wider terminal, or in a pipe: {left_out}", style="dim")
 
 
-def show_markdown(text: str, narrow: Sequence[str] = ()) -> None:
-    """Print Markdown: as it is into a pipe; on a terminal tables are laid out, and marks left out."""
-    if not sys.stdout.isatty():
-        print(text)
-        return
-    block: list[str] = []
-    for line in [*text.splitlines(), ""]:
-        if line.startswith("|"):
-            block.append(line)
-            continue
-        if len(block) > 2:
-            head, _, *rows = ([cell.strip() for cell in one.split("|")[1:-1]] for one in block)
-            show_table(head, rows, narrow)
-        elif block:
-            print("\n".join(block))
-        block = []
-        if line:  # without the marks of headings, emphasis and code
-            plain = line.lstrip("#").strip().replace("**", "").replace("`", "")
-            print(("\n" if line.startswith("#") else "") + plain)
-
-
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as Markdown."""
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]

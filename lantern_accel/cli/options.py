@@ -6,22 +6,21 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lantern_accel.bounds import MOST_THREADS, whole
 from lantern_accel.cli.console import bar, note, warn
-from lantern_accel.errors import RequestError, StrategyError, did_you_mean, plain
+from lantern_accel.errors import RequestError, StrategyError, did_you_mean
 from lantern_accel.generation.settings import Settings
 from lantern_accel.strategy.values import AUTO, SELF, STRATEGIES
 
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
 
-Number = TypeVar("Number", int, float)
 #: One option that several commands have, as the type of a parameter or of a group's field.
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
@@ -121,40 +120,6 @@ class LoadingParts(Loading):
         return {**given, **parts}
 
 
-def whole_numbers(option: str, given: Sequence[str], least: int, most: int) -> list[int]:
-    """Read a repeatable option of integers, several with commas between, each kept once.
-
-    Raises RequestError for anything that is none from ``least`` to ``most``.
-    """
-    wanted = f"numbers from {least} to {most}, such as 1,4"
-    return _numbers(option, given, lambda word: whole(word, least, most), wanted)
-
-
-def numbers(option: str, given: Sequence[str], least: float, most: float) -> list[float]:
-    """Read a repeatable option of numbers, several with commas between; raises as above."""
-
-    def read(word: str) -> float | None:
-        with suppress(ValueError):
-            if len(word) <= 64 and word.isascii() and least <= (number := float(word)) <= most:
-                return number
-        return None
-
-    return _numbers(
-        option, given, read, f"numbers from {plain(least)} to {plain(most)}, such as 0,1"
-    )
-
-
-def _numbers(
-    option: str, given: Sequence[str], read: Callable[[str], Number | None], wanted: str
-) -> list[Number]:
-    found: dict[Number, None] = {}
-    for word in _words(given):
-        if (number := read(word)) is None:
-            raise RequestError(f"{option} takes {wanted}, not {word[:40]!r}")
-        found[number] = None
-    return list(found)
-
-
 def strategy_words(given: Sequence[str], presets: bool = False) -> list[str]:
     """Read ``--strategy``, repeated or with commas between, and refuse unknown names before any work.
 
@@ -176,7 +141,7 @@ def strategy_words(given: Sequence[str], presets: bool = False) -> list[str]:
                 )
             found.append(text.strip())
             continue
-        for word in _words([text]):
+        for word in words_of([text]):
             if word not in known:
                 raise StrategyError(f"unknown strategy {word[:80]!r}{did_you_mean(word, known)}")
             found.append(word)
@@ -187,7 +152,8 @@ def strategy_words(given: Sequence[str], presets: bool = False) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _words(given: Sequence[str]) -> list[str]:
+def words_of(given: Sequence[str]) -> list[str]:
+    """Return the words of an option that is repeated, or has commas between them."""
     return [word.strip() for text in given for word in text.split(",") if word.strip()]
 
 

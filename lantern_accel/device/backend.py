@@ -29,7 +29,6 @@ from lantern_accel.errors import (
     BackendError,
     DeviceRequestError,
     NotCapturableError,
-    RequestError,
     did_you_mean,
 )
 from lantern_accel.records import Frozen
@@ -365,15 +364,6 @@ def recorded(backend: Backend, function: Callable[[], None], name: str) -> Repla
             "Replay; report it to the plug-in's author"
         )
     return made
-
-
-def check_clock(backend: Backend) -> None:
-    """Raise RequestError on a simulated device, whose times are not those of what it stands for."""
-    if backend.simulated:
-        raise RequestError(
-            f"the {backend.facts().name} shows that decoding is right, its times say nothing about "
-            f"the speed of {backend.name!r}; measure on a real device"
-        )
 
 
 def inferring(function: Called) -> Called:

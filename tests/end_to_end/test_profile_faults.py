@@ -15,9 +15,9 @@ import pytest
 from support.profiles import FEW
 
 import lantern_accel
-from lantern_accel import store
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.errors import BackendError, RequestError
+from lantern_accel_profiles import store
 from lantern_accel_profiles.measure import ceilings, samples
 from lantern_accel_profiles.measure import run as measuring
 from lantern_accel_profiles.measure.reading import read_run
@@ -41,7 +41,7 @@ def test_a_killed_run_is_completed(tiny_model, prompt_file, tmp_path):
         "PYTHONPATH": os.pathsep.join([paths, os.environ.get("PYTHONPATH", "")]),
     }
     program = (
-        "import sys; from lantern_accel import store\n"
+        "import sys; from lantern_accel_profiles import store\n"
         "from lantern_accel_profiles.measure import ceilings\n"
         "ceilings.LARGEST_BUFFER = 2**20; ceilings.LARGEST_MATRIX = 512\n"
         "ceilings.STOPWATCH_RATIO = (0.3, 3); store.WRITE_EVERY = 0.0\n"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, cast
 import typer
 
 from lantern_accel import bounds
-from lantern_accel.cli.console import say, show_markdown, warn
+from lantern_accel.cli.console import say, warn
 from lantern_accel.errors import RequestError, did_you_mean, shown
+from lantern_accel_profiles.commands.tables import show_markdown
 
 if TYPE_CHECKING:
     from lantern_accel.device.conformance import Report as ConformanceReport
@@ -126,8 +127,8 @@ def _read(
     Raises RequestError where ``output`` is one of them: raw samples are in no report.
     """
     from lantern_accel.device.conformance import Report
-    from lantern_accel.store import check_name
     from lantern_accel_profiles.measure.reading import read_file
+    from lantern_accel_profiles.store import check_name
 
     runs, origins, conformance, called = [], [], [], []
     for text in files:

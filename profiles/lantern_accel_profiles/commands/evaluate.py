@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from lantern_accel import bounds
-from lantern_accel.cli.console import note, say, show_markdown, warn
+from lantern_accel.cli.console import note, say, warn
 from lantern_accel.cli.options import LoadingParts, option, strategy_words, with_options
 from lantern_accel.errors import RequestError, did_you_mean
 from lantern_accel.files import check_target
 from lantern_accel.prompts import read_prompts
+from lantern_accel_profiles.commands.tables import show_markdown
 
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from lantern_accel import bounds
-from lantern_accel.cli.console import note, print_json, say, show_markdown
+from lantern_accel.cli.console import note, print_json, say
 from lantern_accel.cli.options import (
     Loading,
     Weights,
-    numbers,
     strategy_words,
-    whole_numbers,
     with_options,
 )
+from lantern_accel_profiles.commands.numbers import numbers, whole_numbers
+from lantern_accel_profiles.commands.tables import show_markdown
 
 if TYPE_CHECKING:
     from lantern_accel_profiles.measure.record import Run
@@ -138,7 +138,7 @@ def measure_run(
     ``changes``: to the quick or the full plan, None leaves its own; ``prompts``: a file, or prompts;
     ``check``: run the checks of `conform`, too; ``asked_for``: further fields of the request.
     """
-    from lantern_accel.store import check_name, check_output
+    from lantern_accel_profiles.store import check_name, check_output
 
     check_name(name)
     if output is not None:

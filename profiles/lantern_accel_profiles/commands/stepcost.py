@@ -8,16 +8,16 @@ from pathlib import Path
 import typer
 
 from lantern_accel import bounds
-from lantern_accel.cli.console import note, print_json, show_markdown
+from lantern_accel.cli.console import note, print_json
 from lantern_accel.cli.options import (
     Dtype,
     OnDevice,
-    numbers,
     strategy_words,
-    whole_numbers,
     with_options,
 )
 from lantern_accel.files import check_target
+from lantern_accel_profiles.commands.numbers import numbers, whole_numbers
+from lantern_accel_profiles.commands.tables import show_markdown
 
 
 @with_options

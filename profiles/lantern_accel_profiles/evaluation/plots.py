@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lantern_accel.plot_style import INK, MUTED, colour_of, panels, plot_style
 from lantern_accel_profiles.evaluation.schema import Metric, Suite
+from lantern_accel_profiles.plot_style import INK, MUTED, colour_of, panels, plot_style
 from lantern_accel_profiles.quality.interval import Interval
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lantern_accel import store
 from lantern_accel._version import __version__
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.families.manifest import Manifest
@@ -18,6 +17,7 @@ from lantern_accel.files import write_json
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.progress import Progress
 from lantern_accel.training.imageset import ImageSet, encode_images, read_images
+from lantern_accel_profiles import store
 from lantern_accel_profiles.evaluation.grid import FORTY
 from lantern_accel_profiles.evaluation.parts import distances, frontier, interchange
 from lantern_accel_profiles.evaluation.schema import (

@@ -19,7 +19,7 @@ from lantern_accel._version import __version__
 from lantern_accel.device import host_load
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.host_load import BUSY
-from lantern_accel.errors import BackendError
+from lantern_accel.errors import BackendError, RequestError
 from lantern_accel_profiles.measure.record import (
     Environment,
     NotMeasured,
@@ -142,3 +142,12 @@ def busy_words(share: Reading) -> str:
         f"this machine is not alone: other programs use {share * cores:.1f} of its {cores} cores, so "
         "that times are longer and spread more; wait for them, or measure elsewhere"
     )
+
+
+def check_clock(backend: Backend) -> None:
+    """Raise RequestError on a simulated device, whose times are not those of what it stands for."""
+    if backend.simulated:
+        raise RequestError(
+            f"the {backend.facts().name} shows that decoding is right, its times say nothing about "
+            f"the speed of {backend.name!r}; measure on a real device"
+        )

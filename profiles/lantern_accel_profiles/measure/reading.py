@@ -12,8 +12,9 @@ from typing import Any
 
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.errors import RequestError
-from lantern_accel.store import from_data, read_json, validated
+from lantern_accel.store import read_json, validated
 from lantern_accel_profiles.measure.record import Cell, LoadCell, Run, is_measured
+from lantern_accel_profiles.store import from_data
 
 #: Stopwatch over host clock, summed over the samples of a cell: outside, the stopwatch is wrong.
 CLOCK_RATIO = (0.8, 1.05)

@@ -18,10 +18,10 @@ from lantern_accel.generation.result import QuantizationLoss
 from lantern_accel.records import NOT_MEASURED as NOT_MEASURED
 from lantern_accel.records import Record
 from lantern_accel.records import not_measured as not_measured
-from lantern_accel.store import LONGEST_NAME
 from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.values import Sampling, Strategy
 from lantern_accel_profiles.quality.interval import Interval as Interval
+from lantern_accel_profiles.store import LONGEST_NAME
 
 SCHEMA: Literal[2] = 2
 """Version of the file's shape."""

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lantern_accel import store
-from lantern_accel.device.backend import Backend, check_clock
+from lantern_accel.device.backend import Backend
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.errors import BackendError, LanternError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.strategy.values import AUTO, Strategy, Window
+from lantern_accel_profiles import store
 from lantern_accel_profiles.measure import environment, samples
 from lantern_accel_profiles.measure.ceilings import check_stopwatch, measure_ceilings
 from lantern_accel_profiles.measure.price import PriceStudy, images_for
@@ -222,7 +222,7 @@ class Measurement:
         the machine is busy for longer; RequestError on a simulated device, whose times say nothing about
         the device.
         """
-        check_clock(self.backend)
+        environment.check_clock(self.backend)
         environment.wait_for_quiet(wait, self.say)
         run = self.run
         run.state = "running"

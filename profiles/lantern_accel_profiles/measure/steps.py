@@ -22,7 +22,7 @@ import torch
 
 from lantern_accel.decoding.sources.tree import TreeState
 from lantern_accel.decoding.trees import DraftTree, TreeTables
-from lantern_accel.device.backend import Backend, check_clock, dtype_policy, recorded
+from lantern_accel.device.backend import Backend, dtype_policy, recorded
 from lantern_accel.device.capture import Replay
 from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.families.base import Found
@@ -32,7 +32,6 @@ from lantern_accel.generation.forced import forced_pass
 from lantern_accel.memory.limits import Capacity, check_weights
 from lantern_accel.nn.rounding import FULL, rounding
 from lantern_accel.records import digest
-from lantern_accel.store import LONGEST_NAME
 from lantern_accel.strategy.strategy import check_settings
 from lantern_accel.strategy.trees import (
     EAGLE2_TREE,
@@ -47,10 +46,12 @@ from lantern_accel.strategy.values import (
     named_strategy,
 )
 from lantern_accel_profiles.measure.ceilings import raised
+from lantern_accel_profiles.measure.environment import check_clock
 from lantern_accel_profiles.measure.prompts import prompts_of
 from lantern_accel_profiles.measure.record import Plan, Run, RunSettings, StepCell
 from lantern_accel_profiles.measure.run import Measurement, Say, fresh_run
 from lantern_accel_profiles.measure.work import LaunchCounter, step_needs, visible_slots
+from lantern_accel_profiles.store import LONGEST_NAME
 
 COMMAND = "lantern-accel stepcost"
 PLAIN = Strategy(name="vanilla")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from lantern_accel import plot_style as style
 from lantern_accel.errors import RequestError
+from lantern_accel_profiles import plot_style as style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from lantern_accel import store
-from lantern_accel.device.backend import check_clock
 from lantern_accel.generation.built_in_prompts import built_in_prompts
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice, Measured, choice_path, write_choice
 from lantern_accel.strategy.values import Strategy
+from lantern_accel_profiles import store
+from lantern_accel_profiles.measure.environment import check_clock
 from lantern_accel_profiles.measure.record import Cell
 from lantern_accel_profiles.measure.samples import about, interleave, request, take_sample
 

@@ -11,9 +11,10 @@ import typer.main
 
 from lantern_accel.cli import main
 from lantern_accel.cli.app import app
-from lantern_accel.cli.options import numbers, strategy_words, whole_numbers
+from lantern_accel.cli.options import strategy_words
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.strategy.values import DynamicTree, StaticTree, named_strategy
+from lantern_accel_profiles.commands.numbers import numbers, whole_numbers
 
 
 def commands(of: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from lantern_accel.cli.console import markdown, show_markdown, show_table
+from lantern_accel.cli.console import markdown, show_table
+from lantern_accel_profiles.commands.tables import show_markdown
 
 HEAD, ROWS = ["name", "speed", "a long column of words"], [["a", "1.0", "x"], ["b|c", "2", ""]]
 

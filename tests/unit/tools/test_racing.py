@@ -12,10 +12,10 @@ from support.runs import invented_run
 
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import RequestError
-from lantern_accel.store import resume
 from lantern_accel_profiles.measure.environment import describe
 from lantern_accel_profiles.measure.samples import about, interleave
 from lantern_accel_profiles.quality.interval import relative_spread
+from lantern_accel_profiles.store import resume
 
 
 def _report(*names: str) -> Race:

@@ -168,7 +168,7 @@ def test_two_runs_get_two_names() -> None:
 def test_nothing_before_the_device_imports_torch() -> None:
     # Some vendors read the environment while torch is imported, so the device comes first.
     program = (
-        "import sys; import lantern_accel_profiles.commands.profile, lantern_accel.store; "
+        "import sys; import lantern_accel_profiles.commands.profile, lantern_accel_profiles.store; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

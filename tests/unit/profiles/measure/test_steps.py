@@ -13,7 +13,6 @@ import pytest
 import torch
 from support.engines import engine_of
 
-from lantern_accel.cli.options import numbers
 from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.device.plan import Refused
 from lantern_accel.device.plugins import open_backend
@@ -29,6 +28,7 @@ from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import weight_bytes
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
+from lantern_accel_profiles.commands.numbers import numbers
 from lantern_accel_profiles.measure import ceilings, steps, work
 from lantern_accel_profiles.measure.record import Run, StepCell
 from lantern_accel_profiles.report.table import step_rows, step_table

@@ -10,8 +10,8 @@ from racing import Race
 
 import lantern_accel
 from lantern_accel.device.datasheets import profiles_dir
-from lantern_accel.store import read
 from lantern_accel_profiles.measure.reading import check_comparable, read_run
+from lantern_accel_profiles.store import read
 
 MEASURED = sorted((profiles_dir() / "measured").glob("*.json"))
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 from support.runs import invented_run
 
-from lantern_accel.cli.console import show_markdown
+from lantern_accel_profiles.commands.tables import show_markdown
 from lantern_accel_profiles.report.table import table
 
 

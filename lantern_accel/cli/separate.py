@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lantern_accel.cli.edge import INTERRUPTED
 from lantern_accel.device.conformance import Outcome, Report
 from lantern_accel.errors import BackendError, LanternError, LanternWarning, RequestError
 
@@ -33,8 +34,6 @@ ALONE = ("device",)
 OPENING = 300.0
 #: Seconds between an interrupt and a kill.
 PATIENCE = 10.0
-#: How a group's process ends where an interrupt came to it.
-INTERRUPTED = 130
 CHILD = "from lantern_accel.cli.separate import serve; serve()"
 
 #: What is said, and what of.

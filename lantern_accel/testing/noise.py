@@ -149,7 +149,7 @@ def _graphs(backend: Backend, checked: Compared) -> int:
                     try:
                         # Other keys first: what was kept of them shows.
                         for these, at in ((keys.flip(0), 3), (keys, start)):
-                            step.load(these, at, logits)
+                            step.load(these, at)
                             (step.run if replay is None else replay)()
                             backend.synchronize()
                         label = f"{('the eager', 'the captured')[captured]} {name} of {length}"
@@ -175,7 +175,7 @@ class _Drawn:
         self.codes = torch.zeros(len(keys), length, dtype=backend.index, device=device)
         self.given = Filter(0.9, top_k=20)
 
-    def load(self, keys: Tensor, start: int, logits: Tensor) -> None:
+    def load(self, keys: Tensor, start: int) -> None:
         self.keys.copy_(keys)
         self.positions.copy_(start + torch.arange(self.length))
         self.bits.zero_()

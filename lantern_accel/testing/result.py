@@ -66,16 +66,17 @@ def on_card(backend: Backend, what: str) -> None:
         raise NeedsCard(what)
 
 
+def is_overridden(backend: Backend, name: str) -> bool:
+    """Return whether a backend has an operation of its own."""
+    return name in vars(backend) or getattr(type(backend), name) is not getattr(TensorOps, name)
+
+
 def left_to_reference(backend: Backend, *names: str) -> str:
     """Say which of some operations the backend leaves to the reference; "": none of them.
 
     Ends a check's sentence: the reference's operators ran on this device all the same, and were compared.
     """
-    left = [
-        name
-        for name in names
-        if name not in vars(backend) and getattr(type(backend), name) is getattr(TensorOps, name)
-    ]
+    left = [name for name in names if not is_overridden(backend, name)]
     if not left:
         return ""
     return "; the reference serves " + ("it" if len(names) == 1 else ", ".join(left))

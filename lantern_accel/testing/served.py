@@ -20,11 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lantern_accel.device.backend import Backend, dtype_policy, methods
 from lantern_accel.device.capture import Capture
 from lantern_accel.device.launches import computes
-from lantern_accel.device.operations import Ops, TensorOps
+from lantern_accel.device.operations import Ops
 from lantern_accel.device.plan import Refused
 from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.records import Record
 from lantern_accel.testing import tiny
+from lantern_accel.testing.result import is_overridden
 
 #: Members that compute nothing, or only once.
 NO_OPERATIONS = ("phase", "host_copy", "kv_layout", "allocate", "capture", "tables")
@@ -78,11 +79,6 @@ def operations() -> dict[str, Callable[..., object]]:
     """Return the reference's operations by name."""
     found = methods(Capture, SamplingOps, Ops)
     return {name: getattr(home, name) for name, home in found.items() if name not in NO_OPERATIONS}
-
-
-def is_overridden(backend: Backend, name: str) -> bool:
-    """Return whether a backend has an operation of its own."""
-    return name in vars(backend) or getattr(type(backend), name) is not getattr(TensorOps, name)
 
 
 @contextmanager

@@ -197,9 +197,3 @@ def _pieces(words: Counter[str]) -> Counter[str]:
 def _most_common(counts: Counter[str], number: int) -> list[str]:
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return [entry for entry, _ in ranked[:number]]
-
-
-def save_text_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Write ``tokenizer`` as JSON to ``path``, whole or not at all."""
-    text = tokenizer.to_str(pretty=False)
-    write_whole(path, text)

@@ -21,7 +21,7 @@ def write_tiny_model(
     from lantern_accel.families.manifest import ModelDefaults
     from lantern_accel.nn.vq import VQConfig, VQModel
     from lantern_accel.strategy.values import DynamicTree, Sampling, StaticTree
-    from lantern_accel.training.folder import save_text_tokenizer, train_text_tokenizer
+    from lantern_accel.training.folder import train_text_tokenizer
 
     text = conditioning == "text"
     prefix = 5 if text else 1
@@ -42,7 +42,7 @@ def write_tiny_model(
     )
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_text_tokenizer(["red heart", "dog face", "a blue fish in the sea"], 200)
-    save_text_tokenizer(tokenizer, folder / "text_tokenizer.json")
+    tokenizer.save(str(folder / "text_tokenizer.json"), pretty=False)
     words = TextEncoderConfig(
         vocab_size=tokenizer.get_vocab_size(), dim=24, n_layer=1, prefix_length=prefix
     )

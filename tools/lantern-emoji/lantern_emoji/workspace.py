@@ -20,7 +20,7 @@ from lantern_accel.files import write_whole
 from lantern_accel.progress import Progress
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import DrafterTrainConfig, read_drafter, train_drafter
-from lantern_accel.training.folder import load_tokenizer, save_text_tokenizer, train_text_tokenizer
+from lantern_accel.training.folder import load_tokenizer, train_text_tokenizer
 from lantern_accel.training.loop import TrainConfig, read_made
 from lantern_accel.training.target import read_target, train_target
 from lantern_emoji.batches import Batches, SceneTokens
@@ -55,7 +55,7 @@ def _need(path: Path, command: str) -> Path:
 def _text_tokenizer(work: Path, data: EmojiDataset) -> Any:
     path = work / "text_tokenizer.json"
     if not path.is_file():
-        save_text_tokenizer(train_text_tokenizer(word_corpus(data.records, SCENE_WORDS)), path)
+        write_whole(path, train_text_tokenizer(word_corpus(data.records, SCENE_WORDS)).to_str())
     return read_tokenizer(path)
 
 

@@ -10,7 +10,7 @@ from typing import cast
 from tokenizers import Tokenizer
 
 from lantern_accel.families.llamagen.words import normalise
-from lantern_accel.training.folder import save_text_tokenizer, train_text_tokenizer
+from lantern_accel.training.folder import train_text_tokenizer
 from lantern_emoji.captions import (
     STYLES,
     caption,
@@ -60,7 +60,7 @@ def test_animal_faces_are_also_called_by_the_animal() -> None:
 def test_the_text_tokenizer_knows_whole_words_and_spells_others(tmp_path: Path) -> None:
     texts = word_corpus([record(name) for name in ("red apple", "green apple", "blue whale")])
     path = tmp_path / "text_tokenizer.json"
-    save_text_tokenizer(train_text_tokenizer(texts, vocab_size=400), path)
+    train_text_tokenizer(texts, vocab_size=400).save(str(path), pretty=False)
     tokenizer = Tokenizer.from_file(str(path))
     assert (tokenizer.token_to_id("[PAD]"), tokenizer.token_to_id("[UNK]")) == (0, 1)
     assert tokenizer.encode("a picture of a red apple").tokens == [

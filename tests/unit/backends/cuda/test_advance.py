@@ -83,6 +83,7 @@ def test_a_fault_is_found_by_the_check_of_first_use(
 
 
 @interpreted
+@pytest.mark.long
 def test_a_heads_guesses_are_those_of_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a step that takes another token for the one on the left is found."""
     from lantern_accel_cuda.kernels import guess

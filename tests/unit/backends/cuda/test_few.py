@@ -142,7 +142,7 @@ def test_a_faulty_kernel_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @interpreted
-@pytest.mark.parametrize("chosen", [0, None])
+@pytest.mark.parametrize("chosen", [pytest.param(0, marks=pytest.mark.long), None])
 def test_a_stack_of_blocks_is_the_reference_s(
     chosen: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_codes_are_the_reference_s(size: int) -> None:
 
 
 @interpreted
+@pytest.mark.long
 def test_equal_scores_go_to_the_lower_code(monkeypatch: pytest.MonkeyPatch) -> None:
     from lantern_accel_cuda.kernels import race
 
@@ -72,9 +73,8 @@ def test_a_row_that_is_no_number_gives_a_code_all_the_same() -> None:
 
 
 @interpreted
-@pytest.mark.parametrize(
-    "fault", ["rotation", *(pytest.param(n, marks=LONG) for n in ("parity", "logarithm"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["rotation", "parity", "logarithm"])
 def test_a_wrong_generator_is_found_by_the_check_of_first_use(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +101,7 @@ def test_a_wrong_generator_is_found_by_the_check_of_first_use(
 
 
 @interpreted
+@pytest.mark.long
 def test_the_backend_races_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from lantern_accel_cuda import agreement
     from lantern_accel_cuda.kernels import race

@@ -58,7 +58,15 @@ FILTERS = [
 
 @interpreted
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("given", FILTERS, ids=str)
+@pytest.mark.parametrize(
+    "given",
+    # Quick: either filter, both, and both in the other order.
+    [
+        pytest.param(one, marks=() if at in (1, 3, 4, 6) else pytest.mark.long)
+        for at, one in enumerate(FILTERS)
+    ],
+    ids=str,
+)
 def test_filters_keep_what_the_reference_keeps(given: Filter) -> None:
     from lantern_accel_cuda.kernels import sampling
 
@@ -94,7 +102,13 @@ def test_equal_values_stay_by_code_while_there_is_room() -> None:
 
 @interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of the NaN that is asked for
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        float("nan"),
+        *(pytest.param(x, marks=pytest.mark.long) for x in (float("inf"), -float("inf"))),
+    ],
+)
 def test_a_broken_row_is_seen_in_its_probabilities(bad: float) -> None:
     from lantern_accel_cuda.kernels import sampling
 
@@ -217,14 +231,13 @@ def walked(kind: str, residual: Any, drawn: bool, seeds: int) -> tuple[int, int]
 @pytest.mark.parametrize(
     ("kind", "residual", "drawn"),
     [
-        ("exact", "optimal", False),
         ("lantern++", "aggregate", True),
         *(
             pytest.param(kind, residual, drawn, marks=pytest.mark.long)
             for kind in RULES
             for residual in ("aggregate", "optimal")
             for drawn in (False, True)
-            if (kind, drawn) not in (("exact", False), ("lantern++", True))
+            if (kind, residual, drawn) != ("lantern++", "aggregate", True)
         ),
     ],
 )
@@ -235,7 +248,8 @@ def test_a_tree_is_walked_as_the_reference_walks(kind: str, residual: str, drawn
 
 
 @interpreted
-@pytest.mark.parametrize("fault", ["residual", pytest.param("sibling", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["residual", "sibling"])
 def test_a_walk_that_forgets_to_renormalise_is_refused(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,11 +343,16 @@ def test_the_checks_of_first_use_pass_and_catch_a_fault(monkeypatch: pytest.Monk
     ("module", "kernel", "name"),
     [
         ("fused", "rms_norm", "rms_norm"),
-        ("fused", "swiglu", "swiglu"),
-        ("fused", "rotate_write", "rotate_write"),
-        ("tree_attention", "attend", "attend"),
-        ("sampling", "guide", "guide"),
         ("sampling", "filter", "filter"),
+        *(
+            pytest.param(module, name, name, marks=pytest.mark.long)
+            for module, name in (
+                ("fused", "swiglu"),
+                ("fused", "rotate_write"),
+                ("tree_attention", "attend"),
+                ("sampling", "guide"),
+            )
+        ),
     ],
 )
 def test_a_kernel_that_is_a_little_wrong_fails_its_check(

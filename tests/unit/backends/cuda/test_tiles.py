@@ -37,8 +37,10 @@ def columns_of(name: str, outputs: int, inputs: int) -> Any:
     ("rows", "outputs", "inputs", "cores"),
     [
         (17, 33, 67, MANY),
-        (33, 20, 576, MANY),
-        *(pytest.param(*one, marks=LONG) for one in ((128, 72, 576, MANY), (70, 70, 130, ONE))),
+        *(
+            pytest.param(*one, marks=LONG)
+            for one in ((33, 20, 576, MANY), (128, 72, 576, MANY), (70, 70, 130, ONE))
+        ),
     ],
 )
 def test_products_are_those_of_float64_and_of_the_kernel_of_few_rows(
@@ -61,7 +63,9 @@ def test_products_are_those_of_float64_and_of_the_kernel_of_few_rows(
 
 
 @interpreted
-@pytest.mark.parametrize("name", ROUNDINGS)
+@pytest.mark.parametrize(
+    "name", [n if n == "int4" else pytest.param(n, marks=LONG) for n in ROUNDINGS]
+)
 def test_a_row_gives_the_same_bits_among_any_number_of_rows(name: str) -> None:
     from lantern_accel_cuda.kernels import rounded as kernels
     from lantern_accel_cuda.kernels.counters import counters_of
@@ -88,6 +92,7 @@ def test_a_row_that_is_no_number_spoils_no_other() -> None:
 
 
 @interpreted
+@LONG
 def test_the_comparison_before_first_use_passes_and_finds_a_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

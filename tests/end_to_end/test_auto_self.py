@@ -266,6 +266,7 @@ def test_rows_of_a_batch_that_come_and_go_draw_plain_tokens(tiny_model: Path) ->
     assert max(steps) < 10, "of 15: the copy drafts by the noise and the prompt of each row"
 
 
+@pytest.mark.long
 def test_tuning_counts_times_and_races_copies(
     tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

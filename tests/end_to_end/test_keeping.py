@@ -46,7 +46,9 @@ def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize(("stop", "code"), [(interrupt, 130), (terminate, 143)])
+@pytest.mark.parametrize(
+    ("stop", "code"), [(interrupt, 130), pytest.param(terminate, 143, marks=pytest.mark.long)]
+)
 def test_an_interrupt_keeps_what_is_done_and_resume_draws_the_rest(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], stop: Any, code: int,
@@ -84,7 +86,13 @@ def test_resume_without_a_seed_goes_on_with_the_seed_that_was_drawn(
 
 @pytest.mark.parametrize(
     ("strategy", "seed"),
-    [("vanilla", ["--seed", "3"]), ("scd", ["--resume"]), ("eagle", ["--seed", "3"])],
+    [
+        ("scd", ["--resume"]),
+        *(
+            pytest.param(name, ["--seed", "3"], marks=pytest.mark.long)
+            for name in ("vanilla", "eagle")
+        ),
+    ],
 )
 def test_an_image_under_way_goes_on_from_its_tokens(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str,

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import load
 
 
-@pytest.mark.parametrize("partials", [0, 3])
+@pytest.mark.parametrize("partials", [pytest.param(0, marks=pytest.mark.long), 3])
 def test_every_request_is_answered_with_its_own_picture(tiny_model, tmp_path, partials, capsys):
     with serving(tiny_model, ServerSettings(slots=3, queue=64, grace=30)) as served:
         words = ["--url", served.url, "--requests", "24", "--concurrency", "12", "--cancel", "0.25"]

@@ -83,7 +83,9 @@ def test_who_joins_a_running_batch_gets_the_image_of_his_own(pipeline, strategy,
 
 
 @pytest.mark.parametrize("images", [1, 2], ids=["of one image", "of all rows"])
-@pytest.mark.parametrize("strategy", ["vanilla", "eagle2", "scd"])
+@pytest.mark.parametrize(
+    "strategy", ["scd", *(pytest.param(s, marks=pytest.mark.long) for s in ("vanilla", "eagle2"))]
+)
 def test_rows_that_look_noise_up_join_alike(tiny_model, strategy, images, monkeypatch):
     """A row's table is its image's; where that of all rows would be too large, their steps make noise."""
     from lantern_accel_cpu.native.backend import NativeCpu

@@ -243,6 +243,7 @@ def test_weights_in_fewer_bits_are_rows_of_their_own_against_the_full_vanilla(
     assert speed.speedup.value != 1  # against the full weights' seconds
 
 
+@pytest.mark.long
 def test_pictures_from_elsewhere_are_measured_next_to_the_others(
     command, pipeline, real, tmp_path, tiny_model
 ):
@@ -379,6 +380,7 @@ def test_bad_input_is_refused_in_a_sentence_before_any_picture(
     assert not list(tmp_path.rglob("000000.png"))
 
 
+@pytest.mark.long
 def test_a_damaged_record_or_picture_is_drawn_again(pipeline, real, tmp_path):
     made = request(pipeline, real, words=["vanilla"])
     first = run(pipeline, tmp_path / "a.json", made).suite

@@ -236,6 +236,7 @@ def test_advice_names_what_would_fit() -> None:
     assert any("bfloat16" in tip for tip in planner.advice(wide, strategy, sampling))
 
 
+@pytest.mark.long
 def test_quantized_weights_are_named_where_nothing_else_fits() -> None:
     planner = Planner(tiny(), dtype=torch.float32)
     plain, sampling = planner.strategy("vanilla"), Sampling()
@@ -255,6 +256,7 @@ def test_the_text_encoder_counts_in_the_dtype_it_runs_in() -> None:
     assert planner.plan(plain, dtype=torch.float32).workspace["text"] == 4_000
 
 
+@pytest.mark.long
 def test_a_model_without_a_drafter_is_planned_without_one() -> None:
     planner = published("llamagen-b-256", 24e9)
     assert planner.strategy().name == "auto", "as for generate"
@@ -273,6 +275,7 @@ def test_auto_is_planned_with_the_windows_that_it_may_draft_in() -> None:
     assert planner.plan().buffers == planner.plan(windows).buffers
 
 
+@pytest.mark.long
 def test_a_window_by_a_draft_head_is_planned_with_it() -> None:
     manifest = read_manifest(bundled_models()["lantern-emoji"])
     tree = parse_tree("window:4,head")

@@ -132,7 +132,7 @@ def test_predictions_are_fed_in_the_image_only_and_alike_in_both_branches() -> N
     assert torch.allclose(seen[1][:, 1:][own[:, 1:]], said[:, :-1][own[:, 1:]])
 
 
-@pytest.mark.parametrize("conditioning", ["class", "text"])
+@pytest.mark.parametrize("conditioning", [pytest.param("class", marks=pytest.mark.long), "text"])
 def test_a_loaded_model_gets_a_drafter_of_its_own_images(conditioning: str, tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "model", conditioning=conditioning, drafter=False)
     out = tmp_path / "drafter"

@@ -70,7 +70,7 @@ def _reference(batch: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("mode", "steps"),
     [
-        ("graph", 30),
+        ("graph", 12),
         *(pytest.param(mode, 60, marks=pytest.mark.long) for mode in ("graph", "compile")),
     ],
 )

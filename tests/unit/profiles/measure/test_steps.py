@@ -131,6 +131,7 @@ def test_floors_by_hand(backend: Backend, tiny: str) -> None:
     assert floor(eagle, "draft", "verify") == verify + 3 * (drafter + 4 * row * seen) + 3 * 4 * head
 
 
+@pytest.mark.long
 def test_steps_from_several_places_need_what_the_cache_holds_there(
     backend: Backend, tiny: str
 ) -> None:
@@ -262,6 +263,7 @@ def test_passes_are_timed_next_to_the_plain_one(
     assert [cell.nodes for cell in steps.passes(256, 3)][:4] == [3, 1, 2, 4]
 
 
+@pytest.mark.long
 def test_a_dynamic_tree_and_several_batches(backend: Backend, tiny: str) -> None:
     report = steps.measure(
         backend, sized(tiny), strategy="eagle2", tree="dynamic:3,2,9", batches=(1, 2), nodes=(),
@@ -272,6 +274,7 @@ def test_a_dynamic_tree_and_several_batches(backend: Backend, tiny: str) -> None
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_window_by_a_draft_head_is_timed_with_one_that_fits(backend: Backend, tiny: str) -> None:
     given = {"strategy": "scd", "tree": "window:4,head", "nodes": [2], "repeats": 1, "top_k": 0}
     for manifest in (sized(tiny), family("janus").tiny()):

@@ -46,7 +46,7 @@ def calibrate(
         for length in list(lengths):
             times.setdefault(length, []).append(step_ms(engine, length, watch))
             spent += times[length][-1]
-            if length == 1 or not (number or engine.returns):  # a first step may be slow
+            if length == 1 or not (number or engine.source.returns):  # a first step may be slow
                 continue
             for _ in range(AGAIN):  # so may any on a busy machine
                 if not (best := _better(length, times, worth)):
@@ -65,7 +65,9 @@ def calibrate(
 
 def step_ms(engine: Engine, length: int, watch: Callable[[], Stopwatch]) -> float:
     """Time a step of one length, milliseconds: of several in a row, if steps are short."""
-    for _ in range(2 if engine.returns else 1):  # such steps find other steps' data in the caches
+    for _ in range(
+        2 if engine.source.returns else 1
+    ):  # such steps find other steps' data in the caches
         engine.state.rewind(engine.geometry.tokens // 2, pending=length)
         engine.move(length)
         with watch() as one:

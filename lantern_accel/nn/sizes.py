@@ -43,8 +43,10 @@ class Sizes(Frozen):
         for one in entries:
             if isinstance(one, int) and not 0 <= one <= most:
                 raise ValueError(f"{shown(one)} is not between 0 and {most}")
-            if isinstance(one, float) and not 0 < one < math.inf:
-                raise ValueError(f"{one} is not a finite number above 0")
+            if isinstance(one, float) and not math.isfinite(one):
+                raise ValueError(f"{one} is not a finite number")
+        if isinstance(value, float) and value <= 0:  # a drafter's marks may be below
+            raise ValueError(f"{value} is not a number above 0")
         return value
 
 

@@ -280,7 +280,10 @@ class Engine:
         if self.chosen is None and len(self.by_length) > 1:
             from lantern_accel.decoding.length_policy import policy_of
 
-            policy = policy_of(self)
+            usual = {length: self.usual(length) for length in self.lengths}
+            # A draft head guesses all drafts again: nothing has to settle after a move.
+            settles = self.source.settles and not self.geometry.guesses
+            policy = policy_of(self.draft_lengths, usual, settles, self.geometry.batch)
         self.course = Course(self, steps or self.steps, policy, schedule, known)
         self.counted, self.now = {}, max(self.lengths)  # what prefill has prepared
         self.move(policy.begin())

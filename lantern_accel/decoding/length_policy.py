@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from lantern_accel.decoding.policy import Block
 from lantern_accel.strategy.lengths import (
@@ -16,9 +15,6 @@ from lantern_accel.strategy.lengths import (
     usual_tokens_per_step,
 )
 from lantern_accel.strategy.sources import DraftLength, with_tokens_per_step
-
-if TYPE_CHECKING:
-    from lantern_accel.decoding.engine import Engine
 
 #: Steps over which acceptance is averaged: that of one image, and what sets an image of a batch apart.
 MEMORY, OWN_MEMORY = 16, 48
@@ -120,11 +116,14 @@ class AcceptancePolicy:
         return max([self.now, *(n for n in good if speed[n] >= RISE * speed[self.now])])
 
 
-def policy_of(engine: Engine) -> AcceptancePolicy:
-    """Return what chooses among an engine's lengths: those that were timed, or all of them."""
-    usual = {length: engine.usual(length) for length in engine.lengths}
-    known = with_tokens_per_step(engine.draft_lengths, usual)
+def policy_of(
+    lengths: tuple[DraftLength, ...], usual: dict[int, float], settles: bool, batch: int
+) -> AcceptancePolicy:
+    """Return what chooses among an engine's lengths: those that were timed, or all of them.
+
+    ``usual``: tokens a step by length where nothing is known. ``settles``: drafts of a window settle over
+    some steps after a move.
+    """
+    known = with_tokens_per_step(lengths, usual)
     timed = tuple(one for one in known if one.cost is not None)
-    # A draft head guesses all drafts again: nothing has to settle after a move.
-    settles = engine.source.settles and not engine.geometry.guesses
-    return AcceptancePolicy(timed or known, GAIN if settles else CHAIN_GAIN, engine.geometry.batch)
+    return AcceptancePolicy(timed or known, GAIN if settles else CHAIN_GAIN, batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,17 +10,22 @@ from torch import Tensor
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.device.operations import TensorOps
 
-if TYPE_CHECKING:
-    from lantern_accel.decoding.sources.window import WindowState
+
+class Recalled(Protocol):
+    """What a window's state keeps of earlier passes, integer ``[B, M, L]``, and its ``step``.
+
+    ``row_keys``: which position a choice is of and which token it followed, as one number;
+    ``row_previous``: the token before that; ``row_tokens``: the token chosen.
+    """
+
+    step: Tensor
+    row_keys: Tensor
+    row_previous: Tensor
+    row_tokens: Tensor
 
 
 class RowCache:
-    """Finds what one of the last passes chose behind the same past.
-
-    The buffers are the state's, integer ``[B, M, L]``: ``row_keys``, which position a choice is of and
-    which token it followed, as one number; ``row_previous``, the token before that; ``row_tokens``, the
-    token chosen.
-    """
+    """Finds what one of the last passes chose behind the same past."""
 
     def __init__(self, g: Geometry, device: torch.device, ops: TensorOps) -> None:
         self.passes, self.vocab, self.ops = g.passes, g.vocab, ops
@@ -28,7 +33,7 @@ class RowCache:
         self.order = torch.arange(g.passes, dtype=ops.index, device=device)
 
     def find(
-        self, state: WindowState, places: Tensor, left: Tensor, earlier: Tensor
+        self, state: Recalled, places: Tensor, left: Tensor, earlier: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return what was chosen for positions ``places [B, S]``, and whether anything was.
 
@@ -46,7 +51,7 @@ class RowCache:
         entry = torch.where(hit, worth, 0).argmax(dim=-1).to(self.ops.index)
         return chosen.squeeze(1).gather(1, entry), hit.any(dim=-1)
 
-    def write(self, state: WindowState, places: Tensor, x: Tensor, chosen: Tensor) -> None:
+    def write(self, state: Recalled, places: Tensor, x: Tensor, chosen: Tensor) -> None:
         """Keep what a pass chose for ``places [B, L]``, behind the window's tokens ``x [B, L]``."""
         # A shorter window on a longer one's buffers leaves older rows behind its own: they stay true.
         at = (state.step % self.passes) * state.row_keys.shape[2] + self.ahead

@@ -68,9 +68,9 @@ def questions() -> int:
 
 
 BOUNDS = {
-    "lines of the package": (lambda: lines(PACKAGE), 40316),
+    "lines of the package": (lambda: lines(PACKAGE), 40327),
     "lines of the package that measures": (lambda: lines(PROFILES), 11120),
-    "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 4327),
+    "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 4334),
     "Any in annotations": (loose, 153),
     "isinstance of a source of drafts outside strategy": (questions, 8),
 }

@@ -136,7 +136,9 @@ def test_windows_need_no_drafter_and_hold_no_cache_of_one() -> None:
         g = running.geometry
         assert g.target_slots == g.prefix + g.tokens + 1, "no slot for a draft"
         held = running.verifying.cache.layout.nbytes + running.state.nbytes
-        assert running.nbytes == held + running.runtime_params.nbytes + running.finite.nbytes
+        assert (
+            running.nbytes == held + running.session.runtime_params.nbytes + running.finite.nbytes
+        )
 
 
 # --- as text, and where it cannot be -------------------------------------------------------------

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from lantern_accel import bounds, store
+from lantern_accel import bounds
 from lantern_accel.errors import RequestError
 from lantern_accel.generation import built_in_prompts
 from lantern_accel.generation.request import GenerationRequest
+from lantern_accel_profiles import store
 from lantern_accel_profiles.measure import prompts, run
 
 Usage = namedtuple("Usage", "total used free")

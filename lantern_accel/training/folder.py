@@ -10,7 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from pydantic import BaseModel, ValidationError
@@ -71,7 +71,7 @@ def write_weights(
 def write_model(model: nn.Module, out: Path, name: str) -> None:
     """Write a model's weights as bf16 ``name.safetensors`` and its config as ``name.json``."""
     write_weights(model.state_dict(), out / f"{name}.safetensors")
-    config: Any = model.config
+    config = cast(BaseModel, model.config)
     write_json(out / f"{name}.json", config.model_dump(mode="json"))
 
 

@@ -6,7 +6,7 @@ The bundled model is trained by it, see ``tools/lantern-emoji``.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -186,7 +186,7 @@ class TargetTask(Task):
         train: Examples,
         judged: Mapping[str, Examples],
         device: TrainDevice,
-        draw: Any = None,
+        draw: Callable[[TextTarget, Path], None] | None = None,
     ) -> None:
         self.config, self.model, self.train, self.judged = config, model, train, judged
         self.device, self.draw = device, draw
@@ -247,6 +247,7 @@ class TargetTask(Task):
 
     def draw_samples(self, path: Path) -> None:
         """Generate the averaged model's images."""
+        assert self.draw is not None  # else samples_every is None
         self.draw(self.averaged(), path)
 
 
@@ -260,7 +261,7 @@ def train_target(
     progress: Progress | None = None,
     *,
     resume: bool = True,
-    draw: Any = None,
+    draw: Callable[[TextTarget, Path], None] | None = None,
 ) -> dict[str, Any]:
     """Train, resuming ``out/checkpoint.pt``; write ``target.safetensors``, ``text.safetensors``.
 

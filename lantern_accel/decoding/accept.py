@@ -164,7 +164,7 @@ def _test_families(
         live, bar = live & (shares > 0), bar * shares
     codes = rule.codes(x)
     left = None if rule.budget is None else rule.budget.expand(parent.shape)
-    chosen, free = parent, torch.ones_like(live[:, 0])
+    chosen, free = parent, parent >= 0  # all: a compiler may have no kernel that fills booleans
     price = torch.zeros(parent.shape, device=p.device)
     tried: list[tuple[Tensor, Tensor, Tensor]] = []
     for c in range(ranks):

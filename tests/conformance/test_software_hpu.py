@@ -74,7 +74,7 @@ backend = choose_device("hpu", {"software": True}).open()
 from lantern_accel.decoding.sources.tree import TreeDrafts
 from lantern_accel.testing import checks_of, run_check, tiny
 
-real = TreeDrafts.advance
+real = TreeDrafts.commit
 # Every step commits: one case shows what all of them would.
 cases = tiny.cases
 tiny.cases = lambda *asked: cases(*asked)[:1]
@@ -96,7 +96,7 @@ for name, check in [tuple(one.split("=")) for one in sys.argv[1:]]:
     def wrong(self, state, *rest, plant=plants[name]):
         real(self, state, *rest)
         plant(state)
-    TreeDrafts.advance = wrong
+    TreeDrafts.commit = wrong
     vars(backend).pop("_static_traces", None)
     outcome = run_check(backend, check, checks_of(backend)[check])
     assert outcome.state == "failed", (name, outcome)

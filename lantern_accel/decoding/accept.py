@@ -15,10 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.logits import Filters, TokenChooser, distribution
-from lantern_accel.decoding.rows import REFERENCE
-from lantern_accel.decoding.rule import (
-    Rule,
+from lantern_accel.decoding.draft_test import (
     allowance,
     examine,
     lift,
@@ -27,6 +24,9 @@ from lantern_accel.decoding.rule import (
     residual_price,
     weight_of,
 )
+from lantern_accel.decoding.logits import Filters, TokenChooser, distribution
+from lantern_accel.decoding.rows import REFERENCE
+from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import Accepted, DraftTree
 
 

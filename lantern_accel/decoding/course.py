@@ -76,11 +76,8 @@ class Course:
     ) -> None:
         g = engine.geometry
         self.engine, self.steps, self.policy, self.schedule = engine, steps, policy, schedule
-        self.tokens, self.buckets, self.known = (
-            g.tokens,
-            BucketChooser([*steps], g),
-            [known] * g.batch,
-        )
+        self.tokens, self.known = g.tokens, [known] * g.batch
+        self.buckets = BucketChooser([*steps], g)
         #: Steps so far, the tokens that these add to an image at most, and those before a row's image.
         self.index, self._most, self._joined = 0, 0, [0] * g.batch
         #: Copies of the lengths that are under way, and the last one that was read.

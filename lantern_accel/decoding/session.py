@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.logits import Filters, TokenChooser, distribution
 from lantern_accel.decoding.rows import Cut, Guidance
+from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.state import FiniteGuard, RuntimeParams, State
 from lantern_accel.decoding.target import Drafter, Sizes, Target, place_of
 from lantern_accel.decoding.verify import Verifying
@@ -21,9 +22,6 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.strategy.sampling import Sampling
 from lantern_accel.strategy.strategy import Strategy
-
-if TYPE_CHECKING:
-    from lantern_accel.decoding.rule import Rule
 
 #: Gets a step, its drafts, the features and guided logits of their nodes, and what was judged, which it
 #: may return changed.
@@ -119,8 +117,6 @@ class Session:
             if neighbours.shape[1] > strategy.neighbours:
                 neighbours = neighbours[:, : strategy.neighbours].clone()
             neighbours = neighbours.to(device)
-        from lantern_accel.decoding.rule import Rule  # which only sources of trees call
-
         return Rule(
             strategy.acceptance,
             strategy.residual,

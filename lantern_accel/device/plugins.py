@@ -245,7 +245,7 @@ def _answers(spec: BackendSpec, word: str) -> bool:
 def _configured(spec: BackendSpec, options: Mapping[str, Any]) -> BackendSpec:
     hint = "check the options it was given"
     call = partial(spec.configured, options)
-    return ask(spec.name, "configured", call, BackendSpec, hint, LOOKING)  # type: ignore[type-abstract]  # isinstance
+    return ask(spec.name, "configured", call, BackendSpec, hint, LOOKING)  # type: ignore[type-abstract]  # for isinstance
 
 
 def _found(spec: BackendSpec) -> tuple[BackendSpec, Probe]:
@@ -303,7 +303,7 @@ def _open(spec: BackendSpec, index: int, options: Mapping[str, Any]) -> Backend:
     # Of any device: its host computes too, text encoders for example.
     host.limit_threads()
     hint = "check its driver and SDK with 'lantern-accel devices'"
-    backend = ask(spec.name, "open", lambda: spec.open(index, options), Backend, hint)  # type: ignore[type-abstract]  # isinstance
+    backend = ask(spec.name, "open", lambda: spec.open(index, options), Backend, hint)  # type: ignore[type-abstract]  # for isinstance
     if getattr(backend, "name", None) != spec.name or not hasattr(backend, "version"):
         raise BackendError(
             f"backend {spec.name!r} failed in open: its Backend must have name {spec.name!r} and a "

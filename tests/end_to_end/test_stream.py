@@ -218,10 +218,10 @@ def test_a_result_shows_its_figures_in_a_notebook(pipeline):
 def test_a_notebook_gets_a_bar_with_the_time_that_is_left(pipeline, monkeypatch, capsys):
     assert notebook_bar() is None
     kernel = types.ModuleType("IPython")
-    kernel.get_ipython = lambda: types.SimpleNamespace(kernel=None)  # type: ignore[attr-defined]
+    kernel.get_ipython = lambda: types.SimpleNamespace(kernel=None)  # type: ignore[attr-defined]  # a stand-in module
     monkeypatch.setitem(sys.modules, "IPython", kernel)
     assert notebook_bar() is None, "a terminal's shell has no kernel"
-    kernel.get_ipython = lambda: types.SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
+    kernel.get_ipython = lambda: types.SimpleNamespace(kernel=object())  # type: ignore[attr-defined]  # as above
     report = notebook_bar()
     assert report is not None
     for done in (10, 20, 100):

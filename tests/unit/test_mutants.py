@@ -200,7 +200,7 @@ MUTANTS: dict[str, tuple[Law, str, str, str]] = {
     ),
     "aggregate falls back to all codes alike": (
         where_nothing_is_left_the_target_draws,
-        DECODING + "rule",
+        DECODING + "draft_test",
         "return normalised((target - q).clamp(min=0.0), p)",
         "return normalised((target - q).clamp(min=0.0), p * 0 + 1 / p.shape[-1])",
     ),

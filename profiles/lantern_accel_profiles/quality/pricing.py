@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lantern_accel.decoding.draft_test import allowance, examine, residual
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.decoding.rule import Rule, allowance, examine, residual
+from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.step import Step
 from lantern_accel.decoding.trees import Accepted, DraftTree
 from lantern_accel.strategy.rules import Tried

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from lantern_accel.decoding import accept as acceptance
 from lantern_accel.decoding.accept import accept_sampling
-from lantern_accel.decoding.rule import DraftTest, Rule
+from lantern_accel.decoding.draft_test import DraftTest
+from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.strategy.rules import Acceptance, Exact, Lantern, LanternPP
@@ -74,21 +75,18 @@ class Step:
     bonus: Tensor
 
 
+#: The tensors of a tree that do not depend on its drafts.
+TOPOLOGY = (
+    "parent", "depth", "first_child", "num_children", "visible", "row_rank", "first_tests",
+)  # fmt: skip
+
+
 def drafted(world: World, kind: Kind, drawn: bool, images: int = IMAGES) -> Step:
     """Draft trees rooted at code 0: from q without replacement, or likely codes with q = 1."""
     shapes = SHAPES[kind]
     base = draft_tree(shapes, torch.zeros(len(shapes), len(shapes[0]), dtype=torch.int64))
     pick = torch.arange(images) % len(shapes)
-    fields = (
-        "parent",
-        "depth",
-        "first_child",
-        "num_children",
-        "visible",
-        "row_rank",
-        "first_tests",
-    )
-    topology = {name: getattr(base, name)[pick] for name in fields}
+    topology = {name: getattr(base, name)[pick] for name in TOPOLOGY}
     nodes = len(shapes[0])
     tokens = torch.zeros(images, nodes, dtype=torch.int64)
     q = torch.zeros(images, nodes, VOCAB)
@@ -299,21 +297,12 @@ def relaxed_mass(rule: Acceptance, table: Tensor, p: Tensor) -> tuple[Tensor, Te
 def one_draft(x: Tensor, p: Tensor, q: Tensor | None) -> tuple[DraftTree, Tensor]:
     count = len(x)
     base = draft_tree([[0, 0]], torch.zeros(1, 2, dtype=torch.int64))
-    fields = (
-        "parent",
-        "depth",
-        "first_child",
-        "num_children",
-        "visible",
-        "row_rank",
-        "first_tests",
-    )
     tree = DraftTree(
         tokens=torch.stack((torch.zeros_like(x), x), 1),
         max_children=(1,),
         q=None if q is None else q.expand(count, 2, -1),
         group=None if q is None else torch.zeros(count, 2, dtype=torch.int64),
-        **{name: getattr(base, name).expand(count, *getattr(base, name).shape[1:]) for name in fields},
+        **{name: getattr(base, name).expand(count, *getattr(base, name).shape[1:]) for name in TOPOLOGY},
     )  # fmt: skip
     return tree, p.expand(count, 2, -1)
 

@@ -59,9 +59,6 @@ def replaying(pipeline: Any, replay: Any) -> Draw:
         replay.request = number, seed
         strategy, sampling = pipeline.strategy(name), pipeline.sampling()
         done, seconds = pipeline.decode_only([number] * batch, strategy, sampling, seed)
-        shape = pipeline.model.family.usual_shape(pipeline.model)
-        engine = pipeline.engine(batch, strategy, sampling, shape).engine
-        pipeline.auto.learn(engine, strategy, batch, sampling)
         return done.tokens.numel() / seconds, done.step_compression
 
     return draw

@@ -1,6 +1,6 @@
 """Chooses what a batch is decoded with: by what tuning kept for this device, or by timing a few steps.
 
-The first requests of a kind time steps on their own prompts, and count accepted drafts.
+The first request of a kind times steps on its own prompts, and counts drafts that are accepted.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.host_load import BUSY, HostLoad
 from lantern_accel.device.waiting import waiting
 from lantern_accel.families.manifest import Manifest
@@ -27,14 +26,7 @@ from lantern_accel.generation.copies import (
     product_times,
 )
 from lantern_accel.generation.engines import CapturedEngine, Engines, copies_of
-from lantern_accel.generation.estimate import (
-    ENOUGH,
-    KNOWN_STEPS,
-    REQUESTS,
-    USUAL_STEPS,
-    Comparison,
-    Estimate,
-)
+from lantern_accel.generation.estimate import ENOUGH, Estimate
 from lantern_accel.generation.result import GenerationStats
 from lantern_accel.generation.row_costs import (
     TOKENS,
@@ -54,9 +46,9 @@ from lantern_accel.strategy.choices import (
     warn_of_stale,
     write_choice,
 )
-from lantern_accel.strategy.lengths import in_batch
+from lantern_accel.strategy.lengths import in_batch, rate_of, tokens_of
 from lantern_accel.strategy.rules import Exact
-from lantern_accel.strategy.sources import DraftLength
+from lantern_accel.strategy.sources import DraftLength, with_tokens_per_step
 from lantern_accel.strategy.values import (
     AUTO,
     AUTO_LENGTHS,
@@ -75,13 +67,11 @@ LEAST_WEIGHTS = 1 << 23
 #: Steps over which drafts that settle at once are counted: those of a draft head or drafter, and of a
 #: copy.
 DRAFTER_STEPS, COPY_STEPS = 48, 12
-#: Rounds of steps that later requests time, and milliseconds at least: less than the first.
-ROUNDS_AGAIN, AGAIN_MS = 1, 250.0
+#: Requests that time the candidates of their kind at most: one, or more while other programs use the
+#: machine.
+REQUESTS = 4
 #: Batch sizes that may be advised, the predicted gain that one needs, and the share of the best speed.
 BATCHES, CLEARLY, BATCH_NEARLY = (2, 4, 8, 16, 32), 1.3, 0.8
-#: Temperatures within this distance have about the same acceptance rate.
-SAME_TEMPERATURE = 0.05
-
 #: From a strategy, its engine and what starts a request on it; None: one does not fit the memory.
 Begun = Callable[[Strategy], "tuple[CapturedEngine, Callable[[], None]] | None"]
 
@@ -137,7 +127,6 @@ class Auto:
             budget=strategy.tv_budget,
             invariant=strategy.invariant,
             lengths=[list(TOKENS), [*DRAFTS, *USUAL_RATES]],
-            requests=REQUESTS,
             draft_head=self.guesses,
         )
 
@@ -186,7 +175,7 @@ class Auto:
             return strategy
         found = self.choice(strategy, batch, sampling)
         if found is None or (found.strategy.needs_drafter and self.model.drafter is None):
-            return self.windows(strategy, batch, sampling).strategy
+            return self.windows(strategy, batch, sampling)
         return found.strategy if self.engines.capacity.holds(found.strategy) else _plainly(strategy)
 
     def faster_batch(self, of: GenerationStats) -> int | None:
@@ -213,61 +202,32 @@ class Auto:
 
     # --- candidates ----------------------------------------------------------------------------
 
-    def windows(self, asked: Strategy, batch: int, sampling: Sampling) -> Estimate:
-        """Return windows of the lengths that may be faster here, with what is known of them."""
-        known = known_tokens_per_step(self.model.weights_hash, sampling.temperature, relaxed=False)
-        brings: dict[int, float] = {}
-        weight = USUAL_STEPS
-        if known is not None:
-            brings = known.by_head if self.guesses else known.tokens_per_step
-            if abs(known.temperature - sampling.temperature) < SAME_TEMPERATURE:
-                weight = KNOWN_STEPS
-        exact = asked.model_copy(update={"acceptance": Exact(), "tv_budget": None})
-        made = exact.with_drafts(adaptive_window(AUTO_LENGTHS, "head" if self.guesses else "above"))
-        if self.backend.simulated:  # its times are not a device's: steps are taken to cost alike
-            even = (one.model_copy(update={"cost": 1.0}) for one in made.lengths)
-            made = made.with_drafts(draft_lengths=tuple(even))
-        one = Estimate(strategy=made, known=brings, weight=weight)
-        costs = RowCosts.free(1) if self.backend.simulated else self.costs
-        return self._of_lengths(one, costs, batch, sampling)
+    def windows(
+        self, asked: Strategy, batch: int, sampling: Sampling, costs: RowCosts | None = None
+    ) -> Strategy:
+        """Return windows of the lengths that may be faster here and fit, with tokens per step.
 
-    def _of_lengths(
-        self, windows: Estimate, costs: RowCosts, batch: int, sampling: Sampling
-    ) -> Estimate:
-        """Return windows of the lengths that may be faster by these costs and counts, and that fit."""
-        tokens = self.model.manifest.target.num_tokens
-        brings = known_worth(windows.known)
-        lengths = auto_lengths(costs, batch * sampling.branches, batch, tokens, brings)
-        have = {one.length: one for one in windows.strategy.lengths}
-        while True:
-            drafts = adaptive_window(lengths)
-            made = tuple(
-                have.get(one.length, one).model_copy(update={"tokens_per_step": brings[one.length]})
-                for one in drafts.draft_lengths
-            )
-            strategy = windows.strategy.with_drafts(length=drafts.length, draft_lengths=made)
-            shorter = drafts.length <= AUTO_LENGTHS[-1]
-            if shorter or self.engines.capacity.fits(batch, strategy, sampling):
-                known = {n: brings[n] for n in lengths}
-                return windows.model_copy(update={"strategy": strategy, "known": known})
-            lengths = lengths[:-1]
-
-    def lengthened(self, windows: Estimate, batch: int, sampling: Sampling) -> Estimate:
-        """Return windows that were timed with longer ones, where these may be faster by these times.
-
-        A step is taken to cost as the timed ones do, and more on their line. Not on a device that
-        compiles for minutes: they stay as they are.
+        ``costs``: of rows, as steps were timed; None: what is known of the device.
         """
-        if len(windows.times) < 2 or self.backend.preferences.capture_patience < math.inf:
-            return windows
+        known = known_tokens_per_step(self.model.weights_hash, sampling.temperature, relaxed=False)
+        seen = {} if known is None else known.by_head if self.guesses else known.tokens_per_step
+        cost = None
+        if self.backend.simulated:  # its times are not a device's: steps are taken to cost alike
+            costs, cost = RowCosts.free(1), 1.0
+        brings, tokens = known_worth(seen), self.model.manifest.target.num_tokens
         rows = batch * sampling.branches
-        costs = RowCosts.of_times({rows * n: ms for n, ms in windows.times.items()})
-        brings = {one.length: one.tokens_per_step or 1.0 for one in windows.strategy.lengths}
-        counted = windows.model_copy(update={"known": brings})
-        found = self._of_lengths(counted, costs, batch, sampling)
-        if found.strategy.lengths[-1].length <= windows.strategy.lengths[-1].length:
-            return windows
-        return found.model_copy(update={"known": known_worth(windows.known)})
+        lengths = auto_lengths(costs or self.costs, rows, batch, tokens, brings)
+        exact = asked.model_copy(update={"acceptance": Exact(), "tv_budget": None})
+        while True:
+            made = tuple(
+                DraftLength(length=n, cost=cost, tokens_per_step=brings[n]) for n in lengths
+            )
+            window = adaptive_window(lengths, "head" if self.guesses else "above")
+            strategy = exact.with_drafts(window, draft_lengths=made)
+            shorter = lengths[-1] <= AUTO_LENGTHS[-1]
+            if shorter or self.engines.capacity.fits(batch, strategy, sampling):
+                return strategy
+            lengths = lengths[:-1]
 
     def tree(self, asked: Strategy) -> Strategy | None:
         """Return the drafter's default tree where relaxation is asked for; None where none may serve."""
@@ -322,110 +282,98 @@ class Auto:
 
     # --- choosing ------------------------------------------------------------------------------
 
-    def comparison(self, asked: Strategy, batch: int, sampling: Sampling) -> Comparison | None:
-        """Return what auto compares for a batch; None: nothing yet, or its choice is final."""
-        kept = self.choice(asked, batch, sampling)
-        if kept is None or kept.source == "tune":
-            return None
-        found = Comparison.model_validate(kept.evidence)
-        return found if found.open else None
-
     def choose(self, asked: Strategy, batch: int, sampling: Sampling, begun: Begun) -> Strategy:
         """Return what auto decodes a request with, whose prompt steps are timed on where they must be.
 
         ``begun`` starts the request on the engine of a source.
         """
-        kept, found = self.choice(asked, batch, sampling), self.comparison(asked, batch, sampling)
-        if not self.backend.simulated and (kept is None or found is not None):
+        kept = self.choice(asked, batch, sampling)
+        if not self.backend.simulated and (kept is None or kept.again):
             held, load, began = self.engines.capacity.copies, HostLoad(), time.monotonic()
-            if found is None:
-                with waiting("measuring which drafts are faster here, once", _LOG):
-                    found = self._compared(asked, batch, sampling, begun)
-            else:
-                found = self._compared_again(found, batch, begun)
+            with waiting("measuring which drafts are faster here, once", _LOG):
+                found = self._compared(asked, batch, sampling, begun)
             self.others, self.seconds = load.share(), self.seconds + time.monotonic() - began
-            if found is not None:
-                self.settle(found, asked, batch, sampling)
+            if found:
+                again = (REQUESTS if kept is None else kept.again) - 1 if self.busy else 0
+                self.settle(found, asked, batch, sampling, again)
                 if kept is not None:
                     held -= copies_of(kept.strategy)
                 held |= copies_of(self.resolve(asked, batch, sampling))
                 self.engines.keep_copies(held)
         return self.resolve(asked, batch, sampling)
 
+    @property
+    def busy(self) -> bool:
+        """Whether other programs used so much of the host in the last timing that it is doubtful."""
+        return not isinstance(self.others, str) and self.others >= BUSY
+
     def _compared(
         self, asked: Strategy, batch: int, sampling: Sampling, begun: Begun
-    ) -> Comparison | None:
-        """Time what may draft; None: the device has not captured all steps of windows yet."""
+    ) -> list[Estimate]:
+        """Time what may draft; []: the device has not captured all steps of windows yet.
+
+        Windows are timed with longer ones too where these may be faster by the times of the first; not
+        on a device that compiles for minutes.
+        """
         windows = self._timed(self.windows(asked, batch, sampling), begun)
         if windows is None:
-            return None
-        windows = windows.weighed(windows.times[1])
-        longer = self.lengthened(windows, batch, sampling)
-        if longer is not windows:
-            windows = self._timed(longer, begun) or windows
-            windows = windows.weighed(windows.times[1])
-        sources, tree = [windows], self.tree(asked)
-        others = self.likely_copies(asked, windows, batch, sampling)
-        for one in others if tree is None else [tree]:
-            timed = self._timed(Estimate(strategy=one), begun)
-            sources += [] if timed is None else [timed]
-        return Comparison(sources=tuple(sources))
+            return []
+        if len(windows.times) > 1 and self.backend.preferences.capture_patience == math.inf:
+            rows = batch * sampling.branches
+            costs = RowCosts.of_times({rows * n: ms for n, ms in windows.times.items()})
+            longer = self.windows(asked, batch, sampling, costs)
+            if longer.drafts.size > windows.strategy.drafts.size:
+                windows = self._timed(longer, begun) or windows
+        tree = self.tree(asked)
+        others = [tree] if tree else self.likely_copies(asked, windows, batch, sampling)
+        timed = (self._timed(one, begun) for one in others)
+        return [windows, *(one for one in timed if one is not None)]
 
-    def _compared_again(self, found: Comparison, batch: int, begun: Begun) -> Comparison:
-        """Time once more what may yet prove best, by the copies that are there."""
-        held = self.engines.capacity.copies
-        sources = []
-        for one in found.sources:
-            again = found.near(one, batch) and copies_of(one.strategy) <= held
-            timed = self._timed(one, begun, again=True) if again else None
-            sources.append(timed or one)
-        update = {"sources": tuple(sources), "requests": found.requests + 1}
-        return found.model_copy(update=update)
-
-    def _timed(self, one: Estimate, begun: Begun, again: bool = False) -> Estimate | None:
-        """Time the steps of a source, and count its drafts for a few where they settle at once.
+    def _timed(self, strategy: Strategy, begun: Begun) -> Estimate | None:
+        """Time the steps of a source, and count its drafts for a few where nothing is known of them.
 
         None: it does not fit the memory, or the device has not captured all of its steps yet.
         """
-        found = begun(one.strategy)
+        found = begun(strategy)
         if found is None:
             return None
         engine, begin = found[0].engine, found[1]
         if engine.usable is not None:
             return None
         begin()
-        watch = self.backend.stopwatch
-        least = (ROUNDS_AGAIN, AGAIN_MS) if again else ()
-        one = one.with_times(calibrate(engine, watch, *least))
-        if one.known and not engine.geometry.guesses:
-            return one
-        lengths = [p for p in one.weighed(one.times[1]).strategy.lengths if p.cost is not None]
-        length = lengths[-1].length
-        if one.known:  # the one that is most likely taken
-            best = max(lengths, key=lambda p: (p.tokens_per_step or 1.0) / (p.cost or 1.0))
-            length = best.length
-        if length > 1:
+        times = {n: min(ms) for n, ms in calibrate(engine, self.backend.stopwatch).items()}
+        length = max(times)
+        if length > 1 and strategy.lengths[-1].tokens_per_step is None:
             begin()
-            most = COPY_STEPS if copies_of(one.strategy) else DRAFTER_STEPS
+            most = COPY_STEPS if copies_of(strategy) else DRAFTER_STEPS
             steps = max(1, min(most, (engine.geometry.tokens - 1) // length))
-            one = one.with_counts({length: count(engine, length, steps)})
-        return one
+            gained, spent = count(engine, length, steps)
+            rate = rate_of(gained / spent, length)
+            known = {one.length: tokens_of(rate, one.length) for one in strategy.lengths}
+            lengths = with_tokens_per_step(strategy.lengths, known)
+            strategy = strategy.with_drafts(draft_lengths=lengths)
+        return Estimate(strategy=strategy, times=times).weighed(times[1])
 
-    def describe(self, asked: Strategy, batch: int, sampling: Sampling, used: str) -> str:
+    def describe(self, used: str, asked: Strategy, batch: int, sampling: Sampling) -> str:
         """Return ``used``, what auto decoded with, and what made its timing doubtful, if that is so."""
-        if isinstance(self.others, str) or self.others < BUSY:
+        if isinstance(self.others, str) or not self.busy:
             return used
-        cores = os.cpu_count() or 1
-        again = self.comparison(asked, batch, sampling) is not None
+        cores, kept = os.cpu_count() or 1, self.choice(asked, batch, sampling)
         return (
             f"{used}; chosen on a busy machine, where other programs used {self.others * cores:.1f} of "
-            f"{cores} cores" + ("; the next images measure again" if again else "")
+            f"{cores} cores" + ("; the next images measure again" if kept and kept.again else "")
         )
 
-    def settle(self, found: Comparison, asked: Strategy, batch: int, sampling: Sampling) -> None:
-        """Keep what is predicted to be fastest of what was timed, or plain decoding, and why."""
-        found = found.weighed()
-        best = found.best(batch)
+    def settle(
+        self, found: Sequence[Estimate], asked: Strategy, batch: int, sampling: Sampling, again: int
+    ) -> None:
+        """Keep what is predicted to be fastest of what was timed, or plain decoding, and why.
+
+        ``again``: how many later requests time it again.
+        """
+        plain = min(one.times[1] for one in found)
+        weighed = [one.weighed(plain) for one in found]
+        best = max(weighed, key=lambda one: one.promise(batch))
         speedup, strategy = best.promise(batch), best.strategy
         if speedup < ENOUGH:
             speedup, strategy = 1.0, _plainly(asked)
@@ -435,16 +383,10 @@ class Auto:
                 strategy=strategy,
                 speedup=speedup,
                 source="while generating",
-                evidence=found.model_dump(mode="json"),
+                evidence={"timed": [one.model_dump(mode="json") for one in weighed]},
+                again=again,
             )
         )
-
-    def learn(self, engine: Engine, asked: Strategy, batch: int, sampling: Sampling) -> None:
-        """Count the accepted drafts of a batch, in the first requests of a kind, and choose again."""
-        found = None if asked.name != AUTO else self.comparison(asked, batch, sampling)
-        if found is not None and engine.counted:
-            made = found.counted(engine.strategy, engine.counted)
-            self.settle(made, asked, batch, sampling)
 
 
 def _plainly(strategy: Strategy) -> Strategy:

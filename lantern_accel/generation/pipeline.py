@@ -379,8 +379,6 @@ class Pipeline:
                 with phase("decode"), of_image(chunk):
                     whole = start == tokens
                     made = engine.decoded() if whole else engine.run(ready.steps, look, start)
-                if start == 1:
-                    self.auto.learn(engine, request.strategy, part.rows, request.sampling)
                 with phase("pixels"):
                     shown = runtime.pictures_of(request, shape, chunk, made.tokens)
                 if on_images is not None:

@@ -245,5 +245,5 @@ class Runtime:
         rows = decision.parts[0].rows
         used = describe_auto(decision.strategy, rows, f"; {steps} forward passes, not {plain}")
         return (
-            self.auto.describe(request.strategy, rows, request.sampling, used) if timing else used
+            self.auto.describe(used, request.strategy, rows, request.sampling) if timing else used
         )

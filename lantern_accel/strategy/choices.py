@@ -59,6 +59,7 @@ class Choice(Record):
     source: Literal["tune", "while generating"]
     measured: list[Measured] = Field(default_factory=list)
     evidence: dict[str, Any] = Field(default_factory=dict)
+    again: int = Field(0, ge=0, description="later requests that measure it again")
     digest: str = Field("", description="of everything else: a file that was changed is not used")
 
     def sealed(self) -> Choice:

@@ -82,11 +82,6 @@ class DraftSource(Registered):
         """What the weights of the target's copy that drafts are kept in; None: no copy drafts."""
         return None
 
-    @property
-    def origin(self) -> tuple[Any, ...]:
-        """Where drafts come from, however many: sources with one origin learn from each other."""
-        return (self.kind,)
-
     def refusal(self, relaxed: bool, coupling: str | None) -> str | None:
         """Say why no strategy has these drafts with relaxed acceptance or a coupling; None: one may."""
         return None

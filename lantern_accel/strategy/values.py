@@ -236,10 +236,6 @@ class SelfDrafts(AdaptiveSource):
     def copy_weights(self) -> str:
         return self.weights
 
-    @property
-    def origin(self) -> tuple[Any, ...]:
-        return self.kind, self.weights, self.window
-
     def text(self, longest: int) -> str:
         return f"up to {longest - 1} drafts of the model's own weights in {self.weights}"
 

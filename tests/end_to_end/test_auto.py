@@ -12,8 +12,9 @@ import torch
 import lantern_accel
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.generation import auto as automatic
-from lantern_accel.generation.estimate import REQUESTS, Comparison, Estimate
+from lantern_accel.generation.estimate import Estimate
 from lantern_accel.strategy import choices
+from lantern_accel.strategy.sources import with_tokens_per_step
 from lantern_accel.strategy.values import NoTree, Strategy, Window
 from lantern_accel_profiles.measure import samples
 from lantern_accel_profiles.tuning import auto as tuning
@@ -22,6 +23,7 @@ from lantern_accel_profiles.tuning import auto as tuning
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(automatic.HostLoad, "share", lambda self: 0.0)
     return tmp_path / "cache"
 
 
@@ -33,9 +35,8 @@ def test_a_choice_is_kept_and_a_seed_repeats(tiny_model, own, monkeypatch):
     timed = []
     sound = automatic.calibrate
 
-    def calibrate(self, watch, rounds=None, least=None):
-        if rounds is None:  # before the first image, not between the first ones
-            timed.append(self)
+    def calibrate(self, watch):
+        timed.append(self)
         return sound(self, watch)
 
     monkeypatch.setattr(automatic, "calibrate", calibrate)
@@ -57,9 +58,9 @@ def test_a_choice_is_kept_and_a_seed_repeats(tiny_model, own, monkeypatch):
 def test_batches_of_one_request_may_draft_to_different_depths(tiny_model, own, monkeypatch):
     """The last batch of a request is a smaller one, for which drafts may pay where else they do not."""
 
-    def calibrate(self, watch, rounds=3, least=None):
+    def calibrate(self, watch):
         cost = 1.01 if self.geometry.batch == 1 else 50.0
-        return {n: [1.0 if n == 1 else cost] * rounds for n in self.lengths}
+        return {n: [1.0 if n == 1 else cost] for n in self.lengths}
 
     monkeypatch.setattr(automatic, "calibrate", calibrate)
     with load(tiny_model) as pipeline:
@@ -73,32 +74,46 @@ def test_batches_of_one_request_may_draft_to_different_depths(tiny_model, own, m
 
 
 def test_a_busy_minute_does_not_decide_for_good(tiny_model, own, monkeypatch):
-    busy, calls = [True], []
+    busy, timed = [0.5], []
 
-    def calibrate(self, watch, rounds=3, least=None):
-        calls.append(rounds)
+    def calibrate(self, watch):
+        timed.append(self)
         cost = 3.0 if busy[0] else 1.01
-        return {n: [1.0 if n == 1 else cost] * rounds for n in self.lengths}
+        return {n: [1.0 if n == 1 else cost] for n in self.lengths}
 
     monkeypatch.setattr(automatic, "calibrate", calibrate)
+    monkeypatch.setattr(automatic.HostLoad, "share", lambda self: busy[0])
     with load(tiny_model) as pipeline:
         want = pipeline.generate("red heart", seed=3, strategy="vanilla").tokens
         first = pipeline.generate("red heart", seed=3)
-        assert first.stats.auto.startswith("plain decoding")
-        assert calls == [3]
+        assert first.stats.auto.startswith("plain decoding") and len(timed) == 1
+        assert first.stats.auto.endswith("the next images measure again")
         second = pipeline.generate("red heart", seed=3)
         assert second.stats.auto.startswith("plain decoding"), "the machine is busy still"
-        assert calls == [3, 1]
-        busy[0] = False
+        assert len(timed) == 2
+        busy[0] = 0.0
         third = pipeline.generate("red heart", seed=3)
         assert isinstance(third.stats.strategy.drafts, Window)
         for one in (first, second, third):
             assert torch.equal(one.tokens, want), "exact drafts change no image"
-        for _ in range(REQUESTS):
-            pipeline.generate("red heart", seed=3)
-        told = len(calls)
-        pipeline.generate("red heart", seed=3)
-        assert len(calls) == told, "it is settled"
+        busy[0] = 0.5
+        again = pipeline.generate("red heart", seed=3)
+        assert len(timed) == 3 and "busy" not in again.stats.auto, "it is settled"
+
+
+def test_a_machine_that_is_always_busy_is_timed_a_few_times(tiny_model, own, monkeypatch):
+    timed = []
+
+    def calibrate(self, watch):
+        timed.append(self)
+        return {n: [1.0] for n in self.lengths}
+
+    monkeypatch.setattr(automatic, "calibrate", calibrate)
+    monkeypatch.setattr(automatic.HostLoad, "share", lambda self: 0.5)
+    with load(tiny_model) as pipeline:
+        said = [pipeline.generate("red heart", seed=3).stats.auto for _ in range(6)]
+    assert len(timed) == automatic.REQUESTS
+    assert [one.endswith("again") for one in said] == [True, True, True, False, False, False]
 
 
 def test_the_command_says_what_auto_stands_for(command, tiny_model, own, tmp_path):
@@ -128,9 +143,10 @@ def test_a_changed_choice_is_not_used(tiny_model, own):
 
 def promising(strategy, promise):
     """Return what was timed of a strategy's lengths: all that draft promise so much."""
-    lengths = [one.length for one in strategy.lengths]
-    brings = {n: 1.0 if n == 1 else promise for n in lengths}
-    return Estimate(strategy=strategy, times=dict.fromkeys(lengths, 1.0), known=brings)
+    brings = {one.length: 1.0 if one.length == 1 else promise for one in strategy.lengths}
+    lengths = with_tokens_per_step(strategy.lengths, brings)
+    strategy = strategy.with_drafts(draft_lengths=lengths)
+    return Estimate(strategy=strategy, times=dict.fromkeys(brings, 1.0))
 
 
 @pytest.mark.parametrize("relaxed", [False, True])
@@ -141,8 +157,8 @@ def test_drafts_that_promise_little_are_left_to_plain_decoding(
     with load(tiny_model) as pipeline:
         asked = pipeline.strategy("auto", relaxed=relaxed or None)
         sampling = pipeline.sampling()
-        found = tuple(promising(asked, promise) for promise in promises)
-        pipeline.auto.settle(Comparison(sources=found, requests=REQUESTS), asked, 1, sampling)
+        found = [promising(asked, promise) for promise in promises]
+        pipeline.auto.settle(found, asked, 1, sampling, again=0)
         drawn = pipeline.generate("red heart", seed=1, strategy=asked)
     assert isinstance(drawn.stats.strategy.drafts, NoTree) == plain
     assert drawn.stats.auto.startswith("plain decoding") == plain
@@ -159,9 +175,9 @@ def test_a_choice_that_needs_a_drafter_is_left_where_there_is_none(undrafted_mod
 
 
 def test_a_drafters_tree_is_tried_where_relaxation_is_asked_for(tiny_model, own, monkeypatch):
-    def calibrate(self, watch, rounds=3, least=None):
+    def calibrate(self, watch):
         cost = 1.01 if self.strategy.drafts.kind == "static" else 50.0
-        return {n: [1.0 if n == 1 else cost] * rounds for n in self.lengths}
+        return {n: [1.0 if n == 1 else cost] for n in self.lengths}
 
     monkeypatch.setattr(automatic, "calibrate", calibrate)
     with load(tiny_model) as pipeline:
@@ -169,10 +185,10 @@ def test_a_drafters_tree_is_tried_where_relaxation_is_asked_for(tiny_model, own,
         drawn = pipeline.generate("red heart", seed=3, relaxed=True, tv_budget=0.5)
         asked, sampling = pipeline.strategy("auto", tv_budget=0.5), pipeline.sampling()
         choice = pipeline.auto.choice(asked, 1, sampling)
-        windows, tree = Comparison.model_validate(choice.evidence).sources
+        windows, tree = map(Estimate.model_validate, choice.evidence["timed"])
         assert windows.strategy.drafts.kind == "window" and not windows.strategy.acceptance.relaxed
         assert tree.strategy.drafts.kind == "static" and tree.strategy.acceptance.relaxed
-        assert max(tree.counts) == tree.strategy.lengths[-1].length
+        assert all(one.tokens_per_step >= 1 for one in tree.strategy.lengths), "drafts were counted"
         assert drawn.stats.strategy.tv_budget in (None, 0.5)
 
 
@@ -290,7 +306,7 @@ def test_a_seed_is_a_picture_whatever_is_kept_timed_or_drafted(tiny_model, own):
 
 
 @pytest.mark.long
-def test_phases_are_of_the_engine_that_decodes_after_auto_has_learned(
+def test_phases_are_of_the_engine_that_decodes_after_auto_has_chosen_again(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:

@@ -139,7 +139,7 @@ def measure_cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], sess
         buffers_bytes=ready.engine.nbytes,
     )
     cell.tracing_seconds = ready.step.tracing()
-    # auto learns from each image, and may have another engine now: steps are of the one that decodes.
+    # auto may have measured again and have another engine now: steps are of the one that decodes.
     ready = engine_of(pipeline, cell)
     cell.step_ms, cell.step_ms_from = _step_ms(pipeline, cell, prompts, ready)
     cell.work = _work(pipeline, ready)

@@ -19,7 +19,8 @@ from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.generation.engines import copies_of
 from lantern_accel.generation.estimate import Estimate
 from lantern_accel.strategy.choices import Choice
-from lantern_accel.strategy.sources import DraftLength
+from lantern_accel.strategy.lengths import rate_of, tokens_of
+from lantern_accel.strategy.sources import DraftLength, with_tokens_per_step
 from lantern_accel.strategy.values import AUTO, SelfDrafts, Strategy
 from lantern_accel_profiles.measure.record import Cell
 from lantern_accel_profiles.measure.samples import about, batch_prompts, new_cell
@@ -67,8 +68,8 @@ class AutoTuner(Search[AutoEvidence]):
 
     @cached_property
     def windows(self) -> Strategy:
-        """Exact windows of the lengths that may be faster for one image, without costs."""
-        found = self.pipeline.auto.windows(self.strategy, 1, self.sampling).strategy
+        """Exact windows of the lengths that may be faster for one image, of which nothing is known."""
+        found = self.pipeline.auto.windows(self.strategy, 1, self.sampling)
         bare = tuple(DraftLength(length=one.length) for one in found.lengths)
         return found.with_drafts(draft_lengths=bare).model_copy(update={"name": "windows"})
 
@@ -110,17 +111,22 @@ class AutoTuner(Search[AutoEvidence]):
             self.say(f"windows of {length}: {rate}")
         worth[1] = (1, 1)
 
-    def _timed(self, one: Estimate, batch: int, times: Times) -> Estimate:
+    def _timed(
+        self, strategy: Strategy, brings: dict[int, float], batch: int, times: Times
+    ) -> Estimate:
         """Return a source with the costs of its lengths at a batch, timed in turns where they are not.
 
-        Lengths predicted too slow to be timed get no cost, and never run.
+        ``brings``: tokens per step by length. Lengths predicted too slow to be timed get no cost, and
+        never run.
         """
         if batch not in times:
             prompts = batch_prompts(self.prompts, batch, 0)
-            times[batch] = self.pipeline.step_times(prompts, one.strategy, self.sampling, TIMED)
+            times[batch] = self.pipeline.step_times(prompts, strategy, self.sampling, TIMED)
             self.keep()
-        one = one.with_times(times[batch])
-        return one.weighed(one.times[1])
+        lengths = with_tokens_per_step(strategy.lengths, brings)
+        least = {n: min(ms) for n, ms in times[batch].items()}
+        one = Estimate(strategy=strategy.with_drafts(draft_lengths=lengths), times=least)
+        return one.weighed(least[1])
 
     def _best_copy(self, windows: Estimate, batch: int) -> Strategy | None:
         """Return the copy's drafts predicted fastest for a batch; None where none are faster."""
@@ -137,9 +143,10 @@ class AutoTuner(Search[AutoEvidence]):
                     e.copy_counts[name] = self._counted(one, drafts.length + 1)
                     self.keep()
                     self.say(f"{name}: {_rate(e.copy_counts[name]):.2f} tokens per step")
-                counts = {drafts.length + 1: e.copy_counts[name]}
+                rate = rate_of(_rate(e.copy_counts[name]), drafts.length + 1)
+                brings = {p.length: tokens_of(rate, p.length) for p in one.lengths}
                 times = e.copy_times.setdefault(name, {})
-                found.append(self._timed(Estimate(strategy=one, counts=counts), batch, times))
+                found.append(self._timed(one, brings, batch, times))
             except DoesNotFitError as error:
                 self.say(f"{name} is left out: {error}")
         best = max(found, key=lambda one: one.promise(batch), default=None)
@@ -149,8 +156,7 @@ class AutoTuner(Search[AutoEvidence]):
         """Return who runs in the final of a batch, plain decoding first."""
         e = self.evidence
         # What was counted here counts alone.
-        counted = Estimate(strategy=self.windows, known=e.tokens_per_step())
-        windows = self._timed(counted, batch, e.times)
+        windows = self._timed(self.windows, e.tokens_per_step(), batch, e.times)
         found = {PLAIN: self.pipeline.strategy(PLAIN), AUTO: pruned(windows.strategy)}
         if (drafts := self._best_copy(windows, batch)) is not None:
             found["self"] = drafts

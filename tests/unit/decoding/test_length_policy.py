@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lantern_accel.decoding.length_policy import AcceptancePolicy
 from lantern_accel.decoding.policy import Block
-from lantern_accel.strategy.lengths import costs_of, in_batch, usual_tokens_per_step
+from lantern_accel.strategy.lengths import in_batch, usual_tokens_per_step
 from lantern_accel.strategy.sources import DraftLength
 
 PACES = (
@@ -90,18 +90,6 @@ def test_small_gains_move_nothing() -> None:
         now=1,
     )
     assert rule.best(None) == 1
-
-
-def test_costs_are_relative_to_plain_steps() -> None:
-    found = costs_of(PACES, {1: [4.0, 5.0, 4.0], 16: [8.0]})
-    assert [(p.length, p.cost) for p in found] == [(1, 1.0), (16, 2.0)]
-
-
-def test_of_several_times_the_least_counts() -> None:
-    two = costs_of(PACES, {1: [4.0, 5.0], 4: [6.0, 5.0]})
-    assert [p.cost for p in two] == [1.0, 1.25]
-    three = costs_of(PACES, {1: [5.0, 4.0, 40.0], 4: [6.0, 5.0, 40.0], 16: [4.0]})
-    assert [p.cost for p in three] == [1.0, 1.0, 1.0], "what a longer one does a shorter one does"
 
 
 def test_drafts_that_promise_next_to_nothing_are_not_made() -> None:

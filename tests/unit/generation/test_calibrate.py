@@ -9,7 +9,7 @@ from support.tiny import tiny_models
 
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.generation.calibrate import calibrate
-from lantern_accel.strategy.lengths import costs_of
+from lantern_accel.generation.estimate import Estimate
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Strategy, Window
 
@@ -23,7 +23,8 @@ def timed(seconds: dict[int, float], slow: tuple[int, range] = (0, range(0))) ->
     """Return the costs found where a length takes ten times as long at some of its timings."""
     models = tiny_models(2, vocab=5, grid=3, prefix=2, dim=8, sharpness=1.0)
     lengths = tuple(DraftLength(length=n, tokens_per_step=WORTH[n]) for n in LENGTHS)
-    engine = engine_of(models, Strategy(drafts=Window(length=4, draft_lengths=lengths)), SAMPLING)
+    strategy = Strategy(drafts=Window(length=4, draft_lengths=lengths))
+    engine = engine_of(models, strategy, SAMPLING)
     begin(engine)
     seen = dict.fromkeys(LENGTHS, 0)
 
@@ -34,9 +35,9 @@ def timed(seconds: dict[int, float], slow: tuple[int, range] = (0, range(0))) ->
             often = 10 if now == slow[0] and seen[now] in slow[1] else 1
             self.seconds = seconds[now] * often
 
-    times = calibrate(engine, lambda: Watch(lambda: None))
-    found = costs_of(engine.draft_lengths, times)
-    return {one.length: one.cost for one in found if one.cost is not None}
+    times = {n: min(ms) for n, ms in calibrate(engine, lambda: Watch(lambda: None)).items()}
+    found = Estimate(strategy=strategy, times=times).weighed(times[1]).strategy
+    return {one.length: one.cost for one in found.lengths if one.cost is not None}
 
 
 def test_costs_are_what_steps_take() -> None:

@@ -7,7 +7,7 @@ reports then take it, as ``--accept KIND:field=value,...`` and as ``{"kind": KIN
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -18,7 +18,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from lantern_accel.bounds import MOST_CODES
+from lantern_accel.bounds import MOST_CODES, whole
 from lantern_accel.errors import StrategyError, did_you_mean, out_of_bounds, shown
 from lantern_accel.records import Frozen
 
@@ -53,18 +53,38 @@ class Registered(Frozen):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what follows ``KIND:`` on the command line: ``field=value,...``."""
+        """Read what follows ``KIND:`` on the command line: ``field=value,...``, in any order.
+
+        A number alone is the value of the next field of integers, and another word that of the field
+        which knows it: ``16,int6`` of a source with a length and weights.
+        """
         kind = str(cls.model_fields["kind"].default)
-        fields = {OPTION_NAMES.get(name, name): name for name in cls.model_fields if name != "kind"}
+        fields = {
+            OPTION_NAMES.get(name, name): (name, field.annotation)
+            for name, field in cls.model_fields.items()
+            if name not in ("kind", "draft_lengths")
+        }
+        words = {word: name for name, of in fields.values() for word in get_args(of)}
+        numbers = [name for name, of in fields.values() if of is int]
         values: dict[str, Any] = {}
         for part in filter(None, text.split(",")):
             option, equals, value = (piece.strip() for piece in part.partition("="))
-            if not equals or option not in fields:
-                known = ", ".join(f"{name}=..." for name in fields) or "no fields"
-                raise StrategyError(
-                    f"the {cls.sort} {kind!r} has no field {shown(option)}; it has {known}"
+            number = whole(value if equals else option)
+            if equals and option in fields:
+                values[fields[option][0]] = value if number is None else number
+            elif not equals and option in words:
+                values[words[option]] = option
+            elif not equals and number is not None and numbers:
+                values[numbers.pop(0)] = number
+            else:
+                known = (
+                    f"{name}={'|'.join(map(str, get_args(of))) or '...'}"
+                    for name, (_, of) in fields.items()
                 )
-            values[fields[option]] = value
+                raise StrategyError(
+                    f"the {cls.sort} {kind!r} has no field {shown(option)}; it has "
+                    + (", ".join(known) or "no fields")
+                )
         return validated(cls, values, kind)
 
     @classmethod

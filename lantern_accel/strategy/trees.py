@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
 
-from lantern_accel.bounds import whole
 from lantern_accel.errors import StrategyError, did_you_mean
 from lantern_accel.strategy.rules import validated
-from lantern_accel.strategy.sources import AdaptiveSource, DraftSource, Path, source_class
-from lantern_accel.strategy.values import (
-    ChainTree,
-    DynamicTree,
-    NoTree,
-    SelfDrafts,
-    StaticTree,
-    Window,
-)
+from lantern_accel.strategy.sources import DraftSource, Path, source_class
+from lantern_accel.strategy.values import DynamicTree, StaticTree
 
 
 def tree_paths(tree: DraftSource) -> tuple[Path, ...]:
@@ -81,26 +72,10 @@ def parse_tree(text: str) -> DraftSource:
 
     ``none``; ``chain:4``; a static tree's name; ``dynamic`` or ``dynamic:K,DEPTH,TOTAL``; or paths
     of ranks such as ``0,1,00,01,000`` (single digits); or ``window:16,above,passes=2`` and
-    ``self:16,int6,window=16,passes=6``, whose words may come in any order. Raises
-    :class:`StrategyError`.
+    ``self:16,int6,window=16,passes=6``, whose words may come in any order
+    (:meth:`.Registered.parse`). Raises :class:`StrategyError`.
     """
     kind, _, rest = text.strip().partition(":")
-    if kind in ("window", "self"):
-        return _in_words(Window if kind == "window" else SelfDrafts, rest)
-    if kind == "none" and not rest:
-        return NoTree()
-    if kind in ("chain", "dynamic"):
-        numbers = [whole(part.strip()) for part in rest.split(",")] if rest else []
-        if None in numbers or len(numbers) not in ((0, 1) if kind == "chain" else (0, 3)):
-            raise StrategyError(
-                f"the tree {text[:80]!r} cannot be read; write chain:LENGTH or dynamic:TOP_K,DEPTH,TOTAL"
-            )
-        if kind == "chain":
-            return validated(ChainTree, {"length": numbers[0]} if numbers else {}, "tree")
-        if not numbers:
-            return EAGLE2_TREE
-        named = dict(zip(("top_k", "depth", "total"), numbers, strict=True))
-        return validated(DynamicTree, named, "tree")
     if kind in STATIC_TREES and not rest:
         return STATIC_TREES[kind]
     words = text.replace(",", " ").split()
@@ -108,40 +83,7 @@ def parse_tree(text: str) -> DraftSource:
         paths = [[int(c) for c in word] for word in words]
         return validated(StaticTree, {"paths": paths}, "tree")
     source = source_class(kind)
-    if source is not None and source.by_name:
-        return source.parse(rest)
-    known = [*STATIC_TREES, "none", "chain:4", "dynamic", "window:16"]
-    raise StrategyError(f"unknown tree {text[:80]!r}{did_you_mean(kind, known)}")
-
-
-def _in_words(source: type[AdaptiveSource], text: str) -> DraftSource:
-    """Read what follows ``window:`` or ``self:``, words in any order, such as ``16,above,passes=2``.
-
-    A number is the length, ``name=value`` a field of the source, and another word the value of the field
-    that knows it, such as ``int8`` or ``anew``. What is left out is the strategy's, or the default.
-    """
-    kind = source.model_fields["kind"].default
-    fields = [name for name in source.model_fields if name not in ("kind", "draft_lengths")]
-    known = {
-        word: name
-        for name in fields
-        for word in get_args(source.model_fields[name].annotation)
-        if isinstance(word, str)
-    }
-    values: dict[str, Any] = {}
-    for word in (one.strip() for one in text.split(",") if text):
-        name, equals, value = word.partition("=")
-        if (length := whole(word)) is not None:
-            values["length"] = length
-        elif word in known:
-            values[known[word]] = word
-        elif equals and name in fields:
-            values[name] = value if whole(value) is None else int(value)
-        else:
-            number = "DRAFTS" if source is SelfDrafts else "LENGTH"
-            named = (f"{name}=..." for name in fields if name not in {"length", *known.values()})
-            raise StrategyError(
-                f"the drafts {kind}:{text[:80]} cannot be read at {word[:40]!r}; write {kind}:{number} "
-                f"and, after commas, any of {', '.join((*known, *named))}"
-            )
-    return validated(source, values, str(kind))
+    if source is None or source is StaticTree:
+        known = [*STATIC_TREES, "none", "chain:4", "dynamic", "window:16"]
+        raise StrategyError(f"unknown tree {text[:80]!r}{did_you_mean(kind, known)}")
+    return source.parse(rest)

@@ -41,7 +41,7 @@ def words(tiny_model: Path, tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["-s", f"eagle:tree=chain:{LONG}"], "cannot be read"),
+        (["-s", f"eagle:tree=chain:{LONG}"], "has no field"),
         (["--size", f"{LONG}x{LONG}"], "cannot be read"),
         (["--option", "threads=²"], "got threads='²'; give a number"),
         (["--option", "threads=\u0661"], "got threads='\u0661'; give a number"),

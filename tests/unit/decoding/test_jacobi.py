@@ -158,17 +158,21 @@ def test_windows_as_text() -> None:
     [
         ("window:1", "2 or more, not 1"),
         ("window:1000", "256 or less, not 1000"),
-        ("window:16,below", "cannot be read at 'below'"),
-        ("window:4,siblings=3.2", "cannot be read at 'siblings=3.2'"),
-        ("window:4,passes=x", "passes: Input should be a valid integer.*not 'x'"),
+        (
+            "window:16,below",
+            "has no field 'below'; it has length=..., fresh=uniform|above|head, passes",
+        ),
+        ("window:4,siblings=3.2", "has no field 'siblings'"),
+        ("window:4,passes=x", "passes: Input should be a valid integer"),
         ("window:4,passes=17", "16 or less, not 17"),
-        ("window:8,gumbel", "cannot be read at 'gumbel'"),
+        ("window:8,gumbel", "has no field 'gumbel'"),
         ("windows:8", "did you mean window:16"),
     ],
 )
 def test_windows_that_cannot_be_read(text: str, words: str) -> None:
-    with pytest.raises(StrategyError, match=words):
+    with pytest.raises(StrategyError) as said:
         parse_tree(text)
+    assert words in str(said.value)
 
 
 def test_trees_and_windows_do_not_take_each_others_place() -> None:

@@ -152,8 +152,9 @@ def test_trees_are_read_from_text() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("chain:x", "cannot be read; write chain:LENGTH or dynamic:TOP_K,DEPTH,TOTAL"),
-        ("dynamic:4,2", "cannot be read"),
+        ("chain:x", "'chain' has no field 'x'; it has length=..."),
+        ("chain:4,4", "has no field '4'"),
+        ("dynamic:1,2", "total 59 asks for more nodes"),
         ("chain:0", "length.*1 or more.*not 0"),
         ("chain:65", "64 or less"),
         ("dynamic:2,1,9", "asks for more nodes"),
@@ -162,7 +163,8 @@ def test_trees_are_read_from_text() -> None:
         ("small_9", r"unknown tree 'small_9'; did you mean .*small_8"),
         ("chan:4", "did you mean chain:4"),
         ("", "unknown tree ''; known: .*naive_extend_57"),
-        ("none:1", "unknown tree"),
+        ("none:1", "'none' has no field '1'; it has no fields"),
+        ("static:1", "unknown tree"),
     ],
 )
 def test_text_that_is_no_tree_is_refused_with_a_way_out(text: str, message: str) -> None:

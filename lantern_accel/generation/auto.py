@@ -46,9 +46,9 @@ from lantern_accel.strategy.choices import (
     warn_of_stale,
     write_choice,
 )
-from lantern_accel.strategy.lengths import in_batch, rate_of, tokens_of
+from lantern_accel.strategy.lengths import in_batch, tokens_at_one_rate
 from lantern_accel.strategy.rules import Exact
-from lantern_accel.strategy.sources import DraftLength, with_tokens_per_step
+from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import (
     AUTO,
     AUTO_LENGTHS,
@@ -341,18 +341,16 @@ class Auto:
         if engine.usable is not None:
             return None
         begin()
-        times = {n: min(ms) for n, ms in calibrate(engine, self.backend.stopwatch).items()}
-        length = max(times)
+        times = calibrate(engine, self.backend.stopwatch)
+        length, tokens = max(times), dict[int, float]()
         if length > 1 and strategy.lengths[-1].tokens_per_step is None:
             begin()
             most = COPY_STEPS if copies_of(strategy) else DRAFTER_STEPS
             steps = max(1, min(most, (engine.geometry.tokens - 1) // length))
             gained, spent = count(engine, length, steps)
-            rate = rate_of(gained / spent, length)
-            known = {one.length: tokens_of(rate, one.length) for one in strategy.lengths}
-            lengths = with_tokens_per_step(strategy.lengths, known)
-            strategy = strategy.with_drafts(draft_lengths=lengths)
-        return Estimate(strategy=strategy, times=times).weighed(times[1])
+            every = (one.length for one in strategy.lengths)
+            tokens = tokens_at_one_rate(gained / spent, length, every)
+        return Estimate.of(strategy, times, tokens)
 
     def describe(self, used: str, asked: Strategy, batch: int, sampling: Sampling) -> str:
         """Return ``used``, what auto decoded with, and what made its timing doubtful, if that is so."""

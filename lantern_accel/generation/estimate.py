@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.lengths import in_batch
+from lantern_accel.strategy.sources import with_tokens_per_step
 from lantern_accel.strategy.values import Strategy
 
 #: The predicted speed-up that drafts need: costs of a few steps are uncertain by a tenth.
@@ -22,6 +24,22 @@ class Estimate(Frozen):
 
     strategy: Strategy
     times: dict[int, float] = Field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        strategy: Strategy,
+        times: Mapping[int, Sequence[float]],
+        tokens: Mapping[int, float] | None = None,
+    ) -> Estimate:
+        """Return that of steps whose ``times`` were taken by length, plain ones among them.
+
+        ``tokens``: per step by length, for what is not known.
+        """
+        lengths = with_tokens_per_step(strategy.lengths, tokens or {})
+        least = {n: min(ms) for n, ms in times.items()}
+        made = cls(strategy=strategy.with_drafts(draft_lengths=lengths), times=least)
+        return made.weighed(least[1])
 
     def weighed(self, plain: float) -> Estimate:
         """Return it with the costs that follow from its times; a length without one keeps its cost.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
 
@@ -52,6 +53,12 @@ def rate_of(tokens: float, length: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if tokens_of(middle, length) < tokens else (low, middle)
     return low
+
+
+def tokens_at_one_rate(tokens: float, length: int, lengths: Iterable[int]) -> dict[int, float]:
+    """Return tokens per step of ``lengths``, drafts accepted at the rate that one with ``tokens`` has."""
+    rate = rate_of(tokens, length)
+    return {n: tokens_of(rate, n) for n in lengths}
 
 
 @lru_cache(maxsize=1024)

@@ -9,6 +9,7 @@ A kind that nothing has defined is looked up among the entry points of the group
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -142,7 +143,7 @@ class DraftLength(Frozen):
 
 
 def with_tokens_per_step(
-    draft_lengths: tuple[DraftLength, ...], known: dict[int, float]
+    draft_lengths: tuple[DraftLength, ...], known: Mapping[int, float]
 ) -> tuple[DraftLength, ...]:
     """Return lengths with the tokens per step that are known; what was measured before stays."""
     return tuple(

@@ -19,8 +19,8 @@ from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.generation.engines import copies_of
 from lantern_accel.generation.estimate import Estimate
 from lantern_accel.strategy.choices import Choice
-from lantern_accel.strategy.lengths import rate_of, tokens_of
-from lantern_accel.strategy.sources import DraftLength, with_tokens_per_step
+from lantern_accel.strategy.lengths import tokens_at_one_rate
+from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import AUTO, SelfDrafts, Strategy
 from lantern_accel_profiles.measure.record import Cell
 from lantern_accel_profiles.measure.samples import about, batch_prompts, new_cell
@@ -111,22 +111,16 @@ class AutoTuner(Search[AutoEvidence]):
             self.say(f"windows of {length}: {rate}")
         worth[1] = (1, 1)
 
-    def _timed(
-        self, strategy: Strategy, brings: dict[int, float], batch: int, times: Times
-    ) -> Estimate:
-        """Return a source with the costs of its lengths at a batch, timed in turns where they are not.
+    def _timed(self, one: Strategy, brings: dict[int, float], batch: int, times: Times) -> Estimate:
+        """Return a source that has these tokens per step, timed in turns where it is not.
 
-        ``brings``: tokens per step by length. Lengths predicted too slow to be timed get no cost, and
-        never run.
+        Lengths predicted too slow to be timed get no cost, and never run.
         """
         if batch not in times:
             prompts = batch_prompts(self.prompts, batch, 0)
-            times[batch] = self.pipeline.step_times(prompts, strategy, self.sampling, TIMED)
+            times[batch] = self.pipeline.step_times(prompts, one, self.sampling, TIMED)
             self.keep()
-        lengths = with_tokens_per_step(strategy.lengths, brings)
-        least = {n: min(ms) for n, ms in times[batch].items()}
-        one = Estimate(strategy=strategy.with_drafts(draft_lengths=lengths), times=least)
-        return one.weighed(least[1])
+        return Estimate.of(one, times[batch], brings)
 
     def _best_copy(self, windows: Estimate, batch: int) -> Strategy | None:
         """Return the copy's drafts predicted fastest for a batch; None where none are faster."""
@@ -143,8 +137,8 @@ class AutoTuner(Search[AutoEvidence]):
                     e.copy_counts[name] = self._counted(one, drafts.length + 1)
                     self.keep()
                     self.say(f"{name}: {_rate(e.copy_counts[name]):.2f} tokens per step")
-                rate = rate_of(_rate(e.copy_counts[name]), drafts.length + 1)
-                brings = {p.length: tokens_of(rate, p.length) for p in one.lengths}
+                counted, every = _rate(e.copy_counts[name]), (p.length for p in one.lengths)
+                brings = tokens_at_one_rate(counted, drafts.length + 1, every)
                 times = e.copy_times.setdefault(name, {})
                 found.append(self._timed(one, brings, batch, times))
             except DoesNotFitError as error:

@@ -35,8 +35,7 @@ def timed(seconds: dict[int, float], slow: tuple[int, range] = (0, range(0))) ->
             often = 10 if now == slow[0] and seen[now] in slow[1] else 1
             self.seconds = seconds[now] * often
 
-    times = {n: min(ms) for n, ms in calibrate(engine, lambda: Watch(lambda: None)).items()}
-    found = Estimate(strategy=strategy, times=times).weighed(times[1]).strategy
+    found = Estimate.of(strategy, calibrate(engine, lambda: Watch(lambda: None))).strategy
     return {one.length: one.cost for one in found.lengths if one.cost is not None}
 
 

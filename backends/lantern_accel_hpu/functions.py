@@ -15,11 +15,11 @@ from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.values import (
     AUTO,
     AUTO_LENGTHS,
+    ChainTree,
     Sampling,
     SelfDrafts,
     Strategy,
-    adaptive_chain,
-    adaptive_window,
+    Window,
 )
 from lantern_accel.testing import tiny
 
@@ -31,12 +31,12 @@ KINDS = ("windows", "chains", "vanilla", "lantern++", "eagle2", "self", "int8", 
 def strategy_of(kind: str, vocab: int) -> Strategy:
     """Return a strategy by :data:`KINDS`, over trees that suit a tiny model."""
     if kind == "chains":
-        tree = adaptive_chain((1, 2, 3, 4))
+        tree = ChainTree.over((1, 2, 3, 4))
         return tiny.tiny_strategy("vanilla", vocab).model_copy(
             update={"drafts": tree, "name": kind}
         )
     if kind == "windows":
-        return Strategy(name=AUTO, drafts=adaptive_window(AUTO_LENGTHS))
+        return Strategy(name=AUTO, drafts=Window.over(AUTO_LENGTHS))
     if kind in ROUNDINGS:
         return tiny.tiny_strategy("vanilla", vocab)
     return tiny.tiny_strategy(kind, vocab)

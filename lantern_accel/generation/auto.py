@@ -57,8 +57,7 @@ from lantern_accel.strategy.values import (
     Sampling,
     SelfDrafts,
     Strategy,
-    adaptive_window,
-    self_drafted,
+    Window,
 )
 
 _LOG = logging.getLogger("lantern_accel.generation")
@@ -222,7 +221,7 @@ class Auto:
             made = tuple(
                 DraftLength(length=n, cost=cost, tokens_per_step=brings[n]) for n in lengths
             )
-            window = adaptive_window(lengths, "head" if self.guesses else "above")
+            window = Window.over(lengths, fresh="head" if self.guesses else "above")
             strategy = exact.with_drafts(window, draft_lengths=made)
             shorter = lengths[-1] <= AUTO_LENGTHS[-1]
             if shorter or self.engines.capacity.fits(batch, strategy, sampling):
@@ -252,7 +251,7 @@ class Auto:
         if not pays or asked.acceptance.relaxed or self.model.rounding is not None:
             return None
         tokens = self.model.manifest.target.num_tokens
-        tree = self_drafted([length for length in AUTO_SELF if length <= tokens])
+        tree = SelfDrafts.over([length for length in AUTO_SELF if length <= tokens])
         made = asked.model_copy(update={"drafts": tree})
         return made if self.engines.capacity.holds(made) else None
 

@@ -16,7 +16,7 @@ from lantern_accel.nn.rounding import FULL, ROUNDINGS
 from lantern_accel.nn.transformer import Projection, projections, rounded_copy
 from lantern_accel.strategy.lengths import tokens_of, usual_tokens_per_step
 from lantern_accel.strategy.sources import DraftLength
-from lantern_accel.strategy.values import SelfDrafts, self_drafted
+from lantern_accel.strategy.values import SelfDrafts
 
 #: How often a copy's draft is kept, until it is counted: on the bundled model, activations in 8 bits.
 USUAL_RATES = {"int8": 0.975, "int6": 0.96, "int4": 0.9}
@@ -136,7 +136,7 @@ def likely_copies(
             longest = next((n for n in drafts if n > best), best)
             lengths = [1, *(n + 1 for n in drafts if n <= longest)]
             own = (2 * passes * longest + best) // (2 * best) if window else 0
-            tree = self_drafted(lengths, name, window, own)
+            tree = SelfDrafts.over(lengths, weights=name, window=window, passes=own)
             found.append(Likely(tree, promises[best, passes]))
 
     found.sort(key=lambda one: one.speedup, reverse=True)

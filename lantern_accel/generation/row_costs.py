@@ -26,7 +26,7 @@ from lantern_accel.strategy.trees import cut_tree
 from lantern_accel.strategy.values import (
     AUTO_LENGTHS,
     Strategy,
-    adaptive_window,
+    Window,
     with_tokens_per_step,
 )
 
@@ -168,7 +168,7 @@ def measure(backend: Backend, model: Model) -> RowCosts:
     """
     target = model.family.target_for_shape(model, model.family.usual_shape(model))[0]
     sampling = model.manifest.defaults.sampling
-    windows = adaptive_window([n for n in TOKENS if n < model.manifest.target.num_tokens])
+    windows = Window.over([n for n in TOKENS if n < model.manifest.target.num_tokens])
     easy = {n: shifted(usual_tokens_per_step(n), n, EASY) for n in TOKENS}
     lengths = with_tokens_per_step(windows.draft_lengths, easy)
     strategy = Strategy(drafts=windows).with_drafts(draft_lengths=lengths)

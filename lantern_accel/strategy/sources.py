@@ -9,7 +9,7 @@ A kind that nothing has defined is looked up among the entry points of the group
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -161,6 +161,15 @@ class AdaptiveSource(DraftSource):
     """
 
     draft_lengths: tuple[DraftLength, ...] = ()
+
+    @classmethod
+    def over(cls, lengths: Sequence[int], **fields: Any) -> Self:
+        """Return one with the most drafts of steps of ``lengths``, which the host may cut to the others.
+
+        ``fields``: its others; ``length`` is the number of drafts, or a window's tokens.
+        """
+        made = [{"length": one} for one in sorted(lengths)]
+        return cls(**{"length": max(lengths) - cls.root, "draft_lengths": made, **fields})
 
     @model_validator(mode="after")
     def _lengths_rise(self) -> AdaptiveSource:

@@ -7,7 +7,6 @@ EAGLE arXiv 2401.15077, EAGLE-2 2406.16858, LANTERN 2410.03355, LANTERN++ 2502.0
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -18,7 +17,6 @@ from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, validated
 from lantern_accel.strategy.sampling import Sampling
 from lantern_accel.strategy.sources import (
     AdaptiveSource,
-    DraftLength,
     DraftSource,
     NoTree,
     Path,
@@ -271,35 +269,6 @@ TREE_STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
 STRATEGIES = (*TREE_STRATEGIES, *WINDOW_STRATEGIES, SELF)
 
 
-def adaptive_window(lengths: Sequence[int], fresh: Fresh = "above") -> Window:
-    """Return a window of the longest of ``lengths``, which the host may cut to the others."""
-    draft_lengths = tuple(DraftLength(length=one) for one in sorted(lengths))
-    return Window(length=max(lengths), fresh=fresh, draft_lengths=draft_lengths)
-
-
-def adaptive_chain(lengths: Sequence[int]) -> ChainTree:
-    """Return a chain of the longest of ``lengths``, its drafts and one, which the host may cut."""
-    draft_lengths = tuple(DraftLength(length=one) for one in sorted(lengths))
-    return ChainTree(length=max(lengths) - 1, draft_lengths=draft_lengths)
-
-
-def self_drafted(
-    lengths: Sequence[int], weights: str = "int8", window: int = 0, passes: int = 0
-) -> SelfDrafts:
-    """Return drafts by a copy in ``weights``, as many as ``lengths`` say, less one.
-
-    ``window, passes``: of the copy's own, for the most drafts.
-    """
-    values = {
-        "length": max(lengths) - 1,
-        "weights": weights,
-        "window": window,
-        "passes": passes,
-        "draft_lengths": [{"length": one} for one in sorted(lengths)],
-    }
-    return validated(SelfDrafts, values, "self")
-
-
 def named_strategy(
     name: str,
     *,
@@ -310,7 +279,7 @@ def named_strategy(
 ) -> Strategy:
     """Return the strategy called ``name`` over the given trees; unknown names raise with the nearest."""
     points: dict[str, tuple[Any, Any]] = {
-        AUTO: (adaptive_window(AUTO_LENGTHS), Exact()),
+        AUTO: (Window.over(AUTO_LENGTHS), Exact()),
         "vanilla": (NoTree(), Exact()),
         "eagle": (static, Exact()),
         "eagle2": (dynamic, Exact()),

@@ -13,7 +13,7 @@ from support.engines import engine_of
 from support.functional import FunctionalBackend
 
 from lantern_accel.errors import BackendError
-from lantern_accel.strategy.values import Sampling, Strategy, adaptive_window
+from lantern_accel.strategy.values import Sampling, Strategy, Window
 from lantern_accel.testing import CHECKS, run_check, tiny
 
 
@@ -58,7 +58,7 @@ def test_a_plain_step_of_a_window_names_what_it_changes() -> None:
     backend = FunctionalBackend()
     with backend.inference():
         model = tiny.tiny_model(backend, backend.device, torch.float32)
-        strategy = Strategy(drafts=adaptive_window((1, 8)))
+        strategy = Strategy(drafts=Window.over((1, 8)))
         sampling = Sampling(cfg_scale=2.5, top_k=32)
         engine = engine_of((model.target, None), strategy, sampling, ops=backend)
         vars(engine)["model"] = model

@@ -28,14 +28,13 @@ from lantern_accel.strategy.values import (
     Sampling,
     StaticTree,
     Strategy,
-    adaptive_chain,
 )
 
 #: A sound sampler misses by more than this once in a million tests.
 SOUND = 4.9
 
 
-CHAIN = adaptive_chain((1, 2, 4))
+CHAIN = ChainTree.over((1, 2, 4))
 TREE = StaticTree(
     paths=((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)), draft_lengths=CHAIN.draft_lengths
 )
@@ -67,7 +66,7 @@ def test_greedily_every_rule_gives_the_plain_tokens(lengths: tuple[int, ...]) ->
     sampling = Sampling(temperature=0, cfg_scale=2.0)
     said: list[Tensor] = []
     for rule in (Walk(*lengths), Walk(1)):
-        strategy = Strategy(drafts=adaptive_chain((1, 2, 3, 4)))
+        strategy = Strategy(drafts=ChainTree.over((1, 2, 3, 4)))
         engine = engine_of(tiny_models(0, grid=4), strategy, sampling, 2, rule=rule)
         said.append(finish(engine).tokens)
     assert torch.equal(*said)
@@ -108,7 +107,7 @@ def test_plain_decoding_is_not_left() -> None:
 
 def test_a_rule_hears_counts_and_what_is_left() -> None:
     rule = Walk(4, 2, 3)
-    strategy, sampling = Strategy(drafts=adaptive_chain((1, 2, 3, 4))), Sampling(top_k=20)
+    strategy, sampling = Strategy(drafts=ChainTree.over((1, 2, 3, 4))), Sampling(top_k=20)
     done = finish(engine_of(tiny_models(0, grid=4), strategy, sampling, 3, rule=rule))
     assert all(b.steps == 1 and all(0 <= g <= b.length for g in b.gained) for b in rule.blocks)
     assert 0 < max(rule.blocks[-1].left) <= 4  # the last one completes every image
@@ -117,11 +116,11 @@ def test_a_rule_hears_counts_and_what_is_left() -> None:
 
 def test_it_is_the_engine_of_a_chain_with_paces() -> None:
     models = tiny_models(0)
-    with_paces = engine_of(models, Strategy(drafts=adaptive_chain((1, 3))), SAMPLING)
+    with_paces = engine_of(models, Strategy(drafts=ChainTree.over((1, 3))), SAMPLING)
     without = engine_of(models, Strategy(drafts=ChainTree(length=2)), SAMPLING)
     assert len(with_paces.lengths) > 1 == len(without.lengths)
     with pytest.raises(StrategyError, match="no drafter"):
-        engine_of((models[0], None), Strategy(drafts=adaptive_chain((1, 3))), SAMPLING)
+        engine_of((models[0], None), Strategy(drafts=ChainTree.over((1, 3))), SAMPLING)
 
 
 @pytest.mark.parametrize("lengths", [(1, 2), (2, 1, 4), (4, 4)])

@@ -30,7 +30,7 @@ from lantern_accel.nn import rounding as rounding_module
 from lantern_accel.nn.rounding import Rounded, rounding
 from lantern_accel.nn.transformer import REFERENCE, projections, rounded_copy
 from lantern_accel.strategy.sources import DraftLength
-from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy, self_drafted
+from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy
 from lantern_accel.testing import tiny
 
 #: A sound sampler misses by more than this once in a million tests.
@@ -40,7 +40,7 @@ SOUND = 4.9
 def drafted(
     lengths: tuple[int, ...] = (1, 2, 4), weights: str = "int4", window: int = 0
 ) -> Strategy:
-    return Strategy(drafts=self_drafted(lengths, weights, window))
+    return Strategy(drafts=SelfDrafts.over(lengths, weights=weights, window=window))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_every_family_draws_plain_tokens_for_a_batch_of_prompts(family: str) -> 
         for temperature in (0.0, 1.0):
             want = drawn(None, 4, temperature)
             for window in (0, 3):
-                tree = self_drafted((1, 2, 5), "int4", window)
+                tree = SelfDrafts.over((1, 2, 5), weights="int4", window=window)
                 assert torch.equal(drawn(tree, 4, temperature), want)
 
 
@@ -225,7 +225,7 @@ def test_tokens_are_counted_and_lengths_timed() -> None:
 def test_shorter_drafts_take_their_share_of_passes() -> None:
     drafts = SelfDrafts(length=8, window=4, passes=4)
     assert [drafts.of_length(n + 1).copy_passes for n in (1, 2, 4, 8)] == [1, 1, 2, 4]
-    assert [self_drafted((1, 9)).of_length(n + 1).copy_passes for n in (1, 8)] == [1, 8]
+    assert [SelfDrafts.over((1, 9)).of_length(n + 1).copy_passes for n in (1, 8)] == [1, 8]
 
 
 @pytest.mark.parametrize(

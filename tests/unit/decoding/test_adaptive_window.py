@@ -25,13 +25,13 @@ from support.moving import (
 from support.tiny import tiny_models
 from torch import Tensor
 
-from lantern_accel.strategy.values import Sampling, Strategy, adaptive_window
+from lantern_accel.strategy.values import Sampling, Strategy, Window
 
 #: A sound sampler misses by more than this once in a million tests.
 SOUND = 4.9
 
 
-WINDOW = Strategy(drafts=adaptive_window((1, 2, 4)))
+WINDOW = Strategy(drafts=Window.over((1, 2, 4)))
 
 
 def looks_at_drafts(gains: Tensor, state: Any) -> Tensor:
@@ -62,7 +62,7 @@ def test_greedily_every_rule_gives_the_plain_tokens(lengths: tuple[int, ...]) ->
     with torch.inference_mode():
         said = []
         for rule in (Walk(*lengths), Walk(1)):
-            strategy = Strategy(drafts=adaptive_window((1, 2, 3, 4)))
+            strategy = Strategy(drafts=Window.over((1, 2, 3, 4)))
             engine = engine_of(tiny_models(0, grid=4), strategy, sampling, 2, rule=rule)
             begin(engine)
             said.append(engine.run().tokens)
@@ -85,9 +85,9 @@ def test_a_rule_hears_counts_and_what_is_left() -> None:
 
 def test_one_length_decodes_as_the_window_alone() -> None:
     small, sampling = tiny_models(1), Sampling(top_k=20, cfg_scale=2.0)
-    strategy = Strategy(drafts=adaptive_window((1, 6)))
+    strategy = Strategy(drafts=Window.over((1, 6)))
     adaptive = engine_of(small, strategy, sampling, 2, rule=Walk(6))
-    window = adaptive_window((1, 6)).model_copy(update={"draft_lengths": ()})
+    window = Window.over((1, 6)).model_copy(update={"draft_lengths": ()})
     alone = engine_of(small, Strategy(drafts=window), sampling, 2)
     assert torch.equal(finish(adaptive).tokens, finish(alone).tokens)
 

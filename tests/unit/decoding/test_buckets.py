@@ -28,11 +28,11 @@ from lantern_accel.device.kv_cache import KVLayout
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.preferences import Preferences
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import Sampling, Strategy, Window, adaptive_window
+from lantern_accel.strategy.values import Sampling, Strategy, Window
 from lantern_accel.testing.shapes import WithoutData
 
 WINDOW = Strategy(drafts=Window(length=5, passes=1), name="window")
-ADAPTIVE_WINDOW = Strategy(drafts=adaptive_window((1, 2, 4)), name="adaptive window")
+ADAPTIVE_WINDOW = Strategy(drafts=Window.over((1, 2, 4)), name="adaptive window")
 CASES: dict[str, Strategy] = {
     **{name: NAMED[name] for name in ("vanilla", "eagle2", "lantern++")},
     "window": WINDOW,

@@ -24,7 +24,6 @@ from lantern_accel.strategy.values import (
     StaticTree,
     Strategy,
     Window,
-    adaptive_window,
     named_strategy,
 )
 
@@ -107,7 +106,7 @@ def test_nothing_is_relaxed_in_a_window(rule: Lantern | LanternPP) -> None:
 
 
 def test_under_the_papers_coupling_a_window_is_sjds() -> None:
-    for window in (Window(), Window(length=4, fresh="head"), adaptive_window((1, 4), "uniform")):
+    for window in (Window(), Window(length=4, fresh="head"), Window.over((1, 4), fresh="uniform")):
         with pytest.raises(ValueError, match="choose the strategy 'sjd'"):
             Strategy(drafts=window, coupling="maximal")
     assert named("sjd").override(coupling="maximal").drafts == Window(length=6, fresh="uniform")

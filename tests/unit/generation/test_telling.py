@@ -13,7 +13,7 @@ from lantern_accel.cli.console import telling
 from lantern_accel.device import waiting
 from lantern_accel.generation import auto
 from lantern_accel.generation.decision import describe_auto
-from lantern_accel.strategy.values import NoTree, Strategy, adaptive_window
+from lantern_accel.strategy.values import NoTree, Strategy, Window
 
 
 def test_what_takes_long_says_so_again_and_how_long_it_took(monkeypatch, capsys):
@@ -28,7 +28,7 @@ def test_what_takes_long_says_so_again_and_how_long_it_took(monkeypatch, capsys)
 
 
 def test_auto_says_what_was_counted_and_predicts_nothing():
-    windows = Strategy(drafts=adaptive_window((1, 2, 4)))
+    windows = Strategy(drafts=Window.over((1, 2, 4)))
     assert describe_auto(windows, 1, "; 90 forward passes, not 255").endswith("passes, not 255")
     assert "no drafts were faster" in describe_auto(Strategy(name="auto", drafts=NoTree()))
 

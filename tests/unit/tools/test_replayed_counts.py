@@ -17,12 +17,11 @@ import lantern_accel
 from lantern_accel.errors import RequestError
 from lantern_accel.generation import auto as automatic
 from lantern_accel.strategy.values import (
+    ChainTree,
     NoTree,
     SelfDrafts,
     Strategy,
-    adaptive_chain,
-    adaptive_window,
-    self_drafted,
+    Window,
 )
 
 TOOLS = Path(__file__).parents[3] / "tools"
@@ -47,14 +46,14 @@ def test_steps_are_found_by_their_place(tool: Any) -> None:
     with pytest.raises(RequestError, match="no steps of 2 tokens from a window"):
         counts.gain("window", 2, (0, 1), 0, 0.5)
     with pytest.raises(RequestError, match="the drafter's chains"):
-        tool.source_of(adaptive_chain((1, 2)))
+        tool.source_of(ChainTree.over((1, 2)))
 
 
 def test_another_models_steps_bring_what_was_recorded(
     tool: Any, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
-    copy = self_drafted((1, 3, 4), "int6", 2, 2)
+    copy = SelfDrafts.over((1, 3, 4), weights="int6", window=2, passes=2)
     named = "copy in int6, 3 drafts, 2 passes of windows of 2"
     with (
         lantern_accel.load(tiny_model, device="cpu", dtype="float32") as small,
@@ -63,7 +62,7 @@ def test_another_models_steps_bring_what_was_recorded(
         recorder = tool.Recorder(small, ["red heart", "dog face"], 2, [0, 1])
         counts = recorder.counts
         assert not counts.steps, "nothing is recorded before an engine is made"
-        recorder.record(adaptive_window((1, 2, 4)))
+        recorder.record(Window.over((1, 2, 4)))
         recorder.record(copy)
         assert set(counts.steps) == {
             (source, length, number, seed)

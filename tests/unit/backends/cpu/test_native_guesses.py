@@ -15,7 +15,7 @@ from lantern_accel.decoding.sources.head import HeadWindow
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.nn.draft_head import DraftHead, DraftHeadConfig
 from lantern_accel.strategy.sources import DraftLength
-from lantern_accel.strategy.values import Sampling, Strategy, Window, self_drafted
+from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy, Window
 from lantern_accel_cpu.native.backend import NativeCpu
 
 pytestmark = native.needs_native
@@ -57,7 +57,9 @@ def test_a_copys_own_windows_are_guessed_by_the_head(
 ) -> None:
     """Whichever way it is done, the tokens are plain decoding's, and the copy steps in one call."""
     monkeypatch.setattr(steps, "tiny_models", headed)
-    strategy = Strategy(name="self", drafts=self_drafted((1, 4, 6), "int8", 4, 3))
+    strategy = Strategy(
+        name="self", drafts=SelfDrafts.over((1, 4, 6), weights="int8", window=4, passes=3)
+    )
     with steps.both() as (whole, pieces), torch.inference_mode():
         got, want = (steps.made(ops, strategy, given, batch) for ops in (whole, pieces))
         plain = steps.made(whole, Strategy(), given, batch)

@@ -25,10 +25,9 @@ from lantern_accel.strategy.values import (
     Coupling,
     DynamicTree,
     Sampling,
+    SelfDrafts,
     Strategy,
     Window,
-    adaptive_chain,
-    self_drafted,
 )
 from lantern_accel_cpu.native.backend import NativeCpu
 
@@ -168,7 +167,7 @@ def test_greedy_steps(batch: int, dtype: torch.dtype) -> None:
     for strategy in (
         NAMED["vanilla"],
         windows,
-        Strategy(name="self", drafts=self_drafted((1, 4, 6), "int8")),
+        Strategy(name="self", drafts=SelfDrafts.over((1, 4, 6), weights="int8")),
         *(Strategy(name="scd", drafts=one) for one in (*fresh, Window(length=7, passes=3))),
         *trees,
         *(Strategy(name="eagle2", drafts=tree) for tree in beams),
@@ -193,14 +192,16 @@ def test_relaxed_trees_without_temperature(
 @pytest.mark.parametrize("weights", sorted(ROUNDINGS))
 @pytest.mark.parametrize(("given", "batch", "dtype"), QUICK)
 def test_drafts_of_a_copy(given: Sampling, batch: int, weights: str, dtype: torch.dtype) -> None:
-    drafts = self_drafted((1, 4, 6), weights)
+    drafts = SelfDrafts.over((1, 4, 6), weights=weights)
     compare(Strategy(name="self", drafts=drafts), given, batch, dtype=dtype, dim=64)
 
 
 @pytest.mark.parametrize("weights", sorted(ROUNDINGS))
 def test_drafts_of_a_copys_windows_end_in_the_same_images(weights: str) -> None:
     # A native step draws no drafts behind its next window, so that those of a jump may differ.
-    strategy = Strategy(name="self", drafts=self_drafted((1, 4, 6), weights, 4, 3))
+    strategy = Strategy(
+        name="self", drafts=SelfDrafts.over((1, 4, 6), weights=weights, window=4, passes=3)
+    )
     with both() as (whole, pieces), torch.inference_mode():
         got, want, plain = (
             made(ops, one, SAMPLED, 3, dim=64)
@@ -215,7 +216,9 @@ def test_drafts_of_a_copys_windows_end_in_the_same_images(weights: str) -> None:
 def test_every_pass_of_a_copy_is_one_call() -> None:
     with both() as (whole, pieces), torch.inference_mode():
         for window in (0, 4):
-            strategy = Strategy(name="self", drafts=self_drafted((1, 6), "int6", window))
+            strategy = Strategy(
+                name="self", drafts=SelfDrafts.over((1, 6), weights="int6", window=window)
+            )
             for ops, native_ in ((whole, True), (pieces, False)):
                 engine = made(ops, strategy, SAMPLED, 1, dim=64)
                 copy = engine.source.copy
@@ -275,7 +278,7 @@ def test_beams_under_every_residual(residual: str) -> None:
 @pytest.mark.parametrize("taps", [(), (1,)])
 @pytest.mark.parametrize("lengths", [(2, 3, 4), (1, 2, 4)])
 def test_chains_that_change_their_length(lengths: tuple[int, ...], taps: tuple[int, ...]) -> None:
-    strategy = Strategy(name="chains", drafts=adaptive_chain(lengths))
+    strategy = Strategy(name="chains", drafts=ChainTree.over(lengths))
     for batch in (1, 3):
         compare(strategy, SAMPLED, batch, taps=taps)
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lantern_accel.device.backend import Backend, DeviceFacts
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import projections, rounded_copy
-from lantern_accel.strategy.values import STRATEGIES, Sampling, Strategy, adaptive_window
+from lantern_accel.strategy.values import STRATEGIES, Sampling, Strategy, Window
 from lantern_accel.testing import tiny
 from lantern_accel_profiles.measure import work
 from lantern_accel_profiles.measure.record import STEP_PHASES as PHASES
@@ -93,7 +93,7 @@ def test_a_cell_of_a_draft_head_holds_its_launches(backend):
 
 
 def test_work_is_that_of_the_lengths_that_ran(backend):
-    window = Strategy(drafts=adaptive_window((1, 8)))
+    window = Strategy(drafts=Window.over((1, 8)))
     engine = engine_of(tiny_models(2, grid=6), window, Sampling(temperature=1.0), ops=backend)
     longest = work.step_needs(engine)["verify"]
     assert engine.lengths == [1, 8]

@@ -209,7 +209,7 @@ def bundle(
     licence: str = typer.Option("", help="Its licence, for listings."),
 ) -> None:
     """Put the trained parts together as a model folder."""
-    from lantern_accel.families.manifest import ModelDefaults
+    from lantern_accel.strategy.choose import ModelDefaults
     from lantern_accel.strategy.trees import parse_tree
     from lantern_accel.training.folder import bundle as put_together
     from lantern_accel.training.folder import read_config

@@ -13,37 +13,10 @@ from lantern_accel.errors import RequestError
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.nn.draft_head import DraftHeadConfig
 from lantern_accel.records import Frozen
-from lantern_accel.strategy.rules import Lantern, LanternPP
-from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
-from lantern_accel.strategy.values import DynamicTree, NeighbourSpace, Sampling, StaticTree
+from lantern_accel.strategy.choose import ModelDefaults
+from lantern_accel.strategy.values import NeighbourSpace
 
 FORMAT: Literal[1] = 1
-
-
-class ModelDefaults(Frozen):
-    """What a request gets that does not say otherwise."""
-
-    sampling: Sampling = Sampling()
-    static_tree: StaticTree = NAIVE_EXTEND_57
-    dynamic_tree: DynamicTree = EAGLE2_TREE
-    lantern: Lantern = Lantern()
-    lantern_pp: LanternPP = LanternPP()
-    style: str | None = Field(
-        None,
-        description="what a prompt without a style word asks for, where training settled on one",
-    )
-
-    def within(self, vocab: int) -> ModelDefaults:
-        """Return these defaults with every k reduced below a codebook of ``vocab`` codes."""
-        sampling = self.sampling
-        if sampling.top_k > vocab:
-            sampling = sampling.model_copy(update={"top_k": 0})
-        most = max(vocab - 2, 1)
-        rules = {
-            name: one.model_copy(update={"k": min(one.k, most)})
-            for name, one in (("lantern", self.lantern), ("lantern_pp", self.lantern_pp))
-        }
-        return self.model_copy(update={"sampling": sampling, **rules})
 
 
 #: A family's own manifest; any where none is named.

@@ -6,10 +6,13 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
+
+from pydantic import Field
 
 from lantern_accel.errors import StrategyError, did_you_mean, shown
 from lantern_accel.files import read_text_file
+from lantern_accel.records import Frozen
 from lantern_accel.strategy.presets import PRESETS
 from lantern_accel.strategy.rules import (
     OPTION_NAMES,
@@ -19,10 +22,12 @@ from lantern_accel.strategy.rules import (
     parse_rule,
 )
 from lantern_accel.strategy.sources import DraftSource, named_sources
+from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree
 from lantern_accel.strategy.values import (
     AUTO,
     DynamicTree,
     NoTree,
+    Sampling,
     StaticTree,
     Strategy,
     named_strategy,
@@ -84,20 +89,33 @@ def _number(text: str) -> int | float | str:
     return text
 
 
-class Defaults(Protocol):
-    """The drafts and rules of strategies by name."""
+class ModelDefaults(Frozen):
+    """What a request gets that does not say otherwise."""
 
-    @property
-    def static_tree(self) -> StaticTree: ...
-    @property
-    def dynamic_tree(self) -> DynamicTree: ...
-    @property
-    def lantern(self) -> Lantern: ...
-    @property
-    def lantern_pp(self) -> LanternPP: ...
+    sampling: Sampling = Sampling()
+    static_tree: StaticTree = NAIVE_EXTEND_57
+    dynamic_tree: DynamicTree = EAGLE2_TREE
+    lantern: Lantern = Lantern()
+    lantern_pp: LanternPP = LanternPP()
+    style: str | None = Field(
+        None,
+        description="what a prompt without a style word asks for, where training settled on one",
+    )
+
+    def within(self, vocab: int) -> ModelDefaults:
+        """Return these defaults with every k reduced below a codebook of ``vocab`` codes."""
+        sampling = self.sampling
+        if sampling.top_k > vocab:
+            sampling = sampling.model_copy(update={"top_k": 0})
+        most = max(vocab - 2, 1)
+        rules = {
+            name: one.model_copy(update={"k": min(one.k, most)})
+            for name, one in (("lantern", self.lantern), ("lantern_pp", self.lantern_pp))
+        }
+        return self.model_copy(update={"sampling": sampling, **rules})
 
 
-def choose_strategy(defaults: Defaults, strategy: str | Strategy, **changes: Any) -> Strategy:
+def choose_strategy(defaults: ModelDefaults, strategy: str | Strategy, **changes: Any) -> Strategy:
     """Return a strategy by name over a model's ``defaults``, or a given one, with changes.
 
     ``changes``: those of :data:`CHANGES`; a tree and ``accept`` may be text; None leaves what is there.
@@ -105,8 +123,6 @@ def choose_strategy(defaults: Defaults, strategy: str | Strategy, **changes: Any
     does not allow.
     """
     if isinstance(changes.get("tree"), str):
-        from lantern_accel.strategy.trees import parse_tree
-
         changes["tree"] = _read("tree", parse_tree, changes["tree"])
     own = getattr(changes.get("tree"), "kind", None)
     if strategy == AUTO and own in named_sources():  # one that is a strategy by itself
@@ -156,7 +172,7 @@ def _read(field: str, parse: Callable[[str], Read], text: str) -> Read:
         raise
 
 
-def _automatic(defaults: Defaults, relaxed: bool | None, changes: dict[str, Any]) -> Strategy:
+def _automatic(defaults: ModelDefaults, relaxed: bool | None, changes: dict[str, Any]) -> Strategy:
     """Return the strategy that is chosen later; raises StrategyError for what belongs to one strategy."""
     for name, ask in ONE.items():
         if changes.get(name) is not None:

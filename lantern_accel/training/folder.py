@@ -25,11 +25,11 @@ from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
 from lantern_accel.families.llamagen.words import normalise
-from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.files import read_json_file, read_toml_file, write_json, write_whole
 from lantern_accel.models.bundle import HEAD, folder_parts, with_head
 from lantern_accel.nn.vq import VQConfig, VQModel
 from lantern_accel.records import Frozen, first_wrong
+from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.training.loop import read_made
 
 Config = TypeVar("Config", bound=Frozen)

@@ -18,8 +18,8 @@ def write_tiny_model(
     from lantern_accel.families.llamagen.manifest import LlamaGenManifest
     from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
     from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
-    from lantern_accel.families.manifest import ModelDefaults
     from lantern_accel.nn.vq import VQConfig, VQModel
+    from lantern_accel.strategy.choose import ModelDefaults
     from lantern_accel.strategy.values import DynamicTree, Sampling, StaticTree
     from lantern_accel.training.folder import train_text_tokenizer
 

@@ -10,8 +10,9 @@ from lantern_accel.errors import RequestError
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.text import SpecialIds, lumina_unconditional
-from lantern_accel.families.manifest import ModelDefaults, TokenManifest, check_codes
+from lantern_accel.families.manifest import TokenManifest, check_codes
 from lantern_accel.nn.vq import VQConfig
+from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.strategy.trees import MC_SIM_7B_63, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling
 

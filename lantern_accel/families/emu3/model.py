@@ -21,12 +21,12 @@ from typing_extensions import Self
 from lantern_accel.errors import RequestError
 from lantern_accel.families.chameleon.model import ChameleonConfig, CodeNetwork
 from lantern_accel.families.emu3.text import SpecialIds, Variant
-from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.prompted_drafter import PromptedDrafter, PromptedManifest
 from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.movq import MoVQConfig
 from lantern_accel.nn.vq import VQConfig
+from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.strategy.values import Sampling
 
 

@@ -25,7 +25,6 @@ from lantern_accel.families.glm_image.grids import (
     positions,
     tokens_above,
 )
-from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.prompted_drafter import PromptedManifest
 from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
@@ -33,6 +32,7 @@ from lantern_accel.nn.rotary import rotary_table
 from lantern_accel.nn.sizes import LlamaSizes, Sizes
 from lantern_accel.nn.transformer import REFERENCE, Projection
 from lantern_accel.records import Frozen
+from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.strategy.values import Sampling
 
 

@@ -26,10 +26,10 @@ from lantern_accel.families.glm_image.model import (
     GlmImageManifest,
     Marks,
 )
-from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.prompted_family import add_drafter
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import entries_with_sizes
+from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.strategy.values import Sampling
 
 TARGET_RULES: tuple[keys.Rule, ...] = (

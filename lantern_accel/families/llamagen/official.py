@@ -22,10 +22,10 @@ from lantern_accel.families.image_tokenizer import vq_sizes
 from lantern_accel.families.llamagen.drafter import DrafterConfig, misfit
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import SHAPES, LlamaGenConfig, llamagen_config
-from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import ask_for_name, entries_with_sizes, parts_of, published
 from lantern_accel.nn.vq import VQConfig
+from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.strategy.values import Sampling
 
 #: A drafter has one table, of codes.

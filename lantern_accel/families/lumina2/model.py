@@ -13,8 +13,8 @@ from lantern_accel.errors import RequestError
 from lantern_accel.families.chameleon.manifest import ChameleonManifest
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
 from lantern_accel.families.lumina2.text import UNIT, Lumina2Ids
-from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.nn.movq import MoVQConfig
+from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.strategy.trees import MC_SIM_7B_63
 from lantern_accel.strategy.values import Sampling
 

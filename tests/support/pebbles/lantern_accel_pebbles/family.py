@@ -9,7 +9,8 @@ from lantern_accel.checkpoints.layouts import read_json
 from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Conditions, Family, Found, Rows
-from lantern_accel.families.manifest import Manifest, ModelDefaults
+from lantern_accel.families.manifest import Manifest
+from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.strategy.values import Sampling
 from lantern_accel_pebbles.model import SIDE, Colours, Drafter, Painter, Sizes, Target
 

@@ -9,18 +9,20 @@ and writes to no buffer that nobody named.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 
 from lantern_accel.device.backend import Backend, dtype_policy
 from lantern_accel.device.changes import Arguments, buffers_of
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing
-from lantern_accel.testing.shapes import RefusedOperator, WithoutData
 from lantern_accel.testing.tiny import CHECKED
 from lantern_accel.testing.trace import (
     Recorder,
@@ -38,23 +40,23 @@ STEPS = 2
 LONG = 200
 
 
-def _refused(error: BaseException) -> RefusedOperator | None:
-    """Return the refusal of an operator without data that an error comes of; None: another error."""
-    chain: BaseException | None = error
-    while chain is not None:
-        if isinstance(chain, RefusedOperator):
-            return chain
-        chain = chain.__cause__
-    return None
+@functools.cache
+def without_data() -> FakeTensorMode:
+    """Return the mode of torch's fake tensors; one for all, since those of two modes do not mix."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def _model_without_data(backend: Backend, dtype: torch.dtype, family: str) -> tiny.TinyModel:
-    """Return a tiny model on tensors without data; made once per backend."""
+def _model_without_data(
+    backend: Backend, dtype: torch.dtype, family: str
+) -> tuple[tiny.TinyModel, AbstractContextManager[object]]:
+    """Return a tiny model on tensors without data, and the mode to go on with; made once per backend."""
     kept: dict[Any, tiny.TinyModel] = vars(backend).setdefault("_static_models", {})
+    # Tensors of a device without data are as good as fake ones, and cannot be made into them.
+    mode = nullcontext() if backend.device.type == "meta" else without_data()
     if (family, dtype) not in kept:
-        with WithoutData():
+        with mode:
             kept[family, dtype] = tiny.tiny_model(backend, backend.device, dtype, family)
-    return kept[family, dtype]
+    return kept[family, dtype], mode
 
 
 def trace_shapes(
@@ -66,9 +68,9 @@ def trace_shapes(
     family: str = "",
 ) -> Recorder:
     """Run prefill and one step on this backend's device without data; return what was seen."""
-    model = _model_without_data(backend, dtype, family)
+    model, mode = _model_without_data(backend, dtype, family)
     recorder = Recorder(backend.device, backend.conformance().rules)
-    with WithoutData():
+    with mode:
         engine = tiny.tiny_engine(
             backend,
             strategy,
@@ -85,15 +87,12 @@ def trace_shapes(
                 engine.prefill()
                 recorder.launched = 0
                 engine.step()
-        except Exception as error:
-            refused = _refused(error)
-            if refused is None:
-                if recorder.violations:  # of which this error is a consequence
-                    return recorder
+        except UnsupportedOperatorException as error:
+            at = source_line(error) or "unknown"
+            recorder.violations.append(Violation("operators", str(error.func), at))
+        except Exception:
+            if not recorder.violations:  # of which this error is a consequence
                 raise
-            recorder.violations.append(
-                Violation(refused.rule, refused.operator, source_line(error) or "unknown")
-            )
     return recorder
 
 

@@ -17,7 +17,6 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.device.launches import computes
-from lantern_accel.testing.shapes import implicit
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import OperatorRule
@@ -27,12 +26,6 @@ def _aten(names: str) -> frozenset[str]:
     return frozenset(f"aten::{name}" for name in names.split())
 
 
-#: Operators whose result the host must wait for.
-HOST_READS = _aten("_local_scalar_dense item is_nonzero equal")
-#: Operators whose output shape depends on data.
-DYNAMIC = _aten(
-    "nonzero masked_select _unique2 unique_dim unique_consecutive bincount repeat_interleave.Tensor"
-)
 #: Operators that draw from a device's own generator.
 RANDOM = _aten("multinomial bernoulli rand randn randint uniform_ normal_ exponential_")
 #: Operators that decide by comparing; a Python float in them is a double.
@@ -115,11 +108,13 @@ class _Operator:
         self.full = self.name
         if func._overloadname != "default":
             self.full += f".{func._overloadname}"
-        self.names = {self.name, self.full}
-        self.implicit = implicit(func)
-        self.reads = self.name in HOST_READS
-        self.dynamic = bool(self.names & DYNAMIC)
+        # Torch makes it of others on every device.
+        made = torch._C._dispatch_has_kernel_for_dispatch_key
+        self.implicit = func.namespace == "aten" and made(self.full, "CompositeImplicitAutograd")
+        self.reads = torch.Tag.data_dependent_output in func.tags
+        # With an index the shape depends on data only where that is a mask.
         self.indexes = self.name in ("aten::index", "aten::index_put_", "aten::index_put")
+        self.dynamic = torch.Tag.dynamic_output_shape in func.tags and not self.indexes
         self.draws = self.name in RANDOM
         self.compares = self.name in COMPARES
         self.computes = computes(func)

@@ -29,7 +29,7 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.preferences import Preferences
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.values import Sampling, Strategy, Window
-from lantern_accel.testing.shapes import WithoutData
+from lantern_accel.testing.static import without_data
 
 WINDOW = Strategy(drafts=Window(length=5, passes=1), name="window")
 ADAPTIVE_WINDOW = Strategy(drafts=Window.over((1, 2, 4)), name="adaptive window")
@@ -347,6 +347,6 @@ def test_a_step_reads_as_many_slots_as_its_bucket_has(models: Models, name: str)
     begin(engine)
     for slots, step in engine.steps.items():
         engine.verifying.ops = widths = Widths()
-        with torch.inference_mode(), WithoutData():
+        with torch.inference_mode(), without_data():
             step()
         assert widths.seen == {slots}

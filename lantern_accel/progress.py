@@ -8,41 +8,27 @@ from typing import IO
 
 
 class Progress:
-    """Where trainers and evaluations report their progress; this one shows nothing."""
+    """Where trainers and evaluations report their progress: plain lines, for log files and pipes.
+
+    ``every``: seconds between two lines of a stage; None: nothing is printed.
+    """
+
+    def __init__(self, every: float | None = None, stream: IO[str] | None = None) -> None:
+        self._every, self._stream = every, stream or sys.stderr
 
     def start(self, label: str, total: int | None = None) -> None:
         """Begin a stage of ``total`` steps (unknown if None)."""
-
-    def advance(self, steps: int = 1, **metrics: float) -> None:
-        """Report ``steps`` more, with the latest metrics, such as ``loss=0.12``."""
-
-    def log(self, message: str) -> None:
-        """Print one line."""
-
-    def finish(self) -> None:
-        """End the stage."""
-
-
-class LineProgress(Progress):
-    """Plain lines, one every ``every`` seconds: for log files and pipes."""
-
-    def __init__(self, every: float = 15.0, stream: IO[str] | None = None) -> None:
-        self._every = every
-        self._stream = stream or sys.stderr
-
-    def start(self, label: str, total: int | None = None) -> None:
-        """Begin a stage and announce it."""
         self._label, self._total, self._done, self._said_done = label, total, 0, 0
         self._began = self._said = time.monotonic()
         self._metrics: dict[str, float] = {}
         self.log(f"{label}: {total} steps" if total is not None else label)
 
     def advance(self, steps: int = 1, **metrics: float) -> None:
-        """Count ``steps``; print a line where the last is long enough ago."""
+        """Report ``steps`` more, with the latest metrics, such as ``loss=0.12``."""
         self._done += steps
         self._metrics.update(metrics)
         now = time.monotonic()
-        if now - self._said >= self._every:
+        if self._every is not None and now - self._said >= self._every:
             rate = (self._done - self._said_done) / (now - self._said)
             of = left = ""
             if self._total is not None:
@@ -53,13 +39,14 @@ class LineProgress(Progress):
 
     def log(self, message: str) -> None:
         """Print one line."""
-        print(message, file=self._stream, flush=True)
+        if self._every is not None:
+            print(message, file=self._stream, flush=True)
 
     def _words(self) -> str:
         return " ".join(f"{name} {value:.4g}" for name, value in self._metrics.items())
 
     def finish(self) -> None:
-        """Print the stage's total."""
+        """End the stage and print its total."""
         took = time.monotonic() - self._began
         count = f"{self._done} in " if self._done else ""
         self.log(f"{self._label}: {count}{took:.1f} s {self._words()}".rstrip())
@@ -67,4 +54,4 @@ class LineProgress(Progress):
 
 def console_progress() -> Progress:
     """Return progress in lines on standard error, more often where somebody is looking at them."""
-    return LineProgress(every=2.0 if sys.stderr.isatty() else 15.0)
+    return Progress(every=2.0 if sys.stderr.isatty() else 15.0)

@@ -11,11 +11,7 @@ import torch
 
 from lantern_accel.errors import DataError
 from lantern_accel.files import write_json, write_whole
-from lantern_accel.progress import (
-    LineProgress,
-    Progress,
-    console_progress,
-)
+from lantern_accel.progress import Progress, console_progress
 from lantern_accel.training.loop import (
     TrainConfig,
     fraction_done,
@@ -115,7 +111,7 @@ def test_unknown_settings_are_refused() -> None:
 
 def test_lines_tell_step_loss_and_time_left() -> None:
     stream = io.StringIO()
-    progress = LineProgress(every=0.0, stream=stream)
+    progress = Progress(every=0.0, stream=stream)
     progress.start("training", 4)
     for _ in range(4):
         progress.advance(1, loss=0.5)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import DataError
 from lantern_accel.nn.vq import VQConfig, VQModel
-from lantern_accel.progress import LineProgress, Progress
+from lantern_accel.progress import Progress
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.folder import load_tokenizer
 from lantern_accel_profiles.quality import features
@@ -98,7 +98,7 @@ def test_training_learns(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_killed_run_ends_as_an_unbroken_one(tmp_path: Path) -> None:
-    class Killed(LineProgress):
+    class Killed(Progress):
         def advance(self, steps: int = 1, **metrics: float) -> None:
             super().advance(steps, **metrics)
             if self._done == 3:

@@ -129,6 +129,22 @@ class TokenFamily(Family[TokenManifestT]):
             raise RequestError(f"the model {manifest.name!r} lacks {lacks}")
         return self.pad_prompts(model, model.text.ids(texts, *grid), device, grid)
 
+    def conditions_of(
+        self,
+        model: Model[TokenManifestT],
+        prompts: Sequence[Sequence[int]],
+        device: torch.device,
+        grid: tuple[int, int] | None = None,
+    ) -> Conditions:
+        """Return the conditions of prompts that are token ids already; ``grid``: rows and columns.
+
+        Raises :class:`RequestError` for a grid that the model cannot generate, and for a prompt that is
+        longer than it was trained on.
+        """
+        side = model.manifest.token_pixels
+        size = None if grid is None else (grid[1] * side, grid[0] * side)
+        return self.pad_prompts(model, prompts, device, model.manifest.grid(size))
+
     def pad_prompts(
         self,
         model: Model[TokenManifestT],
@@ -182,22 +198,6 @@ class PromptedFamily(TokenFamily[PromptedManifestT]):
     drafter_type: ClassVar[type[Drafter]] = PromptedDrafter
     drafter_sizes = staticmethod(fitting_config)
     read_drafter = staticmethod(read_drafter)
-
-    def conditions_of(
-        self,
-        model: Model[PromptedManifestT],
-        prompts: Sequence[Sequence[int]],
-        device: torch.device,
-        grid: tuple[int, int] | None = None,
-    ) -> Conditions:
-        """Return the conditions of prompts that are token ids already; ``grid``: rows and columns.
-
-        Raises :class:`RequestError` for a grid that the model cannot generate, and for a prompt that is
-        longer than it was trained on.
-        """
-        side = model.manifest.token_pixels
-        size = None if grid is None else (grid[1] * side, grid[0] * side)
-        return self.pad_prompts(model, prompts, device, model.manifest.grid(size))
 
     def pair(self, model: Model[PromptedManifestT]) -> None:
         if model.drafter is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import LanternWarning
-from lantern_accel.families.base import Family, Model
+from lantern_accel.families.base import Conditions, Family, Model
 from lantern_accel.families.registry import family
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.adapter import Adapter
@@ -220,6 +220,16 @@ class Accelerated(Adapter):
         if self.pipeline is not None:
             self.pipeline.close()
         self.pipeline = self._watch = None
+
+    def conditions(
+        self, prompts: Sequence[Sequence[int]], grid: tuple[int, int] | None = None
+    ) -> Conditions:
+        """Return what :meth:`ready`'s pipeline makes of token ids; ``grid``: rows and columns."""
+        assert self.pipeline is not None
+        model: Any = self.pipeline.model
+        device = self.pipeline.backend.device
+        made: Conditions = model.family.conditions_of(model, prompts, device, grid)
+        return made
 
     def sampling(self, found: Sampling) -> Sampling:
         """Return the library's settings with the overrides; a top-k that nobody named is said once."""

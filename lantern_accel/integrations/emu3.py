@@ -61,7 +61,7 @@ def draw_image(
     contexts = prompts_of(ids, mask)
     if sampling.branches == 2:
         contexts += negative_prompts(others, ids)
-    made = model.family.conditions_of(model, contexts, pipeline.backend.device, grid)
+    made = ours.conditions(contexts, grid)
     rows = Rows(made.condition, made.mask)
     tokens = ours.draw(pipeline, rows, made.shape, sampling, seeds).tokens
     out: Tensor = manifest.ids_of(tokens)

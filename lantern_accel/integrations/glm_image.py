@@ -77,7 +77,7 @@ def draw_ids(
     model = pipeline.model
     kind: Any = model.family
     large = (int(grids[0][1]), int(grids[0][2]))
-    made = kind.conditions_of(model, prompts_of(ids, mask), pipeline.backend.device, large)
+    made = ours.conditions(prompts_of(ids, mask), large)
     both = model.manifest.target.model_copy(update={"height": large[0], "width": large[1]}).grids
     others = {(int(one[1]), int(one[2])) for one in grids}
     if others - set(both):

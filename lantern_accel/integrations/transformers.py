@@ -23,7 +23,6 @@ from lantern_accel.families.emu3 import official as emu3
 from lantern_accel.families.glm_image import official as glm_image
 from lantern_accel.families.janus import official as janus
 from lantern_accel.families.releases import require
-from lantern_accel.families.tokenizer import bucket, left_pad
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.adapter import fresh_seeds
 from lantern_accel.integrations.decoding import Accelerated, Describe
@@ -165,24 +164,12 @@ def _generate_image(
     start = (getattr(config, "generation_kwargs", None) or {}).get("boi_token_id", ids[:, -1:])
     keep = (ids == config.bos_token_id) | (ids == start)
     other = torch.where(keep, ids, config.pad_token_id)
-    condition = torch.cat((ids, other)) if sampling.branches == 2 else ids
-    rows, length = _pad_rows(pipeline, condition, mask.bool())
-    return ours.draw(pipeline, rows, length, sampling, fresh_seeds(len(ids))).tokens.to(ids)
-
-
-def _pad_rows(pipeline: Any, condition: Tensor, mask: Tensor) -> tuple[Rows, int]:
-    """Return rows of a bucket's length, left-padded, and that length; raises for what is too long."""
-    target = pipeline.model.manifest.target
-    longest = condition.shape[1]
-    if longest + target.num_tokens > target.max_positions:
-        raise RequestError(
-            f"a prompt has {longest} tokens and the image {target.num_tokens}, but the model was "
-            f"trained on {target.max_positions} in all; shorten the prompt"
-        )
-    length = bucket(longest)
-    extra = (length - longest, 0)
-    condition = nn.functional.pad(condition, extra)
-    return Rows(condition, nn.functional.pad(mask, extra, value=False)), length
+    prompts = prompts_of(ids, mask)
+    if sampling.branches == 2:
+        prompts += prompts_of(other, mask)
+    made = ours.conditions(prompts)
+    rows = Rows(made.condition, made.mask[: len(ids)])
+    return ours.draw(pipeline, rows, made.shape, sampling, fresh_seeds(len(ids))).tokens.to(ids)
 
 
 def _generate_emu3(
@@ -270,19 +257,15 @@ def _chameleon_tokens(
 ) -> Tensor:
     """Return the image tokens of prompts that end where an image starts."""
     manifest: Any = pipeline.model.manifest
-    special, target = manifest.ids, manifest.target
-    if bool((ids[:, -1] != special.image_start).any()):
+    start = manifest.ids.image_start
+    if bool((ids[:, -1] != start).any()):
         raise RequestError(
-            f"a prompt does not end with the token {special.image_start}, where an image starts; add it"
+            f"a prompt does not end with the token {start}, where an image starts; add it"
         )
     contexts = prompts_of(ids, mask)
     if sampling.branches == 2:
         contexts += negative_prompts(processors, ids)
-    length = bucket(max(len(row) for row in contexts))
-    condition, seen = left_pad(contexts, length, special.pad)
-    device = pipeline.backend.device
-    rows = Rows(condition.to(device), seen.to(device))
-    shape = (length, target.height, target.width)
-    codes = ours.draw(pipeline, rows, shape, sampling, seeds).tokens
-    table = torch.tensor(target.token_ids())
-    return table[codes]
+    made = ours.conditions(contexts)
+    rows = Rows(made.condition, made.mask)
+    codes = ours.draw(pipeline, rows, made.shape, sampling, seeds).tokens
+    return torch.tensor(manifest.target.token_ids())[codes]

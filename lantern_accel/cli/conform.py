@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,24 +78,21 @@ def conform(
 
     for name, reason in broken_families().items():
         say(f"{reason}; its models are not checked", label=f"family {name}", to_stderr=True)
-    shared: dict[str, Any] = {
-        "only": only,
-        "certificate": certificate,
-        "on_outcome": None if as_json else _tell,
-        "on_wait": _wait,
-    }
+    tell: dict[str, Any] = (
+        {"on_wait": _wait} if as_json else {"on_wait": _wait, "on_outcome": _tell}
+    )
     if in_process:
-        report = kit.conform(chosen, json=output, **shared)
+        report = kit.conform(chosen, only=only, json=output, certificate=certificate, **tell)
     else:
-        report = separate.conform(
-            device,
-            options,
-            jobs=jobs,
-            limit=limit,
+        keep = partial(kit.write_report, json=output)
+        run = separate.Run(
+            device=device, options=options, jobs=jobs, limit=limit, on_group=keep, **tell
+        )
+        report = run.conform(
+            only,
             resume=output if resume else None,
+            certificate=certificate,
             command=command_line(),
-            on_group=lambda found: kit.write_report(found, output),
-            **shared,
         )
     if as_json:
         typer.echo(report.model_dump_json(indent=2))

@@ -17,7 +17,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection, Pipe, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +37,6 @@ OPENING = 300.0
 #: Seconds between an interrupt and a kill.
 PATIENCE = 10.0
 CHILD = "from lantern_accel.cli.separate import serve; serve()"
-
-#: What is said, and what of.
-Message = tuple[str, Any]
 
 
 def end(
@@ -64,16 +63,15 @@ def end(
 
 
 class Child:
-    """One process with the device open, and what is known of the check that it runs."""
+    """One process with the device open; it is ended where a check takes ``limit`` seconds."""
 
-    def __init__(self, asked: Mapping[str, Any]) -> None:
-        self.group, self.left = "", list[str]()
+    def __init__(self, device: str, options: Mapping[str, Any], jobs: int, limit: float) -> None:
+        #: The check that runs, and what it does.
         self.check = self.doing = ""
-        self.deadline = time.monotonic() + OPENING
-        self.late = self.done = False
+        self.limit, self.late = limit, False
         # It finds what this process finds, and nothing else in the folder it is started in.
         alone = ["-P"] if sys.version_info >= (3, 11) else []
-        self.pipe, theirs = Pipe()
+        self._pipe, theirs = Pipe()
         #: Where Python was when the process crashed.
         self._crash = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the process
         given = [theirs.fileno(), self._crash.fileno()]
@@ -82,7 +80,7 @@ class Child:
         try:
             self.process = subprocess.Popen(
                 [sys.executable, *alone, "-c", CHILD, *map(str, given)],
-                env=_environment(asked["jobs"]),
+                env=_environment(jobs),
                 pass_fds=given,
                 stdin=subprocess.DEVNULL,
                 stdout=2,
@@ -90,37 +88,50 @@ class Child:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        self.tell(asked)
+        self.tell({"device": device, "options": dict(options)})
+        #: What the process says, until it has ended.
+        self.messages = self._messages()
 
     def tell(self, message: object) -> None:
-        """Send a message; one that has ended gets none."""
+        """Send a message, None where nothing more is asked; a process that has ended gets none."""
         with contextlib.suppress(OSError):
-            self.pipe.send(message)
+            self._pipe.send(message)
 
-    def let_go(self) -> None:
-        """Say that nothing more is asked; it closes the device and ends."""
-        self.done, self.deadline = True, time.monotonic() + OPENING
-        self.tell(None)
-
-    def receive(self) -> Message | None:
-        """Return the next message, ``ended`` with the exit code last; None while there is none."""
-        with contextlib.suppress(EOFError, OSError):
-            if self.pipe.poll():
-                message: Message = self.pipe.recv()
-                return message
-            if self.process.poll() is None:
-                return None
-        return "ended", self.process.wait()
+    def _messages(self) -> Iterator[tuple[str, Any]]:
+        """Go through what the process says and what of; end it where it does not answer."""
+        deadline = time.monotonic() + OPENING
+        while True:
+            try:
+                message = self._pipe.recv() if self._pipe.poll(0.5) else None
+            except (EOFError, OSError):
+                break
+            if message is not None:
+                kind, said = message
+                if kind in ("began", "outcome"):
+                    deadline = time.monotonic() + self.limit
+                    self.check, self.doing = said if kind == "began" else "", ""
+                elif kind == "done":
+                    deadline = time.monotonic() + OPENING
+                elif kind in ("waits", "error"):
+                    self.doing = said[1] if kind == "waits" else str(said)
+                yield kind, said
+            elif self.process.poll() is not None:
+                break
+            elif time.monotonic() > deadline:
+                self.late = True
+                end(self.process)
+        self.process.wait()
 
     def close(self) -> None:
         """End the process at once, and close what connects it."""
         self.process.kill()
         self.process.wait(PATIENCE)
-        self.pipe.close()
+        self._pipe.close()
         self._crash.close()
 
-    def why(self, code: int) -> str:
+    def why(self) -> str:
         """Say how it ended, and where, as the end of the sentence 'its process ...'."""
+        code = self.process.wait()
         how = f"ended with exit code {code}"
         if self.late:
             how = "did not answer and was killed"
@@ -144,223 +155,199 @@ def _environment(jobs: int) -> dict[str, str]:
     return found
 
 
-def _alone(group: str) -> bool:
-    return group.partition(".")[0] in ALONE
-
-
+@dataclass(kw_only=True)
 class Run:
-    """All groups of one run; ``report`` is that of no check until :meth:`now` adds what has run."""
+    """Runs the kit with a process for every group, which a thread follows.
 
-    def __init__(
-        self,
-        asked: Mapping[str, Any],
-        *,
-        on_outcome: Callable[[Outcome], None] | None,
-        on_wait: Wait | None,
-        on_group: Callable[[Report], None],
-    ) -> None:
-        self.asked = asked
-        self.on_outcome, self.on_wait, self.on_group = on_outcome, on_wait, on_group
-        self.children: list[Child] = []
-        self._started: list[Child] = []
+    ``jobs``: groups that run at once. A check that takes ``limit`` seconds has failed; another process
+    runs the rest of its group. ``on_group`` gets the report after each group; the callbacks are called
+    by one thread at a time.
+    """
+
+    device: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    jobs: int = 1
+    limit: float
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None
+    on_wait: Wait = lambda check, doing, seconds: None
+    on_group: Callable[[Report], None] = lambda report: None
+    #: That of no check, once the device has been opened.
+    fresh: Report = field(init=False)
+
+    def __post_init__(self) -> None:
         self.outcomes: dict[str, Outcome] = {}
-        self.report: Report | None = None
+        #: The checks that there are, those that are asked for, and groups whose checks run apart.
         self.known: list[str] = []
-        self.apart: set[str] = set()
         self.names: list[str] = []
-        self.waiting: dict[str, list[str]] = {}
+        self.apart: set[str] = set()
         self.counters: tuple[dict[str, int], dict[str, int]] = ({}, {})
+        self._started: list[Child] = []
+        #: Processes that wait for their checks.
+        self._free: list[Child] = []
         self._warned: set[str] = set()
+        self._over, self._lock = False, threading.RLock()
+        self._threads = ThreadPoolExecutor(self.jobs)
 
-    def start(self) -> Child:
-        child = Child(self.asked)
-        self.children.append(child)
-        self._started.append(child)
-        return child
+    def conform(
+        self,
+        only: Sequence[str] = (),
+        *,
+        resume: Path | None = None,
+        certificate: Path | None = None,
+        command: str = "",
+    ) -> Report:
+        """Run the checks, once.
 
-    def messages(self) -> Iterator[tuple[Child, str, Any]]:
-        """Go through what the children say until all have ended; kill those that do not answer."""
-        while self.children:
-            wait([one.pipe for one in self.children], 0.5)
-            for child in [*self.children]:
-                if (message := child.receive()) is not None:
-                    kind, said = message
-                    if kind == "ended":
-                        self.children.remove(child)
-                    if kind == "warned" and said not in self._warned:
-                        self._warned.add(said)
-                        warnings.warn(said, LanternWarning, stacklevel=3)
-                    yield child, kind, said
-                elif time.monotonic() > child.deadline:
-                    child.late, child.deadline = not child.done, float("inf")
-                    threading.Thread(target=end, args=(child.process,), daemon=True).start()
+        ``resume``: a report whose checks are not run again. Raises what opening the device raises; a
+        process that ends by itself fails the checks that it did not come to.
+        """
+        from lantern_accel.testing import kit
 
-    def open(self) -> Child:
+        try:
+            self._open()
+            self.names = list(kit.select(list(only), dict.fromkeys(self.known)))  # type: ignore[arg-type]  # names
+            if resume is not None and resume.is_file():
+                self.outcomes = _kept(resume, self.fresh)
+            self._run()
+            if certificate is not None:
+                self._certify(certificate, command)
+            return self.now()
+        finally:
+            self._close()
+
+    def _start(self) -> Child:
+        """Return a process that waits, else another one."""
+        with self._lock:
+            if self._over:
+                raise KeyboardInterrupt
+            if not self._free:
+                self._free.append(Child(self.device, self.options, self.jobs, self.limit))
+                self._started += self._free
+            return self._free.pop()
+
+    def _messages(self, child: Child) -> Iterator[tuple[str, Any]]:
+        """Go through what a process says, each of its warnings once; nothing once the run is over."""
+        for kind, said in child.messages:
+            with self._lock:
+                if self._over:
+                    return
+                if kind != "warned":
+                    yield kind, said
+                elif said not in self._warned:
+                    self._warned.add(said)
+                    warnings.warn(said, LanternWarning, stacklevel=3)
+
+    def _open(self) -> None:
         """Start the first process and learn which checks there are; raises what opening raises there."""
-        self.start()
-        for child, kind, said in self.messages():
-            if kind == "ready":
-                self.report, self.known, self.apart = said
-                return child
+        child = self._start()
+        for kind, said in self._messages(child):
             if kind == "error":
                 raise said
-            if kind == "ended":
-                raise BackendError(
-                    f"the process that opened the device {child.why(said)}; check its driver, or open it "
-                    "without another process: --in-process"
-                )
-        raise AssertionError("a process says that it is ready, or ends")
+            if kind == "ready":
+                self.fresh, self.known, self.apart = said
+                return self._free.append(child)
+        raise BackendError(
+            f"the process that opened the device {child.why()}; check its driver, or open it without "
+            "another process: --in-process"
+        )
 
-    def groups(self, names: Sequence[str], jobs: int, first: Child, limit: float) -> None:
-        """Run the checks, a group a process and ``jobs`` at once."""
-        for name in names:
-            group = name.partition(".")[0]
-            self.waiting.setdefault(name if group in self.apart else group, []).append(name)
-        self._give(first, self._next())
-        while True:
-            while self.waiting and self._may_start(self._next(), jobs):
-                self._give(self.start(), self._next())
-            for child, kind, said in self.messages():
-                self._take(child, kind, said, limit)
-                if kind == "ended":
-                    break
-            else:
-                return
+    def _run(self) -> None:
+        """Run the checks that have no outcome, a group a process and some at once."""
+        groups: dict[str, list[str]] = {}
+        for name in self.names:
+            if name not in self.outcomes:
+                group = name.partition(".")[0]
+                groups.setdefault(name if group in self.apart else group, []).append(name)
+        alone = [group for group in groups if group.partition(".")[0] in ALONE]
+        others = [
+            self._threads.submit(self._run_group, group, groups[group])
+            for group in groups
+            if group not in alone
+        ]
+        for one in wait(others, return_when=FIRST_EXCEPTION).done:
+            one.result()
+        for group in alone:
+            self._run_group(group, groups[group])
 
-    def _may_start(self, group: str, jobs: int) -> bool:
-        if any(_alone(one.group) for one in self.children) or _alone(group):
-            return not self.children
-        return len(self.children) < jobs
+    def _run_group(self, group: str, left: list[str]) -> None:
+        """Run a group's checks; where one takes too long, another process goes on with the others."""
+        while left:
+            child = self._start()
+            child.tell({"checks": left})
+            for kind, said in self._messages(child):
+                if kind == "outcome":
+                    left.remove(said.name)
+                    self._keep(said)
+                elif kind == "waits":
+                    self.on_wait(*said)
+                elif kind == "done":
+                    for kept, more in zip(self.counters, said, strict=True):
+                        kept.update({name: kept.get(name, 0) + n for name, n in more.items()})
+                    child.tell(None)
+            with self._lock:
+                if self._over:
+                    return
+                self._end(group, left, child)
+                self.on_group(self.now())
 
-    def _next(self) -> str:
-        return min(self.waiting, key=_alone)
-
-    def _give(self, child: Child, group: str) -> None:
-        child.group, child.left = group, self.waiting.pop(group)
-        child.tell({"checks": child.left})
-
-    def _take(self, child: Child, kind: str, said: Any, limit: float) -> None:
-        """Take note of a message."""
-        if kind == "began":
-            child.check, child.doing = said, ""
-            child.deadline = time.monotonic() + limit
-        elif kind == "waits":
-            name, child.doing, seconds = said
-            if self.on_wait is not None:
-                self.on_wait(name, child.doing, seconds)
-        elif kind == "outcome":
-            child.left.remove(child.check)
-            child.check = child.doing = ""
-            child.deadline = time.monotonic() + limit
-            self._keep(said)
-        elif kind == "done":
-            for kept, more in zip(self.counters, said, strict=True):
-                kept.update({name: kept.get(name, 0) + count for name, count in more.items()})
-            child.let_go()
-        elif kind == "error":
-            child.doing = str(said)
-        elif kind == "ended":
-            if child.late and child.check:
-                where = child.doing and f" ({child.doing})"
-                detail = f"took longer than its limit, {limit:g} s{where}; its process was ended"
-                self._keep(Outcome(name=child.check, state="failed", detail=detail))
-                if left := [name for name in child.left if name != child.check]:
-                    self.waiting[child.group] = left  # another process goes on with the group
-            elif said == INTERRUPTED and not (child.done or child.late):
+    def _end(self, group: str, left: list[str], child: Child) -> None:
+        """Report what a process that has ended did not come to as failed, for one cause."""
+        if child.late and child.check:
+            where = child.doing and f" ({child.doing})"
+            detail = f"took longer than its limit, {child.limit:g} s{where}; its process was ended"
+            self._keep(Outcome(name=child.check, state="failed", detail=detail))
+            left.remove(child.check)
+        elif left:
+            if child.process.returncode == INTERRUPTED and not child.late:
                 raise KeyboardInterrupt  # a terminal's, which may come to this process later
-            else:
-                self._fail(child, child.why(said))
-            self.on_group(self.now())
-
-    def _fail(self, child: Child, how: str) -> None:
-        """Report the checks that a process did not come to as failed, for one cause."""
-        cause = f"the process of the group {child.group!r} {how}"
-        at = f", in {child.check}" if child.check else ""
-        for name in child.left:
-            detail = cause if name == child.check else f"not run: {cause}{at}"
-            self._keep(Outcome(name=name, state="failed", detail=detail, cause=f"{cause}{at}"))
+            cause = f"the process of the group {group!r} {child.why()}"
+            at = f", in {child.check}" if child.check else ""
+            for name in left:
+                detail = cause if name == child.check else f"not run: {cause}{at}"
+                self._keep(Outcome(name=name, state="failed", detail=detail, cause=f"{cause}{at}"))
+            left.clear()
 
     def _keep(self, outcome: Outcome) -> None:
         self.outcomes[outcome.name] = outcome
-        if self.on_outcome is not None:
-            self.on_outcome(outcome)
+        self.on_outcome(outcome)
 
     def now(self) -> Report:
         """Return the report of what has run."""
-        assert self.report is not None
-        return self.report.with_outcomes(self.outcomes.values(), self.names)
+        return self.fresh.with_outcomes(self.outcomes.values(), self.names)
 
-    def certify(self, path: Path, command: str) -> None:
+    def _certify(self, path: Path, command: str) -> None:
         """Let one more process make the certificate; raises BackendError where it does not."""
         given = {"report": self.now(), "known": self.known, "counters": self.counters}
-        self.start().tell({"certify": (path, {**given, "command": command})})
-        for child, kind, said in self.messages():
+        child, done = self._start(), False
+        child.tell({"certify": (path, {**given, "command": command})})
+        for kind, said in self._messages(child):
             if kind == "error":
                 raise said
             if kind == "done":
-                child.let_go()
-            if kind == "ended" and not child.done:
-                raise BackendError(
-                    f"there is no certificate: the process that makes it {child.why(said)}"
-                )
+                done = True
+                child.tell(None)
+        if not done:
+            raise BackendError(f"there is no certificate: the process that makes it {child.why()}")
 
-    def close(self) -> None:
-        """End what still runs; a second interrupt kills it at once."""
+    def _close(self) -> None:
+        """End what still runs, and report what has run; a second interrupt kills it at once."""
+        with self._lock:
+            self._over = True
         try:
-            for child in self.children:
+            for child in self._started:
                 child.process.send_signal(signal.SIGINT)
-            for child in self.children:
+            for child in self._started:
                 child.process.wait(PATIENCE)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             pass
         finally:
             for child in self._started:
+                child.process.kill()
+            self._threads.shutdown(cancel_futures=True)
+            for child in self._started:
                 child.close()
-
-
-def conform(
-    device: str,
-    options: Mapping[str, Any],
-    *,
-    only: Sequence[str] = (),
-    jobs: int = 1,
-    limit: float,
-    resume: Path | None = None,
-    certificate: Path | None = None,
-    command: str = "",
-    on_outcome: Callable[[Outcome], None] | None = None,
-    on_wait: Wait | None = None,
-    on_group: Callable[[Report], None] = lambda report: None,
-) -> Report:
-    """Run the kit with a process for every group; ``on_group`` gets the report after each.
-
-    A check that takes ``limit`` seconds has failed; another process runs the rest of its group.
-    ``resume``: a report whose checks are not run again. Raises what opening the device raises; a process
-    that ends by itself fails the checks that it did not come to.
-    """
-    from lantern_accel.testing import kit
-
-    asked = {"device": device, "options": dict(options), "jobs": jobs}
-    run = Run(asked, on_outcome=on_outcome, on_wait=on_wait, on_group=on_group)
-    try:
-        first = run.open()
-        assert run.report is not None
-        run.names = list(kit.select(list(only), dict.fromkeys(run.known)))  # type: ignore[arg-type]  # names
-        if resume is not None and resume.is_file():
-            run.outcomes = _kept(resume, run.report)
-        names = [name for name in run.names if name not in run.outcomes]
-        if names:
-            run.groups(names, jobs, first, limit)
-        else:
-            first.let_go()
-        run.on_group(run.now())
-        if certificate is not None:
-            run.certify(certificate, command)
-        return run.now()
-    finally:
-        if run.report is not None and run.names:
-            on_group(run.now())
-        run.close()
+            if self.names:
+                self.on_group(self.now())
 
 
 def _kept(path: Path, fresh: Report) -> dict[str, Outcome]:

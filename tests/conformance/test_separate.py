@@ -33,7 +33,8 @@ def test_a_crash_and_a_hang_cost_their_groups(glass: Path, monkeypatch: pytest.M
     monkeypatch.setattr(separate, "PATIENCE", 1.0)
     written: list[Report] = []
     only = ["drop", "stuck", "whole"]
-    report = separate.conform("glass", {}, only=only, jobs=3, limit=6, on_group=written.append)
+    run = separate.Run(device="glass", jobs=3, limit=6, on_group=written.append)
+    report = run.conform(only)
     assert not report.not_run
     found = {one.name: one for one in report.outcomes}
     assert list(found) == [
@@ -58,7 +59,7 @@ def test_a_crash_and_a_hang_cost_their_groups(glass: Path, monkeypatch: pytest.M
 
 @pytest.mark.long
 def test_a_crash_costs_its_check_in_a_group_whose_checks_run_apart(glass: Path) -> None:
-    report = separate.conform("glass", {}, only=["single"], limit=30)
+    report = separate.Run(device="glass", limit=30).conform(["single"])
     crash, after = report.outcomes
     assert "the process of the group 'single.crash' was ended by SIGSEGV" in crash.detail
     assert after.state == "passed"
@@ -91,14 +92,8 @@ def test_an_interrupted_run_leaves_what_ran_and_is_resumed(glass: Path) -> None:
     )
     assert stopped.summary().endswith("1 not run")
     seen: list[str] = []
-    again = separate.conform(
-        "glass",
-        {},
-        only=["whole"],
-        limit=60,
-        resume=out,
-        on_outcome=lambda one: seen.append(one.name),
-    )
+    more = separate.Run(device="glass", limit=60, on_outcome=lambda one: seen.append(one.name))
+    again = more.conform(["whole"], resume=out)
     assert seen == ["whole.leak"]
     assert [one.name for one in again.outcomes] == ["whole.one", "whole.leak"]
 
@@ -107,7 +102,8 @@ def test_an_interrupted_run_leaves_what_ran_and_is_resumed(glass: Path) -> None:
 def test_a_certificate_is_made_in_one_more_process(glass: Path) -> None:
     page = glass / "card.md"
     only = ["whole.one", "drop.first"]
-    separate.conform("glass", {}, only=only, limit=60, certificate=page, command="as it was typed")
+    run = separate.Run(device="glass", limit=60)
+    run.conform(only, certificate=page, command="as it was typed")
     card = Certificate.model_validate_json(page.with_suffix(".json").read_text())
     assert (card.verdict, card.command) == ("incomplete", "as it was typed")
     assert {one.name for one in card.report.outcomes} == set(only)
@@ -118,7 +114,7 @@ def test_a_certificate_is_made_in_one_more_process(glass: Path) -> None:
 
 def test_what_opening_raises_is_raised_here() -> None:
     with pytest.raises(DeviceRequestError, match="no backend is named 'nothing'"):
-        separate.conform("nothing", {}, limit=60)
+        separate.Run(device="nothing", limit=60).conform()
 
 
 def test_options_that_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:

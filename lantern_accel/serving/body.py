@@ -25,18 +25,14 @@ from pydantic import (
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import LanternError, RequestError, half_pair
 from lantern_accel.families.manifest import Manifest
-from lantern_accel.generation.request import build_request
-from lantern_accel.generation.settings import read_size
+from lantern_accel.generation.request import GenerationRequest, build_request
+from lantern_accel.generation.settings import Settings, read_size
 from lantern_accel.serving.refusals import Refusal, check_model, quote, wrong_value
-from lantern_accel.strategy.values import Sampling, Strategy
 
 #: Sizes that clients send where their user chose none: mapped to the model's own, and said so.
 CLIENT_SIZES = ("512x512", "1024x1024")
 #: Formats of images by OpenAI's names, and Pillow's.
 FORMATS = {"png": "PNG", "webp": "WEBP", "jpeg": "JPEG"}
-#: Seeds that OpenAI's clients and JSON of other languages carry without loss.
-DRAWN_SEEDS = 2**31
-
 
 #: A seed, or -1 for a random one, as other programs write it.
 Seed = Annotated[StrictInt, Field(ge=-1, lt=SEEDS)]
@@ -89,17 +85,7 @@ class Body(BaseModel):
         return field.default if value is None and not field.is_required() else read(value)
 
 
-#: Fields that are settings of :func:`~lantern_accel.generate`, by its names for them.
-SETTINGS = {
-    "strategy": "strategy",
-    "relaxed": "relaxed",
-    "tv_budget": "tv_budget",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "cfg_scale": "guidance_scale",
-}
-#: Other programs' names, by ours.
+#: Names of :func:`~lantern_accel.generate` and of other programs, by ours.
 TAKEN = {"cfg_scale": "guidance_scale", "num_images": "n", "num_images_per_prompt": "n"}
 #: A name this near to one of ours, and of its length give or take a letter, is a slip.
 NEAR = 0.75
@@ -109,19 +95,21 @@ TEXTS = ("prompt", "negative_prompt")
 
 @dataclass(frozen=True)
 class ImageRequest:
-    """One request, complete: what to generate, with which seeds, and how to answer.
+    """One request, complete: how to answer, and what to generate.
 
-    ``seeds``: of each image its seed and its index below that seed. ``size``: in pixels, None for the
-    model's own. ``notes``: what was changed; ``ignored``: fields that mean nothing here.
+    ``notes``: what was changed; ``ignored``: fields that mean nothing here.
     """
 
     body: Body
-    strategy: Strategy
-    sampling: Sampling
-    seeds: tuple[tuple[int, int], ...]
-    size: tuple[int, int] | None = None
+    generation: GenerationRequest
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def seeds(self) -> list[tuple[int, int]]:
+        """Of each image its seed, and its index below that seed."""
+        every = range(self.generation.count)
+        return list(zip(*self.generation.randomness(every), strict=True))
 
 
 def read_body(
@@ -154,8 +142,13 @@ def read_body(
                 name, f"the {name} has {len(text)} characters; at most {most_prompt} are read"
             )
     size, notes = _size(body.size, picture)
-    settings = {ours: getattr(body, name) for ours, name in SETTINGS.items()}
-    settings = {name: value for name, value in settings.items() if value is not None}
+    fields = {ours: TAKEN.get(ours, ours) for ours in Settings.model_fields}
+    settings = {
+        ours: getattr(body, theirs)
+        for ours, theirs in fields.items()
+        if theirs in Body.model_fields
+    }
+    settings |= {"size": size, "seed": _seeds(body.seed)}
     field: str | None = None
     try:
         request = build_request(manifest, body.prompt, settings)
@@ -164,17 +157,9 @@ def read_body(
             check(text)
     except LanternError as error:
         wrong = error.field or field or ""
-        theirs = SETTINGS.get(wrong, wrong)
+        theirs = TAKEN.get(wrong, wrong)
         raise wrong_value(sent.get(theirs, theirs) or None, str(error)) from None
-    return ImageRequest(
-        body,
-        strategy=request.strategy,
-        sampling=request.sampling,
-        seeds=_seeds(body),
-        size=size,
-        ignored=ignored,
-        notes=notes,
-    )
+    return ImageRequest(body, request, ignored, notes)
 
 
 def read_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
@@ -269,17 +254,8 @@ def _size(
     return None, (note,)
 
 
-def _seeds(body: Body) -> tuple[tuple[int, int], ...]:
-    if isinstance(body.seed, list):
-        if len(body.seed) != body.n:
-            raise wrong_value(
-                "seed", f"there are {len(body.seed)} seeds for {body.n} images; send one for each"
-            )
-        return tuple((_draw_seed(seed), 0) for seed in body.seed)
-    seed = _draw_seed(body.seed)
-    return tuple((seed, index) for index in range(body.n))
-
-
-def _draw_seed(seed: int | None) -> int:
-    """Return a seed, a random one where none was sent, or -1."""
-    return secrets.randbelow(DRAWN_SEEDS) if seed in (None, -1) else int(seed or 0)
+def _seeds(given: int | list[int] | None) -> int | list[int] | None:
+    """Return seeds with a random one where -1 was sent; None: one for all is to be found."""
+    if isinstance(given, list):
+        return [secrets.randbits(31) if seed == -1 else seed for seed in given]
+    return None if given == -1 else given

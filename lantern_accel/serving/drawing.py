@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from lantern_accel.device.backend import inferring
 from lantern_accel.errors import NotFiniteError, RequestError, noted
 from lantern_accel.families.base import Conditions
+from lantern_accel.generation.request import GenerationRequest
 from lantern_accel.generation.slots import Drawn, Slots
-from lantern_accel.serving.body import ImageRequest
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Finished, Job, Partial, Picture
 from lantern_accel.strategy.values import AUTO
@@ -56,7 +56,7 @@ class Drawing:
         for job in jobs:
             job.spent[stage] += watch.seconds
 
-    def open(self, request: ImageRequest, conditions: Conditions) -> None:
+    def open(self, request: GenerationRequest, conditions: Conditions) -> None:
         """Make the engine of a request's settings, in place of the one before."""
         pipeline, strategy = self.pipeline, request.strategy
         if strategy.name != AUTO:  # as `generate` does with a strategy by name
@@ -68,7 +68,7 @@ class Drawing:
     @inferring
     def join(self, picture: Picture) -> bool:
         """Let an image join; returns False where it has to wait."""
-        job, request = picture.job, picture.job.request
+        job, request = picture.job, picture.job.request.generation
         if job.over:
             return True
         if picture.conditions is None:
@@ -91,10 +91,10 @@ class Drawing:
 
     def _read(self, picture: Picture) -> None:
         """Turn the prompt into what an engine starts from."""
-        request = picture.job.request
+        request, runtime = picture.job.request.generation, self.pipeline.runtime
         with noted() as notes:
-            against, runtime = request.body.negative_prompt, self.pipeline.runtime
-            conditions = runtime.conditions([request.body.prompt], request.size, against)
+            against = request.negative_prompt
+            conditions = runtime.conditions(request.prompts, request.size, against)
             rows = runtime.rows(conditions, request.sampling, against, request.size)
         picture.conditions, picture.rows = conditions, rows
         picture.job.notes = tuple(dict.fromkeys((*picture.job.notes, *notes)))

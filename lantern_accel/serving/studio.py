@@ -12,8 +12,8 @@ from operator import is_
 from typing import TYPE_CHECKING
 
 from lantern_accel.errors import BackendError, DeviceLostError, NotFiniteError, RequestError
+from lantern_accel.generation.request import build_request
 from lantern_accel.generation.slots import Drawn
-from lantern_accel.serving.body import Body, ImageRequest
 from lantern_accel.serving.drawing import Drawing
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Completed, Event, Job, Picture, Queue
@@ -75,8 +75,8 @@ class Studio:
         """Make the engines of these strategies before :meth:`start`, so that no request waits for it."""
         example = self.pipeline.model.family.examples(self.pipeline.model.manifest)[0]
         for name in strategies:
-            strategy, sampling = self.pipeline.strategy(name), self.pipeline.sampling()
-            request = ImageRequest(Body(prompt=example), strategy, sampling, ((0, 0),))
+            given = {"strategy": name}
+            request = build_request(self.pipeline.model.manifest, example, given)
             self.drawing.open(request, self.pipeline.conditions([example]))
 
     def submit(self, job: Job) -> None:

@@ -59,10 +59,10 @@ class Adapter:
     strategy: str | Strategy = "auto"
     overrides: dict[str, Any] = field(default_factory=dict)
     last: Drawn | None = None
+    pipeline: Pipeline | None = None
 
     def draw(
         self,
-        pipeline: Pipeline,
         rows: Rows,
         shape: Hashable,
         sampling: Sampling,
@@ -74,6 +74,8 @@ class Adapter:
         ``seeds``: for each image its seed and its index in the request, which fix its randomness.
         ``on_progress`` gets the tokens that are known of the slowest image.
         """
+        pipeline = self.pipeline
+        assert pipeline is not None
         chosen = pipeline.strategy(self.strategy)
         if isinstance(self.strategy, str):  # its window is as long as this batch wants
             chosen = pipeline.auto.tuned(chosen, len(seeds), sampling)
@@ -116,7 +118,7 @@ class Own(Adapter):
         made = pipeline.conditions(prompts, size)
         sampling = pipeline.sampling(**self.overrides)
         rows = pipeline.model.family.rows(pipeline.model, made, sampling)
-        return self.draw(pipeline, rows, made.shape, sampling, seeds, on_progress)
+        return self.draw(rows, made.shape, sampling, seeds, on_progress)
 
     def pictures(
         self,
@@ -130,20 +132,9 @@ class Own(Adapter):
         ``asked``: what :func:`lantern_accel.generate` takes; it wins over what the engine was given.
         What ``on_progress`` raises ends the request, and comes back as it is.
         """
-
-        def progressed(known: int, total: int) -> None:
-            try:
-                on_progress(known, total)
-            except Exception as error:  # a RuntimeError would be taken for the device's own
-                raise InterruptedDecodingError("the engine ended the request") from error
-
         settings = {"strategy": self.strategy, **self.overrides, **asked}
-        flat = [seed for some in seeds for seed in some]
-        settings |= {"on_progress": progressed, "num_images": len(seeds[0]), "seed": flat}
-        try:
-            return self.pipeline.generate(list(prompts), **settings)
-        except InterruptedDecodingError as stopped:
-            raise (stopped.__cause__ or stopped) from None
+        settings |= {"num_images": len(seeds[0]), "seed": [one for some in seeds for one in some]}
+        return self.pipeline.generate(list(prompts), on_progress=on_progress, **settings)
 
     def close(self) -> None:
         """Free what was opened."""

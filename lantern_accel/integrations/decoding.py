@@ -176,7 +176,6 @@ class Accelerated(Adapter):
     describe: Describe
     head: Path | None = None
     memory: Memory | None = None
-    pipeline: Pipeline | None = None
     _watch: Watch | None = None
     _told: bool = False
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.glm_image.grids import grid_of, grids, prior_token_ids
 from lantern_accel.families.glm_image.painting import check_scheduler
@@ -156,11 +157,11 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
             raise RequestError(
                 f"there are {len(generator)} generators for {len(prompts)} images; give one, or one each"
             )
-        seeds = [(_seed_from(one), 0) for one in generator]
+        seeds = [(one.initial_seed() % SEEDS, 0) for one in generator]
     elif generator is None:
         seeds = fresh_seeds(len(prompts))
     else:
-        seeds = [(_seed_from(generator), i) for i in range(len(prompts))]
+        seeds = [(generator.initial_seed() % SEEDS, i) for i in range(len(prompts))]
     self._interrupt = False
     state: _Prior = vars(self)[_STATE]
     with self.progress_bar(total=sum(a * b for a, b in grids(rows, columns))) as bar:
@@ -183,7 +184,3 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
         "negative_prompt_embeds": negative,
     }
     return own(self, **given)
-
-
-def _seed_from(generator: torch.Generator) -> int:
-    return generator.initial_seed() % 2**63

@@ -37,9 +37,7 @@ def draw_image(
     ``config``: the request's generation config. Raises :class:`RequestError` for what is not an image of
     one size, and for a distribution or an end that is not this decoder's.
     """
-    pipeline = ours.ready()
-    model: Any = pipeline.model
-    manifest = model.manifest
+    manifest: Any = ours.ready().model.manifest
     names = [type(one).__name__ for one in processors]
     if names.count(_GRAMMAR) != 1:
         raise RequestError(
@@ -63,7 +61,7 @@ def draw_image(
         contexts += negative_prompts(others, ids)
     made = ours.conditions(contexts, grid)
     rows = Rows(made.condition, made.mask)
-    tokens = ours.draw(pipeline, rows, made.shape, sampling, seeds).tokens
+    tokens = ours.draw(rows, made.shape, sampling, seeds).tokens
     out: Tensor = manifest.ids_of(tokens)
     stops = torch.as_tensor(-1 if config.eos_token_id is None else config.eos_token_id).flatten()
     ended = torch.isin(out[0, -3:], stops)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lantern_accel.errors import RequestError
 from lantern_accel.families.controls import Controls
-from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.adapter import Drawn, Own
 from lantern_accel.integrations.decoding import Accelerated
 from lantern_accel.integrations.distribution import processors_of, prompts_of, sampling_of
@@ -45,18 +44,16 @@ def draw_prior(
         return_tensors="pt",
     )
     ids, mask, shapes = (given[n] for n in ("input_ids", "attention_mask", "image_grid_thw"))
-    pipeline = ours.ready()
     model: Any = ours.module
     config, _ = model._prepare_generation_config(None, do_sample=True)
     processors = processors_of(model, config, ids, [])
-    codes = pipeline.model.manifest.target.head_rows
-    sampling = ours.sampling(sampling_of(processors, codes, sample=True))
-    return draw_ids(ours, pipeline, ids, mask, shapes, sampling, seeds, on_progress)
+    target: Any = ours.ready().model.manifest.target
+    sampling = ours.sampling(sampling_of(processors, target.head_rows, sample=True))
+    return draw_ids(ours, ids, mask, shapes, sampling, seeds, on_progress)
 
 
 def draw_ids(
     ours: Accelerated,
-    pipeline: Pipeline,
     ids: Tensor,
     mask: Tensor,
     grids: Tensor | None,
@@ -66,16 +63,15 @@ def draw_ids(
 ) -> Drawn:
     """Sample the codes of both grids, ``[B, N]``, of prompts that GLM-Image's processor made.
 
-    ``pipeline``: what ``ours`` has made ready; ``grids``: its ``image_grid_thw``, of which
-    the first is the large one.
+    ``ours`` is ready; ``grids``: the processor's ``image_grid_thw``, of which the first is the large one.
     """
     if grids is None or len(grids) < 2:
         raise RequestError(
             "the request has no image_grid_thw of a small and a large grid; make it with the model's "
             "processor, apply_chat_template(..., target_h=, target_w=)"
         )
-    model = pipeline.model
-    kind: Any = model.family
+    assert ours.pipeline is not None
+    model: Any = ours.pipeline.model
     large = (int(grids[0][1]), int(grids[0][2]))
     made = ours.conditions(prompts_of(ids, mask), large)
     both = model.manifest.target.model_copy(update={"height": large[0], "width": large[1]}).grids
@@ -85,5 +81,5 @@ def draw_ids(
             f"image_grid_thw has grids {sorted(others)}, but an image of {large[0]} x {large[1]} tokens "
             f"has {both[0][0]} x {both[0][1]} before it; a batch is of one size"
         )
-    rows = kind.rows(model, made, sampling)
-    return ours.draw(pipeline, rows, made.shape, sampling, seeds, on_progress)
+    rows = model.family.rows(model, made, sampling)
+    return ours.draw(rows, made.shape, sampling, seeds, on_progress)

@@ -23,7 +23,6 @@ from lantern_accel.families.emu3 import official as emu3
 from lantern_accel.families.glm_image import official as glm_image
 from lantern_accel.families.janus import official as janus
 from lantern_accel.families.releases import require
-from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.adapter import fresh_seeds
 from lantern_accel.integrations.decoding import Accelerated, Describe
 from lantern_accel.integrations.distribution import (
@@ -153,8 +152,7 @@ def _generate_image(
     scale = 5.0 if config.guidance_scale is None else float(config.guidance_scale)
     config.guidance_scale = None
     processors = processors_of(model, config, ids, logits_processor or [])
-    pipeline = ours.ready()
-    codes = pipeline.model.manifest.target.vocab_size
+    codes = ours.ready().model.manifest.target.vocab_size
     found = sampling_of(processors, codes, sample=bool(config.do_sample), scale=scale)
     sampling = ours.sampling(found)
     times = config.num_return_sequences or 1
@@ -169,7 +167,7 @@ def _generate_image(
         prompts += prompts_of(other, mask)
     made = ours.conditions(prompts)
     rows = Rows(made.condition, made.mask[: len(ids)])
-    return ours.draw(pipeline, rows, made.shape, sampling, fresh_seeds(len(ids))).tokens.to(ids)
+    return ours.draw(rows, made.shape, sampling, fresh_seeds(len(ids))).tokens.to(ids)
 
 
 def _generate_emu3(
@@ -227,16 +225,16 @@ def decode(
     if type(model).__name__ in EMU3:
         tokens = draw_image(ours, input_ids, mask, given, generation_config, seeds)
     else:
-        pipeline = ours.ready()
-        target: Any = pipeline.model.manifest.target
+        manifest: Any = ours.ready().model.manifest
+        target = manifest.target
         codes = getattr(target, "head_rows", target.vocab_size)
         sample = bool(generation_config.do_sample)
         sampling = ours.sampling(sampling_of(given, codes, sample=sample))
         if type(model).__name__ == GLM:
             more = image_grid_thw, sampling, seeds
-            tokens = draw_ids(ours, pipeline, input_ids, mask, *more).tokens
+            tokens = draw_ids(ours, input_ids, mask, *more).tokens
         else:
-            tokens = _chameleon_tokens(ours, pipeline, input_ids, mask, given, sampling, seeds)
+            tokens = _chameleon_tokens(ours, manifest, input_ids, mask, given, sampling, seeds)
     out = torch.cat((input_ids, tokens.to(input_ids)), dim=1)
     out = out[:, : getattr(generation_config, "max_length", None) or out.shape[1]]
     if not whole:
@@ -248,7 +246,7 @@ def decode(
 
 def _chameleon_tokens(
     ours: Accelerated,
-    pipeline: Pipeline,
+    manifest: Any,
     ids: Tensor,
     mask: Tensor,
     processors: Any,
@@ -256,7 +254,6 @@ def _chameleon_tokens(
     seeds: list[tuple[int, int]],
 ) -> Tensor:
     """Return the image tokens of prompts that end where an image starts."""
-    manifest: Any = pipeline.model.manifest
     start = manifest.ids.image_start
     if bool((ids[:, -1] != start).any()):
         raise RequestError(
@@ -267,5 +264,5 @@ def _chameleon_tokens(
         contexts += negative_prompts(processors, ids)
     made = ours.conditions(contexts)
     rows = Rows(made.condition, made.mask)
-    codes = ours.draw(pipeline, rows, made.shape, sampling, seeds).tokens
+    codes = ours.draw(rows, made.shape, sampling, seeds).tokens
     return torch.tensor(manifest.target.token_ids())[codes]

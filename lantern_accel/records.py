@@ -44,9 +44,10 @@ def digest(value: object) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> list[str]:
-    """Return the lines of a Markdown table; a cell is one line, with its bars escaped."""
-    shown = [[" ".join(str(cell).replace("|", "\\|").split()) for cell in row] for row in rows]
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *shown)]
+    """Return the lines of a Markdown table; a cell is one line, with slashes for bars."""
+    shown = [[" ".join(str(cell).replace("|", "/").split()) for cell in row] for row in rows]
+    lines = [f"| {' | '.join(row)} |" for row in (head, *shown)]
+    return [lines[0], "|---" * len(head) + "|", *lines[1:]]
 
 
 def format_bytes(nbytes: int) -> str:

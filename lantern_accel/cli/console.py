@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from lantern_accel.records import markdown_table
+
 Advance = Callable[[int, int], None]
 
 
@@ -95,8 +97,7 @@ def show_table(
 ) -> None:
     """Print a table; ``narrow``: the columns that are left where a terminal is too narrow for all."""
     if not sys.stdout.isatty():
-        print(markdown(head, rows))
-        return
+        return print("\n".join(markdown_table(head, rows)))
     from rich.console import Console
     from rich.table import Table
 
@@ -115,10 +116,3 @@ def show_table(
     if len(shown) < len(head):
         left_out = ", ".join(name for name in head if name not in narrow)
         console.print(f"in a wider terminal, or in a pipe: {left_out}", style="dim")
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as Markdown."""
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
-    return "\n".join(lines)

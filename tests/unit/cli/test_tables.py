@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
-from lantern_accel.cli.console import markdown, show_table
+from lantern_accel.cli.console import show_table
+from lantern_accel.records import markdown_table
 from lantern_accel_profiles.commands.tables import show_markdown
 
 HEAD, ROWS = ["name", "speed", "a long column of words"], [["a", "1.0", "x"], ["b|c", "2", ""]]
+TABLE = "\n".join(markdown_table(HEAD, ROWS))
 
 
 class Terminal(io.StringIO):
@@ -33,13 +35,13 @@ def test_a_pipe_gets_markdown(capsys: pytest.CaptureFixture[str]) -> None:
         "| name | speed | a long column of words |", "|---|---|---|", "| a | 1.0 | x |",
     ]  # fmt: skip
     assert "| b/c | 2 |  |" in out
-    show_markdown(f"before\n\n{markdown(HEAD, ROWS)}\nafter")
+    show_markdown(f"before\n\n{TABLE}\nafter")
     assert capsys.readouterr().out == f"before\n\n{out}after\n"
 
 
 def test_a_terminal_gets_a_drawn_table(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = terminal(monkeypatch, 100)
-    show_markdown(f"before\n\n{markdown(HEAD, ROWS)}\nafter")
+    show_markdown(f"before\n\n{TABLE}\nafter")
     out = shown.getvalue()
     assert out.startswith("before\n") and out.endswith("after\n")
     assert "│ a    │   1.0 │ x" in out and "|" not in out

@@ -286,7 +286,7 @@ def service(words: str, queue: int) -> Iterator[tuple[str, int, float]]:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    command = [sys.executable, "-m", "lantern_accel.cli", "serve", "--queue", str(queue)]
+    command = [sys.executable, "-m", "lantern_accel", "serve", "--queue", str(queue)]
     began = time.perf_counter()
     # A client that has to end ends its service, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -129,7 +129,7 @@ def run(command: Command, folder: Path) -> tuple[bool, float, str]:
         name, _, value = words.pop(0).partition("=")
         environ[name] = value
     if words[0] == "lantern-accel":
-        words = [sys.executable, "-m", "lantern_accel.cli", *words[1:]]
+        words = [sys.executable, "-m", "lantern_accel", *words[1:]]
     elif words[0] == "python":
         words[0] = sys.executable
     words = [word for one in words for word in _expanded(one, folder)]

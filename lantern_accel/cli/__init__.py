@@ -16,17 +16,12 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, one of :data:`lantern_accel.errors.EXIT_CODES`."""
-    from lantern_accel.cli.app import app, debugging
+    from lantern_accel.cli.app import app
 
-    return run(app, argv, "lantern-accel", debugging)
+    return run(app, argv, "lantern-accel")
 
 
-def run(
-    app: Callable[..., Any],
-    argv: Sequence[str] | None,
-    name: str,
-    debugging: Callable[[], bool] = lambda: False,
-) -> int:
+def run(app: Callable[..., Any], argv: Sequence[str] | None, name: str) -> int:
     """Run an application's command with this project's warnings and errors; return its exit code."""
     from lantern_accel.cli.edge import guarded
 
@@ -43,7 +38,7 @@ def run(
 
         warnings.showwarning = show
         words = None if argv is None else list(argv)
-        return guarded(lambda: app(args=words, prog_name=name), debugging)
+        return guarded(lambda: app(args=words, prog_name=name))
 
 
 def run_single(command: Callable[..., Any], argv: Sequence[str] | None = None) -> int:

@@ -11,6 +11,7 @@ import typer
 from lantern_accel import extensions
 from lantern_accel.cli.conform import conform, port
 from lantern_accel.cli.devices import devices, hardware
+from lantern_accel.cli.edge import show_tracebacks
 from lantern_accel.cli.generate import generate
 from lantern_accel.cli.help import WHICH, exit_codes, tidy
 from lantern_accel.cli.models import commands as models
@@ -35,19 +36,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-_debug = False
-
-
-def debugging() -> bool:
-    """Return whether the command was asked to show tracebacks."""
-    return _debug
-
-
-def _set_debug(wanted: bool) -> None:
-    global _debug
-    _debug = wanted
-
-
 @app.callback()
 def _options(
     version: bool = typer.Option(
@@ -58,7 +46,7 @@ def _options(
         help="Print the version and exit.",
     ),
     debug: bool = typer.Option(
-        False, "--debug", callback=_set_debug, help="Show the traceback of an error."
+        False, "--debug", callback=show_tracebacks, help="Show the traceback of an error."
     ),
 ) -> None:
     pass

@@ -44,7 +44,16 @@ def ending_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def guarded(command: Callable[[], None], debug: Callable[[], bool]) -> int:
+def show_tracebacks(wanted: bool) -> None:
+    """Say whether errors are shown with their tracebacks."""
+    global _debug
+    _debug = wanted
+
+
+_debug = False
+
+
+def guarded(command: Callable[[], None]) -> int:
     """Run a command; return its exit code, one of :data:`lantern_accel.errors.EXIT_CODES`."""
     try:
         with ending_as_interrupt():
@@ -62,7 +71,7 @@ def guarded(command: Callable[[], None], debug: Callable[[], bool]) -> int:
     except Exception as error:
         if not isinstance(error, LanternError):
             _drop_stdout()
-        if debug():
+        if _debug:
             traceback.print_exc()
         code, text = _explain(error)
         # Commands to copy have a line of their own.

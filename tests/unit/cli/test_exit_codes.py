@@ -60,7 +60,7 @@ def test_an_error_ends_with_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
-    assert guarded(raising(error), lambda: False) == code
+    assert guarded(raising(error)) == code
     told = capsys.readouterr().err
     assert told.count("\n") == (code < 100)
 
@@ -68,7 +68,7 @@ def test_an_error_ends_with_its_code(
 def test_commands_that_fetch_stand_on_lines_of_their_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert guarded(raising(errors.FetchError("not here. Run:\n  hf a\nThen b")), lambda: False) == 6
+    assert guarded(raising(errors.FetchError("not here. Run:\n  hf a\nThen b"))) == 6
     assert capsys.readouterr().err == "error: not here. Run:\n  hf a\nThen b\n"
 
 

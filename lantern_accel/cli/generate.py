@@ -169,12 +169,13 @@ def _draw(
     quiet: bool,
 ) -> GenerationResult | None:
     """Generate the missing images; each batch is written when it is done. None: nothing was missing."""
-    left = [index for index in range(pictures.count) if not pictures.has(index)]
+    notes = pictures.notes
+    left = [index for index in range(pictures.count) if index not in notes.finished]
     if not left:
         return None
-    if pictures.seed is not None:
-        settings = {**settings, "seed": pictures.seed}
-    pictures.seed = pipeline.request(prompt, **settings).seed
+    if notes.seed is not None:
+        settings = {**settings, "seed": notes.seed}
+    notes.seed = pipeline.request(prompt, **settings).seed
 
     def keep(first: int, images: list[Any]) -> None:
         for offset, image in enumerate(images):
@@ -187,7 +188,7 @@ def _draw(
             on_images=keep,
             only=None if len(left) == pictures.count else left,
             unfinished=pictures.unfinished,
-            **{**settings, "seed": pictures.seed},
+            **{**settings, "seed": notes.seed},
         )
 
 

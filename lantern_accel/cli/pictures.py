@@ -60,7 +60,7 @@ def check_files(
 
 
 class Notes(Record):
-    """What was asked, by digest, with which seed it was begun, and which images are finished."""
+    """What was asked, by digest, the seed that it was begun with, and the images that are finished."""
 
     command: str
     seed: int | None = None
@@ -87,11 +87,11 @@ class Pictures:
         self.output, self.count, self.each, self.metadata = output, count, each, metadata
         self.images: dict[int, Image] = {}
         self.written: list[Path] = []
-        self._notes = output.with_name(f".{output.name[:200]}.lantern.json")
+        self._path = output.with_name(f".{output.name[:200]}.lantern.json")
         #: Where the tokens of an image under way are kept.
-        self.unfinished = self._notes.with_suffix(".tokens")
+        self.unfinished = self._path.with_suffix(".tokens")
         text = json.dumps(command, sort_keys=True, default=str)
-        self._state = Notes(command=hashlib.sha256(text.encode()).hexdigest())
+        self.notes = Notes(command=hashlib.sha256(text.encode()).hexdigest())
         if resume:
             self._read()
 
@@ -99,37 +99,24 @@ class Pictures:
         if not self.each:
             raise RequestError("--resume continues single images; leave --grid out")
         try:
-            found = Notes.model_validate(read_json_file(self._notes))
+            found = Notes.model_validate(read_json_file(self._path))
         except FileNotFoundError:
             from lantern_accel.generation.unfinished import seed_in  # which imports torch
 
-            self._state.seed = seed_in(self.unfinished)
+            self.notes.seed = seed_in(self.unfinished)
             return  # none was finished
         except (OSError, ValueError):
-            raise RequestError(f"{self._notes} is damaged; delete it to start again") from None
-        if found.command != self._state.command:
+            raise RequestError(f"{self._path} is damaged; delete it to start again") from None
+        if found.command != self.notes.command:
             raise RequestError(
-                f"{self._notes} was left by another command; run that one with --resume, or leave "
+                f"{self._path} was left by another command; run that one with --resume, or leave "
                 "--resume out to start again"
             )
         found.finished = [n for n in found.finished if self._file(n).is_file()]
-        self._state = found
+        self.notes = found
 
     def _file(self, index: int) -> Path:
         return numbered(self.output, index, self.count)
-
-    def has(self, index: int) -> bool:
-        """Return whether an image was finished before."""
-        return index in self._state.finished
-
-    @property
-    def seed(self) -> int | None:
-        """The seed that the images were begun with; None: not begun yet."""
-        return self._state.seed
-
-    @seed.setter
-    def seed(self, seed: int) -> None:
-        self._state.seed = seed
 
     def add(self, index: int, image: Image) -> None:
         """Write an image that is done, or keep it for the one file."""
@@ -138,8 +125,8 @@ class Pictures:
             return
         self._write(index, image)
         if self.count > 1:
-            self._state.finished.append(index)
-            write_json(self._notes, self._state.model_dump(mode="json"))
+            self.notes.finished.append(index)
+            write_json(self._path, self.notes.model_dump(mode="json"))
 
     def _write(self, index: int, image: Image) -> None:
         save_image(image, self._file(index), self.metadata)
@@ -172,4 +159,4 @@ class Pictures:
     def done(self) -> None:
         """Forget the notes: nothing is left to generate."""
         with contextlib.suppress(OSError):
-            self._notes.unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)

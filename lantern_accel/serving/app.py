@@ -8,7 +8,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import resources
 from types import FrameType
@@ -329,8 +329,3 @@ class Server(uvicorn.Server):
         """
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
-
-    @property
-    def ports(self) -> Sequence[int]:
-        """The ports it listens on, once it has started."""
-        return [s.getsockname()[1] for server in self.servers for s in server.sockets]

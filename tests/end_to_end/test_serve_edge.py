@@ -156,7 +156,7 @@ def test_a_stream_behind_others_outlives_a_proxy_that_cuts_silence(
         )
         ahead.start()
         assert hold.inside.wait(20)
-        with proxied(served.server.ports[0], 1.0) as address:
+        with proxied(served.port, 1.0) as address:
             client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
             served.clients.append(client)
             own = {"seed": 7, "strategy": "vanilla"}

@@ -23,7 +23,8 @@ class Served:
         self.server, self.app, self.pipeline = server, app, pipeline
         self.studio = app.state.studio
         self.clients: list[Any] = clients
-        self.url = f"http://127.0.0.1:{server.ports[0]}"
+        self.port = server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
 
     def client(self, key: str = "none", **more: Any) -> Any:
         """Return OpenAI's client of this server, closed with it; it does not try again."""

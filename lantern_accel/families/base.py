@@ -10,23 +10,31 @@ from __future__ import annotations
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
-from lantern_accel.checkpoints.layouts import OWN_CONFIG
+from lantern_accel.checkpoints.layouts import (
+    OWN_CONFIG,
+    OWN_WEIGHTS,
+    drafter_weights,
+    explained,
+    read_json,
+)
 from lantern_accel.checkpoints.loading import Recipe
-from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
+from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError, ModelError, RequestError
 from lantern_accel.families.keys import Change, Rule, recipes_of, renamed
 from lantern_accel.families.manifest import Manifest, ManifestT
 from lantern_accel.families.published import ModelEntry, entries_in
 from lantern_accel.nn.drafter import Drafter, DrafterSizes
+from lantern_accel.records import first_wrong
 from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:
@@ -35,6 +43,8 @@ if TYPE_CHECKING:
 Prompt = str | int
 #: Width and height of an image in pixels.
 Size = tuple[int, int]
+#: What to do about a drafter that cannot be used.
+OTHER_DRAFTER = "name another with --use drafter=PATH, or decode without one: --use drafter=none"
 #: Parts that are modules of ours, in the order in which they are loaded.
 PARTS = ("target", "drafter", "vq")
 
@@ -136,15 +146,6 @@ class Rows:
 
     condition: Tensor
     mask: Tensor
-
-
-@dataclass(frozen=True)
-class DrafterFiles:
-    """A trained drafter on disk: its weights by key, and its configuration with the file's name."""
-
-    weights: dict[str, Tensor]
-    config_name: str
-    config: dict[str, Any]
 
 
 def check_two_way(model: Model, sampling: Sampling) -> None:
@@ -372,35 +373,76 @@ class Family(ABC, Generic[ManifestT]):
 
     # --- drafters ----------------------------------------------------------------------------------
 
-    def drafter_sizes(self, config: Any, layers: int = 1, taps: Sequence[int] = ()) -> DrafterSizes:
-        """Return the sizes of a drafter to train for a target of this configuration.
+    def find(self, path: Path, parts: Parts) -> Found[ManifestT] | None:
+        """Return what :meth:`detect` does, with the drafter that was named or that lies near.
 
-        Raises :class:`ModelError` for blocks or taps that the family's drafters cannot have.
+        Of several near ones the first that fits. Raises :class:`CheckpointError` where none does.
         """
-        raise ModelError(f"no drafter can be trained for models of the family {self.name!r}")
+        found = self.detect(path, parts)
+        if found is None or parts.no_drafter or self.drafter_type is None:
+            return found
+        near, wrong = [Path(one) for one in self.drafters_near(found)], list[CheckpointError]()
+        there = map(drafter_weights, near if parts.drafter is None else [parts.drafter])
+        for one in there:
+            if parts.drafter is None and not (one.is_file() or (one.is_dir() and has_weights(one))):
+                continue
+            try:
+                found.manifest, found.files["drafter"] = self.with_drafter(found.manifest, one)
+                return found
+            except CheckpointError as error:
+                wrong.append(error)
+        if wrong:
+            raise wrong[0]
+        known = {one.name: one for one in self.published()}
+        uses = known[found.manifest.name].uses if found.manifest.name in known else ()
+        theirs = [known[name].repo for name in uses if known[name].kind == "drafter"]
+        found.missing["drafter"] = (
+            f"a drafter: put {theirs[0] if theirs else 'one'} into {near[0]}, name it with --use "
+            "drafter=PATH, or train one with `lantern-accel train drafter`"
+        )
+        return found
 
-    def read_drafter(self, manifest: ManifestT, path: Path) -> tuple[DrafterSizes, Path]:
-        """Return the sizes of a drafter that lies elsewhere, and the checkpoint of its weights.
+    def drafters_near(self, found: Found[ManifestT]) -> Iterable[Path]:
+        """Go through the folders and files that may hold a drafter of a model; here one next to it."""
+        target = found.files["target"]
+        return [(target if target.is_dir() else target.parent) / "drafter"]
 
-        Raises :class:`CheckpointError` for a drafter of another model.
+    def with_drafter(self, manifest: ManifestT, path: Path) -> tuple[ManifestT, Path]:
+        """Return a manifest with the drafter that lies at a path, and the checkpoint of its weights.
+
+        Raises :class:`CheckpointError` for what is not a drafter, or one of another model.
         """
-        raise ModelError(f"models of the family {self.name!r} take no drafter from elsewhere")
+        if self.drafter_type is None:
+            raise ModelError(f"models of the family {self.name!r} take no drafter")
+        weights = drafter_weights(path)
+        said = (weights if weights.is_dir() else weights.parent) / OWN_CONFIG
+        if said.is_file():
+            with explained(said, OTHER_DRAFTER):
+                config = self.drafter_type.sizes.model_validate(read_json(said))
+        else:
+            config = self.published_drafter(weights, manifest.target)
+        if (wrong := config.misfit(manifest.target)) is not None:
+            raise CheckpointError(
+                f"the drafter {weights} is of another model: {wrong}; {OTHER_DRAFTER}"
+            )
+        return manifest.model_copy(update={"drafter": config}), weights
 
-    def drafter_files(self, drafter: Any) -> DrafterFiles:
-        """Return a trained drafter as :meth:`detect` and :meth:`read_drafter` read it."""
-        config = drafter.config.model_dump(mode="json")
-        return DrafterFiles(dict(drafter.state_dict()), OWN_CONFIG, config)
+    def published_drafter(self, path: Path, target: Any) -> DrafterSizes:
+        """Return the sizes of a drafter that others published, for a target of this configuration.
+
+        Raises :class:`CheckpointError` for what is not one: here, for all.
+        """
+        raise CheckpointError(
+            f"{path} is not a drafter for this model: it lacks {OWN_WEIGHTS} or {OWN_CONFIG}, which "
+            f"`lantern-accel train drafter` writes; {OTHER_DRAFTER}"
+        )
 
     def fitting_drafter(self, manifest: ManifestT) -> ManifestT:
         """Return a manifest with a drafter of one block as the target's are, where it has none."""
         if manifest.drafter is not None or self.drafter_type is None:
             return manifest
-        return manifest.model_copy(update={"drafter": self.drafter_sizes(manifest.target)})
-
-    def with_drafter(self, manifest: ManifestT, path: Path) -> tuple[ManifestT, Path]:
-        """Return a manifest with a drafter of this model that lies elsewhere, and its weights."""
-        config, weights = self.read_drafter(manifest, path)
-        return manifest.model_copy(update={"drafter": config}), weights
+        sizes = self.drafter_type.sizes.fitting(manifest.target)
+        return manifest.model_copy(update={"drafter": sizes})
 
     def fresh_drafter(self, target: Any, layers: int = 1, taps: Sequence[int] = ()) -> Drafter:
         """Return an untrained drafter of some blocks that fits a target, in float32.
@@ -408,13 +450,17 @@ class Family(ABC, Generic[ManifestT]):
         Its embedding is the target's and stays as it is. ``taps``: blocks of the target that it reads.
         Raises :class:`ModelError` for blocks or taps that the family's drafters cannot have.
         """
-        sizes = self.drafter_sizes(target.config, layers, taps)
-        if max(taps, default=0) > target.config.n_layer:
+        if self.drafter_type is None:
+            raise ModelError(f"no drafter can be trained for models of the family {self.name!r}")
+        try:
+            sizes = self.drafter_type.sizes.fitting(target.config, layers, taps)
+        except ValidationError as error:
             raise ModelError(
-                f"the drafter cannot read the states after block {max(taps)} of "
-                f"{target.config.n_layer}; name lower taps"
-            )
-        assert self.drafter_type is not None
+                f"a drafter for this model cannot have these blocks or taps: {first_wrong(error)}; "
+                "change n_layer or taps"
+            ) from None
+        if (wrong := sizes.misfit(target.config)) is not None:
+            raise ModelError(f"the drafter does not fit: {wrong}; name lower taps")
         drafter = self.drafter_type(sizes, ops=TensorOps())
         drafter.start(target)
         return drafter.train()

@@ -9,7 +9,6 @@ and stands where that token stands.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,6 +34,10 @@ MARK_ERROR = 2**-6
 class PromptedDrafterConfig(DrafterSizes):
     """Sizes of a drafter; all but its blocks, its taps and ``bias`` are its target's."""
 
+    same = (
+        "dim", "n_head", "kv_heads", "head_dim", "ffn_dim", "norm_eps", "qkv_bias", "head_norm",
+        "norms", "token_count", "vocab_size",
+    )  # fmt: skip
     dim: int = Field(ge=4)
     n_head: int = Field(ge=1)
     kv_heads: int = Field(ge=1)
@@ -54,39 +57,11 @@ class PromptedDrafterConfig(DrafterSizes):
     def decoder(self) -> Decoder:
         return Decoder.of(self, bias=self.qkv_bias, head_norm=self.head_norm, norms=self.norms)
 
-
-def target_sizes(config: Any) -> dict[str, Any]:
-    """Return what a drafter has of a target's configuration."""
-    one: Decoder = config.decoder
-    return {
-        "dim": one.dim,
-        "n_head": one.heads,
-        "kv_heads": one.kv_heads,
-        "head_dim": one.head_dim,
-        "ffn_dim": one.hidden,
-        "norm_eps": one.eps,
-        "qkv_bias": one.bias,
-        "head_norm": one.head_norm,
-        "norms": one.norms,
-        "token_count": config.token_count,
-        "vocab_size": config.vocab_size,
-    }
-
-
-def fitting_config(config: Any, layers: int = 1, taps: Sequence[int] = ()) -> PromptedDrafterConfig:
-    """Return the sizes of a drafter for a target."""
-    sizes = {**target_sizes(config), "n_layer": layers, "taps": tuple(taps)}
-    return PromptedDrafterConfig.model_validate(sizes)
-
-
-def misfit(drafter: PromptedDrafterConfig, config: Any) -> str | None:
-    """Say in which size a drafter is not of a target; None: in none."""
-    for name, value in target_sizes(config).items():
-        if getattr(drafter, name) != value:
-            return f"its {name} is {getattr(drafter, name)} and the model's {value}"
-    if max(drafter.taps, default=0) > config.n_layer:
-        return f"it reads block {max(drafter.taps)} of the model's {config.n_layer}"
-    return None
+    @classmethod
+    def of_target(cls, target: Any) -> dict[str, Any]:
+        one: Decoder = target.decoder
+        blocks = {"qkv_bias": one.bias, "head_norm": one.head_norm, "norms": one.norms}
+        return super().of_target(target) | blocks
 
 
 def patches_of(config: Any) -> int:
@@ -102,9 +77,9 @@ class PromptedManifest(TokenManifest):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         check_codes(self.vq.codebook_size, patches_of(self.target))
-        wrong = None if self.drafter is None else misfit(self.drafter, self.target)
+        wrong = None if self.drafter is None else self.drafter.misfit(self.target)
         if wrong is not None:
-            raise ValueError(f"the drafter is of another target: {wrong}")
+            raise ValueError(f"the drafter is not of this target: {wrong}")
         return self
 
 
@@ -120,6 +95,7 @@ def mark_of(target: Target) -> tuple[float, ...]:
 class PromptedDrafter(Drafter):
     """The drafter of one target, whose tables it reads."""
 
+    sizes = PromptedDrafterConfig
     config: PromptedDrafterConfig
     words: Tensor
     codes: Tensor

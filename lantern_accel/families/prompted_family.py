@@ -5,71 +5,17 @@ from __future__ import annotations
 import random
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional as F
 
-from lantern_accel.checkpoints.layouts import (
-    OWN_CONFIG,
-    OWN_WEIGHTS,
-    drafter_weights,
-    explained,
-    read_json,
-)
-from lantern_accel.errors import CheckpointError, RequestError
+from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Conditions, Family, Found, Model, Prompt, Size, TextSource
 from lantern_accel.families.manifest import TokenManifestT
-from lantern_accel.families.prompted_drafter import (
-    PromptedDrafter,
-    PromptedDrafterConfig,
-    PromptedManifestT,
-    fitting_config,
-    misfit,
-)
+from lantern_accel.families.prompted_drafter import PromptedDrafter, PromptedManifestT
 from lantern_accel.families.tokenizer import CAPTIONS, PromptText, bucket, check_texts, left_pad
 from lantern_accel.nn.drafter import Drafter
-
-_HINT = "name another with --use drafter=PATH, or decode without one: --use drafter=none"
-
-
-def read_drafter(manifest: PromptedManifestT, path: Path) -> tuple[PromptedDrafterConfig, Path]:
-    """Return the sizes and the weights of a trained drafter; ``path`` is its folder or its weights.
-
-    Raises :class:`CheckpointError` where it is of another model than the manifest's target.
-    """
-    weights = drafter_weights(path)
-    said = weights.parent / OWN_CONFIG
-    if not weights.is_file() or not said.is_file():
-        raise CheckpointError(
-            f"{path} is not a drafter for this model: it lacks {OWN_WEIGHTS} or {OWN_CONFIG}, which "
-            f"`lantern-accel train drafter` writes; {_HINT}"
-        )
-    with explained(f"{said} is not a configuration of a drafter for this model", _HINT):
-        config = PromptedDrafterConfig.model_validate(read_json(said))
-    wrong = misfit(config, manifest.target)
-    if wrong is not None:
-        raise CheckpointError(f"the drafter {path} is of another model: {wrong}; {_HINT}")
-    return config, weights
-
-
-def add_drafter(found: Found[PromptedManifestT], folder: Path) -> None:
-    """Add the drafter that was named, or that lies in ``folder`` as ``drafter``; else say how to get one.
-
-    Raises :class:`CheckpointError` where it is of another model.
-    """
-    parts, near = found.parts, folder / "drafter"
-    path = parts.drafter or (near if (near / OWN_WEIGHTS).is_file() else None)
-    if parts.no_drafter:
-        return
-    if path is None:
-        found.missing["drafter"] = (
-            "a drafter: none is published, train one with `lantern-accel train drafter`"
-        )
-        return
-    config, found.files["drafter"] = read_drafter(found.manifest, path)
-    found.manifest = found.manifest.model_copy(update={"drafter": config})
 
 
 class TokenFamily(Family[TokenManifestT]):
@@ -196,8 +142,6 @@ class PromptedFamily(TokenFamily[PromptedManifestT]):
     """Trains, reads and pairs drafters of the target's own blocks; has ``manifest.drafter``."""
 
     drafter_type: ClassVar[type[Drafter]] = PromptedDrafter
-    drafter_sizes = staticmethod(fitting_config)
-    read_drafter = staticmethod(read_drafter)
 
     def pair(self, model: Model[PromptedManifestT]) -> None:
         if model.drafter is not None:

@@ -149,7 +149,7 @@ def find_published(name: str, parts: Parts, tell: Tell) -> Found:
         text=parts.text or files.get("text"),
         entry=one,
     )
-    found = kind.detect(files["target"], given)
+    found = kind.find(files["target"], given)
     if found is None:
         raise ModelError(
             f"the files of {name} at {files['target']} are not what was published; delete them and fetch "
@@ -164,7 +164,7 @@ def find_official(path: Path, parts: Parts, asked: Iterable[Family] | None = Non
     failed: dict[str, str] = {}
     for kind in families() if asked is None else asked:
         try:
-            found = kind.detect(path, parts)
+            found = kind.find(path, parts)
         except LanternError as error:  # its own files, which cannot be used; or another family's
             refused.append(error)
             continue

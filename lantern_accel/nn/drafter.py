@@ -6,11 +6,13 @@ Source: EAGLE (arXiv 2401.15077), with states of several blocks of the target EA
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import RotaryNetwork
@@ -19,8 +21,10 @@ from lantern_accel.nn.transformer import Pass, Projection, RMSNorm
 
 
 class DrafterSizes(Sizes):
-    """Sizes of a drafter that are not its target's."""
+    """Sizes of a drafter; those named here are its own, all others are its target's."""
 
+    #: Those of its target's by which a drafter of another one is known.
+    same: ClassVar[tuple[str, ...]] = ()
     n_layer: int = Field(1, ge=1, description="blocks; EAGLE's and the published drafters have one")
     taps: tuple[int, ...] = Field(
         (),
@@ -41,6 +45,26 @@ class DrafterSizes(Sizes):
             raise ValueError(f"taps {list(taps)} must be numbers from 1 up, each once, ascending")
         return taps
 
+    @classmethod
+    def of_target(cls, target: Any) -> dict[str, Any]:
+        """Return what a drafter takes from a target's configuration."""
+        named = (name for name in cls.model_fields if name not in DrafterSizes.model_fields)
+        return {name: getattr(target, name) for name in named if hasattr(target, name)}
+
+    @classmethod
+    def fitting(cls, target: Any, layers: int = 1, taps: Sequence[int] = ()) -> Self:
+        """Return the sizes of a drafter to train for a target of this configuration."""
+        return cls(**cls.of_target(target), n_layer=layers, taps=tuple(taps))
+
+    def misfit(self, target: Any) -> str | None:
+        """Say in which sizes a drafter is not of a target of this configuration; None: in none."""
+        fitting = self.fitting(target)
+        pairs = ((name, getattr(self, name), getattr(fitting, name)) for name in self.same)
+        wrong = [f"its {name} is {a} and the model's {b}" for name, a, b in pairs if a != b]
+        if max(self.taps, default=0) > target.n_layer:
+            wrong.append(f"it reads block {max(self.taps)} of the model's {target.n_layer}")
+        return ", ".join(wrong) or None
+
 
 class Drafter(RotaryNetwork, ABC):
     """Predicts the target's next feature from its last features and the token sampled from them.
@@ -49,6 +73,7 @@ class Drafter(RotaryNetwork, ABC):
     :class:`DrafterSizes`, with a ``decoder``.
     """
 
+    sizes: ClassVar[type[DrafterSizes]]
     tap_norms: nn.ModuleList
     fuse: Projection | None
     fc: Projection

@@ -168,12 +168,3 @@ def to_adjacent_pairs(rows: Tensor, head_dim: int, rotated: int = 0) -> Tensor:
     halves = heads[:, :rotated].reshape(len(heads), 2, rotated // 2, *rows.shape[1:])
     halves = halves.transpose(1, 2).flatten(1, 2)
     return torch.cat((halves, heads[:, rotated:]), dim=1).reshape(rows.shape)
-
-
-def to_half_split(rows: Tensor, head_dim: int, rotated: int = 0) -> Tensor:
-    """Undo :func:`to_adjacent_pairs`."""
-    rotated = rotated or head_dim
-    heads = rows.reshape(-1, head_dim, *rows.shape[1:])
-    pairs = heads[:, :rotated].reshape(len(heads), rotated // 2, 2, *rows.shape[1:])
-    pairs = pairs.transpose(1, 2).flatten(1, 2)
-    return torch.cat((pairs, heads[:, rotated:]), dim=1).reshape(rows.shape)

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lantern_accel.checkpoints.layouts import OWN_WEIGHTS
+from lantern_accel.checkpoints.layouts import OWN_CONFIG, OWN_WEIGHTS
 from lantern_accel.decoding.rows import Allowed
 from lantern_accel.device.packed import dense
 from lantern_accel.device.sampling import guide
@@ -358,9 +358,8 @@ def train_drafter(
     task = DrafterTask(config, source, device, start)
     done = run(task, config, out, device, progress, resume=resume)
     report = task.finish(done, config, out)
-    made = source.family.drafter_files(task.drafter)
-    write_weights(made.weights, out / OWN_WEIGHTS)
-    write_json(out / made.config_name, made.config)
+    write_weights(task.drafter.state_dict(), out / OWN_WEIGHTS)
+    write_json(out / OWN_CONFIG, task.drafter.config.model_dump(mode="json"))
     return report
 
 

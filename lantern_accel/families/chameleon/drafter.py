@@ -25,6 +25,7 @@ from lantern_accel.nn.transformer import REFERENCE
 class ChameleonDrafterConfig(DrafterSizes, TrunkConfig):
     """Sizes of a drafter; prompt length, image and codes are its target's."""
 
+    same = ("dim", "token_count", "image_codes", "newline_id")
     n_layer: int = Field(1, ge=1, le=1)
     taps: tuple[int, ...] = Field((), max_length=0, description="they read the last states alone")
 
@@ -32,7 +33,7 @@ class ChameleonDrafterConfig(DrafterSizes, TrunkConfig):
 class ChameleonDrafter(CodeNetwork, Drafter):
     """The drafter of Anole or Lumina-mGPT, with a table of all tokens of its own."""
 
-    table = "embed_tokens"
+    table, sizes = "embed_tokens", ChameleonDrafterConfig
     config: ChameleonDrafterConfig
 
     def __init__(self, config: ChameleonDrafterConfig, *, ops: TensorOps = REFERENCE) -> None:

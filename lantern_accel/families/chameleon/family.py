@@ -5,18 +5,15 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.checkpoints.layouts import drafter_weights
 from lantern_accel.checkpoints.loading import Recipe
-from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
-from lantern_accel.errors import ModelError
-from lantern_accel.families.base import Conditions, DrafterFiles, Model, Rows, check_two_way
+from lantern_accel.checkpoints.weights import Checkpoint
+from lantern_accel.families.base import Conditions, Model, Rows, check_two_way
 from lantern_accel.families.chameleon import layouts, official
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest
@@ -65,6 +62,8 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
     vq_type = staticmethod(functools.partial(VQModel, attend=()))
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
+    drafters_near = staticmethod(official.drafters_near)
+    published_drafter = staticmethod(official.published_drafter)
     pixels_at_once: ClassVar[int] = 512 * 512
     #: Hugging Face's files hold target and VQGAN together.
     beside = layouts.BESIDE
@@ -88,7 +87,7 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
             side=4,
             ids=ids,
             target=target,
-            drafter=official.fitting_drafter(target),
+            drafter=ChameleonDrafterConfig.fitting(target),
             vq=vq,
             defaults=DEFAULTS["lumina"].within(target.vocab_size),
         )
@@ -114,27 +113,6 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
         """End every row with the newline, where the model writes it."""
         newline = model.manifest.target.newline
         return (codes if newline is None else F.pad(codes, (0, 1), value=newline)).flatten(1)
-
-    def drafter_sizes(
-        self, config: ChameleonConfig, layers: int = 1, taps: Sequence[int] = ()
-    ) -> ChameleonDrafterConfig:
-        if layers != 1 or taps:
-            raise ModelError(
-                f"drafters of the family {self.name!r} have one block and read the target's last states; "
-                "leave n_layer and taps out"
-            )
-        return official.fitting_drafter(config)
-
-    def drafter_files(self, drafter: ChameleonDrafter) -> DrafterFiles:
-        weights = layouts.published_drafter(drafter.state_dict(), drafter.config)
-        return DrafterFiles(weights, "config.json", layouts.drafter_said(drafter.config))
-
-    def read_drafter(
-        self, manifest: ChameleonManifest, path: Path
-    ) -> tuple[ChameleonDrafterConfig, Path]:
-        """Take LANTERN's drafter, or one that was trained here."""
-        weights = drafter_weights(path)
-        return official.drafter_config(open_checkpoint(weights), weights, manifest.target), weights
 
     def positions(self, target: ChameleonConfig) -> int:
         """Return the trained positions: whatever a file says, those of its own image and a prompt."""

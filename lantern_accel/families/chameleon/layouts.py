@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,10 +19,9 @@ from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
-from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.model import ChameleonConfig, TrunkConfig
 from lantern_accel.families.image_tokenizer import picture_names, vq_sizes
-from lantern_accel.nn.rotary import to_adjacent_pairs, to_half_split
+from lantern_accel.nn.rotary import to_adjacent_pairs
 from lantern_accel.nn.vq import VQConfig
 
 #: The norm that tells Chameleon from other trunks, and by its axes which pairs turn.
@@ -106,54 +104,10 @@ def target_recipes(checkpoint: Checkpoint, config: ChameleonConfig) -> dict[str,
 
 
 def drafter_recipes(checkpoint: Checkpoint, config: TrunkConfig) -> dict[str, Recipe]:
-    """Say for every parameter of a published drafter for Chameleon where it lies."""
-    return keys.recipes_of(
-        keys.renamed(checkpoint, DRAFTER_RULES), trunk_changes(checkpoint, config)
-    )
-
-
-def published_drafter(weights: Mapping[str, Tensor], config: TrunkConfig) -> dict[str, Tensor]:
-    """Return a drafter's parameters under the published keys: what :func:`drafter_recipes` reads.
-
-    Rows of q, k and their norms ``[heads, d]`` are half-split.
-    """
-    d, heads, kv_heads = config.head_dim, config.n_head, config.kv_heads
-    names = {
-        "attention.wqkv.": {"q_proj": heads * d, "k_proj": kv_heads * d, "v_proj": kv_heads * d},
-        "attention.qk_norm.": {"q_norm": heads, "k_norm": kv_heads},
-        "attention.wo.": {"o_proj": config.dim},
-        "feed_forward.w13.": {"mlp.gate_proj": config.ffn_dim, "mlp.up_proj": config.ffn_dim},
-        "feed_forward.w2.": {"mlp.down_proj": config.dim},
-        "attention_norm.": {"input_layernorm": config.dim},
-        "ffn_norm.": {"post_attention_layernorm": config.dim},
-    }
-    out: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        ours = next((one for one in names if f".{one}" in name), "")
-        theirs = names.get(ours, {"": len(tensor)})
-        for own, part in zip(theirs, torch.split(tensor, list(theirs.values())), strict=True):
-            if own.startswith(("q_", "k_")):
-                rows = part.flatten() if "norm" in own else part
-                part = to_half_split(rows, d).reshape(part.shape)
-            within = "self_attn." if ours.startswith("attention.") else ""
-            out[name.replace(ours, f"{within}{own}.") if ours else name] = part
-    return out
-
-
-def drafter_said(config: ChameleonDrafterConfig) -> dict[str, Any]:
-    """Return the ``config.json`` of a drafter, as published drafters have it."""
-    return {
-        "hidden_size": config.dim,
-        "intermediate_size": config.ffn_dim,
-        "num_hidden_layers": config.n_layer,
-        "num_attention_heads": config.n_head,
-        "num_key_value_heads": config.kv_heads,
-        "vocab_size": config.token_count,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_base,
-        "swin_norm": config.swin_norm,
-        "bias": config.bias,
-    }
+    """Say for every parameter of a drafter for Chameleon where it lies: published, or trained here."""
+    named = keys.renamed(checkpoint, DRAFTER_RULES)
+    ours = "layers.0.attention.qk_norm.weight" in named
+    return keys.recipes_of(named, () if ours else trunk_changes(checkpoint, config))
 
 
 def block_sizes(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -43,17 +43,9 @@ class ChameleonManifest(TokenManifest):
         check_codes(self.vq.codebook_size, t.image_codes)
         if (self.variant == "lumina") != (t.newline_id is not None):
             raise ValueError("Lumina's rows end in a newline token, Anole's do not")
-        d = self.drafter
-        if d is not None and (d.dim, d.token_count, d.image_codes, d.newline_id) != (
-            t.dim,
-            t.token_count,
-            t.image_codes,
-            t.newline_id,
-        ):
-            raise ValueError(
-                f"the drafter (dim {d.dim}, {d.token_count} tokens) is not of this target (dim "
-                f"{t.dim}, {t.token_count} tokens)"
-            )
+        wrong = None if self.drafter is None else self.drafter.misfit(t)
+        if wrong is not None:
+            raise ValueError(f"the drafter is not of this target: {wrong}")
         return self
 
     @property

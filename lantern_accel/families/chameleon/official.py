@@ -13,7 +13,6 @@ from typing import Any
 
 from lantern_accel.checkpoints.layouts import (
     check_said,
-    drafter_weights,
     explained,
     find_file,
     folder_json,
@@ -22,7 +21,7 @@ from lantern_accel.checkpoints.layouts import (
 )
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError, shown
-from lantern_accel.families.base import Found, Parts
+from lantern_accel.families.base import OTHER_DRAFTER, Found, Parts
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.layouts import (
     VQ_PREFIX,
@@ -45,13 +44,12 @@ from lantern_accel.families.registry import (
 )
 from lantern_accel.families.tokenizer import read_vocabulary
 
-#: What a drafter has from its target.
+#: What a published drafter has from its target.
 SHARED = ("image_first", "image_codes", "newline_id", "height", "width", "prefix_length")
 #: Fields that Lumina's configuration alone has.
 LUMINAS = ("mask_image_logits", "dropout")
 _WHERE_VQ = "tokenizer/vqgan.ckpt of Chameleon's release"
 _WHERE_TEXT = "tokenizer/text_tokenizer.json of Chameleon's release"
-_OTHER = "name another with --use drafter=PATH, or decode without one: --use drafter=none"
 #: Sizes by which a published model is known.
 _RELEASED = ("dim", "n_layer", "n_head", "ffn_dim", "token_count", "image_codes", "height")
 
@@ -100,28 +98,21 @@ def target_config(
     )
 
 
-def drafter_config(
-    checkpoint: Checkpoint, path: Path, target: ChameleonConfig
-) -> ChameleonDrafterConfig:
-    """Return a published drafter's configuration; raises where it is of another target."""
+def published_drafter(path: Path, target: ChameleonConfig) -> ChameleonDrafterConfig:
+    """Return the sizes of LANTERN's drafter; raises :class:`CheckpointError` for something else."""
+    checkpoint = open_checkpoint(path)
     if layout_of(checkpoint) != "drafter":
         raise CheckpointError(
             f"{path} is not a drafter for Anole or Lumina: it lacks their norms of queries and keys; "
-            f"{_OTHER}"
+            f"{OTHER_DRAFTER}"
         )
     sizes = block_sizes(checkpoint)
-    if (sizes["dim"], sizes["token_count"]) != (target.dim, target.token_count):
-        raise CheckpointError(
-            f"the drafter {path} has width {sizes['dim']} and {sizes['token_count']} tokens, the model "
-            f"{target.dim} and {target.token_count}, so it was trained for another model; {_OTHER}"
-        )
     if sizes["n_layer"] != 1:
         raise CheckpointError(
             f"the drafter {path} has {sizes['n_layer']} layers, only drafters of one layer are "
-            "supported; name another with --use drafter=PATH"
+            f"supported; {OTHER_DRAFTER}"
         )
-    said = _said(said_of(path))
-    said.pop("max_positions", None)
+    said = {name: value for name, value in _said(said_of(path)).items() if name != "max_positions"}
     shared = {name: getattr(target, name) for name in SHARED}
     with explained(
         f"the config.json of the drafter {path}", "take it from where the drafter is from"
@@ -129,11 +120,10 @@ def drafter_config(
         return ChameleonDrafterConfig(**sizes, **said, **shared, bias="fc.bias" in checkpoint)
 
 
-def fitting_drafter(target: ChameleonConfig) -> ChameleonDrafterConfig:
-    """Return the sizes of a drafter to train for a target: one block as the target's are."""
-    shape = ("dim", "n_head", "n_kv_head", "ffn_dim", "token_count", "norm_eps", "rope_base")
-    names = (*shape, "swin_norm", *SHARED)
-    return ChameleonDrafterConfig(**{name: getattr(target, name) for name in names})
+def drafters_near(found: Found[ChameleonManifest]) -> list[Path]:
+    """Return where ours or LANTERN's folders have the drafter of a model."""
+    home, variant = _release(found.files["target"]), found.manifest.variant
+    return [home / "drafter", home.parent / "trained_drafters" / f"{variant}_drafter"]
 
 
 def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
@@ -185,16 +175,6 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
                 f"{vq_path} is of another codebook: it has {vq.codebook_size} codes, the vocabulary of "
                 f"{path} {ids.image_codes}; name the right tokenizer with --use vq=PATH"
             )
-    drafter = _drafter(path, parts, variant)
-    if drafter is not None:
-        files["drafter"] = drafter
-    elif not parts.no_drafter:
-        missing["drafter"] = (
-            "a drafter: none is published for Lumina, train one with `lantern-accel train drafter`"
-            if variant == "lumina"
-            else f"a drafter: put jadohu/anole_drafter into {_release(path) / 'drafter'}, or name it "
-            "with --use drafter=PATH"
-        )
     with explained(f"the parts of {path} are not of one model", "take them from one release"):
         target = target_config(checkpoint, config, ids, variant == "lumina", side)
         manifest = ChameleonManifest(
@@ -203,7 +183,6 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
             side=side,
             ids=ids,
             target=target,
-            drafter=drafter and drafter_config(open_checkpoint(drafter), drafter, target),
             vq=vq,
             defaults=DEFAULTS[variant].within(target.image_codes),
         )
@@ -251,7 +230,7 @@ def published_manifest(entry: ModelEntry) -> ChameleonManifest:
         variant=variant,
         side=side,
         target=target,
-        drafter=fitting_drafter(target) if "drafter" in parts_of(entry) else None,
+        drafter=ChameleonDrafterConfig.fitting(target) if "drafter" in parts_of(entry) else None,
         vq=chameleon_vq_config(),
         defaults=DEFAULTS[variant],
     )
@@ -341,17 +320,3 @@ def _picture_tokenizer(path: Path, weights: Path, target: Checkpoint, parts: Par
     if found is None and f"{VQ_PREFIX}decoder.conv_in.weight" in target:
         return weights
     return found
-
-
-def _drafter(path: Path, parts: Parts, variant: Variant) -> Path | None:
-    """Return the drafter that a user named, or that lies where ours or LANTERN's folders have it."""
-    if parts.no_drafter:
-        return None
-    if parts.drafter is not None:
-        return drafter_weights(parts.drafter)
-    home = _release(path)
-    for folder in (home / "drafter", home.parent / "trained_drafters" / f"{variant}_drafter"):
-        own = drafter_weights(folder)
-        if own.is_file() or (folder.is_dir() and has_weights(folder)):
-            return own
-    return None

@@ -39,7 +39,7 @@ from lantern_accel.families.emu3.text import (
 )
 from lantern_accel.families.image_tokenizer import VQFamily, picture_names
 from lantern_accel.families.manifest import Manifest
-from lantern_accel.families.prompted_drafter import fitting_config
+from lantern_accel.families.prompted_drafter import PromptedDrafterConfig
 from lantern_accel.families.prompted_family import PromptedFamily
 from lantern_accel.families.tokenizer import PromptText, left_pad
 from lantern_accel.nn.movq import MoVQ, MoVQConfig
@@ -182,7 +182,7 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
             area=64,
             ids=ids,
             target=target,
-            drafter=fitting_config(target, taps=(1,)),
+            drafter=PromptedDrafterConfig.fitting(target, taps=(1,)),
             vq=MoVQConfig(
                 ch=32, ch_mult=(1,), num_res_blocks=1, codebook_size=40, attention=(0,), halvings=1
             ),

@@ -40,7 +40,6 @@ from lantern_accel.families.emu3.text import (
     vision_tokens,
 )
 from lantern_accel.families.image_tokenizer import movq_sizes, picture_names, vq_sizes
-from lantern_accel.families.prompted_family import add_drafter
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import entries_with_sizes
 from lantern_accel.nn.movq import MoVQConfig
@@ -149,7 +148,6 @@ def detect(path: Path, parts: Parts) -> Found[Emu3Manifest] | None:
     known = entries_with_sizes(manifest, published_manifest, _RELEASED, variant=manifest.variant)
     found.manifest = manifest.with_labels_of(known)
     _add_text(found, folder)
-    add_drafter(found, folder)
     return found
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from lantern_accel.errors import RequestError
-from lantern_accel.families.base import Conditions, Model, Rows
+from lantern_accel.families.base import Conditions, Found, Model, Rows
 from lantern_accel.families.glm_image import official
 from lantern_accel.families.glm_image.model import (
     DEFAULTS,
@@ -25,7 +26,7 @@ from lantern_accel.families.glm_image.painting import paint
 from lantern_accel.families.glm_image.text import GlmImageText
 from lantern_accel.families.keys import Change, to_adjacent
 from lantern_accel.families.manifest import Manifest
-from lantern_accel.families.prompted_drafter import fitting_config
+from lantern_accel.families.prompted_drafter import PromptedDrafterConfig
 from lantern_accel.families.prompted_family import PromptedFamily
 from lantern_accel.strategy.values import Sampling
 
@@ -60,6 +61,12 @@ class GlmImageFamily(PromptedFamily[GlmImageManifest]):
             )
         return Rows(conditions.condition, conditions.mask)
 
+    def drafters_near(self, found: Found[GlmImageManifest]) -> list[Path]:
+        """Return the release's own folder, or the prior's where it lies alone."""
+        home = found.files["target"]
+        home = home if home.is_dir() else home.parent
+        return [(home.parent if home.name == official.PRIOR else home) / "drafter"]
+
     def pixels(
         self, model: Model[GlmImageManifest], tokens: Tensor, shape: Hashable = None
     ) -> Tensor:
@@ -81,7 +88,7 @@ class GlmImageFamily(PromptedFamily[GlmImageManifest]):
             name="tiny-glm-image",
             marks=Marks(pad=49),
             target=target,
-            drafter=fitting_config(target),
+            drafter=PromptedDrafterConfig.fitting(target),
             vq=CodebookConfig(codebook_size=48, codebook_dim=4),
             defaults=DEFAULTS.within(48),
         )

@@ -26,7 +26,6 @@ from lantern_accel.families.glm_image.model import (
     GlmImageManifest,
     Marks,
 )
-from lantern_accel.families.prompted_family import add_drafter
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import entries_with_sizes
 from lantern_accel.strategy.choose import ModelDefaults
@@ -115,7 +114,6 @@ def detect(path: Path, parts: Parts) -> Found[GlmImageManifest] | None:
         )
     else:
         found.files["text_tokenizer"] = text
-    add_drafter(found, folder.parent if folder.name == PRIOR else folder)
     return found
 
 

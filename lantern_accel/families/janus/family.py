@@ -15,7 +15,7 @@ from lantern_accel.families.janus.model import DEFAULTS, JanusConfig, JanusGPT, 
 from lantern_accel.families.janus.text import ROLES, SpecialIds, prompt_ids
 from lantern_accel.families.keys import Change, to_adjacent
 from lantern_accel.families.manifest import Manifest
-from lantern_accel.families.prompted_drafter import fitting_config
+from lantern_accel.families.prompted_drafter import PromptedDrafterConfig
 from lantern_accel.families.prompted_family import PromptedFamily
 from lantern_accel.families.tokenizer import PromptText
 from lantern_accel.nn.vq import VQConfig, VQModel
@@ -75,7 +75,7 @@ class JanusFamily(VQFamily[JanusManifest], PromptedFamily[JanusManifest]):
             name="tiny-janus",
             ids=SpecialIds(bos=36, pad=37, image_start=38),
             target=target,
-            drafter=fitting_config(target, taps=(1,)),
+            drafter=PromptedDrafterConfig.fitting(target, taps=(1,)),
             vq=VQConfig(ch=32, ch_mult=(1,), num_res_blocks=1, codebook_size=48, codebook_dim=4),
             defaults=DEFAULTS.within(target.vocab_size),
         )

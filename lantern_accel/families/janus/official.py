@@ -19,7 +19,6 @@ from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.image_tokenizer import LOWEST_FIRST, VQ_RULES, vq_sizes
 from lantern_accel.families.janus.model import DEFAULTS, JanusConfig, JanusManifest
 from lantern_accel.families.janus.text import ROLES, SpecialIds, Variant, read_ids
-from lantern_accel.families.prompted_family import add_drafter
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import ask_for_name, entries_with_sizes, entry_at
 from lantern_accel.nn.vq import VQConfig
@@ -118,7 +117,6 @@ def detect(path: Path, parts: Parts) -> Found[JanusManifest] | None:
         found.missing["text"] = f"a text tokenizer: put the model's tokenizer.json into {folder}"
     else:
         found.files["text_tokenizer"] = text
-    add_drafter(found, folder)
     return found
 
 

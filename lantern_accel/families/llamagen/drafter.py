@@ -25,6 +25,7 @@ from lantern_accel.nn.transformer import REFERENCE, RMSNorm, described
 class DrafterConfig(DrafterSizes, GridSizes):
     """Sizes of an EAGLE drafter for a LlamaGen target."""
 
+    same = ("dim", "vocab_size", "grid", "prefix_length")
     ffn_dim: int = Field(ge=1)
     vocab_size: int = Field(ge=2)
     grid: int = Field(ge=1)
@@ -35,25 +36,16 @@ class DrafterConfig(DrafterSizes, GridSizes):
     def decoder(self) -> Decoder:
         return Decoder.of(self, input_norm=False)
 
-
-def misfit(drafter: DrafterConfig, target: Any, name: str = "the target") -> str | None:
-    """Say, with all sizes, how a drafter is not of a target's configuration; None: it is."""
-    d, t, prefix = drafter, target, target.prefix_length - 1
-    theirs = (d.dim, d.vocab_size, d.grid, d.prefix_length)
-    if theirs != (t.dim, t.vocab_size, t.grid, prefix):
-        return (
-            f"width {d.dim}, {d.vocab_size} codes, {d.grid} x {d.grid} tokens, prefix "
-            f"{d.prefix_length}, but {name} needs width {t.dim}, {t.vocab_size} codes, {t.grid} x "
-            f"{t.grid} tokens, prefix {prefix}"
-        )
-    if max(d.taps, default=0) > t.n_layer:
-        return f"it reads the states after block {max(d.taps)}, {name} has {t.n_layer}"
-    return None
+    @classmethod
+    def of_target(cls, target: Any) -> dict[str, Any]:
+        own = {"ffn_dim": target.hidden_dim, "prefix_length": target.prefix_length - 1}
+        return super().of_target(target) | own
 
 
 class EagleDrafter(GridNetwork, Drafter):
     """The drafter of a LlamaGen target, with a table of codes of its own."""
 
+    sizes = DrafterConfig
     config: DrafterConfig
 
     def __init__(self, config: DrafterConfig, *, ops: TensorOps = REFERENCE) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from lantern_accel.bounds import whole
-from lantern_accel.checkpoints.layouts import drafter_weights, read_json
+from lantern_accel.checkpoints.layouts import read_json
 from lantern_accel.checkpoints.loading import without_data
 from lantern_accel.errors import CheckpointError, ModelError, RequestError, shown
 from lantern_accel.families.base import (
@@ -61,15 +61,11 @@ class LlamaGenFamily(VQFamily[LlamaGenManifest]):
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
     rules = official.RULES
-    drafter_sizes = staticmethod(official.fitting_drafter)
+    drafters_near = staticmethod(official.drafters_near)
+    published_drafter = staticmethod(official.published_drafter)
     #: One of 128 x 128 or larger, four of 64 x 64. More took the same time, and memory in proportion.
     pixels_at_once: ClassVar[int] = 128 * 128
     to_uint8 = staticmethod(pixels_to_uint8)
-
-    def read_drafter(self, manifest: LlamaGenManifest, path: Path) -> tuple[DrafterConfig, Path]:
-        """Take LANTERN's drafter, or one that was trained here."""
-        (one,) = official.candidates_for("drafter", drafter_weights(path), ())
-        return official.read_drafter(one, manifest.target, manifest.name), one.path
 
     def sized(self, name: str, values: Mapping[str, Any] | None = None) -> LlamaGenManifest | None:
         """Return ``llamagen-SIZE-PIXELS``, or a target's configuration from a file."""
@@ -82,10 +78,9 @@ class LlamaGenFamily(VQFamily[LlamaGenManifest]):
             return None
         codes = {"codebook_size": target.vocab_size}
         vq = official.published_vq().model_copy(update=codes)
-        made = LlamaGenManifest(
-            name=name, target=target, vq=vq, defaults=official.defaults_of(target)
+        return self.fitting_drafter(
+            LlamaGenManifest(name=name, target=target, vq=vq, defaults=official.defaults_of(target))
         )
-        return made.model_copy(update={"drafter": official.fitting_drafter(target)})
 
     def examples(self, manifest: LlamaGenManifest) -> Sequence[Prompt]:
         """Return captions that the bundled model knows, or classes from all over ImageNet."""
@@ -101,7 +96,7 @@ class LlamaGenFamily(VQFamily[LlamaGenManifest]):
             caption_dim=16,
         )  # fmt: skip
         vq = VQConfig(ch=32, ch_mult=(1,), num_res_blocks=1, codebook_size=48, codebook_dim=4)
-        drafter = official.fitting_drafter(target, taps=(1,))
+        drafter = DrafterConfig.fitting(target, taps=(1,))
         return LlamaGenManifest(
             name="tiny-llamagen",
             target=target,

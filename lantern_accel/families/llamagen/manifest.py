@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from lantern_accel.families.llamagen.drafter import DrafterConfig, misfit
+from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
 from lantern_accel.families.manifest import Manifest, check_codes
@@ -34,7 +34,7 @@ class LlamaGenManifest(Manifest):
                 f"the text encoder gives {self.text.prefix_length} x {self.text.dim} features, the "
                 f"target takes {t.prefix_length} x {t.caption_dim}"
             )
-        wrong = None if self.drafter is None else misfit(self.drafter, t)
+        wrong = None if self.drafter is None else self.drafter.misfit(t)
         if wrong is not None:
             raise ValueError(f"the drafter is not of this target: {wrong}")
         return self

@@ -19,7 +19,7 @@ from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.image_tokenizer import vq_sizes
-from lantern_accel.families.llamagen.drafter import DrafterConfig, misfit
+from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import SHAPES, LlamaGenConfig, llamagen_config
 from lantern_accel.families.published import ModelEntry
@@ -89,6 +89,11 @@ def candidates_for(
     return found
 
 
+def homes(target: Path) -> list[Path]:
+    """Return the folders of a GPT's parts: a Hugging Face folder has them next to it, not inside."""
+    return [target, target.parent] if target.is_dir() else [target.parent]
+
+
 # --- image tokenizer --------------------------------------------------------------------------------
 
 
@@ -145,14 +150,9 @@ def find_vq(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> None:
 def drafter_config(path: Path, checkpoint: Checkpoint) -> DrafterConfig:
     """Return the sizes of a published drafter from its shapes and its ``config.json``.
 
-    Published drafters were trained seeing the caption's pads. One that this project trained has a
-    ``drafter.json``. Raises :class:`CheckpointError`.
+    Published drafters were trained seeing the caption's pads. Raises :class:`CheckpointError`.
     """
-    own = (path if path.is_dir() else path.parent) / layouts.OWN_CONFIG
     advice = "take it from where the drafter is from"
-    if own.is_file():
-        with layouts.explained(own, advice):
-            return DrafterConfig.model_validate(layouts.read_json(own))
     said = layouts.config_of(path)
     named = keys.renamed(checkpoint, DRAFTER_RULES)
     vocab, dim = keys.matrix_shape(checkpoint, named, "embed_tokens.weight")
@@ -187,57 +187,20 @@ def drafter_config(path: Path, checkpoint: Checkpoint) -> DrafterConfig:
         )
 
 
-def fitting_drafter(
-    config: LlamaGenConfig, layers: int = 1, taps: Sequence[int] = ()
-) -> DrafterConfig:
-    """Return the sizes of an EAGLE drafter for a GPT: blocks as the GPT's, which hide the pads."""
-    shared = ("dim", "n_head", "vocab_size", "grid", "norm_eps", "rope_base", "prefix_rotary")
-    return DrafterConfig(
-        **{name: getattr(config, name) for name in shared},
-        n_layer=layers,
-        taps=tuple(taps),
-        ffn_dim=config.hidden_dim,
-        prefix_length=config.prefix_length - 1,
-    )
+def drafters_near(found: Found[LlamaGenManifest]) -> list[Path]:
+    """Return where a GPT's drafter lies: near it, or in LANTERN's ``trained_drafters``.
 
-
-def find_drafter(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> None:
-    """Find LANTERN's drafter of a GPT: named, near it, or in ``trained_drafters``.
-
-    Raises :class:`CheckpointError` with all sizes where what is there is of another model.
+    Raises :class:`CheckpointError` for one that cannot be opened.
     """
-    config, parts = found.manifest.target, found.parts
-    if parts.no_drafter:
-        return
-    named = None if parts.drafter is None else layouts.drafter_weights(parts.drafter)
-    roots = [*folders, *(folder / "trained_drafters" for folder in folders)]
-    candidates = candidates_for("drafter", named, roots)
-    if not candidates:
-        found.missing["drafter"] = (
-            "a drafter: without one 'auto' and the strategies that need none work; put LANTERN's in "
-            "trained_drafters/ next to it, name one with --use drafter=PATH, or train one with "
-            "`lantern-accel train drafter`"
-        )
-        return
-    fitting = [
-        one for one in candidates if not misfit(drafter_config(one.path, one.opened()), config)
-    ]
-    chosen = (fitting or candidates)[0]
-    sizes = read_drafter(chosen, config, found.files["target"].name)
-    found.files["drafter"] = chosen.path
-    found.manifest = found.manifest.model_copy(update={"drafter": sizes})
+    near = homes(found.files["target"])
+    roots = [*near, *(folder / "trained_drafters" for folder in near)]
+    return [near[-1] / "drafter", *(one.path for one in candidates_for("drafter", None, roots))]
 
 
-def read_drafter(one: layouts.Candidate, config: LlamaGenConfig, name: str) -> DrafterConfig:
-    """Return the sizes of a GPT's drafter; raises CheckpointError with all sizes for another's."""
-    sizes = drafter_config(one.path, one.opened())
-    wrong = misfit(sizes, config, name)
-    if wrong is not None:
-        raise CheckpointError(
-            f"the drafter {one.path} is of another model: {wrong}; name another with "
-            "--use drafter=PATH, or decode without one: --use drafter=none"
-        )
-    return sizes
+def published_drafter(path: Path, target: LlamaGenConfig) -> DrafterConfig:
+    """Return the sizes of LANTERN's drafter; raises :class:`CheckpointError` for something else."""
+    (one,) = candidates_for("drafter", path, ())
+    return drafter_config(path, one.opened())
 
 
 # --- text encoder -----------------------------------------------------------------------------------
@@ -283,7 +246,6 @@ def t5_width(folder: Path) -> int | None:
 
 def detect(path: Path, parts: Parts) -> Found[LlamaGenManifest] | None:
     """Say what LlamaGen model lies at ``path``; None where nothing of LlamaGen's does."""
-    folder = path if path.is_dir() else path.parent
     here = [layouts.examine(path, classify)] if path.is_file() else layouts.search([path], classify)
     targets = [one for one in here if one.kind == "target"]
     if not targets:
@@ -305,8 +267,6 @@ def detect(path: Path, parts: Parts) -> Found[LlamaGenManifest] | None:
         )
     target = targets[0]
     config = target_config(target, parts.entry)
-    # A Hugging Face folder has its tokenizer and drafters next to it, not inside.
-    beside = [target.path, target.path.parent] if target.path.is_dir() else [folder]
     manifest = LlamaGenManifest(
         name=target.path.stem,
         target=config,
@@ -314,10 +274,9 @@ def detect(path: Path, parts: Parts) -> Found[LlamaGenManifest] | None:
         defaults=defaults_of(config),
     )
     found = Found(manifest, {"target": target.path}, parts)
-    find_vq(found, beside)
-    find_drafter(found, beside)
+    find_vq(found, homes(target.path))
     if config.conditioning == "text":
-        find_text(found, beside)
+        find_text(found, homes(target.path))
     known, side = (
         entries_with_sizes(found.manifest, published_manifest, _RELEASED),
         found.manifest.image_size,
@@ -348,7 +307,9 @@ def published_manifest(entry: ModelEntry) -> LlamaGenManifest:
     return LlamaGenManifest(
         **entry.labels,
         target=config,
-        drafter=fitting_drafter(config).model_copy(update=theirs) if "drafter" in parts else None,
+        drafter=DrafterConfig.fitting(config).model_copy(update=theirs)
+        if "drafter" in parts
+        else None,
         vq=published_vq(parts["vq"].config["downsample"]),
         defaults=defaults_of(config),
     )

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from lantern_accel.families.chameleon import layouts
+from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.family import ChameleonFamily, ChameleonText
 from lantern_accel.families.chameleon.model import ChameleonConfig
-from lantern_accel.families.chameleon.official import fitting_drafter
 from lantern_accel.families.lumina2 import official
 from lantern_accel.families.lumina2.model import (
     DEFAULTS,
@@ -66,7 +66,7 @@ class Lumina2Family(ChameleonFamily):
             side=8,
             ids=ids,
             target=target,
-            drafter=fitting_drafter(target),
+            drafter=ChameleonDrafterConfig.fitting(target),
             vq=MoVQConfig(ch=32, ch_mult=(1,), num_res_blocks=1, codebook_size=40, attention=(0,)),
             defaults=DEFAULTS.within(target.vocab_size),
         )

@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.checkpoints.layouts import drafter_weights, explained, folder_json, open_own
+from lantern_accel.checkpoints.layouts import explained, folder_json, open_own
 from lantern_accel.checkpoints.weights import SUFFIXES, Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.chameleon import layouts
-from lantern_accel.families.chameleon.official import drafter_config, target_config
+from lantern_accel.families.chameleon.official import target_config
 from lantern_accel.families.image_tokenizer import movq_sizes, picture_names
 from lantern_accel.families.lumina2.model import DEFAULTS, Lumina2Config, Lumina2Manifest
 from lantern_accel.families.lumina2.text import (
@@ -93,19 +93,11 @@ def detect(path: Path, parts: Parts) -> Found | None:
         vq = _vq_config(vq_path, ids)
     with explained(f"the parts of {path} are not of one model", "take them from one release"):
         target = _target(checkpoint, said, ids)
-        drafter = _drafter(folder, parts)
-        if drafter is not None:
-            files["drafter"] = drafter
-        elif not parts.no_drafter:
-            missing["drafter"] = (
-                "a drafter: none is published, train one with `lantern-accel train drafter`"
-            )
         manifest = Lumina2Manifest(
             name=folder.absolute().name,
             side=target.height,
             ids=ids,
             target=target,
-            drafter=drafter and drafter_config(open_checkpoint(drafter), drafter, target),
             vq=vq,
             defaults=DEFAULTS.within(target.image_codes),
         )
@@ -164,11 +156,3 @@ def _vq_config(path: Path, ids: Lumina2Ids) -> MoVQConfig:
             "with --use vq=PATH"
         )
     return vq
-
-
-def _drafter(folder: Path, parts: Parts) -> Path | None:
-    """Return the drafter that a user named, or that lies next to the model."""
-    if parts.no_drafter or parts.drafter is not None:
-        return None if parts.no_drafter else drafter_weights(parts.drafter or folder)
-    near = drafter_weights(folder / "drafter")
-    return near if near.is_file() or (near.is_dir() and has_weights(near)) else None

@@ -51,7 +51,7 @@ def test_a_pickle_that_wants_to_run_code(texts: Path, tmp_path: Path, plain: boo
 def test_a_drafter_of_another_model_is_refused_with_all_sizes(texts: Path) -> None:
     add_drafter(texts, dim=64, vocab=128)
     text = refused(texts)
-    for part in ("width 64", "128 codes", "width 32", "64 codes", "--use drafter=none"):
+    for part in ("dim is 64", "model's 32", "vocab_size is 128", "--use drafter=none"):
         assert part in text
     assert find_model(texts, named_parts(drafter="none")).manifest.drafter is None
 
@@ -60,7 +60,7 @@ def test_a_drafter_of_another_model_is_refused_with_all_sizes(texts: Path) -> No
 def test_a_drafter_of_another_stage_is_refused(texts: Path, kind: str, side: int) -> None:
     add_drafter(texts, kind)
     text = refused(texts)
-    assert f"{side} x {side} tokens" in text and "16 x 16 tokens" in text
+    assert f"its grid is {side} and the model's 16" in text
 
 
 def test_the_fitting_one_of_two_drafters_is_taken(texts: Path) -> None:
@@ -110,9 +110,11 @@ def test_a_drafter_that_was_trained_here_is_taken_where_it_fits(tmp_path: Path) 
         ):
             assert torch.equal(mine, theirs)
     folder = text_folder(tmp_path / "pretrained_models")
-    assert "is of another model: width 256" in refused(folder, named_parts(drafter=trained))
+    assert "is of another model: its dim is 256" in refused(folder, named_parts(drafter=trained))
     lantern = add_drafter(tmp_path / "other")
-    with pytest.raises(ModelError, match=r"width 32, 64 codes.*lantern-emoji needs width 256"):
+    with pytest.raises(
+        ModelError, match=r"its dim is 32 and the model's 256, its vocab_size is 64"
+    ):
         find_model("lantern-emoji", named_parts(drafter=lantern))
     (trained / "drafter.json").write_text("{}")
     assert "drafter.json: grid" in refused(folder, named_parts(drafter=trained))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.nn.decoder import Decoder
-from lantern_accel.nn.rotary import rotary_table, to_adjacent_pairs, to_half_split
+from lantern_accel.nn.rotary import rotary_table, to_adjacent_pairs
 from lantern_accel.nn.transformer import REFERENCE, HeadNorms, Norms, Pass, described
 
 CPU = torch.device("cpu")
@@ -134,5 +134,3 @@ def test_only_the_rows_that_turn_are_reordered() -> None:
     rows = torch.arange(2 * 12).view(24, 1)
     made = to_adjacent_pairs(rows, 12, 8)
     assert made[:12, 0].tolist() == [0, 4, 1, 5, 2, 6, 3, 7, 8, 9, 10, 11]
-    assert torch.equal(to_half_split(made, 12, 8), rows)
-    assert torch.equal(to_half_split(to_adjacent_pairs(rows, 12), 12), rows)

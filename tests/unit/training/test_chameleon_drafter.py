@@ -17,7 +17,7 @@ from support.chameleon import write_anole, write_lumina
 from torch.nn import functional as F
 
 import lantern_accel
-from lantern_accel.checkpoints.layouts import OWN_WEIGHTS
+from lantern_accel.checkpoints.layouts import OWN_CONFIG, OWN_WEIGHTS
 from lantern_accel.errors import CheckpointError, DataError, ModelError, RequestError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.models.locate import find_model
@@ -68,10 +68,10 @@ def untrained(model: Path, folder: Path) -> Path:
     torch.manual_seed(0)
     with opened(model) as pipe:
         kind = pipe.model.family
-        made = kind.drafter_files(kind.fresh_drafter(pipe.model.target))
+        made = kind.fresh_drafter(pipe.model.target)
     folder.mkdir()
-    write_weights(made.weights, folder / OWN_WEIGHTS)
-    (folder / made.config_name).write_text(json.dumps(made.config))
+    write_weights(made.state_dict(), folder / OWN_WEIGHTS)
+    (folder / OWN_CONFIG).write_text(made.config.model_dump_json())
     return folder
 
 
@@ -91,8 +91,8 @@ def test_anole_gets_a_drafter_from_captioned_images(anole: Path, tmp_path: Path)
         report = run_model_drafter(pipe, settings, tmp_path / "out", device, images=images)
     losses = [point["loss"] for point in report["curve"]]
     assert losses[-1] < 0.8 * losses[0]
-    said = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (said["hidden_size"], said["num_hidden_layers"]) == (32, 1)
+    said = json.loads((tmp_path / "out" / OWN_CONFIG).read_text())
+    assert (said["dim"], said["n_layer"]) == (32, 1)
     assert greedy(anole, tmp_path / "out") > 1.0
 
 
@@ -114,7 +114,7 @@ def test_lumina_gets_a_drafter_from_its_own_pictures(lumina: Path, tmp_path: Pat
             run_model_drafter(pipe, settings, out, device, size=SIZE)
         with pytest.raises(DataError, match="start_from continues drafters of LlamaGen"):
             run_model_drafter(pipe, config(start_from="drafter"), out, device)
-        with pytest.raises(ModelError, match="have one block and read"):
+        with pytest.raises(ModelError, match="cannot have these blocks or taps: n_layer"):
             run_model_drafter(pipe, config(n_layer=2), out, device, **words)
     (kept,) = out.glob("images-*/000000.safetensors")
     codes = load_file(kept)["codes"].view(8, 4, 9)

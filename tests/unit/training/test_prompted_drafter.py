@@ -238,7 +238,7 @@ def test_what_cannot_be_trained_is_refused(kind: str, folder: Path, tmp_path: Pa
                 run(coupled=True)
             with pytest.raises(DataError, match="name a file of --prompts"):
                 run(images=tmp_path)
-        with pytest.raises(ModelError, match="cannot read the states after block 99"):
+        with pytest.raises(ModelError, match="it reads block 99 of the model's"):
             pipe.model.family.fresh_drafter(pipe.model.target, 1, (99,))
     assert not (tmp_path / "out").exists()
 

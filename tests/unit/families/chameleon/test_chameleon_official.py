@@ -24,10 +24,12 @@ from support.chameleon import (
 
 from lantern_accel.errors import CheckpointError, ModelError
 from lantern_accel.families.base import Found, Parts
+from lantern_accel.families.chameleon.family import ChameleonFamily
 from lantern_accel.families.chameleon.manifest import ChameleonManifest
-from lantern_accel.families.chameleon.official import detect
 from lantern_accel.models.check import check
 from lantern_accel.models.locate import find_model
+
+detect = ChameleonFamily().find
 
 
 def found(path: Path, **parts: object) -> tuple[Found, ChameleonManifest]:
@@ -162,7 +164,9 @@ def test_a_drafter_of_another_model_is_refused(tmp_path: Path) -> None:
     folder = write_anole(tmp_path / "anole", layout="hf")
     tokens = 64
     write_drafter(tmp_path / "wide", random_drafter_weights(1, dim=64, tokens=tokens))
-    with pytest.raises(CheckpointError, match=r"width 64 and 64 tokens.*trained for another model"):
+    with pytest.raises(
+        CheckpointError, match=r"another model: its dim is 64 and the model's 32, its tok"
+    ):
         detect(folder, Parts(drafter=tmp_path / "wide"))
     llama = random_drafter_weights(1)
     for key in [k for k in llama if "_norm." in k]:

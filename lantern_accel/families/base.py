@@ -201,17 +201,17 @@ class Family(ABC, Generic[ManifestT]):
     def recipes(
         self, part: str, checkpoint: Checkpoint, manifest: ManifestT
     ) -> Mapping[str, Recipe]:
-        """Say by :attr:`rules` and :meth:`changes` which keys every parameter of a part comes from."""
-        named = renamed(checkpoint, self.rules.get(part, ()))
-        return recipes_of(named, self.changes(part, manifest))
+        """Say by :meth:`names` and :meth:`changes` which keys every parameter of a part comes from."""
+        named = self.names(part, checkpoint, manifest)
+        return recipes_of(named, self.changes(part, checkpoint, manifest))
 
-    def changes(self, part: str, manifest: ManifestT) -> Sequence[Change]:
+    def names(self, part: str, checkpoint: Checkpoint, manifest: ManifestT) -> dict[str, str]:
+        """Return our names of a part's tensors with their keys, by :attr:`rules`."""
+        return renamed(checkpoint, self.rules.get(part, ()))
+
+    def changes(self, part: str, checkpoint: Checkpoint, manifest: ManifestT) -> Sequence[Change]:
         """Return what becomes of a part's tensors on their way: another order of rows, or fewer."""
         return ()
-
-    def unneeded(self, part: str) -> re.Pattern[str] | None:
-        """Return a pattern of keys that a part's file may hold for other parts; None: none."""
-        return self.beside.get(part)
 
     def place_tables(self, module: nn.Module, device: torch.device) -> None:
         """Make the buffers that no checkpoint holds (rotary tables) on ``device``, in float32."""

@@ -137,6 +137,13 @@ class VQFamily(Family[ManifestT]):
     pixels_at_once: ClassVar[int]
     #: How pixels in [-1, 1] become integers.
     to_uint8 = staticmethod(chameleon_pixels_to_uint8)
+    #: What keys of Meta's image tokenizers begin with in a file of all parts; None: they are LlamaGen's.
+    vq_prefix: ClassVar[str | None] = None
+
+    def names(self, part: str, checkpoint: Checkpoint, manifest: ManifestT) -> dict[str, str]:
+        if part != "vq" or self.vq_prefix is None:
+            return super().names(part, checkpoint, manifest)
+        return picture_names(checkpoint, self.vq_prefix, self.rules.get(part, ()))
 
     def pixels(self, model: Model[ManifestT], tokens: Tensor, shape: Hashable = None) -> Tensor:
         """Decode codes in float32, whatever the target's dtype; what ends a row is dropped."""

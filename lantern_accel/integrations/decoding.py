@@ -86,7 +86,7 @@ def _share(
     with without_data():
         module = kind.build(manifest, part, ops)
     recipes = kind.recipes(part, weights, manifest)
-    own = checked(module, weights, recipes, what, kind.unneeded(part))
+    own = checked(module, weights, recipes, what, kind.beside.get(part))
     for name, parameter in own.items():
         recipe = recipes[name]
         sources = [(key, weights.tensors[key]) for key in recipe.sources]
@@ -198,7 +198,7 @@ class Accelerated(Adapter):
         """
         kind = family(self.family)
         parts = ("target", "vq") if self.relaxed else ("target",)
-        beside = [one for one in map(kind.unneeded, parts) if one is not None]
+        beside = [kind.beside[part] for part in parts if part in kind.beside]
         if self._watch is not None and self._watch.beside != beside:
             self.close()
         self._watch = watch = self._watch or Watch(self.module, beside)

@@ -183,7 +183,7 @@ def load_model(
             what=found.files[part].name,
             progress=progress,
             fingerprint=fingerprint,
-            unneeded=kind.unneeded(part),
+            unneeded=kind.beside.get(part),
         )
         trunk = trunk or fingerprint.hexdigest()  # the target comes first
         kind.place_tables(module, device)

@@ -94,7 +94,7 @@ def _part(found: Found, part: str) -> Part:
     kind = family(found.manifest.family)
     try:
         module, checkpoint, recipes = _opened(found, part)
-        own = checked(module, checkpoint, recipes, path.name, kind.unneeded(part))
+        own = checked(module, checkpoint, recipes, path.name, kind.beside.get(part))
     except LanternError as error:
         return Part(part=part, state="unusable", path=str(path), detail=str(error))
     used = {key for name in own for key in recipes[name].sources}

@@ -15,8 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.families.chameleon.layouts import chameleon_vq_config
+from lantern_accel.checkpoints.loading import Recipe
+from lantern_accel.checkpoints.weights import Checkpoint
+from lantern_accel.families.chameleon.layouts import (
+    DRAFTER_RULES,
+    RULES,
+    chameleon_vq_config,
+    trunk_changes,
+)
+from lantern_accel.families.chameleon.model import TrunkConfig
 from lantern_accel.families.chameleon.text import image_token_name
+from lantern_accel.families.keys import recipes_of, renamed
 from lantern_accel.nn.vq import VQModel
 
 NAMES = {
@@ -39,6 +48,16 @@ LAYER_NAMES = {
     "input_layernorm.weight": "attention_norm.weight",
     "post_attention_layernorm.weight": "ffn_norm.weight",
 }
+
+
+def target_recipes(checkpoint: Checkpoint, config: TrunkConfig) -> Mapping[str, Recipe]:
+    """Say where the parameters of a target lie in a checkpoint."""
+    return recipes_of(renamed(checkpoint, RULES), trunk_changes(checkpoint, config))
+
+
+def drafter_recipes(checkpoint: Checkpoint, config: TrunkConfig) -> Mapping[str, Recipe]:
+    """Say where the parameters of a drafter lie in a checkpoint."""
+    return recipes_of(renamed(checkpoint, DRAFTER_RULES), trunk_changes(checkpoint, config))
 
 
 def random_hf_weights(

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.families.base import Conditions, Model, Rows, check_two_way
 from lantern_accel.families.chameleon import layouts, official
@@ -26,7 +25,8 @@ from lantern_accel.families.chameleon.text import (
     anole_unconditional,
     lumina_prompt,
 )
-from lantern_accel.families.image_tokenizer import VQFamily, picture_names
+from lantern_accel.families.image_tokenizer import VQFamily
+from lantern_accel.families.keys import Change
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_family import TokenFamily
 from lantern_accel.families.tokenizer import PromptText, left_pad
@@ -66,7 +66,7 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
     published_drafter = staticmethod(official.published_drafter)
     pixels_at_once: ClassVar[int] = 512 * 512
     #: Hugging Face's files hold target and VQGAN together.
-    beside = layouts.BESIDE
+    beside, vq_prefix, rules = layouts.BESIDE, layouts.VQ_PREFIX, layouts.BOTH_RULES
 
     def tiny(self) -> ChameleonManifest:
         """Return a Lumina: rows end in newlines, and guidance branches have prompts of their own."""
@@ -97,17 +97,11 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
         words = [drawn.randrange(50, 64) for _ in range(drawn.randint(1, 3))]
         return [ids.bos, *words, ids.end_of_turn, *manifest.start(target.height, target.width)]
 
-    def recipes(
+    def changes(
         self, part: str, checkpoint: Checkpoint, manifest: ChameleonManifest
-    ) -> Mapping[str, Recipe]:
-        """Rename, stack, and permute what rotations of the other pairing need."""
-        if part == "target":
-            return layouts.target_recipes(checkpoint, manifest.target)
-        if part == "drafter":
-            assert manifest.drafter is not None
-            return layouts.drafter_recipes(checkpoint, manifest.drafter)
-        names = picture_names(checkpoint, layouts.VQ_PREFIX)
-        return {name: Recipe((key,)) for name, key in names.items()}
+    ) -> Sequence[Change]:
+        """Permute what rotations of the other pairing need; keep the head's rows of codes."""
+        return () if part == "vq" else layouts.trunk_changes(checkpoint, getattr(manifest, part))
 
     def tokens(self, model: Model[ChameleonManifest], codes: Tensor) -> Tensor:
         """End every row with the newline, where the model writes it."""

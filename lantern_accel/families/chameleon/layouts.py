@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
-from lantern_accel.families.chameleon.model import ChameleonConfig, TrunkConfig
+from lantern_accel.families.chameleon.model import TrunkConfig
 from lantern_accel.families.image_tokenizer import picture_names, vq_sizes
 from lantern_accel.nn.rotary import to_adjacent_pairs
 from lantern_accel.nn.vq import VQConfig
@@ -35,6 +34,7 @@ SIGNATURES = (
 )
 RULES: tuple[keys.Rule, ...] = ((r"\.([qk])_normalization\.", r".\1_norm."), *keys.LLAMA)
 DRAFTER_RULES: tuple[keys.Rule, ...] = (*RULES, (r"^tok_embeddings\.", "embed_tokens."))
+BOTH_RULES = {"target": RULES, "drafter": DRAFTER_RULES}
 #: Where Hugging Face's files keep the image tokenizer, and what each part's may hold for the other.
 VQ_PREFIX = "model.vqmodel."
 BESIDE = {
@@ -68,11 +68,13 @@ def check_norm(key: str, shape: tuple[int, ...], heads: int, head_dim: int) -> N
 
 
 def trunk_changes(checkpoint: Checkpoint, config: TrunkConfig) -> list[keys.Change]:
-    """Return what becomes of queries, keys and their norms.
+    """Return what becomes of queries, keys and their norms, and of the head; nothing of our own files.
 
     Raises :class:`CheckpointError` for another architecture, and for norms of several layouts.
     """
     named = keys.renamed(checkpoint, RULES)
+    if "layers.0.attention.qk_norm.weight" in named:
+        return []
     if MARK not in named:
         raise CheckpointError(
             "the checkpoint has no norms of queries and keys under any name that Chameleon's layouts "
@@ -80,7 +82,8 @@ def trunk_changes(checkpoint: Checkpoint, config: TrunkConfig) -> list[keys.Chan
         )
     mark = checkpoint.shape(named[MARK])
     split = len(mark) == 2
-    changes = [keys.to_adjacent(config.head_dim)] if split else []
+    changes: list[keys.Change] = [(r"^output\.", keys.SomeRows(torch.tensor(config.token_ids())))]
+    changes += [keys.to_adjacent(config.head_dim)] if split else []
     for part, heads in (("q_norm", config.n_head), ("k_norm", config.kv_heads)):
         change = functools.partial(head_norm_rows, heads=heads, split=split)
         changes.append((rf"\.{part}\.", change))
@@ -93,21 +96,6 @@ def trunk_changes(checkpoint: Checkpoint, config: TrunkConfig) -> list[keys.Chan
                     "turn different pairs, so they are of two checkpoints; fetch both again"
                 )
     return changes
-
-
-def target_recipes(checkpoint: Checkpoint, config: ChameleonConfig) -> dict[str, Recipe]:
-    """Say for every parameter of :class:`ChameleonGPT` where it lies in a checkpoint."""
-    changes = trunk_changes(checkpoint, config)
-    if not config.text_head:
-        changes.append((r"^output\.", keys.SomeRows(torch.tensor(config.token_ids()))))
-    return keys.recipes_of(keys.renamed(checkpoint, RULES), changes)
-
-
-def drafter_recipes(checkpoint: Checkpoint, config: TrunkConfig) -> dict[str, Recipe]:
-    """Say for every parameter of a drafter for Chameleon where it lies: published, or trained here."""
-    named = keys.renamed(checkpoint, DRAFTER_RULES)
-    ours = "layers.0.attention.qk_norm.weight" in named
-    return keys.recipes_of(named, () if ours else trunk_changes(checkpoint, config))
 
 
 def block_sizes(checkpoint: Checkpoint) -> dict[str, Any]:

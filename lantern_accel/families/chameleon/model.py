@@ -86,7 +86,6 @@ class ChameleonConfig(TrunkConfig):
     """Sizes of a target."""
 
     max_positions: int = Field(4096, ge=2, description="prompt and image, as the model was trained")
-    text_head: bool = Field(False, description="keep the head's rows of all tokens, not only codes")
 
 
 class CodeEmbedding(nn.Module):
@@ -144,8 +143,7 @@ class ChameleonGPT(CodeNetwork, Target):
         super().__init__(config, ops)
         self.tok_embeddings = CodeEmbedding(config)
         self.make_layers()
-        rows = config.token_count if config.text_head else config.vocab_size
-        self.output = Projection(config.dim, rows, bias=False)
+        self.output = Projection(config.dim, config.vocab_size, bias=False)
         self.place_tables(torch.device("cpu"))
 
     def embed_tokens(self, codes: Tensor) -> Tensor:
@@ -167,14 +165,3 @@ class ChameleonGPT(CodeNetwork, Target):
         penalty[0, : c.image_codes] = 0
         penalty[1, c.newline] = 0
         return Allowed(kind.flatten().clone(), penalty)
-
-    def head(self, features: Tensor) -> Tensor:
-        out = self.output.logits(features, self.ops)
-        if self.config.text_head:
-            out = out.index_select(-1, self.tok_embeddings.code_ids)
-        return out
-
-    def token_logits(self, features: Tensor) -> Tensor:
-        """Return float32 logits of all tokens ``[..., token_count]``; needs ``text_head``."""
-        assert self.config.text_head, "this model was loaded without the head's rows of text tokens"
-        return self.output.logits(features, self.ops)

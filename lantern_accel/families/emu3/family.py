@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError
@@ -37,7 +36,7 @@ from lantern_accel.families.emu3.text import (
     picture_start,
     read_either,
 )
-from lantern_accel.families.image_tokenizer import VQFamily, picture_names
+from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_drafter import PromptedDrafterConfig
 from lantern_accel.families.prompted_family import PromptedFamily
@@ -103,7 +102,7 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
     text_type, target_type, drafter_type = Emu3Text, ChameleonGPT, Emu3Drafter
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
-    rules, beside = official.RULES, official.BESIDE
+    rules, beside, vq_prefix = official.RULES, official.BESIDE, official.IN_TARGET
     #: Activations of the image tokenizer are half a gigabyte for an image.
     pixels_at_once: ClassVar[int] = 720 * 720
 
@@ -114,20 +113,15 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
             return IBQ(manifest.vq)
         return MoVQ(manifest.vq) if manifest.encodes else Drawing(manifest.vq)
 
-    def recipes(
-        self, part: str, checkpoint: Checkpoint, manifest: Emu3Manifest
-    ) -> Mapping[str, Recipe]:
-        if part == "target" and manifest.tied:
-            names = keys.renamed(checkpoint, self.rules[part])
-            if "tok_embeddings.weight" in names:  # if not, it is reported as missing
-                names.setdefault("output.weight", names["tok_embeddings.weight"])
-            return keys.recipes_of(names, self.changes(part, manifest))
-        if part != "vq":
-            return super().recipes(part, checkpoint, manifest)
-        names = picture_names(checkpoint, official.IN_TARGET, official.PICTURE_RULES)
-        return keys.recipes_of(names, self.changes(part, manifest))
+    def names(self, part: str, checkpoint: Checkpoint, manifest: Emu3Manifest) -> dict[str, str]:
+        named = super().names(part, checkpoint, manifest)
+        if part == "target" and manifest.tied and "tok_embeddings.weight" in named:
+            named.setdefault("output.weight", named["tok_embeddings.weight"])
+        return named
 
-    def changes(self, part: str, manifest: Emu3Manifest) -> Sequence[keys.Change]:
+    def changes(
+        self, part: str, checkpoint: Checkpoint, manifest: Emu3Manifest
+    ) -> Sequence[keys.Change]:
         """Permute queries and keys; keep the head's rows of codes and row ends."""
         if part == "vq":  # attention's matrices are convolutions in one layout only
             kernel = r"\.(q|k|v|proj_out)\.weight$"

@@ -53,7 +53,6 @@ SIGNATURES = (
     keys.Signature("transformers", {"text_model.model.embed_tokens.weight": 2}),
     keys.Signature("transformers, in memory", {"model.text_model.embed_tokens.weight": 2}),
 )
-RULES = {"target": ((r"^(model\.)?text_model\.", ""), *keys.LLAMA)}
 #: What one file holds for the other part, and what a training leaves in it.
 BESIDE = {
     "target": re.compile(r"^(model\.)?vqmodel\."),
@@ -69,6 +68,10 @@ PICTURE_RULES: tuple[keys.Rule, ...] = (
     (r"\.([qkv])_proj\.", r".\1."),
     (r"\.out_proj\.", ".proj_out."),
 )
+RULES: dict[str, tuple[keys.Rule, ...]] = {
+    "target": ((r"^(model\.)?text_model\.", ""), *keys.LLAMA),
+    "vq": PICTURE_RULES,
+}
 #: What the official configuration classes take for what a file leaves out.
 _LLAMA: dict[str, Any] = {
     "num_attention_heads": 32, "rms_norm_eps": 1e-5, "max_position_embeddings": 9216,

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Conditions, Found, Model, Rows
 from lantern_accel.families.glm_image import official
@@ -45,7 +46,9 @@ class GlmImageFamily(PromptedFamily[GlmImageManifest]):
     beside = official.BESIDE
     rules = official.RULES
 
-    def changes(self, part: str, manifest: GlmImageManifest) -> Sequence[Change]:
+    def changes(
+        self, part: str, checkpoint: Checkpoint, manifest: GlmImageManifest
+    ) -> Sequence[Change]:
         target = manifest.target
         return (to_adjacent(target.head_dim, target.rotated),) if part == "target" else ()
 

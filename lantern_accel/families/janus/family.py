@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.families.base import Conditions, Model, Rows, check_two_way
 from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.janus import official
@@ -47,7 +48,9 @@ class JanusFamily(VQFamily[JanusManifest], PromptedFamily[JanusManifest]):
     shape_names = ("prefix_length",)
     pixels_at_once: ClassVar[int] = 384 * 384
 
-    def changes(self, part: str, manifest: JanusManifest) -> Sequence[Change]:
+    def changes(
+        self, part: str, checkpoint: Checkpoint, manifest: JanusManifest
+    ) -> Sequence[Change]:
         return (to_adjacent(manifest.target.head_dim),) if part == "target" else ()
 
     def rows(self, model: Model[JanusManifest], conditions: Conditions, sampling: Sampling) -> Rows:

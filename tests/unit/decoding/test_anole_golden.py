@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.chameleon import drafter_recipes, target_recipes
 from support.engines import engine_of
 from support.golden import golden
 from torch import Tensor
@@ -21,7 +22,6 @@ from torch import Tensor
 from lantern_accel.checkpoints.loading import fill
 from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
-from lantern_accel.families.chameleon.layouts import drafter_recipes, target_recipes
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
 from lantern_accel.families.chameleon.text import SpecialIds, anole_unconditional
 from lantern_accel.families.tokenizer import left_pad

@@ -1,7 +1,7 @@
 """The family: a folder of ``beach.json`` and ``beach.safetensors``, which holds all parts together."""
 
 import re
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -29,6 +29,7 @@ class Beach(Manifest):
 class Pebbles(Family):
     name = "pebbles"
     manifest_type = Beach
+    beside: ClassVar = {part: re.compile(rf"^(?!{re.escape(own)})") for part, own in PREFIX.items()}
 
     def detect(self, path, parts):
         if not (path / "beach.json").is_file():
@@ -47,9 +48,6 @@ class Pebbles(Family):
     def recipes(self, part, checkpoint, manifest):
         mine = [key for key in checkpoint if key.startswith(PREFIX[part])]
         return {key.removeprefix(PREFIX[part]): Recipe((key,)) for key in mine}
-
-    def unneeded(self, part):
-        return re.compile("|".join(re.escape(PREFIX[other]) for other in PREFIX if other != part))
 
     def picture(self, manifest, size=None):
         own = (manifest.target.columns * SIDE, manifest.target.rows * SIDE)

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from support.chameleon import (
+    drafter_recipes,
     hf_config,
     interleaved,
     original,
     random_hf_weights,
+    target_recipes,
     unpermuted,
     write_hf,
     write_original,
@@ -30,17 +32,14 @@ from lantern_accel.families.chameleon.drafter import ChameleonDrafter, Chameleon
 from lantern_accel.families.chameleon.layouts import (
     BESIDE,
     check_norm,
-    drafter_recipes,
     head_norm_rows,
     layout_of,
-    target_recipes,
 )
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
 from lantern_accel.nn.rotary import to_adjacent_pairs
 
 CONFIG = ChameleonConfig(
     dim=32, n_layer=2, n_head=4, ffn_dim=48, token_count=64, image_codes=16, height=2, width=2,
-    text_head=True,
 )  # fmt: skip
 CPU = torch.device("cpu")
 
@@ -55,7 +54,12 @@ def loaded(path: Path, config: ChameleonConfig = CONFIG) -> ChameleonGPT:
 
 def logits(model: ChameleonGPT) -> Tensor:
     ids = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(3))
-    return model.token_logits(model.forward_dense(ids, ids[:, :0]))
+    return model.head(model.forward_dense(ids, ids[:, :0]))
+
+
+def all_logits(model: ChameleonGPT, weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:
+    """Return the logits of all tokens, of which a model keeps the codes' rows alone."""
+    return F.linear(model.forward_dense(ids[None], ids[None, :0])[0], weights["lm_head.weight"])
 
 
 def plain_reference(
@@ -110,7 +114,7 @@ def test_hugging_face_layout_with_every_norm_shape(parts: int, tmp_path: Path) -
     write_hf(tmp_path, weights, hf_config(weights, 4))
     ids = torch.randint(0, 64, (7,), generator=torch.Generator().manual_seed(5))
     model = loaded(tmp_path)
-    ours = model.token_logits(model.forward_dense(ids[None], ids[None, :0]))[0]
+    ours = all_logits(model, weights, ids)
     assert_close(ours, plain_reference(weights, ids, 4, 4), rtol=0.0, atol=1e-4)
 
 
@@ -119,7 +123,7 @@ def test_grouped_keys_and_values(tmp_path: Path) -> None:
     write_hf(tmp_path, weights, hf_config(weights, 4))
     model = loaded(tmp_path, CONFIG.model_copy(update={"n_kv_head": 2}))
     ids = torch.randint(0, 64, (7,), generator=torch.Generator().manual_seed(6))
-    ours = model.token_logits(model.forward_dense(ids[None], ids[None, :0]))[0]
+    ours = all_logits(model, weights, ids)
     assert_close(ours, plain_reference(weights, ids, 4, 2), rtol=0.0, atol=1e-4)
 
 
@@ -192,15 +196,12 @@ def test_swin_norms_come_after(tmp_path: Path) -> None:
 def test_only_the_rows_of_codes_are_kept_of_the_head(tmp_path: Path) -> None:
     weights = random_hf_weights(5)
     write_hf(tmp_path, weights, hf_config(weights, 4))
-    whole = loaded(tmp_path)
     for newline in (None, 40):
-        codes = loaded(
-            tmp_path, CONFIG.model_copy(update={"text_head": False, "newline_id": newline})
-        )
+        codes = loaded(tmp_path, CONFIG.model_copy(update={"newline_id": newline}))
         assert codes.output.weight.shape[0] == codes.config.vocab_size == 16 + (newline is not None)
         ids = codes.config.token_ids()
         features = torch.randn(2, 3, 32)
-        assert_close(codes.head(features), whole.token_logits(features)[..., ids])
+        assert_close(codes.head(features), F.linear(features, weights["lm_head.weight"][ids]))
         every = torch.arange(codes.config.vocab_size)[None]
         assert torch.equal(codes.embed_tokens(every), codes.embed_prefix(torch.tensor([ids])))
 

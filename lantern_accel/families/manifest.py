@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -77,12 +76,14 @@ class Manifest(Frozen):
 
 
 class TokenManifest(Manifest):
-    """The manifest of a model whose prompts are token ids."""
+    """The manifest of a model whose prompts are token ids; ``ids``: those that mean something."""
+
+    ids: Any
 
     @property
-    @abstractmethod
     def pad(self) -> int:
         """The id that pads prompts."""
+        return int(self.ids.pad)
 
 
 TokenManifestT = TypeVar("TokenManifestT", bound=TokenManifest, default=Any)

@@ -8,10 +8,20 @@ from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.errors import RequestError
-from lantern_accel.families.base import Conditions, Family, Found, Model, Prompt, Size, TextSource
+from lantern_accel.families.base import (
+    Conditions,
+    Family,
+    Found,
+    Model,
+    Prompt,
+    Rows,
+    Size,
+    TextSource,
+)
 from lantern_accel.families.manifest import TokenManifestT
 from lantern_accel.families.prompted_drafter import PromptedDrafter, PromptedManifestT
 from lantern_accel.families.tokenizer import CAPTIONS, PromptText, bucket, check_texts, left_pad
@@ -118,6 +128,23 @@ class TokenFamily(Family[TokenManifestT]):
         ids, mask = left_pad(prompts, length, manifest.pad)
         shape: Hashable = (length, *grid) if names else length
         return Conditions(ids.to(device), mask.to(device), shape)
+
+    def tokens(self, model: Model[TokenManifestT], codes: Tensor) -> Tensor:
+        """End every row with the newline's code, where the model writes one."""
+        newline = getattr(model.manifest.target, "newline", None)
+        return (codes if newline is None else F.pad(codes, (0, 1), value=newline)).flatten(1)
+
+    def with_contexts(
+        self,
+        model: Model[TokenManifestT],
+        conditions: Conditions,
+        contexts: Sequence[Sequence[int]],
+    ) -> Rows:
+        """Return the rows of conditions, and behind them those of other branches' prompts of ids."""
+        condition, mask = conditions.condition, conditions.mask
+        ids, seen = left_pad(contexts, condition.shape[1], model.manifest.pad)
+        others = ids.to(condition.device), seen.to(mask.device)
+        return Rows(torch.cat((condition, others[0])), torch.cat((mask, others[1])))
 
     def target_for_shape(self, model: Model[TokenManifestT], shape: Hashable) -> tuple[Any, Any]:
         """Return target and drafter for a prompt length and an image size; weights are shared."""

@@ -132,6 +132,10 @@ class PromptText(ABC, Generic[TokenManifestT]):
         """Return strings that prompts are built of, whether or not they are tokens of their own."""
         return ()
 
+    def words(self, text: str) -> list[int]:
+        """Return the ids of a text alone, without what begins or ends it."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
     @abstractmethod
     def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
         """Return the ids of each prompt for an image of ``rows x columns`` tokens."""

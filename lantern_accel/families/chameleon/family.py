@@ -7,10 +7,6 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.families.base import Conditions, Model, Rows, check_two_way
 from lantern_accel.families.chameleon import layouts, official
@@ -21,15 +17,12 @@ from lantern_accel.families.chameleon.text import (
     NAMES,
     SpecialIds,
     anole_image_only,
-    anole_prompt,
-    anole_unconditional,
-    lumina_prompt,
 )
 from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.keys import Change
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_family import TokenFamily
-from lantern_accel.families.tokenizer import PromptText, left_pad
+from lantern_accel.families.tokenizer import PromptText
 from lantern_accel.nn.vq import VQModel
 from lantern_accel.strategy.values import Sampling
 
@@ -45,11 +38,23 @@ class ChameleonText(PromptText[ChameleonManifest]):
     def known(self) -> Mapping[str, int]:
         return {name: getattr(self.manifest.ids, field) for field, name in self.names.items()}
 
-    def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
-        ids, code = self.manifest.ids, self.manifest.vq.downsample
+    def said(self, texts: Sequence[str], rows: int, columns: int) -> Sequence[str]:
+        """Return what the model reads of each text: a Lumina's names the size, the width first."""
         if self.manifest.variant == "anole":
-            return [anole_prompt(self.tokenizer, ids, text) for text in texts]
-        return [lumina_prompt(self.tokenizer, ids, text, rows, columns, code) for text in texts]
+            return texts
+        size = "x".join(str(side * self.manifest.vq.downsample) for side in (columns, rows))
+        before = f"Generate an image of {size} according to the following prompt:\n"
+        return [f"{before}{text}" for text in texts]
+
+    def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
+        """Return begin, the text, end of turn, and what starts the image.
+
+        A Lumina would choose the size tokens itself, from the size that the text names; they are given
+        here (as LANTERN's parallel mode does), so that the grammar of what follows is known.
+        """
+        ids, start = self.manifest.ids, self.manifest.start(rows, columns)
+        said = self.said(texts, rows, columns)
+        return [[ids.bos, *self.words(text), ids.end_of_turn, *start] for text in said]
 
 
 class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest]):
@@ -103,11 +108,6 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
         """Permute what rotations of the other pairing need; keep the head's rows of codes."""
         return () if part == "vq" else layouts.trunk_changes(checkpoint, getattr(manifest, part))
 
-    def tokens(self, model: Model[ChameleonManifest], codes: Tensor) -> Tensor:
-        """End every row with the newline, where the model writes it."""
-        newline = model.manifest.target.newline
-        return (codes if newline is None else F.pad(codes, (0, 1), value=newline)).flatten(1)
-
     def positions(self, target: ChameleonConfig) -> int:
         """Return the trained positions: whatever a file says, those of its own image and a prompt."""
         return max(target.max_positions, target.num_tokens + LONG_PROMPT)
@@ -120,7 +120,6 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
         condition, mask = conditions.condition, conditions.mask
         if sampling.branches == 1:
             return Rows(condition, mask)
-        ids, length = manifest.ids, condition.shape[1]
         contexts: list[list[int]] = []
         if manifest.variant == "lumina":
             check_two_way(model, sampling)
@@ -130,8 +129,8 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
         else:
             if sampling.branches == 3:
                 prompts = zip(condition, mask, strict=True)
-                contexts = [anole_image_only(ids, row[seen].tolist()) for row, seen in prompts]
-            contexts += [anole_unconditional(ids)] * len(condition)
-        others, seen = left_pad(contexts, length, ids.pad)
-        others, seen = others.to(condition.device), seen.to(mask.device)
-        return Rows(torch.cat((condition, others)), torch.cat((mask, seen)))
+                contexts = [
+                    anole_image_only(manifest.ids, row[seen].tolist()) for row, seen in prompts
+                ]
+            contexts += [[manifest.ids.bos, *manifest.start()]] * len(condition)
+        return self.with_contexts(model, conditions, contexts)

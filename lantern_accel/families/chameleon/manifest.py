@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from lantern_accel.errors import RequestError
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.model import ChameleonConfig
-from lantern_accel.families.chameleon.text import SpecialIds, lumina_unconditional
+from lantern_accel.families.chameleon.text import SpecialIds
 from lantern_accel.families.manifest import TokenManifest, check_codes
 from lantern_accel.nn.vq import VQConfig
 from lantern_accel.strategy.choose import ModelDefaults
@@ -48,10 +48,6 @@ class ChameleonManifest(TokenManifest):
             raise ValueError(f"the drafter is not of this target: {wrong}")
         return self
 
-    @property
-    def pad(self) -> int:
-        return self.ids.pad
-
     def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:
         """Return rows and columns of codes of an image ``(width, height)`` in pixels; None: the default.
 
@@ -77,9 +73,15 @@ class ChameleonManifest(TokenManifest):
             )
         return self.unit * high, self.unit * wide
 
-    def start(self, rows: int, columns: int) -> list[int]:
-        """Return what follows a Lumina's prompt, and is all that a row without one sees."""
-        return lumina_unconditional(self.ids, rows, columns)
+    def start(self, rows: int = 0, columns: int = 0) -> list[int]:
+        """Return what starts an image: its mark, and a Lumina's tokens of its height and width.
+
+        All that a Lumina's row without a prompt sees.
+        """
+        sizes = [self.ids.grid + side // self.unit for side in (rows, columns)]
+        return (
+            [self.ids.image_start, *sizes] if self.variant == "lumina" else [self.ids.image_start]
+        )
 
 
 def nearest_size(width: int, height: int, patch: int, most: int) -> str:

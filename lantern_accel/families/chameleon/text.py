@@ -8,15 +8,11 @@ Source: facebookresearch/chameleon ``vocab.py``, GAIR-NLP/anole ``chameleon.py``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from lantern_accel.errors import CheckpointError
 from lantern_accel.records import Frozen
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 #: The tokens of :class:`SpecialIds` by their names in the vocabulary.
 NAMES = {
@@ -81,48 +77,11 @@ def ids_from_vocabulary(vocabulary: Mapping[str, int]) -> SpecialIds:
     return SpecialIds(image_first=first, image_codes=len(images), **found)
 
 
-def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    return ids
-
-
-def anole_prompt(tokenizer: Tokenizer, ids: SpecialIds, prompt: str) -> list[int]:
-    """Return Anole's prompt: begin, the text, end of turn, start of image."""
-    return [ids.bos, *_encode(tokenizer, prompt), ids.end_of_turn, ids.image_start]
-
-
-def anole_unconditional(ids: SpecialIds) -> list[int]:
-    """Return the context of Anole's branch without a prompt: begin, start of image."""
-    return [ids.bos, ids.image_start]
-
-
 def anole_image_only(ids: SpecialIds, prompt: Sequence[int]) -> list[int]:
     """Return the context of Anole's middle branch: what of the prompt is an image or its frame.
 
-    For a prompt of text alone it is :func:`anole_unconditional`, and the three-way rule is the two-way.
+    For a prompt of text alone it is that of the last branch, and the three-way rule is the two-way.
     """
     frame = {ids.bos, ids.image_start, ids.image_end}
     codes = range(ids.image_first, ids.image_first + ids.image_codes)
     return [i for i in prompt if i in frame or i in codes]
-
-
-def lumina_prompt(
-    tokenizer: Tokenizer, ids: SpecialIds, prompt: str, rows: int, columns: int, pixels: int = 16
-) -> list[int]:
-    """Return Lumina-mGPT's prompt for ``rows x columns`` codes of ``pixels`` each, size tokens included.
-
-    The model would choose the size tokens itself, from the size that the text names; they are given
-    here (as LANTERN's parallel mode does), so that the grammar of what follows is known.
-    """
-    size = f"{columns * pixels}x{rows * pixels}"
-    text = f"Generate an image of {size} according to the following prompt:\n{prompt}"
-    start = lumina_unconditional(ids, rows, columns)
-    return [ids.bos, *_encode(tokenizer, text), ids.end_of_turn, *start]
-
-
-def lumina_unconditional(ids: SpecialIds, rows: int, columns: int) -> list[int]:
-    """Return the context of Lumina's branch without a prompt: all that follows from start of image on.
-
-    Size tokens count pairs of codes, the height first.
-    """
-    return [ids.image_start, ids.grid + rows // 2, ids.grid + columns // 2]

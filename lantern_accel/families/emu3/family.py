@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.device.operations import TensorOps
@@ -40,7 +39,7 @@ from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_drafter import PromptedDrafterConfig
 from lantern_accel.families.prompted_family import PromptedFamily
-from lantern_accel.families.tokenizer import PromptText, left_pad
+from lantern_accel.families.tokenizer import PromptText
 from lantern_accel.nn.movq import MoVQ, MoVQConfig
 from lantern_accel.nn.vq import VQModel
 from lantern_accel.strategy.values import Sampling
@@ -59,18 +58,14 @@ class Emu3Text(PromptText[Emu3Manifest]):
     def marks(self) -> Sequence[str]:
         return (*SPECIALS, *FRAME, CODE)
 
-    def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
     def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
         before, behind = PROMPTS[self.manifest.variant]
         start = picture_start(rows, columns)
-        return [self._ids(f"{before}{text}{behind}{start}") for text in texts]
+        return [self.words(f"{before}{text}{behind}{start}") for text in texts]
 
     def unconditional(self, rows: int, columns: int) -> list[int]:
         """Return the ids in front of an image of a size without a prompt."""
-        return self._ids(UNCONDITIONAL[self.manifest.variant] + picture_start(rows, columns))
+        return self.words(UNCONDITIONAL[self.manifest.variant] + picture_start(rows, columns))
 
 
 class IBQ(VQModel):
@@ -140,15 +135,10 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
             ),
         )
 
-    def tokens(self, model: Model[Emu3Manifest], codes: Tensor) -> Tensor:
-        """End every row with its end, where the model writes it."""
-        return F.pad(codes, (0, 1), value=model.manifest.target.image_codes).flatten(1)
-
     def rows(self, model: Model[Emu3Manifest], conditions: Conditions, sampling: Sampling) -> Rows:
         """Return ``[cond; uncond]``: without a prompt there are its frame and the same size alone."""
-        condition, mask = conditions.condition, conditions.mask
         if sampling.branches == 1:
-            return Rows(condition, mask)
+            return Rows(conditions.condition, conditions.mask)
         check_two_way(model, sampling)
         manifest, text = model.manifest, model.text
         assert isinstance(conditions.shape, tuple)
@@ -158,10 +148,7 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
         else:
             begin = manifest.ids.unconditional(manifest.variant)
             context = [*begin, *self._sized(manifest, rows, columns)]
-        contexts = [context] * len(condition)
-        others, seen = left_pad(contexts, condition.shape[1], manifest.pad)
-        others, seen = others.to(condition.device), seen.to(mask.device)
-        return Rows(torch.cat((condition, others)), torch.cat((mask, seen)))
+        return self.with_contexts(model, conditions, [context] * len(conditions.mask))
 
     def tiny(self) -> Emu3Manifest:
         """Return a small model of both: grouped queries, head norms, rows with ends."""

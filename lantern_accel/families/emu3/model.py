@@ -118,10 +118,6 @@ class Emu3Manifest(PromptedManifest):
             )
         return self
 
-    @property
-    def pad(self) -> int:
-        return self.ids.pad
-
     def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:
         """Return rows and columns of an image ``(width, height)`` in pixels; None: the usual one.
 

@@ -89,7 +89,7 @@ class GlmImageFamily(PromptedFamily[GlmImageManifest]):
         )  # fmt: skip
         return GlmImageManifest(
             name="tiny-glm-image",
-            marks=Marks(pad=49),
+            ids=Marks(pad=49),
             target=target,
             drafter=PromptedDrafterConfig.fitting(target),
             vq=CodebookConfig(codebook_size=48, codebook_dim=4),

@@ -161,13 +161,9 @@ class GlmImageManifest(PromptedManifest):
     """``model.json`` of GLM-Image's family."""
 
     family: Literal["glm_image"] = "glm_image"
-    marks: Marks = Marks()
+    ids: Marks = Marks()
     target: GlmImageConfig
     vq: CodebookConfig
-
-    @property
-    def pad(self) -> int:
-        return self.marks.pad
 
     @property
     def token_pixels(self) -> int:

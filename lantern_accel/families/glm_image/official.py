@@ -132,7 +132,7 @@ def manifest_of(
         vq = CodebookConfig(codebook_size=known[0], codebook_dim=known[1])
         return GlmImageManifest(
             name="glm-image" if path.name == PRIOR else path.absolute().name,
-            marks=read_marks(said, tokenizer),
+            ids=read_marks(said, tokenizer),
             target=target,
             vq=vq,
             defaults=DEFAULTS.within(target.vocab_size),

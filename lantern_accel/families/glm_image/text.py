@@ -33,10 +33,10 @@ class GlmImageText(PromptText[GlmImageManifest]):
         self.painter: Any = None
 
     def marks(self) -> Sequence[str]:
-        marks = self.manifest.marks
+        marks = self.manifest.ids
         return marks.size_begin, marks.size_end, marks.image_start
 
     def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
-        marks = self.manifest.marks
+        marks = self.manifest.ids
         whole = [prompt_text(text, marks, rows, columns) for text in texts]
         return [list(self.tokenizer.encode(one).ids) for one in whole]

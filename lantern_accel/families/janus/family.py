@@ -13,7 +13,7 @@ from lantern_accel.families.base import Conditions, Model, Rows, check_two_way
 from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.janus import official
 from lantern_accel.families.janus.model import DEFAULTS, JanusConfig, JanusGPT, JanusManifest
-from lantern_accel.families.janus.text import ROLES, SpecialIds, prompt_ids
+from lantern_accel.families.janus.text import ROLES, SpecialIds, prompt_text
 from lantern_accel.families.keys import Change, to_adjacent
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_drafter import PromptedDrafterConfig
@@ -30,8 +30,9 @@ class JanusText(PromptText[JanusManifest]):
         return [role for role in ROLES[self.manifest.variant] if role.startswith("<")]
 
     def prompts(self, texts: Sequence[str], rows: int = 0, columns: int = 0) -> list[list[int]]:
-        ids, variant = self.manifest.ids, self.manifest.variant
-        return [prompt_ids(self.tokenizer, ids, text, variant) for text in texts]
+        bos, variant = self.manifest.ids.bos, self.manifest.variant
+        encoded = (self.words(prompt_text(text, variant)) for text in texts)
+        return [[bos, *(i for i in one if i != bos)] for one in encoded]
 
 
 class JanusFamily(VQFamily[JanusManifest], PromptedFamily[JanusManifest]):

@@ -101,7 +101,3 @@ class JanusManifest(PromptedManifest):
     ids: SpecialIds = SpecialIds()
     target: JanusConfig
     vq: VQConfig
-
-    @property
-    def pad(self) -> int:
-        return self.ids.pad

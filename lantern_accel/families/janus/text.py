@@ -7,16 +7,13 @@ caller names the roles there, so that the two generations of models have two pro
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.tokenizer import read_vocabulary
 from lantern_accel.records import Frozen
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 Variant = Literal["pro", "1.3b"]
 ROLES: dict[Variant, tuple[str, str]] = {
@@ -56,9 +53,3 @@ def read_ids(path: Path) -> SpecialIds:
                 "tokenizer.json that comes with the model"
             )
     return SpecialIds(**{field: known[name] for field, name in NAMES.items()})
-
-
-def prompt_ids(tokenizer: Tokenizer, ids: SpecialIds, text: str, variant: Variant) -> list[int]:
-    """Return the ids of a prompt, the one that begins a sentence first."""
-    encoded = tokenizer.encode(prompt_text(text, variant), add_special_tokens=False).ids
-    return [ids.bos, *(i for i in encoded if i != ids.bos)]

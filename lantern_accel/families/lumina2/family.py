@@ -28,11 +28,8 @@ class Lumina2Text(ChameleonText):
 
     names = NAMES
 
-    def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
-        ids, start = self.manifest.ids, self.manifest.start(rows, columns)
-        said = instructions(texts, rows, columns)
-        made = (self.tokenizer.encode(text, add_special_tokens=False).ids for text in said)
-        return [[ids.bos, *one, ids.end_of_turn, *start] for one in made]
+    def said(self, texts: Sequence[str], rows: int, columns: int) -> Sequence[str]:
+        return instructions(texts, rows, columns)
 
 
 class Lumina2Family(ChameleonFamily):

@@ -80,6 +80,6 @@ class Lumina2Manifest(ChameleonManifest):
             )
         return rows, columns
 
-    def start(self, rows: int, columns: int) -> list[int]:
+    def start(self, rows: int = 0, columns: int = 0) -> list[int]:
         grids = self.ids.grids
         return [self.ids.image_start, grids[rows // UNIT], grids[columns // UNIT]]

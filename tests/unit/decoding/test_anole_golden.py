@@ -23,7 +23,7 @@ from lantern_accel.checkpoints.loading import fill
 from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
-from lantern_accel.families.chameleon.text import SpecialIds, anole_unconditional
+from lantern_accel.families.chameleon.text import SpecialIds
 from lantern_accel.families.tokenizer import left_pad
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
@@ -72,7 +72,7 @@ def decoded(tree: str, rule: str) -> tuple[Tensor, list[list[int]]]:
         [ids.bos, *sequences[f"{i}.prompt"].tolist(), ids.end_of_turn, ids.image_start]
         for i in range(2)
     ]
-    condition, mask = left_pad([*prompts, *[anole_unconditional(ids)] * 2], 16, ids.pad)
+    condition, mask = left_pad([*prompts, *[[ids.bos, ids.image_start]] * 2], 16, ids.pad)
     rows, columns = torch.arange(8192).view(-1, 1), torch.arange(50).view(1, -1)
     strategy = Strategy(
         drafts=NAIVE_EXTEND_57 if tree == "static" else EAGLE2_TREE, acceptance=RULES[rule]

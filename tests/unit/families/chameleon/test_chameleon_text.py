@@ -10,18 +10,15 @@ from support.chameleon import vocabulary, write_text_tokenizer
 from torch import Tensor
 
 from lantern_accel.errors import CheckpointError, RequestError
+from lantern_accel.families.chameleon.family import ChameleonText
 from lantern_accel.families.chameleon.layouts import chameleon_vq_config
 from lantern_accel.families.chameleon.manifest import ChameleonManifest, nearest_size
 from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.text import (
     SpecialIds,
     anole_image_only,
-    anole_prompt,
-    anole_unconditional,
     ids_from_vocabulary,
     image_token_name,
-    lumina_prompt,
-    lumina_unconditional,
 )
 from lantern_accel.families.tokenizer import bucket, left_pad, read_tokenizer
 
@@ -86,21 +83,23 @@ def test_a_vocabulary_in_another_order_is_refused() -> None:
 def test_prompts(tmp_path: Path) -> None:
     names = vocabulary(16, WORDS, lumina=True)
     write_text_tokenizer(tmp_path / "t.json", names)
-    tokenizer, ids = read_tokenizer(tmp_path / "t.json"), ids_from_vocabulary(names)
+    ids = ids_from_vocabulary(names)
     fox = [names[w] for w in ["a", "red", "fox"]]
     eot, boi = names["<reserved08706>"], names["<racm3:break>"]
-    assert anole_prompt(tokenizer, ids, "a red fox") == [0, *fox, eot, boi]
-    assert anole_unconditional(ids) == [0, boi]
+    anole, lumina = (manifest(variant, ids=ids) for variant in ("anole", "lumina"))
+    one = ChameleonText(tmp_path / "t.json", anole)
+    assert one.prompts(["a red fox"], 2, 4) == [[0, *fox, eot, boi]]
+    assert anole.start(2, 4) == [boi]
     # A picture in the prompt stays in the middle branch, its text goes.
     picture = [boi, 4, 5, 6, names["<eoss>"]]
     assert anole_image_only(ids, [0, *fox, *picture, eot, boi]) == [0, *picture, boi]
-    assert anole_image_only(ids, [0, *fox, eot, boi]) == anole_unconditional(ids)
+    assert anole_image_only(ids, [0, *fox, eot, boi]) == [0, boi]
     # Width before height in the text, height before width in the tokens.
     text = [names[w] for w in WORDS.split()]
     sizes = [names["<reserved08801>"], names["<reserved08802>"]]
-    got = lumina_prompt(tokenizer, ids, "a red fox", rows=2, columns=4)
+    (got,) = ChameleonText(tmp_path / "t.json", lumina).prompts(["a red fox"], rows=2, columns=4)
     assert got == [0, *text, eot, boi, *sizes]
-    assert lumina_unconditional(ids, 2, 4) == [boi, *sizes]
+    assert lumina.start(2, 4) == [boi, *sizes]
     with pytest.raises(CheckpointError, match="cannot be read as a tokenizer"):
         read_tokenizer(tmp_path / "none.json")
     (tmp_path / "broken.json").write_text("{")
@@ -116,7 +115,7 @@ def lumina_stream(codes: Tensor, ids: SpecialIds) -> list[int]:
     rows, columns = codes.shape
     lines = [[*(ids.image_first + c for c in row), ids.newline] for row in codes.tolist()]
     flat = [token for line in lines for token in line]
-    return [*lumina_unconditional(ids, rows, columns), *flat, ids.image_end, ids.end_of_turn]
+    return [*manifest("lumina").start(rows, columns), *flat, ids.image_end, ids.end_of_turn]
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(2, 2), (4, 2), (2, 6), (48, 48)])
@@ -154,7 +153,7 @@ def test_padding() -> None:
         left_pad([[1] * 5], 4, pad=1)
 
 
-def manifest(variant: str, side: int = 48) -> ChameleonManifest:
+def manifest(variant: str, side: int = 48, ids: SpecialIds | None = None) -> ChameleonManifest:
     target = ChameleonConfig(
         dim=8,
         n_layer=1,
@@ -168,6 +167,7 @@ def manifest(variant: str, side: int = 48) -> ChameleonManifest:
         name="m",
         variant=variant,  # type: ignore[arg-type]
         side=side,
+        ids=ids or SpecialIds(),
         target=target,
         vq=chameleon_vq_config(),
     )

@@ -48,7 +48,7 @@ def test_prompts_and_positions(pipeline: Pipeline, index: int) -> None:
     rows, columns = said["large_grid"]
     assert manifest.grid((said["width"], said["height"])) == (rows, columns)
     assert grids(rows, columns)[0] == tuple(said["small_grid"])
-    assert prompt_text(said["text"], manifest.marks, rows, columns) == said["rendered"]
+    assert prompt_text(said["text"], manifest.ids, rows, columns) == said["rendered"]
     text: Any = pipeline.model.text
     ids = text.prompts([said["text"]], rows, columns)
     assert ids == io[f"p{index}.input_ids"].tolist()

@@ -27,7 +27,7 @@ from lantern_accel.checkpoints.layouts import (
     read_json,
 )
 from lantern_accel.checkpoints.loading import Recipe
-from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
+from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError, ModelError, RequestError
 from lantern_accel.families.keys import Change, Rule, recipes_of, renamed
@@ -372,35 +372,6 @@ class Family(ABC, Generic[ManifestT]):
         return self.conditions(model, chosen, torch.device("cpu"), torch.float32)
 
     # --- drafters ----------------------------------------------------------------------------------
-
-    def find(self, path: Path, parts: Parts) -> Found[ManifestT] | None:
-        """Return what :meth:`detect` does, with the drafter that was named or that lies near.
-
-        Of several near ones the first that fits. Raises :class:`CheckpointError` where none does.
-        """
-        found = self.detect(path, parts)
-        if found is None or parts.no_drafter or self.drafter_type is None:
-            return found
-        near, wrong = [Path(one) for one in self.drafters_near(found)], list[CheckpointError]()
-        there = map(drafter_weights, near if parts.drafter is None else [parts.drafter])
-        for one in there:
-            if parts.drafter is None and not (one.is_file() or (one.is_dir() and has_weights(one))):
-                continue
-            try:
-                found.manifest, found.files["drafter"] = self.with_drafter(found.manifest, one)
-                return found
-            except CheckpointError as error:
-                wrong.append(error)
-        if wrong:
-            raise wrong[0]
-        known = {one.name: one for one in self.published()}
-        uses = known[found.manifest.name].uses if found.manifest.name in known else ()
-        theirs = [known[name].repo for name in uses if known[name].kind == "drafter"]
-        found.missing["drafter"] = (
-            f"a drafter: put {theirs[0] if theirs else 'one'} into {near[0]}, name it with --use "
-            "drafter=PATH, or train one with `lantern-accel train drafter`"
-        )
-        return found
 
     def drafters_near(self, found: Found[ManifestT]) -> Iterable[Path]:
         """Go through the folders and files that may hold a drafter of a model; here one next to it."""

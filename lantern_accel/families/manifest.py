@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self, TypeVar
 
 from lantern_accel.errors import RequestError
-from lantern_accel.families.published import ModelEntry
 from lantern_accel.nn.draft_head import DraftHeadConfig
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.choose import ModelDefaults
@@ -69,10 +67,6 @@ class Manifest(Frozen):
                 field="size",
             )
         return own
-
-    def with_labels_of(self, entries: Sequence[ModelEntry]) -> Self:
-        """Return this manifest under the name of the first of the published models that it is."""
-        return self.model_copy(update=entries[0].labels) if entries else self
 
 
 class TokenManifest(Manifest):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import importlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from lantern_accel.checkpoints.layouts import drafter_weights
+from lantern_accel.checkpoints.weights import has_weights
 from lantern_accel.device.entry_points import Offers, Unfit, check_spec, load_offers, why
 from lantern_accel.errors import CheckpointError, ModelError, did_you_mean
-from lantern_accel.families.base import Family
+from lantern_accel.families.base import Family, Found, Parts
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.published import Kind, ModelEntry
 from lantern_accel.families.spec import FAMILY_API_VERSION, FamilySpec
@@ -182,19 +184,60 @@ def ask_for_name(path: Path, what: str, names: Sequence[str]) -> CheckpointError
     )
 
 
-def entries_with_sizes(
-    manifest: Manifest,
-    manifest_of: Callable[[ModelEntry], Manifest],
-    names: Sequence[str],
-    **config: Any,
-) -> list[ModelEntry]:
-    """Return the published models of a manifest's family whose targets have the same sizes ``names``.
+def entries_like(manifest: Manifest) -> list[ModelEntry]:
+    """Return the published models of a manifest's family whose targets have its sizes."""
+    kind = family(manifest.family)
+    models = (one for one in kind.published() if one.kind == "model")
+    return [one for one in models if _sizes(kind.from_entry(one)) == _sizes(manifest)]
 
-    ``manifest_of`` gives the manifest of an entry; ``config``: what the entry's own must say.
+
+def _sizes(manifest: Manifest) -> list[object]:
+    """Return what a released target is known by: its trunk, its vocabularies and its image."""
+    names = ("vocab_size", "token_count", "grid", "conditioning", "num_classes", "caption_dim")
+    trunk = getattr(manifest.target, "decoder", None)
+    trunk = None if trunk is None else replace(trunk, eps=0.0)
+    return [trunk, getattr(manifest, "side", 0), *(getattr(manifest.target, n, 0) for n in names)]
+
+
+def ask(kind: Family, path: Path, parts: Parts) -> Found | None:
+    """Ask a family what lies at a path; name a published model as it is, and add a drafter.
+
+    The drafter is the one that was named, or of those near the model the first that fits. Raises
+    :class:`CheckpointError` for files of the family that cannot be used, such as drafters of which none
+    fits.
     """
-    asked = (one for one in published() if one.family == manifest.family)
-    targets = (
-        (one, manifest_of(one).target) for one in asked if config.items() <= one.config.items()
+    found = kind.detect(path, parts)
+    if found is None:
+        return None
+    variant, here = (
+        getattr(found.manifest, "variant", None),
+        parts.entry or entry_at(kind.name, path),
     )
-    ours = [getattr(manifest.target, name) for name in names]
-    return [one for one, theirs in targets if [getattr(theirs, name) for name in names] == ours]
+    same = [e for e in entries_like(found.manifest) if e.config.get("variant") in (None, variant)]
+    known = here if here in same else next(iter(same), None)
+    if known is not None:
+        found.manifest = found.manifest.model_copy(update=known.labels)
+    if not parts.no_drafter and kind.drafter_type is not None:
+        _add_drafter(kind, found, known)
+    return found
+
+
+def _add_drafter(kind: Family, found: Found, known: ModelEntry | None) -> None:
+    given, near = found.parts.drafter, list(kind.drafters_near(found))
+    there = map(drafter_weights, near if given is None else [given])
+    wrong: CheckpointError | None = None
+    for one in there:
+        if given is None and not (one.is_file() or (one.is_dir() and has_weights(one))):
+            continue
+        try:
+            found.manifest, found.files["drafter"] = kind.with_drafter(found.manifest, one)
+            return
+        except CheckpointError as error:
+            wrong = wrong or error
+    if wrong is not None:
+        raise wrong
+    theirs = None if known is None else parts_of(known).get("drafter")
+    found.missing["drafter"] = (
+        f"a drafter: put {'one' if theirs is None else theirs.repo} into {near[0]}, name it with --use "
+        "drafter=PATH, or train one with `lantern-accel train drafter`"
+    )

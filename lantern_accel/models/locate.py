@@ -14,6 +14,7 @@ from lantern_accel.device.entry_points import why
 from lantern_accel.errors import LanternError, ModelError, RequestError, did_you_mean
 from lantern_accel.families.base import Family, Found, Parts
 from lantern_accel.families.registry import (
+    ask,
     broken_families,
     entry,
     families,
@@ -149,7 +150,7 @@ def find_published(name: str, parts: Parts, tell: Tell) -> Found:
         text=parts.text or files.get("text"),
         entry=one,
     )
-    found = kind.find(files["target"], given)
+    found = ask(kind, files["target"], given)
     if found is None:
         raise ModelError(
             f"the files of {name} at {files['target']} are not what was published; delete them and fetch "
@@ -164,7 +165,7 @@ def find_official(path: Path, parts: Parts, asked: Iterable[Family] | None = Non
     failed: dict[str, str] = {}
     for kind in families() if asked is None else asked:
         try:
-            found = kind.find(path, parts)
+            found = ask(kind, path, parts)
         except LanternError as error:  # its own files, which cannot be used; or another family's
             refused.append(error)
             continue

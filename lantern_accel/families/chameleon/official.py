@@ -37,7 +37,6 @@ from lantern_accel.families.keys import check_usual
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import (
     ask_for_name,
-    entries_with_sizes,
     entry_at,
     parts_of,
     published,
@@ -50,8 +49,6 @@ SHARED = ("image_first", "image_codes", "newline_id", "height", "width", "prefix
 LUMINAS = ("mask_image_logits", "dropout")
 _WHERE_VQ = "tokenizer/vqgan.ckpt of Chameleon's release"
 _WHERE_TEXT = "tokenizer/text_tokenizer.json of Chameleon's release"
-#: Sizes by which a published model is known.
-_RELEASED = ("dim", "n_layer", "n_head", "ffn_dim", "token_count", "image_codes", "height")
 
 
 def said_of(weights: Path) -> dict[str, Any]:
@@ -186,10 +183,6 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
             vq=vq,
             defaults=DEFAULTS[variant].within(target.image_codes),
         )
-    # Both layouts of Anole are one model.
-    manifest = manifest.with_labels_of(
-        entries_with_sizes(manifest, published_manifest, _RELEASED, variant=variant)
-    )
     pairs = "half-split" if layout == "Hugging Face" else "adjacent"
     notes = [variant.capitalize(), f"{layout} keys, {pairs} rotary pairs"]
     return Found(manifest, files, parts, notes, missing)

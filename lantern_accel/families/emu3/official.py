@@ -41,7 +41,6 @@ from lantern_accel.families.emu3.text import (
 )
 from lantern_accel.families.image_tokenizer import movq_sizes, picture_names, vq_sizes
 from lantern_accel.families.published import ModelEntry
-from lantern_accel.families.registry import entries_with_sizes
 from lantern_accel.nn.movq import MoVQConfig
 from lantern_accel.nn.vq import VQConfig
 
@@ -103,7 +102,6 @@ _WHOSE: dict[Variant, str] = {
     "emu3": "Emu3's image tokenizer (BAAI/Emu3-VisionTokenizer)",
     "emu3.5": "Emu3.5's image tokenizer (BAAI/Emu3.5-VisionTokenizer)",
 }
-_RELEASED = ("dim", "n_layer", "n_head", "n_kv_head", "ffn_dim", "token_count", "image_codes")
 
 
 def layout_of(checkpoint: Checkpoint) -> str | None:
@@ -147,9 +145,6 @@ def detect(path: Path, parts: Parts) -> Found[Emu3Manifest] | None:
     notes = [f"{layout} keys", f"images of {manifest.variant}"]
     found = Found(manifest, {"target": path}, parts, notes)
     _add_picture_tokenizer(found, folder, checkpoint, said)
-    manifest = found.manifest
-    known = entries_with_sizes(manifest, published_manifest, _RELEASED, variant=manifest.variant)
-    found.manifest = manifest.with_labels_of(known)
     _add_text(found, folder)
     return found
 

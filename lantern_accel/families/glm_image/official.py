@@ -24,7 +24,6 @@ from lantern_accel.families.glm_image.model import (
     Marks,
 )
 from lantern_accel.families.published import ModelEntry
-from lantern_accel.families.registry import entries_with_sizes
 
 TARGET_RULES: tuple[keys.Rule, ...] = (
     (r"^model\.language_model\.", ""),
@@ -59,8 +58,6 @@ SIGNATURES = (
 PRIOR, PROCESSOR = "vision_language_encoder", "processor"
 #: What transformers' configuration class takes for what a file leaves out.
 _TEXT = {"num_attention_heads": 32, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072}
-#: Sizes by which the published model is known.
-_RELEASED = ("dim", "n_layer", "n_head", "n_kv_head", "ffn_dim", "token_count", "vocab_size")
 
 
 def detect(path: Path, parts: Parts) -> Found[GlmImageManifest] | None:
@@ -94,7 +91,6 @@ def detect(path: Path, parts: Parts) -> Found[GlmImageManifest] | None:
         homes = [parts.text / PROCESSOR, parts.text]
     text = find_file(homes, "tokenizer.json")
     manifest = manifest_of(checkpoint, said, text)
-    manifest = manifest.with_labels_of(entries_with_sizes(manifest, published_manifest, _RELEASED))
     found = Found(manifest, {"target": home}, parts, ["the prior of GLM-Image"])
     if CODEBOOK in checkpoint:
         found.files["vq"] = home

@@ -20,7 +20,7 @@ from lantern_accel.families.image_tokenizer import LOWEST_FIRST, VQ_RULES, vq_si
 from lantern_accel.families.janus.model import DEFAULTS, JanusConfig, JanusManifest
 from lantern_accel.families.janus.text import ROLES, SpecialIds, Variant, read_ids
 from lantern_accel.families.published import ModelEntry
-from lantern_accel.families.registry import ask_for_name, entries_with_sizes, entry_at
+from lantern_accel.families.registry import ask_for_name, entries_like, entry_at
 from lantern_accel.nn.vq import VQConfig
 
 TARGET_RULES: tuple[keys.Rule, ...] = (
@@ -64,8 +64,6 @@ _FLOWS = ("vision_gen_enc_model.", "vision_gen_dec_model.")
 _HINT = "Janus-Pro-1B, Janus-Pro-7B and Janus-1.3B hold all that is needed"
 #: What transformers' LlamaConfig takes for what a configuration leaves out, as published ones do.
 _LLAMA = {"num_attention_heads": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
-#: Sizes by which a published model is known.
-_RELEASED = ("dim", "n_layer", "n_head", "ffn_dim", "token_count", "vocab_size", "grid")
 
 
 def layout_of(checkpoint: Checkpoint) -> str | None:
@@ -107,10 +105,8 @@ def detect(path: Path, parts: Parts) -> Found[JanusManifest] | None:
         return None
     text = find_file([parts.text or folder], "tokenizer.json")
     manifest = manifest_of(checkpoint, said, None if text is None else read_ids(text))
-    known = entries_with_sizes(manifest, published_manifest, _RELEASED)
-    variant = _variant(path, folder, parts.entry, known)
-    known = [one for one in known if one.config["variant"] == variant]
-    manifest = manifest.model_copy(update={"variant": variant}).with_labels_of(known)
+    variant = _variant(path, folder, parts.entry, entries_like(manifest))
+    manifest = manifest.model_copy(update={"variant": variant})
     notes = [f"{layout} keys", f"the prompt of {ROLES[variant][0]}"]
     found = Found(manifest, {"target": path, "vq": path}, parts, notes)
     if text is None:

@@ -23,7 +23,7 @@ from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import SHAPES, LlamaGenConfig, llamagen_config
 from lantern_accel.families.published import ModelEntry
-from lantern_accel.families.registry import ask_for_name, entries_with_sizes, parts_of, published
+from lantern_accel.families.registry import ask_for_name, entries_like, parts_of, published
 from lantern_accel.nn.vq import VQConfig
 from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.strategy.values import Sampling
@@ -45,8 +45,6 @@ SIGNATURES = (
         "vq", {"quantize.embedding.weight": 0, "decoder.conv_blocks.0.res.0.conv1.weight": 0}
     ),
 )
-#: What a published model is known by.
-_RELEASED = tuple({*LlamaGenConfig.model_fields, "hidden_dim"} - {"ffn_dim"})
 #: Tokens along one side by the ``input_type`` of a published drafter, which hard-codes them.
 INPUT_TYPES = {"t2i": 16, "c2i": 24, "t2i2": 32}
 #: Where the READMEs put flan-t5, from the model's folder.
@@ -277,10 +275,7 @@ def detect(path: Path, parts: Parts) -> Found[LlamaGenManifest] | None:
     find_vq(found, homes(target.path))
     if config.conditioning == "text":
         find_text(found, homes(target.path))
-    known, side = (
-        entries_with_sizes(found.manifest, published_manifest, _RELEASED),
-        found.manifest.image_size,
-    )
+    known, side = entries_like(found.manifest), found.manifest.image_size
     if "vq" in found.files and known and side != known[0].config["pixels"]:
         raise CheckpointError(
             f"{found.files['vq']} makes {side // config.grid} pixels of a token, but the "
@@ -288,7 +283,6 @@ def detect(path: Path, parts: Parts) -> Found[LlamaGenManifest] | None:
             f"{known[0].config['pixels']} pixels; name the tokenizer of 16 pixels a token with "
             "--use vq=PATH"
         )
-    found.manifest = found.manifest.with_labels_of(known)
     return found
 
 

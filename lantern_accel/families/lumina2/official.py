@@ -27,14 +27,12 @@ from lantern_accel.families.lumina2.text import (
     ids_from_vocabulary,
 )
 from lantern_accel.families.published import ModelEntry
-from lantern_accel.families.registry import entries_with_sizes, entry_at
+from lantern_accel.families.registry import entry_at
 from lantern_accel.families.tokenizer import read_vocabulary
 from lantern_accel.nn.movq import MoVQConfig
 
 #: Pixels along the side of the released model's images, in the README's table.
 PIXELS = 768
-#: Sizes by which a published model is known.
-_RELEASED = ("dim", "n_layer", "n_head", "ffn_dim", "token_count", "image_codes")
 _WHERE_VQ = "movqgan_270M.ckpt of ai-forever/MoVQGAN"
 _VQ_FOLDERS = ("", "270M", "movqgan", "movqgan/270M", "vq")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
@@ -101,8 +99,6 @@ def detect(path: Path, parts: Parts) -> Found | None:
             vq=vq,
             defaults=DEFAULTS.within(target.image_codes),
         )
-    same = entries_with_sizes(manifest, published_manifest, _RELEASED)
-    manifest = manifest.with_labels_of([one for one in same if one == entry] or same)
     return Found(manifest, files, parts, ["Lumina-mGPT 2.0", "Hugging Face keys"], missing)
 
 

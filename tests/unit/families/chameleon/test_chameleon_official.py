@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -26,10 +27,11 @@ from lantern_accel.errors import CheckpointError, ModelError
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.chameleon.family import ChameleonFamily
 from lantern_accel.families.chameleon.manifest import ChameleonManifest
+from lantern_accel.families.registry import ask
 from lantern_accel.models.check import check
 from lantern_accel.models.locate import find_model
 
-detect = ChameleonFamily().find
+detect = functools.partial(ask, ChameleonFamily())
 
 
 def found(path: Path, **parts: object) -> tuple[Found, ChameleonManifest]:

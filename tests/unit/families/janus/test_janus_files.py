@@ -10,6 +10,7 @@ from support.janus import SPECIAL, config_of, weights_of, write_janus, write_tok
 
 import lantern_accel
 from lantern_accel.errors import CheckpointError, LanternError, RequestError
+from lantern_accel.families import registry
 from lantern_accel.families.janus import official
 from lantern_accel.families.registry import entry
 from lantern_accel.memory.plan import planner_for
@@ -70,7 +71,8 @@ def test_a_generation_that_nothing_says_has_to_be_named(
     assert find_model(folder).manifest.variant == "pro"
     # Both generations have these sizes now, as Janus-Pro-1B and Janus-1.3B do.
     entries = [entry("janus-pro-1b"), entry("janus-1.3b")]
-    monkeypatch.setattr(official, "entries_with_sizes", lambda *_: entries)
+    for module in (official, registry):
+        monkeypatch.setattr(module, "entries_like", lambda _: entries)
     with pytest.raises(CheckpointError, match=r"--model janus-pro-1b=.*x \(or janus-1.3b\)"):
         find_model(folder)
     found = find_model(f"janus-1.3b={folder}")

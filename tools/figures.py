@@ -338,7 +338,7 @@ def _load() -> Iterator[Row]:
         late = " | ".join(f"{found['latency_s'][one]:.1f} s" for one in ("p50", "p95", "p99"))
         first = found["first_partial_s"]["p50"]
         cells = f"{slots} | {found['images_per_s']:.2f} | {late} | {first:.1f} s"
-        yield Row(f"{slots} rows", cells, data, "python tools/load.py")
+        yield Row(f"{slots} rows", cells, data, "python -m lantern_accel_profiles.load")
 
 
 def _xla() -> Iterator[Row]:

@@ -32,7 +32,7 @@ LEFT_OUT = {
     r"^(git|pip) ": "fetches; the environment that runs this has what it brings",
     r"^python -m venv|^cd |^\. ": "makes an environment",
     r"^pytest|pytest -m": "the tests themselves",
-    r"^(curl|aiperf|vllm|python -m sglang)|load\.(py|json)": "needs a server that runs; "
+    r"^(curl|aiperf|vllm|python -m sglang)|profiles\.load|load\.json": "needs a server that runs; "
     "tests/end_to_end/test_serve_process.py starts one",
     r"^lantern-accel serve": "runs until it is stopped; tests/end_to_end/test_serve_process.py",
     r"^(docker|accelerate) |keep-torch|habana_frameworks": "needs a vendor's image or several devices",

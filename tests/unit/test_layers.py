@@ -42,7 +42,7 @@ LAYERS = (
     ("cli",),
     ("profiles.quality", "profiles.plot_style", "profiles.store"),
     ("profiles.measure", "profiles.evaluation"),
-    ("profiles.tuning", "profiles.report"),
+    ("profiles.tuning", "profiles.report", "profiles.load"),
     ("profiles.commands",),
 )
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names}

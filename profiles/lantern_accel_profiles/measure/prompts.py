@@ -12,6 +12,8 @@ from lantern_accel_profiles.measure.record import PromptSet
 
 #: Prompts that a run uses at most; a longer file is known by its digest.
 USED = 64
+#: What a run calls the built-in prompts.
+BUILT_IN = "built-in, a random sample"
 
 
 def prompts_of(source: str, lines: list[Prompt]) -> PromptSet:
@@ -32,5 +34,5 @@ def read_prompts(path: Path | None, pipeline: Pipeline) -> PromptSet:
     Raises RequestError for a file without prompts, and for a prompt that the model cannot generate.
     """
     if path is None:
-        return prompt_set("built-in, a random sample", built_in_prompts(pipeline), pipeline)
+        return prompt_set(BUILT_IN, built_in_prompts(pipeline), pipeline)
     return prompt_set(path.name, files.read_prompts(path), pipeline)

@@ -461,7 +461,8 @@ class Run(_Record):
     cells: list[Cell] = Field(default_factory=list)
     steps: list[StepCell] = Field(default_factory=list, description="steps alone, of `stepcost`")
     loads: list[LoadCell] = Field(
-        default_factory=list, description="a service under load, of `tools/load.py`"
+        default_factory=list,
+        description="a service under load, of `python -m lantern_accel_profiles.load`",
     )
     quality: list[Quality] = Field(default_factory=list)
     contact_sheet: list[Strip] = Field(default_factory=list)

@@ -123,7 +123,7 @@ def fresh_name(device: str) -> str:
     return f"{device.replace(':', '-')}-{moment}-{secrets.token_hex(4)}"
 
 
-def command_of(arguments: Sequence[str]) -> str:
+def command_of(arguments: Sequence[str], program: str = "lantern-accel") -> str:
     """Return what to type to measure again: no ``--resume``, and no machine's folders before names."""
     words = []
     for word in arguments:
@@ -134,7 +134,7 @@ def command_of(arguments: Sequence[str]) -> str:
         if "/" in value or "\\" in value:
             value = value.replace("\\", "/").rstrip("/").rpartition("/")[2]
         words.append(f"{option}={value}" if sign and option.startswith("-") else value)
-    return shlex.join(["lantern-accel", *words])
+    return f"{program} {shlex.join(words)}"
 
 
 Say = Callable[[str], None]

@@ -18,7 +18,8 @@ from lantern_accel_profiles.measure.reading import check_comparable, read_run
 from lantern_accel_profiles.measure.record import LoadCell, LoadSample, not_measured
 
 pytest.importorskip("httpx")
-import load_levels
+from lantern_accel_profiles.load.levels import next_load
+from lantern_accel_profiles.load.service import resident, seconds_of
 
 
 def level(clients: int, seconds: list[float], **changes: object) -> LoadCell:
@@ -42,7 +43,7 @@ def level(clients: int, seconds: list[float], **changes: object) -> LoadCell:
 @pytest.mark.parametrize("most", [1, 7, 64])
 def test_bisection_ends_at_the_largest_load_that_stays_within(fits: int, most: int) -> None:
     cells: list[LoadCell] = []
-    while (clients := load_levels.next_load(cells, 2.0, most)) is not None:
+    while (clients := next_load(cells, 2.0, most)) is not None:
         assert clients not in [one.clients for one in cells]
         cells.append(level(clients, [1.0 if clients <= fits else 3.0] * LEAST))
     found = largest(cells, 2.0)
@@ -54,7 +55,7 @@ def test_a_load_that_passes_by_chance_above_one_that_failed_does_not_count() -> 
     cells = [level(n, [s] * LEAST) for n, s in ((2, 1.0), (4, 3.0), (8, 1.0))]
     found = largest(cells, 2.0)
     assert found is not None and found.clients == 2
-    assert load_levels.next_load(cells, 2.0, 64) == 3
+    assert next_load(cells, 2.0, 64) == 3
 
 
 def test_a_request_without_a_picture_is_later_than_any_bound() -> None:
@@ -87,13 +88,14 @@ def test_a_process_that_is_ours_too_is_not_the_others() -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE) as work:
         assert work.stdout is not None
         work.stdout.readline()
-        before = load_levels.seconds_of(work.pid)
+        before = seconds_of(work.pid)
         until = time.monotonic() + 20
-        while load_levels.seconds_of(work.pid) <= before and time.monotonic() < until:
+        while seconds_of(work.pid) <= before and time.monotonic() < until:
             time.sleep(0.01)
-        assert load_levels.seconds_of(work.pid) > before
+        assert seconds_of(work.pid) > before
+        assert (resident(work.pid) or 0) > 1 << 20
         work.kill()
-    assert load_levels.seconds_of(work.pid) == 0.0
+    assert seconds_of(work.pid) == 0.0 and resident(work.pid) is None
 
 
 def test_a_level_whose_clocks_contradict_each_other_is_refused_by_name(tmp_path: Path) -> None:

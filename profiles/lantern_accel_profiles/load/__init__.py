@@ -1,0 +1,1 @@
+"""Loads a service of images with many clients, and says what they saw."""

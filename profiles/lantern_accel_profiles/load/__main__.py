@@ -1,0 +1,89 @@
+"""``python -m lantern_accel_profiles.load``: load a service of images and say what its clients saw."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+import httpx
+import typer
+
+from lantern_accel.cli import run
+from lantern_accel.cli.console import note, say
+from lantern_accel.cli.help import tidy
+from lantern_accel.cli.options import with_options
+from lantern_accel.errors import RequestError
+from lantern_accel.files import write_json
+from lantern_accel.generation.built_in_prompts import REPORTING
+from lantern_accel.prompts import read_prompts
+from lantern_accel_profiles.load import service
+from lantern_accel_profiles.load.levels import COMMAND, seek
+from lantern_accel_profiles.load.mixture import Mixture, figure_words
+from lantern_accel_profiles.load.options import Options
+from lantern_accel_profiles.measure.environment import wait_for_quiet
+
+PROMPTS = ("red heart", "dog face", "pizza", "sunflower", "fish", "star", "ghost", "strawberry")
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+@with_options
+def load(given: Options) -> None:
+    """Load a service of OpenAI's images API and say what its clients saw.
+
+    Measures what other clients do not: the time to the first partial image, goodput under a deadline,
+    and joules per image with the meter's name (null without a meter, never 0). Some clients can behave
+    badly: leave early, ask for what cannot be generated, never read their answer. With --check every
+    image is generated again afterwards, alone, and compared. The file has all samples.
+
+    --latency searches for the largest number of requests at once whose p95 is within these seconds, by
+    bisection. The file is a run, which `lantern-accel compare` takes. After an interruption the same
+    command continues with the levels that it has.
+
+    A load works with any server of that API; a search asks a service of lantern-accel what it serves.
+    """
+    given.refuse()
+    prompts = PROMPTS if given.latency is None else REPORTING
+    if given.prompts is not None:
+        prompts = tuple(str(one) for one in read_prompts(given.prompts))
+    # asyncio ends all its tasks at an interrupt, and at no other signal.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ExitStack() as ending:
+        if given.latency is not None:
+            wait_for_quiet(given.wait, say)
+        started = 0.0
+        if given.serve is not None:
+            made = service.run_service(given.serve, 2 * given.concurrency)
+            url, pid, started = ending.enter_context(made)
+            given = replace(given, url=url, pid=pid)
+        try:
+            if given.latency is not None:
+                return asyncio.run(seek(given, prompts, started, say))
+            found = asyncio.run(Mixture(given, prompts).run())
+        except httpx.HTTPError as error:
+            raise RequestError(f"{given.url} does not answer: {error}") from error
+        except KeyboardInterrupt:
+            note("interrupted; the same command continues a search with the levels of its file")
+            raise typer.Exit(130) from None
+    for line in figure_words(found):
+        say(line)
+    if given.output is not None:
+        write_json(given.output, found)
+    if any(name.endswith((": failed", ": wrong", ": busy")) for name in found["outcomes"]):
+        raise typer.Exit(1)
+
+
+tidy(app)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the load, or the search; 1 where an answer of a load was wrong or failed."""
+    return run(app, argv, COMMAND)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Clients of OpenAI's images API: one request each, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from lantern_accel_profiles.load.options import Options
+
+PATH = "/v1/images/generations"
+#: A size that no model generates, and no client asks for otherwise.
+IMPOSSIBLE = "13x17"
+
+
+@dataclass
+class Sample:
+    """What one client saw. Times are seconds since the load began; None where it never came to that.
+
+    ``kind``: drawn, leaves, impossible or deaf. ``outcome``: ok, refused (4xx as it should be), left,
+    busy (429 to the end), failed, or wrong (an answer that it should not have got).
+    """
+
+    number: int
+    kind: str
+    prompt: str
+    seed: int
+    began: float = 0.0
+    first: float | None = None
+    ended: float | None = None
+    status: int | None = None
+    outcome: str = "failed"
+    digest: str | None = None
+    error: str | None = None
+    retries: int = 0
+    statistics: dict[str, Any] = field(default_factory=dict)
+
+
+class Clients:
+    """Clients of one service, which share a clock; close them with ``async with self.http``."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.http = httpx.AsyncClient(
+            base_url=options.url,
+            headers={"Authorization": f"Bearer {options.key}"} if options.key else {},
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=options.concurrency
+            ),
+            timeout=options.timeout,
+        )
+        self.zero = time.perf_counter()
+        #: What the last answer said of how it was made.
+        self.strategy, self.relaxed = "unknown", False
+
+    def now(self) -> float:
+        """Return the seconds since the load began."""
+        return time.perf_counter() - self.zero
+
+    def body(self, sample: Sample) -> dict[str, Any]:
+        """Return the JSON of a request."""
+        o = self.options
+        given = {"strategy": o.strategy, "size": o.size, "model": o.model}
+        body: dict[str, Any] = {"prompt": sample.prompt, "seed": sample.seed, "n": 1}
+        body |= {name: value for name, value in given.items() if value is not None}
+        if o.partials:
+            body |= {"stream": True, "partial_images": o.partials}
+        if sample.kind == "impossible":
+            body["size"] = IMPOSSIBLE
+        return body
+
+    async def noted(self, sample: Sample, work: Awaitable[None] | None = None) -> None:
+        """Let one client do its work, by default :meth:`ask`, and note its times and what failed."""
+        sample.began = self.now()
+        try:
+            await (self.ask(sample) if work is None else work)
+        except (httpx.HTTPError, OSError, ValueError, KeyError) as error:
+            sample.error = f"{type(error).__name__}: {error}"[:300]
+        sample.ended = self.now()
+
+    async def ask(self, sample: Sample) -> None:
+        """Send a request, again where the service is busy, and read the answer."""
+        while True:
+            async with self.http.stream("POST", PATH, json=self.body(sample)) as answer:
+                sample.status = answer.status_code
+                if answer.status_code == 200:
+                    found = await self._read(sample, answer)
+                    break
+                if answer.status_code != 429 or sample.retries >= self.options.retries:
+                    sample.error = str(json.loads(await answer.aread())["error"]["message"])
+                    right = sample.kind == "impossible" and answer.status_code == 400
+                    busy = "busy" if answer.status_code == 429 else "failed"
+                    sample.outcome = "refused" if right else busy
+                    return
+            sample.retries += 1
+            await asyncio.sleep(float(answer.headers.get("Retry-After", 1)))
+        image = (found["data"][0] if "data" in found else found)["b64_json"]
+        sample.digest = hashlib.sha256(base64.b64decode(image)).hexdigest()
+        sample.outcome = "wrong" if sample.kind == "impossible" else "ok"
+        sample.statistics = found.get("statistics", {})
+        self.strategy = found.get("strategy", "unknown")
+        self.relaxed = found.get("relaxed", False)
+
+    async def _read(self, sample: Sample, answer: httpx.Response) -> dict[str, Any]:
+        """Return an answer, or the completed event of a stream, whose first partial image is noted."""
+        found: dict[str, Any]
+        if not self.options.partials:
+            found = json.loads(await answer.aread())
+            return found
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            found = json.loads(line[6:])
+            if "error" in found:
+                raise ValueError(found["error"]["message"])
+            if found["type"].endswith("partial_image") and sample.first is None:
+                sample.first = self.now()
+            if found["type"].endswith("completed"):
+                return found
+        raise ValueError("the stream broke off before it was completed")
+
+    async def energy(self) -> tuple[str, float] | None:
+        """Return the meter's name and its joules, from the service's metrics; None without a meter."""
+        try:
+            text = (await self.http.get("/metrics")).text
+        except httpx.HTTPError:
+            return None
+        for line in text.splitlines():
+            if line.startswith("lantern_energy_joules_total"):
+                return line.split('meter="')[1].split('"')[0], float(line.split()[-1])
+        return None

@@ -1,0 +1,252 @@
+"""Levels of load: a steady number of requests under way at a service, and the search for the largest."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from lantern_accel.errors import RequestError
+from lantern_accel_profiles import store
+from lantern_accel_profiles.load.clients import Clients, Sample
+from lantern_accel_profiles.load.options import Options
+from lantern_accel_profiles.load.service import ENDS, ServiceLoad
+from lantern_accel_profiles.measure.load import SHARE, holds, largest
+from lantern_accel_profiles.measure.prompts import BUILT_IN, prompts_of
+from lantern_accel_profiles.measure.record import (
+    LoadCell,
+    LoadSample,
+    Plan,
+    Run,
+    Session,
+    is_measured,
+    not_measured,
+)
+from lantern_accel_profiles.measure.run import command_of, fresh_name, identity, now
+
+#: What to type to measure this again begins so.
+COMMAND = "python -m lantern_accel_profiles.load"
+SILENT = not_measured("the service does not say")
+
+
+def next_load(cells: Sequence[LoadCell], latency: float, most: int) -> int | None:
+    """Return the load to try next: twice the largest that stays within, then the middle; None: found.
+
+    ``most``: of which no more are tried.
+    """
+    found = largest(cells, latency)
+    low = found.clients if found else 0
+    high = min((one.clients for one in cells if not holds(one, latency)), default=None)
+    if high is None:
+        return None if low >= most else min(max(2 * low, 1), most)
+    return None if high - low <= 1 else (low + high) // 2
+
+
+class Levels:
+    """A service that answers a steady number of clients, each of which asks again when it is answered."""
+
+    def __init__(self, clients: Clients, prompts: Sequence[str], slots: int | None) -> None:
+        self.clients, self.prompts, self.slots = clients, list(prompts), slots
+        self.numbers = itertools.count()
+
+    def next(self) -> Sample:
+        """Return the next request; the seed changes when all prompts were asked for."""
+        at, many = next(self.numbers), len(self.prompts)
+        return Sample(at, "drawn", self.prompts[at % many], at // many)
+
+    async def warm_up(self) -> None:
+        """Generate every prompt once, and leave out those that the model does not take."""
+        waiting, taken = list(self.prompts), []
+
+        async def client() -> None:
+            while waiting:
+                sample = self.next()
+                sample.prompt = waiting.pop(0)
+                await self.clients.noted(sample)
+                if sample.outcome == "ok":
+                    taken.append(sample.prompt)
+                elif sample.status != 400:
+                    raise RequestError(f"the service does not generate: {sample.error}")
+
+        await asyncio.gather(*(client() for _ in range(self.slots or 1)))
+        self.prompts = [one for one in self.prompts if one in taken]
+        if not self.prompts:
+            raise RequestError("the model takes none of the prompts; name others with --prompts")
+
+    async def level(self, at_once: int, count: int) -> LoadCell:
+        """Keep ``at_once`` requests under way until ``count`` that count have ended.
+
+        The first request of every client fills the service and does not count, and neither do those that
+        keep it full while the last ones that count are generated.
+        """
+        clients, pid, seen = self.clients, self.clients.options.pid, []
+        host = ServiceLoad(pid)
+        numbers, left, over = itertools.count(), count, asyncio.Event()
+        began = 0.0
+        energy: list[asyncio.Future[tuple[str, float] | None]] = []
+
+        async def client() -> None:
+            nonlocal left, began
+            while not over.is_set():
+                number, sample = next(numbers), self.next()
+                counted = at_once <= number < at_once + count
+                if number == at_once:
+                    began = clients.now()
+                    energy.append(asyncio.ensure_future(clients.energy()))
+                await clients.noted(sample)
+                seen.append((sample, counted))
+                left -= counted
+                if not left:
+                    over.set()
+
+        tasks = [asyncio.ensure_future(client()) for _ in range(at_once)]
+        await over.wait()
+        ended = clients.now()
+        energy.append(asyncio.ensure_future(clients.energy()))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        others = host.others()
+        first, last = await asyncio.gather(*energy)
+        await self.idle()
+        failed = [one for one, counted in seen if counted and one.outcome == "failed"]
+        if 2 * len(failed) > count:
+            raise RequestError(
+                f"{len(failed)} of {count} requests failed, {at_once} at once: {failed[0].error}"
+            )
+        spent = not_measured("the service has no meter")
+        return LoadCell(
+            strategy=clients.strategy,
+            relaxed=clients.relaxed,
+            clients=at_once,
+            slots=self.slots,
+            partials=clients.options.partials,
+            began=began,
+            ended=ended,
+            joules=spent if first is None or last is None else last[1] - first[1],
+            others_cpu=not_measured("--pid says which process the service is")
+            if pid is None
+            else others,
+            samples=[_kept(sample, counted) for sample, counted in seen],
+        )
+
+    async def idle(self) -> None:
+        """Wait until a service that counts its rows generates nothing of what clients left."""
+        until = time.monotonic() + ENDS
+        while time.monotonic() < until:
+            text = (await self.clients.http.get("/metrics")).text
+            if not any(
+                float(line.split()[-1])
+                for line in text.splitlines()
+                if line.startswith(("lantern_slots_busy", "lantern_queue_images"))
+            ):
+                return
+            await asyncio.sleep(0.05)
+
+
+def _kept(sample: Sample, counted: bool) -> LoadSample:
+    figures, gap = sample.statistics, not_measured("no partial image came")
+    return LoadSample(
+        prompt=sample.prompt,
+        seed=sample.seed,
+        began=sample.began,
+        first=gap if sample.first is None else sample.first,
+        ended=sample.ended or 0.0,
+        outcome=sample.outcome,
+        counted=counted,
+        stages=figures.get("stages", SILENT),
+        tokens=figures.get("tokens"),
+        steps=figures.get("steps"),
+        total_variation=figures.get("total_variation_per_token", SILENT),
+    )
+
+
+async def seek(
+    options: Options, prompts: Sequence[str], started: float, say: Callable[[str], None]
+) -> None:
+    """Find the largest load within ``--latency``, into ``--output``, which continues where it exists.
+
+    ``started``: seconds that the service took to start, where the client started it.
+    """
+    clients = Clients(options)
+    async with clients.http:
+        answer = await clients.http.get("/run")
+        if answer.status_code != 200:
+            raise RequestError(
+                f"{options.url} does not say what it serves (GET /run: {answer.status_code}); a search "
+                "needs a service of lantern-accel"
+            )
+        run = Run.model_validate(answer.json())
+        health = (await clients.http.get("/health")).json()
+        levels = Levels(clients, prompts, health["slots"])
+        say(f"warm-up: {len(prompts)} prompts, {levels.slots} at a time")
+        await levels.warm_up()
+        source = BUILT_IN if options.prompts is None else options.prompts.name
+        run.settings.prompts = prompts_of(source, [*levels.prompts])
+        run.name = fresh_name(str(health["device"]))
+        run.command = command_of(sys.argv[1:], COMMAND)
+        await _search(levels, run, started, say)
+
+
+async def _search(levels: Levels, fresh: Run, started: float, say: Callable[[str], None]) -> None:
+    """Add levels to a run until the largest load is found; ``fresh``: the run without any."""
+    o = levels.clients.options
+    assert o.latency is not None
+    plan = Plan(quick=False, samples=o.requests, seconds=0.0, quality_images=0, latency_s=o.latency)
+    fresh.settings.plan = plan
+    run = store.resume(o.output, fresh, identity, fresh.command)
+    run.settings.plan, run.state = plan, "running"
+    keep = store.Keeper(o.output, run)
+    run.sessions.append(session := Session(started=now(), load_seconds=started))
+    mine = [one for one in run.loads if one.strategy == levels.clients.strategy]
+    if o.output is not None:
+        for one in mine:
+            stored = {"slots": one.slots, "partials": one.partials}
+            asked = {"slots": levels.slots, "partials": o.partials}
+            store.check_same(o.output, stored, asked, "file with -o")
+    try:
+        while (at_once := next_load(mine, o.latency, o.concurrency)) is not None:
+            mine.append(cell := await levels.level(at_once, o.requests))
+            run.loads.append(cell)
+            keep()
+            say(level_words(cell, o.latency))
+        last = Run.model_validate((await levels.clients.http.get("/run")).json())
+        run.environment.conditions_after = last.environment.conditions_before
+        run.state = "complete"
+    except BaseException as error:
+        stopped = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
+        session.reason = "interrupted from the keyboard" if stopped else str(error)
+        run.state = "interrupted"
+        raise
+    finally:
+        session.ended = now()
+        keep()
+    say(found_words(mine, o.latency, o.concurrency))
+
+
+def level_words(cell: LoadCell, latency: float) -> str:
+    """Write a level's figures in a line."""
+    times = ", ".join(f"p{p} {cell.latency(p / 100):.2f}" for p in (50, 95, 99))
+    first = cell.first_partials
+    text = f"{cell.clients} at once: {times} s, "
+    if first:
+        text += f"first partial image after {first[len(first) // 2]:.2f} s, "
+    text += f"{cell.rate():.2f} images/s, {cell.rate(latency):.2f} of them within {latency:g} s"
+    if is_measured(joules := cell.joules_per_image):
+        text += f", {joules:.1f} J per image"
+    return text + ("" if holds(cell, latency) else ": too slow")
+
+
+def found_words(cells: Sequence[LoadCell], latency: float, most: int) -> str:
+    """Say what the search has found."""
+    found = largest(cells, latency)
+    if found is None:
+        least = min(cells, key=lambda one: one.clients)
+        return (
+            f"p{100 * SHARE:.0f} of one request at a time is {least.latency(SHARE):.2f} s, which is more "
+            f"than {latency:g} s"
+        )
+    limit = "at least " if found.clients >= most else ""
+    return f"within {latency:g} s: {limit}{found.clients} requests at once"

@@ -1,0 +1,54 @@
+"""What a load is asked for: the options of ``python -m lantern_accel_profiles.load``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lantern_accel.cli.options import option
+from lantern_accel.errors import RequestError
+from lantern_accel.files import check_target
+from lantern_accel_profiles import store
+from lantern_accel_profiles.measure.load import LEAST
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a load is asked for; its fields are the command's options."""
+
+    url: str = option("The service's address.", default="http://127.0.0.1:8000")
+    serve: str | None = option("Start `lantern-accel serve` with these options.", metavar="WORDS")
+    latency: float | None = option("Seconds: search for the largest load with this p95.", min=1e-9)
+    wait: float = option("Seconds that a search waits for other programs.", min=0, default=0.0)
+    requests: int = option("Requests; in a search, per level.", min=1, default=200)
+    concurrency: int = option("Requests at once; in a search, at most.", min=1, default=32)
+    partials: int = option("Partial images; 0: no stream.", min=0, max=3, default=3)
+    cancel: float = option("Share of the requests that leave early.", min=0, max=1, default=0.0)
+    impossible: int = option("Further requests that no model can serve.", min=0, default=0)
+    deaf: int = option("Further clients that never read their answer.", min=0, default=0)
+    deadline: float = option("Seconds that a good answer takes at most.", min=0, default=10.0)
+    strategy: str | None = option("Default: the service's own choice.")
+    size: str | None = option("Width and height in pixels. Default: the model's.", metavar="WxH")
+    model: str | None = option("The model's name. Default: the service's.")
+    key: str | None = option("API key.")
+    prompts: Path | None = option("A file of prompts, as `generate --prompts` takes it.")
+    seeds: int = option("Different seeds for each prompt.", min=1, default=4)
+    retries: int = option("Further tries where the service is busy.", min=0, default=30)
+    timeout: float = option("Seconds until a request counts as failed.", min=0, default=600.0)
+    seed: int = option("Fixes which requests leave, and when.", min=0, default=0)
+    check: bool = option("Generate every image again, alone, and compare.", default=False)
+    pid: int | None = option("The service's process, to watch its memory (Linux).")
+    output: Path | None = option("The file of figures and samples.", "--output", "-o")
+
+    def refuse(self) -> None:
+        """Raise RequestError for what cannot be measured or written, before a service starts."""
+        if self.latency is None:
+            if self.output is not None:
+                check_target(self.output)
+            return
+        if self.requests < LEAST:
+            raise RequestError(
+                f"--requests {self.requests} is too few for a p95; give {LEAST} or more"
+            )
+        if self.output is not None:
+            store.check_output(self.output, resume=True)

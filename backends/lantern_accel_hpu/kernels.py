@@ -74,9 +74,7 @@ class HPUOps(TensorOps):
 
     kernels: Kernels = Kernels()
     index: torch.dtype = index_dtype()
-    preferences = Preferences(
-        capture_patience=30.0, code_bits=8, noise_bytes=NOISE_BYTES, filters_trees=True
-    )
+    preferences = Preferences(capture_patience=30.0, code_bits=8, noise_bytes=NOISE_BYTES)
     reinplaces: bool = False
     """Whether ``hpu_backend`` keeps several ``index_copy_`` to one buffer: releases from 1.24 on."""
 

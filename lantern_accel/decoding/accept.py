@@ -10,7 +10,7 @@ arXiv 2408.07978; SCD-GS, 2510.24211, for windows). Nothing is read by the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -50,7 +50,10 @@ def accept(
     )
     if done is not None:
         return Accepted(*done)
-    return accept_sampling(tree, logits, rule, uniforms, bonus_uniform, filters, masked)
+    probs, allowed = distribution(logits, filters), None
+    if masked and rule.residual == "official":
+        allowed = logits > float("-inf")
+    return accept_sampling(tree, probs, rule, uniforms, bonus_uniform, allowed, filters.draw)
 
 
 def accept_sampling(
@@ -59,36 +62,24 @@ def accept_sampling(
     rule: Rule,
     uniforms: Tensor,
     bonus_uniform: Tensor,
-    filters: Filters | None = None,
-    masked: bool = False,
+    allowed: Tensor | None = None,
+    draw: Callable[[Tensor, Tensor], Tensor] = REFERENCE.draw,
 ) -> Accepted:
     """Test every family of siblings in order, then follow the children that are kept.
 
-    ``probs`` float32 ``[B, T, V]``: the target's processed distribution at each node; with ``filters``
-    guided logits, of which the rows that are visited become distributions. ``uniforms [B,
+    ``probs`` float32 ``[B, T, V]``: the target's processed distribution at each node. ``uniforms [B,
     sum(max_children)]``: one for each level and sibling slot. A draft x is kept where ``u <= A(x) /
     q(x)``; after a rejection the distribution becomes the residual. That depends on its
-    parent's distribution and siblings alone, not on how the parent was reached. ``masked``: logits of
-    -inf are codes that may not follow, as the official residual has to know.
+    parent's distribution and siblings alone, not on how the parent was reached. ``allowed`` bool
+    ``[B, T, V]``: the codes that may follow, which the official residual reads; None: any. ``draw``: a
+    device's draws.
     """
-    draw = REFERENCE.draw if filters is None else filters.draw
-    guided = probs
-    if filters is not None and filters.ops.preferences.filters_trees:
-        probs, filters = distribution(probs, filters), None
-
-    def last(node: Tensor) -> Tensor:
-        row = row_at(probs, node)
-        return row if filters is None else distribution(row, filters)
-
     depth, root = len(tree.max_children), torch.zeros_like(tree.tokens[:, 0])
     if not depth:
-        p = last(root)
+        p = row_at(probs, root)
         return Accepted(root.unsqueeze(1), root, draw(p, bonus_uniform), p, p[:, :0])
-    inner, allowed = _rows(probs, tree.inner), None
-    if masked and rule.residual == "official":
-        allowed = _rows(guided, tree.inner) > float("-inf")
-    if filters is not None:
-        inner = distribution(inner, filters)
+    inner = _rows(probs, tree.inner)
+    allowed = None if allowed is None else _rows(allowed, tree.inner)
     chosen, price, left = _test_families(tree, inner, rule, uniforms, allowed)
     path = [root, chosen[:, 0]]
     while len(path) <= depth:
@@ -101,7 +92,7 @@ def accept_sampling(
         p = row_at(left, node)
     else:
         leaf = entry_at(tree.num_children, node).unsqueeze(-1) == 0
-        p = torch.where(leaf, last(node), row_at(left, entry_at(tree.group, node)))
+        p = torch.where(leaf, row_at(probs, node), row_at(left, entry_at(tree.group, node)))
     return Accepted(steps, length, draw(p, bonus_uniform), p, paid)
 
 

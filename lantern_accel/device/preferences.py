@@ -53,7 +53,3 @@ class Preferences:
     """Bytes that an engine may hold of noise, made once per image where all of it fits in them.
     A step then looks up a row for each token in place of computing it: a device on which what is
     launched costs more than what is read sets it. The bits are those of ``noise`` either way."""
-
-    filters_trees: bool = False
-    """Whether one ``filter`` of all rows of a tree takes less time than two of those that count.
-    Leaves that are not visited are then filtered, too; what comes of it is the same."""

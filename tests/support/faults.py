@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import lantern_accel.porting
-from lantern_accel.decoding.accept import Accepted, accept_invariant, accept_sampling
+from lantern_accel.decoding.accept import Accepted, accept, accept_invariant
 from lantern_accel.decoding.logits import Filters, TokenChooser
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.device import noise
@@ -283,9 +283,8 @@ def generous_walk(real: Any) -> Any:
     ) -> Any:
         mine = LanternPP(k=rule.k, lam=float(rule.params[0]))
         judged = Rule(mine, rule.residual, rule.neighbours, rule.params)
-        return fields_of(
-            accept_sampling(tree, logits, judged, uniforms / 2, last, filters_of(given), masked)
-        )
+        filters = filters_of(given)
+        return fields_of(accept(tree, logits, filters, judged, uniforms / 2, last, masked=masked))
 
     return wrong
 

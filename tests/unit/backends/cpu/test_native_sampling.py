@@ -12,7 +12,7 @@ from support import native
 from support.tree_tensors import draft_tree, random_parents
 from torch import Tensor
 
-from lantern_accel.decoding.accept import accept, accept_sampling
+from lantern_accel.decoding.accept import accept
 from lantern_accel.decoding.logits import Filters
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.device.plan import Filter
@@ -177,7 +177,7 @@ def test_a_tree_is_walked_as_the_reference_walks(
         exactly.filter = backend.filter
         given = copy(filters)
         given.ops = exactly
-        want = accept_sampling(tree, logits, rule, tests, bonus, given, masked)
+        want = accept(tree, logits, given, rule, tests, bonus, masked=masked)
         assert torch.equal(got.path, want.path)
         assert torch.equal(got.length, want.length)
         assert torch.equal(got.bonus, want.bonus)

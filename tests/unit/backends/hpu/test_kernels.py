@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Filter
-from lantern_accel.device.preferences import Preferences
 from lantern_accel.testing import tiny
 from lantern_accel.testing.trace import Signature
 from lantern_accel_hpu import counting
@@ -298,24 +297,6 @@ def test_a_whole_decoding_agrees_with_the_reference(ops: HPUOps, strategy: str) 
     tokens = []
     for one in (REFERENCE, ops):
         engine = tiny.tiny_engine(_backend(one), strategy, batch=2)
-        tiny.start(engine, 3)
-        tokens.append(engine.run().tokens)
-    assert torch.equal(*tokens)
-
-
-@pytest.mark.parametrize("residual", ["official", "aggregate"])
-@torch.inference_mode()
-def test_all_rows_of_a_tree_filtered_at_once_decide_alike(residual: str) -> None:
-    """With codes that may not follow, too, which the official residual asks the logits for."""
-
-    class Trees(TensorOps):
-        preferences = Preferences(filters_trees=True)
-
-    tokens = []
-    for one in (REFERENCE, Trees()):
-        engine = tiny.tiny_engine(_backend(one), "lantern++", batch=2, family="chameleon")
-        engine.session.rule = replace(engine.session.rule, residual=residual)
-        assert engine.verifying.guidance.allowed is not None
         tiny.start(engine, 3)
         tokens.append(engine.run().tokens)
     assert torch.equal(*tokens)

@@ -101,9 +101,6 @@ class Drafts(ABC, Generic[Value, S, D, J]):
         """Tensors that :meth:`begin`, :meth:`draft` and :meth:`after` change in place, by name."""
         return {}
 
-    def clear(self) -> None:
-        """Return own buffers to where a request begins. The host does it, before prefill."""
-
     def begin(self, state: S, features: Tensor, weights: Tensor) -> None:
         """Get ready for a request's first step: its prompt was run and its first token is known.
 

@@ -239,11 +239,6 @@ class Engine:
 
     # --- requests ------------------------------------------------------------------------------
 
-    def load(self, condition: Tensor, prefix_mask: Tensor, randomness: Tensor) -> None:
-        """Clear the buffers and copy a request into them (:meth:`.Session.load`)."""
-        self.session.load(condition, prefix_mask, randomness)
-        self.source.clear()
-
     def start(
         self,
         condition: Tensor,
@@ -252,7 +247,7 @@ class Engine:
         prefill: Callable[[], None] | None = None,
     ) -> None:
         """Load a request and prefill; ``prefill`` replays a captured :meth:`prefill`."""
-        self.load(condition, prefix_mask, randomness)
+        self.session.load(condition, prefix_mask, randomness)
         (prefill or self.prefill)()
 
     def leave_out(self, first: int) -> None:
@@ -320,24 +315,6 @@ class Engine:
             course.read()
         self._require_replayed(course.index)
         self._require_finite(course.index)
-        return self.decoded()
-
-    def rehearse(
-        self,
-        condition: Tensor,
-        prefix_mask: Tensor,
-        randomness: Tensor,
-        prefill: Callable[[], None],
-        step: Callable[[], None],
-    ) -> Decoded:
-        """Do once what a request does besides its steps, so that a device has compiled that too."""
-        self.start(condition, prefix_mask, randomness, prefill)
-        self.leave_out(0)
-        step()
-        self.session.progress.post()
-        self.session.progress.read()
-        self._require_replayed(1)
-        self.finite.count.cpu()
         return self.decoded()
 
     def decoded(self, rows: slice = slice(None)) -> Decoded:

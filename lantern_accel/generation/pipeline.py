@@ -238,7 +238,9 @@ class Pipeline:
                 condition, mask = rows.condition, rows.mask
         uniforms = engine.randomness(0, [0] * engine.geometry.batch)
         with explained(self.backend):
-            decoded = engine.rehearse(condition, mask, uniforms, ready.prefill, ready.step)
+            engine.start(condition, mask, uniforms, ready.prefill)
+            engine.leave_out(0)
+            decoded = engine.run(ready.steps)
             self.pixels(decoded.tokens, shape)
         return f"{chosen.name} x {size}"
 

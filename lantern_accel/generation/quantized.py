@@ -121,7 +121,7 @@ def next_tokens(
     rows = model.family.rows(model, conditions, sampling)
     target = model.family.target_for_shape(model, conditions.shape)[0]
     engine = Engine(target, None, backend, PLAIN, sampling, batch=len(tokens))
-    engine.load(rows.condition, rows.mask, engine.randomness(0, list(range(len(tokens)))))
+    engine.session.load(rows.condition, rows.mask, engine.randomness(0, list(range(len(tokens)))))
     return distribution(forced_logits(engine, tokens.to(backend.device)), engine.session.filters)
 
 

@@ -221,7 +221,7 @@ def load(engine: TinyEngine, seed: int, *, alike: bool = False) -> None:
     rows = model.family.rows(
         model, Conditions(given, made.mask.to(weight.device), made.shape), engine.sampling
     )
-    engine.load(rows.condition, rows.mask, engine.randomness(seed, list(range(batch))))
+    engine.session.load(rows.condition, rows.mask, engine.randomness(seed, list(range(batch))))
 
 
 def decoded(

@@ -107,13 +107,11 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
         state = {f"state.{n}": t for n, t in own.state.buffers.items() if n not in LENT}
         return state | {f"finite.{name}": t for name, t in own.finite.buffers.items()}
 
-    def clear(self) -> None:
-        for one in self.buffers.values():
-            one.zero_()
-
     def begin(self, state: WindowState, features: Tensor, weights: Tensor) -> None:
         """Let the copy know the first token, which the same noise would draw from the same logits."""
         super().begin(state, features, weights)
+        for one in self.buffers.values():
+            one.zero_()
         own = self.copy.session
         own.finite.begin(weights)
         own.state.begin(state.tokens[:, 0])

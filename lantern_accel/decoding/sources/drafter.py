@@ -100,20 +100,11 @@ class DrafterDrafts(TreeDrafts[Value]):
 
         Returns what the draft's levels have in common, and the root's state ``[R, 1, D]``.
         """
-        g, count, width = (
-            self.geometry,
-            state.pending_count.unsqueeze(1),
-            state.pending_tokens.shape[1],
-        )
-        length, entry, after = (
-            state.length.unsqueeze(1),
-            self.slots[:width],
-            self.slots[1 : width + 1],
-        )
-        cells = (length - count) + after
-        place = (cells + self.prefix).masked_fill(
-            entry >= count, g.drafter_slots - 1
-        )  # the trash slot
+        g, width = self.geometry, state.pending_tokens.shape[1]
+        count, length = state.pending_count.unsqueeze(1), state.length.unsqueeze(1)
+        cells = (length - count) + self.slots[1 : width + 1]
+        trash = self.slots[:width] >= count
+        place = (cells + self.prefix).masked_fill(trash, g.drafter_slots - 1)
         visible = self._seen(state, self.reached <= place.unsqueeze(-1))
         rotary = self._rotary(state, cells.clamp(min=0, max=g.tokens - 1))
         address = self.ops.address(self.cache, self._rows(place))

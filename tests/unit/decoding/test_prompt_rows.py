@@ -290,7 +290,7 @@ def test_prompts_of_their_own_keep_the_step_one_graph(tree: str | None, temperat
     first: dict[str, Recorder] = {}
     for prompts in (PROMPTS[:2], PROMPTS[1:]):
         ids, mask = left_pad(contexts(prompts, 3), 8, pad=1)
-        engine.load(ids, mask, engine.randomness(5, [0, 1]))
+        engine.session.load(ids, mask, engine.randomness(5, [0, 1]))
         for step in range(4):
             name = "step" if step else "prefill"
             recorder = Recorder(torch.device("cpu"))

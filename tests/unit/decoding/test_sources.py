@@ -109,7 +109,7 @@ def joint(given: Sampling) -> Tensor:
         given_uniforms = engine.randomness(0, list(range(batch)))
         condition = features.expand(batch, -1, -1)
         with torch.inference_mode():
-            engine.load(condition, mask.expand(batch, -1), given_uniforms)
+            engine.session.load(condition, mask.expand(batch, -1), given_uniforms)
             _, logits = engine.verifying.prefill(engine.state)
             engine.prefill()
             for at in range(place):

@@ -26,7 +26,7 @@ def prefilled(cap: str, tree: Tree, mask_padding: bool) -> tuple[Engine, torch.T
     models = target, lantern_drafter(mask_padding=mask_padding)
     engine = engine_of(models, Strategy(drafts=tree), Sampling(temperature=0, cfg_scale=3.0))
     rows = torch.stack((condition, target.unconditional(1)[0]))
-    engine.load(rows, mask.unsqueeze(0), engine.randomness(0, [0]))
+    engine.session.load(rows, mask.unsqueeze(0), engine.randomness(0, [0]))
     with torch.inference_mode():
         states, _ = engine.verifying.prefill(engine.state)
         engine.prefill()

@@ -141,16 +141,16 @@ class Ours:
         free = torch.full_like(classes, target.config.num_classes)
         self.rows = torch.cat((classes, free)) if g.branches > 1 else classes
         self.mask = torch.ones(g.batch, g.prefix, dtype=torch.bool, device=backend.device)
-        self._prefill = backend.capture(engine.prefill, "prefill")
-        self._step = backend.capture(engine.step, "step")
+        for name, one in engine.host_functions().items():
+            engine.functions[name] = backend.capture(one, name)
 
     @torch.inference_mode()
     def __call__(self) -> torch.Tensor:
         """Decode every image; int64 ``[B, tokens]`` on the host."""
         g = self.engine.geometry
         uniforms = self.engine.randomness(0, list(range(g.batch)))
-        self.engine.start(self.rows, self.mask, uniforms, self._prefill)
-        return self.engine.run(self._step).tokens
+        self.engine.start(self.rows, self.mask, uniforms)
+        return self.engine.run().tokens
 
 
 def same_tokens(

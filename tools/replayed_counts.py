@@ -123,7 +123,7 @@ class Replay:
         capture = pipeline.engines._capture_steps
 
         def captured(ready: Any, limit: Any) -> None:
-            fresh = not ready.steps
+            fresh = not ready.engine.usable and ready.engine.usable is not None
             capture(ready, limit)
             if fresh and len(ready.engine.lengths) > 1:
                 self._wrap(ready.engine)
@@ -138,8 +138,8 @@ class Replay:
         self.recorder.record(engine.strategy.drafts)
         for name, step in list(engine.functions.items()):
             kind, _, rest = name.partition(" ")
-            length = int(rest.split(" ")[0])
-            if kind == "step" and length > 1:
+            length = int(rest.split(" ")[0]) if kind == "step" else 0
+            if length > 1:
                 engine.functions[name] = self._moved(engine, step, source, length)
 
     def _moved(

@@ -6,7 +6,7 @@ most tokens that steps can have added (:class:`~.course.Course`), so that no buc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.device.kv_cache import KVLayout
@@ -16,9 +16,6 @@ from lantern_accel.device.operations import TensorOps
 FIRST = 256
 #: A bucket this close to the one after it saves less than its graph costs.
 APART = 1.2
-
-#: A step, or one for each bucket by its slots.
-Steps = Callable[[], None] | Mapping[int, Callable[[], None]]
 
 
 def buckets(

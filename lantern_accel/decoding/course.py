@@ -69,15 +69,15 @@ class Course:
     def __init__(
         self,
         engine: Any,
-        steps: Mapping[int, Callable[[], None]],
         policy: LengthPolicy,
         schedule: SyncSchedule,
         known: int,
+        step: Callable[[], None] | None,
     ) -> None:
         g = engine.geometry
-        self.engine, self.steps, self.policy, self.schedule = engine, steps, policy, schedule
+        self.engine, self.policy, self.schedule, self.step = engine, policy, schedule, step
         self.tokens, self.known = g.tokens, [known] * g.batch
-        self.buckets = BucketChooser([*steps], g)
+        self.buckets = BucketChooser(engine.sizes, g)
         #: Steps so far, the tokens that these add to an image at most, and those before a row's image.
         self.index, self._most, self._joined = 0, 0, [0] * g.batch
         #: Copies of the lengths that are under way, and the last one that was read.
@@ -97,7 +97,10 @@ class Course:
         """
         engine, last = self.engine, False
         while not last:
-            self.steps[self.buckets.size(self._farthest + self._since)]()
+            if self.step is None:
+                engine.step(self.buckets.size(self._farthest + self._since))
+            else:
+                self.step()
             self.index += 1
             self._most += engine.now
             # By then every image is complete.

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.buckets import Steps, usual
+from lantern_accel.decoding.buckets import usual
 from lantern_accel.decoding.course import (
     DRAFTING_BLOCK,
     PLAIN_BLOCK,
@@ -38,14 +38,13 @@ from lantern_accel.strategy.strategy import Strategy
 class Engine:
     """Loads requests into a session's buffers and steps until every image is complete.
 
-    A device captures :meth:`prefill` and :meth:`step`, or where there are several lengths
-    :attr:`functions`. Lengths move by :attr:`chosen`; None: by acceptance, among the lengths whose costs
-    are known, or all of them where none is.
+    A device captures :attr:`functions`. Lengths move by :attr:`chosen`; None: by acceptance, among the
+    lengths whose costs are known, or all of them where none is.
     """
 
     chosen: LengthPolicy | None = None
     functions: dict[str, Callable[[], None]]
-    """What steps and moves between lengths run; captured functions take their places."""
+    """What a request runs, by name; captured functions take their places (:meth:`host_functions`)."""
     usable: frozenset[int] | None = None
     """The lengths that a device has captured so far, and that steps may have; None: all."""
     sizes: tuple[int, ...]
@@ -182,21 +181,21 @@ class Engine:
         self.sizes = (*sorted(set(sizes)), whole)
         self.functions = self.host_functions()
 
-    def _name(self, length: int, slots: int | None) -> str:
-        """Return the name of a step among :attr:`functions`."""
+    def step_name(self, length: int, slots: int | None) -> str:
+        """Return the name of a step among :attr:`functions`; ``slots`` None: of the whole cache."""
         step = "step" if len(self.by_length) == 1 else f"step {length}"
-        return step if slots in (None, self.sizes[-1]) else f"{step} within {slots}"
+        return step if slots is None else f"{step} within {slots}"
 
     def host_functions(self, length: int | None = None) -> dict[str, Callable[[], None]]:
-        """Return what a device captures next to prefill: a step of each length, and moving to it.
+        """Return what a device captures: prefill, a step of each length and bucket, and moving to it.
 
         ``length``: only what steps of this one need.
         """
-        found: dict[str, Callable[[], None]] = {}
+        found: dict[str, Callable[[], None]] = {} if length else {"prefill": self.prefill}
         for one in self.by_length if length is None else (length,):
             step, moves = self.by_length[one], self.by_length[one].source.moves(self.state)
             for slots in (*self.sizes[:-1], None):
-                found[self._name(one, slots)] = partial(self._do, step.run, slots)
+                found[self.step_name(one, slots)] = partial(self._do, step.run, slots)
             found |= {f"{verb} {one}": partial(self._do, f) for verb, f in moves.items()}
         found.pop(f"widen {min(self.by_length)}", None)  # no step is shorter
         return found
@@ -204,12 +203,6 @@ class Engine:
     def _do(self, one: Callable[..., None], *given: int | None) -> None:
         """Call a function; as a method it names what it may change (:attr:`changes`)."""
         one(*given)
-
-    @property
-    def steps(self) -> dict[int, Callable[[], None]]:
-        """A step of the present length, by the slots that it looks at."""
-        smaller = {slots: partial(self.step, slots) for slots in self.sizes[:-1]}
-        return {**smaller, self.sizes[-1]: self.step}
 
     def prefill(self) -> None:
         """Run the prompt, draw the first token and get drafts ready. No value is read by the host."""
@@ -224,10 +217,11 @@ class Engine:
 
         ``slots``: one of :attr:`sizes`, as many of the target's cache are looked at; None: all.
         """
+        slots = None if slots == self.sizes[-1] else slots
         if self.session.observer is not None:  # a captured step shows nobody what it judges
             self.by_length[self.now].run(slots)
         else:
-            self.functions[self._name(self.now, slots)]()
+            self.functions[self.step_name(self.now, slots)]()
 
     def move(self, length: int) -> None:
         """Go on with another length; its steps find what they need (:meth:`.Drafts.moves`)."""
@@ -239,16 +233,10 @@ class Engine:
 
     # --- requests ------------------------------------------------------------------------------
 
-    def start(
-        self,
-        condition: Tensor,
-        prefix_mask: Tensor,
-        randomness: Tensor,
-        prefill: Callable[[], None] | None = None,
-    ) -> None:
-        """Load a request and prefill; ``prefill`` replays a captured :meth:`prefill`."""
+    def start(self, condition: Tensor, prefix_mask: Tensor, randomness: Tensor) -> None:
+        """Load a request (:meth:`.Session.load`) and prefill."""
         self.session.load(condition, prefix_mask, randomness)
-        (prefill or self.prefill)()
+        self.functions["prefill"]()
 
     def leave_out(self, first: int) -> None:
         """Finish the images from ``first`` on, which only fill a batch; call after :meth:`start`."""
@@ -263,14 +251,13 @@ class Engine:
 
         return usual_tokens_per_step(length) if self.source.settles else float(length)
 
-    def begin(self, steps: Steps | None, schedule: SyncSchedule, known: int = 1) -> None:
+    def begin(
+        self, schedule: SyncSchedule, known: int = 1, step: Callable[[], None] | None = None
+    ) -> None:
         """Begin to advance images of which ``known`` tokens are known, all of them where it has none.
 
-        ``steps`` replays a captured :meth:`step`, which looks at the whole cache, or all of
-        :attr:`steps`.
+        ``step`` runs in place of :meth:`step`, for whoever watches the state.
         """
-        if callable(steps):
-            steps = {self.sizes[-1]: steps}
         policy = self.chosen or FixedLength(self.now)
         if self.chosen is None and len(self.by_length) > 1:
             from lantern_accel.decoding.length_policy import policy_of
@@ -279,7 +266,7 @@ class Engine:
             # A draft head guesses all drafts again: nothing has to settle after a move.
             settles = self.source.settles and not self.geometry.guesses
             policy = policy_of(self.draft_lengths, usual, settles, self.geometry.batch)
-        self.course = Course(self, steps or self.steps, policy, schedule, known)
+        self.course = Course(self, policy, schedule, known, step)
         self.counted, self.now = {}, max(self.lengths)  # what prefill has prepared
         self.move(policy.begin())
 
@@ -289,7 +276,7 @@ class Engine:
 
     def run(
         self,
-        step: Steps | None = None,
+        step: Callable[[], None] | None = None,
         on_progress: Callable[[int], None] | None = None,
         known: int = 1,
     ) -> Decoded:
@@ -301,7 +288,7 @@ class Engine:
         moving, lag = len(self.by_length) > 1, self.session.progress.lag
         asked = on_progress is not None or (moving and self.source.returns)
         plain = PLAIN_BLOCK if asked else None
-        self.begin(step, SyncSchedule(lag, DRAFTING_BLOCK if moving else plain, plain), known)
+        self.begin(SyncSchedule(lag, DRAFTING_BLOCK if moving else plain, plain), known, step)
         course = self.course
         while True:
             progress = self.advance()

@@ -55,70 +55,40 @@ class Capture:
 ALL, NONE = Capture(math.inf), Capture(-1.0)
 
 
-class CapturedStep(Replay):
-    """The captured functions of a step, by name; a call looks at the whole cache."""
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        super().__init__(step)
-        self.parts: dict[str, Replay] = {}
-
-    def add(self, name: str, part: Replay) -> None:
-        """Count a function in; the one called ``step``, if any, is run by a call."""
-        self.parts[name] = part
-        if name == "step":
-            self._step = part
-        parts = self.parts.values()
-        self.captured, self.kind = all(one.captured for one in parts), part.kind
-        self.nbytes = sum(one.nbytes for one in parts)
-        self.seconds = sum(one.seconds for one in parts)
-
-    def expect(self, calls: int) -> None:
-        for one in self.parts.values():
-            one.expect(calls // len(self.parts))
-
-    def timed(self) -> dict[str, float] | None:
-        whole = self.parts.get("step")
-        return None if whole is None else whole.timed()
-
-    def tracing(self) -> float | None:
-        spent = [one.tracing() for one in self.parts.values()]
-        return max((seconds for seconds in spent if seconds is not None), default=None)
-
-    def release(self) -> None:
-        super().release()
-        for one in self.parts.values():
-            one.release()
-
-
 @dataclass(frozen=True)
 class CapturedEngine:
-    """An engine with its captured prefill and step.
-
-    ``steps``: what a request runs, by how many slots of the cache a step looks at. ``step`` looks at all
-    slots, and answers for all of these.
-    """
+    """An engine whose functions are captured."""
 
     engine: Engine
-    prefill: Replay
-    step: CapturedStep
-    steps: dict[int, Callable[[], None]]
+
+    @property
+    def replays(self) -> list[Replay]:
+        """The captured functions but prefill; a step of the whole cache comes last of a length's."""
+        functions = self.engine.functions.items()
+        return [one for name, one in functions if name != "prefill" and isinstance(one, Replay)]
+
+    @property
+    def prefill(self) -> Replay:
+        found = self.engine.functions["prefill"]
+        assert isinstance(found, Replay)
+        return found
 
     def begin(self, rows: Rows, seed: int | Sequence[int], images: Sequence[int]) -> None:
         """Run the prompts of a batch, ``rows``; ``seed`` and ``images`` pick each image's randomness."""
-        uniforms = self.engine.randomness(seed, list(images))
-        self.engine.start(rows.condition, rows.mask, uniforms, self.prefill)
+        self.engine.start(rows.condition, rows.mask, self.engine.randomness(seed, list(images)))
 
     def expect(self, batches: int) -> None:
         """Announce a number of batches, before the first begins."""
         self.prefill.expect(batches)
         # Half as many steps as tokens: about what speculation leaves.
-        drafts = self.engine.geometry.depth > 0
-        self.step.expect(batches * self.engine.geometry.tokens // (2 if drafts else 1))
+        g, replays = self.engine.geometry, self.replays
+        for one in replays:
+            one.expect(batches * g.tokens // (2 if g.depth else 1) // len(replays))
 
     def release(self) -> None:
         """Free what the captured functions hold."""
-        self.prefill.release()
-        self.step.release()
+        for one in (self.prefill, *self.replays):
+            one.release()
 
 
 class Engines:
@@ -227,8 +197,9 @@ class Engines:
         self._release_until_it_fits(batch, strategy, sampling, shape)
         table = self.neighbours(k, strategy.neighbour_space) if k else None
         engine = Engine(*parts, strategy, sampling, batch=batch, neighbours=table, copy=copy)
-        prefill = self._capture(engine.prefill, "prefill")
-        return CapturedEngine(engine, prefill, CapturedStep(engine.step), {})
+        engine.functions["prefill"] = self._capture(engine.prefill, "prefill")
+        engine.usable = frozenset()
+        return CapturedEngine(engine)
 
     def copy(self, strategy: Strategy, shape: Hashable = None) -> Target | None:
         """Return the target with the weights that a strategy drafts with, made once; None: with none.
@@ -283,21 +254,13 @@ class Engines:
     def _capture_steps(self, ready: CapturedEngine, capture: Capture) -> None:
         """Capture a step for every bucket of the cache and length, before the image that needs them.
 
-        Of several lengths at least one, plain decoding first; further ones as ``capture`` allows, the
+        At least those of one length, plain decoding first; further ones as ``capture`` allows, the
         longest first: where bytes are what a step costs, it gains most.
         """
-        engine, step, steps = ready.engine, ready.step, ready.steps
-        if len(engine.lengths) == 1:
-            for slots, one in engine.steps.items() if not steps else ():
-                name = "step" if slots == engine.sizes[-1] else f"step {slots}"
-                steps[slots] = part = self._capture(one, name)
-                step.add(name, part)
+        engine, took, done = ready.engine, 0.0, ready.engine.usable
+        if done is None:
             return
-        took = 0.0
-        order = sorted(engine.lengths, key=lambda length: (length > 1, -length))
-        done = frozenset[int]() if not steps else engine.usable
-        for length in order if done is not None else ():
-            assert done is not None
+        for length in sorted(engine.lengths, key=lambda length: (length > 1, -length)):
             if length in done:
                 continue
             if done and took > capture.left:
@@ -305,13 +268,11 @@ class Engines:
                 return
             began = time.perf_counter()
             for name, one in engine.host_functions(length).items():
-                engine.functions[name] = part = self._capture(one, name)
-                step.add(name, part)
+                engine.functions[name] = self._capture(one, name)
             took = time.perf_counter() - began
             if done:  # an image needs one
                 capture.left -= took
             engine.usable = done = done | {length}
-            steps.update(engine.steps)
         engine.usable = None
 
     def _capture(self, function: Callable[[], None], name: str) -> Replay:

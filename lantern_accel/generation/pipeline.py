@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.buckets import Steps
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.session import Observer
 from lantern_accel.device.backend import Backend, inferring
@@ -238,9 +237,9 @@ class Pipeline:
                 condition, mask = rows.condition, rows.mask
         uniforms = engine.randomness(0, [0] * engine.geometry.batch)
         with explained(self.backend):
-            engine.start(condition, mask, uniforms, ready.prefill)
+            engine.start(condition, mask, uniforms)
             engine.leave_out(0)
-            decoded = engine.run(ready.steps)
+            decoded = engine.run()
             self.pixels(decoded.tokens, shape)
         return f"{chosen.name} x {size}"
 
@@ -380,7 +379,7 @@ class Pipeline:
             try:
                 with phase("decode"), of_image(chunk):
                     whole = start == tokens
-                    made = engine.decoded() if whole else engine.run(ready.steps, look, start)
+                    made = engine.decoded() if whole else engine.run(None, look, start)
                 with phase("pixels"):
                     shown = runtime.pictures_of(request, shape, chunk, made.tokens)
                 if on_images is not None:
@@ -477,8 +476,7 @@ class Pipeline:
         batch = len(images), strategy, sampling, observer
         with self._ready(lambda: (rows, shape), *batch) as (ready, _):
             ready.begin(rows, seed, images)
-            steps = ready.engine.steps if observer else ready.steps
-            return ready.engine.run(steps, passing(on_progress)).tokens
+            return ready.engine.run(None, passing(on_progress)).tokens
 
     @inferring
     def decode_only(
@@ -487,7 +485,7 @@ class Pipeline:
         strategy: Strategy,
         sampling: Sampling,
         seed: int,
-        step: Steps | None = None,
+        step: Callable[[], None] | None = None,
         observer: Observer | None = None,
     ) -> tuple[Decoded, float]:
         """Decode one batch without pixels; return it and the seconds of prefill and decode.
@@ -501,8 +499,7 @@ class Pipeline:
             self.backend.stopwatch() as watch,
         ):
             ready.begin(rows, seed, range(len(prompts)))
-            steps = ready.engine.steps if observer else step or ready.steps
-            decoded = ready.engine.run(steps)
+            decoded = ready.engine.run(step)
         return decoded, watch.seconds
 
     @inferring

@@ -152,7 +152,7 @@ class Slots(Generic[T]):
             engine.session.progress.clear()
             for name, buffer in self._buffers.items():
                 buffer.copy_(copies[name])
-        course.engine, course.steps = engine, self.ready.steps
+        course.engine = engine
         engine.now, engine.course, self._aside = length, course, None
 
     # --- rows ----------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class Slots(Generic[T]):
         engine = self.engine
         engine.session.progress.clear()
         engine.state.step.fill_(1)
-        engine.begin(self.ready.steps, SyncSchedule(first=True), known=self.tokens)
+        engine.begin(SyncSchedule(first=True), known=self.tokens)
 
     @inferring
     def join(self, image: T, rows: Rows, seed: int, index: int) -> int:

@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.buckets import Steps
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Backend, recorded
 from lantern_accel.device.capture import Replay
@@ -228,7 +227,7 @@ def decoded(
     engine: TinyEngine,
     seed: int,
     prefill: Callable[[], None] | None = None,
-    step: Steps | None = None,
+    step: Callable[[], None] | None = None,
 ) -> Tensor:
     """Return the tokens of the request of ``seed``; ``prefill`` and ``step`` replay captured ones."""
     start(engine, seed, prefill)

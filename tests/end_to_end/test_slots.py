@@ -153,7 +153,7 @@ def test_a_row_whose_numbers_are_not_finite_fails_alone(pipeline, monkeypatch):
 def test_steps_that_bring_nothing_are_noticed(pipeline, monkeypatch):
     slots, join = opened(pipeline, "vanilla", 2)
     join("red heart", 7)
-    slots.engine.course.steps = {size: lambda: None for size in slots.ready.steps}
+    slots.engine.course.step = lambda: None
     with pytest.raises(BackendError, match="is not the step"):
         slots.advance()
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Literal, TypeVar
 
-from lantern_accel.decoding.buckets import Steps
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import inferring
 from lantern_accel.device.capture import Replay
 from lantern_accel.generation.pipeline import CapturedEngine, Pipeline, Prompt
@@ -82,6 +84,17 @@ def engine_of(pipeline: Pipeline, cell: Cell) -> CapturedEngine:
     return pipeline.engine(cell.batch, cell.strategy, sampling, shape)
 
 
+@contextmanager
+def in_place(engine: Engine, functions: Mapping[str, Callable[[], None]]) -> Iterator[None]:
+    """Let an engine run other functions of some names inside the block."""
+    before = engine.functions
+    engine.functions = {**before, **functions}
+    try:
+        yield
+    finally:
+        engine.functions = before
+
+
 @inferring
 def warm_up(
     pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], seed: int, session: int
@@ -93,7 +106,7 @@ def warm_up(
     seconds = time.perf_counter() - began
     before = backend.counters()
     # Complete images stand still under a step, and the next request clears the buffers.
-    engine_of(pipeline, cell).step()
+    engine_of(pipeline, cell).engine.step()
     backend.synchronize()
     after = backend.counters()
     rising = {name: after[name] - before.get(name, 0) for name in after}
@@ -125,9 +138,10 @@ def measure_cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], sess
     first = warm_up(pipeline, cell, prompts, 0, session)
     ready = engine_of(pipeline, cell)
     cell.cold_seconds = first.seconds
-    cell.captured, cell.capture_kind = ready.step.captured, ready.step.how
-    cell.capture_seconds = ready.prefill.seconds + ready.step.seconds
-    cell.capture_bytes = ready.prefill.nbytes + ready.step.nbytes
+    steps = ready.replays
+    cell.captured, cell.capture_kind = all(one.captured for one in steps), steps[-1].how
+    cell.capture_seconds = sum(one.seconds for one in (ready.prefill, *steps))
+    cell.capture_bytes = sum(one.nbytes for one in (ready.prefill, *steps))
     backend.memory(new_peak=True)
     cell.warmup = [first, warm_up(pipeline, cell, prompts, 1, session)]
     use = backend.memory()
@@ -138,7 +152,8 @@ def measure_cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], sess
         definition=use.definition or "as the backend's memory() counts it",
         buffers_bytes=ready.engine.nbytes,
     )
-    cell.tracing_seconds = ready.step.tracing()
+    spent = [one.tracing() for one in steps]
+    cell.tracing_seconds = max((one for one in spent if one is not None), default=None)
     # auto may have measured again and have another engine now: steps are of the one that decodes.
     ready = engine_of(pipeline, cell)
     cell.step_ms, cell.step_ms_from = _step_ms(pipeline, cell, prompts, ready)
@@ -156,30 +171,32 @@ def _step_ms(
     texts = batch_prompts(prompts, cell.batch, 0)
     sampling = pipeline.sampling(temperature=cell.temperature)
 
-    def once(step: Steps) -> tuple[float, int]:
-        done, seconds = pipeline.decode_only(texts, cell.strategy, sampling, 0, step=step)
+    def once() -> tuple[float, int]:
+        done, seconds = pipeline.decode_only(texts, cell.strategy, sampling, 0)
         return seconds, max(int(done.steps.max()), 1)
 
-    apart = cell.captured and ready.step.timed() is not None
+    apart = cell.captured and all(one.timed() is not None for one in ready.replays)
     if apart:
         sums = dict.fromkeys(STEP_PHASES, 0.0)
 
-        def clocked(part: Replay) -> Callable[[], None]:
-            def replay() -> None:
-                for name, seconds in (part.timed() or {}).items():
-                    sums[name] = sums.get(name, 0.0) + seconds
+        def clocked(part: Replay) -> None:
+            for name, seconds in (part.timed() or {}).items():
+                sums[name] = sums.get(name, 0.0) + seconds
 
-            return replay
-
-        parts = {slots: one for slots, one in ready.steps.items() if isinstance(one, Replay)}
-        seconds, steps = once({slots: clocked(one) for slots, one in parts.items()})
+        functions = ready.engine.functions
+        parts = {
+            n: partial(clocked, one) for n, one in functions.items() if isinstance(one, Replay)
+        }
+        with in_place(ready.engine, parts | {"prefill": ready.prefill}):
+            seconds, steps = once()
     else:
-        eager: Steps = ready.steps  # with what the device sets for a step
-        if cell.captured:
-            eager = ready.engine.steps
-            once(eager)  # what was captured has not run eagerly before
-        with timed_phases(pipeline.backend) as sums:
-            seconds, steps = once(eager)
+        # What is not captured runs with what the device sets for a step.
+        eager = ready.engine.host_functions() if cell.captured else {}
+        with in_place(ready.engine, eager):
+            if cell.captured:
+                once()  # what was captured has not run eagerly before
+            with timed_phases(pipeline.backend) as sums:
+                seconds, steps = once()
     # Prefill is in these seconds; the samples tell what it takes, and the report takes it off.
     split = dict(sums) | {"host": max(seconds - sum(sums.values()), 0.0)}
     return {name: 1e3 * s / steps for name, s in split.items()}, "recording" if apart else "eager"

@@ -14,6 +14,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ class StepTimer:
         state.uniforms.fill_(0.5)
         self._rewind()
         made = {"pass": self._pass, "verify": self._verification}.get(cell.kind)
-        function = engine.steps[slots] if made is None else made(slots)
+        function = partial(engine.step, slots) if made is None else made(slots)
         with LaunchCounter() as counter:
             function()
         self.replay: Replay = recorded(backend, function, cell.kind)

@@ -21,7 +21,7 @@ from lantern_accel.files import write_json
 from lantern_accel.generation.engines import CapturedEngine
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel_profiles.measure.record import Cell
-from lantern_accel_profiles.measure.samples import engine_of
+from lantern_accel_profiles.measure.samples import engine_of, in_place
 
 TRACKS = {1: "request", 2: "the same by the Python step, which is slower, for its phases"}
 
@@ -84,19 +84,22 @@ def write_trace(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], path:
     with trace.span("text"):
         pipeline.conditions(prompts)
 
-    def draw(parts: Mapping[int, Callable[[], None]]) -> Decoded:
+    def draw(functions: Mapping[str, Callable[[], None]]) -> Decoded:
         began, first = time.perf_counter(), len(trace.events)
-        steps = {slots: partial(trace.step, one) for slots, one in parts.items()}
-        done, _ = pipeline.decode_only(prompts, cell.strategy, sampling, 0, step=steps)
+        steps = {
+            n: partial(trace.step, one) for n, one in functions.items() if n.startswith("step")
+        }
+        with in_place(ready.engine, {**functions, **steps}):
+            done, _ = pipeline.decode_only(prompts, cell.strategy, sampling, 0)
         at = next(one["ts"] for one in trace.events[first:] if one["name"] == "step")
         trace.add("text and prefill", "X", began, trace.zero + at / 1e6 - began)
         return done
 
-    done = draw(ready.steps)
+    done = draw(ready.engine.functions)
     with trace.span("pixels"):
         pipeline.pixels(done.tokens, pipeline.model.family.usual_shape(pipeline.model))
     if not any(one["name"] == "verify" for one in trace.events):
         trace.track = 2
         with listening(pipeline.backend, trace.span):
-            draw(ready.engine.steps)
+            draw(ready.engine.host_functions())
     write_json(path, {"traceEvents": trace.events, "displayTimeUnit": "ms"})

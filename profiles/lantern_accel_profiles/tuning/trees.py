@@ -193,7 +193,7 @@ class TreeTuner(Search[TreeEvidence]):
         def watched() -> None:
             # A device that tells lengths late runs a step more on an image that is complete: no visit.
             complete = int(engine.state.length) + 1 >= engine.geometry.tokens
-            ready.step()
+            engine.step()
             if complete:
                 return
             state = engine.state

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -110,7 +109,6 @@ def test_a_device_s_own_blocks_are_kept(models: Models) -> None:
 def test_a_small_cache_is_one_bucket(models: Models, name: str) -> None:
     engine = engine_of(models, CASES[name], SAMPLED, 2)
     assert engine.sizes == (engine.verifying.cache.layout.capacity,)
-    assert list(engine.steps.values()) == [engine.step]
 
 
 def test_a_bucket_that_holds_no_step_is_refused(models: Models) -> None:
@@ -136,7 +134,8 @@ class Rows:
         self.source, self.counted = self, dict[int, list[int]]()
         self.lengths, self.posted = [0] * g.batch, list[list[int]]()
 
-    def step(self) -> None:
+    def step(self, slots: int) -> None:
+        self.seen(slots)
         added = zip(self.lengths, self.gains(), strict=True)
         self.lengths = [min(n + gain, self.geometry.tokens - 1) for n, gain in added]
 
@@ -152,13 +151,8 @@ class Rows:
 
     def run(self, sizes: list[int], schedule: SyncSchedule, seen: Callable[[int], None]) -> int:
         """Run until the host knows that every image is complete; return the steps."""
-
-        def step(size: int) -> None:
-            seen(size)
-            self.step()
-
-        steps = {size: partial(step, size) for size in sizes}
-        course = Course(self, steps, FixedLength(self.now), schedule, known=1)
+        self.sizes, self.seen = sizes, seen
+        course = Course(self, FixedLength(self.now), schedule, 1, None)
         while not course.advance().complete:
             pass
         return course.index
@@ -249,14 +243,15 @@ def any_path(engine: Engine, share: float) -> Callable[..., Accepted]:
 # --- steps ----------------------------------------------------------------------------------------
 
 
-def noting(seen: list[int], slots: int, step: Callable[[], None]) -> Callable[[], None]:
-    """Return a step that notes how many slots it looks at."""
+def note(seen: list[int], engine: Engine) -> None:
+    """Let an engine's steps note how many slots they look at."""
+    step = engine.step
 
-    def noted() -> None:
-        seen.append(slots)
-        step()
+    def noted(slots: int | None = None) -> None:
+        seen.append(slots or engine.sizes[-1])
+        step(slots)
 
-    return noted
+    engine.step = noted  # type: ignore[method-assign]  # a spy on the real method
 
 
 class Lagging(HostCopy):
@@ -292,9 +287,9 @@ def test_buckets_change_no_token(models: Models, name: str, late: bool, sampling
         engine.divide(parts(engine))
         assert len(engine.sizes) > (1 if name == "adaptive window" else 3)
         seen: list[int] = []
-        steps = {slots: noting(seen, slots, step) for slots, step in engine.steps.items()}
+        note(seen, engine)
         begin(engine)
-        got = engine.run(steps)
+        got = engine.run()
     assert torch.equal(got.tokens, want.tokens) and torch.equal(got.steps, want.steps)
     assert seen[0] == engine.sizes[0] and len(set(seen)) > 1
 
@@ -306,7 +301,8 @@ def test_images_that_only_fill_a_batch_need_no_slots(models: Models) -> None:
     with torch.inference_mode():
         engine.leave_out(3)
         seen: list[int] = []
-        engine.run({slots: noting(seen, slots, step) for slots, step in engine.steps.items()})
+        note(seen, engine)
+        engine.run()
     assert seen[0] == engine.sizes[0] and set(seen) == set(engine.sizes)
 
 
@@ -345,8 +341,8 @@ def test_a_step_reads_as_many_slots_as_its_bucket_has(models: Models, name: str)
     engine = engine_of(models, CASES[name], SAMPLED, 2)
     engine.divide(parts(engine)[::3])
     begin(engine)
-    for slots, step in engine.steps.items():
+    for slots in engine.sizes:
         engine.verifying.ops = widths = Widths()
         with torch.inference_mode(), without_data():
-            step()
+            engine.step(slots)
         assert widths.seen == {slots}

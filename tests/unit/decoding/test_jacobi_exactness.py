@@ -279,8 +279,8 @@ def unfiltered(engine: Engine, table: Table) -> None:
 def clamped_step(engine: Engine, table: Table) -> None:
     sound = engine.step
 
-    def step() -> None:
-        sound()
+    def step(slots: int | None = None) -> None:
+        sound(slots)
         engine.state.step.clamp_(max=1)
 
     engine.step = step  # type: ignore[method-assign]

@@ -45,12 +45,8 @@ class SampleSheet:
         condition = model.text(ids, mask)
         free = model.gpt.unconditional(count) * mask.unsqueeze(-1)
         engine = Engine(model.gpt, None, ops, Strategy(), self.sampling, batch=count)
-        engine.start(
-            torch.cat((condition, free)),
-            mask,
-            engine.randomness(0, list(range(count))),
-            engine.prefill,
-        )
+        randomness = engine.randomness(0, list(range(count)))
+        engine.start(torch.cat((condition, free)), mask, randomness)
         grid = model.gpt.config.grid
         codes = engine.run().tokens.to(self.device).view(-1, grid, grid)
         pixels = pixels_to_uint8(self.vq.decode(codes)).cpu().numpy()

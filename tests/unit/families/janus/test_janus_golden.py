@@ -35,8 +35,8 @@ def decoded(pipeline: Pipeline, ids: list[list[int]], strategy: str, **sampling:
     rows = family.rows(model, given, chosen)
     with torch.inference_mode():
         start = ready.engine.randomness(0, list(range(len(ids))))
-        ready.engine.start(rows.condition, rows.mask, start, ready.prefill)
-        return ready.engine.run(ready.steps).tokens.tolist()
+        ready.engine.start(rows.condition, rows.mask, start)
+        return ready.engine.run().tokens.tolist()
 
 
 def test_the_aligner_is_folded_into_one_table(pipeline: Pipeline) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from lantern_accel.decoding.policy import FixedLength
 from lantern_accel.errors import RequestError
+from lantern_accel.strategy.length_policy import AcceptancePolicy
+from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import ChainTree, SelfDrafts, Strategy, Window
 
 #: An image's steps in order: where each began, in tokens known, and what it brought.
@@ -104,7 +105,7 @@ class Recorder:
                     found[image].append((a, b - a))
 
         given = [self.prompts[number]] * self.batch
-        engine.chosen = FixedLength(length)
+        engine.chosen = AcceptancePolicy((DraftLength(length=length),))
         try:
             self.pipeline.decode_only(given, strategy, sampling, seed, step=step)
         finally:

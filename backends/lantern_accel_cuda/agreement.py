@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lantern_accel.decoding.accept import accept_sampling
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.rule import Rule
-from lantern_accel.decoding.trees import DraftTree, TreeTables
+from lantern_accel.decoding.trees import DraftTree, topology_of
 from lantern_accel.device import plan as plans
 from lantern_accel.device.noise import noise_keys
 from lantern_accel.device.operations import TensorOps
@@ -26,7 +26,7 @@ from lantern_accel.nn.neighbours import neighbour_table
 from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.rounding import rounded as round_weights
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
-from lantern_accel.strategy.trees import SMALL_16
+from lantern_accel.strategy.trees import SMALL_16, TreeTables
 from lantern_accel.strategy.values import NoTree, Sampling, Strategy, Window
 from lantern_accel.testing.result import Failed, Measured, within
 from lantern_accel_cuda import attention as caches
@@ -232,7 +232,7 @@ def walks(site: Site, size: int = 500, images: int = 4) -> Measured:
 
     device, reference = site.device, TensorOps()
     tables = TreeTables(SMALL_16.paths)
-    topology = tables.topology(images, device)
+    topology = topology_of(tables, images, device)
     logits = 2.5 * site.numbers(0, images, tables.nodes, size)
     inner = topology["inner"]
     seen = logits.gather(1, inner.unsqueeze(-1).expand(-1, -1, size))

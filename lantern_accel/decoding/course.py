@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lantern_accel.decoding.buckets import BucketChooser
-from lantern_accel.decoding.policy import Block, LengthPolicy
+from lantern_accel.strategy.policy import Block, LengthPolicy
 
 #: Steps between two looks at the lengths, while drafting and while decoding is plain.
 DRAFTING_BLOCK, PLAIN_BLOCK = 4, 8
@@ -69,7 +69,7 @@ class Course:
     def __init__(
         self,
         engine: Any,
-        policy: LengthPolicy,
+        policy: LengthPolicy | None,
         schedule: SyncSchedule,
         known: int,
         step: Callable[[], None] | None,
@@ -86,7 +86,8 @@ class Course:
     def join(self, row: int) -> None:
         """Let another image go on in a row, whose prompt was run into it."""
         self.known[row], self._joined[row] = 1, self.index
-        self.policy.forget(row)
+        if self.policy is not None:
+            self.policy.forget(row)
 
     def advance(self) -> Progress:
         """Run steps until the host has read how far images are; return that, and choose what follows.
@@ -168,6 +169,6 @@ class Course:
             if lacks:  # the last step of an image that it did not need all of says little
                 counts[0] += gain
                 counts[1] += look.steps
-        if any(left) and (engine.now > 1 or engine.source.returns):
+        if self.policy is not None and any(left) and (engine.now > 1 or engine.source.returns):
             engine.move(self.policy.observe(block))
         return Progress(block, tuple(self.known), failed)

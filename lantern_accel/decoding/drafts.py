@@ -47,10 +47,6 @@ class DraftContext(Generic[Value]):
     copy: Target | None = None
     longest: Source | None = None
 
-    @property
-    def target(self) -> Target:
-        return self.session.verifying.target
-
 
 @dataclass(frozen=True)
 class Sizing:
@@ -144,9 +140,9 @@ class Drafts(ABC, Generic[Value, S, D, J]):
     def fuse(self, step: plan.FusedStep | None) -> None:
         """Take what the device does of the step at once, some of which may be the source's own work."""
 
-    def moves(self, state: S) -> dict[str, Callable[[], None]]:
-        """Return what must run first: ``widen`` after shorter steps, ``gather`` after longer ones."""
-        return {}
+    def widening(self, state: S) -> Callable[[], None] | None:
+        """Return what must run before a step of this length after shorter ones; None: nothing."""
+        return None
 
 
 Source = Drafts[Any, Any, Any, Any]

@@ -23,13 +23,13 @@ from lantern_accel.decoding.course import (
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.drafts import Sizing, Source, serving
 from lantern_accel.decoding.geometry import Geometry, geometry_of
-from lantern_accel.decoding.policy import FixedLength, LengthPolicy
 from lantern_accel.decoding.session import GIVEN, Session
 from lantern_accel.decoding.step import Step
 from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import BackendError, NotFiniteError, StrategyError
+from lantern_accel.strategy.policy import LengthPolicy
 from lantern_accel.strategy.sampling import Sampling
 from lantern_accel.strategy.sources import DraftLength, DraftSource
 from lantern_accel.strategy.strategy import Strategy
@@ -193,11 +193,11 @@ class Engine:
         """
         found: dict[str, Callable[[], None]] = {} if length else {"prefill": self.prefill}
         for one in self.by_length if length is None else (length,):
-            step, moves = self.by_length[one], self.by_length[one].source.moves(self.state)
+            step, widen = self.by_length[one], self.by_length[one].source.widening(self.state)
             for slots in (*self.sizes[:-1], None):
                 found[self.step_name(one, slots)] = partial(self._do, step.run, slots)
-            found |= {f"{verb} {one}": partial(self._do, f) for verb, f in moves.items()}
-        found.pop(f"widen {min(self.by_length)}", None)  # no step is shorter
+            if widen is not None and one > min(self.by_length):
+                found[f"widen {one}"] = partial(self._do, widen)
         return found
 
     def _do(self, one: Callable[..., None], *given: int | None) -> None:
@@ -224,11 +224,10 @@ class Engine:
             self.functions[self.step_name(self.now, slots)]()
 
     def move(self, length: int) -> None:
-        """Go on with another length; its steps find what they need (:meth:`.Drafts.moves`)."""
-        if length != self.now:
-            first = self.functions.get(f"{'widen' if length > self.now else 'gather'} {length}")
-            if first is not None:
-                first()
+        """Go on with another length; its steps find what they need (:meth:`.Drafts.widening`)."""
+        widen = self.functions.get(f"widen {length}")
+        if length > self.now and widen is not None:
+            widen()
         self.now = length
 
     # --- requests ------------------------------------------------------------------------------
@@ -258,9 +257,9 @@ class Engine:
 
         ``step`` runs in place of :meth:`step`, for whoever watches the state.
         """
-        policy = self.chosen or FixedLength(self.now)
-        if self.chosen is None and len(self.by_length) > 1:
-            from lantern_accel.decoding.length_policy import policy_of
+        policy = self.chosen
+        if policy is None and len(self.by_length) > 1:
+            from lantern_accel.strategy.length_policy import policy_of
 
             usual = {length: self.usual(length) for length in self.lengths}
             # A draft head guesses all drafts again: nothing has to settle after a move.
@@ -268,7 +267,8 @@ class Engine:
             policy = policy_of(self.draft_lengths, usual, settles, self.geometry.batch)
         self.course = Course(self, policy, schedule, known, step)
         self.counted, self.now = {}, max(self.lengths)  # what prefill has prepared
-        self.move(policy.begin())
+        if policy is not None:
+            self.move(policy.begin())
 
     def advance(self) -> Progress:
         """Run steps until the host has read how far images are (:meth:`.Course.advance`)."""
@@ -292,8 +292,8 @@ class Engine:
         course = self.course
         while True:
             progress = self.advance()
-            if progress.failed:
-                self._require_finite(course.index)
+            for row, passes in progress.failed.items():
+                raise self.not_finite(row, passes)
             if on_progress is not None:
                 on_progress(min(progress.known))
             if progress.complete:
@@ -301,7 +301,6 @@ class Engine:
         while course.posted:  # so that the next request reads none of this one's
             course.read()
         self._require_replayed(course.index)
-        self._require_finite(course.index)
         return self.decoded()
 
     def decoded(self, rows: slice = slice(None)) -> Decoded:
@@ -319,19 +318,10 @@ class Engine:
         dtype = str(self.verifying.target.weight.dtype).removeprefix("torch.")
         return NotFiniteError(row, passes, dtype)
 
-    def _require_finite(self, calls: int) -> None:
-        """Raise where numbers are not finite: NotFiniteError, or what is wrong with the replays."""
-        finite = self.finite.count.tolist()
-        least = min(finite)
-        if least <= calls:
-            self._require_replayed(calls, complete=False)  # numbers of steps that were not run
-            raise self.not_finite(finite.index(least), least)
-
-    def _require_replayed(self, calls: int, complete: bool = True) -> None:
+    def _require_replayed(self, calls: int) -> None:
         """Raise BackendError where ``calls`` replays left steps undone: they drew no image."""
-        if int(self.state.step) <= calls or (
-            complete and int(self.state.length.min()) + 1 < self.geometry.tokens
-        ):
+        lacks = int(self.state.length.min()) + 1 < self.geometry.tokens
+        if int(self.state.step) <= calls or lacks:
             raise self.not_replayed(calls)
 
     def not_replayed(self, calls: int) -> BackendError:

@@ -22,8 +22,7 @@ class Geometry:
     likeliest code decides (:mod:`~.accept`); ``tabled``: their noise is a table of all positions.
 
     Of trees: ``scratch`` drafter nodes a step; ``drafted``: a drafter drafts; ``taps``: states of the
-    target that the drafter reads next to the feature; ``spread``: nodes of a longer step on the same
-    buffers, among whose slots tokens may lie.
+    target that the drafter reads next to the feature.
 
     Of windows: ``in_place``: a draft lies in the slot of its position; ``kept`` distributions are kept
     per image; ``passes`` are recalled; ``guesses``: a draft head guesses, from the last exact state.
@@ -45,7 +44,6 @@ class Geometry:
     scratch: int = 0
     drafted: bool = False
     taps: int = 0
-    spread: int = 0
     in_place: bool = False
     kept: int = 0
     passes: int = 0
@@ -63,7 +61,7 @@ class Geometry:
     @property
     def ahead(self) -> int:
         """Slots behind an image's committed positions that a step writes and sees."""
-        return self.nodes + 1 if self.in_place else max(self.nodes, self.spread)
+        return self.nodes + self.in_place
 
     @property
     def image_slots(self) -> int:

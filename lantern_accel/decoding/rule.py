@@ -29,20 +29,19 @@ class Rule:
     neighbours: Tensor | None = None
     runtime_params: Tensor | None = None
     budget: Tensor | None = None
-    given: AcceptanceRule = field(init=False, repr=False, compare=False)
-    """What the device's operations and plans take."""
     order: Tensor = field(init=False, repr=False, compare=False)
     """The neighbours' numbers, int32 ``[k]``."""
 
     def __post_init__(self) -> None:
-        rule, near, params = self.acceptance, self.neighbours, self.runtime_params
-        given = AcceptanceRule(
-            rule.kind, self.relaxed, self.residual, rule.k, near, params, self.budget
-        )
-        object.__setattr__(self, "given", given)
-        device = None if near is None else near.device
-        order = torch.arange(rule.k, dtype=torch.int32, device=device)
+        device = None if self.neighbours is None else self.neighbours.device
+        order = torch.arange(self.acceptance.k, dtype=torch.int32, device=device)
         object.__setattr__(self, "order", order)
+
+    @property
+    def given(self) -> AcceptanceRule:
+        """What the device's operations and plans take."""
+        rule = self.acceptance.kind, self.relaxed, self.residual, self.acceptance.k
+        return AcceptanceRule(*rule, self.neighbours, self.runtime_params, self.budget)
 
     @property
     def relaxed(self) -> bool:

@@ -14,7 +14,7 @@ from lantern_accel.decoding.logits import Filters, TokenChooser, distribution
 from lantern_accel.decoding.rows import Cut, Guidance
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.state import FiniteGuard, RuntimeParams, State
-from lantern_accel.decoding.target import Drafter, Sizes, Target, place_of
+from lantern_accel.decoding.target import Drafter, Sizes, Target
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.noise import draw_uniforms, image_keys
@@ -64,7 +64,7 @@ class Session:
         """
         self.strategy, self.sampling, self.ops = strategy, sampling, ops
         self.greedy, self.drafter = sampling.greedy, drafter
-        dtype, device = place_of(target)
+        dtype, device = target.weight.dtype, target.weight.device
         table = 4 * geometry.batch * geometry.tokens * geometry.vocab
         drawn = geometry.keyed and not sampling.greedy
         self.geometry = g = replace(geometry, tabled=drawn and table <= ops.preferences.noise_bytes)

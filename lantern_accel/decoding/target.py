@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from lantern_accel.decoding.rows import Allowed, HasRotary
@@ -116,11 +115,6 @@ class Drafter(HasRotary, Protocol):
     def forward_prefix(self, condition: Tensor, features: Tensor, at: Pass) -> Tensor:
         """Run the prompt with the target's features ``[R, p, D]``."""
         ...
-
-
-def place_of(target: Target) -> tuple[torch.dtype, torch.device]:
-    """Return the dtype and the device of a target's weights."""
-    return target.weight.dtype, target.weight.device
 
 
 def row_of(config: TargetSizes) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.strategy.sources import Path
+from lantern_accel.strategy.trees import TreeTables
 
 
 @dataclass(frozen=True)
@@ -63,55 +63,30 @@ class Accepted:
     price: Tensor
 
 
-class TreeTables:
-    """A static tree's topology as tables, built once from its paths."""
+def topology_of(
+    tables: TreeTables, batch: int, device: torch.device, index: torch.dtype = torch.int64
+) -> dict[str, Any]:
+    """Return the tensors of :class:`DraftTree` that do not depend on the drafts."""
+    first = [kids[0] if kids else 0 for kids in tables.children]
+    groups = {node: g for g, node in enumerate(i for level in tables.inner for i in level)}
+    group = [groups.get(i, 0) for i in range(tables.nodes)]
+    tests = [0, *itertools.accumulate(tables.max_children)]
+    visible = torch.eye(tables.nodes, dtype=torch.bool)
+    for i, parent in enumerate(tables.parents):
+        visible[i] |= visible[parent]
 
-    def __init__(self, paths: tuple[Path, ...]) -> None:
-        nodes: list[Path] = [(), *sorted(paths, key=lambda p: (len(p), p))]
-        index = {path: i for i, path in enumerate(nodes)}
-        self.nodes = len(nodes)
-        self.max_depth = max(len(p) for p in nodes)
-        self.parents = [index[path[:-1]] for path in nodes]
-        self.depths = [len(p) for p in nodes]
-        self.children: list[list[int]] = [[] for _ in nodes]
-        for i in range(1, self.nodes):
-            self.children[self.parents[i]].append(i)
-        #: Non-leaf nodes at each depth, in node order: the groups of siblings are sampled from them.
-        self.inner = [
-            [i for i in range(self.nodes) if self.depths[i] == d and self.children[i]]
-            for d in range(self.max_depth)
-        ]
-        self.max_children = tuple(max(len(self.children[i]) for i in level) for level in self.inner)
+    def table(values: list[int]) -> Tensor:
+        one = torch.tensor(values, dtype=index)
+        return one.repeat(batch, 1).to(device)
 
-    @property
-    def groups(self) -> int:
-        """Groups of siblings, one a non-leaf node."""
-        return sum(len(level) for level in self.inner)
-
-    def topology(
-        self, batch: int, device: torch.device, index: torch.dtype = torch.int64
-    ) -> dict[str, Any]:
-        """Return the tensors of :class:`DraftTree` that do not depend on the drafts."""
-        first = [kids[0] if kids else 0 for kids in self.children]
-        groups = {node: g for g, node in enumerate(i for level in self.inner for i in level)}
-        group = [groups.get(i, 0) for i in range(self.nodes)]
-        tests = [0, *itertools.accumulate(self.max_children)]
-        visible = torch.eye(self.nodes, dtype=torch.bool)
-        for i, parent in enumerate(self.parents):
-            visible[i] |= visible[parent]
-
-        def table(values: list[int]) -> Tensor:
-            one = torch.tensor(values, dtype=index)
-            return one.repeat(batch, 1).to(device)
-
-        return {
-            "parent": table(self.parents),
-            "depth": table(self.depths),
-            "first_child": table(first),
-            "num_children": table([len(kids) for kids in self.children]),
-            "row_rank": table(list(range(self.nodes))),
-            "first_tests": table([tests[depth] for depth in self.depths]),
-            "group": table(group),
-            "inner": table(list(groups)),
-            "visible": visible.repeat(batch, 1, 1).to(device),
-        }
+    return {
+        "parent": table(tables.parents),
+        "depth": table(tables.depths),
+        "first_child": table(first),
+        "num_children": table([len(kids) for kids in tables.children]),
+        "row_rank": table(list(range(tables.nodes))),
+        "first_tests": table([tests[depth] for depth in tables.depths]),
+        "group": table(group),
+        "inner": table(list(groups)),
+        "visible": visible.repeat(batch, 1, 1).to(device),
+    }

@@ -51,8 +51,10 @@ from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import (
     AUTO,
+    AUTO_CHAIN,
     AUTO_LENGTHS,
     AUTO_SELF,
+    ChainTree,
     NoTree,
     Sampling,
     SelfDrafts,
@@ -228,16 +230,13 @@ class Auto:
                 return strategy
             lengths = lengths[:-1]
 
-    def tree(self, asked: Strategy) -> Strategy | None:
-        """Return the drafter's default tree where relaxation is asked for; None where none may serve."""
+    def chain(self, asked: Strategy) -> Strategy | None:
+        """Return chains of the drafter where relaxation is asked for; None where none may serve."""
         if self.model.drafter is None or not asked.acceptance.relaxed:
             return None
-        tree = self.manifest.defaults.static_tree
-        depth = tree.size[1]
-        if depth + 1 > self.model.manifest.target.num_tokens:
-            return None
-        lengths = sorted({1, -(-depth // 2) + 1, depth + 1})
-        return asked.with_drafts(tree, draft_lengths=tuple(DraftLength(length=n) for n in lengths))
+        tokens = self.model.manifest.target.num_tokens
+        lengths = [length for length in AUTO_CHAIN if length <= tokens]
+        return asked.with_drafts(ChainTree.over(lengths)) if len(lengths) > 1 else None
 
     def copies(self, asked: Strategy) -> Strategy | None:
         """Return drafts by a copy of the target that may serve in a window's place; None where none may.
@@ -323,8 +322,8 @@ class Auto:
             longer = self.windows(asked, batch, sampling, costs)
             if longer.drafts.size > windows.strategy.drafts.size:
                 windows = self._timed(longer, begun) or windows
-        tree = self.tree(asked)
-        others = [tree] if tree else self.likely_copies(asked, windows, batch, sampling)
+        chain = self.chain(asked)
+        others = [chain] if chain else self.likely_copies(asked, windows, batch, sampling)
         timed = (self._timed(one, begun) for one in others)
         return [windows, *(one for one in timed if one is not None)]
 

@@ -13,13 +13,13 @@ import torch
 from pydantic import Field, ValidationError
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.length_policy import GAIN
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.families.base import Model
 from lantern_accel.files import cache_dir, read_record, write_record
 from lantern_accel.generation.calibrate import HOPELESS, calibrate
 from lantern_accel.records import Record, digest
 from lantern_accel.strategy.choices import key_of
+from lantern_accel.strategy.length_policy import GAIN
 from lantern_accel.strategy.lengths import in_batch, odds_between, shifted, usual_tokens_per_step
 from lantern_accel.strategy.sources import DraftSource
 from lantern_accel.strategy.trees import cut_tree

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from lantern_accel._version import __version__
 from lantern_accel.bounds import SEEDS
-from lantern_accel.decoding.decoded import Decoded, steps_by_accepted
+from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.target import above_of, row_of
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import RequestError
@@ -247,3 +248,10 @@ class Runtime:
         return (
             self.auto.describe(used, request.strategy, rows, request.sampling) if timing else used
         )
+
+
+def steps_by_accepted(parts: Iterable[Decoded]) -> list[int]:
+    """Return how many steps accepted 0, 1, ... drafts; parts may have drafted to other depths."""
+    rows = [part.histogram.sum(0) for part in parts]
+    totals: list[int] = pad_sequence(rows, batch_first=True).sum(0).tolist()
+    return totals

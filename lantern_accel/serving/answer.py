@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lantern_accel.decoding.decoded import steps_by_accepted
+from lantern_accel.generation.runtime import steps_by_accepted
 from lantern_accel.serving.body import FORMATS, ImageRequest
 from lantern_accel.serving.queue import STAGES, Completed, Finished, Partial
 from lantern_accel.strategy.values import NoTree

@@ -17,6 +17,32 @@ def tree_paths(tree: DraftSource) -> tuple[Path, ...]:
     return tree.shape
 
 
+class TreeTables:
+    """A static tree's topology as tables, built once from its paths."""
+
+    def __init__(self, paths: tuple[Path, ...]) -> None:
+        nodes: list[Path] = [(), *sorted(paths, key=lambda p: (len(p), p))]
+        index = {path: i for i, path in enumerate(nodes)}
+        self.nodes = len(nodes)
+        self.max_depth = max(len(p) for p in nodes)
+        self.parents = [index[path[:-1]] for path in nodes]
+        self.depths = [len(p) for p in nodes]
+        self.children: list[list[int]] = [[] for _ in nodes]
+        for i in range(1, self.nodes):
+            self.children[self.parents[i]].append(i)
+        #: Non-leaf nodes at each depth, in node order: the groups of siblings are sampled from them.
+        self.inner = [
+            [i for i in range(self.nodes) if self.depths[i] == d and self.children[i]]
+            for d in range(self.max_depth)
+        ]
+        self.max_children = tuple(max(len(self.children[i]) for i in level) for level in self.inner)
+
+    @property
+    def groups(self) -> int:
+        """Groups of siblings, one a non-leaf node."""
+        return sum(len(level) for level in self.inner)
+
+
 def cut_tree(tree: DraftSource, nodes: int) -> DraftSource:
     """Return a drafter's tree with at most ``nodes`` nodes, the root included, and at least one draft.
 

@@ -71,12 +71,11 @@ class ChainTree(AdaptiveSource):
         return NoTree() if length == 1 else ChainTree(length=length - 1)
 
 
-class StaticTree(AdaptiveSource):
+class StaticTree(DraftSource):
     """A tree of fixed shape, as in EAGLE-1 and LANTERN++; drafts are sampled without replacement.
 
     ``paths`` lists every node but the root; the parent of a node must be there too, and siblings are
-    ranked 0, 1, 2, ... without gaps. With ``draft_lengths`` the host may take the upper levels alone, or
-    none: a step of length n has the drafts that are at most n - 1 deep.
+    ranked 0, 1, 2, ... without gaps.
     """
 
     kind: Literal["static"] = "static"
@@ -106,10 +105,6 @@ class StaticTree(AdaptiveSource):
     @property
     def shape(self) -> tuple[Path, ...]:
         return self.paths
-
-    def of_length(self, length: int) -> DraftSource:
-        paths = tuple(path for path in self.paths if len(path) < length)
-        return StaticTree(name=self.name, paths=paths) if paths else NoTree()
 
     def text(self, longest: int) -> str:
         return f"trees of {len(self.paths)} drafts, up to {longest - 1} deep"
@@ -264,6 +259,8 @@ class SelfDrafts(AdaptiveSource):
 AUTO_LENGTHS = (1, 2, 4, 8, 16)
 #: Lengths of auto's drafts by a copy of the target's own weights, those drafts and one.
 AUTO_SELF = (1, 2, 3, 5, 7, 9)
+#: Lengths of auto's chains of a drafter's drafts, those drafts and one.
+AUTO_CHAIN = (1, 2, 4, 6)
 #: Strategies whose drafts are a drafter's, and plain decoding.
 TREE_STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
 STRATEGIES = (*TREE_STRATEGIES, *WINDOW_STRATEGIES, SELF)

@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.trees import TreeTables
+from lantern_accel.decoding.trees import topology_of
 from lantern_accel.device.backend import Backend
-from lantern_accel.strategy.trees import parse_tree, tree_paths
+from lantern_accel.strategy.trees import TreeTables, parse_tree, tree_paths
 from lantern_accel.testing.result import Compared, Measured, doing
 from lantern_accel.testing.tiny import filled, normal, write_all
 from lantern_accel.testing.tolerances import FLOAT32, MARGIN, ROUNDING, short, stored
@@ -133,7 +133,7 @@ def cached(backend: Backend) -> Measured:
     """Compare attention of a token, a tree and a window with float64, over a cache written twice."""
     checked = Compared(backend, "attend", "mask")
     tables = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000")))
-    (tree,) = tables.topology(1, torch.device("cpu"))["visible"]
+    (tree,) = topology_of(tables, 1, torch.device("cpu"))["visible"]
     causal = torch.ones(33, 33, dtype=torch.bool).tril()
     for dtype, (heads, width) in checked.cases(HEADS):
         k, v = (normal(n, LAYERS, ROWS, SLOTS, heads, width).to(dtype) for n in (1, 2))

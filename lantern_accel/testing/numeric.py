@@ -12,13 +12,13 @@ from torch import Tensor
 from lantern_accel.decoding.accept import accept, accept_greedy
 from lantern_accel.decoding.logits import Filters
 from lantern_accel.decoding.rule import Rule
-from lantern_accel.decoding.trees import DraftTree, TreeTables
+from lantern_accel.decoding.trees import DraftTree, topology_of
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plan import Filter
 from lantern_accel.nn.neighbours import neighbour_table
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.strategy.rules import LanternPP
-from lantern_accel.strategy.trees import parse_tree, tree_paths
+from lantern_accel.strategy.trees import TreeTables, parse_tree, tree_paths
 from lantern_accel.strategy.values import SELF, Coupling, Sampling
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing, within
@@ -34,7 +34,7 @@ def drafted_tree(device: torch.device, tokens: Tensor, vocab: int, sampled: bool
     """Return a small tree of drafts ``tokens [B, 8]``; ``sampled``: from seeded distributions."""
     tables = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000")))
     batch = tokens.shape[0]
-    topology = tables.topology(batch, device)
+    topology = topology_of(tables, batch, device)
     group, inner = topology.pop("group"), topology.pop("inner")
     q = normal(9, batch, tables.groups, vocab).softmax(-1).to(device) if sampled else None
     return DraftTree(

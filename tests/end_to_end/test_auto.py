@@ -171,24 +171,26 @@ def test_a_choice_that_needs_a_drafter_is_left_where_there_is_none(undrafted_mod
         tree = pipeline.strategy("lantern++")
         pipeline.auto.keep(choices.Choice(key=key, strategy=tree, source="tune"))
         assert isinstance(pipeline.auto.resolve(asked, 1, sampling).drafts, Window)
-        assert pipeline.auto.tree(asked) is None
+        assert pipeline.auto.chain(asked) is None
 
 
-def test_a_drafters_tree_is_tried_where_relaxation_is_asked_for(tiny_model, own, monkeypatch):
+def test_a_drafters_chain_is_tried_where_relaxation_is_asked_for(tiny_model, own, monkeypatch):
     def calibrate(self, watch):
-        cost = 1.01 if self.strategy.drafts.kind == "static" else 50.0
+        cost = 1.01 if self.strategy.drafts.kind == "chain" else 50.0
         return {n: [1.0 if n == 1 else cost] for n in self.lengths}
 
     monkeypatch.setattr(automatic, "calibrate", calibrate)
     with load(tiny_model) as pipeline:
-        assert pipeline.auto.tree(pipeline.strategy("auto")) is None
+        assert pipeline.auto.chain(pipeline.strategy("auto")) is None
         drawn = pipeline.generate("red heart", seed=3, relaxed=True, tv_budget=0.5)
         asked, sampling = pipeline.strategy("auto", tv_budget=0.5), pipeline.sampling()
         choice = pipeline.auto.choice(asked, 1, sampling)
-        windows, tree = map(Estimate.model_validate, choice.evidence["timed"])
+        windows, chain = map(Estimate.model_validate, choice.evidence["timed"])
         assert windows.strategy.drafts.kind == "window" and not windows.strategy.acceptance.relaxed
-        assert tree.strategy.drafts.kind == "static" and tree.strategy.acceptance.relaxed
-        assert all(one.tokens_per_step >= 1 for one in tree.strategy.lengths), "drafts were counted"
+        assert chain.strategy.drafts.kind == "chain" and chain.strategy.acceptance.relaxed
+        assert all(one.tokens_per_step >= 1 for one in chain.strategy.lengths), (
+            "drafts were counted"
+        )
         assert drawn.stats.strategy.tv_budget in (None, 0.5)
 
 

@@ -68,7 +68,6 @@ STRATEGIES: dict[str, Strategy] = {
     "chain": _named("eagle", ChainTree(length=3)),
     "chain that moves": _moving(_named("eagle", ChainTree(length=3)), 1, 2, 4),
     "tree": _named("eagle"),
-    "tree that moves": _moving(_named("eagle"), 1, 2, 4),
     "tree, maximal": _named("eagle", coupling="maximal"),
     "beam": _named("eagle2"),
     "beam, maximal": _named("eagle2", coupling="maximal"),

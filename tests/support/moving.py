@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.decoding.policy import Block
+from lantern_accel.strategy.policy import Block
 from lantern_accel.strategy.values import Sampling
 from support.chi_square import misfit
 from support.engines import Models
@@ -62,9 +62,9 @@ def each_its_own(engine: Any, decide: Decide) -> Tensor:
                 buffer.copy_(before[name])
             for cache, was in zip(caches, old, strict=True):
                 cache.copy_(was)
-            moves = engine.by_length[length].source.moves(engine.state)
-            for prepare in moves.values():  # whatever the last step was
-                prepare()
+            widen = engine.by_length[length].source.widening(engine.state)
+            if widen is not None:  # whatever the last step was
+                widen()
             engine.now = length
             engine.step()
             mine = wanted == length

@@ -20,7 +20,7 @@ from lantern_accel.decoding.geometry import Geometry, geometry_of
 from lantern_accel.decoding.session import Session
 from lantern_accel.decoding.sources.window import InvariantWindow, WindowState
 from lantern_accel.decoding.step import Step
-from lantern_accel.decoding.target import Target, place_of
+from lantern_accel.decoding.target import Target
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.sources import DraftSource
 from lantern_accel.strategy.values import SelfDrafts, Window
@@ -41,7 +41,7 @@ def _on(session: Session, copy: Target, geometry: Geometry) -> Session:
     """
     made: Session = object.__new__(Session)
     vars(made).update(vars(session))
-    dtype, device = place_of(copy)
+    dtype, device = copy.weight.dtype, copy.weight.device
     nothing = torch.zeros(0, dtype=dtype, device=device)
     made.geometry, made.drafter, made.drafter_cache = geometry, None, None
     made.state = WindowState(geometry, nothing, dtype, session.ops.index, device)
@@ -59,7 +59,6 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
     settles = False
     rewrites = True  # by every pass of the copy, and by the check
     copy: Step
-    """A step of the copy is one pass: a token, or a window."""
     positions: Tensor
 
     def __init__(self, given: DraftContext[SelfDrafts]) -> None:
@@ -69,6 +68,7 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
             self.copy, self.positions = one.copy, one.positions
             return
         index, device = self.ops.index, given.session.state.length.device
+        #: A step of the copy is one pass: a token, or a window.
         self.copy = self._step(given)
         positions = torch.arange(self.geometry.tokens + 1, dtype=index, device=device)
         # No view, which some devices make again.
@@ -92,7 +92,7 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
             )
         own = one_token()
         if window:
-            guessed = getattr(given.target, "draft_head", None) is not None
+            guessed = getattr(session.verifying.target, "draft_head", None) is not None
             own = Window(length=window, fresh="head" if guessed else "above")
         one = strategy.model_copy(update={"drafts": own})
         made_by = serving(one, session.greedy)

@@ -37,7 +37,7 @@ class DrafterDrafts(TreeDrafts[Value]):
     def __init__(self, given: DraftContext[Value]) -> None:
         super().__init__(given)
         assert given.drafter is not None and given.cache is not None
-        self.drafter, self.target, self.cache = given.drafter, given.target, given.cache
+        self.drafter, self.target, self.cache = given.drafter, given.verifying.target, given.cache
         self.choices, self.guidance = given.session.choices, given.verifying.guidance
         self.filters, self.branches = given.session.filters, given.verifying.branches
         g, self._rows = self.geometry, self.branches.rows

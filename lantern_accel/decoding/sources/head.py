@@ -34,7 +34,7 @@ class HeadWindow(InvariantWindow[Window]):
 
     def __init__(self, given: DraftContext[Window]) -> None:
         super().__init__(given)
-        target: Any = given.target
+        target: Any = given.verifying.target
         row, tokens = row_of(target.config), self.geometry.tokens
         self.head: DraftHead = target.draft_head.fitted(row, tokens)
         self.fused: Callable[[], bool] | None = None

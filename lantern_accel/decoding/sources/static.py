@@ -11,8 +11,9 @@ from lantern_accel.decoding.drafts import DraftContext, register
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.sources.drafter import DrafterDrafts
 from lantern_accel.decoding.sources.tree import TreeState
-from lantern_accel.decoding.trees import DraftTree, TreeTables
+from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.device import plan
+from lantern_accel.strategy.trees import TreeTables
 from lantern_accel.strategy.values import ChainTree, StaticTree
 
 

@@ -7,9 +7,7 @@ verification wrote them.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,8 +17,9 @@ from lantern_accel.decoding.accept import accept, accept_greedy, accept_invarian
 from lantern_accel.decoding.drafts import DraftContext, Drafts, Sizing, Value
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.state import State, Zeros
-from lantern_accel.decoding.trees import Accepted, DraftTree, TreeTables
+from lantern_accel.decoding.trees import Accepted, DraftTree, topology_of
 from lantern_accel.device.operations import flags
+from lantern_accel.strategy.trees import TreeTables
 
 
 def put_first(buffer: Tensor, values: Tensor) -> None:
@@ -101,18 +100,14 @@ class TreeDrafts(Drafts[Value, TreeState, DraftTree, Accepted]):
         #: Constants of a source whose shape is known before the drafts.
         self.tables = None if shape is None else TreeTables(shape)
         tables = self.tables
-        self.topology = {} if tables is None else tables.topology(g.batch, device, index)
+        self.topology = {} if tables is None else topology_of(tables, g.batch, device, index)
 
     @classmethod
     def sized(cls, g: Geometry, value: Value, given: Sizing) -> Geometry:
         g, longest = cls.columns(g, value), given.longest
         if longest is None:
             return g
-        # A chain's tokens lie in the slots of their own numbers; those of a tree, among its nodes'.
-        spread = longest.nodes if g.depth and longest.nodes > longest.depth + 1 else 0
-        return replace(
-            g, scratch=longest.scratch, draft_columns=longest.draft_columns, spread=spread
-        )
+        return replace(g, scratch=longest.scratch, draft_columns=longest.draft_columns)
 
     @classmethod
     def columns(cls, g: Geometry, value: Value) -> Geometry:
@@ -227,24 +222,6 @@ class TreeDrafts(Drafts[Value, TreeState, DraftTree, Accepted]):
         place = positions.gather(1, torch.where(open_.unsqueeze(1), place, node))
         state.slot_of.scatter_(1, place, slots)
         state.place_of.scatter_(1, slots, place)
-
-    def moves(self, state: TreeState) -> dict[str, Callable[[], None]]:
-        one = self.given.session.geometry
-        # A chain's tokens lie in the slots of their own numbers; those of a tree, among its nodes'.
-        scattered = one.nodes > one.depth + 1 and not self.geometry.depth
-        return {"gather": partial(self.gather, state)} if scattered else {}
-
-    def gather(self, state: TreeState) -> None:
-        """Move keys and values to the slots of their positions' numbers, where plain steps look."""
-        v, g = self.verifying, self.geometry
-        rows, slots = v.branches.rows, state.slot_of
-        own = v.slots[: slots.shape[1]].expand_as(slots)
-        order, address = rows(slots + g.prefix), v.ops.address(v.cache, rows(own + g.prefix))
-        for layer in range(v.cache.layout.layers):
-            keys, values = v.cache.read(layer, order)
-            v.ops.write(v.cache, layer, address, keys, values)
-        state.slot_of.copy_(own)
-        state.place_of.copy_(own)
 
 
 class CertainDrafts(TreeDrafts[Value]):

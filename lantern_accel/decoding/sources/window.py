@@ -136,11 +136,9 @@ class WindowDrafts(Drafts[Value, WindowState, Tensor, Coupled]):
         self.ahead = torch.arange(1, g.nodes + 1, dtype=self.ops.index, device=device)
         self.ring = Ring(session.geometry, self.ops, device)
         kind = self.window_of(given.source)[0]
-        self.initial = DraftInitializer(kind, g, given.target, self.ops)
-        self.recall: RowCache | None = None
-        """The rows of earlier passes; None where none are recalled."""
-        if g.passes:
-            self.recall = RowCache(g, device, self.ops)
+        self.initial = DraftInitializer(kind, g, given.verifying.target, self.ops)
+        #: The rows of earlier passes; None where none are recalled.
+        self.recall = RowCache(g, device, self.ops) if g.passes else None
 
     @classmethod
     def window_of(cls, value: Value) -> tuple[Fresh | Literal["given"], int]:
@@ -164,10 +162,9 @@ class WindowDrafts(Drafts[Value, WindowState, Tensor, Coupled]):
             more |= {"draft_columns": 2 * g.depth, "test_columns": g.depth}
         return replace(g, in_place=True, **more)
 
-    def moves(self, state: WindowState) -> dict[str, Callable[[], None]]:
+    def widening(self, state: WindowState) -> Callable[[], None] | None:
         # The fresh drafts that this window needs after steps of a shorter one.
-        widen = partial(self.renew, state, state.newest, back=1)
-        return {"widen": widen} if self.geometry.depth else {}
+        return partial(self.renew, state, state.newest, back=1) if self.geometry.depth else None
 
     def begin(self, state: WindowState, features: Tensor, weights: Tensor) -> None:
         """Keep what the first token was sampled from, and draw the first drafts."""

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from lantern_accel.decoding.sources.tree import TreeState
-from lantern_accel.decoding.trees import DraftTree, TreeTables
+from lantern_accel.decoding.trees import DraftTree, topology_of
 from lantern_accel.device.backend import Backend, dtype_policy, recorded
 from lantern_accel.device.capture import Replay
 from lantern_accel.errors import DoesNotFitError, RequestError
@@ -37,6 +37,7 @@ from lantern_accel.strategy.strategy import check_settings
 from lantern_accel.strategy.trees import (
     EAGLE2_TREE,
     NAIVE_EXTEND_57,
+    TreeTables,
     parse_tree,
     tree_paths,
 )
@@ -136,7 +137,7 @@ class StepTimer:
         engine, state, g = self.engine, self.engine.state, self.engine.geometry
         device, index = self.backend.device, self.backend.index
         tables = TreeTables(tree_paths(engine.strategy.drafts))
-        topology = tables.topology(g.batch, device, index)
+        topology = topology_of(tables, g.batch, device, index)
         topology.pop("group")
         tokens = torch.zeros(g.batch, g.nodes, dtype=index, device=device)
         tree = DraftTree(tokens=tokens, max_children=tables.max_children, **topology)

@@ -19,12 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.sources.copy import CopyDrafts
 from lantern_accel.decoding.step import Step
-from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.capture import listening
 from lantern_accel.device.launches import computes
 from lantern_accel.nn.draft_head import DraftHead
 from lantern_accel.nn.transformer import projections
+from lantern_accel.strategy.trees import TreeTables
 from lantern_accel_profiles.measure.record import STEP_PHASES, Ceilings, Reading, Work, not_measured
 
 

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from lantern_accel.decoding.policy import FixedLength
 from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.generation.engines import copies_of
 from lantern_accel.generation.estimate import Estimate
 from lantern_accel.strategy.choices import Choice
+from lantern_accel.strategy.length_policy import AcceptancePolicy
 from lantern_accel.strategy.lengths import tokens_at_one_rate
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import AUTO, SelfDrafts, Strategy
@@ -85,7 +85,7 @@ class AutoTuner(Search[AutoEvidence]):
         shape = self.pipeline.model.family.usual_shape(self.pipeline.model)
         engine = self.pipeline.engine(batch, strategy, self.sampling, shape).engine
         gained = steps = 0
-        engine.chosen = FixedLength(length)
+        engine.chosen = AcceptancePolicy((DraftLength(length=length),))
         try:
             for seed in range(max(1, len(self.prompts) // batch)):
                 prompts = batch_prompts(self.prompts, batch, seed)

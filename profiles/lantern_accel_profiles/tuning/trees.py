@@ -20,12 +20,11 @@ from pydantic import Field
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.sources.tree import TreeState
-from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.sources import Path as TreePath
 from lantern_accel.strategy.sources import chain_paths
-from lantern_accel.strategy.trees import tree_paths
+from lantern_accel.strategy.trees import TreeTables, tree_paths
 from lantern_accel.strategy.values import StaticTree
 from lantern_accel_profiles.measure.environment import describe
 from lantern_accel_profiles.measure.record import Cell

@@ -1,4 +1,4 @@
-"""Chains and trees that change their length: the law stays the target's, plain decoding is not left."""
+"""Chains that change their length: the law stays the target's, plain decoding is not left."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ from support.tiny import tiny_models
 from torch import Tensor
 
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.sources import AdaptiveSource, DraftLength
+from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import (
     ChainTree,
-    NoTree,
     Sampling,
-    StaticTree,
     Strategy,
 )
 
@@ -35,29 +33,14 @@ SOUND = 4.9
 
 
 CHAIN = ChainTree.over((1, 2, 4))
-TREE = StaticTree(
-    paths=((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)), draft_lengths=CHAIN.draft_lengths
-)
 
 
 @pytest.mark.parametrize(
-    ("tree", "decide"),
-    [
-        (CHAIN, at_random),
-        *(
-            pytest.param(CHAIN, decide, marks=pytest.mark.long)
-            for decide in (by_acceptance, against)
-        ),
-        *(
-            pytest.param(TREE, decide, marks=pytest.mark.long)
-            for decide in (at_random, by_acceptance, against)
-        ),
-    ],
+    "decide",
+    [at_random, *(pytest.param(one, marks=pytest.mark.long) for one in (by_acceptance, against))],
 )
-def test_images_follow_the_target_whatever_counts_decide(
-    decide: Decide, tree: AdaptiveSource
-) -> None:
-    strategy = Strategy(drafts=tree, coupling="maximal")
+def test_images_follow_the_target_whatever_counts_decide(decide: Decide) -> None:
+    strategy = Strategy(drafts=CHAIN, coupling="maximal")
     assert misfit_of(engine_of(law_models(), strategy, SAMPLING, IMAGES), decide) < SOUND
 
 
@@ -74,25 +57,13 @@ def test_greedily_every_rule_gives_the_plain_tokens(lengths: tuple[int, ...]) ->
 
 @pytest.mark.parametrize("taps", [(), (1,)])
 @pytest.mark.parametrize("length", [2, 4])
-@pytest.mark.parametrize("tree", [CHAIN, TREE], ids=["chain", "tree"])
-def test_one_length_decodes_as_its_drafts_alone(
-    tree: AdaptiveSource, length: int, taps: tuple[int, ...]
-) -> None:
+def test_one_length_decodes_as_its_drafts_alone(length: int, taps: tuple[int, ...]) -> None:
     sampling = Sampling(top_k=20, cfg_scale=2.0)
     models = tiny_models(1, taps=taps)
-    engine = engine_of(models, Strategy(drafts=tree), sampling, 2, rule=Walk(length))
-    alone = engine_of(models, Strategy(drafts=tree.of_length(length)), sampling, 2)
+    engine = engine_of(models, Strategy(drafts=CHAIN), sampling, 2, rule=Walk(length))
+    alone = engine_of(models, Strategy(drafts=CHAIN.of_length(length)), sampling, 2)
     one, other = finish(engine), finish(alone)
     assert torch.equal(one.tokens, other.tokens) and torch.equal(one.steps, other.steps)
-
-
-def test_a_shorter_step_of_a_tree_has_its_upper_levels() -> None:
-    assert TREE.of_length(1) == NoTree()
-    assert TREE.of_length(2).shape == ((0,), (1,))
-    assert TREE.of_length(3).shape == ((0,), (1,), (0, 0), (0, 1), (1, 0))
-    assert TREE.of_length(4).shape == TREE.paths
-    with pytest.raises(ValueError, match="do not rise to 4"):
-        StaticTree(paths=TREE.paths, draft_lengths=(DraftLength(length=3),))
 
 
 def test_plain_decoding_is_not_left() -> None:

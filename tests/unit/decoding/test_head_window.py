@@ -10,10 +10,10 @@ from support.engines import GREEDY, SAMPLED, engine_of, finish
 from support.tiny import tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.policy import Block
 from lantern_accel.decoding.sources.head import HeadWindow
 from lantern_accel.errors import StrategyError
 from lantern_accel.nn.draft_head import DraftHead, DraftHeadConfig
+from lantern_accel.strategy.policy import Block
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Sampling, Strategy, Window
 

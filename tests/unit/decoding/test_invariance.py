@@ -39,7 +39,6 @@ SOURCES: dict[str, Tree] = {
     "chain": ChainTree(length=3),
     "chains that move": ChainTree(length=3, draft_lengths=draft_lengths(1, 2, 4)),
     "eagle": LOPSIDED,
-    "trees that move": LOPSIDED.model_copy(update={"draft_lengths": draft_lengths(1, 2, 4)}),
     "eagle2": TREES["dynamic"],
     "scd": Window(length=6),
     "scd, recalling nothing": Window(length=6, passes=0),

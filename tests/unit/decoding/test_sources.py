@@ -53,8 +53,10 @@ class Copies(CertainDrafts[RowAbove]):
 
     def __init__(self, given: DraftContext[RowAbove]) -> None:
         super().__init__(given)
-        self.row = row_of(given.target.config)
-        self.seen = torch.zeros(1, dtype=given.session.ops.index, device=given.target.weight.device)
+        self.row = row_of(given.verifying.target.config)
+        self.seen = torch.zeros(
+            1, dtype=given.session.ops.index, device=given.verifying.target.weight.device
+        )
 
     @property
     def buffers(self) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from support.engines import engine_of
 from support.tiny import captions, tiny_models
 
 from lantern_accel.decoding.sources.beam import BeamDrafts
-from lantern_accel.decoding.trees import DraftTree, TreeTables
+from lantern_accel.decoding.trees import DraftTree, topology_of
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.sources import chain_paths
 from lantern_accel.strategy.trees import (
@@ -20,6 +20,7 @@ from lantern_accel.strategy.trees import (
     MC_SIM_7B_63,
     NAIVE_EXTEND_57,
     STATIC_TREES,
+    TreeTables,
     parse_tree,
     tree_paths,
 )
@@ -85,7 +86,7 @@ def test_tables_link_every_node_as_its_path_says(paths: tuple[tuple[int, ...], .
     tree = StaticTree(paths=paths)
     tables = TreeTables(tree.paths)
     nodes = [(), *tree.paths]
-    topology = {k: v[1] for k, v in tables.topology(2, torch.device("cpu")).items()}
+    topology = {k: v[1] for k, v in topology_of(tables, 2, torch.device("cpu")).items()}
     inner: list[int] = []
     for i, path in enumerate(nodes):
         assert int(topology["depth"][i]) == len(path)

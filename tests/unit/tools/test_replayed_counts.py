@@ -16,6 +16,8 @@ from support.models import write_tiny_model
 import lantern_accel
 from lantern_accel.errors import RequestError
 from lantern_accel.generation import auto as automatic
+from lantern_accel.strategy.length_policy import AcceptancePolicy
+from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import (
     ChainTree,
     NoTree,
@@ -82,7 +84,7 @@ def test_another_models_steps_bring_what_was_recorded(
         strategy = Strategy(name="recorded", drafts=copy)
         sampling = pipeline.sampling()
         engine = pipeline.engine(2, strategy, sampling, pipeline.conditions(["dog face"]).shape)
-        engine.engine.chosen = tool.FixedLength(3)
+        engine.engine.chosen = AcceptancePolicy((DraftLength(length=3),))
         done, _ = pipeline.decode_only(["dog face"] * 2, strategy, sampling, 5)
         assert torch.equal(done.steps, torch.tensor([8, 8]))
 

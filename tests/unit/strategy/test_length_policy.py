@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lantern_accel.decoding.length_policy import AcceptancePolicy
-from lantern_accel.decoding.policy import Block
+from lantern_accel.strategy.length_policy import AcceptancePolicy
 from lantern_accel.strategy.lengths import in_batch, usual_tokens_per_step
+from lantern_accel.strategy.policy import Block
 from lantern_accel.strategy.sources import DraftLength
 
 PACES = (

@@ -1,4 +1,4 @@
-"""Chooses the length of the next steps by counts alone; no draft's distribution depends on it."""
+"""Says what a choice of lengths sees: counts alone; no draft's distribution depends on it."""
 
 from __future__ import annotations
 
@@ -30,19 +30,3 @@ class LengthPolicy(Protocol):
     def forget(self, row: int) -> None:
         """Forget what was learned of a row, which another image takes."""
         ...
-
-
-@dataclass(frozen=True)
-class FixedLength:
-    """One length for all steps."""
-
-    length: int
-
-    def begin(self) -> int:
-        return self.length
-
-    def observe(self, block: Block) -> int:
-        return self.length
-
-    def forget(self, row: int) -> None:
-        pass

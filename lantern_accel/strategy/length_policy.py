@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lantern_accel.decoding.policy import Block
 from lantern_accel.strategy.lengths import (
     MOST_SHIFT,
     SURE,
@@ -14,6 +13,7 @@ from lantern_accel.strategy.lengths import (
     shifted,
     usual_tokens_per_step,
 )
+from lantern_accel.strategy.policy import Block
 from lantern_accel.strategy.sources import DraftLength, with_tokens_per_step
 
 #: Steps over which acceptance is averaged: that of one image, and what sets an image of a batch apart.

@@ -13,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from lantern_accel.files import write_json
+from lantern_accel.files import write_record
 from lantern_accel.strategy.choices import Payoff
 from lantern_accel_profiles.tuning.auto import AutoEvidence
 
@@ -39,10 +39,8 @@ def main(words: list[str] | None = None) -> int:
     given = parser.parse_args(words)
     data = json.loads(given.evidence.read_text(encoding="utf-8"))
     data.pop("choices", None)
-    write_json(
-        given.out,
-        worth_of(AutoEvidence.model_validate(data), given.prompts).model_dump(mode="json"),
-    )
+    worth = worth_of(AutoEvidence.model_validate(data), given.prompts)
+    write_record(given.out, worth.model_dump(mode="json"))
     return 0
 
 

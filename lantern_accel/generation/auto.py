@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -147,8 +146,7 @@ class Auto:
     def keep(self, choice: Choice) -> None:
         """Use a choice from now on, and write it to the cache where there is one."""
         self._known[repr(choice.key)] = choice
-        with suppress(OSError):  # a cache that cannot be written: this process alone knows it
-            write_choice(choice)
+        write_choice(choice)
 
     def tuned(self, strategy: Strategy, batch: int, sampling: Sampling) -> Strategy:
         """Return a strategy by name over the tree or the window that is best here, as far as is known.

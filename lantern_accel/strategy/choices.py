@@ -6,8 +6,6 @@ drafts.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from lantern_accel._version import __version__
 from lantern_accel.device.datasheets import ProfileError, profiles_dir
 from lantern_accel.errors import LanternWarning
-from lantern_accel.files import cache_dir, read_text_file, write_json
-from lantern_accel.records import Record
+from lantern_accel.files import cache_dir, read_record, write_record
+from lantern_accel.records import Record, digest
 from lantern_accel.strategy.values import Strategy
 
 if TYPE_CHECKING:
@@ -60,20 +58,6 @@ class Choice(Record):
     measured: list[Measured] = Field(default_factory=list)
     evidence: dict[str, Any] = Field(default_factory=dict)
     again: int = Field(0, ge=0, description="later requests that measure it again")
-    digest: str = Field("", description="of everything else: a file that was changed is not used")
-
-    def sealed(self) -> Choice:
-        """Return the choice with the digest of its content."""
-        return self.model_copy(update={"digest": self._digest()})
-
-    @property
-    def whole(self) -> bool:
-        """Whether the digest is that of the content."""
-        return self.digest == self._digest()
-
-    def _digest(self) -> str:
-        values = self.model_dump(mode="json", exclude={"digest"})
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 class Payoff(Record):
@@ -132,8 +116,7 @@ def choices_dir() -> Path:
 
 def choice_path(key: dict[str, Any]) -> Path:
     """Return where the choice of this key is kept."""
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return choices_dir() / f"{digest}.json"
+    return choices_dir() / f"{digest(key)[:16]}.json"
 
 
 def read_choice(key: dict[str, Any]) -> Choice | None:
@@ -141,11 +124,9 @@ def read_choice(key: dict[str, Any]) -> Choice | None:
 
     A damaged or changed file is not a choice.
     """
-    path = choice_path(key)
-    found = _read(path, Choice)
-    if found is not None and found.key == key and found.whole:
-        return found
-    return next((one for one in _shipped(Choice) if one.key == key and one.whole), None)
+    kept = _read(choice_path(key), Choice)
+    found = [*([] if kept is None else [kept]), *_shipped(Choice)]
+    return next((one for one in found if one.key == key), None)
 
 
 def warn_of_stale(key: dict[str, Any]) -> None:
@@ -153,7 +134,7 @@ def warn_of_stale(key: dict[str, Any]) -> None:
     with suppress(OSError):
         for path in sorted(choices_dir().glob("*.json")):
             one = _read(path, Choice)
-            if one is None or not one.whole or one.key.get("model") != key["model"]:
+            if one is None or one.key.get("model") != key["model"]:
                 continue
             differing = [name for name in key if one.key.get(name) != key[name]]
             if differing and set(differing) <= set(VERSIONS):
@@ -168,18 +149,17 @@ def warn_of_stale(key: dict[str, Any]) -> None:
 
 
 def write_choice(choice: Choice) -> Path:
-    """Write a choice whole; return its file."""
+    """Keep a choice, where the cache can be written; return its file."""
     path = choice_path(choice.key)
-    write_json(path, choice.sealed().model_dump(mode="json"))
+    write_record(path, choice.model_dump(mode="json"))
     return path
 
 
 def _read(path: Path, kind: type[Kept]) -> Kept | None:
     """Return the record of a file; None for a pipe, a damaged file and another kind of record."""
-    try:
-        return kind.model_validate_json(read_text_file(path))
-    except (OSError, ValueError):  # pydantic's complaint is a ValueError
-        return None
+    with suppress(ValidationError):
+        return kind.model_validate(read_record(path))
+    return None
 
 
 def _shipped(kind: type[Kept]) -> Iterator[Kept]:

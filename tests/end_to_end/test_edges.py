@@ -178,6 +178,7 @@ def test_what_was_given_is_shown_in_short(capsys: pytest.CaptureFixture[str]) ->
 def test_two_tuners_at_once_leave_one_whole_choice(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from lantern_accel.files import read_record
     from lantern_accel.strategy.choices import Choice, choices_dir
 
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
@@ -189,7 +190,8 @@ def test_two_tuners_at_once_leave_one_whole_choice(
     assert [one.returncode for one in both] == [0, 0], said
     kept = [path for path in choices_dir().rglob("*") if path.is_file()]
     assert [path.suffix for path in kept] == [".json"], "one choice, and nothing half-written"
-    assert Choice.model_validate_json(kept[0].read_text(encoding="utf-8")).whole
+    found = read_record(kept[0])
+    assert found is not None and Choice.model_validate(found).source == "tune"
 
 
 def test_writers_of_one_entry_never_show_half_of_it(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class Search(ABC, Generic[EvidenceT]):
 
     def written(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Return choices, and what more is known of them, as ``tune -o`` writes it."""
-        return {"choices": [one.sealed().model_dump(mode="json") for one in choices]}
+        return {"choices": [one.model_dump(mode="json") for one in choices]}
 
     def sample(self, cell: Cell) -> None:
         """Decode once more with a cell's strategy, and keep the figures."""

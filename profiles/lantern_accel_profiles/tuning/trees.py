@@ -152,7 +152,7 @@ class TreeTuner(Search[TreeEvidence]):
         )
 
     def written(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        return choices[0].sealed().model_dump(mode="json")
+        return choices[0].model_dump(mode="json")
 
     def measure_rates(self) -> list[list[float]]:
         """Measure how often the sibling of each rank is accepted, given that its parent was.

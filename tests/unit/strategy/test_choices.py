@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lantern_accel.device.backend import DeviceFacts
+from lantern_accel.files import write_record
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Strategy, with_tokens_per_step
@@ -34,7 +35,8 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             prompts="p",
             tokens_per_step={1: 1.0, 8: 2.0 + temperature},
         )
-        (tmp_path / "choices" / f"{temperature}.json").write_text(worth.model_dump_json())
+        path = tmp_path / "choices" / f"{temperature}.json"
+        write_record(path, worth.model_dump(mode="json"))
     (tmp_path / "choices" / "damaged.json").write_text("{")
     return tmp_path
 

@@ -438,7 +438,6 @@ class Pipeline:
         batch: int,
         strategy: Strategy,
         sampling: Sampling,
-        observer: Observer | None = None,
     ) -> Iterator[tuple[CapturedEngine, Rows]]:
         """Give one batch's rows, which ``made`` returns, and their engine, with the device to itself.
 
@@ -448,37 +447,40 @@ class Pipeline:
             rows, shape = made()
             asked = strategy, sampling, shape, lambda count: rows
             (part,) = decide(self.runtime, *asked, batch, batch, joins=True).parts
-            ready = self.engines.get(part.rows, part.strategy, sampling, shape)
-            ready.engine.session.observer = observer
-            try:
-                yield ready, rows
-            finally:
-                ready.engine.session.observer = None
+            yield self.engines.get(part.rows, part.strategy, sampling, shape), rows
 
     @inferring
-    def draw_tokens(
+    def decode_rows(
         self,
-        rows: Rows,
-        shape: Hashable,
+        made: Callable[[], tuple[Rows, Hashable]],
         strategy: Strategy,
         sampling: Sampling,
         seed: int | Sequence[int],
         images: Sequence[int],
+        *,
+        step: Callable[[], None] | None = None,
         on_progress: Callable[[int], None] | None = None,
         observer: Observer | None = None,
-    ) -> Tensor:
-        """Decode one batch of rows that were made elsewhere: tokens, int64 ``[B, N]``, on the host.
+    ) -> tuple[Decoded, float]:
+        """Decode one batch of rows without pixels; return it and the seconds of prefill and decode.
 
-        ``shape``: that of the conditions that the rows were made of; ``seed``: of all, or one each;
-        ``images``: the indices that pick each image's randomness; ``on_progress`` gets the tokens that
-        are known of the slowest image; ``observer`` sees every step judged (:attr:`.Session.observer`).
+        ``made`` returns the rows, and the shape of the conditions that they were made of; ``seed``: of
+        all, or one each; ``images``: the indices that pick each image's randomness; ``on_progress``
+        gets the tokens that are known of the slowest image. ``step`` runs in place of the captured
+        steps (for measurements that look at the state). ``observer`` sees every step judged, operator
+        by operator (:attr:`.Session.observer`).
         """
-        batch = len(images), strategy, sampling, observer
-        with self._ready(lambda: (rows, shape), *batch) as (ready, _):
-            ready.begin(rows, seed, images)
-            return ready.engine.run(None, passing(on_progress)).tokens
+        with self._ready(made, len(images), strategy, sampling) as (ready, rows):
+            session = ready.engine.session
+            session.observer = observer
+            try:
+                with self.backend.stopwatch() as watch:
+                    ready.begin(rows, seed, images)
+                    decoded = ready.engine.run(step, passing(on_progress))
+            finally:
+                session.observer = None
+        return decoded, watch.seconds
 
-    @inferring
     def decode_only(
         self,
         prompts: Sequence[Prompt],
@@ -488,19 +490,11 @@ class Pipeline:
         step: Callable[[], None] | None = None,
         observer: Observer | None = None,
     ) -> tuple[Decoded, float]:
-        """Decode one batch without pixels; return it and the seconds of prefill and decode.
-
-        ``step`` runs in place of the captured steps (for measurements that look at the state).
-        ``observer`` sees every step judged, operator by operator (:attr:`.Session.observer`).
-        """
-        made = partial(self._rows, prompts, sampling)
-        with (
-            self._ready(made, len(prompts), strategy, sampling, observer) as (ready, rows),
-            self.backend.stopwatch() as watch,
-        ):
-            ready.begin(rows, seed, range(len(prompts)))
-            decoded = ready.engine.run(step)
-        return decoded, watch.seconds
+        """Decode one batch of prompts without pixels, as :meth:`decode_rows` does."""
+        made, images = partial(self._rows, prompts, sampling), range(len(prompts))
+        return self.decode_rows(
+            made, strategy, sampling, seed, images, step=step, observer=observer
+        )
 
     @inferring
     def step_times(

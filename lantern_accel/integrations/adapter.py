@@ -81,8 +81,9 @@ class Adapter:
             chosen = pipeline.auto.tuned(chosen, len(seeds), sampling)
         each, images = zip(*seeds, strict=True)
         with pipeline.backend.stopwatch() as watch:
-            tokens = pipeline.draw_tokens(rows, shape, chosen, sampling, each, images, on_progress)
-        self.last = Drawn(tokens, watch.seconds)
+            of = chosen, sampling, each, images
+            done, _ = pipeline.decode_rows(lambda: (rows, shape), *of, on_progress=on_progress)
+        self.last = Drawn(done.tokens, watch.seconds)
         return self.last
 
 

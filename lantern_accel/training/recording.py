@@ -94,10 +94,9 @@ def draw_batch(
     sampling = pipeline.sampling()
     conditions = encoded.of(filled)
     rows = pipeline.model.family.rows(pipeline.model, conditions, sampling)
-    made = pipeline.draw_tokens(
-        rows, conditions.shape, strategy, sampling, seed, range(batch), observer=observer
-    )
-    return made if observer is not None else made[: len(prompts)]
+    of = strategy, sampling, seed, range(batch)
+    made, _ = pipeline.decode_rows(lambda: (rows, conditions.shape), *of, observer=observer)
+    return made.tokens if observer is not None else made.tokens[: len(prompts)]
 
 
 def part_of(folder: Path, first: int) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,33 +131,28 @@ class Planner:
         sampling: Sampling | None = None,
         *,
         batch: int = 1,
-        dtype: torch.dtype | None = None,
-        text_device: Literal["device", "cpu"] | None = None,
         shape: Hashable = None,
     ) -> MemoryPlan:
         """Return the plan for one batch size; what is left None is the model's or the planner's.
 
         ``shape``: of the image.
         """
-        shape = self.shape if shape is None else shape
         strategy = strategy or self.strategy()
         sampling = sampling or self.manifest.defaults.sampling
-        dtype = dtype or self.dtype
-        where = text_device or self.text_device
-        key = (strategy.model_dump_json(), sampling.model_dump_json(), batch, dtype, shape)
+        key = strategy, sampling, batch, self.shape if shape is None else shape
         if key not in self._seen:
-            self._seen[key] = self._measure(strategy, sampling, batch, dtype, shape)
+            self._seen[key] = self._measure(*key)
         found = self._seen[key].model_dump()
-        if self.text_bytes and where == "device":
+        if self.text_bytes and self.text_device == "device":
             # Loaded for a new caption, and freed before its image is decoded where both do not fit.
-            found["workspace"]["text"] = self.text_bytes * max(dtype.itemsize, 2) // 4
+            found["workspace"]["text"] = self.text_bytes * max(self.dtype.itemsize, 2) // 4
         return MemoryPlan(
             model=self.manifest.name,
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=str(self.dtype).removeprefix("torch."),
             batch=batch,
             strategy=strategy.name,
             nodes=strategy.drafts.size[0],
-            text_device=where,
+            text_device=self.text_device,
             **found,
             runtime=self.runtime,
             runtime_measured=self.runtime_measured,
@@ -166,12 +161,7 @@ class Planner:
         )
 
     def _measure(
-        self,
-        strategy: Strategy,
-        sampling: Sampling,
-        batch: int,
-        dtype: torch.dtype,
-        shape: Hashable,
+        self, strategy: Strategy, sampling: Sampling, batch: int, shape: Hashable
     ) -> Footprint:
         """Return what decoding holds; for ``auto`` that may relax, the most of its windows and its tree.
 
@@ -184,8 +174,10 @@ class Planner:
             and self.manifest.drafter is not None
         ):
             tried.append(self.strategy("lantern++"))
-        more: dict[str, Any] = {"batch": batch, "dtype": dtype, "ops": self.ops, "shape": shape}
-        found = (measure(self.family, self.manifest, one, sampling, **more) for one in tried)
+        more: dict[str, Any] = {"batch": batch, "dtype": self.dtype, "ops": self.ops}
+        found = (
+            measure(self.family, self.manifest, one, sampling, shape=shape, **more) for one in tried
+        )
         return max(found, key=lambda one: one.buffers + max(one.workspace.values(), default=0))
 
     def largest_batch(
@@ -197,19 +189,20 @@ class Planner:
         )
 
     def advice(self, plan: MemoryPlan, strategy: Strategy, sampling: Sampling) -> list[str]:
-        """Return what makes a plan fit that does not, the least change first; [] where nothing does."""
+        """Return what makes a plan of this planner fit that does not, the least change first.
+
+        [] where nothing does.
+        """
         if plan.fits is not False or plan.capacity is None:
             return []
         tips: list[str] = []
 
-        def fits(what: str, **changes: Any) -> bool:
-            kept: dict[str, Any] = {"batch": plan.batch, "text_device": plan.text_device}
-            kept["dtype"] = DTYPES[plan.dtype]
-            chosen = changes.pop("strategy", strategy)
-            other = self.plan(chosen, sampling, **{**kept, **changes})
+        def fits(
+            what: str, chosen: Strategy = strategy, batch: int = plan.batch, **changes: Any
+        ) -> None:
+            other = replace(self, **changes).plan(chosen, sampling, batch=batch)
             if other.fits:
                 tips.append(f"{what} ({format_bytes(other.peak)})")
-            return bool(other.fits)
 
         if plan.text_device == "device" and "text" in plan.workspace:
             fits("run the text encoder on the host: --use text-device=cpu", text_device="cpu")
@@ -222,12 +215,12 @@ class Planner:
             smaller = self.strategy("lantern++", tree="small_8")
             if smaller.drafts.size[0] < plan.nodes:
                 named = f"--strategy {strategy.name}:tree=small_8"
-                fits(f"verify a smaller tree: {named}", strategy=smaller)
+                fits(f"verify a smaller tree: {named}", smaller)
         if plan.nodes > 1:
-            fits("use plain decoding: --strategy vanilla", strategy=self.strategy("vanilla"))
+            fits("use plain decoding: --strategy vanilla", self.strategy("vanilla"))
         # Quantized weights generate other images, so they are named where nothing else fits.
         for weights in () if tips else ("int8", "int4"):
-            peak = plan.peak - saved_bytes(self.manifest, weights, DTYPES[plan.dtype], self.ops)
+            peak = plan.peak - saved_bytes(self.manifest, weights, self.dtype, self.ops)
             if peak <= plan.capacity:
                 how = f"quantize the model's weights: --weights {weights}"
                 tips.append(f"{how} ({format_bytes(peak)})")
@@ -299,7 +292,7 @@ def usual_peaks(model: str, dtypes: Sequence[str]) -> dict[str, int]:
     kept = read_record(path)
     if kept is not None and set(kept) == set(dtypes):
         return {name: int(kept[name]) for name in dtypes}
-    peaks = {name: planner.plan(dtype=DTYPES[name]).peak for name in dtypes}
+    peaks = {name: replace(planner, dtype=DTYPES[name]).plan().peak for name in dtypes}
     write_record(path, peaks)
     return peaks
 

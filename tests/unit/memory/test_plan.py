@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -229,20 +230,22 @@ def test_advice_names_what_would_fit() -> None:
     assert (plan.strategy, plan.nodes, plan.fits) == ("lantern++", 58, False)
     tips = planner.advice(plan, strategy, sampling)
     assert len(tips) == 1 and "--use text-device=cpu" in tips[0]
-    on_host = planner.plan(strategy, text_device="cpu")
+    host = replace(planner, text_device="cpu")
+    on_host = host.plan(strategy)
     assert on_host.fits and "text" not in on_host.workspace
-    assert planner.advice(on_host, strategy, sampling) == []
-    wide = planner.plan(strategy, dtype=torch.float32, text_device="cpu", batch=2)
-    assert any("bfloat16" in tip for tip in planner.advice(wide, strategy, sampling))
+    assert host.advice(on_host, strategy, sampling) == []
+    host = replace(host, dtype=torch.float32)
+    wide = host.plan(strategy, batch=2)
+    assert any("bfloat16" in tip for tip in host.advice(wide, strategy, sampling))
 
 
 @pytest.mark.long
 def test_quantized_weights_are_named_where_nothing_else_fits() -> None:
-    planner = Planner(tiny(), dtype=torch.float32)
+    planner = Planner(tiny(), dtype=torch.bfloat16)
     plain, sampling = planner.strategy("vanilla"), Sampling()
     peaks = {name: saved_bytes(planner.manifest, name, torch.bfloat16) for name in ("int8", "int4")}
     for name, saved in peaks.items():
-        whole = planner.plan(plain, sampling, dtype=torch.bfloat16)
+        whole = planner.plan(plain, sampling)
         tight = whole.model_copy(update={"capacity": whole.peak - saved})
         (tip,) = planner.advice(tight, plain, sampling)
         assert f"--weights {name}" in tip
@@ -253,7 +256,7 @@ def test_the_text_encoder_counts_in_the_dtype_it_runs_in() -> None:
     planner = published("llamagen-t2i-stage1", 24e9, text_bytes=4_000)
     plain = planner.strategy("vanilla")
     assert planner.plan(plain).workspace["text"] == 2_000
-    assert planner.plan(plain, dtype=torch.float32).workspace["text"] == 4_000
+    assert replace(planner, dtype=torch.float32).plan(plain).workspace["text"] == 4_000
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.host_load import BUSY, HostLoad
 from lantern_accel.device.waiting import waiting
 from lantern_accel.families.manifest import Manifest
@@ -24,7 +25,7 @@ from lantern_accel.generation.copies import (
     own_windows,
     product_times,
 )
-from lantern_accel.generation.engines import CapturedEngine, Engines, copies_of
+from lantern_accel.generation.engines import Engines, copies_of
 from lantern_accel.generation.estimate import ENOUGH, Estimate
 from lantern_accel.generation.result import GenerationStats
 from lantern_accel.generation.row_costs import (
@@ -72,8 +73,8 @@ DRAFTER_STEPS, COPY_STEPS = 48, 12
 REQUESTS = 4
 #: Batch sizes that may be advised, the predicted gain that one needs, and the share of the best speed.
 BATCHES, CLEARLY, BATCH_NEARLY = (2, 4, 8, 16, 32), 1.3, 0.8
-#: From a strategy, its engine and what starts a request on it; None: one does not fit the memory.
-Begun = Callable[[Strategy], "tuple[CapturedEngine, Callable[[], None]] | None"]
+#: From a strategy, its engine with a request started on it; None: it does not fit the memory.
+Begun = Callable[[Strategy], Engine | None]
 
 
 class Auto:
@@ -83,9 +84,8 @@ class Auto:
         self.engines = engines
         self.model, self.backend = engines.model, engines.backend
         self._known: dict[str, Choice | None] = {}
-        #: Seconds of timing so far, and the share of the host's cores that others used in the last one.
-        self.seconds = 0.0
-        self.others: float | str = "nothing was timed yet"
+        #: Seconds of timing so far, and what makes the last one doubtful, to be said of its choice.
+        self.seconds, self.doubt = 0.0, ""
 
     @cached_property
     def costs(self) -> RowCosts:
@@ -281,27 +281,29 @@ class Auto:
     def choose(self, asked: Strategy, batch: int, sampling: Sampling, begun: Begun) -> Strategy:
         """Return what auto decodes a request with, whose prompt steps are timed on where they must be.
 
-        ``begun`` starts the request on the engine of a source.
+        ``begun`` starts the request on the engine of a source, each time that it is called.
         """
         kept = self.choice(asked, batch, sampling)
         if not self.backend.simulated and (kept is None or kept.again):
             held, load, began = self.engines.capacity.copies, HostLoad(), time.monotonic()
             with waiting("measuring which drafts are faster here, once", _LOG):
                 found = self._compared(asked, batch, sampling, begun)
-            self.others, self.seconds = load.share(), self.seconds + time.monotonic() - began
+            others, self.seconds = load.share(), self.seconds + time.monotonic() - began
+            again, self.doubt = 0, ""
+            if not isinstance(others, str) and others >= BUSY:
+                again, cores = (REQUESTS if kept is None else kept.again) - 1, os.cpu_count() or 1
+                self.doubt = (
+                    "; chosen on a busy machine, where other programs used "
+                    f"{others * cores:.1f} of {cores} cores"
+                    + ("; the next images measure again" if again else "")
+                )
             if found:
-                again = (REQUESTS if kept is None else kept.again) - 1 if self.busy else 0
                 self.settle(found, asked, batch, sampling, again)
                 if kept is not None:
                     held -= copies_of(kept.strategy)
                 held |= copies_of(self.resolve(asked, batch, sampling))
                 self.engines.keep_copies(held)
         return self.resolve(asked, batch, sampling)
-
-    @property
-    def busy(self) -> bool:
-        """Whether other programs used so much of the host in the last timing that it is doubtful."""
-        return not isinstance(self.others, str) and self.others >= BUSY
 
     def _compared(
         self, asked: Strategy, batch: int, sampling: Sampling, begun: Begun
@@ -330,33 +332,19 @@ class Auto:
 
         None: it does not fit the memory, or the device has not captured all of its steps yet.
         """
-        found = begun(strategy)
-        if found is None:
+        engine = begun(strategy)
+        if engine is None or engine.usable is not None:
             return None
-        engine, begin = found[0].engine, found[1]
-        if engine.usable is not None:
-            return None
-        begin()
         times = calibrate(engine, self.backend.stopwatch)
         length, tokens = max(times), dict[int, float]()
         if length > 1 and strategy.lengths[-1].tokens_per_step is None:
-            begin()
+            begun(strategy)
             most = COPY_STEPS if copies_of(strategy) else DRAFTER_STEPS
             steps = max(1, min(most, (engine.geometry.tokens - 1) // length))
             gained, spent = count(engine, length, steps)
             every = (one.length for one in strategy.lengths)
             tokens = tokens_at_one_rate(gained / spent, length, every)
         return Estimate.of(strategy, times, tokens)
-
-    def describe(self, used: str, asked: Strategy, batch: int, sampling: Sampling) -> str:
-        """Return ``used``, what auto decoded with, and what made its timing doubtful, if that is so."""
-        if isinstance(self.others, str) or not self.busy:
-            return used
-        cores, kept = os.cpu_count() or 1, self.choice(asked, batch, sampling)
-        return (
-            f"{used}; chosen on a busy machine, where other programs used {self.others * cores:.1f} of "
-            f"{cores} cores" + ("; the next images measure again" if kept and kept.again else "")
-        )
 
     def settle(
         self, found: Sequence[Estimate], asked: Strategy, batch: int, sampling: Sampling, again: int

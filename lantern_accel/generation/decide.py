@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import partial
 
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import inferring
 from lantern_accel.errors import DoesNotFitError
 from lantern_accel.families.base import Rows, Size
 from lantern_accel.generation.decision import Decision, Part
-from lantern_accel.generation.engines import ALL, Capture, CapturedEngine, explained
+from lantern_accel.generation.engines import ALL, Capture, explained
 from lantern_accel.generation.runtime import Runtime
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
@@ -53,14 +53,13 @@ def decide(
         count, used = together if joins else padded, asked
         if asked.name == AUTO:
 
-            def begun(
-                source: Strategy, count: int = count
-            ) -> tuple[CapturedEngine, Callable[[], None]] | None:
+            def begun(source: Strategy, count: int = count) -> Engine | None:
                 try:
                     ready = runtime.engines.get(count, source, sampling, shape, capture)
                 except DoesNotFitError:  # not together with the first
                     return None
-                return ready, partial(ready.begin, rows(count), 0, range(count))
+                ready.begin(rows(count), 0, range(count))
+                return ready.engine
 
             with explained(runtime.backend):
                 used = runtime.auto.choose(asked, count, sampling, begun)

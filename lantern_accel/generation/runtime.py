@@ -191,7 +191,11 @@ class Runtime:
         drawn = torch.cat([p.tokens for p in parts]).clone()
         tokens, count = drawn.numel(), len(drawn)
         busy = seconds.prefill + seconds.decode
-        used = decision.strategy
+        used, auto = decision.strategy, None
+        if decision.asked == AUTO:
+            passes = f"; {steps} forward passes, not {tokens - count - resumed}"
+            auto = describe_auto(used, decision.parts[0].rows, passes)
+            auto += self.auto.doubt if seconds.measuring else ""
         stats = GenerationStats(
             tokens=tokens,
             tokens_sha256=hashlib.sha256(drawn.long().contiguous().numpy().tobytes()).hexdigest(),
@@ -220,7 +224,7 @@ class Runtime:
             model=model.manifest.name,
             weights_hash=model.weights_hash,
             strategy=used,
-            auto=self._auto(request, decision, steps, tokens - count - resumed, seconds.measuring),
+            auto=auto,
             decision=decision,
             sampling=request.sampling,
             seed=request.seed,
@@ -232,22 +236,6 @@ class Runtime:
             torch=torch.__version__,
         )
         return GenerationResult(images, drawn, stats, columns)
-
-    def _auto(
-        self, request: GenerationRequest, decision: Decision, steps: int, plain: int, timing: float
-    ) -> str | None:
-        """Return what auto stood for and what it gained; None: the strategy was named.
-
-        ``steps``: forward passes after prefill, summed over images; ``plain``: those of plain decoding;
-        ``timing``: seconds that auto timed drafts for this request.
-        """
-        if decision.asked != AUTO:
-            return None
-        rows = decision.parts[0].rows
-        used = describe_auto(decision.strategy, rows, f"; {steps} forward passes, not {plain}")
-        return (
-            self.auto.describe(used, request.strategy, rows, request.sampling) if timing else used
-        )
 
 
 def steps_by_accepted(parts: Iterable[Decoded]) -> list[int]:

@@ -193,8 +193,6 @@ def _draw(
 
 
 def _summary(result: GenerationResult) -> None:
-    from lantern_accel.strategy.detail import detail_of
-
     stats, seconds = result.stats, result.stats.seconds
     if stats.tokens_per_second is None:
         speed = f"on the {stats.device_name}, a simulation whose times mean nothing"
@@ -213,7 +211,7 @@ def _summary(result: GenerationResult) -> None:
         how = stats.strategy.name
         if isinstance(tree, StaticTree) and not tree.name.startswith("custom"):
             how += f" over the tree {tree.name}"
-        how += f" ({detail_of(stats.strategy)})"
+        how += f" ({stats.strategy.detail})"
     if seconds.measuring:
         lines["measured"] = f"which drafts are faster here, in {seconds.measuring:.1f} s"
     if stats.rounding is not None:

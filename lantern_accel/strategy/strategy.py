@@ -113,6 +113,27 @@ class Strategy(Frozen):
         return self.model_copy(update={"drafts": made})
 
     @property
+    def detail(self) -> str:
+        """Source of drafts and acceptance rule in a few words."""
+        drafts, rule = self.drafts, self.acceptance
+        nodes, deep = drafts.size
+        words = [
+            f"{drafts.kind}, {nodes - 1} drafts, {deep} deep" if nodes > 1 else "one token per step"
+        ]
+        words += [f"in {drafts.copy_weights}"] if drafts.copy_weights else []
+        fields = rule.model_dump(exclude={"kind"}) if rule.relaxed else {}
+        symbols = {"delta": "δ", "lam": "λ"}
+        words += [
+            f"{symbols.get(name, name)} {value:g}" if isinstance(value, float | int) else str(value)
+            for name, value in fields.items()
+        ]
+        if self.tv_budget is not None:
+            words.append(f"TV {self.tv_budget:g} at most")
+        if fields and self.residual != "aggregate":
+            words.append(f"{self.residual} residual")
+        return ", ".join(words)
+
+    @property
     def bucket(self) -> tuple[Any, ...]:
         """What fixes the shape of a step: all but the name and the values that are data."""
         # What a length costs and adds is data: the host reads it.

@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 
 from lantern_accel.device.host_load import BUSY
 from lantern_accel.records import Record
-from lantern_accel.strategy.detail import detail_of
 from lantern_accel_profiles.measure.record import (
     PHASES,
     STEP_PHASES,
@@ -197,7 +196,7 @@ def row_of(run: Run, cell: Cell) -> Row:
         backend=run.environment.device.backend,
         dtype=run.settings.dtype,
         strategy=cell.strategy.name,
-        detail=(cell.stands_for.partition("; ")[0] or detail_of(cell.strategy))
+        detail=(cell.stands_for.partition("; ")[0] or cell.strategy.detail)
         + ("" if rounding is None else f", {rounding.weights} weights"),
         relaxed=cell.relaxed,
         samples=len(cell.samples),

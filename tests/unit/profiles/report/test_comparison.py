@@ -11,7 +11,6 @@ from support.runs import invented_cell, invented_run, strategies
 
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.device.datasheets import DeviceProfile, Figure
-from lantern_accel.strategy.detail import detail_of
 from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.values import ChainTree, Strategy
 from lantern_accel_profiles.measure.record import PHASES, Interval, Run, not_measured
@@ -254,12 +253,12 @@ def test_noise_on_the_host_is_told() -> None:
 
 
 def test_details_name_the_tree_and_the_rule() -> None:
-    texts = {s.name: detail_of(s) for s in strategies()}
+    texts = {s.name: s.detail for s in strategies()}
     assert texts["vanilla"] == "one token per step"
     assert texts["lantern++"] == "static, 3 drafts, 2 deep, k 10, λ 2"
     assert texts["lantern"] == "dynamic, 4 drafts, 2 deep, k 1000, δ 0.2"
     chain = Strategy(name="x", drafts=ChainTree(length=3), acceptance=Exact())
-    assert detail_of(chain) == "chain, 3 drafts, 3 deep"
+    assert chain.detail == "chain, 3 drafts, 3 deep"
 
 
 def test_a_report_runs_no_model() -> None:

@@ -19,7 +19,6 @@ from lantern_accel.strategy.rules import (
     AcceptanceRule,
     Lantern,
     LanternPP,
-    parse_rule,
 )
 from lantern_accel.strategy.sources import DraftSource, named_sources
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree
@@ -132,7 +131,7 @@ def choose_strategy(defaults: ModelDefaults, strategy: str | Strategy, **changes
     if strategy == AUTO:
         return _automatic(defaults, relaxed, {**changes, "accept": accept})
     if isinstance(accept, str):
-        accept = _read("accept", parse_rule, accept)
+        accept = _read("accept", AcceptanceRule.read, accept)
     elif accept is not None and not isinstance(accept, AcceptanceRule):
         raise StrategyError(
             f"{shown(accept)} is not an acceptance rule; write one, such as lantern++:k=10,lambda=2"

@@ -98,14 +98,24 @@ class Registered(Frozen):
 
     @classmethod
     def described(cls, value: object) -> object:
-        """Return the value that a mapping describes; any other passes as it is, for pydantic to check."""
-        if not isinstance(value, dict):
-            return value
+        """Return the value that a mapping or a text describes; any other passes as it is."""
         try:
-            kind = cls.of_kind(value.get("kind"))
+            if isinstance(value, str):
+                return cls.read(value)
+            if isinstance(value, dict):
+                return cls.of_kind(value.get("kind")).model_validate(value)
         except StrategyError as error:  # which would pass through what validates a whole file
             raise ValueError(str(error)) from None
-        return kind.model_validate(value)
+        return value
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Read one from text: ``exact``, ``lantern:k=100,delta=0.2``, ``lantern++:k=10,lambda=2``.
+
+        Raises :class:`StrategyError` that names the kind, the field or the value that is wrong.
+        """
+        kind, _, rest = text.strip().partition(":")
+        return cls.of_kind(kind).parse(rest)
 
 
 @dataclass(frozen=True)
@@ -240,16 +250,6 @@ class LanternPP(NearestCodes):
         return (runtime_params[0] - 1.0) * px
 
 
-def _rule(value: object) -> object:
-    """Return the rule that a mapping or a text describes; a rule passes as it is."""
-    if not isinstance(value, str):
-        return AcceptanceRule.described(value)
-    try:
-        return parse_rule(value)
-    except StrategyError as error:
-        raise ValueError(str(error)) from None
-
-
 _SCHEMA = {
     "type": "object",
     "required": ["kind"],
@@ -257,17 +257,10 @@ _SCHEMA = {
     "description": "an acceptance rule by its kind, with the fields of that rule",
 }
 Acceptance = Annotated[
-    SerializeAsAny[AcceptanceRule], BeforeValidator(_rule), WithJsonSchema(_SCHEMA)
+    SerializeAsAny[AcceptanceRule],
+    BeforeValidator(AcceptanceRule.described),
+    WithJsonSchema(_SCHEMA),
 ]
-
-
-def parse_rule(text: str) -> AcceptanceRule:
-    """Read a rule from text: ``exact``, ``lantern:k=100,delta=0.2``, ``lantern++:k=10,lambda=2``.
-
-    Raises :class:`StrategyError` that names the rule, the field or the value that is wrong.
-    """
-    kind, _, rest = text.strip().partition(":")
-    return AcceptanceRule.of_kind(kind).parse(rest)
 
 
 def validated(model: type[Model], values: object, what: str) -> Model:

@@ -12,7 +12,7 @@ from support.tiny import tiny_models
 from torch import Tensor
 
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.rules import RULES, AcceptanceRule, Tried, parse_rule
+from lantern_accel.strategy.rules import RULES, AcceptanceRule, Tried
 from lantern_accel.strategy.values import Strategy
 
 
@@ -34,7 +34,7 @@ def generous() -> Iterator[type[AcceptanceRule]]:
 
 
 def test_a_new_rule_is_one_class(generous: type[AcceptanceRule]) -> None:
-    rule = parse_rule("generous:factor=5")
+    rule = AcceptanceRule.read("generous:factor=5")
     assert isinstance(rule, generous) and rule.runtime_values() == [5.0]
     strategy = NAMED["eagle"].override(acceptance="generous:factor=5")
     assert strategy.acceptance == rule and strategy.neighbours == 0
@@ -59,11 +59,11 @@ def test_a_new_rule_is_one_class(generous: type[AcceptanceRule]) -> None:
 )
 def test_texts_that_are_no_rule_say_why(text: str, says: str) -> None:
     with pytest.raises(StrategyError, match=says):
-        parse_rule(text)
+        AcceptanceRule.read(text)
 
 
 def test_texts_take_the_field_names_of_the_command_line() -> None:
-    assert parse_rule("lantern++:k=7,lambda=2.5").model_dump() == {
+    assert AcceptanceRule.read("lantern++:k=7,lambda=2.5").model_dump() == {
         "kind": "lantern++",
         "k": 7,
         "lam": 2.5,

@@ -25,7 +25,6 @@ def worth_of(evidence: AutoEvidence, prompts: str) -> Payoff:
         model=key["model"],
         weights_hash=key["weights_hash"],
         temperature=key["temperature"],
-        relaxed=key["acceptance"]["kind"] != "exact",
         prompts=prompts,
         tokens_per_step={n: round(v, 3) for n, v in sorted(evidence.tokens_per_step().items())},
     )

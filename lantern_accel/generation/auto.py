@@ -208,7 +208,7 @@ class Auto:
 
         ``costs``: of rows, as steps were timed; None: what is known of the device.
         """
-        known = known_tokens_per_step(self.model.weights_hash, sampling.temperature, relaxed=False)
+        known = known_tokens_per_step(self.model.weights_hash, sampling.temperature)
         seen = {} if known is None else known.by_head if self.guesses else known.tokens_per_step
         cost = None
         if self.backend.simulated:  # its times are not a device's: steps are taken to cost alike

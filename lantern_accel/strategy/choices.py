@@ -61,7 +61,7 @@ class Choice(Record):
 
 
 class Payoff(Record):
-    """Tokens per step of a model, at one temperature: the device has no part in it.
+    """Tokens per step of a model's exact drafts, at one temperature: the device has no part in it.
 
     ``tokens_per_step``: of windows, by length; ``by_head``: of windows whose drafts its draft head
     guesses.
@@ -72,7 +72,6 @@ class Payoff(Record):
     model: str
     weights_hash: str
     temperature: float
-    relaxed: bool
     prompts: str = Field(description="where the prompts come from")
     tokens_per_step: dict[int, float]
     by_head: dict[int, float] = Field(default_factory=dict)
@@ -172,12 +171,8 @@ def _shipped(kind: type[Kept]) -> Iterator[Kept]:
             yield found
 
 
-def known_tokens_per_step(weights_hash: str, temperature: float, relaxed: bool) -> Payoff | None:
+def known_tokens_per_step(weights_hash: str, temperature: float) -> Payoff | None:
     """Return the shipped tokens per step of the nearest temperature; None for other models."""
-    found = [
-        one
-        for one in _shipped(Payoff)
-        if one.weights_hash == weights_hash and one.relaxed == relaxed
-    ]
+    found = [one for one in _shipped(Payoff) if one.weights_hash == weights_hash]
     greedy = [one for one in found if (one.temperature == 0) == (temperature == 0)]
     return min(greedy, key=lambda one: abs(one.temperature - temperature), default=None)

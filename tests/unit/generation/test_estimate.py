@@ -113,7 +113,7 @@ def lengths_of(costs: dict[int, float], rate: float, fits: bool = True) -> list[
     known = SimpleNamespace(tokens_per_step=brings)
     rows = RowCosts.of_times({2 * n: ms for n, ms in costs.items()})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(automatic, "known_tokens_per_step", lambda *given, **more: known)
+        patch.setattr(automatic, "known_tokens_per_step", lambda *given: known)
         made = automatic.Auto(engines).windows(Strategy(), 1, Sampling(cfg_scale=3.0), rows)
     assert made.drafts.size[0] == made.lengths[-1].length
     assert all((one.tokens_per_step or 0) >= 1 for one in made.lengths)

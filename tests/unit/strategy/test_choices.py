@@ -31,7 +31,6 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             model="m",
             weights_hash="abc",
             temperature=temperature,
-            relaxed=False,
             prompts="p",
             tokens_per_step={1: 1.0, 8: 2.0 + temperature},
         )
@@ -43,13 +42,12 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(("asked", "found"), [(1.0, 3.0), (1.3, 3.0), (0.6, 2.7), (0.0, 2.0)])
 def test_the_nearest_temperature_serves(shipped: Path, asked: float, found: float) -> None:
-    worth = choices.known_tokens_per_step("abc", asked, relaxed=False)
+    worth = choices.known_tokens_per_step("abc", asked)
     assert worth is not None and worth.tokens_per_step[8] == found
 
 
-def test_other_weights_and_rules_have_none(shipped: Path) -> None:
-    assert choices.known_tokens_per_step("other", 1.0, relaxed=False) is None
-    assert choices.known_tokens_per_step("abc", 1.0, relaxed=True) is None
+def test_other_weights_have_none(shipped: Path) -> None:
+    assert choices.known_tokens_per_step("other", 1.0) is None
 
 
 def test_what_was_measured_stays() -> None:
@@ -93,4 +91,4 @@ def test_evidence_becomes_what_ships() -> None:
     key = {"model": "m", "weights_hash": "h", "temperature": 1.0, "acceptance": {"kind": "exact"}}
     evidence = AutoEvidence(settings={"key": key}, worth={8: (30, 12)})
     found = module.worth_of(evidence, "prompts")
-    assert (found.weights_hash, found.relaxed, found.tokens_per_step) == ("h", False, {8: 2.5})
+    assert (found.weights_hash, found.tokens_per_step) == ("h", {8: 2.5})

@@ -22,56 +22,20 @@ from lantern_accel.strategy.values import Strategy
 
 __all__ = ["accelerate", "prior_token_ids", "restore"]
 
+#: Where a pipeline keeps a model of ours that decodes its prior, if any, and settings.
 _STATE = "_lantern_accel"
 
 
-class _Prior:
-    """What decodes the prior of one pipeline: its own module's weights, or a model of ours."""
-
-    def __init__(
-        self, pipe: Any, prior: Any, strategy: str | Strategy, overrides: dict[str, Any]
-    ) -> None:
-        self.pipe, self.strategy, self.overrides = pipe, strategy, overrides
-        self.own: Own | None = None
-        self.inner: Any = None
-        if prior is not None:
-            device = str(pipe._execution_device)
-            self.own = Own.on(prior, device, strategy=strategy, **overrides)
-            if self.own.pipeline.model.manifest.family != "glm_image":
-                raise ModelError(
-                    f"the prior {prior} is not GLM-Image; name the folder of its release"
-                )
-        self.adapter()
-
-    def adapter(self) -> Accelerated | Own:
-        """Return what decodes now, and let go of a module that was there before."""
-        if self.own is not None:
-            return self.own
-        inner = self.pipe.vision_language_encoder
-        if inner is None:
-            raise ModelError(
-                "the pipeline was loaded without its prior (vision_language_encoder is None); name "
-                "one: accelerate(pipe, prior=the folder of the release)"
-            )
-        if self.inner is not None and self.inner is not inner:
-            restore_model(self.inner)
-        self.inner = inner
-        return accelerated(inner, self.strategy, **self.overrides)
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.own is not None:
-            raise ModelError(
-                "a pipeline that takes its prior from lantern-accel cannot be copied or saved; call "
-                "restore() first, and accelerate the copy"
-            )
-        return vars(self)
-
-    def close(self) -> None:
-        """Free what is held next to the pipeline's own modules."""
-        if self.own is None:
-            restore_model(self.inner)
-        else:
-            self.own.close()
+def _adapter(pipe: Any, own: Own | None, settings: dict[str, Any]) -> Accelerated | Own:
+    """Return what decodes a pipeline's prior now: a model of ours, or around the pipeline's module."""
+    if own is not None:
+        return own
+    if pipe.vision_language_encoder is None:
+        raise ModelError(
+            "the pipeline was loaded without its prior (vision_language_encoder is None); name one: "
+            "accelerate(pipe, prior=the folder of the release)"
+        )
+    return accelerated(pipe.vision_language_encoder, **settings)
 
 
 def accelerate(
@@ -96,7 +60,13 @@ def accelerate(
     if kind.__name__ != "GlmImagePipeline":
         raise ModelError(f"{kind.__name__} cannot be accelerated; diffusers' GlmImagePipeline can")
     check_scheduler(pipe.scheduler)
-    state = _Prior(pipe, prior, strategy, overrides)
+    own = None
+    if prior is not None:
+        own = Own.on(prior, str(pipe._execution_device), strategy=strategy, **overrides)
+        if own.pipeline.model.manifest.family != "glm_image":
+            raise ModelError(f"the prior {prior} is not GLM-Image; name the folder of its release")
+    state = own, {"strategy": strategy, **overrides}
+    _adapter(pipe, *state)
     # A call looks its method up on the class, so the object gets another class.
     pipe.__class__ = _accelerated_class(kind)
     vars(pipe)[_STATE] = state
@@ -112,6 +82,11 @@ def _accelerated_class(kind: type) -> type:
 
 def _reduce(self: Any, protocol: object) -> Any:
     """Say how a copy is made: no name leads to this class, so that it is made of the library's."""
+    if vars(self)[_STATE][0] is not None:
+        raise ModelError(
+            "a pipeline that takes its prior from lantern-accel cannot be copied or saved; call "
+            "restore() first, and accelerate the copy"
+        )
     return _copy_of, (type(self).__mro__[1],), vars(self)
 
 
@@ -122,10 +97,13 @@ def _copy_of(kind: Any) -> Any:
 
 def restore(pipe: Any) -> Any:
     """Give a pipeline its own prior back, and free what was held next to it."""
-    state = vars(pipe).pop(_STATE, None)
-    if state is not None:
+    own, settings = vars(pipe).pop(_STATE, (None, None))
+    if settings is not None:
         pipe.__class__ = type(pipe).__mro__[1]
-        state.close()
+        if own is not None:
+            own.close()
+        else:
+            restore_model(pipe.vision_language_encoder)
     return pipe
 
 
@@ -163,7 +141,6 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     else:
         seeds = [(generator.initial_seed() % SEEDS, i) for i in range(len(prompts))]
     self._interrupt = False
-    state: _Prior = vars(self)[_STATE]
     with self.progress_bar(total=sum(a * b for a, b in grids(rows, columns))) as bar:
 
         def report(known: int) -> None:
@@ -171,7 +148,7 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
                 raise InterruptedDecodingError("the prior was interrupted, so there is no image")
             bar.update(max(known - bar.n, 0) if hasattr(bar, "n") else 0)
 
-        ours = state.adapter()
+        ours = _adapter(self, *vars(self)[_STATE])
         drawn = draw_prior(ours, self.processor, prompts, (width, height), seeds, report)
     ids = prior_token_ids(drawn.tokens, rows, columns)
     negative = given["negative_prompt_embeds"]

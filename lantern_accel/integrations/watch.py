@@ -105,7 +105,9 @@ class Watch:
             forward = getattr(kind.forward, "__module__", "")
             made = None if expected is None else expected.pop(path, None)
             if not known or (expected is not None and type(made) is not kind):
-                raise _other(where, f"is a {kind.__module__}.{kind.__qualname__}", _way_out(one))
+                adapter = kind.__module__.startswith("peft.")
+                way_out = _ADAPTER if adapter else "put the module back that the library made"
+                raise _other(where, f"is a {kind.__module__}.{kind.__qualname__}", way_out)
             if "forward" in own or not f"{forward}.".startswith(_KNOWN):
                 raise _other(where, f"has the forward of {forward or 'another package'}", _HOOK)
             for name in _find_replaced(one):
@@ -142,14 +144,9 @@ class Watch:
         return dict(self.modules(made))
 
 
+_ADAPTER = "merge the adapter (merge_and_unload()) or take it out"
 _HOOK = "remove it"
 _UNPACKED = "load the model without quantization"
-
-
-def _way_out(module: nn.Module) -> str:
-    if type(module).__module__.startswith("peft."):
-        return "merge the adapter (merge_and_unload()) or take it out"
-    return "put the module back that the library made"
 
 
 def _find_replaced(module: nn.Module) -> list[str]:
@@ -177,21 +174,16 @@ def _other(where: str, what: str, way_out: str) -> ModelError:
 
 def _sum(tensor: Tensor) -> Tensor:
     """Return int64 ``[]``: a sum of a tensor's bits in which places of rows and columns count."""
-    t = tensor.detach()
-    if not t.is_contiguous():
-        t = t.contiguous()
+    t = tensor.detach().contiguous()
     if not t.numel():
         return torch.zeros((), dtype=torch.int64, device=t.device)
-    words = _bits(t.reshape(len(t) if t.dim() > 1 else 1, -1))
+    t = t.reshape(len(t) if t.dim() > 1 else 1, -1)
+    # Integers as wide as fit its rows.
+    wide = t.shape[-1] * t.element_size() % 8 == 0 and t.data_ptr() % 8 == 0
+    words = t.view(torch.int64 if wide else _INTS[t.element_size()])
     rows, columns = words.sum(dim=1, dtype=torch.int64), words.sum(dim=0, dtype=torch.int64)
     first, second = ((one * _odd(len(one), one.device)).sum() for one in (rows, columns))
     return first + second
-
-
-def _bits(t: Tensor) -> Tensor:
-    """Return a tensor's bits as integers, as wide ones as fit its rows."""
-    wide = t.shape[-1] * t.element_size() % 8 == 0 and t.data_ptr() % 8 == 0
-    return t.view(torch.int64 if wide else _INTS[t.element_size()])
 
 
 @functools.lru_cache(maxsize=64)

@@ -16,6 +16,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
@@ -65,14 +66,6 @@ class Inbox:
         if isinstance(event, Exception):
             raise event
         return event
-
-    async def finished(self) -> tuple[list[Finished], Completed]:
-        """Return all images and the last event; raises what the job failed with."""
-        done: list[Finished] = []
-        while not isinstance(event := await self.next(), Completed):
-            if isinstance(event, Finished):
-                done.append(event)
-        return done, event
 
 
 def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> FastAPI:
@@ -223,7 +216,9 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
     @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics")
     async def figures() -> Response:
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(
+            generate_latest(metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
     for _, add_route in load_extensions(extensions.ROUTES):
         add_route(app, pipeline)
@@ -242,8 +237,11 @@ async def _answer_whole(
     """Answer with what is generated, and stop where the client leaves before."""
 
     async def drawing() -> dict[str, Any]:
-        done, used = await inbox.finished()
-        return await asyncio.to_thread(answer.whole_answer, asked, model, done, used)
+        done: list[Finished] = []
+        while not isinstance(event := await inbox.next(), Completed):
+            if isinstance(event, Finished):
+                done.append(event)
+        return await asyncio.to_thread(answer.whole_answer, asked, model, done, event)
 
     work, leaving = asyncio.ensure_future(drawing()), asyncio.ensure_future(_gone(request))
     try:

@@ -35,18 +35,15 @@ def route_path(scope: Scope) -> str:
     return path
 
 
-def _preflight(scope: Scope, headers: Collection[bytes]) -> bool:
-    """Return whether a browser asks what a page may ask; it sends no key with that."""
-    return scope.get("method") == "OPTIONS" and b"access-control-request-method" in headers
-
-
 def check_head(scope: Scope, keys: Collection[str], most_body: int) -> None:
     """Raise :class:`Refusal` for a request that is not let in, by what its head says."""
     headers = {name.lower(): value for name, value in scope["headers"]}
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length[:18]) > most_body:
         raise too_long(most_body)
-    if not keys or route_path(scope) in OPEN or _preflight(scope, headers):
+    # A browser that asks what a page may ask sends no key with that.
+    preflight = scope.get("method") == "OPTIONS" and b"access-control-request-method" in headers
+    if not keys or route_path(scope) in OPEN or preflight:
         return
     scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
     fits = [hmac.compare_digest(given.strip(), key.encode()) for key in keys]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 
 from lantern_accel.device.backend import Backend
@@ -70,7 +70,3 @@ class Metrics:
         self.tokens.inc(done.tokens.numel())
         self.steps.inc(int(done.steps.sum()))
         self.price.inc(float(done.price.sum()))
-
-    def text(self) -> bytes:
-        """Return the page."""
-        return generate_latest(self.registry)

@@ -58,8 +58,8 @@ def listing(
     if as_json:
         print_json(rows)
     elif presets:
-        models = [[r["name"], _preset_model(r), _preset_line(r), r["source"]] for r in rows]
-        show_table(["preset", "for", "settings", "source"], models, ["preset", "for", "settings"])
+        head = ["preset", "for", "settings", "source"]
+        show_table(head, list(map(_preset_cells, rows)), head[:3])
     else:
         head = ["model", "what it is", "here", "download", "licence"]
         found = [
@@ -77,18 +77,16 @@ def listing(
         show_table(head, found, ["model", "here", "download", *head[5:]])
 
 
-def _preset_model(row: dict[str, Any]) -> str:
-    """Return which models a preset is for, since several presets share a name."""
-    if row["models"] != ["*"]:
-        return ", ".join(row["models"])
-    name = str(row["variant"] or row["family"])
-    return f"{name}, generating from {row['conditioning']}" if row["conditioning"] else name
-
-
-def _preset_line(row: dict[str, Any]) -> str:
+def _preset_cells(row: dict[str, Any]) -> list[str]:
+    """Return a preset's cells; several presets share a name, and differ in the models they are for."""
+    models = ", ".join(row["models"])
+    if models == "*":
+        models = str(row["variant"] or row["family"])
+        models += f", generating from {row['conditioning']}" if row["conditioning"] else ""
     said = {**row["sampling"], **row["overrides"]}
     values = ", ".join(f"{key} {value}" for key, value in said.items())
-    return f"{row['strategy']}, {values}: {row['summary']}"
+    settings = f"{row['strategy']}, {values}: {row['summary']}"
+    return [row["name"], models, settings, row["source"]]
 
 
 def _model_rows(parts: bool, memory: bool) -> list[dict[str, Any]]:

@@ -60,9 +60,12 @@ class Inbox:
         except RuntimeError:  # the loop is closed: nobody listens any more
             self.job.cancel()
 
-    async def next(self) -> Partial | Finished | Completed:
-        """Return the next event; raises what the job failed with."""
-        event = await self._events.get()
+    async def next(self, seconds: float | None = None) -> Partial | Finished | Completed | None:
+        """Return the next event, None after ``seconds`` without; raises what the job failed with."""
+        try:
+            event = await asyncio.wait_for(self._events.get(), seconds)
+        except asyncio.TimeoutError:
+            return None
         if isinstance(event, Exception):
             raise event
         return event
@@ -267,18 +270,11 @@ async def _events(
     """
     done: list[Finished] = []
     scope[OUTCOME] = "cancelled"  # unless it comes to its end
-    coming: asyncio.Future[Partial | Finished | Completed] | None = None
     try:
-        while True:
-            coming = coming or asyncio.ensure_future(inbox.next())
-            await asyncio.wait({coming}, timeout=silence)
-            if not coming.done():
+        while not isinstance(event := await inbox.next(silence), Completed):
+            if event is None:
                 yield answer.COMMENT
-                continue
-            event, coming = coming.result(), None
-            if isinstance(event, Completed):
-                break
-            if isinstance(event, Finished):
+            elif isinstance(event, Finished):
                 done.append(event)
             else:
                 yield answer.sse(await asyncio.to_thread(answer.partial_event, asked, event))
@@ -292,8 +288,6 @@ async def _events(
         yield answer.sse(refusal.body())
     finally:
         inbox.job.cancel()
-        if coming is not None:
-            coming.cancel()
 
 
 class Server(uvicorn.Server):

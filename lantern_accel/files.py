@@ -60,14 +60,16 @@ def cache_dir() -> Path:
 def kept_dir(name: str) -> Path | None:
     """Return a folder of the cache that outlives this process; None, without a word, where none does."""
     cache = _tried(*_wanted())
-    if isinstance(cache, str):
-        return None
-    try:
-        (cache / name).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=cache / name):
-            return cache / name
-    except OSError:
-        return None
+    with contextlib.suppress(OSError):
+        return None if isinstance(cache, str) else _usable(cache / name)
+    return None
+
+
+def _usable(folder: Path) -> Path:
+    """Return a folder that can be written to, made where it is absent; raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        return folder
 
 
 def _wanted() -> tuple[str | None, str | None, str | None]:
@@ -82,9 +84,7 @@ def _tried(given: str | None, home: str | None, caches: str | None) -> Path | st
         path = Path(given or platformdirs.user_cache_path("lantern_accel", appauthor=False))
         if not path.is_absolute() and not given:  # without HOME, where the list of users has none
             return "there is no home folder"
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            return path
+        return _usable(path)
     except (OSError, RuntimeError) as error:
         return (error.strerror if isinstance(error, OSError) else None) or str(error)
 

@@ -78,8 +78,9 @@ def conform(
 
     for name, reason in broken_families().items():
         say(f"{reason}; its models are not checked", label=f"family {name}", to_stderr=True)
-    tell: dict[str, Any] = (
-        {"on_wait": _wait} if as_json else {"on_wait": _wait, "on_outcome": _tell}
+    tell: dict[str, Any] = {} if as_json else {"on_outcome": _tell}
+    tell["on_wait"] = lambda check, doing, seconds: say(
+        f"{doing or 'running'}, {seconds:.0f} s", label=check, style="dim", to_stderr=True
     )
     if in_process:
         report = kit.conform(chosen, only=only, json=output, certificate=certificate, **tell)
@@ -118,10 +119,6 @@ def _differ(reports: tuple[Path, Path], as_json: bool) -> None:
             say(line)
     if found.broke:
         raise typer.Exit(1)
-
-
-def _wait(check: str, doing: str, seconds: float) -> None:
-    say(f"{doing or 'running'}, {seconds:.0f} s", label=check, style="dim", to_stderr=True)
 
 
 def _tell(outcome: Outcome) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import re
 import socket
@@ -70,14 +71,11 @@ def serve(
 
     Example: lantern-accel serve --port 8000
     """
-    try:
-        import fastapi  # noqa: F401, all three are only looked for here
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise RequestError(
-            f"serving needs {error.name}, which is not installed; pip install 'lantern-accel[serve]'"
-        ) from None
+    for needed in ("fastapi", "prometheus_client", "uvicorn"):
+        if importlib.util.find_spec(needed) is None:
+            raise RequestError(
+                f"serving needs {needed}, which is not installed; pip install 'lantern-accel[serve]'"
+            )
     keys = _keys(api_keys)
     _check_address(host, port)
     strategy = strategy_words(strategy) if strategy else []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,6 @@ class ModuleWeights(Checkpoint):
         held = HeldFile(Path(type(module).__name__), module.state_dict(keep_vars=True))
         self.tensors = held.tensors
         super().__init__(held.path, [held])
-
-    def shapes(self) -> Iterator[str]:
-        """Go through keys and shapes."""
-        return (f"{key} {list(tensor.shape)}" for key, tensor in self.tensors.items())
 
     def become(self, key: str, value: Tensor) -> None:
         """Let a parameter of the module be this tensor, which has its values.
@@ -137,7 +133,8 @@ def shared_pipeline(
             vq = _share(weights, kind, manifest, "vq", backend, known).float()
             kind.place_tables(vq, first.device)
     # Values in the whole tell a model from itself with another adapter merged.
-    values = f"{list(weights.shapes())} {first.dtype} {watch.note()}"
+    shapes = [f"{key} {list(tensor.shape)}" for key, tensor in weights.tensors.items()]
+    values = f"{shapes} {first.dtype} {watch.note()}"
     digest = hashlib.sha256(values.encode()).hexdigest()[:16]
     model = Model(manifest, target, None, vq, None, digest, kind)
     theirs = {t.untyped_storage().data_ptr() for t in weights.module.parameters()}

@@ -239,9 +239,6 @@ def _size(
         return None, ()
     try:
         asked = read_size(text)
-    except RequestError as error:
-        raise wrong_value("size", str(error)) from None
-    try:
         picture(asked)
         return asked, ()
     except RequestError as error:

@@ -35,15 +35,10 @@ class Drawn:
     tokens: Tensor
     seconds: float
 
-    @property
-    def tokens_per_second(self) -> float:
-        """The tokens of all images over the seconds."""
-        return self.tokens.numel() / self.seconds
-
     def __str__(self) -> str:
         many, each = self.tokens.shape
-        speed = f"{self.seconds:.2f} s, {self.tokens_per_second:,.0f} tokens/s"
-        return f"{many} x {each:,} tokens in {speed}"
+        speed = f"{self.tokens.numel() / self.seconds:,.0f} tokens/s"
+        return f"{many} x {each:,} tokens in {self.seconds:.2f} s, {speed}"
 
 
 @dataclass

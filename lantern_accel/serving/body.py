@@ -17,9 +17,6 @@ from pydantic import (
     StrictInt,
     StrictStr,
     ValidationError,
-    ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    field_validator,
 )
 
 from lantern_accel.bounds import SEEDS
@@ -76,14 +73,6 @@ class Body(BaseModel):
     guidance_scale: float | None = None
     negative_prompt: StrictStr | None = Field(None, description="text")
 
-    @field_validator("*", mode="wrap")
-    @classmethod
-    def _null_is_the_default(
-        cls, value: object, read: ValidatorFunctionWrapHandler, info: ValidationInfo
-    ) -> object:
-        field = cls.model_fields[str(info.field_name)]
-        return field.default if value is None and not field.is_required() else read(value)
-
 
 #: Names of :func:`~lantern_accel.generate` and of other programs, by ours.
 TAKEN = {"cfg_scale": "guidance_scale", "num_images": "n", "num_images_per_prompt": "n"}
@@ -130,7 +119,10 @@ def read_body(
         )
     named, sent, ignored = read_names(given)
     try:
-        body = Body.model_validate(named)
+        # null is the default, but for the prompt, which has none
+        body = Body.model_validate(
+            {name: one for name, one in named.items() if one is not None or name == "prompt"}
+        )
     except ValidationError as error:
         raise _refuse_body(error, named, sent) from None
     if body.model is not None:

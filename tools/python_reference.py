@@ -48,7 +48,7 @@ PAGES: dict[str, tuple[str, str, dict[str, str]]] = {
         {
             "The specification": "device/spec.py", "The device": "device/backend.py",
             "Preferences": "device/preferences.py", "How a step runs": "device/capture.py",
-            "What a step changes": "device/changes.py", "The operations": "device/operations.py",
+            "The operations": "device/operations.py",
             "Guidance, filters and sampling": "device/sampling.py",
             "Packed weights": "device/packed.py", "The cache": "device/kv_cache.py",
             "The plan of a step": "device/plan.py",

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.device.backend import Backend, Conformance, DeviceFacts, MemoryUse, Support
-from lantern_accel.device.capture import HostCopy, Replay
-from lantern_accel.device.changes import buffers_of
+from lantern_accel.device.capture import HostCopy, Replay, buffers_of
 from lantern_accel.device.kv_cache import KVLayout
 from lantern_accel.device.noise import exponential
 from lantern_accel.device.preferences import Preferences

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lantern_accel.device.changes import buffers_of
+from lantern_accel.device.capture import buffers_of
 from lantern_accel.errors import BackendError
 from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing import tiny

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
         Stopwatch,
         Support,
     )
-    from lantern_accel.device.capture import KINDS, HostCopy, Replay
-    from lantern_accel.device.changes import buffers_of, changed_by
+    from lantern_accel.device.capture import KINDS, HostCopy, Replay, buffers_of
     from lantern_accel.device.hookspecs import hookimpl
     from lantern_accel.device.kv_cache import KVCache, KVLayout
     from lantern_accel.device.operations import TensorOps
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 
 #: Modules in the order in which a name is looked for: those without torch first.
 _HOMES = (
-    "spec", "hookspecs", "plugins", "preferences", "packed", "plan", "capture", "changes",
-    "kv_cache", "operations", "backend",
+    "spec", "hookspecs", "plugins", "preferences", "packed", "plan", "capture", "kv_cache",
+    "operations", "backend",
 )  # fmt: skip
 
 __all__ = [
@@ -66,7 +65,6 @@ __all__ = [
     "Support",
     "TensorOps",
     "buffers_of",
-    "changed_by",
     "check_options",
     "devices_report",
     "hookimpl",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
@@ -78,6 +79,18 @@ class Replay:
         self._step = None
 
 
+def buffers_of(step: Step) -> dict[str, Tensor]:
+    """Return the tensors that ``step`` may change in place, by name; a step changes nothing else.
+
+    For devices that replay a function of inputs and outputs: these are inputs that come back as outputs,
+    and what comes back becomes their new value. An engine's steps name them; of any other function the
+    answer is empty.
+    """
+    method = step.func if isinstance(step, functools.partial) else step
+    named = getattr(getattr(method, "__self__", None), "changes", None)
+    return dict(named) if isinstance(named, dict) else {}
+
+
 class HostCopy:
     """Copies a small buffer to the host without making the device wait for the host.
 
@@ -141,7 +154,7 @@ class Capture(Protocol):
         A backend may run ``step`` any number of times to warm up and record it: the caller resets
         the buffers that the step writes before the first replay. ``name`` says which function it is
         (``prefill`` or ``step``) in traces and errors. A device that replays functions of inputs and
-        outputs asks :func:`~.changes.buffers_of` which buffers the step changes.
+        outputs asks :func:`buffers_of` which buffers the step changes.
 
         Raises :class:`~lantern_accel.errors.NotCapturableError` for a step that the device runs but
         cannot capture: it is then used as it is, with a warning that says what that costs. Any other

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 
 from lantern_accel.device.backend import Backend, dtype_policy
-from lantern_accel.device.changes import Arguments, buffers_of
+from lantern_accel.device.capture import buffers_of
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing
 from lantern_accel.testing.tiny import CHECKED
@@ -28,6 +28,7 @@ from lantern_accel.testing.trace import (
     Recorder,
     Signature,
     Violation,
+    Writes,
     first_difference,
     source_line,
 )
@@ -260,9 +261,11 @@ def buffers(backend: Backend) -> Measured:
     writes = 0
     for family, strategy in tiny.cases(tiny.FORMS, tiny.COMPILED, turn=0):
         doing(f"{family}, {strategy}")
-        engine = tiny.tiny_engine(backend, strategy, batch=2, family=family)
+        # Outside of any inference mode, as for `views`.
+        with torch.inference_mode(False), torch.no_grad():
+            engine = tiny.tiny_engine(backend, strategy, batch=2, family=family)
+            tiny.load(engine, 0)
         caches = {id(buffer) for cache in engine.caches for buffer in cache.buffers}
-        tiny.load(engine, 0)
         for function in (engine.prefill, engine.step):
             names = {id(tensor): name for name, tensor in buffers_of(function).items()}
             before = {
@@ -270,16 +273,16 @@ def buffers(backend: Backend) -> Measured:
                 for n, t in kept_tensors(engine, "engine")
                 if id(t) not in names
             }
-            with Arguments() as arguments:
+            with torch.inference_mode(False), torch.no_grad(), Writes() as seen:
                 function()
             where = f"{family}, {strategy}, {function.__name__}"
-            for key, tensor in arguments.written.items():
+            for key, tensor in seen.written.items():
                 writes += 1
                 if key not in names:
                     raise Failed(
                         f"{where}: a buffer {list(tensor.shape)} is written, and not named"
                     )
-                if key in caches and key in arguments.through_views:
+                if key in caches and key in seen.through_views:
                     raise Failed(
                         f"{where}: {names[key]} is written through a view; write to the layer's own "
                         "tensor, so that a compiler can update it where it lies"

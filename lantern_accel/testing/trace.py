@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import linecache
 import sys
 import traceback
@@ -215,6 +216,41 @@ class Recorder(Signature):  # type: ignore[no-untyped-call]  # torch's base clas
         if any(t.device.type != self.device.type for t in made):
             self._refuse("other_device", known.full)
         self.launched += known.computes
+
+
+class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base class again
+    """Notes the tensors that were there before a block and that its operators write to, by ``id``.
+
+    ``through_views``: those written through a view. Outside of the inference mode alone, in which torch
+    does not note what a view is of.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as is its __init__
+        alive = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
+        self._before: dict[int, Tensor] = {id(one): one for one in alive}
+        self.written: dict[int, Tensor] = {}
+        self.through_views: set[int] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
+        for place, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            for tensor in _flat((value,), []):
+                if isinstance(tensor, Tensor):
+                    owner = tensor._base if tensor._base is not None else tensor
+                    if id(owner) in self._before:
+                        self.written[id(owner)] = owner
+                        self.through_views |= {id(owner)} if owner is not tensor else set()
+        return func(*args, **kwargs)
 
 
 def first_difference(a: Signature, b: Signature) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lantern_accel.device.backend import Backend, DeviceFacts
+from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.families.registry import family_names
+from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, doing, left_to_reference
 
@@ -20,25 +21,6 @@ FORBIDDEN = -1e4
 TIE = "is nearly a tie"
 #: Requests of a check: further ones where the one before met a decision within a rounding of its edge.
 SEEDS = (4, 5, 6)
-
-
-class Host(Backend):
-    """The reference's operators on the host, without a kernel of anybody's."""
-
-    name = "reference"
-    version = "0"
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-
-    def facts(self) -> DeviceFacts:
-        """There is no device."""
-        return DeviceFacts(
-            backend=self.name, device="cpu", name="reference", torch=torch.__version__
-        )
-
-    def synchronize(self) -> None:
-        """Do nothing: an operation has ended when it returns."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +59,7 @@ def _noted(engine: tiny.TinyEngine, seed: int) -> Request:
     return replace(_decoded(engine, seed), logits=noting.seen)
 
 
+@inferring
 def next_to_cpu(backend: Backend, *, family: str = "", seed: int = 4) -> Measured:
     """Decode a tiny model greedily in float32 and compare every step's logits and tokens with the CPU's.
 
@@ -85,11 +68,10 @@ def next_to_cpu(backend: Backend, *, family: str = "", seed: int = 4) -> Measure
     prefill's logits alone. From a token on whose two likeliest codes are nearer to each other than logits
     may be off, another image is as right: what follows is not compared, and that is reported.
     """
-    host = Host()
-    with host.inference():
-        want = _noted(tiny.tiny_engine(host, "vanilla", temperature=0.0, family=family), seed)
-    with backend.inference():
-        got = _noted(tiny.tiny_engine(backend, "vanilla", temperature=0.0, family=family), seed)
+    want, got = (
+        _noted(tiny.tiny_engine(ops, "vanilla", temperature=0.0, family=family), seed)
+        for ops in (REFERENCE, backend)
+    )
     until, tie = want.tokens.shape[1], ""
     for step, reference in enumerate(want.logits):
         two = reference[0, -1].topk(2).values
@@ -177,21 +159,16 @@ def drawn(backend: Backend) -> Measured:
         if family != cases[0][0] and strategy != "vanilla":
             continue  # their arithmetic shows in plain decoding, their steps in the first family's
         doing(f"{family}, {strategy}")
-        host = Host()
-        with host.inference():
-            theirs = tiny.tiny_engine(host, strategy, family=family)
-        with backend.inference():
-            ours = tiny.tiny_engine(backend, strategy, family=family)
+        theirs, ours = (
+            tiny.tiny_engine(ops, strategy, family=family) for ops in (REFERENCE, backend)
+        )
         if strategy == tiny.BY_HEAD:
             _guessed(ours, theirs, f"{family}, {strategy}")
         wrong: list[str] = []
         for number, seed in enumerate(SEEDS):
             if number > (strategy == "vanilla") and not wrong:
                 break
-            with host.inference():
-                want = _decoded(theirs, seed)
-            with backend.inference():
-                got = _decoded(ours, seed)
+            want, got = (_decoded(engine, seed) for engine in (theirs, ours))
             tokens += want.tokens.numel()
             if fault := _differs(got, want):
                 wrong.append(f"request {seed}: {fault}")
@@ -206,8 +183,7 @@ def drawn(backend: Backend) -> Measured:
 def _guessed(ours: tiny.TinyEngine, theirs: tiny.TinyEngine, where: str) -> None:
     """Hold the guesses of a draft head, which lie among the tokens, to the host's for three steps."""
     for engine in (ours, theirs):
-        with engine.ops.inference():  # type: ignore[attr-defined]  # a backend's
-            tiny.start(engine, SEEDS[0])
+        tiny.start(engine, SEEDS[0])
     drafts = ours.geometry.nodes - 1
     for step in range(4):
         found, want = (engine.state.tokens[:, :-1].cpu() for engine in (ours, theirs))
@@ -219,8 +195,7 @@ def _guessed(ours: tiny.TinyEngine, theirs: tiny.TinyEngine, where: str) -> None
                 "costs steps"
             )
         for engine in (ours, theirs):
-            with engine.ops.inference():  # type: ignore[attr-defined]
-                engine.step()
+            engine.step()
 
 
 def _differs(got: Request, want: Request) -> str:

@@ -146,7 +146,7 @@ def tiny_strategy(name: str, vocab: int = 48, tokens: int = 36) -> Strategy:
 
 
 def tiny_engine(
-    backend: Backend,
+    ops: TensorOps,
     strategy: str,
     *,
     batch: int = 1,
@@ -160,7 +160,7 @@ def tiny_engine(
 
     ``model``: one that was made before, in place of a new one. ``coupling``: None, the strategy's.
     """
-    model = model or tiny_model(backend, backend.device, dtype, family)
+    model = model or tiny_model(ops, ops.device, dtype, family)
     vocab = model.manifest.target.vocab_size
     scale = 2.5 if model.manifest.defaults.sampling.guided else 1.0
     sampling = Sampling(temperature=temperature, cfg_scale=scale, top_k=min(32, vocab))
@@ -169,12 +169,12 @@ def tiny_engine(
     chosen = tiny_strategy(strategy, vocab, model.manifest.target.num_tokens)
     copy = None
     if isinstance(chosen.drafts, SelfDrafts):
-        fewer = rounded_copy(model.target, backend, rounding(chosen.drafts.weights), drafts=True)
+        fewer = rounded_copy(model.target, ops, rounding(chosen.drafts.weights), drafts=True)
         copy, _ = model.family.target_for_shape(replace(model, target=fewer), shape)
     engine = Engine(
         target,
         drafter,
-        backend,
+        ops,
         chosen.override(coupling=coupling),
         sampling,
         batch=batch,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 from pydantic import Field
 from torch._ops import OpOverload
@@ -54,14 +55,21 @@ class _Count:
     operators: int = 0
 
 
+@dataclass
+class _Call:
+    """A call that is running; ``reference``: the reference serves it, or a part of it."""
+
+    name: str
+    reference: bool
+
+
 class _Watch(TorchDispatchMode):
     """Counts torch's operators under the operation that is running; kernels by address are not seen."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as is its __init__
         self.counts: dict[str, _Count] = defaultdict(_Count)
-        self.running: list[str] = []
-        self.handed: list[bool] = []
+        self.running: list[_Call] = []
 
     def __torch_dispatch__(
         self,
@@ -71,65 +79,54 @@ class _Watch(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> object:
         if self.running and func.namespace in TORCH and computes(func):
-            self.counts[self.running[-1]].operators += 1
+            self.counts[self.running[-1].name].operators += 1
         return func(*args, **(kwargs or {}))
 
 
-def operations() -> dict[str, Callable[..., object]]:
-    """Return the reference's operations by name."""
+def operations() -> dict[str, type]:
+    """Return the operations by name, with the part of the interface that has the reference of each."""
     found = methods(Capture, SamplingOps, Ops)
-    return {name: getattr(home, name) for name, home in found.items() if name not in NO_OPERATIONS}
+    return {name: home for name, home in found.items() if name not in NO_OPERATIONS}
 
 
 @contextmanager
 def watching(backend: Backend) -> Iterator[_Watch]:
     """Count the calls of every operation of a backend in the block, and who serves them."""
     seen = _Watch()
-    reference = operations()
-    homes = methods(Capture, SamplingOps, Ops)
-    own = {name: getattr(backend, name) for name in reference}
-    mine = {name: vars(backend)[name] for name in reference if name in vars(backend)}
-    left = {name for name in reference if not is_overridden(backend, name)}
 
-    def count(name: str, call: Callable[..., object]) -> Callable[..., object]:
+    def counted(name: str, call: Callable[..., object], own: bool) -> Callable[..., object]:
         @functools.wraps(call)
         def run(*args: object, **kwargs: object) -> object:
-            seen.running.append(name)
-            seen.handed.append(name in left)
+            seen.running.append(now := _Call(name, reference=not own))
             try:
                 made = call(*args, **kwargs)
             finally:
                 seen.running.pop()
-                by_reference = seen.handed.pop()
             found = seen.counts[name]
             found.calls += 1
             nothing = isinstance(made, Refused) or (made is None and name not in WRITES)
-            found.reference += by_reference or nothing
+            found.reference += now.reference or nothing
             return made
 
         return run
 
-    def note(name: str, call: Callable[..., object]) -> Callable[..., object]:
+    def noted(name: str, call: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(call)
         def run(*args: object, **kwargs: object) -> object:
-            if seen.running and seen.running[-1] == name:
-                seen.handed[-1] = True
+            if seen.running and seen.running[-1].name == name:
+                seen.running[-1].reference = True
             return call(*args, **kwargs)
 
         return run
 
-    for name, call in own.items():
-        setattr(backend, name, count(name, call))
-    for name, call in reference.items():
-        setattr(homes[name], name, note(name, call))
-    try:
-        with seen:
-            yield seen
-    finally:
-        for name, call in reference.items():
-            setattr(homes[name], name, call)
-            delattr(backend, name)
-        vars(backend).update(mine)
+    with ExitStack() as stack:
+        for name, home in operations().items():
+            own = is_overridden(backend, name)
+            mine = counted(name, getattr(backend, name), own)
+            reference = noted(name, getattr(home, name))
+            stack.enter_context(patch.object(backend, name, mine))
+            stack.enter_context(patch.object(home, name, reference))
+        yield stack.enter_context(seen)
 
 
 def who_serves(backend: Backend, strategies: Sequence[str]) -> list[Served]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -204,25 +204,23 @@ def kept_tensors(
     if isinstance(value, Tensor):
         yield path, value
         return
-    inside: list[tuple[str, Any]] = []
+    inside: dict[str, object] = {}
     if isinstance(value, Mapping):
-        inside = [(f"{path}[{key!r}]", one) for key, one in value.items()]
+        inside = {f"{path}[{key!r}]": one for key, one in value.items()}
     elif isinstance(value, list | tuple):
-        inside = [(f"{path}[{index}]", one) for index, one in enumerate(value)]
+        inside = {f"{path}[{index}]": one for index, one in enumerate(value)}
     elif isinstance(value, nn.Module):
         # A packed weight is the device's own, and the place that it leaves is read by nobody.
         left = ("packed", "weight") if getattr(value, "packed", None) is not None else ("packed",)
-        named: dict[str, object] = dict(value.named_parameters(recurse=False))
-        named.update(value.named_buffers(recurse=False))
-        named.update(value.named_children())
-        named.update((name, one) for name, one in vars(value).items() if name[0] != "_")
-        inside = [(f"{path}.{name}", one) for name, one in named.items() if name not in left]
-    elif is_dataclass(value) and not isinstance(value, type):
-        inside = [(f"{path}.{one.name}", getattr(value, one.name)) for one in fields(value)]
-        inside += [(f"{path}.{name}", one) for name, one in getattr(value, "__dict__", {}).items()]
-    elif type(value).__module__.startswith("lantern_accel.") and hasattr(value, "__dict__"):
-        inside = [(f"{path}.{name}", one) for name, one in vars(value).items()]
-    for name, one in inside:
+        every = {**vars(value), **value._parameters, **value._buffers, **value._modules}
+        names = (name for name in every if name[0] != "_" and name not in left)
+        inside = {f"{path}.{name}": every[name] for name in names}
+    elif hasattr(value, "__dict__") and (
+        (is_dataclass(value) and not isinstance(value, type))
+        or type(value).__module__.startswith("lantern_accel.")
+    ):
+        inside = {f"{path}.{name}": one for name, one in vars(value).items()}
+    for name, one in inside.items():
         if not isinstance(one, Backend):  # what a device keeps is its own affair
             yield from kept_tensors(one, name, seen)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from torch._ops import OpOverload
 
 #: Operators that reserve memory, and a view that says nothing of it.
@@ -10,6 +12,7 @@ IDLE = frozenset(
 )
 
 
+@functools.cache
 def computes(func: OpOverload) -> bool:
     """Return whether an operator computes something: no view, no tensor without content, no mark."""
     room, _, name = func._schema.name.partition("::")

@@ -26,7 +26,6 @@ from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing
 from lantern_accel.testing.tiny import CHECKED
 from lantern_accel.testing.trace import (
     Recorder,
-    Signature,
     Violation,
     Writes,
     first_difference,
@@ -153,14 +152,6 @@ def rule(name: str, what: str, *, always: bool = True) -> Callable[[Backend], Me
     return check
 
 
-def _record(function: Callable[[], None]) -> Signature:
-    """Run a function on the device itself and return its operators."""
-    seen = Signature()
-    with seen:
-        function()
-    return seen
-
-
 def one_graph(backend: Backend) -> Measured:
     """Show that steps of different content, and of different prompts, are one graph."""
     seen = 0
@@ -174,14 +165,15 @@ def one_graph(backend: Backend) -> Measured:
             engine = tiny.tiny_engine(
                 backend, strategy, batch=2, temperature=temperature, family=family
             )
-            first: dict[str, Signature] = {}
+            first: dict[str, Recorder] = {}
             # A window is watched for long: its uniforms, rows and drafts go round in rings.
             long = strategy == "scd" and family == first_family and temperature > 0
             for seed in range(LONG // engine.geometry.tokens + 1 if long else 2):
                 tiny.load(engine, seed)
                 for step in range((engine.geometry.tokens if long else STEPS) + 1):
                     name = "step" if step else "prefill"
-                    now = _record(getattr(engine, name))
+                    with Recorder(backend.device) as now:
+                        getattr(engine, name)()
                     change = first_difference(first.setdefault(name, now), now)
                     if change:
                         at = f"{name} {step}" if step else name

@@ -31,6 +31,8 @@ def _aten(names: str) -> frozenset[str]:
 RANDOM = _aten("multinomial bernoulli rand randn randint uniform_ normal_ exponential_")
 #: Operators that decide by comparing; a Python float in them is a double.
 COMPARES = _aten("eq ne lt le gt ge masked_fill masked_fill_ searchsorted bucketize isclose")
+#: Operators whose index may be a mask.
+INDEXES = _aten("index index_put_ index_put")
 #: Numbers that are twice as wide as acceptance needs.
 WIDE = frozenset({torch.float64, torch.complex128})
 _HERE = Path(__file__).resolve()
@@ -96,47 +98,50 @@ def _plain(value: object) -> object:
     return str(value)
 
 
-#: Positional and named arguments of an operator.
-_Call = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-class _Operator:
-    """What is known of an operator before it runs."""
-
-    def __init__(self, func: OpOverload) -> None:
-        self.func = func
-        self.name: str = func._schema.name
-        self.full = self.name
-        if func._overloadname != "default":
-            self.full += f".{func._overloadname}"
-        # Torch makes it of others on every device.
-        made = torch._C._dispatch_has_kernel_for_dispatch_key
-        self.implicit = func.namespace == "aten" and made(self.full, "CompositeImplicitAutograd")
-        self.reads = torch.Tag.data_dependent_output in func.tags
-        # With an index the shape depends on data only where that is a mask.
-        self.indexes = self.name in ("aten::index", "aten::index_put_", "aten::index_put")
-        self.dynamic = torch.Tag.dynamic_output_shape in func.tags and not self.indexes
-        self.draws = self.name in RANDOM
-        self.compares = self.name in COMPARES
-        self.computes = computes(func)
+@functools.cache
+def _name(func: OpOverload) -> str:
+    """Return an operator's name, with its overload unless that is the default."""
+    name: str = func._schema.name
+    return name if func._overloadname == "default" else f"{name}.{func._overloadname}"
 
 
 @functools.cache
-def _known(func: OpOverload) -> _Operator:
-    return _Operator(func)
+def _implicit(func: OpOverload) -> bool:
+    """Return whether torch makes the operator of others on every device."""
+    made = torch._C._dispatch_has_kernel_for_dispatch_key
+    return func.namespace == "aten" and bool(made(_name(func), "CompositeImplicitAutograd"))
 
 
-class Signature(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is untyped
-    """Records every operator of a block.
+@functools.cache
+def _breaks(func: OpOverload) -> tuple[str, ...]:
+    """Return the rules that an operator breaks whatever it is given."""
+    name = func._schema.name
+    rules = {
+        "host_read": torch.Tag.data_dependent_output in func.tags,
+        "dynamic_shape": torch.Tag.dynamic_output_shape in func.tags and name not in INDEXES,
+        "device_generator": name in RANDOM,
+    }
+    return tuple(rule for rule, broken in rules.items() if broken)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is untyped
+    """Records every operator of a block and what is forbidden in it.
 
     ``signature`` has one entry an operator, with shapes, strides, dtypes and Python arguments: equal
-    signatures replay as one graph. ``sources`` has the line of each.
+    signatures replay as one graph. ``sources`` has the line of each. ``launched`` counts those that
+    compute: neither views nor allocations. ``rules``: a backend's own (:class:`.Conformance`).
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, device: torch.device, rules: Mapping[str, OperatorRule] | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as is its __init__
+        self.device = device
+        self.rules = dict(rules or {})
         self.signature: list[tuple[Any, ...]] = []
         self.sources: list[tuple[str, int]] = []
+        self.violations: list[Violation] = []
+        self.launched = 0
 
     def __torch_dispatch__(
         self,
@@ -146,76 +151,40 @@ class Signature(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         kwargs: dict[str, Any] | None = None,
     ) -> object:
         kwargs = kwargs or {}
-        known = _known(func)
-        if known.implicit:
+        if _implicit(func):
             # In inference mode torch would take it apart out of our sight.
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
         given = _flat(kwargs, _flat(args, []))
-        self._before(known, (args, kwargs), given)
+        for rule in _breaks(func):
+            self._refuse(rule, func)
+        for rule, complains in self.rules.items():
+            if reason := complains(func, args, kwargs):
+                self._refuse(rule, func, reason)
+        tensors = [one for one in given if isinstance(one, Tensor)]
+        # With an index the shape depends on data only where that is a mask.
+        if func._schema.name in INDEXES and any(one.dtype == torch.bool for one in tensors[1:]):
+            self._refuse("dynamic_shape", func)
+        if func._schema.name in COMPARES and any(isinstance(one, float) for one in given):
+            why = "a Python float is compared in double by some compilers: use a float32 tensor"
+            self._refuse("float64", func, why)
+        if any(one.device.type != self.device.type for one in tensors):
+            self._refuse("other_device", func)
         out = func(*args, **kwargs)
-        made = [o for o in _flat((out,), []) if isinstance(o, Tensor)]
-        self._after(known, made)
-        self.signature.append((known.full, *map(_plain, given), *map(_plain, made)))
+        made = [one for one in _flat((out,), []) if isinstance(one, Tensor)]
+        if any(one.dtype in WIDE for one in made):
+            self._refuse("float64", func)
+        if any(one.device.type != self.device.type for one in made):
+            self._refuse("other_device", func)
+        self.launched += computes(func)
+        self.signature.append((_name(func), *map(_plain, given), *map(_plain, made)))
         self.sources.append(_calling())
         return out
 
-    def _before(self, known: _Operator, call: _Call, given: list[object]) -> None:
-        """Look at an operator before it runs; ``given`` is all that its arguments hold."""
-
-    def _after(self, known: _Operator, made: list[Tensor]) -> None:
-        """Look at the tensors that an operator made."""
-
-
-class Recorder(Signature):  # type: ignore[no-untyped-call]  # torch's base class again
-    """Records every operator of a block and what is forbidden in it.
-
-    ``launched`` counts those that compute: neither views nor allocations. ``rules``: a backend's own
-    (:class:`.Conformance`).
-    """
-
-    def __init__(
-        self, device: torch.device, rules: Mapping[str, OperatorRule] | None = None
-    ) -> None:
-        super().__init__()
-        self.device = device
-        self.rules = dict(rules or {})
-        self.violations: list[Violation] = []
-        self.launched = 0
-
-    def _refuse(self, rule: str, operator: str, reason: str = "") -> None:
-        self.violations.append(Violation(rule, operator, _shown(_calling()), reason))
-
-    def _before(self, known: _Operator, call: _Call, given: list[object]) -> None:
-        full = known.full
-        tensors = [a for a in given if isinstance(a, Tensor)]
-        if known.reads:
-            self._refuse("host_read", full)
-        masks = known.indexes and any(t.dtype == torch.bool for t in tensors[1:])
-        if known.dynamic or masks:
-            self._refuse("dynamic_shape", full)
-        if known.draws:
-            self._refuse("device_generator", full)
-        if known.compares and any(isinstance(a, float) for a in given):
-            self._refuse(
-                "float64",
-                full,
-                "a Python float is compared in double by some compilers: use a float32 tensor",
-            )
-        for rule, complains in self.rules.items():
-            if reason := complains(known.func, *call):
-                self._refuse(rule, full, reason)
-        if any(t.device.type != self.device.type for t in tensors):
-            self._refuse("other_device", full)
-
-    def _after(self, known: _Operator, made: list[Tensor]) -> None:
-        if any(t.dtype in WIDE for t in made):
-            self._refuse("float64", known.full)
-        if any(t.device.type != self.device.type for t in made):
-            self._refuse("other_device", known.full)
-        self.launched += known.computes
+    def _refuse(self, rule: str, func: OpOverload, reason: str = "") -> None:
+        self.violations.append(Violation(rule, _name(func), _shown(_calling()), reason))
 
 
 class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base class again
@@ -253,7 +222,7 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's bas
         return func(*args, **kwargs)
 
 
-def first_difference(a: Signature, b: Signature) -> str:
+def first_difference(a: Recorder, b: Recorder) -> str:
     """Say where two recorded functions part, and at which source line; empty where they are equal."""
     for index, (one, other) in enumerate(zip(a.signature, b.signature, strict=False)):
         if one != other:

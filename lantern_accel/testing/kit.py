@@ -55,15 +55,9 @@ CHECKS: dict[str, Check] = {
     "static.float64": static.rule("float64", "no float64"),
     "static.other_device": static.rule("other_device", "no tensor of another device"),
     "static.device_generator": static.rule("device_generator", "no device generator"),
-    "static.operators": static.rule(
-        "operators", "only operators that the backend lists", always=False
-    ),
-    "static.dtypes": static.rule(
-        "dtypes", "only dtypes that the backend's kernels take", always=False
-    ),
-    "static.indices": static.rule(
-        "indices", "no integers wider than the device's indices", always=False
-    ),
+    "static.operators": static.rule("operators", "only operators that the backend lists"),
+    "static.dtypes": static.rule("dtypes", "only dtypes that the backend's kernels take"),
+    "static.indices": static.rule("indices", "no integers wider than the device's indices"),
     "static.one_graph": static.one_graph,
     "static.kernels": static.kernels,
     "static.views": static.views,
@@ -269,13 +263,14 @@ def conform(
         for text in near_misses(backend):
             warnings.warn(text, LanternWarning, stacklevel=2)
         known = checks_of(backend)
-        chosen_checks = select(only, known)
         before = backend.counters()
-
-        def keep(report: Report) -> None:
-            write_report(report, json)
-
-        report = run_checks(backend, chosen_checks, on_outcome, on_wait=on_wait, on_report=keep)
+        report = run_checks(
+            backend,
+            select(only, known),
+            on_outcome,
+            on_wait=on_wait,
+            on_report=lambda now: write_report(now, json),
+        )
         if certificate is not None:
             from lantern_accel.testing.certificate import certify, write
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.device.backend import Backend, recorded
+from lantern_accel.device.capture import Replay
 from lantern_accel.device.noise import MOST_CODES, noise_keys
 from lantern_accel.device.plan import Filter
 from lantern_accel.testing.result import Compared, Failed, Measured, doing, left_to_reference
@@ -139,71 +140,66 @@ def _graphs(backend: Backend, checked: Compared) -> int:
     for vocab in VOCABS:
         logits = 2 * normal(vocab, 2, 16, vocab)
         for request, start in enumerate((0, 100)):
-            want = 1 / exponentials(words(keys, (start + torch.arange(16)).expand(2, -1), vocab))
-            found: dict[str, Tensor] = {}
+            bits: dict[str, Tensor] = {}
             for name, images, length in SHAPES:
                 doing(f"{vocab} codes, {name} of {length} positions, request {request}")
-                step = _Drawn(backend, logits[:, :length], keys, length)
-                for captured in (False, True):
-                    replay = recorded(backend, step.run, name) if captured else None
+                step = _Drawn(backend, logits[:, :length])
+                for how in ("eager", "captured"):
+                    replay = (
+                        Replay(step.run) if how == "eager" else recorded(backend, step.run, name)
+                    )
                     try:
                         # Other keys first: what was kept of them shows.
                         for these, at in ((keys.flip(0), 3), (keys, start)):
                             step.load(these, at)
-                            (step.run if replay is None else replay)()
+                            replay()
                             backend.synchronize()
-                        label = f"{('the eager', 'the captured')[captured]} {name} of {length}"
-                        found[f"{label}, {images}"] = step.bits.cpu()
+                        bits[f"the {how} {name} of {length}, {images}"] = step.bits.cpu()
                     finally:
-                        if replay is not None:
-                            replay.release()
-                    count += captured
-            _same(found, want, keys, start, vocab, checked)
+                        replay.release()
+                    count += how == "captured"
+            _hold(bits, keys, start, vocab, checked)
     return count
 
 
 class _Drawn:
-    """What a step does with noise: filters logits, and races; static buffers, as a step's are."""
+    """What a step does with noise: filters logits, and races; static buffers, as a step's are.
 
-    def __init__(self, backend: Backend, logits: Tensor, keys: Tensor, length: int) -> None:
-        device = backend.device
-        self.backend, self.length = backend, length
-        self.logits, self.keys = logits.to(device), keys.to(device)
-        self.positions = torch.zeros(len(keys), length, dtype=backend.index, device=device)
+    ``changes``: what :meth:`run` changes, for devices that replay functions of inputs and outputs.
+    """
+
+    def __init__(self, backend: Backend, logits: Tensor) -> None:
+        device, (images, length, _) = backend.device, logits.shape
+        self.backend, self.logits = backend, logits.to(device)
+        self.keys = torch.zeros(images, 3, dtype=torch.int32, device=device)
+        self.positions = torch.zeros(images, length, dtype=backend.index, device=device)
         self.ones = torch.ones(logits.shape, device=device)
         self.bits = torch.zeros(logits.shape, device=device)
-        self.codes = torch.zeros(len(keys), length, dtype=backend.index, device=device)
-        self.given = Filter(0.9, top_k=20)
+        self.codes = torch.zeros_like(self.positions)
+        self.changes = {"codes": self.codes, "bits": self.bits}
 
     def load(self, keys: Tensor, start: int) -> None:
         self.keys.copy_(keys)
-        self.positions.copy_(start + torch.arange(self.length))
+        self.positions.copy_(start + torch.arange(self.positions.shape[1]))
         self.bits.zero_()
 
-    @property
-    def changes(self) -> dict[str, Tensor]:
-        """What :meth:`run` changes, for devices that replay functions of inputs and outputs."""
-        return {"codes": self.codes, "bits": self.bits}
-
     def run(self) -> None:
-        weights = self.backend.filter(self.logits, self.given)
+        weights = self.backend.filter(self.logits, Filter(0.9, top_k=20))
         self.codes.copy_(self.backend.race(weights, self.keys, self.positions))
         self.bits.copy_(self.backend.perturb(self.ones, self.keys, self.positions))
 
 
-def _same(
-    found: dict[str, Tensor], want: Tensor, keys: Tensor, start: int, vocab: int, checked: Compared
+def _hold(
+    found: dict[str, Tensor], keys: Tensor, start: int, vocab: int, checked: Compared
 ) -> None:
     """Hold every graph's noise to float64, and to the bits of the longest one."""
     longest = max(found, key=lambda name: found[name].shape[1])
     for name, bits in found.items():
-        length = bits.shape[1]
-        positions = (start + torch.arange(length)).expand(2, -1)
-        near = NEAR * want[:, :length]
-        what = f"one over the noise of {name}"
+        positions = (start + torch.arange(bits.shape[1])).expand(2, -1)
+        want = 1 / exponentials(words(keys, positions, vocab))
         causes = partial(_mistakes, keys, positions, vocab)
-        checked.hold(bits, want[:, :length], near, what, None, causes)
-        other = bits != found[longest][:, :length]
+        checked.hold(bits, want, NEAR * want, f"one over the noise of {name}", None, causes)
+        other = bits != found[longest][:, : bits.shape[1]]
         if bool(other.any()):
             raise Failed(
                 f"noise has other bits in {name} than in {longest}, {int(other.sum())} of "

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from lantern_accel.device.capture import buffers_of
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing
 from lantern_accel.testing.tiny import CHECKED
+from lantern_accel.testing.tolerances import short
 from lantern_accel.testing.trace import (
     Recorder,
     Violation,
@@ -32,6 +33,8 @@ from lantern_accel.testing.trace import (
     source_line,
 )
 
+#: Rules that only some backends have.
+OF_BACKENDS = ("operators", "dtypes", "indices")
 TEMPERATURES = (0.0, 1.0)
 BATCH = 4
 #: Steps per request that are compared; a step that is unlike the first is so at the second.
@@ -46,19 +49,6 @@ def without_data() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def _model_without_data(
-    backend: Backend, dtype: torch.dtype, family: str
-) -> tuple[tiny.TinyModel, AbstractContextManager[object]]:
-    """Return a tiny model on tensors without data, and the mode to go on with; made once per backend."""
-    kept: dict[Any, tiny.TinyModel] = vars(backend).setdefault("_static_models", {})
-    # Tensors of a device without data are as good as fake ones, and cannot be made into them.
-    mode = nullcontext() if backend.device.type == "meta" else without_data()
-    if (family, dtype) not in kept:
-        with mode:
-            kept[family, dtype] = tiny.tiny_model(backend, backend.device, dtype, family)
-    return kept[family, dtype], mode
-
-
 def trace_shapes(
     backend: Backend,
     strategy: str,
@@ -67,10 +57,17 @@ def trace_shapes(
     dtype: torch.dtype,
     family: str = "",
 ) -> Recorder:
-    """Run prefill and one step on this backend's device without data; return what was seen."""
-    model, mode = _model_without_data(backend, dtype, family)
+    """Run prefill and one step on this backend's device without data, once; return what was seen."""
+    kept: dict[Any, Any] = vars(backend).setdefault("_static_traces", {})
+    case = (strategy, batch, temperature, dtype, family)
+    if case in kept:
+        seen: Recorder = kept[case]
+        return seen
     recorder = Recorder(backend.device, backend.conformance().rules)
-    with mode:
+    # Tensors of a device without data are as good as fake ones, and cannot be made into them.
+    with nullcontext() if backend.device.type == "meta" else without_data():
+        if (family, dtype) not in kept:
+            kept[family, dtype] = tiny.tiny_model(backend, backend.device, dtype, family)
         engine = tiny.tiny_engine(
             backend,
             strategy,
@@ -78,7 +75,7 @@ def trace_shapes(
             temperature=temperature,
             dtype=dtype,
             family=family,
-            model=model,
+            model=kept[family, dtype],
         )
         try:
             # The condition and the uniforms come from the host, before both functions.
@@ -93,24 +90,12 @@ def trace_shapes(
         except Exception:
             if not recorder.violations:  # of which this error is a consequence
                 raise
+    kept[case] = recorder
     return recorder
 
 
-def trace_once(
-    backend: Backend, strategy: str, batch: int, temperature: float, dtype: torch.dtype, family: str
-) -> tuple[str, Recorder]:
-    """Return a case's name and its :func:`trace_shapes`, which is made once per backend."""
-    kept: dict[str, Recorder] = vars(backend).setdefault("_static_traces", {})
-    name = str(dtype).removeprefix("torch.")
-    where = f"{family}, {strategy}, batch {batch}, temperature {temperature:g}, {name}"
-    if where not in kept:
-        doing(where)
-        kept[where] = trace_shapes(backend, strategy, batch, temperature, dtype, family)
-    return where, kept[where]
-
-
 def traces(backend: Backend) -> Iterator[tuple[str, Recorder]]:
-    """Trace every case of :func:`.tiny.cases`, sampled and greedy; each only once per backend.
+    """Trace every case of :func:`.tiny.cases`, sampled and greedy.
 
     Batches and dtypes are spread over both: sampled, one image in the device's dtype; greedy, several
     images in float32.
@@ -118,7 +103,9 @@ def traces(backend: Backend) -> Iterator[tuple[str, Recorder]]:
     best = dtype_policy(backend).compute
     for family, strategy in tiny.cases(CHECKED):
         for batch, temperature, dtype in ((1, 1.0, best), (BATCH, 0.0, torch.float32)):
-            yield trace_once(backend, strategy, batch, temperature, dtype, family)
+            given = f"batch {batch}, temperature {temperature:g}, {short(dtype)}"
+            doing(where := f"{family}, {strategy}, {given}")
+            yield where, trace_shapes(backend, strategy, batch, temperature, dtype, family)
 
 
 def kernels(backend: Backend) -> Measured:
@@ -127,16 +114,16 @@ def kernels(backend: Backend) -> Measured:
     found: dict[str, int] = {}
     for family, strategy in tiny.cases(("vanilla", "lantern++", "eagle2", "scd")):
         if strategy not in found:  # the first family that can show it
-            found[strategy] = trace_once(backend, strategy, 1, 1.0, best, family)[1].launched
+            found[strategy] = trace_shapes(backend, strategy, 1, 1.0, best, family).launched
     listed = ", ".join(f"{name} {count}" for name, count in found.items())
     return Measured(f"operators that a sampled step of one tiny image runs: {listed}")
 
 
-def rule(name: str, what: str, *, always: bool = True) -> Callable[[Backend], Measured]:
-    """Return the check that no step breaks a rule; ``always`` False: a rule only some backends have."""
+def rule(name: str, what: str) -> Callable[[Backend], Measured]:
+    """Return the check that no step breaks a rule: one of every device, or one that a backend has."""
 
     def check(backend: Backend) -> Measured:
-        if not (always or name in backend.conformance().rules):
+        if name in OF_BACKENDS and name not in backend.conformance().rules:
             raise NotApplicable(f"backend {backend.name!r} has no rule for {name}")
         seen, first, names = 0, "", dict[str, None]()
         for where, recorder in traces(backend):

@@ -17,7 +17,7 @@ from lantern_accel.decoding.state import FiniteGuard, RuntimeParams, State
 from lantern_accel.decoding.target import Drafter, Sizes, Target
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.kv_cache import KVCache
-from lantern_accel.device.noise import draw_uniforms, image_keys
+from lantern_accel.device.noise import draw_uniforms, noise_keys
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.strategy.sampling import Sampling
@@ -176,7 +176,7 @@ class Session:
         """
         g, device = self.geometry, self.state.length.device
         if g.keyed:
-            return image_keys(seed, images).to(device)
+            return noise_keys(seed, images).to(device)
         return draw_uniforms(seed, images, g.tokens, g.columns).to(device)
 
     def first_token(self, logits: Tensor) -> Tensor:

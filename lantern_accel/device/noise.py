@@ -35,21 +35,18 @@ LN2 = 0.693147182464599609375
 SERIES = (1.0, 1 / 3, 1 / 5, 1 / 7, 1 / 9, 1 / 11, 1 / 13)
 
 
-def noise_keys(seeds: Sequence[int], images: Sequence[int]) -> Tensor:
+def noise_keys(seeds: int | Sequence[int], images: Sequence[int]) -> Tensor:
     """Return the keys of images, int32 ``[B, 3]``: low and high word of each seed, and the image.
 
-    ``seeds`` 64-bit, taken modulo 2**64; ``images`` below 2**32. Two different pairs have different keys.
+    ``seeds`` 64-bit, taken modulo 2**64, of each image or one of all; ``images`` below 2**32. Two
+    different pairs have different keys.
     """
+    seeds = [seeds] * len(images) if isinstance(seeds, int) else seeds
     words = [
         (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, image & 0xFFFFFFFF)
         for seed, image in zip(seeds, images, strict=True)
     ]
     return torch.tensor(words, dtype=torch.int64).to(torch.int32)
-
-
-def image_keys(seed: int | Sequence[int], images: Sequence[int]) -> Tensor:
-    """Return the keys of a request's images, int32 ``[B, 3]``; ``seed``: of all, or of each."""
-    return noise_keys([seed] * len(images) if isinstance(seed, int) else seed, images)
 
 
 def draw_uniforms(
@@ -59,7 +56,7 @@ def draw_uniforms(
 
     Those of step s and column c are the word that noise has at position s for code c.
     """
-    low, high, image = (image_keys(seed, images)[:, i].view(-1, 1, 1) for i in range(3))
+    low, high, image = (noise_keys(seed, images)[:, i].view(-1, 1, 1) for i in range(3))
     column = torch.arange((columns + 1) // 2, dtype=torch.int32)
     counter = (torch.arange(steps, dtype=torch.int32) << 16).unsqueeze(-1) | column
     words = torch.stack(threefry(low, high, counter, image), dim=-1).flatten(-2)[..., :columns]

@@ -4,7 +4,7 @@ One import and one fixture::
 
     import pytest
     from lantern_accel.device.plugins import open_backend
-    from lantern_accel.testing import *
+    from lantern_accel.testing.cases import test_conforms, test_conforms_to_its_own_checks
 
 
     @pytest.fixture(scope="module")

@@ -86,7 +86,7 @@ def _share(weights: Tensor) -> Tensor:
 def invariant(backend: Backend) -> Measured:
     """Walk down trees whose drafts noise chose: the path, its length and the token after it."""
     vocab, nodes = 24, 8
-    keys = noise_keys([5] * IMAGES, range(IMAGES))
+    keys = noise_keys(5, range(IMAGES))
     length = torch.arange(IMAGES) % 7
     logits = 2 * normal(7, IMAGES, nodes, vocab)
     device, sampling = backend.device, Sampling(top_k=12)

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from lantern_accel.device.backend import Backend, Conformance, DeviceFacts
-from lantern_accel.testing import *
+from lantern_accel.testing import Failed, Measured
+from lantern_accel.testing.cases import test_conforms, test_conforms_to_its_own_checks
 
 
 class Abacus(Backend):

@@ -270,13 +270,3 @@ def find_file(places: Iterable[Path], name: str) -> Path | None:
 def folder_json(folder: Path, name: str = "config.json") -> dict[str, Any]:
     """Return a folder's configuration of this name; {} where there is none."""
     return read_config(folder / name) if (folder / name).is_file() else {}
-
-
-def open_own(path: Path, ours: bool) -> Checkpoint | None:
-    """Open a checkpoint; None for one that cannot be opened, unless it is ``ours`` by other signs."""
-    try:
-        return open_checkpoint(path)
-    except CheckpointError:
-        if ours:
-            raise
-        return None  # whose it is, others may know

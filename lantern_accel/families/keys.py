@@ -74,27 +74,68 @@ def renamed(keys: Iterable[str], rules: Iterable[Rule]) -> dict[str, str]:
 class Signature:
     """How files of one layout are recognised, by our names of their tensors or by their own keys.
 
-    ``keys``: what all such files have, each with its number of axes (0: any). ``without``: what none has.
+    ``keys``: what all such files have, each with its number of axes (0: any); one that ends in a dot is
+    how some key begins. ``without``: what none has. ``refused``: why they generate no images.
     """
 
     layout: str
     keys: Mapping[str, int]
     without: tuple[str, ...] = ()
+    refused: str = ""
 
     def fits(self, checkpoint: Checkpoint, named: Mapping[str, str]) -> bool:
         """Return whether a checkpoint is of this layout; ``named``: its keys by the names used here."""
         return not any(name in named for name in self.without) and all(
-            name in named and axes in (0, len(checkpoint.shape(named[name])))
+            any(one.startswith(name) for one in named)
+            if name.endswith(".")
+            else name in named and axes in (0, len(checkpoint.shape(named[name])))
             for name, axes in self.keys.items()
         )
 
 
-def layouts_in(
+def layout_of(
     checkpoint: Checkpoint, table: Iterable[Signature], rules: Iterable[Rule] = ()
-) -> list[str]:
-    """Return the layouts of a table that a checkpoint is of, by its keys as ``rules`` rename them."""
+) -> str | None:
+    """Return the layout of a table that a checkpoint is of, by its keys as ``rules`` rename them.
+
+    None: of none. Raises :class:`CheckpointError` for keys of several, and for files that generate no
+    images.
+    """
     named = renamed(checkpoint, rules)
-    return [one.layout for one in table if one.fits(checkpoint, named)]
+    fitting = [one for one in table if one.fits(checkpoint, named)]
+    for one in fitting:
+        if one.refused:
+            raise CheckpointError(f"{checkpoint.path} {one.refused}")
+    found = list(dict.fromkeys(one.layout for one in fitting))
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{checkpoint.path} has keys of two layouts ({' and '.join(found)}); use the files of one "
+            "release"
+        )
+    return found[0] if found else None
+
+
+def open_model(
+    path: Path, table: Iterable[Signature], *, ours: bool, whose: str
+) -> tuple[Checkpoint, str] | None:
+    """Open what may be a family's model, and say which layout of its table it has; None: another's.
+
+    ``ours``: other signs say that it is ``whose``. Raises :class:`CheckpointError` for such files that
+    cannot be opened or are of no layout, and those of :func:`layout_of`.
+    """
+    try:
+        checkpoint = open_checkpoint(path)
+    except CheckpointError:
+        if ours:
+            raise
+        return None
+    layout = layout_of(checkpoint, table)
+    if layout is None and ours:
+        raise CheckpointError(
+            f"{path} is {whose}'s by its folder, but its keys are of no layout that is known: a part is "
+            "absent, or it is another kind of model; fetch it again"
+        )
+    return None if layout is None else (checkpoint, layout)
 
 
 def recipes_of(named: Mapping[str, str], changes: Sequence[Change] = ()) -> dict[str, Recipe]:

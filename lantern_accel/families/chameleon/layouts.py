@@ -43,11 +43,6 @@ BESIDE = {
 }
 
 
-def layout_of(checkpoint: Checkpoint) -> str | None:
-    """Return the layout of a file; None for another architecture."""
-    return next(iter(keys.layouts_in(checkpoint, SIGNATURES)), None)
-
-
 def head_norm_rows(norm: Tensor, heads: int, split: bool) -> Tensor:
     """Return a norm's weight or bias, ``[heads, d]``, of ``[d]``, ``[parts, d]`` or ``[heads, d]``."""
     rows = norm.reshape(-1, norm.shape[-1])

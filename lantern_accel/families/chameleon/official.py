@@ -16,7 +16,6 @@ from lantern_accel.checkpoints.layouts import (
     explained,
     find_file,
     folder_json,
-    open_own,
     our_sizes,
 )
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
@@ -24,16 +23,16 @@ from lantern_accel.errors import CheckpointError, shown
 from lantern_accel.families.base import OTHER_DRAFTER, Found, Parts
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.layouts import (
+    SIGNATURES,
     VQ_PREFIX,
     block_sizes,
     chameleon_vq_config,
-    layout_of,
     vq_config,
 )
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest, Variant
 from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.text import SpecialIds, ids_from_vocabulary
-from lantern_accel.families.keys import check_usual
+from lantern_accel.families.keys import check_usual, layout_of, open_model
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import (
     ask_for_name,
@@ -98,7 +97,7 @@ def target_config(
 def published_drafter(path: Path, target: ChameleonConfig) -> ChameleonDrafterConfig:
     """Return the sizes of LANTERN's drafter; raises :class:`CheckpointError` for something else."""
     checkpoint = open_checkpoint(path)
-    if layout_of(checkpoint) != "drafter":
+    if layout_of(checkpoint, SIGNATURES) != "drafter":
         raise CheckpointError(
             f"{path} is not a drafter for Anole or Lumina: it lacks their norms of queries and keys; "
             f"{OTHER_DRAFTER}"
@@ -133,18 +132,11 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
     if weights is None:
         return None
     config = said_of(weights)
-    typed = config.get("model_type") == "chameleon"
-    checkpoint = open_own(weights, typed or weights.name == "consolidated.pth")
-    if checkpoint is None:
+    ours = config.get("model_type") == "chameleon" or weights.name == "consolidated.pth"
+    opened = open_model(weights, SIGNATURES, ours=ours, whose="Chameleon")
+    if opened is None or opened[1] == "drafter":
         return None
-    layout = layout_of(checkpoint)
-    if layout is None and typed:
-        raise CheckpointError(
-            f"{weights} is Chameleon's by its config.json, but lacks the first layer's norm of queries: "
-            "a part of it is absent; fetch it again"
-        )
-    if layout in (None, "drafter"):
-        return None
+    checkpoint, layout = opened
     entry = parts.entry or entry_at("chameleon", path)
     variant = _variant(path, config, layout, parts.entry, entry)
     side = anole_side(config) if variant == "anole" else _lumina_side(path, entry)
@@ -193,7 +185,7 @@ def manifest_of_module(weights: Checkpoint, config: dict[str, Any]) -> Chameleon
 
     Rows have no end of their own here: an image is Anole's, square. Raises :class:`CheckpointError`.
     """
-    if layout_of(weights) is None or not config.get("vocabulary_map"):
+    if layout_of(weights, SIGNATURES) is None or not config.get("vocabulary_map"):
         raise CheckpointError(
             f"{weights.path} has no vocabulary_map in its configuration, or no norms of queries and "
             "keys, so it is not a Chameleon that generates images; load Anole as transformers' "

@@ -17,7 +17,6 @@ from lantern_accel.checkpoints.layouts import (
     explained,
     find_file,
     folder_json,
-    open_own,
 )
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
@@ -104,17 +103,6 @@ _WHOSE: dict[Variant, str] = {
 }
 
 
-def layout_of(checkpoint: Checkpoint) -> str | None:
-    """Return the layout that a file's keys follow; raises :class:`CheckpointError` for several."""
-    found = keys.layouts_in(checkpoint, SIGNATURES)
-    if len(found) > 1:
-        raise CheckpointError(
-            f"{checkpoint.path} has keys of two layouts ({' and '.join(found)}); use the files of one "
-            "release"
-        )
-    return found[0] if found else None
-
-
 def detect(path: Path, parts: Parts) -> Found[Emu3Manifest] | None:
     """Say what of this family lies at ``path``; None where it is another family's.
 
@@ -131,15 +119,10 @@ def detect(path: Path, parts: Parts) -> Found[Emu3Manifest] | None:
             "--use vq=PATH"
         )
     ours = kind.startswith("emu3") and "text" not in kind
-    checkpoint = open_own(path, ours)
-    layout = None if checkpoint is None else layout_of(checkpoint)
-    if checkpoint is None or not (ours or (layout or "").startswith("transformers")):
+    opened = keys.open_model(path, SIGNATURES, ours=ours, whose="Emu3")
+    if opened is None or not (ours or opened[1].startswith("transformers")):
         return None
-    if layout is None:
-        raise CheckpointError(
-            f"{path} is Emu3's by its config.json, but lacks the embedding or the first layer: a part of "
-            "it is absent, or it is of another layout; fetch it again"
-        )
+    checkpoint, layout = opened
     _check_draws(path, said)
     manifest = manifest_of(checkpoint, said)
     notes = [f"{layout} keys", f"images of {manifest.variant}"]

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.checkpoints.layouts import explained, find_file, folder_json, open_own, read_json
+from lantern_accel.checkpoints.layouts import explained, find_file, folder_json, read_json
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
@@ -71,16 +71,10 @@ def detect(path: Path, parts: Parts) -> Found[GlmImageManifest] | None:
     folder = home if home.is_dir() else home.parent
     said = folder_json(folder)
     ours = said.get("model_type") == "glm_image"
-    checkpoint = open_own(home, ours)
-    if checkpoint is None:
+    opened = keys.open_model(home, SIGNATURES, ours=ours, whose="GLM-Image")
+    if opened is None:
         return None
-    if not keys.layouts_in(checkpoint, SIGNATURES):
-        if ours:
-            raise CheckpointError(
-                f"{home} is GLM-Image's by its config.json, but lacks the embedding or the first layer's "
-                "norms: a part of it is absent, or it is of another layout; fetch it again"
-            )
-        return None
+    checkpoint, _ = opened
     if parts.vq is not None:
         raise CheckpointError(
             f"GLM-Image takes no vq from elsewhere, so {parts.vq} would not be read; leave "

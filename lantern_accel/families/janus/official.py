@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.checkpoints.layouts import explained, find_file, folder_json, open_own
+from lantern_accel.checkpoints.layouts import explained, find_file, folder_json
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
@@ -40,9 +40,24 @@ TARGET_RULES: tuple[keys.Rule, ...] = (
 #: Of the image tokenizer, which has LlamaGen's tensors.
 PICTURE_RULES = ((r"^(gen_vision_model|model\.vqmodel)\.", ""), *VQ_RULES, LOWEST_FIRST)
 RULES = {"target": TARGET_RULES, "vq": PICTURE_RULES}
+_HINT = "Janus-Pro-1B, Janus-Pro-7B and Janus-1.3B hold all that is needed"
+_FLOWS = f"is JanusFlow, which generates by flow matching and not token by token; {_HINT}"
+_READS = (
+    "holds only the half of Janus that reads images: it lacks gen_embed, gen_aligner, gen_head and "
+    f"gen_vision_model; {_HINT}"
+)
+_CODES, _HF_CODES = "gen_embed.weight", "model.generation_embeddings.weight"
+_WORDS, _HF_WORDS = (
+    "language_model.model.embed_tokens.weight",
+    "model.language_model.embed_tokens.weight",
+)
 SIGNATURES = (
-    keys.Signature("original", {"gen_embed.weight": 2}),
-    keys.Signature("Hugging Face", {"model.generation_embeddings.weight": 2}),
+    keys.Signature("original", {_CODES: 2}),
+    keys.Signature("Hugging Face", {_HF_CODES: 2}),
+    keys.Signature("JanusFlow", {"vision_gen_enc_model.": 0}, refused=_FLOWS),
+    keys.Signature("JanusFlow", {"vision_gen_dec_model.": 0}, refused=_FLOWS),
+    keys.Signature("original", {"vision_model.": 0, _WORDS: 2}, (_CODES,), _READS),
+    keys.Signature("Hugging Face", {"model.vision_model.": 0, _HF_WORDS: 2}, (_HF_CODES,), _READS),
 )
 #: What files hold for another part: the half that reads images, the image tokenizer, the target.
 BESIDE = {
@@ -57,36 +72,8 @@ _VISION = (
     "vision_model.vision_tower.pos_embed",
     "model.vision_model.embeddings.position_embedding.weight",
 )
-#: What a file of understanding has, and JanusFlow's, which generates by flow matching.
-_READS = ("vision_model.", "model.vision_model.")
-_WORDS = {"language_model.model.embed_tokens.weight", "model.language_model.embed_tokens.weight"}
-_FLOWS = ("vision_gen_enc_model.", "vision_gen_dec_model.")
-_HINT = "Janus-Pro-1B, Janus-Pro-7B and Janus-1.3B hold all that is needed"
 #: What transformers' LlamaConfig takes for what a configuration leaves out, as published ones do.
 _LLAMA = {"num_attention_heads": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
-
-
-def layout_of(checkpoint: Checkpoint) -> str | None:
-    """Return the layout that a file's keys follow; None where they are not Janus's.
-
-    Raises :class:`CheckpointError` for JanusFlow, for weights that only read images, and for layouts
-    that are mixed.
-    """
-    path, found = checkpoint.path, keys.layouts_in(checkpoint, SIGNATURES)
-    if any(key.startswith(_FLOWS) for key in checkpoint):
-        raise CheckpointError(
-            f"{path} is JanusFlow, which generates by flow matching and not token by token; {_HINT}"
-        )
-    if len(found) > 1:
-        raise CheckpointError(
-            f"{path} has keys of two layouts ({' and '.join(found)}); use the files of one release"
-        )
-    if not found and any(key.startswith(_READS) and _WORDS & set(checkpoint) for key in checkpoint):
-        raise CheckpointError(
-            f"{path} holds only the half of Janus that reads images: it lacks gen_embed, gen_aligner, "
-            f"gen_head and gen_vision_model; {_HINT}"
-        )
-    return found[0] if found else None
 
 
 def detect(path: Path, parts: Parts) -> Found[JanusManifest] | None:
@@ -99,10 +86,11 @@ def detect(path: Path, parts: Parts) -> Found[JanusManifest] | None:
         return None
     folder = path if path.is_dir() else path.parent
     said = folder_json(folder)
-    checkpoint = open_own(path, said.get("model_type") in ("multi_modality", "janus"))
-    layout = None if checkpoint is None else layout_of(checkpoint)
-    if checkpoint is None or layout is None:
+    ours = said.get("model_type") in ("multi_modality", "janus")
+    opened = keys.open_model(path, SIGNATURES, ours=ours, whose="Janus")
+    if opened is None:
         return None
+    checkpoint, layout = opened
     text = find_file([parts.text or folder], "tokenizer.json")
     manifest = manifest_of(checkpoint, said, None if text is None else read_ids(text))
     variant = _variant(path, folder, parts.entry, entries_like(manifest))

@@ -61,7 +61,7 @@ OFFICIAL_SAMPLING = {
 
 def classify(checkpoint: Checkpoint) -> str | None:
     """Return which part of a LlamaGen model a checkpoint is; None: of something else."""
-    return next(iter(keys.layouts_in(checkpoint, SIGNATURES, keys.LLAMA)), None)
+    return keys.layout_of(checkpoint, SIGNATURES, keys.LLAMA)
 
 
 def candidates_for(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.checkpoints.layouts import explained, folder_json, open_own
+from lantern_accel.checkpoints.layouts import explained, folder_json
 from lantern_accel.checkpoints.weights import SUFFIXES, Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
@@ -64,15 +64,9 @@ def detect(path: Path, parts: Parts) -> Found | None:
             f"{folder} lacks config.json, which says what the weights of Lumina-mGPT 2.0 cannot; fetch "
             "it from the model's repository"
         )
-    checkpoint = open_own(path, True)
-    assert checkpoint is not None
-    found = keys.layouts_in(checkpoint, layouts.SIGNATURES)
-    if found != ["Hugging Face"]:
-        raise CheckpointError(
-            f"{path} is Lumina-mGPT 2.0's by its vocabulary, but its keys are of "
-            f"{' and '.join(found) or 'no layout that is known'}, not of Hugging Face's alone; use the "
-            "files of one release"
-        )
+    opened = keys.open_model(path, layouts.SIGNATURES, ours=True, whose="Lumina-mGPT 2.0")
+    assert opened is not None  # it is ours
+    checkpoint, layout = opened
     files, missing = {"target": path}, dict[str, str]()
     absent = [name for name in _TOKENIZER if not (home / name).is_file()]
     if absent:
@@ -99,7 +93,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
             vq=vq,
             defaults=DEFAULTS.within(target.image_codes),
         )
-    return Found(manifest, files, parts, ["Lumina-mGPT 2.0", "Hugging Face keys"], missing)
+    return Found(manifest, files, parts, ["Lumina-mGPT 2.0", f"{layout} keys"], missing)
 
 
 def published_manifest(entry: ModelEntry) -> Lumina2Manifest:

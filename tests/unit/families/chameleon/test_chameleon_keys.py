@@ -31,11 +31,12 @@ from lantern_accel.errors import CheckpointError
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.layouts import (
     BESIDE,
+    SIGNATURES,
     check_norm,
     head_norm_rows,
-    layout_of,
 )
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
+from lantern_accel.families.keys import layout_of
 from lantern_accel.nn.rotary import to_adjacent_pairs
 
 CONFIG = ChameleonConfig(
@@ -239,7 +240,7 @@ def test_other_architectures_are_not_taken_for_chameleon() -> None:
     llama = {k: v for k, v in random_hf_weights(6).items() if "_norm.weight" not in k}
     held = HeldFile(Path("llama"), llama)
     checkpoint = Checkpoint(held.path, [held])
-    assert layout_of(checkpoint) is None
+    assert layout_of(checkpoint, SIGNATURES) is None
     with pytest.raises(CheckpointError, match="another architecture"):
         target_recipes(checkpoint, CONFIG)
 

@@ -73,15 +73,13 @@ class Parts:
 class Found(Generic[ManifestT]):
     """What lies at a path: the manifest, and the file or folder of every part.
 
-    ``notes`` are lines for ``lantern-accel models check``; ``missing`` says by part what is not there
-    and how to get it. Without its ``vq`` a model generates nothing; without a ``drafter`` or
-    ``text`` encoder some requests are refused.
+    ``missing`` says by part what is not there and how to get it. Without its ``vq`` a model generates
+    nothing; without a ``drafter`` or ``text`` encoder some requests are refused.
     """
 
     manifest: ManifestT
     files: dict[str, Path]
     parts: Parts = Parts()
-    notes: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
 

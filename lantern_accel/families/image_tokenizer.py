@@ -69,6 +69,10 @@ def vq_sizes(
         raise CheckpointError(
             f"{path} has attention outside the middle, so it is not {whose}; use that one"
         )
+    if any(".conv_y." in name for name in names):
+        raise CheckpointError(
+            f"{path} has norms that read the codes, so it is not {whose}; use that one"
+        )
     with explained(f"{path} is a tokenizer of an unsupported size", f"use {whose}"):
         return VQConfig(**sizes, l2_norm=l2_norm)
 

@@ -175,9 +175,7 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
             vq=vq,
             defaults=DEFAULTS[variant].within(target.image_codes),
         )
-    pairs = "half-split" if layout == "Hugging Face" else "adjacent"
-    notes = [variant.capitalize(), f"{layout} keys, {pairs} rotary pairs"]
-    return Found(manifest, files, parts, notes, missing)
+    return Found(manifest, files, parts, missing)
 
 
 def manifest_of_module(weights: Checkpoint, config: dict[str, Any]) -> ChameleonManifest:

@@ -92,15 +92,12 @@ _VQ = {
 }  # fmt: skip
 #: Positions of Emu3-Chat, and pixels of Emu3-Stage1's and Emu3-Gen's images.
 CHAT_POSITIONS, STAGE1_AREA, GEN_AREA = 131072, 512 * 512, 720 * 720
-#: Where image tokenizers lie next to a model, and Emu3.5's file.
-_HOMES: dict[Variant, tuple[str, ...]] = {
-    "emu3": ("vision_tokenizer", "../Emu3-VisionTokenizer"),
-    "emu3.5": ("vision_tokenizer", "../Emu3.5-VisionTokenizer"),
-}
-_WHOSE: dict[Variant, str] = {
-    "emu3": "Emu3's image tokenizer (BAAI/Emu3-VisionTokenizer)",
-    "emu3.5": "Emu3.5's image tokenizer (BAAI/Emu3.5-VisionTokenizer)",
-}
+
+
+def _whose(variant: Variant) -> str:
+    """Return whose image tokenizer a model needs."""
+    name = variant.capitalize()
+    return f"{name}'s image tokenizer (BAAI/{name}-VisionTokenizer)"
 
 
 def detect(path: Path, parts: Parts) -> Found[Emu3Manifest] | None:
@@ -122,11 +119,10 @@ def detect(path: Path, parts: Parts) -> Found[Emu3Manifest] | None:
     opened = keys.open_model(path, SIGNATURES, ours=ours, whose="Emu3")
     if opened is None or not (ours or opened[1].startswith("transformers")):
         return None
-    checkpoint, layout = opened
+    checkpoint, _ = opened
     _check_draws(path, said)
     manifest = manifest_of(checkpoint, said)
-    notes = [f"{layout} keys", f"images of {manifest.variant}"]
-    found = Found(manifest, {"target": path}, parts, notes)
+    found = Found(manifest, {"target": path}, parts)
     _add_picture_tokenizer(found, folder, checkpoint, said)
     _add_text(found, folder)
     return found
@@ -227,7 +223,7 @@ def _said_vq(said: Mapping[str, Any], codes: int, variant: Variant) -> MoVQConfi
     one = said.get("vq_config") or said
     sizes = {ours: one[theirs] for theirs, ours in _VQ.items() if theirs in one}
     halvings = round(math.log2(one.get("temporal_downsample_factor") or 4))
-    with explained("the image tokenizer's configuration", f"use {_WHOSE[variant]}"):
+    with explained("the image tokenizer's configuration", f"use {_whose(variant)}"):
         return MoVQConfig(**{"codebook_size": codes, **sizes}, halvings=halvings)
 
 
@@ -251,10 +247,11 @@ def _add_picture_tokenizer(
     Raises :class:`CheckpointError` for one of another family or size.
     """
     manifest, variant = found.manifest, found.manifest.variant
-    whose = _WHOSE[variant]
+    whose = _whose(variant)
     path, checkpoint = found.parts.vq, None
     if path is None:
-        near = (folder / name for name in _HOMES[variant])
+        names_near = ("vision_tokenizer", f"../{variant.capitalize()}-VisionTokenizer")
+        near = (folder / name for name in names_near)
         path = next((one for one in near if one.is_dir() and checkpoints_in(one)), None)
     inside = any(re.match(IN_TARGET, key) for key in target)
     if path is None and inside:
@@ -269,25 +266,16 @@ def _add_picture_tokenizer(
     names = picture_names(checkpoint, IN_TARGET, PICTURE_RULES)
     vq: MoVQConfig | VQConfig
     if variant == "emu3.5":
-        if any(".conv_y." in name for name in names):
-            raise CheckpointError(
-                f"{path} has norms that read the codes, so it is not {whose}; use that one"
-            )
         vq = vq_sizes(checkpoint, names, whose, l2_norm=False)
-    elif "encoder.conv_in.weight" in names:
-        vq = movq_sizes(checkpoint, names, whose)
-    elif "decoder.time_conv.0.conv.conv.weight" in names:
-        own = said if checkpoint is target else folder_json(path if path.is_dir() else path.parent)
-        vq = _said_vq(own, manifest.target.image_codes, variant)
-        found.notes.append("the image tokenizer has no encoder")
-    else:
-        raise CheckpointError(
-            f"{path} lacks the convolutions over time, so it is not {whose}; use that one"
-        )
-    if isinstance(vq, MoVQConfig) and not vq.halvings:
+    elif "decoder.time_conv.0.conv.conv.weight" not in names:
         raise CheckpointError(
             f"{path} has no convolutions over time, so it is not {whose}; use that one"
         )
+    elif "encoder.conv_in.weight" in names:
+        vq = movq_sizes(checkpoint, names, whose)
+    else:
+        own = said if checkpoint is target else folder_json(path if path.is_dir() else path.parent)
+        vq = _said_vq(own, manifest.target.image_codes, variant)
     if vq.codebook_size != manifest.target.image_codes:
         raise CheckpointError(
             f"{path} is of another codebook: it has {vq.codebook_size} codes, the vocabulary of {folder} "

@@ -85,7 +85,7 @@ def detect(path: Path, parts: Parts) -> Found[GlmImageManifest] | None:
         homes = [parts.text / PROCESSOR, parts.text]
     text = find_file(homes, "tokenizer.json")
     manifest = manifest_of(checkpoint, said, text)
-    found = Found(manifest, {"target": home}, parts, ["the prior of GLM-Image"])
+    found = Found(manifest, {"target": home}, parts)
     if CODEBOOK in checkpoint:
         found.files["vq"] = home
     else:

@@ -90,13 +90,12 @@ def detect(path: Path, parts: Parts) -> Found[JanusManifest] | None:
     opened = keys.open_model(path, SIGNATURES, ours=ours, whose="Janus")
     if opened is None:
         return None
-    checkpoint, layout = opened
+    checkpoint, _ = opened
     text = find_file([parts.text or folder], "tokenizer.json")
     manifest = manifest_of(checkpoint, said, None if text is None else read_ids(text))
     variant = _variant(path, folder, parts.entry, entries_like(manifest))
     manifest = manifest.model_copy(update={"variant": variant})
-    notes = [f"{layout} keys", f"the prompt of {ROLES[variant][0]}"]
-    found = Found(manifest, {"target": path, "vq": path}, parts, notes)
+    found = Found(manifest, {"target": path, "vq": path}, parts)
     if text is None:
         found.missing["text"] = f"a text tokenizer: put the model's tokenizer.json into {folder}"
     else:

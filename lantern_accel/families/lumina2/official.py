@@ -66,7 +66,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
         )
     opened = keys.open_model(path, layouts.SIGNATURES, ours=True, whose="Lumina-mGPT 2.0")
     assert opened is not None  # it is ours
-    checkpoint, layout = opened
+    checkpoint, _ = opened
     files, missing = {"target": path}, dict[str, str]()
     absent = [name for name in _TOKENIZER if not (home / name).is_file()]
     if absent:
@@ -93,7 +93,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
             vq=vq,
             defaults=DEFAULTS.within(target.image_codes),
         )
-    return Found(manifest, files, parts, ["Lumina-mGPT 2.0", f"{layout} keys"], missing)
+    return Found(manifest, files, parts, missing)
 
 
 def published_manifest(entry: ModelEntry) -> Lumina2Manifest:

@@ -9,6 +9,7 @@ from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
+from lantern_accel.families.prompted_drafter import PromptedDrafterConfig
 from lantern_accel.nn.sizes import Sizes
 from lantern_accel.nn.vq import VQConfig
 
@@ -48,3 +49,10 @@ def test_a_list_without_end_and_a_number_that_is_none_are_refused() -> None:
         VQConfig(ch_mult=(1,) * 100)
     with pytest.raises(ValidationError, match="inf is not a finite number"):
         LlamaGenConfig(dim=32, n_layer=2, n_head=2, rope_base=float("inf"))
+
+
+def test_a_drafters_mark_may_be_below_zero() -> None:
+    sizes = {"dim": 8, "n_head": 2, "kv_heads": 2, "head_dim": 4, "ffn_dim": 8, "token_count": 9}
+    assert PromptedDrafterConfig(**sizes, vocab_size=4, mark=(-2.0, 0.5)).mark == (-2.0, 0.5)
+    with pytest.raises(ValidationError, match="nan is not a finite number"):
+        PromptedDrafterConfig(**sizes, vocab_size=4, mark=(float("nan"),))

@@ -137,6 +137,7 @@ _HELD: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
             "num_key_value_heads", "head_dim", "max_position_embeddings", "num_embeddings",
             "num_image_tokens", "image_area", "temporal_downsample_factor", "resolution",
             "d_model", "d_kv", "d_ff", "num_heads", "num_layers", "relative_attention_num_buckets",
+            "n_head", "block_size", "image_size", "downsample_size",
         ),
     ),
     (
@@ -232,30 +233,6 @@ def check_said(what: object, said: Mapping[str, Any], sizes: Mapping[str, object
                 f"{what} has {name} {sizes[ours]} by its shapes, but its configuration says {value!r}; "
                 "the two are not of one model"
             )
-
-
-def whole(said: Mapping[str, Any], name: str, path: Path) -> int:
-    """Return a number of a configuration of ``path``: whole, 1 or more; raises CheckpointError."""
-    try:
-        value = int(said[name])
-        if value == float(said[name]) and value > 0:
-            return value
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise CheckpointError(
-        f"{path}: its configuration says {name} {said[name]!r}, which is not a count; correct it"
-    )
-
-
-def side_of(said: Mapping[str, Any], path: Path) -> int:
-    """Return the tokens along one side, of a configuration's ``block_size`` (tokens an image)."""
-    size = whole(said, "block_size", path)
-    side = math.isqrt(size)
-    if side * side != size:
-        raise CheckpointError(
-            f"{path}: block_size {size} is not a square; correct its configuration"
-        )
-    return side
 
 
 def find_file(places: Iterable[Path], name: str) -> Path | None:

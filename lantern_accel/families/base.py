@@ -27,7 +27,7 @@ from lantern_accel.checkpoints.layouts import (
     read_json,
 )
 from lantern_accel.checkpoints.loading import Recipe
-from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
+from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError, ModelError, RequestError
 from lantern_accel.families.keys import Change, Rule, recipes_of, renamed
@@ -219,17 +219,6 @@ class Family(ABC, Generic[ManifestT]):
 
     def pair(self, model: Model[ManifestT]) -> None:
         """Let a drafter read what it has of its target, once both are in memory."""
-
-    def wrong_with(self, part: str, path: Path) -> str | None:
-        """Say what is wrong with a part that is not a module of ours; None: nothing is."""
-        if not path.is_file():
-            return f"there is no {path}"
-        try:
-            if path.suffix == ".safetensors":
-                open_checkpoint(path)
-        except CheckpointError as error:
-            return str(error)
-        return None
 
     # --- prompts -> conditions -> rows -> pixels ---------------------------------------------------
 

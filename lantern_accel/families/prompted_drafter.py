@@ -64,11 +64,6 @@ class PromptedDrafterConfig(DrafterSizes):
         return super().of_target(target) | blocks
 
 
-def patches_of(config: Any) -> int:
-    """Return how many codes of a target stand for patches; others frame the image."""
-    return int(getattr(config, "image_codes", config.vocab_size))
-
-
 class PromptedManifest(TokenManifest):
     """The manifest of a model whose drafters have its own blocks."""
 
@@ -76,7 +71,9 @@ class PromptedManifest(TokenManifest):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        check_codes(self.vq.codebook_size, patches_of(self.target))
+        # Of a target's codes some frame the image.
+        codes = getattr(self.target, "image_codes", self.target.vocab_size)
+        check_codes(self.vq.codebook_size, codes)
         wrong = None if self.drafter is None else self.drafter.misfit(self.target)
         if wrong is not None:
             raise ValueError(f"the drafter is not of this target: {wrong}")

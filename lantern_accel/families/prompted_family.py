@@ -83,7 +83,7 @@ class TokenFamily(Family[TokenManifestT]):
         if not isinstance(model.text, PromptText):
             lacks = model.missing.get("text", "a text tokenizer in its folder")
             raise RequestError(f"the model {manifest.name!r} lacks {lacks}")
-        return self.pad_prompts(model, model.text.ids(texts, *grid), device, grid)
+        return self.conditions_of(model, model.text.ids(texts, *grid), device, grid)
 
     def conditions_of(
         self,
@@ -97,22 +97,9 @@ class TokenFamily(Family[TokenManifestT]):
         Raises :class:`RequestError` for a grid that the model cannot generate, and for a prompt that is
         longer than it was trained on.
         """
-        side = model.manifest.token_pixels
-        size = None if grid is None else (grid[1] * side, grid[0] * side)
-        return self.pad_prompts(model, prompts, device, model.manifest.grid(size))
-
-    def pad_prompts(
-        self,
-        model: Model[TokenManifestT],
-        prompts: Sequence[Sequence[int]],
-        device: torch.device,
-        grid: tuple[int, int],
-    ) -> Conditions:
-        """Return the conditions of prompts that are token ids already; ``grid``: rows and columns.
-
-        Raises :class:`RequestError` for a prompt that is longer than the model was trained on.
-        """
         manifest, names = model.manifest, self.shape_names[1:]
+        side = manifest.token_pixels
+        grid = manifest.grid(None if grid is None else (grid[1] * side, grid[0] * side))
         sizes = dict(zip(names, grid, strict=True)) if names else {}
         tokens = manifest.target.model_copy(update=sizes).num_tokens
         longest, positions = max(len(ids) for ids in prompts), self.positions(manifest.target)

@@ -22,7 +22,7 @@ from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import PARTS, Found, Model, Parts
-from lantern_accel.families.keys import load_float
+from lantern_accel.families.keys import load_float, recipes_of, renamed
 from lantern_accel.families.manifest import Manifest, ManifestT
 from lantern_accel.families.registry import family
 from lantern_accel.files import digest_of, read_json_file
@@ -124,6 +124,10 @@ def open_part(
 ) -> tuple[nn.Module, Checkpoint, Mapping[str, Recipe]]:
     """Return a part without its data, its checkpoint, and where each of its tensors lies there."""
     kind, checkpoint = family(found.manifest.family), open_checkpoint(found.files[part])
+    if part == HEAD:
+        head = empty_head(found.manifest)
+        assert head is not None  # its file is looked for only where the manifest has its sizes
+        return head, checkpoint, recipes_of(renamed(checkpoint, ()))
     with without_data():
         module = kind.build(found.manifest, part, ops)
     return module, checkpoint, kind.recipes(part, checkpoint, found.manifest)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from torch import nn
-
-from lantern_accel.checkpoints.loading import Recipe, checked
-from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
+from lantern_accel.checkpoints.loading import checked
+from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.errors import LanternError, ModelError
+from lantern_accel.errors import CheckpointError, LanternError, ModelError
 from lantern_accel.families.base import PARTS, Found, Parts
-from lantern_accel.families.keys import recipes_of, renamed
 from lantern_accel.families.registry import family
 from lantern_accel.models.bundle import HEAD, open_part
 from lantern_accel.models.locate import find_model
-from lantern_accel.nn.draft_head import empty_head
 from lantern_accel.records import Frozen
 
 NAMES = {
@@ -74,9 +69,7 @@ def check(path: Path, parts: Parts | None = None) -> Checked:
         return Checked(path=str(path), parts=(wrong,))
     ours = (*PARTS, HEAD)
     rows = [_part(found, part) for part in ours if part in found.files]
-    for part, file in found.files.items():
-        if part not in ours:
-            rows.append(_other(found.manifest.family, part, file))
+    rows += [_other(part, file) for part, file in found.files.items() if part not in ours]
     rows += [Part(part=p, state="missing", detail=text) for p, text in found.missing.items()]
     manifest = found.manifest
     return Checked(
@@ -93,7 +86,7 @@ def _part(found: Found, part: str) -> Part:
     path = found.files[part]
     kind = family(found.manifest.family)
     try:
-        module, checkpoint, recipes = _opened(found, part)
+        module, checkpoint, recipes = open_part(found, part, TensorOps())
         own = checked(module, checkpoint, recipes, path.name, kind.beside.get(part))
     except LanternError as error:
         return Part(part=part, state="unusable", path=str(path), detail=str(error))
@@ -109,15 +102,6 @@ def _part(found: Found, part: str) -> Part:
     )
 
 
-def _opened(found: Found, part: str) -> tuple[nn.Module, Checkpoint, Mapping[str, Recipe]]:
-    """Return a part without its data, its file, and where each of its tensors lies there."""
-    if part != HEAD:
-        return open_part(found, part, TensorOps())
-    head, checkpoint = empty_head(found.manifest), open_checkpoint(found.files[part])
-    assert head is not None  # its file is looked for only where the manifest has its sizes
-    return head, checkpoint, recipes_of(renamed(checkpoint, ()))
-
-
 def _sizes(config: object) -> str:
     """Return a part's configuration as text, the parts that tell models apart."""
     names = (
@@ -128,11 +112,15 @@ def _sizes(config: object) -> str:
     return ", ".join(sizes)
 
 
-def _other(kind: str, part: str, path: Path) -> Part:
+def _other(part: str, path: Path) -> Part:
     """Say whether the files of a part that is not a module of ours are all there."""
-    wrong = family(kind).wrong_with(part, path)
-    if wrong is not None:
-        return Part(part=part, state="unusable", path=str(path), detail=wrong)
+    try:
+        if path.is_dir() or path.suffix == ".safetensors":
+            open_checkpoint(path)
+        elif not path.is_file():
+            raise CheckpointError(f"there is no {path}; check the path")
+    except CheckpointError as error:
+        return Part(part=part, state="unusable", path=str(path), detail=str(error))
     files = [path] if path.is_file() else [p for p in path.iterdir() if p.is_file()]
     size = sum(file.stat().st_size for file in files)
     return Part(part=part, state="found", path=str(path), nbytes=size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from lantern_accel.bounds import whole
 from lantern_accel.checkpoints.layouts import read_json
 from lantern_accel.checkpoints.loading import without_data
-from lantern_accel.errors import CheckpointError, ModelError, RequestError, shown
+from lantern_accel.errors import ModelError, RequestError, shown
 from lantern_accel.families.base import (
     Conditions,
     Found,
@@ -30,7 +29,7 @@ from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.families.llamagen.features import FeatureFile
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, llamagen_config
-from lantern_accel.families.llamagen.t5 import T5Text, encoder_hash, encoder_parameters
+from lantern_accel.families.llamagen.t5 import T5Text, encoder_parameters
 from lantern_accel.families.llamagen.text import TextEncoder, WordText
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.tokenizer import check_texts, check_vocabulary, read_tokenizer
@@ -124,15 +123,6 @@ class LlamaGenFamily(VQFamily[LlamaGenManifest]):
             raise ModelError(
                 f"{found.files['t5']}/config.json lacks {error}; fetch the text encoder again"
             ) from None
-
-    def wrong_with(self, part: str, path: Path) -> str | None:
-        if part != "t5":
-            return super().wrong_with(part, path)
-        try:
-            encoder_hash(path)
-        except CheckpointError as error:
-            return str(error)
-        return None
 
     def text(
         self, found: Found[LlamaGenManifest], device: torch.device, dtype: torch.dtype

@@ -8,6 +8,7 @@ file names, in this order.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -343,13 +344,13 @@ def target_config(target: layouts.Candidate, entry: ModelEntry | None = None) ->
         )
     layouts.check_said(path, said, {"dim": dim, "n_layer": layers, "vocab_size": vocab})
     heads = next((s[1] for s in SHAPES.values() if (s[0], s[2]) == (layers, dim)), None)
-    if said.get("n_head") is None and heads is None:
+    if "n_head" not in said and heads is None:
         known = ", ".join(f"{n} {s[0]} x {s[2]}" for n, s in SHAPES.items())
         raise CheckpointError(
             f"{path} has {layers} layers of width {dim}, not a published LlamaGen ({known}); put "
             f"a {path.stem}.json next to it with n_head and block_size"
         )
-    values["n_head"] = heads if said.get("n_head") is None else layouts.whole(said, "n_head", path)
+    values["n_head"] = said.get("n_head", heads)
     values["grid"] = _grid(path, said, values, entry)
     with layouts.explained(path, "its configuration is not of these weights"):
         return LlamaGenConfig.model_validate(values)
@@ -358,9 +359,8 @@ def target_config(target: layouts.Candidate, entry: ModelEntry | None = None) ->
 def _said(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return what a configuration, or its trainer's arguments, say about the model, under our names."""
     alone = path.is_dir() or len(list(path.parent.glob(f"*{path.suffix}"))) <= 2
-    said = layouts.our_sizes(checkpoint.info) | layouts.our_sizes(
-        layouts.config_of(path, alone=alone)
-    )
+    layouts.check_kinds(path, checkpoint.info)
+    said = layouts.our_sizes({**checkpoint.info, **layouts.config_of(path, alone=alone)})
     size = str(said.get("gpt_model", "")).removeprefix("GPT-")
     if size in SHAPES:
         said.setdefault("n_head", SHAPES[size][1])
@@ -373,11 +373,15 @@ def _grid(
     """Return the tokens along one side; raises :class:`CheckpointError` where nothing says it."""
     if entry is not None and "pixels" in entry.config:
         return int(entry.config["pixels"]) // 16
-    if said.get("block_size") is not None:
-        return layouts.side_of(said, path)
-    if said.get("image_size") is not None:
-        pixels = layouts.whole(said, "downsample_size", path) if said.get("downsample_size") else 16
-        return layouts.whole(said, "image_size", path) // pixels
+    if "block_size" in said:
+        side = math.isqrt(said["block_size"])
+        if side * side != said["block_size"]:
+            raise CheckpointError(
+                f"{path}: block_size {said['block_size']} is not a square; correct its configuration"
+            )
+        return side
+    if "image_size" in said:
+        return int(said["image_size"]) // int(said.get("downsample_size", 16))
     if said.get("input_type") in INPUT_TYPES:
         return INPUT_TYPES[said["input_type"]]
     # As the published files are called: c2i_L_384.pt, t2i_XL_stage1_256.pt.

@@ -179,7 +179,7 @@ def test_a_configuration_that_is_not_of_the_weights(texts: Path) -> None:
     assert "dim 32 by its shapes, but its configuration says 64" in refused(texts)
     for wrong in ({"n_head": "many"}, {"n_head": 0}, {"n_head": 4, "block_size": [16]}):
         write_sizes(config, **wrong)
-        assert "which is not a count" in refused(texts)
+        assert "which is not an integer above 0" in refused(texts)
 
 
 def test_a_drafters_configuration_that_is_wrong(texts: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,23 +45,6 @@ def drafter_weights(path: Path) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A checkpoint that lies somewhere: opened, or why it cannot be."""
-
-    path: Path
-    checkpoint: Checkpoint | None
-    error: CheckpointError | None = None
-    kind: str | None = None
-
-    def opened(self) -> Checkpoint:
-        """Return the checkpoint; raises its :class:`CheckpointError`."""
-        if self.error is not None:
-            raise self.error
-        assert self.checkpoint is not None
-        return self.checkpoint
-
-
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder: itself where it is one, its files, and its sub-folders."""
     if has_weights(folder):
@@ -79,25 +61,24 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return out
 
 
-def examine(path: Path, classify: Callable[[Checkpoint], str | None]) -> Candidate:
-    """Open one checkpoint and say what part of a model it is; errors are kept, not raised."""
-    try:
-        checkpoint = open_checkpoint(path)
-    except CheckpointError as error:
-        return Candidate(path, None, error)
-    return Candidate(path, checkpoint, kind=classify(checkpoint))
-
-
 def search(
-    folders: Iterable[Path], classify: Callable[[Checkpoint], str | None]
-) -> list[Candidate]:
-    """Examine every checkpoint in these folders, each once, in order."""
-    out: dict[Path, Candidate] = {}
-    for folder in folders:
-        if folder.is_dir():
-            for path in checkpoints_in(folder):
-                out.setdefault(path.resolve(), examine(path, classify))
-    return list(out.values())
+    paths: Iterable[Path], classify: Callable[[Checkpoint], str | None]
+) -> dict[Path, str | CheckpointError | None]:
+    """Say of every checkpoint at or in these paths what part of a model it is, each once, in order.
+
+    None: of something else. An error says why it cannot be opened.
+    """
+    out, seen = dict[Path, str | CheckpointError | None](), set[Path]()
+    for place in paths:
+        for path in checkpoints_in(place) if place.is_dir() else [place] if place.is_file() else []:
+            if path.resolve() in seen:
+                continue
+            seen.add(path.resolve())
+            try:
+                out[path] = classify(open_checkpoint(path))
+            except CheckpointError as error:
+                out[path] = error
+    return out
 
 
 def read_json(path: Path) -> dict[str, Any]:

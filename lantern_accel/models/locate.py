@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lantern_accel.checkpoints.layouts import checkpoints_in, examine
+from lantern_accel.checkpoints.layouts import search
 from lantern_accel.checkpoints.weights import SUFFIXES
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import LanternError, ModelError, RequestError, did_you_mean
@@ -199,10 +199,9 @@ def _broken(failed: Mapping[str, str] | None = None) -> str:
 
 def _held(path: Path) -> str:
     """Name the weights that lie at a path with their first keys; empty where there are none."""
-    names = []
-    for one in checkpoints_in(path) if path.is_dir() else [path]:
-        held = examine(one, lambda _: None)
-        name = one.name if held.error else f"{one.name} ({', '.join(list(held.opened())[:2])}, ...)"
-        names.append(name)
+    held = search([path], lambda checkpoint: ", ".join(list(checkpoint)[:2]))
+    names = [
+        f"{one.name} ({k}, ...)" if isinstance(k, str) else one.name for one, k in held.items()
+    ]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more}" if names else ""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern_accel.checkpoints import layouts
-from lantern_accel.checkpoints.weights import Checkpoint
+from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
 from lantern_accel.families.base import Found, Parts
@@ -65,26 +65,26 @@ def classify(checkpoint: Checkpoint) -> str | None:
     return keys.layout_of(checkpoint, SIGNATURES, keys.LLAMA)
 
 
-def candidates_for(
-    kind: str, named: Path | None, folders: Iterable[Path]
-) -> list[layouts.Candidate]:
-    """Return the checkpoints of one kind: the one that a user named, or all that lie in the folders.
+def check_part(kind: str, path: Path) -> Checkpoint:
+    """Open a part that was named; raises :class:`CheckpointError` for one of another kind."""
+    checkpoint = open_checkpoint(path)
+    found = classify(checkpoint)
+    if found != kind:
+        held = "its keys are of something else" if found is None else f"it is {_ARE[found]}"
+        raise CheckpointError(f"{path} is not {_WANTED[kind]} ({held}); name another with --{kind}")
+    return checkpoint
 
-    Raises :class:`CheckpointError` for one of another kind, and for one that cannot be opened.
+
+def parts_in(kind: str, folders: Iterable[Path]) -> list[Path]:
+    """Return the checkpoints of one kind that lie in folders.
+
+    Raises :class:`CheckpointError` for one that cannot be opened and has the kind in its name.
     """
-    if named is not None:
-        one = layouts.examine(named, classify)
-        if one.opened() and one.kind != kind:
-            held = f"it is {_ARE[one.kind]}" if one.kind else "its keys are of something else"
-            raise CheckpointError(
-                f"{named} is not {_WANTED[kind]} ({held}); name another with --{kind}"
-            )
-        return [one]
     seen = layouts.search(folders, classify)
-    found = [one for one in seen if one.kind == kind]
-    broken = [one for one in seen if one.error is not None and kind in one.path.name]
-    if broken and (kind == "drafter" or not found):
-        broken[0].opened()
+    found = [path for path, one in seen.items() if one == kind]
+    for path, one in seen.items():
+        if isinstance(one, CheckpointError) and kind in path.name and not (found and kind == "vq"):
+            raise one
     return found
 
 
@@ -112,15 +112,15 @@ def find_vq(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> None:
     Raises :class:`CheckpointError` for a tokenizer of another codebook, and for several to choose from.
     """
     config, name = found.manifest.target, found.files["target"].name
-    candidates = candidates_for("vq", found.parts.vq, folders)
+    near = parts_in("vq", folders) if found.parts.vq is None else [found.parts.vq]
+    configs = {one: vq_config(check_part("vq", one)) for one in near}
     hint = "t2i" if config.conditioning == "text" else "c2i"
-    if not candidates:
+    if not configs:
         found.missing["vq"] = (
             f"an image tokenizer (vq_ds16_{hint}.pt): put it next to {name}, or name it with "
             "--use vq=PATH"
         )
         return
-    configs = {one.path: vq_config(one.opened()) for one in candidates}
     fitting = [p for p, c in configs.items() if c.codebook_size == config.vocab_size]
     if not fitting:
         path, other = next(iter(configs.items()))
@@ -193,13 +193,12 @@ def drafters_near(found: Found[LlamaGenManifest]) -> list[Path]:
     """
     near = homes(found.files["target"])
     roots = [*near, *(folder / "trained_drafters" for folder in near)]
-    return [near[-1] / "drafter", *(one.path for one in candidates_for("drafter", None, roots))]
+    return [near[-1] / "drafter", *parts_in("drafter", roots)]
 
 
 def published_drafter(path: Path, target: LlamaGenConfig) -> DrafterConfig:
     """Return the sizes of LANTERN's drafter; raises :class:`CheckpointError` for something else."""
-    (one,) = candidates_for("drafter", path, ())
-    return drafter_config(path, one.opened())
+    return drafter_config(path, check_part("drafter", path))
 
 
 # --- text encoder -----------------------------------------------------------------------------------
@@ -245,42 +244,42 @@ def t5_width(folder: Path) -> int | None:
 
 def detect(path: Path, parts: Parts) -> Found[LlamaGenManifest] | None:
     """Say what LlamaGen model lies at ``path``; None where nothing of LlamaGen's does."""
-    here = [layouts.examine(path, classify)] if path.is_file() else layouts.search([path], classify)
-    targets = [one for one in here if one.kind == "target"]
+    here = layouts.search([path], classify)
+    targets = [one for one, kind in here.items() if kind == "target"]
     if not targets:
-        ours = [one for one in here if one.kind is not None]
-        broken = [one for one in here if one.error is not None]
+        ours = {one: kind for one, kind in here.items() if isinstance(kind, str)}
+        broken = [error for error in here.values() if isinstance(error, CheckpointError)]
         if broken and (ours or not path.is_dir() or len(here) == len(broken)):
-            broken[0].opened()
+            raise broken[0]
         if ours:
-            held = ", ".join(f"{one.path.name} ({one.kind})" for one in ours)
+            held = ", ".join(f"{one.name} ({kind})" for one, kind in ours.items())
             raise CheckpointError(
                 f"{path} holds {held}, but no GPT for images; put one of LlamaGen's next to it, or name "
                 "it with --model"
             )
         return None
     if len(targets) > 1:
-        names = ", ".join(one.path.name for one in targets)
+        names = ", ".join(one.name for one in targets)
         raise CheckpointError(
-            f"{path} holds {len(targets)} models ({names}); name one: --model {targets[0].path}"
+            f"{path} holds {len(targets)} models ({names}); name one: --model {targets[0]}"
         )
-    target = targets[0]
+    (target,) = targets
     config = target_config(target, parts.entry)
     manifest = LlamaGenManifest(
-        name=target.path.stem,
+        name=target.stem,
         target=config,
         vq=published_vq().model_copy(update={"codebook_size": config.vocab_size}),
         defaults=defaults_of(config),
     )
-    found = Found(manifest, {"target": target.path}, parts)
-    find_vq(found, homes(target.path))
+    found = Found(manifest, {"target": target}, parts)
+    find_vq(found, homes(target))
     if config.conditioning == "text":
-        find_text(found, homes(target.path))
+        find_text(found, homes(target))
     known, side = entries_like(found.manifest), found.manifest.image_size
     if "vq" in found.files and known and side != known[0].config["pixels"]:
         raise CheckpointError(
             f"{found.files['vq']} makes {side // config.grid} pixels of a token, but the "
-            f"{config.grid} x {config.grid} tokens of {target.path.name} are for "
+            f"{config.grid} x {config.grid} tokens of {target.name} are for "
             f"{known[0].config['pixels']} pixels; name the tokenizer of 16 pixels a token with "
             "--use vq=PATH"
         )
@@ -310,13 +309,13 @@ def published_manifest(entry: ModelEntry) -> LlamaGenManifest:
     )
 
 
-def target_config(target: layouts.Candidate, entry: ModelEntry | None = None) -> LlamaGenConfig:
+def target_config(path: Path, entry: ModelEntry | None = None) -> LlamaGenConfig:
     """Return the sizes of a GPT from its shapes and from what is written near it.
 
     ``entry``: the published model that the user says it is. Raises :class:`CheckpointError` where
     something cannot be determined, with what to write where.
     """
-    checkpoint, path = target.opened(), target.path
+    checkpoint = open_checkpoint(path)
     named = keys.renamed(checkpoint, keys.LLAMA)
     said, layers = _said(path, checkpoint), keys.layer_count(named)
     (vocab, dim), _, (ffn, _) = (

@@ -139,7 +139,13 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
     checkpoint, layout = opened
     entry = parts.entry or entry_at("chameleon", path)
     variant = _variant(path, config, layout, parts.entry, entry)
-    side = anole_side(config) if variant == "anole" else _lumina_side(path, entry)
+    if variant == "anole":
+        side = anole_side(config)
+    elif entry is not None and entry.config["variant"] == "lumina":
+        side = int(entry.config["pixels"]) // 16
+    else:
+        names = [one.name for one in published() if one.config.get("variant") == "lumina"]
+        raise ask_for_name(path, "for which size of images this Lumina-mGPT was trained", names)
     files, missing = {"target": weights}, dict[str, str]()
     text = _text_tokenizer(path, parts)
     ids = SpecialIds()
@@ -249,14 +255,6 @@ def anole_side(config: dict[str, Any]) -> int:
     said = config.get("vq_config") or {}
     levels = len(said.get("ch_mult", said.get("channel_multiplier", ())))
     return int(said["resolution"]) >> (levels - 1) if "resolution" in said and levels else 32
-
-
-def _lumina_side(path: Path, entry: ModelEntry | None) -> int:
-    """Return the codes along the side of the images that a Lumina was trained for."""
-    if entry is None or entry.config["variant"] != "lumina":
-        names = [one.name for one in published() if one.config.get("variant") == "lumina"]
-        raise ask_for_name(path, "for which size of images this Lumina-mGPT was trained", names)
-    return int(entry.config["pixels"]) // 16
 
 
 # --- files --------------------------------------------------------------------------------------------

@@ -146,8 +146,7 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
         if isinstance(text, Emu3Text):
             context = text.unconditional(rows, columns)
         else:
-            begin = manifest.ids.unconditional(manifest.variant)
-            context = [*begin, *self._sized(manifest, rows, columns)]
+            context = [manifest.ids.bos, *self._sized(manifest, rows, columns)]
         return self.with_contexts(model, conditions, [context] * len(conditions.mask))
 
     def tiny(self) -> Emu3Manifest:

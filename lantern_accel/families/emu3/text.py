@@ -57,8 +57,6 @@ UNCONDITIONAL: dict[Variant, str] = {
     "emu3": BOS,
     "emu3.5": f"{BOS}You are a helpful assistant. USER:  ASSISTANT: {BEGIN}",
 }
-#: Ids of Emu3.5's words without a prompt, between the first token and the last.
-_WORDS_3P5 = (2610, 525, 264, 10950, 17847, 13, 13872, 25, 220, 35560, 3846, 2821, 25, 220)
 
 
 class SpecialIds(Frozen):
@@ -82,10 +80,6 @@ class SpecialIds(Frozen):
     def before(cls, first: int) -> SpecialIds:
         """Return the ids of a vocabulary whose code 0 is the id ``first``."""
         return cls(first=first, **{name: first - back for name, back in BEFORE.items()})
-
-    def unconditional(self, variant: Variant) -> list[int]:
-        """Return the released ids in front of an image without a prompt."""
-        return [self.bos] if variant == "emu3" else [self.bos, *_WORDS_3P5, self.begin]
 
 
 def picture_start(rows: int, columns: int) -> str:

@@ -66,15 +66,6 @@ def positions(prompt: int, both: tuple[Grid, Grid]) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def tokens_above(both: tuple[Grid, Grid]) -> list[int]:
-    """Return the token above each in its own grid, -1 in the first rows."""
-    above: list[int] = []
-    for high, wide in both:
-        first = len(above)
-        above += [-1] * wide + list(range(first, first + (high - 1) * wide))
-    return above
-
-
 def large_codes(tokens: Tensor, rows: int, columns: int) -> Tensor:
     """Return the codes of the large grid, ``[n, rows, columns]``, of tokens ``[n, N]``."""
     return tokens[:, -rows * columns :].reshape(len(tokens), rows, columns)

@@ -23,7 +23,6 @@ from lantern_accel.families.glm_image.grids import (
     grid_of,
     grids,
     positions,
-    tokens_above,
 )
 from lantern_accel.families.prompted_drafter import PromptedManifest
 from lantern_accel.families.target import Target
@@ -94,7 +93,10 @@ class GlmImageConfig(LlamaSizes):
     @property
     def above(self) -> list[int]:
         """The token above each in its own grid, -1 in the first rows."""
-        return tokens_above(self.grids)
+        above: list[int] = []
+        for high, wide in self.grids:
+            above += [-1] * wide + list(range(len(above), len(above) + (high - 1) * wide))
+        return above
 
 
 class GlmImageGPT(Target):

@@ -17,7 +17,6 @@ from lantern_accel.families.glm_image.grids import (
     large_codes,
     positions,
     prior_token_ids,
-    tokens_above,
 )
 from lantern_accel.families.glm_image.model import GlmImageConfig
 from lantern_accel.families.glm_image.text import prompt_text
@@ -139,5 +138,6 @@ def test_the_table_of_real_sizes() -> None:
 
 
 def test_rows_of_two_widths() -> None:
-    above = tokens_above(((2, 3), (3, 4)))
-    assert above == [-1, -1, -1, 0, 1, 2, -1, -1, -1, -1, *range(6, 14)]
+    config = GlmImageConfig(height=3, width=4, small_tokens=8)
+    assert config.grids == ((2, 3), (3, 4))
+    assert config.above == [-1, -1, -1, 0, 1, 2, -1, -1, -1, -1, *range(6, 14)]

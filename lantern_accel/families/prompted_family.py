@@ -36,6 +36,8 @@ class TokenFamily(Family[TokenManifestT]):
     text_type: ClassVar[type[PromptText]]
     #: The target's sizes that requests choose: the shape of conditions, one number alone where it is one.
     shape_names: ClassVar[tuple[str, ...]] = ("prefix_length", "height", "width")
+    #: Tokens of a prompt that fit next to a model's own image, whatever its file says.
+    long_prompt: ClassVar[int] = 0
 
     def text(
         self, found: Found[TokenManifestT], device: torch.device, dtype: torch.dtype
@@ -55,10 +57,6 @@ class TokenFamily(Family[TokenManifestT]):
         prompts = [self.tiny_prompt(manifest, drawn) for _ in range(count)]
         ids, mask = left_pad(prompts, manifest.target.prefix_length, manifest.pad)
         return Conditions(ids, mask, self.usual_shape(model))
-
-    def positions(self, target: Any) -> int:
-        """Return the positions that a target was trained on: those of a prompt and of its image."""
-        return int(target.max_positions)
 
     def usual_shape(self, model: Model[TokenManifestT]) -> Hashable:
         sizes = tuple(getattr(model.manifest.target, name) for name in self.shape_names)
@@ -102,7 +100,8 @@ class TokenFamily(Family[TokenManifestT]):
         grid = manifest.grid(None if grid is None else (grid[1] * side, grid[0] * side))
         sizes = dict(zip(names, grid, strict=True)) if names else {}
         tokens = manifest.target.model_copy(update=sizes).num_tokens
-        longest, positions = max(len(ids) for ids in prompts), self.positions(manifest.target)
+        longest, own = max(len(ids) for ids in prompts), manifest.target.num_tokens
+        positions = max(manifest.target.max_positions, own + self.long_prompt)
         most = positions - tokens
         if longest > most:
             ways = [f"shorten the prompt to {most} tokens"] * (most > 0)

@@ -26,9 +26,6 @@ from lantern_accel.families.tokenizer import PromptText
 from lantern_accel.nn.vq import VQModel
 from lantern_accel.strategy.values import Sampling
 
-#: Tokens of a prompt that fit next to a model's own image in any case.
-LONG_PROMPT = 256
-
 
 class ChameleonText(PromptText[ChameleonManifest]):
     """The tokenizer of one model, with the prompt that it was trained on."""
@@ -70,6 +67,7 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
     drafters_near = staticmethod(official.drafters_near)
     published_drafter = staticmethod(official.published_drafter)
     pixels_at_once: ClassVar[int] = 512 * 512
+    long_prompt = 256
     #: Hugging Face's files hold target and VQGAN together.
     beside, vq_prefix, rules = layouts.BESIDE, layouts.VQ_PREFIX, layouts.BOTH_RULES
 
@@ -107,10 +105,6 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
     ) -> Sequence[Change]:
         """Permute what rotations of the other pairing need; keep the head's rows of codes."""
         return () if part == "vq" else layouts.trunk_changes(checkpoint, getattr(manifest, part))
-
-    def positions(self, target: ChameleonConfig) -> int:
-        """Return the trained positions: whatever a file says, those of its own image and a prompt."""
-        return max(target.max_positions, target.num_tokens + LONG_PROMPT)
 
     def rows(
         self, model: Model[ChameleonManifest], conditions: Conditions, sampling: Sampling

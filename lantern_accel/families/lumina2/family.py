@@ -9,7 +9,6 @@ from typing import ClassVar
 from lantern_accel.families.chameleon import layouts
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.family import ChameleonFamily, ChameleonText
-from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.lumina2 import official
 from lantern_accel.families.lumina2.model import (
     DEFAULTS,
@@ -38,7 +37,7 @@ class Lumina2Family(ChameleonFamily):
     name: ClassVar[str] = "lumina2"
     manifest_type: ClassVar[type[Manifest]] = Lumina2Manifest
     text_type, target_type = Lumina2Text, Lumina2GPT
-    vq_type = MoVQ
+    vq_type, long_prompt = MoVQ, 0
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
     to_uint8 = staticmethod(nearest_uint8)
@@ -67,7 +66,3 @@ class Lumina2Family(ChameleonFamily):
             vq=MoVQConfig(ch=32, ch_mult=(1,), num_res_blocks=1, codebook_size=40, attention=(0,)),
             defaults=DEFAULTS.within(target.vocab_size),
         )
-
-    def positions(self, target: ChameleonConfig) -> int:
-        """Return the trained positions, as the configuration says."""
-        return target.max_positions

@@ -1,4 +1,4 @@
-"""``lantern-accel train``: a drafter or a draft head for any model, and the folder of parts."""
+"""``lantern-accel train``: a drafter or a draft head for any model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from lantern_accel.errors import DataError, DiskFullError
 from lantern_accel.files import disk_is_full
 from lantern_accel.generation.settings import read_size
 from lantern_accel.prompts import read_prompts
-from lantern_accel.strategy.values import Sampling
 
 train = typer.Typer(
     help="Train a drafter or a draft head for any model. All stages resume.",
@@ -191,34 +190,3 @@ def head(*, given: Learning) -> None:
     from lantern_accel.training.head import HeadTrainConfig, train_head
 
     given.learn("head", HeadTrainConfig, train_head)
-
-
-@train.command("bundle")
-def bundle(
-    to: Path = typer.Argument(
-        ..., metavar="FOLDER", help="Folder to write; generate takes it as --model."
-    ),
-    work: Path = typer.Option(
-        Path("lantern-train"), "--work", "-w", help="Folder of the training run."
-    ),
-    name: str = typer.Option("my-model", help="The model's name."),
-    config: Path = typer.Option(
-        None, help="JSON or TOML with the model's defaults: sampling, trees, acceptance rules."
-    ),
-    summary: str = typer.Option("", help="One line about the model, for listings."),
-    licence: str = typer.Option("", help="Its licence, for listings."),
-) -> None:
-    """Put the trained parts together as a model folder."""
-    from lantern_accel.strategy.choose import ModelDefaults
-    from lantern_accel.strategy.trees import parse_tree
-    from lantern_accel.training.folder import bundle as put_together
-    from lantern_accel.training.folder import read_config
-
-    small: dict[str, Any] = {
-        "sampling": Sampling(cfg_scale=3.0),
-        "static_tree": parse_tree("small_8"),
-        "dynamic_tree": parse_tree("dynamic:4,3,12"),
-    }
-    defaults = read_config(ModelDefaults, config, **(small if config is None else {}))
-    made = put_together(work, to, name, defaults, summary, licence)
-    say(str(made), label="wrote", style="bold green")

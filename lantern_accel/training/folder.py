@@ -1,16 +1,10 @@
-"""Reads a trainer's settings, and puts the parts in a training folder together as a model.
-
-``WORK/text_tokenizer.json``, ``WORK/tokenizer/`` (the image tokenizer), ``WORK/target/`` and
-``WORK/drafter/`` are what the trainers write.
-"""
+"""Files of training: a trainer's settings, what it writes, and a model folder with that in it."""
 
 from __future__ import annotations
 
-import shutil
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError
@@ -20,19 +14,12 @@ from torch import Tensor, nn
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.families.base import Parts
 from lantern_accel.families.keys import load_float
-from lantern_accel.families.llamagen.drafter import DrafterConfig
-from lantern_accel.families.llamagen.manifest import LlamaGenManifest
-from lantern_accel.families.llamagen.model import LlamaGenConfig
-from lantern_accel.families.llamagen.text import TextEncoderConfig
-from lantern_accel.families.llamagen.words import normalise
 from lantern_accel.files import read_json_file, read_toml_file, write_json, write_whole
 from lantern_accel.models.bundle import HEAD, folder_parts, with_head
-from lantern_accel.nn.vq import VQConfig, VQModel
 from lantern_accel.records import Frozen, first_wrong
-from lantern_accel.strategy.choose import ModelDefaults
-from lantern_accel.training.loop import read_made
 
 Config = TypeVar("Config", bound=Frozen)
+Made = TypeVar("Made", bound=BaseModel)
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -68,11 +55,23 @@ def write_weights(
     write_whole(path, save(kept, said))
 
 
-def write_model(model: nn.Module, out: Path, name: str) -> None:
-    """Write a model's weights as bf16 ``name.safetensors`` and its config as ``name.json``."""
-    write_weights(model.state_dict(), out / f"{name}.safetensors")
-    config = cast(BaseModel, model.config)
-    write_json(out / f"{name}.json", config.model_dump(mode="json"))
+def read_made(kind: type[Made], path: Path, stage: str, field: str = "") -> Made:
+    """Return what a stage of training wrote as JSON, or one field of it.
+
+    Raises :class:`DataError` where the file is not there, or is not what the stage writes.
+    """
+    try:
+        found = read_json_file(path)
+        return kind.model_validate(found[field] if field else found)
+    except FileNotFoundError:
+        raise DataError(
+            f"{path.parent} holds no trained {stage}; train the {stage} first"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise DataError(
+            f"{path} is not what training a {stage} writes ({reason}); train the {stage} again"
+        ) from None
 
 
 def read_model(
@@ -85,52 +84,6 @@ def read_model(
     model = make(read_made(config, folder / f"{name}.json", stage))
     load_float(model, folder / f"{name}.safetensors")
     return model
-
-
-def load_tokenizer(folder: Path, device: torch.device | None = None) -> VQModel:
-    """Return the image tokenizer that was written there, in float32 and ready to use."""
-    model = read_model(VQModel, VQConfig, folder, "vq", "tokenizer")
-    return model.to(device or torch.get_default_device()).eval().requires_grad_(False)
-
-
-def bundle(
-    work: Path, to: Path, name: str, defaults: ModelDefaults, summary: str = "", licence: str = ""
-) -> Path:
-    """Put the trained parts together as a model folder and return it.
-
-    A model without a trained drafter gets none. Raises :class:`DataError` where a part is missing.
-    """
-    parts = {"target": work / "target", "text": work / "target", "vq": work / "tokenizer"}
-    if (work / "decoder" / "vq.safetensors").is_file():
-        parts["vq"] = work / "decoder"
-    if (work / "drafter" / "drafter.safetensors").is_file():
-        parts["drafter"] = work / "drafter"
-    for part, folder in parts.items():
-        if not (folder / f"{part}.safetensors").is_file():
-            raise DataError(
-                f"{folder / part}.safetensors is not there; train the {folder.name} first"
-            )
-    drafter = None
-    if "drafter" in parts:
-        drafter = read_made(DrafterConfig, parts["drafter"] / "drafter.json", "drafter")
-    trained = read_json_file(work / "target" / "report.json")
-    style = trained.get("config", {}).get("default_style") if isinstance(trained, dict) else None
-    manifest = LlamaGenManifest(
-        name=name,
-        summary=summary,
-        licence=licence,
-        target=read_made(LlamaGenConfig, parts["target"] / "target.json", "target"),
-        text=read_made(TextEncoderConfig, parts["text"] / "text.json", "target"),
-        drafter=drafter,
-        vq=read_made(VQConfig, parts["vq"] / "vq.json", "tokenizer"),
-        defaults=defaults.model_copy(update={"style": style}),
-    )
-    to.mkdir(parents=True, exist_ok=True)
-    for part, folder in parts.items():
-        shutil.copyfile(folder / f"{part}.safetensors", to / f"{part}.safetensors")
-    shutil.copyfile(work / "text_tokenizer.json", to / "text_tokenizer.json")
-    write_json(to / "model.json", manifest.model_dump(mode="json"))
-    return to
 
 
 def with_parts(model: Path, parts: Parts, to: Path) -> Path:
@@ -152,48 +105,3 @@ def with_parts(model: Path, parts: Parts, to: Path) -> Path:
         write_whole(to / name, content)
     write_json(to / "model.json", found.manifest.model_dump(mode="json"))
     return to
-
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-PAD, UNK = "[PAD]", "[UNK]"
-"""Special tokens of the text tokenizer; their ids are 0 and 1."""
-
-_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
-
-
-def train_text_tokenizer(texts: Iterable[str], vocab_size: int = 3000) -> Tokenizer:
-    """Build a WordPiece tokenizer from normalised ``texts``; [PAD] is 0 and [UNK] is 1.
-
-    A quarter of the vocabulary is letters and common word pieces, so that any Latin word can be
-    spelt; the rest are the most frequent whole words. The same texts in any order give the same
-    file. The caller normalises text before encoding; the tokenizer splits on spaces only.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    words = Counter(word for text in texts for word in normalise(text).split())
-    entries = [PAD, UNK, *_LETTERS, *("##" + letter for letter in _LETTERS)]
-    entries += _most_common(_pieces(words), max(vocab_size // 4 - len(entries), 0))
-    entries += _most_common(words, vocab_size)
-    vocabulary = {entry: i for i, entry in enumerate(list(dict.fromkeys(entries))[:vocab_size])}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNK, max_input_chars_per_word=64))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.WordPiece(prefix="##")
-    return tokenizer
-
-
-def _pieces(words: Counter[str]) -> Counter[str]:
-    """Count the beginnings and the later parts of two to five letters, by the letters they save."""
-    pieces: Counter[str] = Counter()
-    for word, count in words.items():
-        for start in range(len(word)):
-            for end in range(start + 2, min(start + 5, len(word)) + 1):
-                piece = word[start:end] if start == 0 else "##" + word[start:end]
-                pieces[piece] += count * (end - start - 1)
-    return pieces
-
-
-def _most_common(counts: Counter[str], number: int) -> list[str]:
-    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return [entry for entry, _ in ranked[:number]]

@@ -11,26 +11,25 @@ import random
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from lantern_accel.errors import DataError, LanternError
-from lantern_accel.files import read_json_file, write_json, write_whole
+from lantern_accel.files import write_json, write_whole
 from lantern_accel.progress import Progress
 from lantern_accel.records import Frozen
 from lantern_accel.training.device import TrainDevice
 
 CHECKPOINT = "checkpoint.pt"
 HELD_OUT_SHARE = 0.05
-Made = TypeVar("Made", bound=BaseModel)
 
 
 class TrainConfig(Frozen):
@@ -57,25 +56,6 @@ class TrainConfig(Frozen):
     )
 
 
-def read_made(kind: type[Made], path: Path, stage: str, field: str = "") -> Made:
-    """Return what a stage of training wrote as JSON, or one field of it.
-
-    Raises :class:`DataError` where the file is not there, or is not what the stage writes.
-    """
-    try:
-        found = read_json_file(path)
-        return kind.model_validate(found[field] if field else found)
-    except FileNotFoundError:
-        raise DataError(
-            f"{path.parent} holds no trained {stage}; train the {stage} first"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise DataError(
-            f"{path} is not what training a {stage} writes ({reason}); train the {stage} again"
-        ) from None
-
-
 def held_out(count: int, seed: int) -> tuple[list[int], list[int]]:
     """Return which of ``count`` images are held out, one at least, and which are trained on."""
     order = list(range(count))
@@ -85,7 +65,7 @@ def held_out(count: int, seed: int) -> tuple[list[int], list[int]]:
 
 
 # Fields that may change between a checkpoint and its continuation.
-_FREE_FIELDS = frozenset({"checkpoint_every", "evaluate_every", "samples_every"})
+_FREE_FIELDS = frozenset({"checkpoint_every", "evaluate_every"})
 
 
 def fraction_done(config: TrainConfig, step: int, elapsed: float) -> float:
@@ -167,7 +147,6 @@ class Task(ABC):
 
     label: str = "training"
     evaluate_every: int | None = None
-    samples_every: int | None = None
 
     @abstractmethod
     def step(self, index: int, rate: float, done: float, rng: random.Random) -> dict[str, float]:
@@ -192,10 +171,6 @@ class Task(ABC):
     def evaluate(self, index: int) -> dict[str, float]:
         """Return figures on held-out data after ``index`` steps; may note the best state."""
         return {}
-
-    def draw_samples(self, path: Path) -> None:
-        """Write an image of what the model does by now; asked for every ``samples_every`` steps."""
-        raise NotImplementedError(f"{self.label} generates no samples")
 
 
 class KeptTask(Task):
@@ -314,9 +289,9 @@ def run(
 ) -> Run:
     """Train until ``config``'s steps or minutes are over, continuing ``out/checkpoint.pt``.
 
-    Writes ``samples/step-N.png`` next to it. Raises :class:`TrainingStopped` after
-    an interrupt or a termination signal, once the checkpoint is written, and :class:`DataError`
-    where the checkpoint is of another configuration, the disk is full or the loss is not a number.
+    Raises :class:`TrainingStopped` after an interrupt or a termination signal, once the checkpoint is
+    written, and :class:`DataError` where the checkpoint is of another configuration, the disk is full
+    or the loss is not a number.
     """
     say = Progress() if progress is None else progress
     seed_everything(config.seed)
@@ -373,8 +348,6 @@ def run(
                 at.curve.append({"step": at.step, **at.running, **task.evaluate(at.step)})
                 figures = " ".join(f"{k} {v:.4g}" for k, v in at.curve[-1].items() if k != "step")
                 say.log(f"step {at.step}: {figures}")
-            if task.samples_every and at.step % task.samples_every == 0:
-                task.draw_samples(out / "samples" / f"step-{at.step}.png")
             if at.step % config.checkpoint_every == 0:
                 save()
                 saved = at.step
@@ -387,15 +360,6 @@ def run(
             "command to continue"
         )
     return at
-
-
-def move_average(
-    average: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay: float, index: int
-) -> None:
-    """Move averages of weights towards them after step ``index``; the first steps count for more."""
-    with torch.no_grad():
-        for name, value in average.items():
-            value.lerp_(weights[name], 1 - min(decay, (2 + index) / (11 + index)))
 
 
 def _smooth(running: dict[str, float], metrics: dict[str, float]) -> None:

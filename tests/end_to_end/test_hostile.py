@@ -118,7 +118,7 @@ def test_files_that_are_none(
     for part in ("vq", "drafter", "text-encoder", "embeddings"):
         assert path in refused([*words, "--use", f"{part}={path}"], capsys), "the file is named"
     for given in (["compare", path, "-o", "c.html"],
-                  ["train", "bundle", "model", "--config", path]):  # fmt: skip
+                  ["train", "head", "--model", "lantern-emoji", "--config", path]):  # fmt: skip
         assert path in refused(given, capsys)
 
 

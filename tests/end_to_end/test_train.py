@@ -46,7 +46,11 @@ def test_the_whole_pipeline_makes_a_model_that_draws(command, emoji, work):
         done = emoji(stage, "--work", work, "--config", work / f"{stage}.json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout[: done.stdout.rindex("}") + 1])["steps"] == 4
-    done = command("train", "bundle", work / "model", "--work", work, "--name", "squares")
+    assert (work / "target" / "samples" / "step-2.png").is_file()
+    defaults = {"dynamic_tree": {"kind": "dynamic", "top_k": 4, "depth": 3, "total": 12}}
+    write_json(work / "defaults.json", {"sampling": {"cfg_scale": 3.0}, **defaults})
+    words = ["--name", "squares", "--config", work / "defaults.json"]
+    done = emoji("bundle", work / "model", "--work", work, *words)
     assert done.returncode == 0, done.stderr
     done = command(
         "generate", "red square", "--model", work / "model", "--strategy", "lantern++:k=3",
@@ -77,7 +81,7 @@ def test_a_continued_run_ends_as_an_unbroken_one(emoji, work):
     from lantern_accel.training.device import TrainDevice
     from lantern_accel.training.folder import read_config
     from lantern_emoji import workspace
-    from lantern_emoji.target import EmojiTargetConfig
+    from lantern_emoji.target import TargetConfig
 
     device = TrainDevice(open_backend("cpu"))
 
@@ -96,7 +100,7 @@ def test_a_continued_run_ends_as_an_unbroken_one(emoji, work):
     (work / "target" / "checkpoint.pt").unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", dying)
-        chosen = read_config(EmojiTargetConfig, work / "target.json")
+        chosen = read_config(TargetConfig, work / "target.json")
         with pytest.raises(Killed):
             workspace.run_target(chosen, work, None, resume=True, device=device)
         report = workspace.run_target(chosen, work, None, resume=True, device=device)
@@ -104,7 +108,7 @@ def test_a_continued_run_ends_as_an_unbroken_one(emoji, work):
     assert report["steps"] == 4
     continued = load_file(final)
     assert all(torch.equal(unbroken[k], continued[k]) for k in unbroken)
-    other = read_config(EmojiTargetConfig, None, **{**config, "lr": 0.5})
+    other = read_config(TargetConfig, None, **{**config, "lr": 0.5})
     with pytest.raises(LanternError, match="lr was"):
         workspace.run_target(other, work, None, resume=True, device=device)
 
@@ -130,13 +134,13 @@ def test_a_target_grows_out_of_one_in_another_folder(emoji, work):
     assert "holds no trained target" in emoji(*words, work / "larger.json").stderr
 
 
-def test_a_stage_names_the_one_that_is_missing(command, emoji, work):
+def test_a_stage_names_the_one_that_is_missing(emoji, work):
     done = emoji("target", "--work", work / "empty")
     assert done.returncode == 2
     assert "`python tools/lantern-emoji tokenizer` first" in done.stderr
     done = emoji("drafter", "--work", work / "empty")
     assert "`python tools/lantern-emoji target` first" in done.stderr
-    done = command("train", "bundle", work / "m", "--work", work / "empty")
+    done = emoji("bundle", work / "m", "--work", work / "empty")
     assert done.returncode == 2
 
 
@@ -172,7 +176,7 @@ def test_a_full_disk_is_one_sentence(emoji, work, monkeypatch):
 
 def test_toml_is_read_and_options_win(work):
     from lantern_accel.training.folder import read_config
-    from lantern_accel.training.target import TargetConfig
+    from lantern_emoji.target import TargetConfig
 
     (work / "c.toml").write_text("steps = 7\nlr = 0.002\n")
     config = read_config(TargetConfig, work / "c.toml", steps=9, seed=None)
@@ -182,10 +186,10 @@ def test_toml_is_read_and_options_win(work):
 def test_an_unknown_style_is_refused_by_name():
     from lantern_accel.errors import DataError
     from lantern_accel.training.folder import read_config
-    from lantern_emoji.target import EmojiTargetConfig
+    from lantern_emoji.target import TargetConfig
 
     with pytest.raises(DataError, match="no style is named 'notto'; there are noto, twemoji"):
-        read_config(EmojiTargetConfig, None, style_weights={"notto": 2.0})
+        read_config(TargetConfig, None, style_weights={"notto": 2.0})
 
 
 @pytest.mark.long

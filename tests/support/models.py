@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import string
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+
+def small_tokenizer(words: Sequence[str]) -> Tokenizer:
+    """Return a tokenizer of these words, which spells all others of letters and digits."""
+    letters = string.ascii_lowercase + string.digits
+    entries = ["[PAD]", "[UNK]", *letters, *("##" + letter for letter in letters), *words]
+    vocabulary = {entry: i for i, entry in enumerate(entries)}
+    tokenizer = Tokenizer(
+        models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=64)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return tokenizer
 
 
 def write_tiny_model(
@@ -21,7 +37,6 @@ def write_tiny_model(
     from lantern_accel.nn.vq import VQConfig, VQModel
     from lantern_accel.strategy.choose import ModelDefaults
     from lantern_accel.strategy.values import DynamicTree, Sampling, StaticTree
-    from lantern_accel.training.folder import train_text_tokenizer
 
     text = conditioning == "text"
     prefix = 5 if text else 1
@@ -41,7 +56,7 @@ def write_tiny_model(
         dim=32, n_head=4, ffn_dim=48, vocab_size=48, grid=grid, prefix_length=prefix - 1
     )
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_text_tokenizer(["red heart", "dog face", "a blue fish in the sea"], 200)
+    tokenizer = small_tokenizer(["blue", "dog", "face", "fish", "heart", "in", "red", "sea", "the"])
     tokenizer.save(str(folder / "text_tokenizer.json"), pretty=False)
     words = TextEncoderConfig(
         vocab_size=tokenizer.get_vocab_size(), dim=24, n_layer=1, prefix_length=prefix

@@ -138,8 +138,7 @@ def command_help() -> str:
     texts = [runner.invoke(app, ["--help"]).output]
     for words in (
         ["generate"], ["models"], ["models", "check"], ["models", "plan"], ["devices"], ["bench"],
-        ["conform"], ["tune"], ["stepcost"], ["train", "target"],
-        ["train", "drafter"], ["train", "head"], ["train", "bundle"],
+        ["conform"], ["tune"], ["stepcost"], ["train", "drafter"], ["train", "head"],
         ["profile"], ["compare"], ["hardware"], ["profiles"], ["profiles", "add"], ["serve"],
         ["evaluate"],
     ):  # fmt: skip

@@ -97,7 +97,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["serve", "--root-path", "a b"], "--root-path takes a path"),
     (["conform"], "name the backend"),
     (["conform", "cpu", "--resume"], "name it with -o"),
-    (["train", "bundle", "to", "--config", "none.toml"], "none.toml"),
+    (["train", "head", "--model", "lantern-emoji", "--config", "none.toml"], "none.toml"),
     (["models", "plan", "lantern-emoji", "--memory", "1.2.3"], "is not a size"),
     (["hardware", ""], "no device profile is named"),
     (["devices", ""], "is not a device"),

@@ -9,7 +9,7 @@ python "$here" tokenizer --work "$work" --config "$here/decoder.json"
 python "$here" target --work "$work" --config "$here/target-small.json"
 python "$here" target --work "$work" --config "$here/target.json"
 python "$here" drafter --work "$work" --config "$here/drafter.json"
-lantern-accel train bundle "$to" --work "$work" --name lantern-emoji --config "$here/defaults.json" \
+python "$here" bundle "$to" --work "$work" \
   --licence "Apache-2.0 (weights); image data: see NOTICE"
 # The drafter learns on from what the model itself draws with these defaults.
 lantern-accel train drafter --model "$to" --work "$work/own" --config "$here/drafter-own.json" \

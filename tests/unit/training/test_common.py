@@ -12,12 +12,12 @@ import torch
 from lantern_accel.errors import DataError
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.progress import Progress, console_progress
+from lantern_accel.training.folder import read_made
 from lantern_accel.training.loop import (
     TrainConfig,
     fraction_done,
     learning_rate,
     load_checkpoint,
-    read_made,
     save_checkpoint,
 )
 

@@ -28,7 +28,6 @@ class Line(loop.Task):
     """Fits a line; slow enough to be hit by a kill."""
 
     evaluate_every = 20
-    samples_every = 20
 
     def __init__(self, nap: float = 0.0) -> None:
         seed_everything(0)
@@ -57,10 +56,6 @@ class Line(loop.Task):
 
     def evaluate(self, index: int) -> dict[str, float]:
         return {"weight": float(self.model.weight.detach().sum())}
-
-    def draw_samples(self, path: Path) -> None:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("drawn")
 
 
 def config(**changes: Any) -> TrainConfig:
@@ -115,7 +110,7 @@ def test_a_run_killed_at_random_ends_as_an_unbroken_one(tmp_path: Path) -> None:
     assert done.step == STEPS
     assert same(killed, unbroken)
     left = {path.name for path in out.iterdir() if not path.name.endswith(".part")}
-    assert left == {"checkpoint.pt", "samples"}
+    assert left == {"checkpoint.pt"}
     assert [point["step"] for point in done.curve] == [20, 40, 60]
 
 
@@ -172,9 +167,6 @@ def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:
     assert _step(tmp_path) == 3
 
 
-def test_a_run_leaves_a_curve_and_samples(tmp_path: Path) -> None:
+def test_a_run_leaves_a_curve(tmp_path: Path) -> None:
     _, done = train(tmp_path)
-    assert {p.name for p in (tmp_path / "samples").iterdir()} == {
-        f"step-{n}.png" for n in (20, 40, 60)
-    }
     assert set(done.curve[0]) == {"step", "loss", "weight"}

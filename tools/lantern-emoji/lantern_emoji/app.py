@@ -97,6 +97,33 @@ def drafter(given: Training) -> None:
     _stage("drafter", given)
 
 
+@app.command("bundle")
+def bundle(
+    to: Path = typer.Argument(
+        ..., metavar="FOLDER", help="Folder to write; generate takes it as --model."
+    ),
+    work: Path = typer.Option(
+        Path("lantern-train"), "--work", "-w", help="Folder of the training run."
+    ),
+    name: str = typer.Option("lantern-emoji", help="The model's name."),
+    config: Path = typer.Option(
+        Path(__file__).parents[1] / "defaults.json",
+        show_default="lantern-emoji's",
+        help="JSON or TOML with the model's defaults: sampling, trees, acceptance rules.",
+    ),
+    summary: str = typer.Option("", help="One line about the model, for listings."),
+    licence: str = typer.Option("", help="Its licence, for listings."),
+) -> None:
+    """Put the trained parts together as a model folder."""
+    from lantern_accel.strategy.choose import ModelDefaults
+    from lantern_accel.training.folder import read_config
+    from lantern_emoji.folder import bundle as put_together
+
+    defaults = read_config(ModelDefaults, config)
+    made = put_together(work, to, name, defaults, summary, licence)
+    say(str(made), label="wrote", style="bold green")
+
+
 @app.command("prompts")
 def prompts(
     count: int = typer.Option(8400, min=1, help="How many."),

@@ -12,8 +12,8 @@ from lantern_accel.families.llamagen.model import LlamaGenGPT
 from lantern_accel.families.registry import family
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import Features
-from lantern_accel.training.target import TextTarget
 from lantern_emoji.batches import Batches
+from lantern_emoji.target import TextTarget
 
 
 class TextTargetFeatures:

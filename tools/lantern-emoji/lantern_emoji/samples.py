@@ -16,7 +16,7 @@ from lantern_accel.families.llamagen.text import tokenize
 from lantern_accel.generation.result import image_grid, save_image
 from lantern_accel.nn.vq import VQModel, pixels_to_uint8
 from lantern_accel.strategy.values import Sampling, Strategy
-from lantern_accel.training.target import TextTarget
+from lantern_emoji.target import TextTarget
 
 PROMPTS = (
     "red heart", "grinning face", "dog face", "pizza", "sunflower", "rocket", "red apple", "fish",

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
@@ -24,13 +25,13 @@ from lantern_accel.generation.result import image_grid, save_image
 from lantern_accel.nn.vq import VQConfig, VQModel
 from lantern_accel.progress import Progress
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.folder import load_tokenizer, write_model
-from lantern_accel.training.loop import Task, TrainConfig, move_average, run, seed_everything
+from lantern_accel.training.loop import Task, TrainConfig, run, seed_everything
 from lantern_accel_profiles.quality.features import MISSING, is_there, load_network
 from lantern_emoji.augment import augment, to_float
-from lantern_emoji.codebook import CodebookAverage
+from lantern_emoji.averages import CodebookAverage, move_average
 from lantern_emoji.data import EmojiDataset
 from lantern_emoji.encode import psnr, reconstruct
+from lantern_emoji.folder import load_tokenizer, write_model
 from lantern_emoji.render import SIZE
 from lantern_emoji.scenes import Scene, draw_scenes, render_scene
 
@@ -119,15 +120,15 @@ class TokenizerTask(Task):
         config: TokenizerConfig,
         data: EmojiDataset,
         device: TrainDevice,
+        out: Path,
         start: VQModel | None = None,
     ) -> None:
-        self.config, self.data, self.device = config, data, device
+        self.config, self.data, self.device, self.out = config, data, device, out
         self.images = torch.from_numpy(data.images)
         self.weights = torch.from_numpy(data.sampling_weights())
         self.flippable = torch.tensor([record.flippable for record in data.records])
         self.heldout = data.images[data.split("heldout")[::7][:64]]
         self.evaluate_every = config.checkpoint_every if len(self.heldout) else None
-        self.samples_every = self.evaluate_every
         self.model = VQModel(config.vq).to(device.device)
         self.alone = config.part == "decoder"
         if start is not None:
@@ -235,15 +236,16 @@ class TokenizerTask(Task):
         return {"loss": float(loss.detach()), "commit": float(commitment.detach()), **metrics}
 
     def evaluate(self, index: int) -> dict[str, float]:
-        """Return the PSNR of a few held-out images."""
+        """Return the PSNR of a few held-out images; draw some above what the tokenizer makes of them."""
         seen, _ = reconstruct(self.kept(), self.heldout)
+        _save_pairs(self.heldout[:24], seen[:24], self.out / "samples" / f"step-{index}.png")
         return {"heldout_psnr": float(psnr(self.heldout, seen).mean())}
 
-    def draw_samples(self, path: Path) -> None:
-        """Draw held-out images above what the tokenizer makes of them."""
-        seen, _ = reconstruct(self.kept(), self.heldout[:24])
-        pairs = np.concatenate([self.heldout[:24], seen], axis=1)
-        save_image(image_grid([*map(Image.fromarray, pairs)], 12), path)
+
+def _save_pairs(images: NDArray[np.uint8], seen: NDArray[np.uint8], path: Path) -> None:
+    """Save images above what the tokenizer makes of them."""
+    pairs = np.concatenate([images, seen], axis=1)
+    save_image(image_grid([*map(Image.fromarray, pairs)], 12), path)
 
 
 def train_tokenizer(
@@ -273,7 +275,7 @@ def train_tokenizer(
             f"{config.vq!r}; give both the same"
         )
     seed_everything(config.seed)
-    task = TokenizerTask(config, data, device, start)
+    task = TokenizerTask(config, data, device, out, start)
     done = run(task, config, out, device, progress, resume=resume)
     write_model(task.kept(), out, "vq")
     model = load_tokenizer(out, device.device)
@@ -308,6 +310,5 @@ def _report(
     )
     write_json(out / "report.json", report.model_dump(mode="json"))
     shown = list(range(0, len(images), max(1, len(images) // 60)))[:60]
-    pairs = np.concatenate([images[shown], seen[shown]], axis=1)
-    save_image(image_grid([*map(Image.fromarray, pairs)], 12), out / "reconstructions.png")
+    _save_pairs(images[shown], seen[shown], out / "reconstructions.png")
     return report

@@ -1,7 +1,7 @@
 """The stages of the emoji model's training: each reads what the one before it wrote.
 
 ``WORK/text_tokenizer.json``, ``WORK/tokenizer/``, ``WORK/target/``, ``WORK/drafter/``;
-``lantern-accel train bundle`` puts their results together as a model folder.
+``python tools/lantern-emoji bundle`` puts their results together as a model folder.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from lantern_accel.files import write_whole
 from lantern_accel.progress import Progress
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import DrafterTrainConfig, read_drafter, train_drafter
-from lantern_accel.training.folder import load_tokenizer, train_text_tokenizer
-from lantern_accel.training.loop import TrainConfig, read_made
-from lantern_accel.training.target import read_target, train_target
+from lantern_accel.training.loop import TrainConfig
 from lantern_emoji.batches import Batches, SceneTokens
 from lantern_emoji.captions import word_corpus
 from lantern_emoji.catalogue import COMMON
 from lantern_emoji.data import EmojiDataset, load_data
 from lantern_emoji.encode import encode_dataset, encode_scenes
 from lantern_emoji.features import TextTargetFeatures
+from lantern_emoji.folder import load_tokenizer, read_mixture, read_target
 from lantern_emoji.render import SIZE
 from lantern_emoji.samples import SampleSheet
 from lantern_emoji.scenes import SCENE_WORDS, draw_scenes
-from lantern_emoji.target import EmojiTargetConfig, fresh_target
+from lantern_emoji.target import TargetConfig, fresh_target
+from lantern_emoji.target_training import train_target
 from lantern_emoji.tokenizer import TokenizerConfig, train_tokenizer
+from lantern_emoji.vocabulary import train_text_tokenizer
 
 TOKENS = "tokens.npy"
 SCENES = "scene_tokens.npz"
@@ -43,7 +44,7 @@ def folder_of(config: TrainConfig) -> str:
     """Return where in the training folder a stage keeps what it makes."""
     if isinstance(config, TokenizerConfig):
         return "decoder" if config.part == "decoder" else "tokenizer"
-    return config.folder if isinstance(config, EmojiTargetConfig) else "drafter"
+    return config.folder if isinstance(config, TargetConfig) else "drafter"
 
 
 def _need(path: Path, command: str) -> Path:
@@ -132,7 +133,7 @@ def run_tokenizer(
 
 def target_batches(
     work: Path,
-    config: EmojiTargetConfig,
+    config: TargetConfig,
     text: TextEncoderConfig,
     device: TrainDevice,
     progress: Progress | None,
@@ -169,7 +170,7 @@ def target_batches(
 
 
 def run_target(
-    config: EmojiTargetConfig,
+    config: TargetConfig,
     work: Path,
     progress: Progress | None,
     *,
@@ -199,11 +200,6 @@ def run_target(
     )
 
 
-def _mixture(work: Path) -> EmojiTargetConfig:
-    """Return what the target in ``work`` was trained on."""
-    return read_made(EmojiTargetConfig, work / "target" / "report.json", "target", "config")
-
-
 def run_drafter(
     config: DrafterTrainConfig,
     work: Path,
@@ -215,7 +211,7 @@ def run_drafter(
     """Train the drafter on the final target, in ``work/drafter``."""
     target = read_target(_need(work / "target", "target"))
     # The mixture that the target was trained on: the drafter sees the same.
-    train, judged = target_batches(work, _mixture(work), target.text.config, device, progress)
+    train, judged = target_batches(work, read_mixture(work), target.text.config, device, progress)
     source = TextTargetFeatures(
         target, train, judged["heldout_nll"], device,
         text_dropout=config.text_dropout, compile=config.compile, taps=config.taps,
@@ -235,6 +231,6 @@ def run_drafter(
 #: Of each stage its settings and its trainer.
 STAGES: dict[str, tuple[type[TrainConfig], Callable[..., dict[str, Any]]]] = {
     "tokenizer": (TokenizerConfig, run_tokenizer),
-    "target": (EmojiTargetConfig, run_target),
+    "target": (TargetConfig, run_target),
     "drafter": (DrafterTrainConfig, run_drafter),
 }

@@ -10,7 +10,6 @@ from typing import cast
 from tokenizers import Tokenizer
 
 from lantern_accel.families.llamagen.words import normalise
-from lantern_accel.training.folder import train_text_tokenizer
 from lantern_emoji.captions import (
     STYLES,
     caption,
@@ -18,6 +17,7 @@ from lantern_emoji.captions import (
     word_corpus,
 )
 from lantern_emoji.data import Record
+from lantern_emoji.vocabulary import train_text_tokenizer
 
 
 def record(concept: str, group: str = "food-drink", tags: tuple[str, ...] = ("ripe",)) -> Record:

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from lantern_accel.errors import DataError
-from lantern_accel.training.target import TextTarget
-from lantern_emoji.target import EmojiTargetConfig, fresh_target
+from lantern_emoji.target import TargetConfig, TextTarget, fresh_target
 
 SMALL = {"dim": 32, "n_layer": 2, "n_head": 2, "ffn_dim": 40, "text_dim": 16, "text_layers": 1,
          "text_heads": 2, "prefix_length": 5, "compile": False}  # fmt: skip
@@ -15,7 +14,7 @@ LARGE = {**SMALL, "dim": 64, "n_head": 4, "ffn_dim": 96}
 
 
 def made(values: dict[str, object], start: TextTarget | None = None) -> TextTarget:
-    model = fresh_target(EmojiTargetConfig.model_validate(values), 50, 24, 4, start)
+    model = fresh_target(TargetConfig.model_validate(values), 50, 24, 4, start)
     return model
 
 

@@ -16,12 +16,12 @@ from lantern_accel.errors import DataError
 from lantern_accel.nn.vq import VQConfig, VQModel
 from lantern_accel.progress import Progress
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.folder import load_tokenizer
 from lantern_accel_profiles.quality import features
 from lantern_emoji.augment import augment, flip, place, rotate_hue, to_float, to_uint8
-from lantern_emoji.codebook import CodebookAverage
+from lantern_emoji.averages import CodebookAverage
 from lantern_emoji.data import EmojiDataset, Record
 from lantern_emoji.encode import encode_dataset, psnr
+from lantern_emoji.folder import load_tokenizer
 from lantern_emoji.tokenizer import (
     TokenizerConfig,
     TokenizerReport,

@@ -1,16 +1,27 @@
-"""Trains the codebook: a moving average of its latents on the unit sphere, with restarts.
+"""Moving averages: of weights, and of a codebook's latents on the unit sphere, with restarts.
 
-Source: VQ-VAE (arXiv 1711.00937), appendix A.1. Codes that nothing chooses are restarted at latents
-that are badly quantised, so that all of them come into use.
+Source of the latter: VQ-VAE (arXiv 1711.00937), appendix A.1. Codes that nothing chooses are
+restarted at latents that are badly quantised, so that all of them come into use.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.nn.vq import VQModel
+
+
+def move_average(
+    average: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay: float, index: int
+) -> None:
+    """Move averages of weights towards them after step ``index``; the first steps count for more."""
+    with torch.no_grad():
+        for name, value in average.items():
+            value.lerp_(weights[name], 1 - min(decay, (2 + index) / (11 + index)))
 
 
 class CodebookAverage:

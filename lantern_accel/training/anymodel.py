@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lantern_accel.errors import DataError
 from lantern_accel.families.base import Family, Size
-from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.progress import Progress
 from lantern_accel.strategy.values import Sampling
@@ -22,7 +21,7 @@ from lantern_accel.training.drafter import (
     DrafterTrainConfig,
     Features,
     Teacher,
-    read_drafter,
+    start_of,
     train_drafter,
 )
 from lantern_accel.training.loop import held_out
@@ -140,20 +139,11 @@ def run_model_drafter(
     ``images``, ``prompts``, ``samples``: what it learns from, as :func:`.recording.recorded_images` takes
     them. ``size``: width and height in pixels, for a model that generates several sizes; None: its own.
     """
-    model = pipeline.model
-    name = model.manifest.name
-    start = None
-    if config.start_from is not None:
-        if not isinstance(model.manifest, LlamaGenManifest):
-            raise DataError(
-                f"start_from continues drafters of LlamaGen targets, and {name!r} is not one; "
-                "leave it out"
-            )
-        start = read_drafter(out.parent / config.start_from)
-    if config.coupled and not model.family.guided:
+    start = start_of(config, out)
+    if config.coupled and not pipeline.model.family.guided:
         raise DataError(
-            f"coupled training learns guided distributions, and {name!r} decodes without "
-            "guidance; leave coupled out"
+            f"coupled training learns guided distributions, and {pipeline.model.manifest.name!r} "
+            "decodes without guidance; leave coupled out"
         )
     named, codes, encoded = recorded_images(
         pipeline, out, config.seed, Progress() if progress is None else progress,

@@ -19,17 +19,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.checkpoints.layouts import OWN_CONFIG, OWN_WEIGHTS
+from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.decoding.rows import Allowed
 from lantern_accel.device.packed import dense
 from lantern_accel.device.sampling import guide
 from lantern_accel.errors import DataError
 from lantern_accel.families.base import Family
-from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.files import write_json
 from lantern_accel.nn.transformer import Projection
 from lantern_accel.progress import Progress
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.folder import read_model, write_weights
+from lantern_accel.training.folder import write_weights
 from lantern_accel.training.loop import KeptTask, TrainConfig, run, seed_everything
 
 
@@ -260,7 +260,7 @@ class DrafterTask(KeptTask):
         config: DrafterTrainConfig,
         source: FeatureSource,
         device: TrainDevice,
-        start: EagleDrafter | None = None,
+        start: Checkpoint | None = None,
     ) -> None:
         self.config, self.source, self.device, self.key = config, source, device, source.key
         self.evaluate_every = config.evaluate_every
@@ -276,18 +276,16 @@ class DrafterTask(KeptTask):
         self.run = device.prepare(self.loss, compile=config.compile)
         self.begin()
 
-    def _begin_with(self, start: EagleDrafter) -> None:
+    def _begin_with(self, start: Checkpoint) -> None:
         """Start from a trained drafter; blocks and taps that it lacks keep their random values."""
-        ours, theirs = self.drafter.config, start.config
-        more = {"n_layer": theirs.n_layer, "taps": theirs.taps}
-        fitting = isinstance(ours, DrafterConfig) and theirs.n_layer <= ours.n_layer
-        fitting = fitting and theirs.taps in ((), ours.taps)
-        if not fitting or theirs != ours.model_copy(update=more):
-            raise DataError(
-                f"the drafter to start from is {theirs!r}; this target's is {ours!r}, and only n_layer "
-                "may be less and taps be absent"
-            )
-        self.put(start.state_dict())
+        ours = self.drafter.state_dict()
+        for key in start:
+            if key not in ours or start.shape(key) != tuple(ours[key].shape):
+                raise DataError(
+                    f"{start.path} does not fit this target's drafter: its {key} has the shape "
+                    f"{list(start.shape(key))}, and only n_layer may be less and taps be absent"
+                )
+        self.put({key: start.read(key).clone() for key in start})
 
     def _mask(self, batch: Features) -> Tensor | None:
         seen = batch.mask is not None and self.drafter.config.mask_padding
@@ -339,6 +337,13 @@ class DrafterTask(KeptTask):
         return {"heldout_top1": top1, "heldout_top3": top3}
 
 
+def start_of(config: DrafterTrainConfig, out: Path) -> Checkpoint | None:
+    """Return the drafter that training in ``out`` starts from; raises :class:`CheckpointError`."""
+    if config.start_from is None:
+        return None
+    return open_checkpoint(out.parent / config.start_from / OWN_WEIGHTS)
+
+
 def train_drafter(
     config: DrafterTrainConfig,
     source: FeatureSource,
@@ -347,7 +352,7 @@ def train_drafter(
     progress: Progress | None = None,
     *,
     resume: bool = True,
-    start: EagleDrafter | None = None,
+    start: Checkpoint | None = None,
 ) -> dict[str, Any]:
     """Train on a frozen target, resuming ``out/checkpoint.pt``; write ``drafter.safetensors``.
 
@@ -361,8 +366,3 @@ def train_drafter(
     write_weights(task.drafter.state_dict(), out / OWN_WEIGHTS)
     write_json(out / OWN_CONFIG, task.drafter.config.model_dump(mode="json"))
     return report
-
-
-def read_drafter(folder: Path) -> EagleDrafter:
-    """Read back what :func:`train_drafter` wrote, in float32; raises where it is not there."""
-    return read_model(EagleDrafter, DrafterConfig, folder, "drafter", "drafter")

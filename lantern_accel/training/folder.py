@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.families.base import Parts
-from lantern_accel.families.keys import load_float
 from lantern_accel.files import read_json_file, read_toml_file, write_json, write_whole
 from lantern_accel.models.bundle import HEAD, folder_parts, with_head
 from lantern_accel.records import Frozen, first_wrong
 
 Config = TypeVar("Config", bound=Frozen)
-Made = TypeVar("Made", bound=BaseModel)
-Module = TypeVar("Module", bound=nn.Module)
 
 
 def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Config:
@@ -53,37 +50,6 @@ def write_weights(
         k: v.detach().to("cpu", torch.bfloat16, copy=True).contiguous() for k, v in weights.items()
     }
     write_whole(path, save(kept, said))
-
-
-def read_made(kind: type[Made], path: Path, stage: str, field: str = "") -> Made:
-    """Return what a stage of training wrote as JSON, or one field of it.
-
-    Raises :class:`DataError` where the file is not there, or is not what the stage writes.
-    """
-    try:
-        found = read_json_file(path)
-        return kind.model_validate(found[field] if field else found)
-    except FileNotFoundError:
-        raise DataError(
-            f"{path.parent} holds no trained {stage}; train the {stage} first"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise DataError(
-            f"{path} is not what training a {stage} writes ({reason}); train the {stage} again"
-        ) from None
-
-
-def read_model(
-    make: Callable[[Any], Module], config: type[BaseModel], folder: Path, name: str, stage: str
-) -> Module:
-    """Read back what :func:`write_model` wrote, in float32; raises where it is not there.
-
-    ``make``: from its config to the model; ``stage``: of training, which wrote it.
-    """
-    model = make(read_made(config, folder / f"{name}.json", stage))
-    load_float(model, folder / f"{name}.safetensors")
-    return model
 
 
 def with_parts(model: Path, parts: Parts, to: Path) -> Path:

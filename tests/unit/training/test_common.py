@@ -12,7 +12,6 @@ import torch
 from lantern_accel.errors import DataError
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.progress import Progress, console_progress
-from lantern_accel.training.folder import read_made
 from lantern_accel.training.loop import (
     TrainConfig,
     fraction_done,
@@ -133,27 +132,3 @@ def test_every_progress_takes_two_stages(
         progress.log("said")
         progress.finish()
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "field", "told"),
-    [
-        (None, "", "holds no trained target; train the target first"),
-        ("[]", "", "target.json is not what training a target writes"),
-        ('{"steps": 3', "", "is not what"),
-        ('{"steps": "three"}', "", "is not what"),
-        ('{"settings": {"steps": 3}}', "config", "is not what"),
-        ("[1]", "config", "is not what"),
-    ],
-)
-def test_what_a_stage_left_is_read_or_refused(
-    tmp_path: Path, text: str | None, field: str, told: str
-) -> None:
-    path = tmp_path / "target.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(DataError) as caught:
-        read_made(TrainConfig, path, "target", field)
-    assert told in str(caught.value) and "\n" not in str(caught.value)
-    path.write_text('{"config": {"steps": 3}}')
-    assert read_made(TrainConfig, path, "target", "config").steps == 3

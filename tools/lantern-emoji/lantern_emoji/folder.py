@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import torch
 from pydantic import BaseModel
 from torch import nn
 
 from lantern_accel.errors import DataError
+from lantern_accel.families.keys import load_float
 from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
-from lantern_accel.files import write_json
+from lantern_accel.files import read_json_file, write_json
 from lantern_accel.nn.vq import VQConfig, VQModel
 from lantern_accel.strategy.choose import ModelDefaults
-from lantern_accel.training.folder import read_made, read_model, write_weights
+from lantern_accel.training.folder import write_weights
 from lantern_emoji.target import TargetConfig, TextTarget
+
+Made = TypeVar("Made", bound=BaseModel)
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def write_model(model: nn.Module, out: Path, name: str) -> None:
@@ -27,6 +32,37 @@ def write_model(model: nn.Module, out: Path, name: str) -> None:
     write_weights(model.state_dict(), out / f"{name}.safetensors")
     config = cast(BaseModel, model.config)
     write_json(out / f"{name}.json", config.model_dump(mode="json"))
+
+
+def read_made(kind: type[Made], path: Path, stage: str, field: str = "") -> Made:
+    """Return what a stage of training wrote as JSON, or one field of it.
+
+    Raises :class:`DataError` where the file is not there, or is not what the stage writes.
+    """
+    try:
+        found = read_json_file(path)
+        return kind.model_validate(found[field] if field else found)
+    except FileNotFoundError:
+        raise DataError(
+            f"{path.parent} holds no trained {stage}; train the {stage} first"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise DataError(
+            f"{path} is not what training a {stage} writes ({reason}); train the {stage} again"
+        ) from None
+
+
+def read_model(
+    make: Callable[[Any], Module], config: type[BaseModel], folder: Path, name: str, stage: str
+) -> Module:
+    """Read back what :func:`write_model` wrote, in float32; raises where it is not there.
+
+    ``make``: from its config to the model; ``stage``: of training, which wrote it.
+    """
+    model = make(read_made(config, folder / f"{name}.json", stage))
+    load_float(model, folder / f"{name}.safetensors")
+    return model
 
 
 def load_tokenizer(folder: Path, device: torch.device | None = None) -> VQModel:

@@ -19,7 +19,7 @@ from lantern_accel.families.tokenizer import read_tokenizer
 from lantern_accel.files import write_whole
 from lantern_accel.progress import Progress
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.drafter import DrafterTrainConfig, read_drafter, train_drafter
+from lantern_accel.training.drafter import DrafterTrainConfig, start_of, train_drafter
 from lantern_accel.training.loop import TrainConfig
 from lantern_emoji.batches import Batches, SceneTokens
 from lantern_emoji.captions import word_corpus
@@ -216,7 +216,7 @@ def run_drafter(
         target, train, judged["heldout_nll"], device,
         text_dropout=config.text_dropout, compile=config.compile, taps=config.taps,
     )  # fmt: skip
-    start = read_drafter(work / config.start_from) if config.start_from else None
+    start = start_of(config, work / "drafter")
     return train_drafter(
         config,
         source,

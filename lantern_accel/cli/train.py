@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,7 @@ from lantern_accel.cli.options import (
     read_parts,
     with_options,
 )
-from lantern_accel.errors import DataError, DiskFullError
-from lantern_accel.files import disk_is_full
+from lantern_accel.errors import DataError
 from lantern_accel.generation.settings import read_size
 from lantern_accel.prompts import read_prompts
 
@@ -58,19 +55,6 @@ class Training(OnDevice):
         return read_config(kind, self.config, **own, **more)
 
 
-@contextmanager
-def explaining_the_disk(where: Path) -> Iterator[None]:
-    """Explain an error of the disk in one sentence."""
-    try:
-        yield
-    except OSError as error:
-        kind = DiskFullError if disk_is_full(error) else DataError
-        raise kind(
-            f"{error.filename or where} cannot be read or written ({error.strerror or error}); "
-            "make it accessible or free some space, and run the same command to continue"
-        ) from error
-
-
 def print_report(report: dict[str, Any], folder: Path) -> None:
     """Print a trainer's figures as JSON, and say where it wrote."""
     left_out = ("curve", "config", "environment")
@@ -97,22 +81,28 @@ class Learning(Training):
         "For a model that is a folder: write a copy of it here, with what was trained."
     )
 
-    def learn(
-        self, part: str, settings: type[Any], run: Callable[..., dict[str, Any]], **more: Any
-    ) -> None:
-        """Train a part of the model in ``WORK/part`` and say what came of it.
+    def learn(self, part: str, **more: Any) -> None:
+        """Train a part of the model, a drafter or a head, in ``WORK/part`` and say what came of it.
 
-        ``run``: the trainer, which takes ``more``.
+        ``more``: what this trainer alone takes.
         """
+        from lantern_accel.device.plugins import choose_device
+
+        # Choose the device before torch is imported: some vendors read the environment then.
+        choose_device(self.device, self.options)
         import lantern_accel
         from lantern_accel.families.base import Parts
         from lantern_accel.models.bundle import bundled_models
         from lantern_accel.progress import console_progress
+        from lantern_accel.training.anymodel import run_model_drafter
         from lantern_accel.training.device import TrainDevice
+        from lantern_accel.training.drafter import DrafterTrainConfig
         from lantern_accel.training.folder import with_parts
+        from lantern_accel.training.head import HeadTrainConfig, train_head
 
-        chosen, out = self.settings(settings), self.work / part
-        pixels = read_size(self.size) if self.size else None
+        run = run_model_drafter if part == "drafter" else train_head
+        chosen = self.settings(DrafterTrainConfig if part == "drafter" else HeadTrainConfig)
+        out, pixels = self.work / part, read_size(self.size) if self.size else None
         folder = bundled_models().get(self.model, Path(self.model))
         if self.into is not None and not (folder / "model.json").is_file():
             raise DataError(
@@ -122,17 +112,14 @@ class Learning(Training):
         lines: list[str | int] = []
         if self.prompts is not None:
             lines.extend(str(one) for one in read_prompts(self.prompts))
-        with (
-            explaining_the_disk(self.work),
-            lantern_accel.load(
-                self.model,
-                device=self.device,
-                options=self.options,
-                **read_parts(self.use, ("vq", "text_encoder", "text_device")),
-                drafter="none",
-                head="none",
-            ) as pipeline,
-        ):
+        with lantern_accel.load(
+            self.model,
+            device=self.device,
+            options=self.options,
+            **read_parts(self.use, ("vq", "text_encoder", "text_device")),
+            drafter="none",
+            head="none",
+        ) as pipeline:
             if part == "head" and not lines:
                 from lantern_accel.generation.built_in_prompts import built_in_prompts
 
@@ -151,9 +138,8 @@ class Learning(Training):
             )
         print_report(report, out)
         if self.into is not None:
-            made = with_parts(
-                folder, Parts(head=out) if part == "head" else Parts(drafter=out), self.into
-            )
+            parts = Parts(head=out) if part == "head" else Parts(drafter=out)
+            made = with_parts(folder, parts, self.into)
             say(str(made), label="wrote", style="bold green")
 
 
@@ -167,13 +153,7 @@ def drafter(
     ),
 ) -> None:
     """Train an EAGLE drafter for a model, on captioned images or on images that the model generates."""
-    from lantern_accel.device.plugins import choose_device
-
-    choose_device(given.device, given.options)  # before torch, as above
-    from lantern_accel.training.anymodel import run_model_drafter
-    from lantern_accel.training.drafter import DrafterTrainConfig
-
-    given.learn("drafter", DrafterTrainConfig, run_model_drafter, images=images)
+    given.learn("drafter", images=images)
 
 
 @train.command("head")
@@ -184,9 +164,4 @@ def head(*, given: Learning) -> None:
     Without --prompts the model generates the built-in ones. Some prompts are left untouched, and the
     acceptance on these is reported.
     """
-    from lantern_accel.device.plugins import choose_device
-
-    choose_device(given.device, given.options)  # before torch, as above
-    from lantern_accel.training.head import HeadTrainConfig, train_head
-
-    given.learn("head", HeadTrainConfig, train_head)
+    given.learn("head")

@@ -12,7 +12,7 @@ from lantern_accel.cli import run
 from lantern_accel.cli.console import say
 from lantern_accel.cli.help import tidy
 from lantern_accel.cli.options import with_options
-from lantern_accel.cli.train import Training, explaining_the_disk, print_report
+from lantern_accel.cli.train import Training, print_report
 from lantern_accel_profiles.commands.evaluate import evaluate
 
 app = typer.Typer(
@@ -42,8 +42,7 @@ def data() -> None:
     from lantern_accel.progress import console_progress
     from lantern_emoji.data import prepare_data
 
-    with explaining_the_disk(Path("the cache")):
-        made = prepare_data(progress=console_progress())
+    made = prepare_data(progress=console_progress())
     say(f"{len(made.records)} images, {len(made.split('heldout'))} of them held out", label="data")
     for style, skipped in made.manifest["skipped"].items():
         named = ", ".join(f"{code} ({why})" for code, why in list(skipped.items())[:5])
@@ -64,10 +63,7 @@ def _stage(stage: str, given: Training, **more: Any) -> None:
     chosen = given.settings(kind, **more)
     opened = TrainDevice(found.open(), chosen.precision)
     try:
-        with explaining_the_disk(given.work):
-            report = train(
-                chosen, given.work, console_progress(), resume=given.resume, device=opened
-            )
+        report = train(chosen, given.work, console_progress(), resume=given.resume, device=opened)
     finally:
         opened.backend.close()
     print_report(report, given.work / workspace.folder_of(chosen))

@@ -32,10 +32,10 @@ class Target(RotaryNetwork):
     norm: RMSNorm
     output: Projection
 
-    def make_layers(self, dropout: float = 0.0) -> None:
+    def make_layers(self) -> None:
         """Make the blocks, as the configuration describes them, and the final norm."""
         self.decoder = self.config.decoder
-        self.layers = self.decoder.blocks(dropout)
+        self.layers = self.decoder.blocks()
         self.norm = RMSNorm(self.decoder.dim, self.decoder.eps)
 
     @property

@@ -64,8 +64,8 @@ class Decoder:
         """Query heads that share one head of keys and values."""
         return self.heads // self.kv_heads
 
-    def blocks(self, dropout: float = 0.0) -> nn.ModuleList:
-        """Build the blocks; those with norms before alone can be trained with ``dropout``."""
+    def blocks(self) -> nn.ModuleList:
+        """Build the blocks."""
         return nn.ModuleList(
             Block(
                 self.dim,
@@ -78,7 +78,6 @@ class Decoder:
                 head_norm=self.head_norm,
                 norms=self.norms,
                 input_norm=self.input_norm or layer > 0,
-                dropout=dropout,
             )
             for layer in range(self.layers)
         )

@@ -224,8 +224,7 @@ class Block(nn.Module):
     """Attention and a gated feed-forward, each added to what it read.
 
     ``norms``: where they stand; ``input_norm``: there is one before attention, which the first block of
-    LlamaGen's drafter lacks. ``dropout``, of what is added, needs norms before alone. For the rest see
-    :class:`Attention`.
+    LlamaGen's drafter lacks. For the rest see :class:`Attention`.
     """
 
     def __init__(
@@ -237,7 +236,6 @@ class Block(nn.Module):
         *,
         norms: Norms = "before",
         input_norm: bool = True,
-        dropout: float = 0.0,
         **attention: Any,
     ) -> None:
         super().__init__()
@@ -249,7 +247,6 @@ class Block(nn.Module):
         if norms == "both":
             self.attention_post_norm = RMSNorm(dim, eps)
             self.ffn_post_norm = RMSNorm(dim, eps)
-        self.dropout = dropout
 
     @property
     def plain(self) -> bool:
@@ -272,9 +269,6 @@ class Block(nn.Module):
             x = x + self.attention_post_norm(y, ops)
             y = self.feed_forward(self.ffn_norm(x, ops), ops)
             out = x + self.ffn_post_norm(y, ops)
-        elif self.training and self.dropout:
-            x = x + F.dropout(self.attention(y, layer, at, ops, rotary), self.dropout)
-            out = x + F.dropout(self.feed_forward(self.ffn_norm(x, ops), ops), self.dropout)
         else:
             x = self.attention(y, layer, at, ops, rotary, x)
             out = self.feed_forward(self.ffn_norm(x, ops), ops, x)

@@ -87,15 +87,13 @@ class ClassEmbedder(nn.Module):
 class LlamaGenGPT(GridNetwork, Target):
     """The target model. Its features are the states after the final norm."""
 
-    def __init__(
-        self, config: LlamaGenConfig, *, ops: TensorOps = REFERENCE, dropout: float = 0.0
-    ) -> None:
+    def __init__(self, config: LlamaGenConfig, *, ops: TensorOps = REFERENCE) -> None:
         super().__init__(config, ops)
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.cls_embedding: CaptionEmbedder | ClassEmbedder = (
             CaptionEmbedder(config) if config.conditioning == "text" else ClassEmbedder(config)
         )
-        self.make_layers(dropout)
+        self.make_layers()
         self.output = Projection(config.dim, config.vocab_size, bias=False)
         self.place_tables(torch.get_default_device())
 

@@ -33,7 +33,6 @@ class TargetConfig(TrainConfig):
     prefix_rotary: PrefixRotary = Field(
         "identity", description="identity: the image attends to the prompt by content"
     )
-    dropout: float = Field(0.0, ge=0, lt=1)
     text_dropout: float = Field(
         0.1, ge=0, lt=1, description="share of unconditional examples (CFG)"
     )
@@ -122,7 +121,7 @@ class TextTarget(nn.Module):
             caption_dim=config.text_dim,
             prefix_rotary=config.prefix_rotary,
         )
-        model = cls(TextEncoder(text), LlamaGenGPT(gpt, dropout=config.dropout))
+        model = cls(TextEncoder(text), LlamaGenGPT(gpt))
         for name, weight in model.named_parameters():
             if weight.dim() == 2:
                 nn.init.normal_(weight, std=0.02)

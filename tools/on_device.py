@@ -13,9 +13,11 @@ Nothing need be installed: the tree is enough, with wheels of the packages that 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -38,7 +40,6 @@ try:
 
     from lantern_accel.cli import run_single
     from lantern_accel.cli.console import say
-    from lantern_accel.cli.separate import end
     from lantern_accel.device.plugins import choose_device
     from lantern_accel.errors import BackendError, RequestError, did_you_mean
     from lantern_accel.files import read_toml_file, write_json, write_whole
@@ -52,6 +53,8 @@ except ModuleNotFoundError as missing:
 
 #: Environment that changes what runs; the report shows what was set.
 SHOWN = ("LANTERN_", "PT_", "HABANA_", "HLS_", "CUDA_", "TORCH", "OMP_")
+#: Seconds between an interrupt and a kill.
+PATIENCE = 10.0
 #: What stages run: a shell's background jobs ignore interrupts, and so would what they start.
 START = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
 COMMAND = "from lantern_accel.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -94,7 +97,11 @@ def run(
         except subprocess.TimeoutExpired:
             log.write(b"\nstopped: its time is over; the same command goes on\n")
         finally:
-            end(process, group=True)
+            for number in (signal.SIGINT, signal.SIGKILL):
+                if process.poll() is None:
+                    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                        os.killpg(process.pid, number)
+                        process.wait(PATIENCE)
     if stage.name == "device" and process.returncode == 0:
         write_whole(stage.result, printed.read_bytes())
     printed.unlink()

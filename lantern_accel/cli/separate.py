@@ -39,26 +39,6 @@ PATIENCE = 10.0
 CHILD = "from lantern_accel.cli.separate import serve; serve()"
 
 
-def end(
-    process: subprocess.Popen[bytes], patience: float | None = None, *, group: bool = False
-) -> None:
-    """Interrupt a process as Ctrl-C does, and kill it where it has not ended ``patience`` seconds later.
-
-    ``patience``: 10 s unless given. ``group``: with all processes of the group that it leads.
-    """
-    for number in (signal.SIGINT, signal.SIGKILL):
-        if process.poll() is not None:
-            break
-        try:
-            if group:
-                os.killpg(process.pid, number)
-            else:
-                process.send_signal(number)
-            process.wait(PATIENCE if patience is None else patience)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
-
-
 # --- the parent -----------------------------------------------------------------------------------
 
 
@@ -118,8 +98,8 @@ class Child:
             elif self.process.poll() is not None:
                 break
             elif time.monotonic() > deadline:
-                self.late = True
-                end(self.process)
+                self.process.send_signal(signal.SIGKILL if self.late else signal.SIGINT)
+                self.late, deadline = True, time.monotonic() + PATIENCE
         self.process.wait()
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ def test_a_stage_that_takes_too_long_is_interrupted_then_killed(
     assert not works and seconds < 30
     assert kept.is_file(), "it could not clean up"
     assert "its time is over" in (tmp_path / "slow.log").read_text()
-    monkeypatch.setattr("lantern_accel.cli.separate.PATIENCE", 0.5)
+    monkeypatch.setattr(tool, "PATIENCE", 0.5)
     deaf = ["signal.signal(signal.SIGINT, signal.SIG_IGN)", "time.sleep(60)"]
     works, seconds = tool.run(slow_stage(tool, tmp_path, *deaf), tmp_path, os.environ, 1.5)
     assert not works and seconds < 30

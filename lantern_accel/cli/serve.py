@@ -134,12 +134,9 @@ def _check_address(host: str, port: int) -> None:
         errno.EACCES: "may not be used by you; name one from 1024 on with --port",
     }
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind(address)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, address = found[0]
+        socket.create_server(address, family=family).close()
     except (OSError, UnicodeError) as error:
         reason = reasons.get(getattr(error, "errno", None) or 0)
         if reason:

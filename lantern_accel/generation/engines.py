@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -39,6 +39,9 @@ from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.sources import SERVED_BY, SOURCES
 from lantern_accel.strategy.strategy import check_settings
 from lantern_accel.strategy.values import AUTO, NeighbourSpace, Sampling, Strategy
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 #: Engines (buffers of one bucket) that are kept for reuse.
 KEPT_ENGINES = 4
@@ -347,10 +350,8 @@ def fault_of(error: BaseException) -> StrategyError | None:
 
 
 @contextmanager
-def explained(
-    backend: Backend, finish: Callable[[DeviceLostError], None] = lambda lost: None
-) -> Iterator[None]:
-    """Let errors of the device say what they mean; ``finish`` gives a lost device's images."""
+def explained(backend: Backend, images: list[Image] | None = None) -> Iterator[None]:
+    """Let errors of the device say what they mean; ``images``: what a lost one had finished."""
     try:
         yield
     except Exception as error:
@@ -362,8 +363,8 @@ def explained(
         known = error
         if not isinstance(error, LanternError):
             known = backend.explain(error)
-        if isinstance(known, DeviceLostError):
-            finish(known)
+        if isinstance(known, DeviceLostError) and images is not None:
+            known.images = images
         if known is None or known is error:
             raise
         raise known from error

@@ -22,7 +22,6 @@ from lantern_accel.device.entry_points import why
 from lantern_accel.device.timeouts import CLOSING, close_in_time, in_time
 from lantern_accel.errors import (
     BackendError,
-    DeviceLostError,
     DoesNotFitError,
     LanternError,
     RequestError,
@@ -331,9 +330,6 @@ class Pipeline:
         if path is not None:
             file = Unfinished(path, f"{self.model.weights_hash} {self.dtype}", request)
 
-        def keep(lost: DeviceLostError) -> None:
-            lost.images = images
-
         @contextlib.contextmanager
         def phase(name: str) -> Iterator[None]:
             with watch() as one:
@@ -393,7 +389,7 @@ class Pipeline:
             self._otherwise = None  # this device serves
             return Decoded(**{name: value[:now] for name, value in vars(made).items()})
 
-        with explained(self.backend, keep), watch() as total:
+        with explained(self.backend, images), watch() as total:
             with phase("text"):
                 conditions = runtime.conditions(
                     request.prompts, request.size, request.negative_prompt

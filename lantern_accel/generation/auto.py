@@ -248,6 +248,7 @@ class Auto:
         if not pays or asked.acceptance.relaxed or self.model.rounding is not None:
             return None
         tokens = self.model.manifest.target.num_tokens
+        # In int8, the largest that is tried: where it fits, those in fewer bits do.
         tree = SelfDrafts.over([length for length in AUTO_SELF if length <= tokens])
         made = asked.model_copy(update={"drafts": tree})
         return made if self.engines.capacity.holds(made) else None
@@ -268,12 +269,8 @@ class Auto:
         counts = [rows * n for n in own_windows(timed)]
         dtype, watch = self.engines.dtype, self.backend.stopwatch
         times = product_times(self.model.target, self.backend, dtype, counts, watch)
-
-        def holds(tree: SelfDrafts) -> bool:
-            return self.engines.capacity.holds(usual.with_drafts(tree))
-
         tokens = self.model.manifest.target.num_tokens
-        found = likely_copies(times, rows, timed, tokens, holds, windows.times.get(1))
+        found = likely_copies(times, rows, timed, tokens, windows.times.get(1))
         return [usual.with_drafts(one.tree) for one in found if one.speedup >= ENOUGH]
 
     # --- choosing ------------------------------------------------------------------------------

@@ -91,12 +91,11 @@ def likely_copies(
     rows: int,
     timed: Sequence[DraftLength],
     tokens: int,
-    holds: Callable[[SelfDrafts], bool],
     step: float | None = None,
 ) -> list[Likely]:
     """Return the drafts by a copy that are predicted fastest, and the next best by the same copy.
 
-    The second has another window of its own; none where no copy fits.
+    The second has another window of its own.
 
     ``times``: of :func:`product_times`, where one node of every image has ``rows`` rows; ``timed``: of
     the target's windows, and their tokens per step where known; ``tokens``: of an image; ``step``:
@@ -115,8 +114,6 @@ def likely_copies(
     gains = {one.length: one.tokens_per_step for one in timed}
     found: list[Likely] = []
     for name, rate in USUAL_RATES.items():
-        if not holds(SelfDrafts(weights=name)):
-            continue
         for length in own_windows(timed):
             window = length if length > 1 else 0
             drafts = [n for n in DRAFTS if max(window, 2) <= n + 1 <= tokens]

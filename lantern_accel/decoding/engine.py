@@ -293,6 +293,7 @@ class Engine:
         while True:
             progress = self.advance()
             for row, passes in progress.failed.items():
+                self._require_replayed(course.index, complete=False)
                 raise self.not_finite(row, passes)
             if on_progress is not None:
                 on_progress(min(progress.known))
@@ -318,10 +319,10 @@ class Engine:
         dtype = str(self.verifying.target.weight.dtype).removeprefix("torch.")
         return NotFiniteError(row, passes, dtype)
 
-    def _require_replayed(self, calls: int) -> None:
+    def _require_replayed(self, calls: int, complete: bool = True) -> None:
         """Raise BackendError where ``calls`` replays left steps undone: they drew no image."""
         lacks = int(self.state.length.min()) + 1 < self.geometry.tokens
-        if int(self.state.step) <= calls or lacks:
+        if int(self.state.step) <= calls or (complete and lacks):
             raise self.not_replayed(calls)
 
     def not_replayed(self, calls: int) -> BackendError:

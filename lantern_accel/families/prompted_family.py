@@ -36,7 +36,7 @@ class TokenFamily(Family[TokenManifestT]):
     text_type: ClassVar[type[PromptText]]
     #: The target's sizes that requests choose: the shape of conditions, one number alone where it is one.
     shape_names: ClassVar[tuple[str, ...]] = ("prefix_length", "height", "width")
-    #: Tokens of a prompt that fit next to a model's own image, whatever its file says.
+    #: Tokens of a prompt that fit next to a model's own image, whatever its file says; 0: as it says.
     long_prompt: ClassVar[int] = 0
 
     def text(
@@ -100,8 +100,9 @@ class TokenFamily(Family[TokenManifestT]):
         grid = manifest.grid(None if grid is None else (grid[1] * side, grid[0] * side))
         sizes = dict(zip(names, grid, strict=True)) if names else {}
         tokens = manifest.target.model_copy(update=sizes).num_tokens
-        longest, own = max(len(ids) for ids in prompts), manifest.target.num_tokens
-        positions = max(manifest.target.max_positions, own + self.long_prompt)
+        longest, positions = max(len(ids) for ids in prompts), manifest.target.max_positions
+        if self.long_prompt:
+            positions = max(positions, manifest.target.num_tokens + self.long_prompt)
         most = positions - tokens
         if longest > most:
             ways = [f"shorten the prompt to {most} tokens"] * (most > 0)

@@ -248,7 +248,7 @@ class Auto:
         if not pays or asked.acceptance.relaxed or self.model.rounding is not None:
             return None
         tokens = self.model.manifest.target.num_tokens
-        # In int8, the largest that is tried: where it fits, those in fewer bits do.
+        # In int8, the largest that is tried: where it fits, the others do.
         tree = SelfDrafts.over([length for length in AUTO_SELF if length <= tokens])
         made = asked.model_copy(update={"drafts": tree})
         return made if self.engines.capacity.holds(made) else None

@@ -119,7 +119,7 @@ def read_body(
         )
     named, sent, ignored = read_names(given)
     try:
-        # null is the default, but for the prompt, which has none
+        # null is the default, except for the prompt, which has none
         body = Body.model_validate(
             {name: one for name, one in named.items() if one is not None or name == "prompt"}
         )

@@ -13,7 +13,6 @@ from support.engines import GREEDY, LOPSIDED, NAMED, SAMPLED, engine_of
 from support.tiny import captions, neighbours, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.sources.tree import TreeDrafts
 from lantern_accel.device.plan import Refused, StepPlan
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.nn.rounding import ROUNDINGS
@@ -281,22 +280,6 @@ def test_chains_that_change_their_length(lengths: tuple[int, ...], taps: tuple[i
     strategy = Strategy(name="chains", drafts=ChainTree.over(lengths))
     for batch in (1, 3):
         compare(strategy, SAMPLED, batch, taps=taps)
-
-
-def test_trees_that_change_their_depth() -> None:
-    lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 4))
-    tree = LOPSIDED.model_copy(update={"draft_lengths": lengths})
-    for coupling in COUPLINGS:
-        strategy = Strategy(name="trees", drafts=tree, coupling=coupling)
-        for batch in (1, 3):
-            compare(strategy, SAMPLED, batch)
-
-
-def test_slots_that_are_left_scattered_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: keys and values stay where a tree has left them when plain steps follow."""
-    monkeypatch.setattr(TreeDrafts, "gather", lambda self, state: None)
-    with pytest.raises(AssertionError):
-        test_trees_that_change_their_depth()
 
 
 @pytest.mark.parametrize(("blocks", "taps"), [(2, ()), (1, (1,)), (2, (1, 2))])

@@ -29,10 +29,7 @@ OUTCOME = "lantern_accel.outcome"
 
 def route_path(scope: Scope) -> str:
     """Return a request's path without the one below which the application is served."""
-    path, root = str(scope["path"]), str(scope.get("root_path") or "")
-    if root and (path == root or path.startswith(f"{root}/")):
-        return path[len(root) :] or "/"
-    return path
+    return str(scope["path"]).removeprefix(scope.get("root_path") or "") or "/"
 
 
 def check_head(scope: Scope, keys: Collection[str], most_body: int) -> None:

@@ -39,13 +39,15 @@ from lantern_accel.integrations.glm_image import draw_ids
 from lantern_accel.models.locate import named_parts
 from lantern_accel.strategy.values import Sampling, Strategy
 
-#: transformers' classes, and how our model of each is described.
-JANUS, GLM, CHAMELEON = (
-    "JanusForConditionalGeneration",
-    "GlmImageForConditionalGeneration",
-    "ChameleonForConditionalGeneration",
-)
+JANUS, GLM = "JanusForConditionalGeneration", "GlmImageForConditionalGeneration"
 EMU3 = ("Emu3ForConditionalGeneration", "Emu3ForCausalLM")
+#: transformers' classes, with the family of each and how our model of it is described.
+KINDS: dict[str, tuple[str, Describe]] = {
+    JANUS: ("janus", janus.manifest_of),
+    GLM: ("glm_image", glm_image.manifest_of),
+    "ChameleonForConditionalGeneration": ("chameleon", chameleon.manifest_of_module),
+    **dict.fromkeys(EMU3, ("emu3", emu3.manifest_of)),
+}
 #: Where a module keeps our decoder of it, so that both are freed together.
 _OURS = "_lantern_accel"
 
@@ -61,24 +63,18 @@ def accelerated(
     unknown, for an untested release, or a path that is not there.
     """
     require("transformers")
-    kinds: dict[str, tuple[str, Describe]] = {
-        JANUS: ("janus", janus.manifest_of),
-        GLM: ("glm_image", glm_image.manifest_of),
-        CHAMELEON: ("chameleon", chameleon.manifest_of_module),
-        **dict.fromkeys(EMU3, ("emu3", emu3.manifest_of)),
-    }
     name = type(model).__name__
-    if name not in kinds:
+    if name not in KINDS:
         wraps = type(model).__module__.startswith("peft.")
         inside = "; merge the adapter first (merge_and_unload())" if wraps else ""
         raise ModelError(
-            f"{name} cannot be accelerated; transformers' classes that can be are {', '.join(kinds)}"
+            f"{name} cannot be accelerated; transformers' classes that can be are {', '.join(KINDS)}"
             f"{inside}"
         )
     given = named_parts(head=head).head
-    ours: Accelerated = vars(model).setdefault(
-        _OURS, Accelerated(module=model, family=kinds[name][0], describe=kinds[name][1])
-    )
+    family, describe = KINDS[name]
+    made = Accelerated(module=model, family=family, describe=describe)
+    ours: Accelerated = vars(model).setdefault(_OURS, made)
     if ours.head != given:  # what was made is without it
         ours.close()
     ours.strategy, ours.overrides, ours.head = strategy, overrides, given

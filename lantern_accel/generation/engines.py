@@ -355,14 +355,12 @@ def explained(backend: Backend, images: list[Image] | None = None) -> Iterator[N
     try:
         yield
     except Exception as error:
+        ours = isinstance(error, LanternError)
         known: Exception | None = None
-        if isinstance(error, BackendError) or not isinstance(error, LanternError):
+        if not ours or isinstance(error, BackendError):
             known = fault_of(error)
-        if known is not None:
-            raise known from error
-        known = error
-        if not isinstance(error, LanternError):
-            known = backend.explain(error)
+        if known is None:
+            known = error if ours else backend.explain(error)
         if isinstance(known, DeviceLostError) and images is not None:
             known.images = images
         if known is None or known is error:

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Model = TypeVar("Model", bound=BaseModel)
-#: Tags of unions, which say nothing in an error's path.
-_TAGS = {"none", "chain", "static", "dynamic", "window"}
-
-
 #: Fields whose name on the command line differs from the one in Python.
 OPTION_NAMES = {"lam": "lambda"}
 
@@ -269,7 +265,7 @@ def validated(model: type[Model], values: object, what: str) -> Model:
         return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if str(part) not in _TAGS) or what
+        where = ".".join(str(part) for part in first["loc"]) or what
         field = where.rpartition(".")[2] if first["loc"] else None
         where = where.replace("lam", "lambda") if where.endswith("lam") else where
         bound = out_of_bounds(first["type"], first.get("ctx"))

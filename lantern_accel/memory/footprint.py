@@ -179,7 +179,6 @@ def measure(
     vq = _build(kind, small, "vq", torch.float32)
     model = Model(small, target, drafter, vq, None, "", kind)
     workspace: dict[str, int] = {}
-    given = ops
     with torch.inference_mode(), META:
         asked = kind.usual_shape(model) if shape is None else shape
         fitted = kind.target_for_shape(model, asked)
@@ -188,9 +187,9 @@ def measure(
             rows = fitted[0].config.vocab_size
             table = torch.zeros(rows, strategy.neighbours, dtype=torch.int32)
 
-        def engine_on(ops: TensorOps | None) -> Engine:
-            shapes = Shapes(ops)
-            shapes.preferences = (given or shapes).preferences
+        def engine_on(layout: TensorOps | None) -> Engine:
+            shapes = Shapes(layout)
+            shapes.preferences = (ops or shapes).preferences
             parts = (*fitted, shapes, strategy, sampling)
             return Engine(*parts, batch=batch, neighbours=table, copy=fitted[0])
 

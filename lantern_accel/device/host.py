@@ -1,7 +1,7 @@
 """Reads what this process may use of its machine: cores and memory, with the limits of containers.
 
 Linux's control groups nest, and the limits of every group around this process hold: the tightest counts.
-Both versions are read, and machines that mix them.
+Both versions are read, and machines that mix them, where systems mount them: below /sys/fs/cgroup.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,47 +100,21 @@ def _limits(root: Path) -> Iterator[tuple[int, Path, int]]:
 
 def _groups(controller: str, root: Path) -> Iterator[tuple[int, Path]]:
     """Yield the folders of the groups around this process for a controller, the innermost first."""
-    mounts = _mounts(root)
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
-        if number == "0" and not names:
-            version, kind, usual = 2, "", "sys/fs/cgroup"
-        elif controller in names.split(","):
-            version, kind, usual = 1, controller, f"sys/fs/cgroup/{controller}"
-        else:
+        if not (controller in names.split(",") or (number == "0" and not names)):
             continue
-        for base, top in mounts.get(kind) or [("/", root / usual)]:
-            folder = top / _below(path, base)
-            while not folder.is_dir() and folder != top:  # a path of another namespace
-                folder = folder.parent
-            yield version, folder
-            while folder != top:
-                folder = folder.parent
-                yield version, folder
-
-
-def _below(path: str, base: str) -> str:
-    """Return a group's path below the one that is mounted; empty where it lies elsewhere."""
-    base = base.rstrip("/")
-    inside = path == base or path.startswith(f"{base}/")
-    return "" if not inside or ".." in path.split("/") else path[len(base) :].strip("/")
-
-
-def _mounts(root: Path) -> dict[str, list[tuple[str, Path]]]:
-    """Return the mounts of each controller, of the second version under "": group and folder."""
-    found: dict[str, list[tuple[str, Path]]] = {}
-    for line in (_text(root / "proc/self/mountinfo") or "").splitlines():
-        words, _, more = line.partition(" - ")
-        fields, kind = words.split(), more.split()
-        if len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
-            continue
-        base, top = (
-            re.sub(r"\\([0-7]{3})", lambda one: chr(int(one[1], 8)), word) for word in fields[3:5]
-        )
-        for name in [""] if kind[0] == "cgroup2" else kind[2].split(","):
-            found.setdefault(name, []).append((base, root / top.lstrip("/")))
-    return found
+        # The folder has all names of its controllers, in any order, and a link for each.
+        linked = names and (root / "sys/fs/cgroup" / controller).is_dir()
+        top = root / "sys/fs/cgroup" / (controller if linked else names)
+        folder = top if ".." in path.split("/") else top / path.strip("/")
+        while not folder.is_dir() and folder != top:  # a path of another namespace
+            folder = folder.parent
+        for group in (folder, *folder.parents):
+            yield (1 if names else 2), group
+            if group == top:
+                break
 
 
 def _text(path: Path) -> str | None:

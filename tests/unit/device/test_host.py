@@ -14,34 +14,25 @@ MIB = 2**20
 NONE = "9223372036854771712"  # what the first version says where there is no limit
 
 
-def machine(root: Path, cgroup: str, mounts: str, files: dict[str, str]) -> Path:
+def machine(root: Path, cgroup: str, files: dict[str, str]) -> Path:
     """Write the files that a system has."""
-    files = {"proc/self/cgroup": cgroup, "proc/self/mountinfo": mounts, **files}
-    for name, text in files.items():
+    for name, text in {"proc/self/cgroup": cgroup, **files}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
     return root
 
 
-def second(root: Path, path: str = "/", base: str = "/", **files: str) -> Path:
+def second(root: Path, path: str = "/", **files: str) -> Path:
     """Write a machine with the second version; names have ``__`` for ``/`` and ``_`` for ``.``."""
-    mounts = f"30 23 0:28 {base} /sys/fs/cgroup rw - cgroup2 cgroup2 rw"
     given = {f"sys/fs/cgroup/{k.replace('__', '/').replace('_', '.')}": v for k, v in files.items()}
-    return machine(root, f"0::{path}", mounts, given)
+    return machine(root, f"0::{path}", given)
 
 
-def first(root: Path, path: str, base: str = "/", **files: str) -> Path:
+def first(root: Path, path: str, **files: str) -> Path:
     """Write a machine with the first version, its controllers where Docker has them."""
     cgroup = f"4:memory:{path}\n2:cpu,cpuacct:{path}\n1:name=systemd:{path}\n0::/"
-    mounts = "\n".join(
-        [
-            f"33 31 0:30 {base} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct",
-            f"34 31 0:31 {base} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory",
-            "35 31 0:32 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",
-        ]
-    )
-    return machine(root, cgroup, mounts, {f"sys/fs/cgroup/{k}": v for k, v in files.items()})
+    return machine(root, cgroup, {f"sys/fs/cgroup/{k}": v for k, v in files.items()})
 
 
 def test_a_machine_without_groups_has_no_limits(tmp_path):
@@ -91,6 +82,11 @@ def test_the_tightest_group_of_the_first_version_counts(tmp_path):
     assert host.cpu_quota(root) == 2.0
     assert host.memory_bytes(root) == 200 * MIB
     assert host.memory_left(root) == 70 * MIB
+    groups = tmp_path / "sys/fs/cgroup"
+    groups.joinpath("cpu,cpuacct").rename(groups / "cpuacct,cpu")
+    assert host.cpu_quota(root) is None
+    (groups / "cpu").symlink_to("cpuacct,cpu")
+    assert host.cpu_quota(root) == 2.0
 
 
 def test_limits_of_groups_that_a_container_does_not_see_are_its_own(tmp_path):
@@ -100,13 +96,11 @@ def test_limits_of_groups_that_a_container_does_not_see_are_its_own(tmp_path):
         "memory/memory.limit_in_bytes": NONE,
         "memory/memory.stat": f"hierarchical_memory_limit {64 * MIB}",
     }
-    for number, (path, base) in enumerate(
-        [("/docker/abc", "/docker/abc"), ("/docker/abc", "/"), ("/../other", "/")]
-    ):
-        root = first(tmp_path / str(number), path, base, **inside)
+    for number, path in enumerate(("/docker/abc", "/../other")):
+        root = first(tmp_path / str(number), path, **inside)
         assert host.cpu_quota(root) == 1.0
         assert host.memory_bytes(root) == 64 * MIB
-    root = second(tmp_path / "v2", "/", "/a/b", cpu_max="50000 100000", memory_max=str(64 * MIB))
+    root = second(tmp_path / "v2", "/", cpu_max="50000 100000", memory_max=str(64 * MIB))
     assert (host.cpu_quota(root), host.memory_bytes(root)) == (0.5, 64 * MIB)
 
 

@@ -104,7 +104,8 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
     def buffers(self) -> dict[str, Tensor]:
         """The state of the copy that is its own."""
         own = self.copy.session
-        state = {f"state.{n}": t for n, t in own.state.buffers.items() if n not in LENT}
+        mine = {n: t for n, t in own.state.buffers.items() if n not in LENT and t.numel()}
+        state = {f"state.{name}": one for name, one in mine.items()}
         return state | {f"finite.{name}": t for name, t in own.finite.buffers.items()}
 
     def begin(self, state: WindowState, features: Tensor, weights: Tensor) -> None:

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -71,6 +71,9 @@ DRAFTER_STEPS, COPY_STEPS = 48, 12
 #: Requests that time the candidates of their kind at most: one, or more while other programs use the
 #: machine.
 REQUESTS = 4
+#: Rounds and milliseconds at least that a later one takes, and the share of the best predicted speed that
+#: a source needs for it.
+AGAIN, NEAR = (1, 250.0), 0.7
 #: Batch sizes that may be advised, the predicted gain that one needs, and the share of the best speed.
 BATCHES, CLEARLY, BATCH_NEARLY = (2, 4, 8, 16, 32), 1.3, 0.8
 #: From a strategy, its engine with a request started on it; None: it does not fit the memory.
@@ -284,7 +287,10 @@ class Auto:
         if not self.backend.simulated and (kept is None or kept.again):
             held, load, began = self.engines.capacity.copies, HostLoad(), time.monotonic()
             with waiting("measuring which drafts are faster here, once", _LOG):
-                found = self._compared(asked, batch, sampling, begun)
+                if kept is None:
+                    found = self._compared(asked, batch, sampling, begun)
+                else:
+                    found = self._compared_again(kept, batch, begun)
             others, self.seconds = load.share(), self.seconds + time.monotonic() - began
             again, self.doubt = 0, ""
             if not isinstance(others, str) and others >= BUSY:
@@ -324,15 +330,32 @@ class Auto:
         timed = (self._timed(one, begun) for one in others)
         return [windows, *(one for one in timed if one is not None)]
 
-    def _timed(self, strategy: Strategy, begun: Begun) -> Estimate | None:
+    def _compared_again(self, kept: Choice, batch: int, begun: Begun) -> list[Estimate]:
+        """Time once more what may yet prove best, by the copies that are there."""
+        found = [Estimate.model_validate(one) for one in kept.evidence["timed"]]
+        least = NEAR * max(ENOUGH, *(one.promise(batch) for one in found))
+        held = self.engines.capacity.copies
+        return [
+            (self._timed(one.strategy, begun, one.times) or one)
+            if one.promise(batch) >= least and copies_of(one.strategy) <= held
+            else one
+            for one in found
+        ]
+
+    def _timed(
+        self, strategy: Strategy, begun: Begun, before: Mapping[int, float] | None = None
+    ) -> Estimate | None:
         """Time the steps of a source, and count its drafts for a few where nothing is known of them.
 
-        None: it does not fit the memory, or the device has not captured all of its steps yet.
+        ``before``: the least times so far, in milliseconds by length. None: it does not fit the memory,
+        or the device has not captured all of its steps yet.
         """
         engine = begun(strategy)
         if engine is None or engine.usable is not None:
             return None
-        times = calibrate(engine, self.backend.stopwatch)
+        times = calibrate(engine, self.backend.stopwatch, *(AGAIN if before else ()))
+        for length, ms in (before or {}).items():
+            times.setdefault(length, []).append(ms)
         length, tokens = max(times), dict[int, float]()
         if length > 1 and strategy.lengths[-1].tokens_per_step is None:
             begun(strategy)

@@ -171,7 +171,7 @@ def test_a_drafter_grows(grown: dict[str, Any], tmp_path: Path) -> None:
         (tmp_path / "drafter").rename(tmp_path / "first")
         more = config(**grown, start_from="first", lr=1e-9, weight_decay=0.0)
         report = run_model_drafter(pipeline, more, tmp_path / "drafter", device, **words)
-        with pytest.raises(ModelError, match="after block 3 of"):
+        with pytest.raises(ModelError, match="reads block 3 of"):
             run_model_drafter(pipeline, config(taps=[3]), tmp_path / "x", device, **words)
         with pytest.raises(DataError, match="only n_layer may be less"):
             (tmp_path / "first" / "drafter.json").write_text(

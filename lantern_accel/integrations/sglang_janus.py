@@ -26,12 +26,13 @@ from sglang.multimodal_gen.runtime.utils.hf_diffusers_utils import maybe_downloa
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import ModelError
 from lantern_accel.integrations.adapter import Own, durations, figures, settings_in, settings_of
-from lantern_accel.integrations.sglang import SETTINGS
 
 #: Folders of these names are Janus; others need ``--pipeline-class-name JanusPipeline``.
 MODELS = ["deepseek-ai/Janus-Pro-1B", "deepseek-ai/Janus-Pro-7B"]
 #: What SGLang's API fills in where a request has no size.
 NO_SIZE = (1024, 1024)
+#: As in the file that registers this one.
+SETTINGS = "LANTERN_ACCEL_SGLANG"
 #: Options of the server that would change nothing, and are refused.
 REFUSED = (
     "quantization", "component_quantizations", "transformer_weights_path", "lora_path",

@@ -170,17 +170,20 @@ class _Drawn:
 
     def __init__(self, backend: Backend, logits: Tensor) -> None:
         device, (images, length, _) = backend.device, logits.shape
-        self.backend, self.logits = backend, logits.to(device)
+        self.backend, self.logits, self.length = backend, logits.to(device), length
         self.keys = torch.zeros(images, 3, dtype=torch.int32, device=device)
         self.positions = torch.zeros(images, length, dtype=backend.index, device=device)
         self.ones = torch.ones(logits.shape, device=device)
         self.bits = torch.zeros(logits.shape, device=device)
-        self.codes = torch.zeros_like(self.positions)
-        self.changes = {"codes": self.codes, "bits": self.bits}
+        self.codes = torch.zeros(images, length, dtype=backend.index, device=device)
+
+    @property
+    def changes(self) -> dict[str, Tensor]:
+        return {"codes": self.codes, "bits": self.bits}
 
     def load(self, keys: Tensor, start: int) -> None:
         self.keys.copy_(keys)
-        self.positions.copy_(start + torch.arange(self.positions.shape[1]))
+        self.positions.copy_(start + torch.arange(self.length))
         self.bits.zero_()
 
     def run(self) -> None:

@@ -12,7 +12,7 @@ from support.glm_image import write_glm_image
 from support.golden import golden
 
 import lantern_accel
-from lantern_accel.errors import CheckpointError, RequestError
+from lantern_accel.errors import CheckpointError, LanternWarning, RequestError
 from lantern_accel.memory.plan import planner_for
 from lantern_accel.models.check import check
 from lantern_accel.models.locate import find_model, named_parts
@@ -32,6 +32,18 @@ def test_check_says_what_is_there(tmp_path: Path) -> None:
         found = find_model(path)
         assert found.manifest.name == "glm-image"
         assert found.manifest.defaults.sampling == Sampling(temperature=0.9, top_p=0.75)
+
+
+def test_sampling_is_what_the_folder_asks_for(tmp_path: Path) -> None:
+    folder = write_glm_image(tmp_path / "GLM-Image")
+    asked = folder / "vision_language_encoder" / "generation_config.json"
+    asked.write_text('{"do_sample": true, "temperature": 0.7}')
+    # A file that says nothing of top-k gets transformers' own, and that is said.
+    with pytest.warns(LanternWarning, match="names no top_k"):
+        found = find_model(folder)
+    assert found.manifest.defaults.sampling == Sampling(temperature=0.7, top_k=50)
+    asked.unlink()
+    assert find_model(folder).manifest.defaults.sampling == Sampling(temperature=0.9, top_p=0.75)
 
 
 def test_the_diffusion_half_without_the_prior(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ class Replay:
         capture = pipeline.engines._capture_steps
 
         def captured(ready: Any, limit: Any) -> None:
-            fresh = not ready.engine.usable and ready.engine.usable is not None
+            fresh = ready.engine.usable == frozenset()  # nothing is captured yet
             capture(ready, limit)
             if fresh and len(ready.engine.lengths) > 1:
                 self._wrap(ready.engine)

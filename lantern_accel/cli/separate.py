@@ -307,7 +307,9 @@ class Run:
                 done = True
                 child.tell(None)
         if not done:
-            raise BackendError(f"there is no certificate: the process that makes it {child.why()}")
+            raise BackendError(
+                f"no certificate was written: the process that makes it {child.why()}"
+            )
 
     def _close(self) -> None:
         """End what still runs, and report what has run; a second interrupt kills it at once."""

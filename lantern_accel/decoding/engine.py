@@ -292,9 +292,9 @@ class Engine:
         course = self.course
         while True:
             progress = self.advance()
-            for row, passes in progress.failed.items():
+            if progress.failed:
                 self._require_replayed(course.index, complete=False)
-                raise self.not_finite(row, passes)
+                raise self.not_finite(*min(progress.failed.items()))
             if on_progress is not None:
                 on_progress(min(progress.known))
             if progress.complete:

@@ -66,7 +66,7 @@ class CapturedEngine:
 
     @property
     def replays(self) -> list[Replay]:
-        """The captured functions but prefill; a step of the whole cache comes last of a length's."""
+        """The captured functions except prefill: steps, and moves between lengths."""
         functions = self.engine.functions.items()
         return [one for name, one in functions if name != "prefill" and isinstance(one, Replay)]
 

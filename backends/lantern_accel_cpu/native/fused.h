@@ -48,7 +48,7 @@ __attribute__((target("avx512vbmi"))) void fused_bytes(const bf16* x, int64_t ld
             for (int m = 0; m < M; ++m) acc[m][c] = dot_pair(acc[m][c], pairs, pair_of(x + m * ldx + i + 2));
         }
     }
-    finish<M>(acc, y);
+    finish(acc, y);
 }
 
 // Whole groups of a panel, k a multiple of GROUP; as group_rows.
@@ -81,7 +81,7 @@ void fused_groups(const bf16* x, int64_t ldx, const char* from, int64_t k, const
             for (int m = 0; m < M; ++m) acc[m][c] += part[m][c] * step + splat(sums[m * ld_sums]) * offset;
         }
     }
-    finish<M>(acc, y);
+    finish(acc, y);
 }
 
 template <int M>

@@ -53,106 +53,112 @@ struct Ahead {
     }
 };
 
-// The same, of two lines a turn.
-struct AheadTwice {
+// The same, of two lines a turn, into the second cache or (0) for one use.
+template <int CACHE = 2> struct AheadTwice {
     const char* at;
     INLINE_MEMBER void fetch() {
-        __builtin_prefetch(at, 0, 2);
-        __builtin_prefetch(at + 64, 0, 2);
+        __builtin_prefetch(at, 0, CACHE);
+        __builtin_prefetch(at + 64, 0, CACHE);
         at += 128;
     }
 };
 
-template <int M> INLINE void begin(F (&acc)[M][COLUMNS], const float* y, bool more) {
+// Of vectors of 8 numbers STEP is half a panel: every pass reads every other line, which memory delivers more slowly than lines
+// in their order. The registers hold the sums of all columns for this many rows, which need one pass.
+constexpr int WHOLE_ROWS = WIDTH == 8 ? 2 : 0;
+constexpr int64_t SOON = 768;  // bytes that are fetched ahead of their use in one pass
+typedef AheadTwice<0> Soon;
+
+template <int M, int V> INLINE void begin(F (&acc)[M][V], const float* y, bool more) {
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
-        for (int c = 0; c < COLUMNS; ++c) acc[m][c] = more ? load<F>(y + m * PANEL + c * W) : F{};
+        for (int c = 0; c < V; ++c) acc[m][c] = more ? load<F>(y + m * PANEL + c * W) : F{};
 }
 
-template <int M> INLINE void finish(const F (&acc)[M][COLUMNS], float* y) {
+template <int M, int V> INLINE void finish(const F (&acc)[M][V], float* y) {
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
-        for (int c = 0; c < COLUMNS; ++c) put(y + m * PANEL + c * W, acc[m][c]);
+        for (int c = 0; c < V; ++c) put(y + m * PANEL + c * W, acc[m][c]);
 }
 
-template <int M, class Fetch>
+template <int M, int V, class Fetch>
 void rows(const float* x, int64_t ldx, const float* w, int64_t k, float* y, bool more, Fetch ahead) {
-    F acc[M][COLUMNS];
-    begin<M>(acc, y, more);
+    F acc[M][V];
+    begin(acc, y, more);
     for (int64_t i = 0; i < k; ++i, w += PANEL) {
         ahead.fetch();
-        F b[COLUMNS];
+        F b[V];
 #pragma GCC unroll 8
-        for (int c = 0; c < COLUMNS; ++c) b[c] = load<F>(w + c * W);
+        for (int c = 0; c < V; ++c) b[c] = load<F>(w + c * W);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
             F a = splat(x[m * ldx + i]);
 #pragma GCC unroll 8
-            for (int c = 0; c < COLUMNS; ++c) acc[m][c] += a * b[c];
+            for (int c = 0; c < V; ++c) acc[m][c] += a * b[c];
         }
     }
-    finish<M>(acc, y);
+    finish(acc, y);
 }
 
-template <int M, class Fetch>
+template <int M, int V, class Fetch>
 void rows(const float* x, int64_t ldx, const bf16* w, int64_t k, float* y, bool more, Fetch ahead) {
-    F acc[M][COLUMNS];
-    begin<M>(acc, y, more);
+    F acc[M][V];
+    begin(acc, y, more);
     for (int64_t i = 0; i < k; i += 2, w += 2 * PANEL) {
         ahead.fetch();
-        F b[COLUMNS];
-        U pair[COLUMNS];
+        F b[V];
+        U pair[V];
 #pragma GCC unroll 8
-        for (int c = 0; c < COLUMNS; ++c) pair[c] = load<U>(w + 2 * c * W), b[c] = lower(pair[c]);
+        for (int c = 0; c < V; ++c) pair[c] = load<U>(w + 2 * c * W), b[c] = lower(pair[c]);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
             F a = splat(x[m * ldx + i]);
 #pragma GCC unroll 8
-            for (int c = 0; c < COLUMNS; ++c) acc[m][c] += a * b[c];
+            for (int c = 0; c < V; ++c) acc[m][c] += a * b[c];
         }
 #pragma GCC unroll 8
-        for (int c = 0; c < COLUMNS; ++c) b[c] = upper(pair[c]);
+        for (int c = 0; c < V; ++c) b[c] = upper(pair[c]);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
             F a = splat(x[m * ldx + i + 1]);
 #pragma GCC unroll 8
-            for (int c = 0; c < COLUMNS; ++c) acc[m][c] += a * b[c];
+            for (int c = 0; c < V; ++c) acc[m][c] += a * b[c];
         }
     }
-    finish<M>(acc, y);
+    finish(acc, y);
 }
 
 #ifdef DOT_PRODUCTS
 // Activations are rounded to bfloat16.
-template <int M, class Fetch>
+template <int M, int V, class Fetch>
 void rows(const bf16* x, int64_t ldx, const bf16* w, int64_t k, float* y, bool more, Fetch ahead) {
-    F acc[M][COLUMNS];
-    begin<M>(acc, y, more);
+    F acc[M][V];
+    begin(acc, y, more);
     for (int64_t i = 0; i < k; i += 2, w += 2 * PANEL) {
         ahead.fetch();
-        U pairs[COLUMNS];
+        U pairs[V];
 #pragma GCC unroll 8
-        for (int c = 0; c < COLUMNS; ++c) pairs[c] = load<U>(w + 2 * c * W);
+        for (int c = 0; c < V; ++c) pairs[c] = load<U>(w + 2 * c * W);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
             uint32_t pair;
             memcpy(&pair, x + m * ldx + i, sizeof pair);
 #pragma GCC unroll 8
-            for (int c = 0; c < COLUMNS; ++c) acc[m][c] = dot(acc[m][c], pairs[c], pair);
+            for (int c = 0; c < V; ++c) acc[m][c] = dot(acc[m][c], pairs[c], pair);
         }
     }
-    finish<M>(acc, y);
+    finish(acc, y);
 }
 #endif
 
-template <int M, class A, class T, class Fetch>
+template <int M, int V = COLUMNS, class A, class T, class Fetch>
 INLINE void pick(int m, const A* x, int64_t ldx, const T* w, int64_t k, float* y, bool more, Fetch ahead) {
     if (m == M)
-        rows<M>(x, ldx, w, k, y, more, ahead);
+        rows<M, V>(x, ldx, w, k, y, more, ahead);
     else if constexpr (M > 1)
-        pick<M - 1>(m, x, ldx, w, k, y, more, ahead);
+        pick<M - 1, V>(m, x, ldx, w, k, y, more, ahead);
 }
 
 // One panel times m rows of x: y [m][PANEL]. Rows of x lie ldx apart and have even(k) elements. `after` is
@@ -160,6 +166,9 @@ INLINE void pick(int m, const A* x, int64_t ldx, const T* w, int64_t k, float* y
 // All calls fetch their share: more than memory delivers while one of them multiplies would hold up the products.
 template <class A, class T>
 void panel(const A* x, int64_t ldx, int64_t m, const T* w, int64_t k, float* y, const T* after) {
+    if constexpr (WHOLE_ROWS > 0)
+        if (m <= WHOLE_ROWS)
+            return pick<WHOLE_ROWS, PANEL / W>(int(m), x, ldx, w, k, y, false, Soon{(const char*)w + SOON});
     int64_t blocks = (m + ROWS - 1) / ROWS, calls = blocks * (PANEL / STEP);
     for (int64_t first = 0; first < k; first += DEPTH) {
         int64_t depth = k - first < DEPTH ? k - first : DEPTH, turns = sizeof(T) == 2 ? (depth + 1) / 2 : depth;
@@ -172,7 +181,7 @@ void panel(const A* x, int64_t ldx, int64_t m, const T* w, int64_t k, float* y, 
                 const A* rows = x + from * ldx + first;
                 float* to_y = y + from * PANEL + c;
                 if (calls == 1)
-                    pick<ROWS>(int(to - from), rows, ldx, at, depth, to_y, first > 0, AheadTwice{next});
+                    pick<ROWS>(int(to - from), rows, ldx, at, depth, to_y, first > 0, AheadTwice<>{next});
                 else
                     pick<ROWS>(int(to - from), rows, ldx, at, depth, to_y, first > 0, Ahead{next, stride});
             }

@@ -191,7 +191,7 @@ template <int M>
 void group_rows(const bf16* x, int64_t ldx, const bf16* w, const char* from, int64_t bytes, int64_t k, const float* sums,
                 int64_t ld_sums, float* y, bool more, Lines far) {
     F acc[M][COLUMNS];
-    begin<M>(acc, y, more);
+    begin(acc, y, more);
     for (int64_t first = 0; first < k; first += GROUP, from += bytes, ++sums) {
         F part[M][COLUMNS] = {};
         int64_t deep = k - first < GROUP ? k - first : GROUP;
@@ -216,7 +216,7 @@ void group_rows(const bf16* x, int64_t ldx, const bf16* w, const char* from, int
                 acc[m][c] += part[m][c] * scale.step + splat(sums[m * ld_sums]) * scale.offset;
         }
     }
-    finish<M>(acc, y);
+    finish(acc, y);
 }
 
 template <int M>

@@ -209,7 +209,7 @@ void few_rows(const TileRows& x, int64_t first, const char* w, int kept, int col
             }
         }
     }
-    finish<M>(acc, y + first * PANEL + column);
+    finish(acc, y + first * PANEL + column);
 }
 
 template <int M>

@@ -65,31 +65,31 @@ template <class A> void to_words(const A* x, int64_t ldx, int64_t m, int64_t k, 
         }
 }
 
-// M rows, ldx apart, times COLUMNS vectors of columns; `step` of each group, ld_step apart.
-template <int M>
+// M rows, ldx apart, times V vectors of columns; `step` of each group, ld_step apart.
+template <int M, int V, class Fetch>
 void word_rows(const int16_t* x, int64_t ldx, const float* step, int64_t ld_step, const int16_t* w, int64_t k, float* y,
-               bool more, Ahead ahead) {
-    F acc[M][COLUMNS];
-    begin<M>(acc, y, more);
+               bool more, Fetch ahead) {
+    F acc[M][V];
+    begin(acc, y, more);
     for (; k > 0; k -= GROUP, ++step, x += GROUP) {
         int64_t deep = k < GROUP ? even(k) : GROUP;
-        I part[M][COLUMNS];
+        I part[M][V];
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m)
-#pragma GCC unroll 2
-            for (int c = 0; c < COLUMNS; ++c) part[m][c] = I{};
+#pragma GCC unroll 4
+            for (int c = 0; c < V; ++c) part[m][c] = I{};
         auto add_pair = [&](int64_t i) INLINE_LAMBDA {
             ahead.fetch();
-            U pairs[COLUMNS];
-#pragma GCC unroll 2
-            for (int c = 0; c < COLUMNS; ++c) pairs[c] = load<U>(w + 2 * c * W);
+            U pairs[V];
+#pragma GCC unroll 4
+            for (int c = 0; c < V; ++c) pairs[c] = load<U>(w + 2 * c * W);
 #pragma GCC unroll 8
             for (int m = 0; m < M; ++m) {
                 uint32_t two;
                 memcpy(&two, x + m * ldx + i, sizeof two);
                 U numbers = splat_bits(two);
-#pragma GCC unroll 2
-                for (int c = 0; c < COLUMNS; ++c) part[m][c] = dot_words(part[m][c], pairs[c], numbers);
+#pragma GCC unroll 4
+                for (int c = 0; c < V; ++c) part[m][c] = dot_words(part[m][c], pairs[c], numbers);
             }
             w += 2 * PANEL;
         };
@@ -101,37 +101,40 @@ void word_rows(const int16_t* x, int64_t ldx, const float* step, int64_t ld_step
         }
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m)
-#pragma GCC unroll 2
-            for (int c = 0; c < COLUMNS; ++c)
+#pragma GCC unroll 4
+            for (int c = 0; c < V; ++c)
                 acc[m][c] = multiply_add(__builtin_convertvector(part[m][c], F), splat(step[m * ld_step]), acc[m][c]);
     }
-    finish<M>(acc, y);
+    finish(acc, y);
 }
 
-template <int M>
+template <int M, int V = COLUMNS, class Fetch>
 INLINE void pick_words(int m, const int16_t* x, int64_t ldx, const float* step, int64_t ld_step, const int16_t* w, int64_t k,
-                       float* y, bool more, Ahead ahead) {
+                       float* y, bool more, Fetch ahead) {
     if (m == M)
-        word_rows<M>(x, ldx, step, ld_step, w, k, y, more, ahead);
+        word_rows<M, V>(x, ldx, step, ld_step, w, k, y, more, ahead);
     else if constexpr (M > 1)
-        pick_words<M - 1>(m, x, ldx, step, ld_step, w, k, y, more, ahead);
+        pick_words<M - 1, V>(m, x, ldx, step, ld_step, w, k, y, more, ahead);
 }
 
 // As `panel`, of m rows in whole numbers.
 void word_panel(const WordRows& x, int64_t m, const char* w, int64_t k, float* y, const char* after) {
-    int64_t calls = (m + WORD_ROWS - 1) / WORD_ROWS * (PANEL / STEP), stride = (128 + calls - 1) / calls;
+    int64_t calls = (m + WORD_ROWS - 1) / WORD_ROWS * (PANEL / STEP), stride = (128 + calls - 1) / calls, ldx = x.groups * GROUP;
     const int16_t* codes = (const int16_t*)(w + PANEL * 4);
-    for (int64_t first = 0; first < k; first += DEPTH) {
-        int64_t depth = k - first < DEPTH ? k - first : DEPTH;
-        const int16_t* here = codes + first * PANEL;
-        const char* next = first + depth < k ? (const char*)(here + depth * PANEL) : after;
-        blocks_of<WORD_ROWS>(m, [&](int64_t r, int64_t count) {
-            for (int c = 0; c < PANEL; c += STEP, next += even(depth) / 2 * stride)
-                pick_words<WORD_ROWS>(int(count), x.numbers + r * x.groups * GROUP + first, x.groups * GROUP,
-                                      x.step + r * x.groups + first / GROUP, x.groups, here + 2 * c, depth,
-                                      y + r * PANEL + c, first > 0, Ahead{next, stride});
-        });
-    }
+    if (m <= WHOLE_ROWS)
+        pick_words<WHOLE_ROWS, PANEL / W>(int(m), x.numbers, ldx, x.step, x.groups, codes, k, y, false,
+                                          Soon{(const char*)codes + SOON});
+    else
+        for (int64_t first = 0; first < k; first += DEPTH) {
+            int64_t depth = k - first < DEPTH ? k - first : DEPTH;
+            const int16_t* here = codes + first * PANEL;
+            const char* next = first + depth < k ? (const char*)(here + depth * PANEL) : after;
+            blocks_of<WORD_ROWS>(m, [&](int64_t r, int64_t count) {
+                for (int c = 0; c < PANEL; c += STEP, next += even(depth) / 2 * stride)
+                    pick_words<WORD_ROWS>(int(count), x.numbers + r * ldx + first, ldx, x.step + r * x.groups + first / GROUP,
+                                          x.groups, here + 2 * c, depth, y + r * PANEL + c, first > 0, Ahead{next, stride});
+            });
+        }
     put_steps(y, m, (const float*)w, 1.0f);
 }
 #else

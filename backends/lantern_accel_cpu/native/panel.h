@@ -53,7 +53,7 @@ struct Ahead {
     }
 };
 
-// The same, of two lines a turn, into the second cache or (0) for one use.
+// The same, of two lines a turn, into the second cache or (3) the first.
 template <int CACHE = 2> struct AheadTwice {
     const char* at;
     INLINE_MEMBER void fetch() {
@@ -66,8 +66,8 @@ template <int CACHE = 2> struct AheadTwice {
 // Of vectors of 8 numbers STEP is half a panel: every pass reads every other line, which memory delivers more slowly than lines
 // in their order. The registers hold the sums of all columns for this many rows, which need one pass.
 constexpr int WHOLE_ROWS = WIDTH == 8 ? 2 : 0;
-constexpr int64_t SOON = 768;  // bytes that are fetched ahead of their use in one pass
-typedef AheadTwice<0> Soon;
+constexpr int64_t SOON = 1024;  // bytes that are fetched ahead of their use in one pass
+typedef AheadTwice<3> Soon;
 
 template <int M, int V> INLINE void begin(F (&acc)[M][V], const float* y, bool more) {
 #pragma GCC unroll 16

@@ -39,7 +39,7 @@ void logits_of(const T* states, int64_t stride, int64_t dim, const int64_t* head
     if (!m) return;
     Weights w(weight);
     Scratch scratch;
-    HeadJob<T> job{weight, nullptr, heads, out, m, dim, even(dim), vocab, input_scratch<A>(scratch, m, dim, w)};
+    HeadJob<T> job{weight, nullptr, heads, out, m, dim, even(dim), vocab, input_scratch<T>(scratch, m, dim, w)};
     A* features = scratch.take<A>(m * job.ldx);
     for (int64_t r = 0; r < m; ++r) copy_row(states + heads[r] * stride, dim, features + r * job.ldx);
     job.x = features;

@@ -18,17 +18,17 @@ struct Inputs {
 #endif
 };
 
-// Memory for m rows of k inputs, which are kept as A.
-template <class A> Inputs input_scratch(Scratch& scratch, int64_t m, int64_t k, const Weights& w) {
+// Memory for m rows of k inputs.
+template <class T> Inputs input_scratch(Scratch& scratch, int64_t m, int64_t k, const Weights& w) {
     Inputs made;
-    if (w.kept == WORDS) {
+    if (takes_words<T>(w)) {
         made.words = word_scratch(scratch, m, k);
         return made;
     }
     made.bytes = byte_scratch(scratch, m, k, w);
 #ifdef TILES
     made.byte_tiles = byte_tile_scratch(scratch, m, made.bytes, w.kept);
-    if (sizeof(A) == 2 && !made.bytes.numbers) made.tiles = tile_scratch(scratch, m, k, w.kept);
+    if (sizeof(typename Activation<T>::type) == 2 && !made.bytes.numbers) made.tiles = tile_scratch(scratch, m, k, w.kept);
 #endif
     return made;
 }
@@ -72,7 +72,7 @@ void product(const A* x, int64_t ldx, int64_t m, const Weights& w, int64_t k, in
             const char *here = w.start + p * size, *next = p + 1 < to || !after ? here + size : after;
             const A* rows = x + r * ldx;
             if (inputs.words.numbers) {
-                word_panel(inputs.words.from(r), count, here, k, tile, next);
+                word_panel(inputs.words.from(r), count, here, w.kept, k, tile, next);
 #ifdef TILES
             } else if (inputs.byte_tiles.tiles) {
                 byte_tiles(inputs.byte_tiles.from(r), count, here, w.kept, k, tile);
@@ -154,7 +154,7 @@ template <class T> void linear_of(const Linear& g) {
     for (int64_t r = 0; r < g.m; ++r) copy_row((const T*)g.x + r * g.x_stride, g.k, x + r * job.ldx);
     job.x = x;
     Weights w(g.weight);
-    job.inputs = input_scratch<A>(scratch, g.m, g.k, w);
+    job.inputs = input_scratch<T>(scratch, g.m, g.k, w);
     pack_inputs(x, job.ldx, g.m, g.k, w.kept, job.inputs);
     bool small = g.k * g.n * (g.m + 3) < (1 << 18);
     pool_run(Job{&job, LinearJob<T>::work, nullptr, LinearJob<T>::chunks, 1}, small);

@@ -83,7 +83,7 @@ template <class T> struct TrunkJob {
                 copy(state + r * dim, dim, y);
             if (dim % 2) put1(y + dim, 0.0f);
         }
-        mine.inputs = input_scratch<A>(scratch, m, dim, before);
+        mine.inputs = input_scratch<T>(scratch, m, dim, before);
         pack_inputs(mine.x, ld_dim, m, dim, before.kept, mine.inputs);
         made = wanted;
         return mine;
@@ -323,8 +323,8 @@ template <class T> void trunk_of(const Trunk& g, const Seen& s, int32_t seeing) 
     job.mixed = scratch.take<A>(job.m * job.ld_wide);
     job.gated = scratch.take<A>(job.m * job.ld_hidden);
     const Block& first = g.blocks[0];
-    job.mixed_inputs = input_scratch<A>(scratch, job.m, job.wide, Weights(first.wo));
-    job.gated_inputs = input_scratch<A>(scratch, job.m, job.hidden, Weights(first.w2));
+    job.mixed_inputs = input_scratch<T>(scratch, job.m, job.wide, Weights(first.wo));
+    job.gated_inputs = input_scratch<T>(scratch, job.m, job.hidden, Weights(first.w2));
 #ifdef TILES
     bool groups = false;
     for (int32_t i = 0; i < g.layers; ++i) groups |= Weights(g.blocks[i].w2).kept == INT6 || Weights(g.blocks[i].w2).kept == INT4;

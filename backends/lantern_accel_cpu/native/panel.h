@@ -64,8 +64,8 @@ template <int CACHE = 2> struct AheadTwice {
 };
 
 // Of vectors of 8 numbers STEP is half a panel: every pass reads every other line, which memory delivers more slowly than lines
-// in their order. The registers hold the sums of all columns for this many rows, which need one pass.
-constexpr int WHOLE_ROWS = WIDTH == 8 ? 2 : 0;
+// in their order. One pass of all columns is faster for so few rows, though the sums of more than two leave the registers.
+constexpr int WHOLE_ROWS = WIDTH == 8 ? 4 : 0;
 constexpr int64_t SOON = 1024;  // bytes that are fetched ahead of their use in one pass
 typedef AheadTwice<3> Soon;
 

@@ -225,6 +225,7 @@ INLINE void pick_coded(int m, const WordRows& x, int64_t g, const char* from, in
 // As `panel`, of m rows in whole numbers and a panel in fewer bits. For many rows a group becomes words in the first cache.
 template <int KIND> void coded_panel(const WordRows& x, int64_t m, const char* w, int64_t k, float* y) {
     typedef Coded<KIND> Codes;
+    constexpr int FEW = KIND == INT8 ? WHOLE_ROWS : 2;  // rows for which codes come apart in registers
     alignas(64) uint32_t words[GROUP / 2 * PANEL];
     const char* at = KIND == INT8 ? w + PANEL * 4 : w;
     for (int64_t g = 0; g < x.groups; ++g, at += Codes::GROUP_BYTES) {
@@ -234,8 +235,8 @@ template <int KIND> void coded_panel(const WordRows& x, int64_t m, const char* w
         const char* from = at + Codes::SCALES;
         Lines ahead{at + CODES_AHEAD, 64};
         for (int64_t line = 0; line < Codes::SCALES / 64; ++line) ahead.fetch();
-        if (m <= WHOLE_ROWS) {
-            pick_coded<KIND, false, WHOLE_ROWS, PANEL / W>(int(m), x, g, from, inputs, scales, y, ahead);
+        if (m <= FEW) {
+            pick_coded<KIND, false, FEW, PANEL / W>(int(m), x, g, from, inputs, scales, y, ahead);
             continue;
         }
         for (uint32_t* to = words; to < words + inputs * PANEL / 2; to += Codes::INPUTS / 2 * PANEL, from += Codes::BYTES)

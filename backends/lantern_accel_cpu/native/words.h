@@ -167,7 +167,7 @@ template <int KIND> struct Coded {
 };
 
 // M rows times V vectors of columns of a group: add to y, or begin it. `from`: its codes, or the words that these have become;
-// `scales`: its steps and offsets. A line is fetched for every vector of codes.
+// `scales`: its steps and offsets.
 template <int KIND, bool READY, int M, int V>
 void coded_rows(const WordRows& x, int64_t g, const char* from, int64_t inputs, const bf16* scales, float* y, Lines ahead) {
     typedef Coded<KIND> Codes;
@@ -239,12 +239,12 @@ template <int KIND> void coded_panel(const WordRows& x, int64_t m, const char* w
             pick_coded<KIND, false, FEW, PANEL / W>(int(m), x, g, from, inputs, scales, y, ahead);
             continue;
         }
-        for (uint32_t* to = words; to < words + inputs * PANEL / 2; to += Codes::INPUTS / 2 * PANEL, from += Codes::BYTES)
-            for (int c = 0; c < PANEL; c += W) {
-                for (int64_t line = c * Codes::BYTES / PANEL; line < (c + W) * Codes::BYTES / PANEL; line += 64) ahead.fetch();
+        for (uint32_t* to = words; to < words + inputs * PANEL / 2; to += Codes::INPUTS / 2 * PANEL, from += Codes::BYTES) {
+            for (int64_t line = 0; line < Codes::BYTES / 64; ++line) ahead.fetch();
+            for (int c = 0; c < PANEL; c += W)
 #pragma GCC unroll 8
                 for (int t = 0; t < Codes::INPUTS / 2; ++t) put(to + t * PANEL + c, Codes::pair(from + c * 4, t));
-            }
+        }
         blocks_of<WORD_ROWS>(m, [&](int64_t r, int64_t count) {
             for (int c = 0; c < PANEL; c += STEP)
                 pick_coded<KIND, true, WORD_ROWS, COLUMNS>(int(count), x.from(r), g, (const char*)(words + c), inputs, scales + c,

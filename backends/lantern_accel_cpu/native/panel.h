@@ -66,8 +66,8 @@ template <int CACHE = 2> struct AheadTwice {
 // Of vectors of 8 numbers STEP is half a panel: every pass reads every other line, which memory delivers more slowly than lines
 // in their order. One pass of all columns is faster for so few rows, though the sums of more than two leave the registers.
 constexpr int WHOLE_ROWS = WIDTH == 8 ? 4 : 0;
-constexpr int64_t SOON = 1024;  // bytes that are fetched ahead of their use in one pass
-typedef AheadTwice<3> Soon;
+constexpr int64_t LINE_AHEAD = 1024;  // bytes that are fetched ahead of their use in one pass
+typedef AheadTwice<3> InOrder;
 
 template <int M, int V> INLINE void begin(F (&acc)[M][V], const float* y, bool more) {
 #pragma GCC unroll 16
@@ -168,7 +168,7 @@ template <class A, class T>
 void panel(const A* x, int64_t ldx, int64_t m, const T* w, int64_t k, float* y, const T* after) {
     if constexpr (WHOLE_ROWS > 0)
         if (m <= WHOLE_ROWS)
-            return pick<WHOLE_ROWS, PANEL / W>(int(m), x, ldx, w, k, y, false, Soon{(const char*)w + SOON});
+            return pick<WHOLE_ROWS, PANEL / W>(int(m), x, ldx, w, k, y, false, InOrder{(const char*)w + LINE_AHEAD});
     int64_t blocks = (m + ROWS - 1) / ROWS, calls = blocks * (PANEL / STEP);
     for (int64_t first = 0; first < k; first += DEPTH) {
         int64_t depth = k - first < DEPTH ? k - first : DEPTH, turns = sizeof(T) == 2 ? (depth + 1) / 2 : depth;

@@ -135,7 +135,7 @@ void word_panel(const WordRows& x, int64_t m, const char* w, int64_t k, float* y
     const int16_t* codes = (const int16_t*)(w + PANEL * 4);
     if (m <= WHOLE_ROWS)
         pick_words<WHOLE_ROWS, PANEL / W>(int(m), x.numbers, ldx, x.step, x.groups, codes, k, y, false,
-                                          Soon{(const char*)codes + SOON});
+                                          InOrder{(const char*)codes + LINE_AHEAD});
     else
         for (int64_t first = 0; first < k; first += DEPTH) {
             int64_t depth = k - first < DEPTH ? k - first : DEPTH;

@@ -43,6 +43,17 @@ def _kernels(options: dict[str, str]) -> object:
 
 
 @native.needs_native
+@pytest.mark.parametrize("unit", sorted(build.UNITS.get(build.family() or "", {})))
+def test_every_unit_of_this_family_compiles(unit: str) -> None:
+    """Those of other processors too: checked, not built."""
+    tool, flags = build.compiler(), build.UNITS[build.family() or ""][unit].flags
+    assert tool is not None
+    given = (*build._FLAGS, *flags, f"-DUNIT={unit}", "-fsyntax-only", "-w")
+    done = subprocess.run([tool, *given, str(build.HERE / "unit.cpp")], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[:500]
+
+
+@native.needs_native
 def test_without_a_compiler_decoding_goes_on_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "compiler", lambda: None)
     assert _kernels({}) is None

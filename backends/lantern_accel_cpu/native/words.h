@@ -174,7 +174,7 @@ void coded_rows(const WordRows& x, int64_t g, const char* from, int64_t inputs, 
     const int16_t* numbers = x.numbers + g * GROUP;
     int64_t ldx = x.groups * GROUP;
     I part[M][V] = {};
-    if (READY) {
+    if constexpr (READY) {
         struct {
             INLINE_MEMBER void fetch() {}
         } nothing;

@@ -159,6 +159,18 @@ def test_a_copys_products_lose_nothing_where_8_bits_hold_the_activations(unit, n
 
 @pytest.mark.parametrize("unit", unit_cases())
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")], ids=str)
+def test_an_activation_that_is_not_finite_is_found_in_its_row_alone(unit, name, bad):
+    panels = RoundedPanels.of(rounded(draw(4, 40, 130), ROUNDINGS[name]))
+    for rows in (1, 2, 4, 9):
+        x = draw(3, rows, 130, dtype=torch.bfloat16)
+        x[0, 70] = bad
+        found = kernels(unit).linear(x, panels, None).isfinite()
+        assert not found[0].any() and found[1:].all()
+
+
+@pytest.mark.parametrize("unit", unit_cases())
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("drafts", [False, True], ids=["target", "copy"])
 def test_the_largest_codes_and_activations_leave_no_register(unit, name, sign, drafts):

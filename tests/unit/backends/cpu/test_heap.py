@@ -5,8 +5,11 @@ from __future__ import annotations
 import platform
 
 import pytest
+import torch
 from support.growth import growth, measurable
 
+from lantern_accel.device.plugins import open_backend
+from lantern_accel.testing import device
 from lantern_accel_cpu import heap
 
 SETUP = """
@@ -43,3 +46,15 @@ def test_a_heap_that_the_user_has_set_up_is_left_alone(monkeypatch: pytest.Monke
     assert heap._mallopt.__wrapped__() is not None
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072")
     assert heap._mallopt.__wrapped__() is None
+
+
+@glibc
+@measurable
+def test_the_kit_sees_a_tensor_though_the_process_kept_memory_for_it() -> None:
+    with open_backend("cpu") as backend:
+        with backend.trim_memory():
+            pass  # From here on, glibc does not raise what is large enough for a mapping.
+        *freed, above = [torch.ones(2**22) for _ in range(8)]
+        del freed
+        assert "64 MiB show as" in device.memory(backend).detail
+        assert len(above)

@@ -27,6 +27,29 @@ template <class Body> INLINE double sum_of(int64_t n, Body f) {
 
 INLINE int64_t whole(int64_t n) { return (n + W - 1) / W * W; }
 
+// The largest of n logits that are numbers; broken: whether one is none.
+INLINE float largest_of(const float* x, int64_t n, bool& broken) {
+    F top = splat(-INFINITY);
+    U none{};
+    int64_t i = 0;
+    float most = -INFINITY;
+    broken = false;
+    for (; i + W <= n; i += W) {
+        F v = load<F>(x + i);
+        none |= (U)(v != v);
+        top = larger(top, v);
+    }
+    for (; i < n; ++i) {
+        broken |= x[i] != x[i];
+        most = most > x[i] ? most : x[i];
+    }
+    for (int j = 0; j < W; ++j) {
+        broken |= none[j] != 0;
+        most = most > top[j] ? most : top[j];
+    }
+    return most;
+}
+
 // The order of floats as unsigned numbers, and back.
 INLINE uint32_t ranked(float x) {
     uint32_t u;
@@ -40,13 +63,24 @@ INLINE float unranked(uint32_t r) {
     return x;
 }
 
-// The k-th largest of a row of whole vectors without a NaN; `most` is its largest. Halves the range until a
-// count says k, or one value is left: a dozen passes over the row, and no order.
+// The k-th largest of a row of whole vectors without a NaN; `most` is its largest. Numbers from a bar on are counted,
+// until they are k or one bar is left. A bar lies between the two that are nearest to k, as far from each as the logarithm of
+// its count is from k's; where one side stays, it counts for half, and soon the middle of what is left is taken, as it is
+// after GUESSES bars.
 float kth_largest(const float* x, int64_t all, int64_t k, float most) {
     uint32_t low = ranked(-INFINITY), high = ranked(most) + 1;  // at least k from low on, fewer from high on
-    while (high - low > 1) {
+    float wanted = logf(float(k)), over = 0, under = wanted + 1, down = 8;
+    int side = 0;  // how often one side stayed, and which
+    constexpr int GUESSES = 12;
+    for (int guesses = 0; high - low > 1; ++guesses) {
         uint32_t middle = low + (high - low) / 2;
-        float bar = unranked(middle);
+        float from = unranked(low), bar = from + over / (over + under) * (unranked(high) - from);
+        if (from == -INFINITY) bar = most - down, down *= 4;
+        if (guesses < GUESSES && -3 < side && side < 3 && bar - bar == 0)
+            middle = std::min(std::max(ranked(bar), low + 1), high - 1);
+        else
+            side = 0;
+        bar = unranked(middle);
         I count{};
         for (int64_t i = 0; i < all; i += W) count -= (I)(load<F>(x + i) >= bar);
         int64_t found = 0;
@@ -55,14 +89,20 @@ float kth_largest(const float* x, int64_t all, int64_t k, float most) {
             F least = splat(INFINITY);
             for (int64_t i = 0; i < all; i += W) {
                 F v = load<F>(x + i);
-                U in = (U)(v >= bar);
-                least = smaller(least, (F)(((U)v & in) | ((U)splat(INFINITY) & ~in)));
+                least = smaller(least, either((U)(v >= bar), v, splat(INFINITY)));
             }
             float kth = INFINITY;
             for (int i = 0; i < W; ++i) kth = kth < least[i] ? kth : least[i];
             return kth;
         }
-        (found > k ? low : high) = middle;
+        float away = fabsf(logf(std::max(float(found), 0.5f)) - wanted);
+        if (found > k) {
+            low = middle, over = away, side = std::max(side, 0) + 1;
+            if (side > 1) under /= 2;
+        } else {
+            high = middle, under = away, side = std::min(side, 0) - 1;
+            if (side < -1) over /= 2;
+        }
     }
     return unranked(low);
 }
@@ -142,21 +182,13 @@ void filter_row(const Filter& f, const float* logits, int64_t n, float* out) {
     Scratch scratch;
     float* x = scratch.take<float>(all);
     float t = f.temperature ? *f.temperature : 1.0f;
-    for (int64_t i = 0; i < n; ++i) x[i] = logits[i] / t;
+    if (t == 1.0f)  // a division takes as long as all else here
+        memcpy(x, logits, size_t(n) * sizeof(float));
+    else
+        for (int64_t i = 0; i < n; ++i) x[i] = logits[i] / t;
     for (int64_t i = n; i < all; ++i) x[i] = -INFINITY;
-    F top = splat(-INFINITY);
-    U bad{};
-    for (int64_t i = 0; i < all; i += W) {
-        F v = load<F>(x + i);
-        bad |= (U)(v != v);
-        top = larger(top, v);
-    }
-    float most = -INFINITY;
-    bool broken = false;
-    for (int i = 0; i < W; ++i) {
-        most = most > top[i] ? most : top[i];
-        broken |= bad[i] != 0;
-    }
+    bool broken;
+    float most = largest_of(x, all, broken);
     if (broken || !(most - most == 0.0f)) {
         for (int64_t i = 0; i < all; ++i) out[i] = i < n ? NAN : 0.0f;
         return;
@@ -173,7 +205,8 @@ void filter_row(const Filter& f, const float* logits, int64_t n, float* out) {
             sum = float(sum_of(all, [&](int64_t i) { return load<F>(out + i); }));
         }
     }
-    for (int64_t i = 0; i < all; i += W) put(out + i, load<F>(out + i) / sum);
+    float share = 1.0f / sum;
+    for (int64_t i = 0; i < all; i += W) put(out + i, load<F>(out + i) * share);
 }
 
 // Running sums of n weights, in double. Quarters are summed side by side, and then put behind each other.
@@ -216,24 +249,9 @@ INLINE int64_t draw_row(const float* w, int64_t n, float u) {
 
 // The largest of n logits, the lower code of equal ones; `most` is its own, and no number where one of them is none.
 INLINE int64_t likeliest_code(const float* x, int64_t n, float& most) {
-    F top = splat(-INFINITY);
-    U none{};
-    int64_t i = 0, code = 0;
-    bool broken = false;
-    for (; i + W <= n; i += W) {
-        F v = load<F>(x + i);
-        none |= (U)(v != v);
-        top = larger(top, v);
-    }
-    most = -INFINITY;
-    for (; i < n; ++i) {
-        broken |= x[i] != x[i];
-        most = most > x[i] ? most : x[i];
-    }
-    for (int j = 0; j < W; ++j) {
-        broken |= none[j] != 0;
-        most = most > top[j] ? most : top[j];
-    }
+    bool broken;
+    int64_t code = 0;
+    most = largest_of(x, n, broken);
     while (x[code] != most && code + 1 < n) ++code;
     if (broken) most = NAN;
     return code;
@@ -286,26 +304,33 @@ void draw(const float* weights, const float* uniforms, int64_t rows, int64_t n, 
     }
 }
 
-// Guided logits of B images from rows of all branches: u + s (c - u), or InstructPix2Pix's three; where s is
-// at most 1, the conditional row. Then the penalty of codes that a token may not be.
+// Guided logits of a row from its branches' n codes from `first` on: u + s (c - u), or InstructPix2Pix's three; where s is
+// at most 1, the conditional ones. Then the penalty of codes that a token may not be. u: of two branches the second one.
+INLINE void guide_row(const Guide& g, int64_t row, int64_t first, int64_t n, const float* c, const float* second, const float* u) {
+    int64_t token = g.token[g.whole_image ? row / g.count : row], i = 0;
+    float *y = g.out + row * g.vocab + first, s = g.scale ? g.scale[token] : 1.0f;
+    if (!(s > 1) || g.branches == 1) {
+        memcpy(y, c, size_t(n) * sizeof(float));
+    } else if (g.branches == 2) {
+        for (; i + W <= n; i += W) put(y + i, load<F>(u + i) + s * (load<F>(c + i) - load<F>(u + i)));
+        for (; i < n; ++i) y[i] = u[i] + s * (c[i] - u[i]);
+    } else {
+        float t = *g.image_scale;
+        for (; i < n; ++i) y[i] = u[i] + t * (second[i] - u[i]) + s * (c[i] - second[i]);
+    }
+    if (!g.penalty) return;
+    const float* p = g.penalty + g.kind[token] * g.vocab + first;
+    for (i = 0; i < n; ++i) y[i] += p[i];
+}
+
 struct GuideJob {
     const Guide& g;
     static int chunks(void* self, int) { return int(((GuideJob*)self)->g.images * ((GuideJob*)self)->g.count); }
-    static void work(void* self, int, int at) {
+    static void work(void* self, int, int row) {
         const Guide& g = ((GuideJob*)self)->g;
-        int64_t n = g.vocab, branch = g.images * g.count * n, token = g.token[g.whole_image ? at / g.count : at];
-        const float *c = g.logits + at * n, *second = c + branch, *u = g.branches == 3 ? second + branch : second;
-        float* y = g.out + at * n;
-        float s = g.scale ? g.scale[token] : 1.0f;
-        if (!(s > 1) || g.branches == 1)
-            memcpy(y, c, size_t(n) * sizeof(float));
-        else if (g.branches == 2)
-            for (int64_t i = 0; i < n; ++i) y[i] = u[i] + s * (c[i] - u[i]);
-        else
-            for (int64_t i = 0; i < n; ++i) y[i] = u[i] + *g.image_scale * (second[i] - u[i]) + s * (c[i] - second[i]);
-        if (!g.penalty) return;
-        const float* p = g.penalty + g.kind[token] * n;
-        for (int64_t i = 0; i < n; ++i) y[i] += p[i];
+        int64_t n = g.vocab, branch = g.images * g.count * n;
+        const float *c = g.logits + row * n, *second = c + branch;
+        guide_row(g, row, 0, n, c, second, g.branches == 3 ? second + branch : second);
     }
 };
 

@@ -7,44 +7,57 @@
 
 namespace {
 
-// Logits are the sums as they are: to round them to bfloat16 would cost more than all else that is rounded.
+// Logits are the sums as they are: to round them to bfloat16 would cost more than all else that is rounded. A panel's
+// are guided before the next one is multiplied, and only what guidance makes of them is kept.
 template <class T> struct HeadJob {
     typedef typename Activation<T>::type A;
+    const Guide& guide;
     const void* weight;
-    const A* x;             // [m][ldx]
-    const int64_t* row_of;  // [m]: which row of `out` each is
-    float* out;             // [...][n]
-    int64_t m, k, ldx, n;
+    const A* x;         // [m][ldx]
+    const int64_t* at;  // [branches * B * T]: which of the m rows each is, or m
+    int64_t m, k, ldx;
     Inputs inputs;
 
-    static int chunks(void* self, int) { return pieces(panels(((HeadJob*)self)->n)); }
+    static int chunks(void* self, int) { return pieces(panels(((HeadJob*)self)->guide.vocab)); }
     static void work(void* self, int, int chunk) {
         HeadJob& job = *(HeadJob*)self;
-        int64_t each = share(panels(job.n)), from = chunk * each, to = std::min(from + each, panels(job.n));
-        product<T>(job.x, job.ldx, job.m, Weights(job.weight), job.k, from, to, nullptr, job.inputs,
-                [&](int64_t p, int64_t first, int64_t count, const float* tile) {
-                    int64_t columns = std::min<int64_t>(job.n - p * PANEL, PANEL);
-                    for (int64_t r = 0; r < count; ++r)
-                        copy(tile + r * PANEL, columns, job.out + job.row_of[first + r] * job.n + p * PANEL);
+        const Guide& g = job.guide;
+        int64_t count = panels(g.vocab), each = share(count), from = chunk * each, to = std::min(from + each, count);
+        int64_t m = job.m, rows = g.images * g.count;
+        Scratch scratch;
+        float *kept = scratch.take<float>(m * PANEL), nothing[PANEL] = {};
+        product<T>(job.x, job.ldx, m, Weights(job.weight), job.k, from, to, nullptr, job.inputs,
+                [&](int64_t p, int64_t first, int64_t some, const float* sums) {
+                    if (some < m) memcpy(kept + first * PANEL, sums, size_t(some * PANEL) * sizeof(float)), sums = kept;
+                    if (first + some < m) return;
+                    int64_t columns = std::min<int64_t>(g.vocab - p * PANEL, PANEL);
+                    auto of = [&](int64_t query) { return job.at[query] < m ? sums + job.at[query] * PANEL : nothing; };
+                    for (int64_t r = 0; r < rows; ++r) {
+                        const float *c = of(r), *second = g.branches > 1 ? of(rows + r) : c;
+                        guide_row(g, r, p * PANEL, columns, c, second, g.branches > 2 ? of(2 * rows + r) : second);
+                    }
                 });
     }
 };
 
-// Logits of `queries` rows of states, stride apart: those of the m rows in `heads`, and 0 of the others.
+// Guided logits of states, stride apart: those of the m rows in `heads`; the others' logits are 0.
 template <class T>
-void logits_of(const T* states, int64_t stride, int64_t dim, const int64_t* heads, int64_t m, int64_t queries,
-               const void* weight, int64_t vocab, float* out) {
+void guided_logits(const T* states, int64_t stride, int64_t dim, const int64_t* heads, int64_t m, const void* weight,
+                   const Guide& g) {
     typedef typename HeadJob<T>::A A;
-    if (m < queries) std::fill(out, out + queries * vocab, 0.0f);
-    if (!m) return;
+    int64_t queries = g.branches * g.images * g.count;
+    if (!m) return std::fill(g.out, g.out + g.images * g.count * g.vocab, 0.0f);
     Weights w(weight);
     Scratch scratch;
-    HeadJob<T> job{weight, nullptr, heads, out, m, dim, even(dim), vocab, input_scratch<T>(scratch, m, dim, w)};
+    int64_t* at = scratch.take<int64_t>(queries);
+    std::fill(at, at + queries, m);
+    for (int64_t r = 0; r < m; ++r) at[heads[r]] = r;
+    HeadJob<T> job{g, weight, nullptr, at, m, dim, even(dim), input_scratch<T>(scratch, m, dim, w)};
     A* features = scratch.take<A>(m * job.ldx);
     for (int64_t r = 0; r < m; ++r) copy_row(states + heads[r] * stride, dim, features + r * job.ldx);
     job.x = features;
     pack_inputs(features, job.ldx, m, dim, w.kept, job.inputs);
-    pool_run(Job{&job, HeadJob<T>::work, nullptr, HeadJob<T>::chunks, 1}, dim * vocab * (m + 3) < (1 << 18));
+    pool_run(Job{&job, HeadJob<T>::work, nullptr, HeadJob<T>::chunks, 1}, dim * g.vocab * (m + 3) < (1 << 18));
 }
 
 // Where the queries of a pass lie, and what they see: filled in row by row, those that see nothing left out.
@@ -151,10 +164,9 @@ template <class T> void window_pass_of(const WindowPass& g, float* out) {
         at.see(r, found);
     }
     at.run();
-    float* logits = scratch.take<float>(queries * g.vocab);
-    logits_of(states, dim, dim, at.heads, at.open * count, queries, g.head, g.vocab, logits);
+    guided_logits(states, dim, dim, at.heads, at.open * count, g.head,
+                  Guide{nullptr, g.scale, nullptr, nullptr, at.following, nullptr, out, g.images, count, g.vocab, g.branches, 0});
     if (g.features) guided_states(g, states);
-    guide(Guide{logits, g.scale, nullptr, nullptr, at.following, nullptr, out, g.images, count, g.vocab, g.branches, 0});
 }
 
 void window_pass(const WindowPass& g, float* out) {

@@ -141,7 +141,7 @@ template <class T> struct TreeJob {
         int64_t all = rows * widest;
         T* states = scratch.take<T>(3 * size_t(all * dim));
         int64_t* lists = scratch.take<int64_t>(3 * size_t(all));
-        float* logits = scratch.take<float>((rows + g.images) * widest * g.vocab);
+        float* logits = scratch.take<float>(g.images * widest * g.vocab);
         return Room{states, states + all * dim, states + 2 * all * dim, logits, lists, lists + all, lists + 2 * all};
     }
 
@@ -160,10 +160,10 @@ template <class T> struct TreeJob {
         for (int64_t q = 0; q < all; ++q) in.heads[q] = q;
         for (int64_t b = 0; b < g.images; ++b)
             std::fill(in.following + b * count, in.following + (b + 1) * count, cell(b, d + 1));
-        float* out = in.logits + all * g.vocab;
-        logits_of(in.now, dim, dim, in.heads, all, all, g.head, g.vocab, in.logits);
-        guide(Guide{in.logits, g.scale, nullptr, nullptr, in.following, nullptr, out, g.images, count, g.vocab, g.branches, 0});
-        return out;
+        guided_logits(in.now, dim, dim, in.heads, all, g.head,
+                      Guide{nullptr, g.scale, nullptr, nullptr, in.following, nullptr, in.logits, g.images, count, g.vocab,
+                            g.branches, 0});
+        return in.logits;
     }
 
     void draft() const {
@@ -219,7 +219,6 @@ template <class T> struct TreeJob {
     // --- verification -----------------------------------------------------------------------------
 
     void verify() const {
-        int64_t queries = rows * g.nodes;
         Queries<T> at(g.target, rows, g.nodes, g.prefix + g.image_slots, g.states, wide);
         for (int64_t r = 0; r < rows; ++r) {
             int64_t b = r % g.images, length = g.length[b];
@@ -247,12 +246,10 @@ template <class T> struct TreeJob {
             if (!left_out(b)) at.see(r, found);
         }
         at.run();
-        Scratch scratch;
-        float* logits = scratch.take<float>(queries * g.vocab);
         const T* last = (const T*)g.states + wide - dim;
-        logits_of(last, wide, dim, at.heads, at.open * g.nodes, queries, g.head, g.vocab, logits);
-        guide(Guide{logits, g.scale, nullptr, nullptr, at.following, nullptr, g.logits, g.images, g.nodes, g.vocab,
-                    g.branches, 0});
+        guided_logits(last, wide, dim, at.heads, at.open * g.nodes, g.head,
+                      Guide{nullptr, g.scale, nullptr, nullptr, at.following, nullptr, g.logits, g.images, g.nodes, g.vocab,
+                            g.branches, 0});
     }
 
     // --- acceptance -------------------------------------------------------------------------------
@@ -261,11 +258,9 @@ template <class T> struct TreeJob {
         for (int64_t b = 0; b < g.images; ++b) {
             float sum = 0;  // of each node's largest: infinite or no number where a row is not finite
             for (int64_t i = 0; i < g.nodes; ++i) {
-                const float* row = g.logits + (b * g.nodes + i) * g.vocab;
-                float most = -INFINITY;
-                bool bad = false;
-                for (int64_t v = 0; v < g.vocab; ++v) bad |= row[v] != row[v], most = row[v] > most ? row[v] : most;
-                sum += bad ? NAN : most;
+                bool broken;
+                float most = largest_of(g.logits + (b * g.nodes + i) * g.vocab, g.vocab, broken);
+                sum += broken ? NAN : most;
             }
             g.holds[b] = g.holds[b] && sum - sum == 0.0f;
             g.finite[b] += g.holds[b];

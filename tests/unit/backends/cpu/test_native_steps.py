@@ -156,6 +156,10 @@ def test_plain_steps_and_windows(given: Sampling, batch: int, dtype: torch.dtype
         compare(one, given, batch, dtype=dtype, dim=64)
 
 
+def test_windows_of_more_rows_than_a_product_does_at_a_time() -> None:
+    compare(Strategy(name="scd", drafts=Window(length=17)), SAMPLED, 3)  # 102 rows, of 96
+
+
 @pytest.mark.parametrize(("batch", "dtype"), PAIRS)
 def test_greedy_steps(batch: int, dtype: torch.dtype) -> None:
     draft_lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 5))

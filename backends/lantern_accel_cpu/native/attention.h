@@ -8,6 +8,7 @@
 #include "pairs.h"
 #endif
 #ifdef TILES
+#include "tiled.h"
 #include "tiled_attention.h"
 #endif
 
@@ -201,11 +202,26 @@ INLINE void pick_values(int m, const float* p, int64_t ldp, const T* v, const T*
         pick_values<M - 1, C>(m, p, ldp, v, then, slots, n, stride, scale, out, ldo);
 }
 
-// Queries [from, to) of one row and head. q: float32 [count][q_stride ...], scaled; out: as q. `far`: keys and
-// values are in no cache.
+// Where attention's results go: a row's numbers one after the other, or in tiles.
+template <class A> struct Mixed {
+    A* rows;
+    int64_t stride;
+#ifdef TILES
+    TileRows tiles = {};
+#endif
+    INLINE_MEMBER A* at(int64_t row, int64_t column) const {
+#ifdef TILES
+        if (tiles.tiles) return (A*)tiles.row(row, 0) + tiles.at(column);
+#endif
+        return rows + row * stride + column;
+    }
+};
+
+// Queries [from, to) of one row and head. q: float32 [count][q_stride ...], scaled; out: from its row `first` on, a query
+// each, and from `column` on. `far`: keys and values are in no cache.
 template <class T, class A>
 void attend_head(const float* q, int64_t q_stride, const T* k, const T* v, const Cache& cache, const Seen& s,
-                 int32_t row, int32_t count, int32_t from, int32_t to, A* out, int64_t out_stride, bool far) {
+                 int32_t row, int32_t count, int32_t from, int32_t to, const Mixed<A>& mixed, int64_t first, int64_t column, bool far) {
     int64_t d = cache.width, n = s.found[row], whole = (n + W - 1) / W * W;
     const int32_t* slots = s.slots + int64_t(row) * s.capacity;
     const T* after = k + cache.head;  // the next head's keys
@@ -215,7 +231,8 @@ void attend_head(const float* q, int64_t q_stride, const T* k, const T* v, const
         if (d % DEEP == 0) {
             const float* keep = s.keep + (int64_t(row) * count + from) * s.padded;
             attend_tiles(q + from * q_stride, q_stride, k, v, after, d, cache.slot, slots, n, keep, s.padded,
-                         s.open + int64_t(row) * count + from, m, out + from * out_stride, out_stride);
+                         s.open + int64_t(row) * count + from, m,
+                         [&](int64_t t, int64_t c) INLINE_LAMBDA { return mixed.at(first + from + t, column + c); });
             return;
         }
 #elif defined(DOT_PRODUCTS)
@@ -223,11 +240,13 @@ void attend_head(const float* q, int64_t q_stride, const T* k, const T* v, const
         if (d % (2 * W) == 0) {
             const float* keep = s.keep + (int64_t(row) * count + from) * s.padded;
             attend_pairs(q + from * q_stride, q_stride, k, v, after, d, cache.slot, slots, n, keep, s.padded, m,
-                         out + from * out_stride, out_stride, far);
+                         mixed.at(first + from, column), mixed.stride, far);
             return;
         }
 #endif
     Scratch scratch;
+    A* out = mixed.at(first, column);
+    int64_t out_stride = mixed.stride;
     float* work = scratch.take<float>(QUERIES * d + QUERIES * s.padded);
     float *turned = work, *p = work + QUERIES * d, scale[QUERIES];
     bool fast = d % (2 * W) == 0;
@@ -287,14 +306,14 @@ INLINE int attend_chunks(const Cache& cache, const Mask& mask) {
 
 template <class T, class A>
 void attend_chunk(const float* q, const T* k, const T* v, const Cache& cache, const Mask& mask, const Seen& s,
-                  int chunk, A* out, int64_t out_stride, bool far) {
+                  int chunk, const Mixed<A>& mixed, bool far) {
     int32_t blocks = (mask.count + QUERIES - 1) / QUERIES, block = chunk % blocks;
     int32_t head = chunk / blocks % cache.heads, row = chunk / blocks / cache.heads;
     int32_t from = mask.count * block / blocks, to = mask.count * (block + 1) / blocks;
     int64_t first = int64_t(row) * mask.count, d = cache.width, wide = cache.heads * d;
     int64_t at = s.row_of[row] * cache.row + head * cache.head;
-    attend_head(q + first * wide + head * d, wide, k + at, v + at, cache, s, row, mask.count, from, to,
-                out + first * out_stride + head * d, out_stride, far);
+    attend_head(q + first * wide + head * d, wide, k + at, v + at, cache, s, row, mask.count, from, to, mixed, first, head * d,
+                far);
 }
 
 template <class T> struct AttendJob {
@@ -308,8 +327,8 @@ template <class T> struct AttendJob {
     static void work(void* self, int, int chunk) {
         AttendJob& job = *(AttendJob*)self;
         const Attend& g = *job.given;
-        attend_chunk(job.q, (const T*)g.k, (const T*)g.v, g.cache, g.mask, job.s, chunk, (T*)g.out,
-                     int64_t(g.cache.heads) * g.cache.width, false);
+        Mixed<T> mixed{(T*)g.out, int64_t(g.cache.heads) * g.cache.width};
+        attend_chunk(job.q, (const T*)g.k, (const T*)g.v, g.cache, g.mask, job.s, chunk, mixed, false);
     }
 };
 

@@ -8,15 +8,22 @@ namespace {
 
 // y = x / rms(x) * weight, in float32 throughout.
 template <class X, class G, class Y> void norm_row(const X* x, const G* weight, float eps, int64_t n, Y* y) {
-    F squares{};
+    F squares[4] = {};  // one sum would wait for itself
     float rest = 0;
     int64_t i = 0;
+    for (; i + 4 * W <= n; i += 4 * W)
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+            F v = get(x + i + j * W);
+            squares[j] += v * v;
+        }
     for (; i + W <= n; i += W) {
         F v = get(x + i);
-        squares += v * v;
+        squares[0] += v * v;
     }
     for (; i < n; ++i) rest += value(x[i]) * value(x[i]);
-    float scale = 1.0f / sqrtf((total(squares) + rest) / float(n) + eps);
+    float all = total((squares[0] + squares[1]) + (squares[2] + squares[3])) + rest;
+    float scale = 1.0f / sqrtf(all / float(n) + eps);
     for (i = 0; i + W <= n; i += W) put(y + i, get(x + i) * scale * get(weight + i));
     for (; i < n; ++i) put1(y + i, value(x[i]) * scale * value(weight[i]));
 }
@@ -32,15 +39,15 @@ void rms_norm(const void* x, const void* weight, float eps, int64_t m, int64_t n
         rms_norm_of((const float*)x, (const float*)weight, eps, m, n, (float*)y);
 }
 
-// y = silu(gate) * up.
-template <class X, class Y> void swiglu_row(const X* gate, const X* up, int64_t n, Y* y) {
+// y = silu(gate) * up, of gates and ups times a scale.
+template <class X, class Y> void swiglu_row(const X* gate, const X* up, int64_t n, Y* y, float scale = 1.0f) {
     int64_t i = 0;
-    for (; i + W <= n; i += W) put(y + i, silu(get(gate + i)) * get(up + i));
+    for (; i + W <= n; i += W) put(y + i, silu(get(gate + i) * scale) * (get(up + i) * scale));
     if (i >= n) return;
     float g[W] = {}, u[W] = {}, out[W];
     int64_t rest = n - i < W ? n - i : W;
     for (int64_t j = 0; j < rest; ++j) g[j] = value(gate[i + j]), u[j] = value(up[i + j]);
-    put(out, silu(get(g)) * get(u));
+    put(out, silu(get(g) * scale) * (get(u) * scale));
     for (int64_t j = 0; j < rest; ++j) put1(y + i + j, out[j]);
 }
 
@@ -93,10 +100,10 @@ INLINE void rotate(const X* x, const float* turn, const float* cross, int64_t n,
     }
 }
 
-template <class X, class Y> INLINE void copy(const X* x, int64_t n, Y* y) {
+template <class X, class Y> INLINE void copy(const X* x, int64_t n, Y* y, float scale = 1.0f) {
     int64_t i = 0;
-    for (; i + W <= n; i += W) put(y + i, get(x + i));
-    for (; i < n; ++i) put1(y + i, value(x[i]));
+    for (; i + W <= n; i += W) put(y + i, get(x + i) * scale);
+    for (; i < n; ++i) put1(y + i, value(x[i]) * scale);
 }
 
 // Ask for rows of memory that are read soon: caches come from main memory, one head's piece after the other.

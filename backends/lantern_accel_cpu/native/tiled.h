@@ -41,6 +41,8 @@ struct TileRows {
     INLINE_MEMBER bf16* row(int64_t r, int64_t step) const {
         return tiles + ((r / TILE_ROWS * steps + step) * TILE_ROWS + r % TILE_ROWS) * DEEP;
     }
+    // How far behind a row's first input a later one lies in tiles.
+    INLINE_MEMBER int64_t at(int64_t input) const { return input / DEEP * TILE_ROWS * DEEP + input % DEEP; }
     // Put 0 into the rows of the last block behind the first m.
     void clear_below(int64_t m) const {
         for (int64_t r = m; r % TILE_ROWS; ++r)
@@ -55,6 +57,11 @@ struct TileRows {
         return rest;
     }
 };
+
+// Whether rows of k inputs can be written where tiles have them, with nothing to be added behind.
+INLINE bool in_tiles(const TileRows& to, int64_t k, int kept) {
+    return to.tiles && k % DEEP == 0 && (kept == WHOLE || kept == INT8);
+}
 
 // Scratch memory for m rows of k inputs.
 TileRows tile_scratch(Scratch& scratch, int64_t m, int64_t k, int kept) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "integers.h"
 #include "small.h"
@@ -49,46 +50,82 @@ template <int B> INLINE void tile_scores(const KeyBlock* keys, const bf16* q, in
     if (B > 2) tile_store<2>(out + 2 * SIZE, TILE_BYTES);
 }
 
-// Scores [16 slots][16 queries] to the rows of m queries.
-INLINE void scores_by_query(const float* from, int32_t m, float* p, int64_t ld) {
-    for (int32_t t = 0; t < m; t += W)
-        for (int s = 0; s < TILE_ROWS; s += W) {
-            F a[W];
-#pragma GCC unroll 16
-            for (int i = 0; i < W; ++i) a[i] = load<F>(from + (s + i) * TILE_ROWS + t);
-            transpose(a);
-#pragma GCC unroll 16
-            for (int i = 0; i < W; ++i)
-                if (t + i < m) put(p + (t + i) * ld + s, a[i]);
-        }
+// exp to 3e-6, a thousandth of what the rounding to bfloat16 takes away. Of -87 to 0: below as there, above anything.
+INLINE F weight_of(F x) {
+    x = larger(x, splat(-87.0f));
+    F ours = splat(1.44269504088896341f), whole = multiply_add(x, ours, splat(12582912.0f)), power = whole - 12582912.0f;
+    F r = multiply_add(x, ours, -power), p = splat(0.009582852944731712f);
+    p = multiply_add(p, r, splat(0.055906426161527634f));
+    p = multiply_add(p, r, splat(0.24024099111557007f));
+    p = multiply_add(p, r, splat(0.6931241750717163f));
+    p = multiply_add(p, r, splat(1.0f));
+    return (F)((U)p + ((U)whole << 23));
 }
 
-// Numbers as bfloat16 has them.
-INLINE void put_pairs(bf16* p, F x) { put(p, x); }
-INLINE void put_pairs(float* p, F x) {
-    bf16 some[W];
-    put(some, x);
-    put(p, get(some));
+// A score where a query sees the slot, and next to nothing where it does not; keep: 1 or 0.
+INLINE F kept_score(F score, F keep) { return score + (keep - 1.0f) * 1e30f; }
+
+alignas(64) constexpr uint16_t PAIRED[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                           8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+
+// Two rows of weights as pairs of bfloat16.
+INLINE U in_pairs(F first, F second) {
+#if WIDTH == 16 && !defined(LANTERN_EMULATED)
+    __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    return (U)_mm512_permutexvar_epi16(_mm512_load_si512(PAIRED), both);
+#else
+    return (rounded(first) & 0xffffu) | rounded(second) << 16;
+#endif
 }
 
-// soften's softmax, of n scores whose first `open` ones are kept without asking; weights as bfloat16, and 0 up to `deep`.
-template <class Weight>
-INLINE float soften_to(const float* p, const float* keep, int64_t open, int64_t n, int64_t deep, Weight* weight) {
-    F most = splat(-3e38f), sum{};
-    int64_t i = 0;
-    for (; i + W <= open; i += W) most = larger(most, load<F>(p + i));
-    for (; i < n; i += W) most = larger(most, load<F>(p + i) + (load<F>(keep + i) - 1.0f) * 1e30f);
-    float top = largest(most);
-    for (i = 0; i < n; i += W) {
-        F e = exponential(load<F>(p + i) - top);
-        if (i + W > open) e = e * load<F>(keep + i);
-        sum += e;
-        put_pairs(weight + i, e);
+// Weights where slots are seen, 0 elsewhere, whatever they were.
+INLINE F kept_weight(F weight, F keep) { return (F)((U)weight & (U)(keep != 0.0f)); }
+
+// The softmax of W queries over scores [slot][16 queries]. Of its weights every W-th is added up, then these sums: the
+// same order everywhere. OPEN: all of the W slots are seen by all; see: else by which.
+struct Softmax {
+    F most, sums[W];
+    INLINE_MEMBER Softmax() : most(splat(-3e38f)) {
+#pragma GCC unroll 16
+        for (int s = 0; s < W; ++s) sums[s] = F{};
     }
-    memset(weight + n, 0, size_t(deep - n) * sizeof(Weight));
-    float all = total(sum);
-    return all > 0 ? 1.0f / all : 0.0f;
-}
+    template <bool OPEN> INLINE_MEMBER void take(const float* scores, const F* see) {
+#pragma GCC unroll 16
+        for (int s = 0; s < W; ++s) {
+            F one = load<F>(scores + s * TILE_ROWS);
+            most = larger(most, OPEN ? one : kept_score(one, see[s]));
+        }
+    }
+    // Weights of pairs of slots, [pair][16 queries].
+    template <bool OPEN> INLINE_MEMBER void weigh(const float* scores, const F* see, uint32_t* pairs) {
+        F before{};
+#pragma GCC unroll 16
+        for (int s = 0; s < W; ++s) {
+            F e = weight_of(load<F>(scores + s * TILE_ROWS) - most);
+            if (!OPEN) e = kept_weight(e, see[s]);
+            sums[s] += e;
+            if (s % 2) put(pairs + s / 2 * TILE_ROWS, in_pairs(before, e));
+            before = e;
+        }
+    }
+    INLINE_MEMBER F scale() {
+#pragma GCC unroll 4
+        for (int half = W / 2; half; half /= 2)
+#pragma GCC unroll 8
+            for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+        return (F)((U)(1.0f / sums[0]) & (U)(sums[0] > 0.0f));
+    }
+};
+
+// Whether m queries see each of the W slots from `first` on, [slot][query]; the slots end at `found`.
+struct ByQuery {
+    F see[W];
+    ByQuery(const float* keep, int64_t ld, int32_t m, int64_t first, int64_t found) {
+#pragma GCC unroll 16
+        for (int t = 0; t < W; ++t) see[t] = t < m && first < found ? load<F>(keep + t * ld + first) : F{};
+        transpose(see);
+    }
+};
 
 // 32 columns of two rows as pairs, in an order that columns_back undoes.
 INLINE void columns_in_pairs(const bf16* x, const bf16* y, bf16* out) {
@@ -110,9 +147,9 @@ INLINE void columns_back(float* x) {
 #endif
 }
 
-// Sums of 32 or 64 columns of values, weighted by 16 queries' weights [16][ld]: float32 [16][columns]. n: slots, a
-// multiple of 32; buffer: bfloat16 [2][32][columns].
-INLINE void tile_values(const bf16* weight, int64_t ld, const bf16* v, const int32_t* slots, int64_t n, int64_t stride,
+// Sums of 32 or 64 columns of values, weighted by 16 queries' weights [n / 32][16][32]: float32 [16][columns]. n: slots,
+// a multiple of 32; buffer: bfloat16 [2][32][columns].
+INLINE void tile_values(const bf16* weight, const bf16* v, const int32_t* slots, int64_t n, int64_t stride,
                         int64_t columns, bf16* buffer, float* out, const bf16* ahead) {
     constexpr int64_t HALF = DEEP / 2;
     bool wide = columns > DEEP;
@@ -123,7 +160,7 @@ INLINE void tile_values(const bf16* weight, int64_t ld, const bf16* v, const int
         for (int64_t s = 0; s < DEEP; s += 2)
             for (int64_t c = 0; c < columns; c += DEEP)
                 columns_in_pairs(v + slots[i + s] * stride + c, v + slots[i + s + 1] * stride + c, pairs + s * columns + 2 * c);
-        tile_load<4>(weight + i, ld * int64_t(sizeof(bf16)));
+        tile_load<4>(weight + i * TILE_ROWS, TILE_BYTES);
         tile_load<5>(pairs, row), tile_pairs<0, 4, 5>();
         tile_load<6>(pairs + 2 * HALF, row), tile_pairs<1, 4, 6>();
         if (wide) {
@@ -137,6 +174,25 @@ INLINE void tile_values(const bf16* weight, int64_t ld, const bf16* v, const int
 }
 
 // --- few queries: the same sums by vectors ----------------------------------------------------------
+
+// The softmax of n scores of one query, as `Softmax`; weights as numbers of bfloat16, and 0 up to `deep`.
+INLINE float soften_few(float* p, const float* keep, int64_t n, int64_t deep) {
+    F most = splat(-3e38f), sum{};
+    for (int64_t i = 0; i < n; i += W) most = larger(most, kept_score(load<F>(p + i), load<F>(keep + i)));
+    float top = largest(most), sums[W];
+    for (int64_t i = 0; i < n; i += W) {
+        F e = kept_weight(weight_of(load<F>(p + i) - top), load<F>(keep + i));
+        bf16 some[W];
+        sum += e;
+        put(some, e);
+        put(p + i, get(some));
+    }
+    memset(p + n, 0, size_t(deep - n) * sizeof(float));
+    put(sums, sum);
+    for (int half = W / 2; half; half /= 2)
+        for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+    return sums[0] > 0 ? 1.0f / sums[0] : 0.0f;
+}
 
 // Scores of M queries with W slots, whose keys lie across; q: float32 [M][d], numbers of bfloat16.
 template <int M> INLINE void few_scores(const float* q, int64_t d, const uint32_t* keys, float* out, int64_t ldo) {
@@ -161,9 +217,9 @@ template <int M> INLINE void few_scores(const float* q, int64_t d, const uint32_
 }
 
 // Sums of C times 2 W columns of values, weighted by M queries' weights [M][n]; n: a multiple of 32.
-template <int M, int C, class A>
+template <int M, int C, class To>
 INLINE void few_values(const float* weight, const bf16* v, const int32_t* slots, int64_t n, int64_t stride, const float* scale,
-                       A* out, int64_t ldo, const bf16* ahead) {
+                       int64_t column, To out, const bf16* ahead) {
     F low[M][C] = {}, high[M][C] = {};
     for (int64_t i = 0; i < n; i += DEEP) {
         F lows[2][M][C] = {}, highs[2][M][C] = {};
@@ -194,15 +250,14 @@ INLINE void few_values(const float* weight, const bf16* v, const int32_t* slots,
     for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
         for (int c = 0; c < C; ++c) {
-            put(out + m * ldo + c * 2 * W, zip_low(low[m][c], high[m][c]) * scale[m]);
-            put(out + m * ldo + c * 2 * W + W, zip_high(low[m][c], high[m][c]) * scale[m]);
+            put(out(m, column + c * 2 * W), zip_low(low[m][c], high[m][c]) * scale[m]);
+            put(out(m, column + c * 2 * W + W), zip_high(low[m][c], high[m][c]) * scale[m]);
         }
 }
 
-template <int M, class A>
+template <int M, class To>
 void attend_few(const float* q, int64_t q_stride, const bf16* k, const bf16* v, const bf16* after, int64_t d, int64_t stride,
-                const int32_t* seen, int64_t found, const float* keep, int64_t ld_keep, const int32_t* open,
-                A* out, int64_t out_stride) {
+                const int32_t* seen, int64_t found, const float* keep, int64_t ld_keep, To out) {
     int64_t whole = (found + W - 1) / W * W, deep = (found + DEEP - 1) / DEEP * DEEP;
     size_t keys = size_t(d) / 2 * W * sizeof(uint32_t), queries = size_t(M) * d * sizeof(float);
     size_t scores = size_t(M) * deep * sizeof(float);
@@ -215,81 +270,120 @@ void attend_few(const float* q, int64_t q_stride, const bf16* k, const bf16* v, 
     std::fill(slots + found, slots + deep, found ? seen[0] : 0);
     SmallIsZero ours;
     for (int32_t t = 0; t < M; ++t)
-        for (int64_t c = 0; c < d; c += W) put_pairs(turned + t * d + c, load<F>(q + t * q_stride + c));
+        for (int64_t c = 0; c < d; c += W) {
+            bf16 some[W];
+            put(some, load<F>(q + t * q_stride + c));
+            put(turned + t * d + c, get(some));
+        }
     for (int64_t i = 0; i < whole; i += W) {
         keys_across(k, slots + i, stride, d / 2, across);
         soon(v, slots + i, W, stride, d);
         few_scores<M>(turned, d, across, p + i, deep);
     }
     float scale[M];
-    for (int32_t t = 0; t < M; ++t) scale[t] = soften_to(p + t * deep, keep + t * ld_keep, open[t], whole, deep, p + t * deep);
+    for (int32_t t = 0; t < M; ++t) scale[t] = soften_few(p + t * deep, keep + t * ld_keep, whole, deep);
     int64_t c = 0;
-    for (; c + 4 * W <= d; c += 4 * W) few_values<M, 2>(p, v + c, slots, deep, stride, scale, out + c, out_stride, after + c);
-    if (c < d) few_values<M, 1>(p, v + c, slots, deep, stride, scale, out + c, out_stride, after + c);
+    for (; c + 4 * W <= d; c += 4 * W) few_values<M, 2>(p, v + c, slots, deep, stride, scale, c, out, after + c);
+    if (c < d) few_values<M, 1>(p, v + c, slots, deep, stride, scale, c, out, after + c);
 }
 
 // --- many -------------------------------------------------------------------------------------------
 
 // Arguments as attend_pairs'; seen, keep: of `found` slots; open: of each query how many of the first it sees; d: a
-// multiple of 32.
-template <class A>
+// multiple of 32; out(query, column): where W numbers go.
+template <class To>
 void attend_tiles(const float* q, int64_t q_stride, const bf16* k, const bf16* v, const bf16* after, int64_t d, int64_t stride,
-                  const int32_t* seen, int64_t found, const float* keep, int64_t ld_keep, const int32_t* open, int32_t m, A* out,
-                  int64_t out_stride) {
-    if (m == 1) return attend_few<1>(q, q_stride, k, v, after, d, stride, seen, found, keep, ld_keep, open, out, out_stride);
-    if (m == 3) return attend_few<3>(q, q_stride, k, v, after, d, stride, seen, found, keep, ld_keep, open, out, out_stride);
-    if (m == 2) return attend_few<2>(q, q_stride, k, v, after, d, stride, seen, found, keep, ld_keep, open, out, out_stride);
-    constexpr int64_t SIZE = TILE_ROWS * TILE_ROWS;
-    int64_t whole = (found + W - 1) / W * W, deep = (found + DEEP - 1) / DEEP * DEEP, blocks = deep / TILE_ROWS;
-    int64_t ld = deep | DEEP;  // an odd number of lines: rows lie in many sets of the first cache
-    size_t queries = size_t(TILE_ROWS * d) * sizeof(bf16), scores = size_t(TILE_ROWS * ld) * sizeof(float);
-    size_t sums = size_t(TILE_ROWS * WIDE) * sizeof(float), buffer = size_t(2 * DEEP * WIDE) * sizeof(bf16);
-    size_t turns = size_t(SCORED_BLOCKS * SIZE) * sizeof(float);
-    size_t all = (1 + SCORED_BLOCKS) * queries + turns + scores + scores / 2 + sums + buffer + size_t(deep) * sizeof(int32_t);
+                  const int32_t* seen, int64_t found, const float* keep, int64_t ld_keep, const int32_t* open, int32_t m, To out) {
+    if (m == 1) return attend_few<1>(q, q_stride, k, v, after, d, stride, seen, found, keep, ld_keep, out);
+    if (m == 3) return attend_few<3>(q, q_stride, k, v, after, d, stride, seen, found, keep, ld_keep, out);
+    if (m == 2) return attend_few<2>(q, q_stride, k, v, after, d, stride, seen, found, keep, ld_keep, out);
+    constexpr int64_t SIZE = TILE_ROWS * TILE_ROWS, PARTS = TILE_ROWS / W;
+    int64_t deep = (found + DEEP - 1) / DEEP * DEEP, blocks = deep / TILE_ROWS, all_open = found;
+    for (int32_t t = 0; t < m; ++t) all_open = std::min<int64_t>(all_open, open[t]);
+    size_t queries = size_t(TILE_ROWS * d) * sizeof(bf16), scores = size_t(TILE_ROWS * deep) * sizeof(float);
     Scratch scratch;
-    char* work = scratch.take<char>(all);
-    bf16* turned = (bf16*)work;
+    char* work = scratch.take<char>((1 + SCORED_BLOCKS) * queries + scores + scores / 2 + size_t(deep) * sizeof(int32_t));
+    bf16* turned = (bf16*)work;  // [d / 2][16][2]
     bf16* copies = (bf16*)(work += queries);
-    float* across = (float*)(work += SCORED_BLOCKS * queries);
-    float* p = (float*)(work += turns);
-    bf16* weight = (bf16*)(work += scores);
-    float* sum = (float*)(work += scores / 2);
-    bf16* pairs = (bf16*)(work += sums);
-    int32_t* slots = (int32_t*)(work += buffer);
+    float* p = (float*)(work += SCORED_BLOCKS * queries);  // [slot][16 queries]
+    bf16* weight = (bf16*)(work += scores);                // [deep / 32][16 queries][32]
+    int32_t* slots = (int32_t*)(work += scores / 2);
+    alignas(64) float sum[TILE_ROWS * WIDE];
+    alignas(64) bf16 values[2 * DEEP * WIDE];
+    alignas(64) uint32_t pairs[SIZE];
     memcpy(slots, seen, size_t(found) * sizeof(int32_t));
     std::fill(slots + found, slots + deep, found ? seen[0] : 0);
-    for (int32_t t = 0; t < m; ++t)
-        for (int64_t c = 0; c < d; c += W) {
-            bf16 some[W];
-            put(some, load<F>(q + t * q_stride + c));
-            for (int i = 0; i < W; i += 2) memcpy(turned + (c + i) * TILE_ROWS + 2 * t, some + i, 2 * sizeof(bf16));
-        }
     Tiles ours;
+    for (int t = 0; t < TILE_ROWS; t += W)
+        for (int64_t c = 0; c < d; c += 2 * W) {
+            F a[W];
+#pragma GCC unroll 16
+            for (int i = 0; i < W; ++i) {
+                const float* row = q + (t + i) * q_stride + c;
+                bf16 some[2 * W] = {};
+                if (t + i < m) put(some, load<F>(row)), put(some + W, load<F>(row + W));
+                a[i] = load<F>(some);
+            }
+            transpose(a);
+#pragma GCC unroll 16
+            for (int i = 0; i < W; ++i) memcpy(turned + (c + 2 * i) * TILE_ROWS + 2 * t, &a[i], sizeof(F));
+        }
+    Softmax soft[PARTS];
+    // call(softmax, part, scores, whether all queries see all of them, else who sees them): of W slots.
+    auto each = [&](int64_t first, auto call) INLINE_LAMBDA {
+        for (int part = 0; part < PARTS; ++part) {
+            const float* from = p + first * TILE_ROWS + part * W;
+            if (first + W <= all_open) {
+                call(soft[part], part, from, std::true_type{}, nullptr);
+            } else {
+                ByQuery by(keep + part * W * ld_keep, ld_keep, m - part * W, first, found);
+                call(soft[part], part, from, std::false_type{}, by.see);
+            }
+        }
+    };
     for (int64_t b = 0; b < blocks; b += SCORED_BLOCKS) {
         KeyBlock keys[SCORED_BLOCKS];
         int some = int(std::min<int64_t>(blocks - b, SCORED_BLOCKS));
         for (int i = 0; i < some; ++i)
             keys[i] = key_block(k, slots + (b + i) * TILE_ROWS, stride, d, copies + i * TILE_ROWS * d);
+        float* scores = p + b * SIZE;
         if (some == SCORED_BLOCKS)
-            tile_scores<SCORED_BLOCKS>(keys, turned, d, across);
+            tile_scores<SCORED_BLOCKS>(keys, turned, d, scores);
         else if (some == 2)
-            tile_scores<2>(keys, turned, d, across);
+            tile_scores<2>(keys, turned, d, scores);
         else
-            tile_scores<1>(keys, turned, d, across);
+            tile_scores<1>(keys, turned, d, scores);
         soon(v, slots + b * TILE_ROWS, some * TILE_ROWS, stride, d);
-        for (int i = 0; i < some; ++i) scores_by_query(across + i * SIZE, m, p + (b + i) * TILE_ROWS, ld);
+        for (int64_t first = b * TILE_ROWS, end = first + some * TILE_ROWS; first < end; first += W)
+            each(first, [](Softmax& one, int, const float* from, auto open, const F* see) INLINE_LAMBDA {
+                one.take<decltype(open)::value>(from, see);
+            });
+    }
+    for (int64_t first = 0; first < deep; first += DEEP) {
+        for (int64_t at = 0; at < DEEP; at += W)
+            each(first + at, [&](Softmax& one, int part, const float* from, auto open, const F* see) INLINE_LAMBDA {
+                one.weigh<decltype(open)::value>(from, see, pairs + at / 2 * TILE_ROWS + part * W);
+            });
+        for (int t = 0; t < TILE_ROWS; t += W)
+            for (int s = 0; s < TILE_ROWS; s += W) {
+                F a[W];
+#pragma GCC unroll 16
+                for (int i = 0; i < W; ++i) a[i] = load<F>(pairs + (s + i) * TILE_ROWS + t);
+                transpose(a);
+#pragma GCC unroll 16
+                for (int i = 0; i < W; ++i) memcpy(weight + first * TILE_ROWS + (t + i) * DEEP + 2 * s, &a[i], sizeof(F));
+            }
     }
     float scale[TILE_ROWS];
-    for (int32_t t = 0; t < m; ++t)
-        scale[t] = soften_to(p + t * ld, keep + t * ld_keep, open[t], whole, deep, weight + t * ld);
+    for (int part = 0; part < PARTS; ++part) put(scale + part * W, soft[part].scale());
     for (int64_t c = 0; c < d; c += WIDE) {
         int64_t columns = std::min<int64_t>(d - c, WIDE);
-        tile_values(weight, ld, v + c, slots, deep, stride, columns, pairs, sum, after + c);
+        tile_values(weight, v + c, slots, deep, stride, columns, values, sum, after + c);
         for (int32_t t = 0; t < m; ++t)
             for (int64_t j = 0; j < columns; j += DEEP) {
                 float* x = sum + t * columns + j;
                 columns_back(x);
-                for (int i = 0; i < DEEP; i += W) put(out + t * out_stride + c + j + i, load<F>(x + i) * scale[t]);
+                for (int i = 0; i < DEEP; i += W) put(out(t, c + j + i), load<F>(x + i) * scale[t]);
             }
     }
 }

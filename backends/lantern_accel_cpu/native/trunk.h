@@ -24,7 +24,8 @@ template <class T> struct TrunkJob {
     float* state;   // [m][dim], the residual stream
     float* q;       // [m][wide], rotated and scaled
     float* both;    // [m][2 hidden], where a panel holds both gates and ups
-    A *mixed, *gated;
+    Mixed<A> mixed;  // [m][ld_wide]
+    A* gated;
     Inputs mixed_inputs, gated_inputs;  // the same, where a copy drafts
     uint64_t number;                    // of this job
     Turns turn;
@@ -37,7 +38,13 @@ template <class T> struct TrunkJob {
     bool whole_gates;  // panels of gates and of ups are apart
     bool whole_heads;  // vectors lie in one head
     bool shared;       // several threads do the chunks
-    bool gated_in_tiles = false;
+    bool mixed_in_tiles = false, gated_in_tiles = false;
+    // Whether a norm's scale, one number a row, is left to what follows its product. Then the state's rows, times the
+    // norm's weight, become the product's inputs as the state is written, and each thread has only their squares to add.
+    bool scaled_behind = false;
+    Inputs scaled;
+    float* squares;  // [panels][ld_rows]: sums over a panel's columns
+    int64_t ld_rows;
     bool far;          // the keys and values of all layers are more than caches keep from pass to pass
 
     // Where the gated row r of a panel goes: to a tile's row, where the next product takes tiles and no sums of groups.
@@ -54,11 +61,68 @@ template <class T> struct TrunkJob {
             for (int64_t r = 0; r < m; ++r) expect(x + r * ldx, n * sizeof(X), write);
     }
 
+#ifdef TILES
+    void expect_tiles(const TileRows& of) const {
+        size_t bytes = size_t(tile_blocks(m) * of.steps) * TILE_ROWS * TILE_BYTES;
+        if (shared && of.tiles && bytes <= EARLY) expect(of.tiles, bytes, false);
+    }
+#endif
+
     // The state's rows behind a norm.
     struct Normed {
-        A* x;  // [m][ld_dim]
+        A* x;  // [m][ld_dim], where inputs are not all that a product takes
         Inputs inputs;
+        const float* scale;  // [m], of what is made of them
+
+        INLINE_MEMBER float scale_of([[maybe_unused]] int64_t row) const {
+            if constexpr (TILED<A>) return scale[row];
+            return 1.0f;
+        }
     };
+
+    // The norm before a step, and the one before the step that follows `add`.
+    struct Norm {
+        const T* weight;
+        float eps;
+    };
+    Norm norm(int layer, int step) const {
+        const Block& b = given->blocks[layer];
+        return step == QKV ? Norm{(const T*)b.attention_norm, b.attention_eps} : Norm{(const T*)b.ffn_norm, b.ffn_eps};
+    }
+
+#ifdef TILES
+    // Make inputs of a panel of the state's rows [first, first + count), first: a multiple of W; and their squares.
+    void take_panel(const Norm& norm, int64_t p, int64_t first, int64_t count) {
+        const TileRows& to = scaled.tiles;
+        for (int64_t r = first, end = first + count; r < end; r += W) {
+            F square[W];
+#pragma GCC unroll 16
+            for (int i = 0; i < W; ++i) {
+                square[i] = F{};
+                if (r + i >= end) continue;
+                const float* x = state + (r + i) * dim + p * PANEL;
+#pragma GCC unroll 4
+                for (int c = 0; c < PANEL; c += W) {
+                    F v = load<F>(x + c), scaled_ = norm.weight ? v * get(norm.weight + p * PANEL + c) : v;
+                    bf16 numbers[W];
+                    square[i] = multiply_add(v, v, square[i]);
+                    put(to.tiles ? to.row(r + i, p) + c : numbers, scaled_);
+                    if (!to.tiles) put(to.floats + (r + i) * to.steps * DEEP + p * DEEP + c, get(numbers));
+                }
+            }
+            put(squares + p * ld_rows + r, sums(square));
+        }
+    }
+
+    // Scales of all rows behind a norm.
+    void scales(const Norm& norm, float* scale) const {
+        for (int64_t r = 0; r < ld_rows; r += W) {
+            F all{};
+            for (int64_t p = 0; p < panels(dim); ++p) all += load<F>(squares + p * ld_rows + r);
+            for (int i = 0; i < W; ++i) scale[r + i] = norm.weight ? 1.0f / sqrtf(all[i] / float(dim) + norm.eps) : 1.0f;
+        }
+    }
+#endif
 
     // Every thread makes them for itself before its first chunk of a stage: what one has written takes longer to reach
     // another than to make.
@@ -68,24 +132,33 @@ template <class T> struct TrunkJob {
         static thread_local Scratch scratch;
         uint64_t wanted = number + layer * STEPS + step;
         if (made == wanted) return mine;
-        const Block& b = given->blocks[layer];
-        const T* weight = (const T*)(step == QKV ? b.attention_norm : b.ffn_norm);
-        float eps = step == QKV ? b.attention_eps : b.ffn_eps;
-        Weights before(step == QKV ? b.wqkv : b.w13);
+        Norm norm = this->norm(layer, step);
+        Weights before = weights(layer, step);
         scratch.clear();
+        made = wanted;
+#ifdef TILES
+        float* scale = scratch.take<float>(ld_rows);
+        mine.scale = scale;
+        if (scaled_behind) {
+            mine.inputs = scaled;
+            expect_tiles(scaled.tiles);
+            scales(norm, scale);
+            return mine;
+        }
+        std::fill(scale, scale + m, 1.0f);
+#endif
         mine.x = scratch.take<A>(m * ld_dim);
+        mine.inputs = input_scratch<T>(scratch, m, dim, before);
         expect_rows(state, dim, dim);
         for (int64_t r = 0; r < m; ++r) {
             A* y = mine.x + r * ld_dim;
-            if (weight)
-                norm_row(state + r * dim, weight, eps, dim, y);
+            if (norm.weight)
+                norm_row(state + r * dim, norm.weight, norm.eps, dim, y);
             else
                 copy(state + r * dim, dim, y);
             if (dim % 2) put1(y + dim, 0.0f);
         }
-        mine.inputs = input_scratch<T>(scratch, m, dim, before);
         pack_inputs(mine.x, ld_dim, m, dim, before.kept, mine.inputs);
-        made = wanted;
         return mine;
     }
 
@@ -96,11 +169,7 @@ template <class T> struct TrunkJob {
         if (fetched == wanted) return;
         fetched = wanted;
 #ifdef TILES
-        if (inputs.tiles.tiles) {
-            size_t bytes = size_t(tile_blocks(m) * inputs.tiles.steps) * TILE_ROWS * TILE_BYTES;
-            if (shared && bytes <= EARLY) expect(inputs.tiles.tiles, bytes, false);
-            return;
-        }
+        if (inputs.tiles.tiles) return expect_tiles(inputs.tiles);
 #endif
         expect_rows(x, k, ldx);
     }
@@ -109,6 +178,9 @@ template <class T> struct TrunkJob {
         const Trunk& g = *given;
         for (int64_t r = 0; r < m; ++r) copy((const T*)g.x + given_as[r] * dim, dim, state + r * dim);
         done_taps = 0;
+#ifdef TILES
+        for (int64_t p = 0; scaled_behind && p < panels(dim); ++p) take_panel(norm(0, QKV), p, 0, m);
+#endif
     }
 
     int parts(int step) const {
@@ -146,19 +218,21 @@ template <class T> struct TrunkJob {
     }
 
     // Columns [column, column + n) of q, k and v, all in one head, of `count` queries from `first` on.
-    INLINE_MEMBER void place(const Block& b, int64_t first, int64_t count, int64_t column, int64_t n, const float* x) {
+    INLINE_MEMBER void place(const Block& b, const Normed& of, int64_t first, int64_t count, int64_t column, int64_t n,
+                             const float* x) {
         const Cache& cache = given->cache;
         int64_t part = column / wide, inside = column % wide, head = inside / cache.width;
         int64_t j = inside % cache.width, within = head * cache.head + j;
         const float *turn_ = turn.turn + first * cache.width + j, *cross = turn.cross + first * cache.width + j;
         for (int64_t r = 0; r < count; ++r, x += PANEL, turn_ += cache.width, cross += cache.width) {
             int64_t to = places[first + r] + within;
+            float scale = of.scale_of(first + r);
             if (part == 0)
-                rotate(x, turn_, cross, n, q_scale, q + (first + r) * wide + inside);
+                rotate(x, turn_, cross, n, scale * q_scale, q + (first + r) * wide + inside);
             else if (part == 1)
-                rotate(x, turn_, cross, n, 1.0f, (T*)b.k + to);
+                rotate(x, turn_, cross, n, scale, (T*)b.k + to);
             else
-                copy(x, n, (T*)b.v + to);
+                copy(x, n, (T*)b.v + to, scale);
         }
     }
 
@@ -181,17 +255,18 @@ template <class T> struct TrunkJob {
                     int64_t columns = n - p * PANEL < PANEL ? n - p * PANEL : PANEL;
                     for (int64_t c = 0; c < columns; c += piece)
                         if (piece == W)
-                            place(b, first, count, p * PANEL + c, W, tile + c);
+                            place(b, x, first, count, p * PANEL + c, W, tile + c);
                         else
-                            place(b, first, count, p * PANEL + c, 2, tile + c);
+                            place(b, x, first, count, p * PANEL + c, 2, tile + c);
                 });
     }
 
-    void add(const A* x, int64_t ldx, const Inputs& inputs, const void* weight, int64_t k, int chunk, const char* next) {
+    // Add a step's product to the state.
+    void add(const A* x, int64_t ldx, const Inputs& inputs, int layer, int step, int chunk, const char* next) {
         int64_t from, to;
         range(panels(dim), chunk, from, to);
         expect_rows(state + from * PANEL, (to - from) * PANEL, dim, true);
-        product<T>(x, ldx, m, Weights(weight), k, from, to, next, inputs,
+        product<T>(x, ldx, m, weights(layer, step), depth(step), from, to, next, inputs,
                 [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                     int64_t columns = dim - p * PANEL < PANEL ? dim - p * PANEL : PANEL;
                     for (int64_t r = 0; r < count; ++r) {
@@ -201,6 +276,11 @@ template <class T> struct TrunkJob {
                         for (; c + W <= columns; c += W) put(y + c, load<F>(y + c) + load<F>(x + c));
                         for (; c < columns; ++c) y[c] += x[c];
                     }
+#ifdef TILES
+                    if (scaled_behind && step == OUT) take_panel(norm(layer, GATE), p, first, count);
+                    if (scaled_behind && step == DOWN && layer + 1 < given->layers)
+                        take_panel(norm(layer + 1, QKV), p, first, count);
+#endif
                 });
     }
 
@@ -212,7 +292,7 @@ template <class T> struct TrunkJob {
                     [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                         int64_t left = 2 * hidden - p * PANEL, columns = left < PANEL ? left : PANEL;
                         for (int64_t r = 0; r < count; ++r)
-                            copy(tile + r * PANEL, columns, both + (first + r) * 2 * hidden + p * PANEL);
+                            copy(tile + r * PANEL, columns, both + (first + r) * 2 * hidden + p * PANEL, x.scale_of(first + r));
                     });
             return;
         }
@@ -230,8 +310,8 @@ template <class T> struct TrunkJob {
             product<T>(x.x, ld_dim, m, Weights(b.w13), dim, one + ups, one + ups + 1, going, x.inputs,
                     [&](int64_t, int64_t first, int64_t count, const float* tile) {
                         for (int64_t r = 0; r < count; ++r)
-                            swiglu_row(kept + (first + r) * PANEL, tile + r * PANEL, PANEL,
-                                       gated_row(first + r, one));
+                            swiglu_row(kept + (first + r) * PANEL, tile + r * PANEL, PANEL, gated_row(first + r, one),
+                                       x.scale_of(first + r));
                     });
         }
     }
@@ -239,25 +319,25 @@ template <class T> struct TrunkJob {
     void work(int layer, int step, int chunk) {
         const Block& b = given->blocks[layer];
         if (step == ATTEND)
-            return attend_chunk(q, (const T*)b.k, (const T*)b.v, given->cache, mask, s, chunk, mixed,
-                                ld_wide, far);
+            return attend_chunk(q, (const T*)b.k, (const T*)b.v, given->cache, mask, s, chunk, mixed, far);
         const char* next = after(layer, step, chunk);
         switch (step) {
             case QKV: return qkv(b, normed(layer, step), chunk, next);
             case OUT:
-                fetch(layer, step, mixed, wide, ld_wide, mixed_inputs);
-                return add(mixed, ld_wide, mixed_inputs, b.wo, wide, chunk, next);
+                fetch(layer, step, mixed.rows, wide, ld_wide, mixed_inputs);
+                return add(mixed.rows, ld_wide, mixed_inputs, layer, step, chunk, next);
             case GATE: return gate(b, normed(layer, step), chunk, next);
             default:
                 fetch(layer, step, gated, hidden, ld_hidden, gated_inputs);
-                return add(gated, ld_hidden, gated_inputs, b.w2, hidden, chunk, next);
+                return add(gated, ld_hidden, gated_inputs, layer, step, chunk, next);
         }
     }
 
     void tail(int layer, int step) {
         const Trunk& g = *given;
         const Block& b = g.blocks[layer];
-        if (step == ATTEND) pack_inputs(mixed, ld_wide, m, wide, Weights(b.wo).kept, mixed_inputs);
+        if (step == ATTEND && !mixed_in_tiles)
+            pack_inputs(mixed.rows, ld_wide, m, wide, Weights(b.wo).kept, mixed_inputs);
         if (step == GATE && !whole_gates)
             for (int64_t r = 0; r < m; ++r) {
                 const float* x = both + r * 2 * hidden;
@@ -320,16 +400,30 @@ template <class T> void trunk_of(const Trunk& g, const Seen& s, int32_t seeing) 
     job.state = f;
     job.q = f + job.m * job.dim;
     job.both = job.q + job.m * job.wide;
-    job.mixed = scratch.take<A>(job.m * job.ld_wide);
+    job.mixed = Mixed<A>{scratch.take<A>(job.m * job.ld_wide), job.ld_wide};
     job.gated = scratch.take<A>(job.m * job.ld_hidden);
     const Block& first = g.blocks[0];
     job.mixed_inputs = input_scratch<T>(scratch, job.m, job.wide, Weights(first.wo));
     job.gated_inputs = input_scratch<T>(scratch, job.m, job.hidden, Weights(first.w2));
 #ifdef TILES
-    bool groups = false;
-    for (int32_t i = 0; i < g.layers; ++i) groups |= Weights(g.blocks[i].w2).kept == INT6 || Weights(g.blocks[i].w2).kept == INT4;
-    job.gated_in_tiles = job.gated_inputs.tiles.tiles && job.whole_gates && !groups;
-    if (job.gated_in_tiles) job.gated_inputs.tiles.clear_below(job.m);
+    const TileRows &mixed = job.mixed_inputs.tiles, &gated = job.gated_inputs.tiles;
+    job.mixed_in_tiles = TILED<A> && g.cache.width % DEEP == 0;
+    job.gated_in_tiles = TILED<A> && job.whole_gates;
+    job.scaled = input_scratch<T>(scratch, job.m, job.dim, Weights(first.wqkv));
+    job.scaled_behind = TILED<A> && job.dim % DEEP == 0 && job.scaled.tiles.any();
+    job.ld_rows = (job.m + W - 1) / W * W;
+    for (int32_t i = 0; i < g.layers; ++i) {
+        for (const void* each : {g.blocks[i].wqkv, g.blocks[i].w13})
+            job.scaled_behind &= Weights(each).kept == WHOLE || Weights(each).kept == INT8;
+        job.mixed_in_tiles &= in_tiles(mixed, job.wide, Weights(g.blocks[i].wo).kept);
+        job.gated_in_tiles &= in_tiles(gated, job.hidden, Weights(g.blocks[i].w2).kept);
+    }
+    if (job.mixed_in_tiles) job.mixed.tiles = mixed, mixed.clear_below(job.m);
+    if (job.gated_in_tiles) gated.clear_below(job.m);
+    if (job.scaled_behind) {
+        job.squares = scratch.take<float>(panels(job.dim) * job.ld_rows);
+        if (job.scaled.tiles.tiles) job.scaled.tiles.clear_below(job.m);
+    }
 #endif
     job.turn = turns(scratch, g.rotary, queries, g.mask.count, g.cache.width);
     job.places = scratch.take<int64_t>(2 * size_t(job.m));

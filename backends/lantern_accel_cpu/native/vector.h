@@ -182,7 +182,6 @@ INLINE I nearest(F x) { return (I)(x + 12582912.0f) - 0x4b400000; }
 INLINE F exponential(F x) {
     x = smaller(larger(x, splat(-87.3f)), splat(88.3f));
     F shifted = x * 1.44269504088896341f + 12582912.0f;
-    I n = (I)shifted - 0x4b400000;
     F whole = shifted - 12582912.0f;
     F r = x - whole * 0.693359375f;
     r = r - whole * -2.12194440e-4f;
@@ -192,7 +191,7 @@ INLINE F exponential(F x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    return p * (F)((n + 127) << 23);
+    return (F)((U)p + ((U)shifted << 23));  // times a power of two
 }
 
 INLINE F silu(F x) { return x / (1.0f + exponential(-x)); }

@@ -112,8 +112,10 @@ def test_attention_depends_on_no_other_query(unit: str, width: int) -> None:
     seen = torch.ones(rows, 1, count, capacity, dtype=torch.bool).tril(capacity - count - 10)
     seen[0, :, :, [3, 40]] = False  # slots that no query sees
     seen[1, :, 6, 7] = False  # and one that a query does not see among those that it sees
+    seen[1, :, 9] = False  # and a query that sees none
     q = native.draw(5, rows, count, 2, width, dtype=torch.bfloat16)
     whole = kernels.attend(q, kv, 0, seen)
+    assert not whole[1, 9].any() and whole[1, 8].all()
     for some in (1, 2, 3, 4, 7, 16, 17):
         alone = kernels.attend(q[:, :some].contiguous(), kv, 0, seen[:, :, :some].contiguous())
         assert torch.equal(alone, whole[:, :some]), some

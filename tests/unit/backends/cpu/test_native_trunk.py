@@ -18,7 +18,8 @@ from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
-from lantern_accel.nn.transformer import Pass, pack
+from lantern_accel.nn.rounding import ROUNDINGS
+from lantern_accel.nn.transformer import Pass, pack, rounded_copy
 from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing.tiny import start, tiny_engine
 from lantern_accel_cpu.native import build, trunk
@@ -97,6 +98,33 @@ def test_a_trunk_is_its_blocks_one_by_one(
         assert all(out is not None for out in called)
         error = float((got - want).abs().max())
         assert error < {torch.float32: 2e-5, torch.bfloat16: 8e-2}[dtype]
+
+
+TILES = [pytest.param(n, marks=pytest.mark.long) for n in native.units() if n.startswith("amx")]
+
+
+@pytest.mark.parametrize("unit", TILES)
+@pytest.mark.parametrize("weights", ["full", "int8", "int6"])
+@pytest.mark.parametrize("hidden", [96, 50])
+def test_a_trunk_by_tiles_has_the_bits_of_vectors(unit: str, weights: str, hidden: int) -> None:
+    dtype, heads, dim = torch.bfloat16, 2, 128
+    how = None if weights == "full" else ROUNDINGS[weights]
+    with open_backend("cpu", {"native": "off"}) as plain, torch.inference_mode():
+        target = _target(plain, dtype, heads, dim, hidden)
+        exact = _target(plain, dtype, heads, dim, hidden).float()
+        if how:
+            exact = rounded_copy(exact, plain, how)
+        want = _run(exact, plain, torch.float32, (1, 3))
+        ops = NativeCpu(0, native.kernels(unit), 2)
+        target.ops = ops
+        pack(target, ops, how)
+        found = []
+        for border in (1, 1000):  # rows from which on tiles multiply
+            ops.kernels.library.tiles_from(border)
+            found.append(_run(target, ops, dtype, (1, 3)))
+        ops.kernels.library.tiles_from(0)
+        assert torch.equal(*found)
+        assert float((found[0] - want).abs().max()) < 8e-2
 
 
 def test_threads_change_no_bit_of_a_trunk() -> None:

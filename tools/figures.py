@@ -36,7 +36,7 @@ DAYS = {
     "046f1c58": "2026-11-24", "4f0b639d": "2026-11-24", "c88376de": "2026-11-24",
     "f31a0938": "2026-11-24", "2358f9c5": "2026-11-25", "275f328b": "2026-11-25",
     "a2c8f44f": "2026-11-25", "547adf8f": "2026-11-26", "803d0de1": "2026-11-26",
-    "addb6cb2": "2026-11-26", "dd79a7f0": "2026-11-27",
+    "addb6cb2": "2026-11-26", "dd79a7f0": "2026-11-27", "55a880d9": "2026-11-27",
 }  # fmt: skip
 BUNDLED, B, XL = "bundled", "LlamaGen-B, 256 px", "LlamaGen-XL, 384 px"
 #: Races of `auto` by machine: file below profiles/auto, model, dtype, prompts.

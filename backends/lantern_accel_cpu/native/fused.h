@@ -6,7 +6,7 @@
 
 namespace {
 
-#if defined(DOT_PRODUCTS) && !defined(LANTERN_EMULATED)
+#ifdef DOT_PRODUCTS
 
 constexpr int FUSED_ROWS = 4;
 
@@ -21,7 +21,7 @@ INLINE F dot_pair(F sum, __m512i weights, U pair) {
 
 // A panel of signed bytes: the sums of whole numbers, without the steps.
 template <int M>
-__attribute__((target("avx512vbmi"))) void fused_bytes(const bf16* x, int64_t ldx, const char* from, int64_t k, float* y,
+NEEDS("avx512vbmi") void fused_bytes(const bf16* x, int64_t ldx, const char* from, int64_t k, float* y,
                                                        Lines far) {
     const Bytes& t = byte_tables;
     __m512i low0 = _mm512_load_si512(t.low), low1 = _mm512_load_si512(t.low + 64);
@@ -222,8 +222,5 @@ bool fused(const float* x, int64_t ldx, int64_t m, const char* w, int kept, int6
     if (kept != INT8 && k % GROUP) return false;
     return fused_rows<HALF_ROWS>(m, x, ldx, w, kept, k, y);
 }
-#if defined(DOT_PRODUCTS) && defined(LANTERN_EMULATED)
-bool fused(const bf16*, int64_t, int64_t, const char*, int, int64_t, float*, const float*, int64_t) { return false; }
-#endif
 
 }  // namespace

@@ -32,8 +32,8 @@ struct ByteRows {
 
 #ifdef INTEGERS
 #if WIDTH == 16
-#define TARGET __attribute__((target("avx512vnni")))
-INLINE bool multiplies_bytes() { return __builtin_cpu_supports("avx512vnni"); }
+#define TARGET NEEDS("avx512vnni")
+INLINE bool multiplies_bytes() { return HAS("avx512vnni"); }
 constexpr int BYTE_ROWS = 8;
 TARGET INLINE I dot_bytes(I sum, U codes, U numbers) {
     return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)numbers);

@@ -112,7 +112,7 @@ struct Floats {
     }
 };
 
-#if defined(DOT_PRODUCTS) && !defined(LANTERN_EMULATED)
+#ifdef DOT_PRODUCTS
 // The two bytes of the bfloat16 of 0 to 127, and where two bytes of each of a lane's codes 0, 1 and 2, 3 are then.
 struct Bytes {
     alignas(64) uint8_t low[128]{}, high[128]{}, first[64]{}, second[64]{};
@@ -132,7 +132,7 @@ struct Bytes {
 constexpr Bytes byte_tables;
 
 // Signed bytes [deep / 4][PANEL][4] by look-up, where the processor has it (AVX512_VBMI).
-__attribute__((target("avx512vbmi"))) void look_up_bytes(const char* from, int64_t deep, bf16* to, Lines far) {
+NEEDS("avx512vbmi") void look_up_bytes(const char* from, int64_t deep, bf16* to, Lines far) {
     const Bytes& t = byte_tables;
     __m512i low0 = _mm512_load_si512(t.low), low1 = _mm512_load_si512(t.low + 64);
     __m512i high0 = _mm512_load_si512(t.high), high1 = _mm512_load_si512(t.high + 64);
@@ -148,16 +148,12 @@ __attribute__((target("avx512vbmi"))) void look_up_bytes(const char* from, int64
             _mm512_storeu_si512(to + 2 * PANEL + 2 * c, _mm512_permutex2var_epi8(low, second, high));
         }
 }
-INLINE bool looks_up() { return __builtin_cpu_supports("avx512vbmi"); }
-#endif
+INLINE bool looks_up() { return HAS("avx512vbmi"); }
 
-#if defined(DOT_PRODUCTS) || defined(TILES)
 // Whole numbers [K / 2][PANEL][2] as bfloat16; those of groups with ADDED.
 struct Wholes {
     static void bytes(const char* from, int64_t deep, bf16* to, Lines far) {
-#if defined(DOT_PRODUCTS) && !defined(LANTERN_EMULATED)
         if (looks_up()) return look_up_bytes(from, deep, to, far);
-#endif
         for (int64_t i = 0; i < deep; i += 4, from += PANEL * 4, to += 4 * PANEL, far.fetch())
             for (int c = 0; c < PANEL; c += W) {
                 U x = load<U>(from + c * 4);
@@ -183,9 +179,7 @@ struct Wholes {
             }
     }
 };
-#endif
 
-#ifdef DOT_PRODUCTS
 // Rows times groups of whole numbers: a group's sum, times its step, and its offset times the sum of x.
 template <int M>
 void group_rows(const bf16* x, int64_t ldx, const bf16* w, const char* from, int64_t bytes, int64_t k, const float* sums,

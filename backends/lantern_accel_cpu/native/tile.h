@@ -3,7 +3,7 @@
 // A product of bfloat16 tiles adds 32 inputs: the even ones in one chain of multiply-adds, the odd ones in another; then
 // the sum of both to what the tile has (Intel's manual, TDPBF16PS). Numbers below 2^-126 are 0 going in and coming out.
 // The instructions are written as bytes, so that every compiler and assembler builds them. LANTERN_EMULATED computes the
-// same in C++, so that a processor without tiles can test all but the instructions themselves.
+// same in C++, so that a processor without tiles can test all but the instructions themselves (emulated.h).
 #pragma once
 
 #include "native.h"
@@ -13,6 +13,7 @@ namespace {
 
 constexpr int TILE_ROWS = 16, TILE_BYTES = 64;
 constexpr int DEEP = 32;  // inputs of bfloat16 in a tile's row
+static_assert(W == TILE_ROWS, "a tile's row is a register");
 
 // Within it numbers below 2^-126 are 0 in vectors, as they are in tiles.
 class SmallIsZero {

@@ -156,16 +156,12 @@ INLINE F add_group(F acc, F part, float sum, const Scale& scale) {
 
 // Codes 4 i to 4 i + 3 of a lane, signed bytes, as two pairs of bfloat16: the first or the second one.
 INLINE U byte_pair(U lanes, int second) {
-#if WIDTH == 16 && !defined(LANTERN_EMULATED)
     const Bytes& t = byte_tables;
     __m512i codes = (__m512i)lanes, size = _mm512_abs_epi8(codes);
     __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(t.low), size, _mm512_load_si512(t.low + 64));
     __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(t.high), size, _mm512_load_si512(t.high + 64));
     high = _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8(char(0x80)), 0xf8);  // high | (codes & sign)
     return (U)_mm512_permutex2var_epi8(low, _mm512_load_si512(second ? t.second : t.first), high);
-#else
-    return (U)signed_byte(lanes, 2 * second) >> 16 | ((U)signed_byte(lanes, 2 * second + 1) & 0xffff0000u);
-#endif
 }
 
 // M rows times STEP columns of a panel from `column` on.

@@ -6,11 +6,9 @@
 #include <type_traits>
 
 #include "integers.h"
+#include "pairs.h"
 #include "small.h"
 #include "tile.h"
-#if WIDTH == 16
-#include "pairs.h"
-#endif
 
 namespace {
 
@@ -68,21 +66,17 @@ INLINE F kept_score(F score, F keep) { return score + (keep - 1.0f) * 1e30f; }
 alignas(64) constexpr uint16_t PAIRED[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                            8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
-// Two rows of weights as pairs of bfloat16.
+// The numbers of two vectors as bfloat16: one vector's after the other's, or by pairs.
+INLINE F in_a_row(F first, F second) { return (F)(__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first); }
 INLINE U in_pairs(F first, F second) {
-#if WIDTH == 16 && !defined(LANTERN_EMULATED)
-    __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
-    return (U)_mm512_permutexvar_epi16(_mm512_load_si512(PAIRED), both);
-#else
-    return (rounded(first) & 0xffffu) | rounded(second) << 16;
-#endif
+    return (U)_mm512_permutexvar_epi16(_mm512_load_si512(PAIRED), (__m512i)in_a_row(first, second));
 }
 
 // Weights where slots are seen, 0 elsewhere, whatever they were.
 INLINE F kept_weight(F weight, F keep) { return (F)((U)weight & (U)(keep != 0.0f)); }
 
-// The softmax of W queries over scores [slot][16 queries]. Of its weights every W-th is added up, then these sums: the
-// same order everywhere. OPEN: all of the W slots are seen by all; see: else by which.
+// The softmax of 16 queries over scores [slot][query]. Of its weights every 16th is added up, then these sums: the same
+// order everywhere. OPEN: all of the 16 slots are seen by all; see: else by which.
 struct Softmax {
     F most, sums[W];
     INLINE_MEMBER Softmax() : most(splat(-3e38f)) {
@@ -92,19 +86,19 @@ struct Softmax {
     template <bool OPEN> INLINE_MEMBER void take(const float* scores, const F* see) {
 #pragma GCC unroll 16
         for (int s = 0; s < W; ++s) {
-            F one = load<F>(scores + s * TILE_ROWS);
+            F one = load<F>(scores + s * W);
             most = larger(most, OPEN ? one : kept_score(one, see[s]));
         }
     }
-    // Weights of pairs of slots, [pair][16 queries].
+    // Weights of pairs of slots, [pair][query].
     template <bool OPEN> INLINE_MEMBER void weigh(const float* scores, const F* see, uint32_t* pairs) {
         F before{};
 #pragma GCC unroll 16
         for (int s = 0; s < W; ++s) {
-            F e = weight_of(load<F>(scores + s * TILE_ROWS) - most);
+            F e = weight_of(load<F>(scores + s * W) - most);
             if (!OPEN) e = kept_weight(e, see[s]);
             sums[s] += e;
-            if (s % 2) put(pairs + s / 2 * TILE_ROWS, in_pairs(before, e));
+            if (s % 2) put(pairs + s / 2 * W, in_pairs(before, e));
             before = e;
         }
     }
@@ -117,7 +111,7 @@ struct Softmax {
     }
 };
 
-// Whether m queries see each of the W slots from `first` on, [slot][query]; the slots end at `found`.
+// Whether m queries see each of the 16 slots from `first` on, [slot][query]; the slots end at `found`.
 struct ByQuery {
     F see[W];
     ByQuery(const float* keep, int64_t ld, int32_t m, int64_t first, int64_t found) {
@@ -129,22 +123,16 @@ struct ByQuery {
 
 // 32 columns of two rows as pairs, in an order that columns_back undoes.
 INLINE void columns_in_pairs(const bf16* x, const bf16* y, bf16* out) {
-#if WIDTH == 16
     U low, high;
     two_rows(x, y, low, high);
     put((uint32_t*)out, low);
     put((uint32_t*)out + W, high);
-#else
-    for (int c = 0; c < DEEP; ++c) out[2 * c] = x[c], out[2 * c + 1] = y[c];
-#endif
 }
 INLINE void columns_back(float* x) {
-#if WIDTH == 16
     F low = load<F>(x), high = load<F>(x + W);
     in_order(low, high);
     put(x, low);
     put(x + W, high);
-#endif
 }
 
 // Sums of 32 or 64 columns of values, weighted by 16 queries' weights [n / 32][16][32]: float32 [16][columns]. n: slots,
@@ -297,7 +285,7 @@ void attend_tiles(const float* q, int64_t q_stride, const bf16* k, const bf16* v
     if (m == 1) return attend_few<1>(q, q_stride, k, v, after, d, stride, seen, found, keep, ld_keep, out);
     if (m == 3) return attend_few<3>(q, q_stride, k, v, after, d, stride, seen, found, keep, ld_keep, out);
     if (m == 2) return attend_few<2>(q, q_stride, k, v, after, d, stride, seen, found, keep, ld_keep, out);
-    constexpr int64_t SIZE = TILE_ROWS * TILE_ROWS, PARTS = TILE_ROWS / W;
+    constexpr int64_t SIZE = TILE_ROWS * TILE_ROWS;
     int64_t deep = (found + DEEP - 1) / DEEP * DEEP, blocks = deep / TILE_ROWS, all_open = found;
     for (int32_t t = 0; t < m; ++t) all_open = std::min<int64_t>(all_open, open[t]);
     size_t queries = size_t(TILE_ROWS * d) * sizeof(bf16), scores = size_t(TILE_ROWS * deep) * sizeof(float);
@@ -314,32 +302,23 @@ void attend_tiles(const float* q, int64_t q_stride, const bf16* k, const bf16* v
     memcpy(slots, seen, size_t(found) * sizeof(int32_t));
     std::fill(slots + found, slots + deep, found ? seen[0] : 0);
     Tiles ours;
-    for (int t = 0; t < TILE_ROWS; t += W)
-        for (int64_t c = 0; c < d; c += 2 * W) {
-            F a[W];
+    for (int64_t c = 0; c < d; c += DEEP) {
+        F a[W];
 #pragma GCC unroll 16
-            for (int i = 0; i < W; ++i) {
-                const float* row = q + (t + i) * q_stride + c;
-                bf16 some[2 * W] = {};
-                if (t + i < m) put(some, load<F>(row)), put(some + W, load<F>(row + W));
-                a[i] = load<F>(some);
-            }
-            transpose(a);
+        for (int t = 0; t < W; ++t) {
+            const float* row = q + t * q_stride + c;
+            a[t] = t < m ? in_a_row(load<F>(row), load<F>(row + W)) : F{};
+        }
+        transpose(a);
 #pragma GCC unroll 16
-            for (int i = 0; i < W; ++i) memcpy(turned + (c + 2 * i) * TILE_ROWS + 2 * t, &a[i], sizeof(F));
-        }
-    Softmax soft[PARTS];
-    // call(softmax, part, scores, whether all queries see all of them, else who sees them): of W slots.
-    auto each = [&](int64_t first, auto call) INLINE_LAMBDA {
-        for (int part = 0; part < PARTS; ++part) {
-            const float* from = p + first * TILE_ROWS + part * W;
-            if (first + W <= all_open) {
-                call(soft[part], part, from, std::true_type{}, nullptr);
-            } else {
-                ByQuery by(keep + part * W * ld_keep, ld_keep, m - part * W, first, found);
-                call(soft[part], part, from, std::false_type{}, by.see);
-            }
-        }
+        for (int i = 0; i < W; ++i) memcpy(turned + (c + 2 * i) * TILE_ROWS, &a[i], sizeof(F));
+    }
+    Softmax soft;
+    // call(whether all queries see all of 16 slots, else who sees them)
+    auto of = [&](int64_t first, auto call) INLINE_LAMBDA {
+        if (first + W <= all_open) return call(std::true_type{}, nullptr);
+        ByQuery by(keep, ld_keep, m, first, found);
+        call(std::false_type{}, by.see);
     };
     for (int64_t b = 0; b < blocks; b += SCORED_BLOCKS) {
         KeyBlock keys[SCORED_BLOCKS];
@@ -355,27 +334,22 @@ void attend_tiles(const float* q, int64_t q_stride, const bf16* k, const bf16* v
             tile_scores<1>(keys, turned, d, scores);
         soon(v, slots + b * TILE_ROWS, some * TILE_ROWS, stride, d);
         for (int64_t first = b * TILE_ROWS, end = first + some * TILE_ROWS; first < end; first += W)
-            each(first, [](Softmax& one, int, const float* from, auto open, const F* see) INLINE_LAMBDA {
-                one.take<decltype(open)::value>(from, see);
-            });
+            of(first, [&](auto open, const F* see) INLINE_LAMBDA { soft.take<decltype(open)::value>(p + first * W, see); });
     }
     for (int64_t first = 0; first < deep; first += DEEP) {
         for (int64_t at = 0; at < DEEP; at += W)
-            each(first + at, [&](Softmax& one, int part, const float* from, auto open, const F* see) INLINE_LAMBDA {
-                one.weigh<decltype(open)::value>(from, see, pairs + at / 2 * TILE_ROWS + part * W);
+            of(first + at, [&](auto open, const F* see) INLINE_LAMBDA {
+                soft.weigh<decltype(open)::value>(p + (first + at) * W, see, pairs + at / 2 * W);
             });
-        for (int t = 0; t < TILE_ROWS; t += W)
-            for (int s = 0; s < TILE_ROWS; s += W) {
-                F a[W];
+        F a[W];
 #pragma GCC unroll 16
-                for (int i = 0; i < W; ++i) a[i] = load<F>(pairs + (s + i) * TILE_ROWS + t);
-                transpose(a);
+        for (int i = 0; i < W; ++i) a[i] = load<F>(pairs + i * W);
+        transpose(a);
 #pragma GCC unroll 16
-                for (int i = 0; i < W; ++i) memcpy(weight + first * TILE_ROWS + (t + i) * DEEP + 2 * s, &a[i], sizeof(F));
-            }
+        for (int i = 0; i < W; ++i) memcpy(weight + first * TILE_ROWS + i * DEEP, &a[i], sizeof(F));
     }
-    float scale[TILE_ROWS];
-    for (int part = 0; part < PARTS; ++part) put(scale + part * W, soft[part].scale());
+    float scale[W];
+    put(scale, soft.scale());
     for (int64_t c = 0; c < d; c += WIDE) {
         int64_t columns = std::min<int64_t>(d - c, WIDE);
         tile_values(weight, v + c, slots, deep, stride, columns, values, sum, after + c);

@@ -19,6 +19,17 @@ typedef int32_t I __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t U __attribute__((vector_size(4 * WIDTH)));
 typedef uint16_t H __attribute__((vector_size(2 * WIDTH)));
 
+}  // namespace
+
+#ifdef LANTERN_EMULATED
+#include "emulated.h"
+#else
+#define HAS(feature) __builtin_cpu_supports(feature)
+#define NEEDS(feature) __attribute__((target(feature)))
+#endif
+
+namespace {
+
 struct bf16 {
     uint16_t bits;
 };
@@ -61,8 +72,8 @@ INLINE F get(const bf16* p) { return (F)(__builtin_convertvector(load<H>(p), U) 
 INLINE void put(float* p, F x) { memcpy(p, &x, sizeof x); }
 INLINE void put(uint32_t* p, U x) { memcpy(p, &x, sizeof x); }
 INLINE void put(bf16* p, F x) {
-#if defined(DOT_PRODUCTS) && !defined(LANTERN_EMULATED)
-    __m256bh h = _mm512_cvtneps_pbh((__m512)x);  // the same, but that it takes numbers below 1.2e-38 for 0
+#ifdef DOT_PRODUCTS
+    H h = (H)_mm512_cvtneps_pbh((__m512)x);  // the same, but that it takes numbers below 1.2e-38 for 0
 #else
     H h = __builtin_convertvector(rounded(x), H);
 #endif

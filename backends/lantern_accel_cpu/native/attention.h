@@ -202,16 +202,23 @@ INLINE void pick_values(int m, const float* p, int64_t ldp, const T* v, const T*
         pick_values<M - 1, C>(m, p, ldp, v, then, slots, n, stride, scale, out, ldo);
 }
 
-// Where attention's results go: a row's numbers one after the other, or in tiles.
-template <class A> struct Mixed {
+// Where a product's inputs are made: a row's numbers one after the other, or in its tiles.
+template <class A> struct Made {
     A* rows;
     int64_t stride;
 #ifdef TILES
     TileRows tiles = {};
 #endif
+    INLINE_MEMBER bool in_tiles() const {
+#ifdef TILES
+        return tiles.tiles;
+#else
+        return false;
+#endif
+    }
     INLINE_MEMBER A* at(int64_t row, int64_t column) const {
 #ifdef TILES
-        if (tiles.tiles) return (A*)tiles.row(row, 0) + tiles.at(column);
+        if (in_tiles()) return (A*)tiles.row(row, 0) + tiles.at(column);
 #endif
         return rows + row * stride + column;
     }
@@ -221,7 +228,7 @@ template <class A> struct Mixed {
 // each, and from `column` on. `far`: keys and values are in no cache.
 template <class T, class A>
 void attend_head(const float* q, int64_t q_stride, const T* k, const T* v, const Cache& cache, const Seen& s,
-                 int32_t row, int32_t count, int32_t from, int32_t to, const Mixed<A>& mixed, int64_t first, int64_t column, bool far) {
+                 int32_t row, int32_t count, int32_t from, int32_t to, const Made<A>& mixed, int64_t first, int64_t column, bool far) {
     int64_t d = cache.width, n = s.found[row], whole = (n + W - 1) / W * W;
     const int32_t* slots = s.slots + int64_t(row) * s.capacity;
     const T* after = k + cache.head;  // the next head's keys
@@ -306,7 +313,7 @@ INLINE int attend_chunks(const Cache& cache, const Mask& mask) {
 
 template <class T, class A>
 void attend_chunk(const float* q, const T* k, const T* v, const Cache& cache, const Mask& mask, const Seen& s,
-                  int chunk, const Mixed<A>& mixed, bool far) {
+                  int chunk, const Made<A>& mixed, bool far) {
     int32_t blocks = (mask.count + QUERIES - 1) / QUERIES, block = chunk % blocks;
     int32_t head = chunk / blocks % cache.heads, row = chunk / blocks / cache.heads;
     int32_t from = mask.count * block / blocks, to = mask.count * (block + 1) / blocks;
@@ -327,7 +334,7 @@ template <class T> struct AttendJob {
     static void work(void* self, int, int chunk) {
         AttendJob& job = *(AttendJob*)self;
         const Attend& g = *job.given;
-        Mixed<T> mixed{(T*)g.out, int64_t(g.cache.heads) * g.cache.width};
+        Made<T> mixed{(T*)g.out, int64_t(g.cache.heads) * g.cache.width};
         attend_chunk(job.q, (const T*)g.k, (const T*)g.v, g.cache, g.mask, job.s, chunk, mixed, false);
     }
 };

@@ -271,7 +271,7 @@ def compile_library(units: list[str], path: Path) -> None:
             objects, calls = [], []
             for name in units:
                 unit = UNITS[machine][name]
-                # Emulated instructions take a compiler four times as long with -O3.
+                # Emulated instructions keep a compiler long with -O3.
                 level = "-O1" if unit.test else "-O3"
                 flags = (*_FLAGS, *_QUIET, level, *unit.flags, f"-DUNIT={name}")
                 for source, more in _SOURCES:

@@ -182,7 +182,7 @@ void filter_row(const Filter& f, const float* logits, int64_t n, float* out) {
     Scratch scratch;
     float* x = scratch.take<float>(all);
     float t = f.temperature ? *f.temperature : 1.0f;
-    if (t == 1.0f)  // a division takes as long as all else here
+    if (t == 1.0f)  // a division would change nothing, slowly
         memcpy(x, logits, size_t(n) * sizeof(float));
     else
         for (int64_t i = 0; i < n; ++i) x[i] = logits[i] / t;

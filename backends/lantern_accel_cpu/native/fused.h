@@ -21,8 +21,7 @@ INLINE F dot_pair(F sum, __m512i weights, U pair) {
 
 // A panel of signed bytes: the sums of whole numbers, without the steps.
 template <int M>
-NEEDS("avx512vbmi") void fused_bytes(const bf16* x, int64_t ldx, const char* from, int64_t k, float* y,
-                                                       Lines far) {
+NEEDS("avx512vbmi") void fused_bytes(const bf16* x, int64_t ldx, const char* from, int64_t k, float* y, Lines far) {
     const Bytes& t = byte_tables;
     __m512i low0 = _mm512_load_si512(t.low), low1 = _mm512_load_si512(t.low + 64);
     __m512i high0 = _mm512_load_si512(t.high), high1 = _mm512_load_si512(t.high + 64);

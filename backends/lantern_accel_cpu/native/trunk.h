@@ -24,8 +24,7 @@ template <class T> struct TrunkJob {
     float* state;   // [m][dim], the residual stream
     float* q;       // [m][wide], rotated and scaled
     float* both;    // [m][2 hidden], where a panel holds both gates and ups
-    Mixed<A> mixed;  // [m][ld_wide]
-    A* gated;
+    Made<A> mixed, gated;  // [m][ld_wide], [m][ld_hidden]; in tiles where the next product takes these and no sums of groups
     Inputs mixed_inputs, gated_inputs;  // the same, where a copy drafts
     uint64_t number;                    // of this job
     Turns turn;
@@ -38,7 +37,6 @@ template <class T> struct TrunkJob {
     bool whole_gates;  // panels of gates and of ups are apart
     bool whole_heads;  // vectors lie in one head
     bool shared;       // several threads do the chunks
-    bool mixed_in_tiles = false, gated_in_tiles = false;
     // Whether a norm's scale, one number a row, is left to what follows its product. Then the state's rows, times the
     // norm's weight, become the product's inputs as the state is written, and each thread has only their squares to add.
     bool scaled_behind = false;
@@ -46,14 +44,6 @@ template <class T> struct TrunkJob {
     float* squares;  // [panels][ld_rows]: sums over a panel's columns
     int64_t ld_rows;
     bool far;          // the keys and values of all layers are more than caches keep from pass to pass
-
-    // Where the gated row r of a panel goes: to a tile's row, where the next product takes tiles and no sums of groups.
-    INLINE_MEMBER A* gated_row(int64_t r, int64_t panel) const {
-#ifdef TILES
-        if (TILED<A> && gated_in_tiles) return (A*)gated_inputs.tiles.row(r, panel);
-#endif
-        return gated + r * ld_hidden + panel * PANEL;
-    }
 
     // Ask for m pieces of n numbers, which other cores have written or, before they are written to, read.
     template <class X> void expect_rows(const X* x, int64_t n, int64_t ldx, bool write = false) const {
@@ -297,7 +287,7 @@ template <class T> struct TrunkJob {
             return;
         }
         range(panels(hidden), chunk, from, to);
-        if (!gated_in_tiles) expect_rows(gated + from * PANEL, (to - from) * PANEL, ld_hidden, true);
+        if (!gated.in_tiles()) expect_rows(gated.at(0, from * PANEL), (to - from) * PANEL, ld_hidden, true);
         int64_t ups = hidden / PANEL;
         Scratch scratch;
         float* kept = scratch.take<float>(m * PANEL);
@@ -310,7 +300,7 @@ template <class T> struct TrunkJob {
             product<T>(x.x, ld_dim, m, Weights(b.w13), dim, one + ups, one + ups + 1, going, x.inputs,
                     [&](int64_t, int64_t first, int64_t count, const float* tile) {
                         for (int64_t r = 0; r < count; ++r)
-                            swiglu_row(kept + (first + r) * PANEL, tile + r * PANEL, PANEL, gated_row(first + r, one),
+                            swiglu_row(kept + (first + r) * PANEL, tile + r * PANEL, PANEL, gated.at(first + r, one * PANEL),
                                        x.scale_of(first + r));
                     });
         }
@@ -328,23 +318,23 @@ template <class T> struct TrunkJob {
                 return add(mixed.rows, ld_wide, mixed_inputs, layer, step, chunk, next);
             case GATE: return gate(b, normed(layer, step), chunk, next);
             default:
-                fetch(layer, step, gated, hidden, ld_hidden, gated_inputs);
-                return add(gated, ld_hidden, gated_inputs, layer, step, chunk, next);
+                fetch(layer, step, gated.rows, hidden, ld_hidden, gated_inputs);
+                return add(gated.rows, ld_hidden, gated_inputs, layer, step, chunk, next);
         }
     }
 
     void tail(int layer, int step) {
         const Trunk& g = *given;
         const Block& b = g.blocks[layer];
-        if (step == ATTEND && !mixed_in_tiles)
+        if (step == ATTEND && !mixed.in_tiles())
             pack_inputs(mixed.rows, ld_wide, m, wide, Weights(b.wo).kept, mixed_inputs);
         if (step == GATE && !whole_gates)
             for (int64_t r = 0; r < m; ++r) {
                 const float* x = both + r * 2 * hidden;
-                swiglu_row(x, x + hidden, hidden, gated + r * ld_hidden);
-                if (hidden % 2) put1(gated + r * ld_hidden + hidden, 0.0f);
+                swiglu_row(x, x + hidden, hidden, gated.at(r, 0));
+                if (hidden % 2) put1(gated.at(r, hidden), 0.0f);
             }
-        if (step == GATE && !gated_in_tiles) pack_inputs(gated, ld_hidden, m, hidden, Weights(b.w2).kept, gated_inputs);
+        if (step == GATE && !gated.in_tiles()) pack_inputs(gated.rows, ld_hidden, m, hidden, Weights(b.w2).kept, gated_inputs);
         if (step != DOWN) return;
         T* out = (T*)g.out;
         if (done_taps < g.tap_count && g.taps[done_taps] == layer + 1) {
@@ -400,26 +390,25 @@ template <class T> void trunk_of(const Trunk& g, const Seen& s, int32_t seeing) 
     job.state = f;
     job.q = f + job.m * job.dim;
     job.both = job.q + job.m * job.wide;
-    job.mixed = Mixed<A>{scratch.take<A>(job.m * job.ld_wide), job.ld_wide};
-    job.gated = scratch.take<A>(job.m * job.ld_hidden);
+    job.mixed = Made<A>{scratch.take<A>(job.m * job.ld_wide), job.ld_wide};
+    job.gated = Made<A>{scratch.take<A>(job.m * job.ld_hidden), job.ld_hidden};
     const Block& first = g.blocks[0];
     job.mixed_inputs = input_scratch<T>(scratch, job.m, job.wide, Weights(first.wo));
     job.gated_inputs = input_scratch<T>(scratch, job.m, job.hidden, Weights(first.w2));
 #ifdef TILES
     const TileRows &mixed = job.mixed_inputs.tiles, &gated = job.gated_inputs.tiles;
-    job.mixed_in_tiles = TILED<A> && g.cache.width % DEEP == 0;
-    job.gated_in_tiles = TILED<A> && job.whole_gates;
+    bool mixes = TILED<A> && g.cache.width % DEEP == 0, gates = TILED<A> && job.whole_gates;
     job.scaled = input_scratch<T>(scratch, job.m, job.dim, Weights(first.wqkv));
     job.scaled_behind = TILED<A> && job.dim % DEEP == 0 && job.scaled.tiles.any();
     job.ld_rows = (job.m + W - 1) / W * W;
     for (int32_t i = 0; i < g.layers; ++i) {
         for (const void* each : {g.blocks[i].wqkv, g.blocks[i].w13})
             job.scaled_behind &= Weights(each).kept == WHOLE || Weights(each).kept == INT8;
-        job.mixed_in_tiles &= in_tiles(mixed, job.wide, Weights(g.blocks[i].wo).kept);
-        job.gated_in_tiles &= in_tiles(gated, job.hidden, Weights(g.blocks[i].w2).kept);
+        mixes &= in_tiles(mixed, job.wide, Weights(g.blocks[i].wo).kept);
+        gates &= in_tiles(gated, job.hidden, Weights(g.blocks[i].w2).kept);
     }
-    if (job.mixed_in_tiles) job.mixed.tiles = mixed, mixed.clear_below(job.m);
-    if (job.gated_in_tiles) gated.clear_below(job.m);
+    if (mixes) job.mixed.tiles = mixed, mixed.clear_below(job.m);
+    if (gates) job.gated.tiles = gated, gated.clear_below(job.m);
     if (job.scaled_behind) {
         job.squares = scratch.take<float>(panels(job.dim) * job.ld_rows);
         if (job.scaled.tiles.tiles) job.scaled.tiles.clear_below(job.m);

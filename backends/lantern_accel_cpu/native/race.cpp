@@ -99,41 +99,120 @@ INLINE U counters() {
     return at;
 }
 
+#if WIDTH == 8 && defined(__AVX2__)
+// Of each set of lanes, as a mask: these lanes in order, one a byte.
+struct InFront {
+    uint64_t lanes[256] = {};
+    constexpr InFront() {
+        for (unsigned some = 0; some < 256; ++some)
+            for (unsigned j = 0, many = 0; j < 8; ++j)
+                if (some >> j & 1) lanes[some] |= uint64_t(j) << (8 * many++);
+    }
+};
+constexpr InFront in_front;
+#endif
+
+// Put the codes whose weights are above 0 and these weights at `codes` and `found`, where whole vectors have space, in
+// order; returns how many.
+INLINE int put_weighted(F p, U code, uint32_t* codes, float* found) {
+#if WIDTH == 16 && defined(__AVX512F__)
+    __mmask16 some = _mm512_cmp_ps_mask((__m512)p, _mm512_setzero_ps(), _CMP_GT_OQ);
+    _mm512_storeu_si512(codes, _mm512_maskz_compress_epi32(some, (__m512i)code));
+    _mm512_storeu_ps(found, _mm512_maskz_compress_ps(some, (__m512)p));
+    return __builtin_popcount(some);
+#elif WIDTH == 8 && defined(__AVX2__)
+    unsigned some = unsigned(_mm256_movemask_ps(_mm256_cmp_ps((__m256)p, _mm256_setzero_ps(), _CMP_GT_OQ)));
+    __m256i from = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)&in_front.lanes[some]));
+    _mm256_storeu_si256((__m256i*)codes, _mm256_permutevar8x32_epi32((__m256i)code, from));
+    _mm256_storeu_ps(found, _mm256_permutevar8x32_ps((__m256)p, from));
+    return __builtin_popcount(some);
+#else
+    int many = 0;
+    for (int j = 0; j < W; ++j) codes[many] = code[j], found[many] = p[j], many += p[j] > 0.0f;
+    return many;
+#endif
+}
+
+// The codes that have a weight and their weights, with 0 behind them up to 2 W; returns how many, or -1 where they are not
+// few enough that noise of them alone, half of each block left unused, takes less time than that of all.
+INLINE int64_t few_weighted(Scratch& scratch, const float* weights, int64_t n, uint32_t*& codes, float*& found) {
+    int64_t bound = n / 3, many = 0;
+    codes = scratch.take<uint32_t>(2 * size_t(bound + 3 * W));
+    found = (float*)(codes + bound + 3 * W);
+    U lanes = counters();
+    for (int64_t i = 0; i < n; i += W) {
+        float rest[W] = {};
+        if (i + W > n) memcpy(rest, weights + i, size_t(n - i) * sizeof(float));
+        many += put_weighted(load<F>(i + W > n ? rest : weights + i), lanes + uint32_t(i), codes + many, found + many);
+        if (many > bound) return -1;
+    }
+    for (int64_t i = 0; i < 2 * W; i += W) put(codes + many + i, U{}), put(found + many + i, F{});
+    return many;
+}
+
+// The largest of scores so far, by lane and half, and its code.
+struct Best {
+    F score[2] = {}, bar{};
+    U code[2] = {};
+
+    INLINE_MEMBER void offer(const F (&p)[2], const U (&words)[2], const U (&codes)[2]) {
+        F small[2] = {small_of(words[0]), small_of(words[1])};
+        // What cannot come near the best so far needs no logarithm.
+        U near = (U)(p[0] > bar * least_of(words[0], small[0])) | (U)(p[1] > bar * least_of(words[1], small[1]));
+        if (!any(near)) return;
+        for (int half = 0; half < 2; ++half) {
+            F one = p[half] / exponential_of(words[half], small[half]);
+            U more = (U)(one > score[half]);
+            score[half] = either(more, one, score[half]);
+            code[half] = (codes[half] & more) | (code[half] & ~more);
+        }
+        float most = 0;
+        F top = larger(score[0], score[1]);
+        for (int j = 0; j < W; ++j) most = most > top[j] ? most : top[j];
+        bar = splat(most);
+    }
+
+    INLINE_MEMBER int64_t winner() const {
+        float most = 0;
+        uint32_t first = 0;
+        for (int half = 0; half < 2; ++half)
+            for (int j = 0; j < W; ++j) {
+                float one = score[half][j];
+                if (one > most || (one == most && most > 0 && code[half][j] < first)) most = one, first = code[half][j];
+            }
+        return first;
+    }
+};
+
 }  // namespace
 
 int64_t OF_UNIT(race)(const float* weights, int64_t n, const int32_t* key, int64_t position) {
     Key at(key, position);
-    U lanes = counters(), from[2] = {};
-    F best[2] = {}, bar{};
-    for (int64_t i = 0; i < n; i += 2 * W) {
+    Best best;
+    Scratch scratch;
+    uint32_t* some;
+    float* found;
+    int64_t many = few_weighted(scratch, weights, n, some, found);
+    for (int64_t i = 0; i < many; i += 2 * W) {
+        F p[2] = {load<F>(found + i), load<F>(found + i + W)};
+        U codes[2] = {load<U>(some + i), load<U>(some + i + W)}, words[2];
+        for (int half = 0; half < 2; ++half) {
+            U even, odd;
+            at.words((codes[half] >> 1) | at.base, even, odd);
+            words[half] = even ^ ((even ^ odd) & -(codes[half] & 1u));
+        }
+        best.offer(p, words, codes);
+    }
+    U lanes = counters();
+    for (int64_t i = 0; i < n && many < 0; i += 2 * W) {
         F p[2];
         pair_of(weights, i, n, p[0], p[1]);
         if (!any((U)(p[0] > 0.0f) | (U)(p[1] > 0.0f))) continue;
-        U words[2];
-        at.words((lanes + uint32_t(i / 2)) | at.base, words[0], words[1]);
-        F small[2] = {small_of(words[0]), small_of(words[1])};
-        // What cannot come near the best so far needs no logarithm.
-        U near = (U)(p[0] > bar * least_of(words[0], small[0])) | (U)(p[1] > bar * least_of(words[1], small[1]));
-        if (!any(near)) continue;
-        for (int odd = 0; odd < 2; ++odd) {
-            F score = p[odd] / exponential_of(words[odd], small[odd]);
-            U more = (U)(score > best[odd]);
-            best[odd] = either(more, score, best[odd]);
-            from[odd] = ((lanes + uint32_t(i / 2)) & more) | (from[odd] & ~more);
-        }
-        float most = 0;
-        F top = larger(best[0], best[1]);
-        for (int j = 0; j < W; ++j) most = most > top[j] ? most : top[j];
-        bar = splat(most);
+        U block = lanes + uint32_t(i / 2), words[2], codes[2] = {block * 2u, block * 2u + 1u};
+        at.words(block | at.base, words[0], words[1]);
+        best.offer(p, words, codes);
     }
-    float most = 0;
-    int64_t code = 0;
-    for (int odd = 0; odd < 2; ++odd)
-        for (int j = 0; j < W; ++j) {
-            int64_t one = 2 * int64_t(from[odd][j]) + odd;
-            if (best[odd][j] > most || (best[odd][j] == most && most > 0 && one < code)) most = best[odd][j], code = one;
-        }
-    return code;
+    return best.winner();
 }
 
 void OF_UNIT(perturb)(const float* weights, int64_t n, const int32_t* key, int64_t position, float* out) {

@@ -22,7 +22,7 @@ from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, NearestCodes
 from lantern_accel.strategy.values import Residual, Sampling
 from lantern_accel_cpu.backend import DeviceBackend
-from lantern_accel_cpu.native import sampling
+from lantern_accel_cpu.native import races, sampling
 from lantern_accel_cpu.native.backend import NativeCpu
 
 pytestmark = native.needs_native
@@ -95,6 +95,22 @@ def test_draws_are_those_of_running_sums_in_double(unit: str) -> None:
         alone = sampling.draw(library, weights, u[:, :1])
         assert alone is not None
         assert torch.equal(alone[:, 0], reference.draw(weights, u[:, 0]))
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_race_is_won_by_the_largest_score(unit: str, size: int) -> None:
+    library, keys = native.kernels(unit).library, torch.tensor([[5, -6, 1]], dtype=torch.int32)
+    positions, heavy = torch.arange(40).view(1, -1), torch.arange(40).remainder(size)
+    weights = uniform(3, 1, 40, size)
+    for share in (0.0, 0.02, 0.2, 0.3, 0.4, 1.0):  # of the codes that have a weight
+        some = weights * (uniform(4, 1, 40, size) < share)
+        some[0, torch.arange(40), heavy] += 0.1 if share else 0.0
+        found, scores = (
+            kind(library, some, keys, positions) for kind in (races.race, races.perturb)
+        )
+        assert found is not None and scores is not None
+        assert torch.equal(found, scores.argmax(-1)), share
 
 
 @pytest.mark.parametrize("image_scale", [None, 1.4])

@@ -64,15 +64,6 @@ TARGET INLINE I dot_signed(I sum, U codes, U numbers) {
 }
 INLINE int32_t signed_start(int32_t sum) { return WIDTH == 16 ? -128 * sum : 0; }
 
-// a b + c with one rounding, in every block of rows.
-INLINE F multiply_add(F a, F b, F c) {
-#if WIDTH == 16
-    return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#else
-    return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#endif
-}
-
 INLINE int32_t total(I x) {
 #if WIDTH == 16
     return _mm512_reduce_add_epi32((__m512i)x);
@@ -115,7 +106,7 @@ template <class A> void to_bytes(const A* x, int64_t ldx, int64_t m, int64_t k, 
                 I sum{};
 #pragma GCC unroll 8
                 for (int i = g * EACH; i < (g + 1) * EACH; ++i) {
-                    I number = nearest(get(from + i * W) * turn);
+                    I number = nearest(get(from + i * W), turn);
                     sum += number;
                     Small bytes = __builtin_convertvector(number, Small);
                     if (kept != INT8) bytes = apart(bytes);

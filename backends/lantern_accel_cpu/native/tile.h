@@ -75,16 +75,14 @@ template <int C, int A, int B> void tile_pairs() {
     auto& all = Tiles::state().tile;
     for (int r = 0; r < TILE_ROWS; ++r) {
         const bf16* a = (const bf16*)all[A][r];
-        float *c = (float*)all[C][r], even[16] = {}, odd[16] = {};
+        F even{}, odd{};
         for (int k = 0; k < TILE_ROWS; ++k) {
-            const bf16* b = (const bf16*)all[B][k];
-            float first = value(a[2 * k]), second = value(a[2 * k + 1]);
-            for (int n = 0; n < 16; ++n) {
-                even[n] = first * value(b[2 * n]) + even[n];
-                odd[n] = second * value(b[2 * n + 1]) + odd[n];
-            }
+            U pairs = load<U>(all[B][k]);
+            even = multiply_add(splat(value(a[2 * k])), lower(pairs), even);
+            odd = multiply_add(splat(value(a[2 * k + 1])), upper(pairs), odd);
         }
-        for (int n = 0; n < 16; ++n) c[n] += even[n] + odd[n];
+        float* c = (float*)all[C][r];
+        put(c, load<F>(c) + (even + odd));
     }
 }
 // C += A B: signed bytes [16][64] times [16][16][4], signed or not, int32 [16][16].

@@ -186,8 +186,20 @@ INLINE F smaller(F a, F b) { return a < b ? a : b; }
 // Lane by lane: yes where all bits of choose are set, no where none is.
 INLINE F either(U choose, F yes, F no) { return (F)(((U)yes & choose) | ((U)no & ~choose)); }
 
-// The nearest whole number, ties to even, of numbers below 2^22.
+// a b + c, with one rounding in units of 8 and 16 floats.
+INLINE F multiply_add(F a, F b, F c) {
+#if WIDTH == 16
+    return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif WIDTH == 8
+    return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+// The whole number nearest to x, or to x times scale, ties to even, of numbers below 2^22.
 INLINE I nearest(F x) { return (I)(x + 12582912.0f) - 0x4b400000; }
+INLINE I nearest(F x, F scale) { return (I)multiply_add(x, scale, splat(12582912.0f)) - 0x4b400000; }
 
 // exp to about 1e-7, after Cephes' expf; arguments are held between -87.3 and 88.3. exp(0) is 1.
 INLINE F exponential(F x) {

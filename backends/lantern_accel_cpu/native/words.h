@@ -62,7 +62,7 @@ template <class A> void to_words(const A* x, int64_t ldx, int64_t m, int64_t k, 
             I sum{};
 #pragma GCC unroll 8
             for (int i = 0; i < VECTORS; ++i) {
-                I number = nearest(get(from + i * W) * turn);
+                I number = nearest(get(from + i * W), turn);
                 sum += number;
                 Words words = __builtin_convertvector(number, Words);
                 memcpy(out + i * W, &words, sizeof words);

@@ -33,6 +33,8 @@ ROWS = [1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 48, 64, 97, 128]
 #: In and out: no tile's and no panel's multiple, less than a tile, several pieces.
 SIZES = [(64, 32), (33, 40), (67, 33), (7, 5), (130, 70), (320, 64), (1027, 35)]
 VECTORS = 1000  # more rows than any product here has
+#: Of inputs and weights whose products and sums leave the normal numbers.
+SCALES = [1e-38, 1e-19, 1e-17, 1e19]
 
 
 def packed(kernels: Kernels, weight: Tensor, kind: str) -> Panels | RoundedPanels:
@@ -91,13 +93,23 @@ def test_tiles_have_the_bits_of_vectors_for_any_number_of_rows(unit: str, kind: 
         assert torch.equal(product(kernels, x[:7], kept, 0), whole[:7]), "the measured border"
 
 
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_tiles_have_the_bits_of_vectors_outside_of_normal_numbers(unit: str, scale: float) -> None:
+    kernels = native.kernels(unit)
+    kept = packed(kernels, (native.draw(1, 70, 330) * scale).bfloat16(), "full")
+    x = (native.draw(2, 50, 330) * scale).bfloat16()
+    found = [product(kernels, x, kept, border) for border in (1, VECTORS)]
+    assert torch.equal(*(one.nan_to_num(nan=2.0) for one in found))
+
+
 @pytest.mark.long
 @pytest.mark.skipif(len(TILES) < 2, reason="this processor has no tiles, or they are refused")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_processor_does_what_is_emulated(kind: str) -> None:
     both = [native.kernels(unit) for unit in TILES]
-    # Also where products and sums leave the normal numbers; full weights take numbers below for 0, too.
-    for scale in (1.0, 1e-17, 1e-19, 1e19, *([1e-38] if kind == "full" else [])):
+    # Full weights take numbers below the normal ones for 0, too.
+    for scale in (1.0, *SCALES[0 if kind == "full" else 1 :]):
         weight = (native.draw(1, 70, 330) * scale).bfloat16()
         x = (native.draw(2, 50, 330) * scale).bfloat16()
         found = [product(kernels, x, packed(kernels, weight, kind), 1) for kernels in both]

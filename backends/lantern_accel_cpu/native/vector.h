@@ -258,21 +258,6 @@ INLINE F exponential(F x) {
     return (F)((U)p + ((U)shifted << 23));  // times a power of two
 }
 
-// exp to 3e-6, a thousandth of what the rounding to bfloat16 takes away; arguments lie between -87 and 87.
-INLINE F exponential_for_bfloat16(F x) {
-    F ours = splat(1.44269504088896341f), whole = multiply_add(x, ours, splat(12582912.0f)), power = whole - 12582912.0f;
-    F r = multiply_add(x, ours, -power), p = splat(0.009582852944731712f);
-    p = multiply_add(p, r, splat(0.055906426161527634f));
-    p = multiply_add(p, r, splat(0.24024099111557007f));
-    p = multiply_add(p, r, splat(0.6931241750717163f));
-    p = multiply_add(p, r, splat(1.0f));
-    return (F)((U)p + ((U)whole << 23));
-}
-
-// Y: what the result becomes.
-template <class Y> INLINE F silu(F x) {
-    F e = sizeof(Y) == 2 ? exponential_for_bfloat16(smaller(larger(-x, splat(-87.0f)), splat(87.0f))) : exponential(-x);
-    return x / (1.0f + e);
-}
+INLINE F silu(F x) { return x / (1.0f + exponential(-x)); }
 
 }  // namespace

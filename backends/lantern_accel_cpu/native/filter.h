@@ -63,13 +63,14 @@ INLINE float unranked(uint32_t r) {
     return x;
 }
 
-// The k-th largest of a row of whole vectors without a NaN; `most` is its largest. Numbers from a bar on are counted,
-// until they are k or one bar is left. A bar lies between the two that are nearest to k, as far from each as the logarithm of
-// its count is from k's; where one side stays, it counts for half, and soon the middle of what is left is taken, as it is
-// after GUESSES bars.
-float kth_largest(const float* x, int64_t all, int64_t k, float most) {
-    uint32_t low = ranked(-INFINITY), high = ranked(most) + 1;  // at least k from low on, fewer from high on
-    float wanted = logf(float(k)), over = 0, under = wanted + 1, down = 8;
+// A bar that k to `enough` of a row's numbers reach, whole vectors without a NaN; the k-th largest where equal ones leave
+// none. `most` is the largest. Numbers from a bar on are counted, until they are enough or one bar is left. A bar lies between
+// the two that are nearest to k, as far from each as the logarithm of its count is from k's; where one side stays, it counts
+// for half, and soon the middle of what is left is taken, as it is after GUESSES bars. `least`: a bar that `many` numbers, k or
+// more, are known to reach.
+float bar_of(const float* x, int64_t all, int64_t k, int64_t enough, float most, float least = -INFINITY, int64_t many = 0) {
+    uint32_t low = ranked(least), high = ranked(most) + 1;  // at least k from low on, fewer from high on
+    float wanted = logf(float(k)), over = many ? logf(float(many)) - wanted : 0, under = wanted + 1, down = 8;
     int side = 0;  // how often one side stayed, and which
     constexpr int GUESSES = 12;
     for (int guesses = 0; high - low > 1; ++guesses) {
@@ -85,16 +86,7 @@ float kth_largest(const float* x, int64_t all, int64_t k, float most) {
         for (int64_t i = 0; i < all; i += W) count -= (I)(load<F>(x + i) >= bar);
         int64_t found = 0;
         for (int i = 0; i < W; ++i) found += count[i];
-        if (found == k) {
-            F least = splat(INFINITY);
-            for (int64_t i = 0; i < all; i += W) {
-                F v = load<F>(x + i);
-                least = smaller(least, either((U)(v >= bar), v, splat(INFINITY)));
-            }
-            float kth = INFINITY;
-            for (int i = 0; i < W; ++i) kth = kth < least[i] ? kth : least[i];
-            return kth;
-        }
+        if (found >= k && found <= enough) return bar;
         float away = fabsf(logf(std::max(float(found), 0.5f)) - wanted);
         if (found > k) {
             low = middle, over = away, side = std::max(side, 0) + 1;
@@ -105,6 +97,20 @@ float kth_largest(const float* x, int64_t all, int64_t k, float most) {
         }
     }
     return unranked(low);
+}
+
+// Put the numbers from `bar` on, of whole vectors, at `to`, and their codes, in order, -inf behind them to whole vectors;
+// returns how many. codes: of x, null where they count from 0 on. Where `to` and `out` are x and codes, they are replaced.
+int64_t take_from(const float* x, const uint32_t* codes, int64_t all, float bar, float* to, uint32_t* out) {
+    U lanes = counters();
+    int64_t many = 0;
+    for (int64_t i = 0; i < all; i += W) {
+        F v = load<F>(x + i);
+        U chosen = (U)(v >= bar);
+        many += put_chosen(chosen, v, codes ? load<U>(codes + i) : lanes + uint32_t(i), to + many, out + many);
+    }
+    put(to + many, splat(-INFINITY));
+    return many;
 }
 
 // Take out codes before which others hold more than p of the mass, largest first and equals by code. x: scaled
@@ -175,32 +181,56 @@ INLINE void drop_below(float* x, int64_t all, float least) {
     }
 }
 
+// Probabilities of the k largest of a row of whole vectors, and of equals of the last; 0 elsewhere.
+void filter_largest(const Filter& f, const float* x, int64_t all, float most, float* out) {
+    Scratch scratch;
+    float *kept = scratch.take<float>(2 * size_t(all + W)), *e = kept + all + W;
+    uint32_t* codes = scratch.take<uint32_t>(size_t(all + W));
+    int64_t k = f.top_k, n;
+    float bar = bar_of(x, all, k, 2 * k, most);
+    int64_t many = take_from(x, nullptr, all, bar, kept, codes);
+    if (many > k) n = whole(many), many = take_from(kept, codes, n, bar_of(kept, n, k, k, most, bar, many), kept, codes);
+    float sum = weigh(kept, whole(many), most, e);
+    if (f.top_p) {
+        drop_top_p(kept, e, many, most, sum, *f.top_p);
+        sum = float(sum_of(whole(many), [&](int64_t i) { return load<F>(e + i); }));
+    }
+    float share = 1.0f / sum;
+    memset(out, 0, size_t(all) * sizeof(float));
+    for (int64_t i = 0; i < many; ++i) out[codes[i]] = e[i] * share;
+}
+
 // Probabilities of one row of logits, n of them, to a row of whole(n); what is behind n becomes 0.
 // A row with a NaN, with +inf or without any finite number gives NaN, as torch's softmax does.
 void filter_row(const Filter& f, const float* logits, int64_t n, float* out) {
     int64_t all = whole(n);
     Scratch scratch;
-    float* x = scratch.take<float>(all);
     float t = f.temperature ? *f.temperature : 1.0f;
-    if (t == 1.0f)  // a division would change nothing, slowly
-        memcpy(x, logits, size_t(n) * sizeof(float));
-    else
-        for (int64_t i = 0; i < n; ++i) x[i] = logits[i] / t;
-    for (int64_t i = n; i < all; ++i) x[i] = -INFINITY;
+    bool k_first = !(f.p_first && f.top_p), some = f.top_k > 0 && f.top_k < n, few = some && k_first && f.top_k <= n / 2;
+    bool as_given = (few || !(some || f.top_p)) && t == 1.0f && n == all;  // nothing is taken out of it
+    float* own = as_given ? nullptr : scratch.take<float>(all);
+    const float* x = as_given ? logits : own;
+    if (!as_given) {
+        if (t == 1.0f)  // a division would change nothing, slowly
+            memcpy(own, logits, size_t(n) * sizeof(float));
+        else
+            for (int64_t i = 0; i < n; ++i) own[i] = logits[i] / t;
+        for (int64_t i = n; i < all; ++i) own[i] = -INFINITY;
+    }
     bool broken;
     float most = largest_of(x, all, broken);
     if (broken || !(most - most == 0.0f)) {
         for (int64_t i = 0; i < all; ++i) out[i] = i < n ? NAN : 0.0f;
         return;
     }
-    bool k_first = !(f.p_first && f.top_p), some = f.top_k > 0 && f.top_k < n;
-    if (some && k_first) drop_below(x, all, kth_largest(x, all, f.top_k, most));
+    if (few) return filter_largest(f, x, all, most, out);
+    if (some && k_first) drop_below(own, all, bar_of(own, all, f.top_k, f.top_k, most));
     float sum = weigh(x, all, most, out);
     if (f.top_p) {
-        drop_top_p(x, out, n, most, sum, *f.top_p);
+        drop_top_p(own, out, n, most, sum, *f.top_p);
         if (some && !k_first) {
-            drop_below(x, all, kth_largest(x, all, f.top_k, most));
-            sum = weigh(x, all, most, out);
+            drop_below(own, all, bar_of(own, all, f.top_k, f.top_k, most));
+            sum = weigh(own, all, most, out);
         } else {
             sum = float(sum_of(all, [&](int64_t i) { return load<F>(out + i); }));
         }

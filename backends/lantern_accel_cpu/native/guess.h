@@ -78,7 +78,7 @@ template <class T> struct Guessing {
             F sum = get(known + which * h.hidden + i) + load<F>(place_row + i) + load<F>(start + i);
             for (int64_t k = 0; k < AROUND; ++k) sum += load<F>(rows[k] + i);
             if (own) sum += get(own + i);
-            put(hidden + i, silu(sum));
+            put(hidden + i, silu<float>(sum));
         }
         for (; i < h.hidden; ++i) {
             float sum = value(known[which * h.hidden + i]) + place_row[i] + start[i];

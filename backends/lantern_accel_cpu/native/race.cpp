@@ -93,58 +93,25 @@ INLINE void pair_of(const float* weights, int64_t i, int64_t n, F& even, F& odd)
     even = evens(a, b), odd = odds(a, b);
 }
 
-INLINE U counters() {
-    U at;
-    for (int i = 0; i < W; ++i) at[i] = uint32_t(i);
-    return at;
-}
-
-#if WIDTH == 8 && defined(__AVX2__)
-// Of each set of lanes, as a mask: these lanes in order, one a byte.
-struct InFront {
-    uint64_t lanes[256] = {};
-    constexpr InFront() {
-        for (unsigned some = 0; some < 256; ++some)
-            for (unsigned j = 0, many = 0; j < 8; ++j)
-                if (some >> j & 1) lanes[some] |= uint64_t(j) << (8 * many++);
-    }
-};
-constexpr InFront in_front;
-#endif
-
-// Put the codes whose weights are above 0 and these weights at `codes` and `found`, where whole vectors have space, in
-// order; returns how many.
-INLINE int put_weighted(F p, U code, uint32_t* codes, float* found) {
-#if WIDTH == 16 && defined(__AVX512F__)
-    __mmask16 some = _mm512_cmp_ps_mask((__m512)p, _mm512_setzero_ps(), _CMP_GT_OQ);
-    _mm512_storeu_si512(codes, _mm512_maskz_compress_epi32(some, (__m512i)code));
-    _mm512_storeu_ps(found, _mm512_maskz_compress_ps(some, (__m512)p));
-    return __builtin_popcount(some);
-#elif WIDTH == 8 && defined(__AVX2__)
-    unsigned some = unsigned(_mm256_movemask_ps(_mm256_cmp_ps((__m256)p, _mm256_setzero_ps(), _CMP_GT_OQ)));
-    __m256i from = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)&in_front.lanes[some]));
-    _mm256_storeu_si256((__m256i*)codes, _mm256_permutevar8x32_epi32((__m256i)code, from));
-    _mm256_storeu_ps(found, _mm256_permutevar8x32_ps((__m256)p, from));
-    return __builtin_popcount(some);
-#else
-    int many = 0;
-    for (int j = 0; j < W; ++j) codes[many] = code[j], found[many] = p[j], many += p[j] > 0.0f;
-    return many;
-#endif
-}
-
 // The codes that have a weight and their weights, with 0 behind them up to 2 W; returns how many, or -1 where they are not
 // few enough that noise of them alone, half of each block left unused, takes less time than that of all.
 INLINE int64_t few_weighted(Scratch& scratch, const float* weights, int64_t n, uint32_t*& codes, float*& found) {
-    int64_t bound = n / 3, many = 0;
+    int64_t bound = (n + n / 8) / 3 + W, many = 0;
     codes = scratch.take<uint32_t>(2 * size_t(bound + 3 * W));
     found = (float*)(codes + bound + 3 * W);
     U lanes = counters();
-    for (int64_t i = 0; i < n; i += W) {
+    auto take = [&](F p, int64_t i) INLINE_LAMBDA {
+        many += put_chosen((U)(p > 0.0f), p, lanes + uint32_t(i), found + many, codes + many);
+    };
+    int64_t i = 0;
+    for (; i + W <= n; i += W) {
+        take(load<F>(weights + i), i);
+        if (3 * many > i + n / 8) return -1;
+    }
+    if (i < n) {
         float rest[W] = {};
-        if (i + W > n) memcpy(rest, weights + i, size_t(n - i) * sizeof(float));
-        many += put_weighted(load<F>(i + W > n ? rest : weights + i), lanes + uint32_t(i), codes + many, found + many);
-        if (many > bound) return -1;
+        memcpy(rest, weights + i, size_t(n - i) * sizeof(float));
+        take(load<F>(rest), i);
     }
     for (int64_t i = 0; i < 2 * W; i += W) put(codes + many + i, U{}), put(found + many + i, F{});
     return many;

@@ -42,12 +42,12 @@ void rms_norm(const void* x, const void* weight, float eps, int64_t m, int64_t n
 // y = silu(gate) * up, of gates and ups times a scale.
 template <class X, class Y> void swiglu_row(const X* gate, const X* up, int64_t n, Y* y, float scale = 1.0f) {
     int64_t i = 0;
-    for (; i + W <= n; i += W) put(y + i, silu(get(gate + i) * scale) * (get(up + i) * scale));
+    for (; i + W <= n; i += W) put(y + i, silu<Y>(get(gate + i) * scale) * (get(up + i) * scale));
     if (i >= n) return;
     float g[W] = {}, u[W] = {}, out[W];
     int64_t rest = n - i < W ? n - i : W;
     for (int64_t j = 0; j < rest; ++j) g[j] = value(gate[i + j]), u[j] = value(up[i + j]);
-    put(out, silu(get(g) * scale) * (get(u) * scale));
+    put(out, silu<Y>(get(g) * scale) * (get(u) * scale));
     for (int64_t j = 0; j < rest; ++j) put1(y + i + j, out[j]);
 }
 
@@ -108,6 +108,11 @@ template <class X, class Y> INLINE void copy(const X* x, int64_t n, Y* y, float 
 
 // Ask for rows of memory that are read soon: caches come from main memory, one head's piece after the other.
 template <class T> INLINE void soon(const T* rows, const int32_t* slots, int count, int64_t stride, int64_t d) {
+    if (stride == d && slots[count - 1] - slots[0] == count - 1) {  // in one piece
+        const char *at = (const char*)(rows + slots[0] * d), *end = at + count * d * int64_t(sizeof(T));
+        for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
+        return;
+    }
     for (int s = 0; s < count; ++s)
         for (int64_t c = 0; c < d; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(rows + slots[s] * stride + c, 0, 2);
 }

@@ -48,17 +48,8 @@ template <int B> INLINE void tile_scores(const KeyBlock* keys, const bf16* q, in
     if (B > 2) tile_store<2>(out + 2 * SIZE, TILE_BYTES);
 }
 
-// exp to 3e-6, a thousandth of what the rounding to bfloat16 takes away. Of -87 to 0: below as there, above anything.
-INLINE F weight_of(F x) {
-    x = larger(x, splat(-87.0f));
-    F ours = splat(1.44269504088896341f), whole = multiply_add(x, ours, splat(12582912.0f)), power = whole - 12582912.0f;
-    F r = multiply_add(x, ours, -power), p = splat(0.009582852944731712f);
-    p = multiply_add(p, r, splat(0.055906426161527634f));
-    p = multiply_add(p, r, splat(0.24024099111557007f));
-    p = multiply_add(p, r, splat(0.6931241750717163f));
-    p = multiply_add(p, r, splat(1.0f));
-    return (F)((U)p + ((U)whole << 23));
-}
+// A weight before it is divided by their sum, of -87 to 0: below as there, above anything.
+INLINE F weight_of(F x) { return exponential_for_bfloat16(larger(x, splat(-87.0f))); }
 
 // A score where a query sees the slot, and next to nothing where it does not; keep: 1 or 0.
 INLINE F kept_score(F score, F keep) { return score + (keep - 1.0f) * 1e30f; }
@@ -121,18 +112,12 @@ struct ByQuery {
     }
 };
 
-// 32 columns of two rows as pairs, in an order that columns_back undoes.
+// 32 columns of two rows as pairs, in an order that in_order undoes.
 INLINE void columns_in_pairs(const bf16* x, const bf16* y, bf16* out) {
     U low, high;
     two_rows(x, y, low, high);
     put((uint32_t*)out, low);
     put((uint32_t*)out + W, high);
-}
-INLINE void columns_back(float* x) {
-    F low = load<F>(x), high = load<F>(x + W);
-    in_order(low, high);
-    put(x, low);
-    put(x + W, high);
 }
 
 // Sums of 32 or 64 columns of values, weighted by 16 queries' weights [n / 32][16][32]: float32 [16][columns]. n: slots,
@@ -278,7 +263,7 @@ void attend_few(const float* q, int64_t q_stride, const bf16* k, const bf16* v, 
 // --- many -------------------------------------------------------------------------------------------
 
 // Arguments as attend_pairs'; seen, keep: of `found` slots; open: of each query how many of the first it sees; d: a
-// multiple of 32; out(query, column): where W numbers go.
+// multiple of 32; out(query, column): where 32 numbers go.
 template <class To>
 void attend_tiles(const float* q, int64_t q_stride, const bf16* k, const bf16* v, const bf16* after, int64_t d, int64_t stride,
                   const int32_t* seen, int64_t found, const float* keep, int64_t ld_keep, const int32_t* open, int32_t m, To out) {
@@ -353,11 +338,13 @@ void attend_tiles(const float* q, int64_t q_stride, const bf16* k, const bf16* v
     for (int64_t c = 0; c < d; c += WIDE) {
         int64_t columns = std::min<int64_t>(d - c, WIDE);
         tile_values(weight, v + c, slots, deep, stride, columns, values, sum, after + c);
-        for (int32_t t = 0; t < m; ++t)
-            for (int64_t j = 0; j < columns; j += DEEP) {
-                float* x = sum + t * columns + j;
-                columns_back(x);
-                for (int i = 0; i < DEEP; i += W) put(out(t, c + j + i), load<F>(x + i) * scale[t]);
+        for (int64_t j = 0; j < columns; j += DEEP)
+            for (int32_t t = 0; t < m; ++t) {
+                auto to = out(t, c + j);
+                F low = load<F>(sum + t * columns + j), high = load<F>(sum + t * columns + j + W);
+                in_order(low, high);
+                put(to, low * scale[t]);
+                put(to + W, high * scale[t]);
             }
     }
 }

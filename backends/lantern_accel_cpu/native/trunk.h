@@ -237,14 +237,16 @@ template <class T> struct TrunkJob {
     }
 
     void qkv(const Block& b, const Normed& x, int chunk, const char* next) {
-        int64_t from, to, n = 3 * wide, piece = whole_heads ? W : 2;
+        int64_t from, to, n = 3 * wide, piece = given->cache.width % PANEL == 0 ? PANEL : whole_heads ? W : 2;
         range(panels(n), chunk, from, to);
         for (int64_t p = from; p < to; ++p) expect_placed(b, p * PANEL);
         product<T>(x.x, ld_dim, m, Weights(b.wqkv), dim, from, to, next, x.inputs,
                 [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                     int64_t columns = n - p * PANEL < PANEL ? n - p * PANEL : PANEL;
                     for (int64_t c = 0; c < columns; c += piece)
-                        if (piece == W)
+                        if (piece == PANEL)
+                            place(b, x, first, count, p * PANEL, PANEL, tile);
+                        else if (piece == W)
                             place(b, x, first, count, p * PANEL + c, W, tile + c);
                         else
                             place(b, x, first, count, p * PANEL + c, 2, tile + c);

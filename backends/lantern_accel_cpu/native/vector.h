@@ -201,6 +201,47 @@ INLINE F multiply_add(F a, F b, F c) {
 INLINE I nearest(F x) { return (I)(x + 12582912.0f) - 0x4b400000; }
 INLINE I nearest(F x, F scale) { return (I)multiply_add(x, scale, splat(12582912.0f)) - 0x4b400000; }
 
+// 0, 1, 2 and so on.
+INLINE U counters() {
+    U at;
+    for (int i = 0; i < W; ++i) at[i] = uint32_t(i);
+    return at;
+}
+
+#if WIDTH == 8 && defined(__AVX2__)
+// Of each set of lanes, as a mask: these lanes in order, one a byte.
+struct InFront {
+    uint64_t lanes[256] = {};
+    constexpr InFront() {
+        for (unsigned some = 0; some < 256; ++some)
+            for (unsigned j = 0, many = 0; j < 8; ++j)
+                if (some >> j & 1) lanes[some] |= uint64_t(j) << (8 * many++);
+    }
+};
+constexpr InFront in_front;
+#endif
+
+// Put the lanes of x and code for which `chosen` is not 0 (all bits) at `to` and `codes`, where whole vectors have space, in
+// order; returns how many.
+INLINE int put_chosen(U chosen, F x, U code, float* to, uint32_t* codes) {
+#if WIDTH == 16 && defined(__AVX512F__)
+    __mmask16 some = _mm512_test_epi32_mask((__m512i)chosen, (__m512i)chosen);
+    _mm512_storeu_ps(to, _mm512_maskz_compress_ps(some, (__m512)x));
+    _mm512_storeu_si512(codes, _mm512_maskz_compress_epi32(some, (__m512i)code));
+    return __builtin_popcount(some);
+#elif WIDTH == 8 && defined(__AVX2__)
+    unsigned some = unsigned(_mm256_movemask_ps((__m256)chosen));
+    __m256i from = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)&in_front.lanes[some]));
+    _mm256_storeu_ps(to, _mm256_permutevar8x32_ps((__m256)x, from));
+    _mm256_storeu_si256((__m256i*)codes, _mm256_permutevar8x32_epi32((__m256i)code, from));
+    return __builtin_popcount(some);
+#else
+    int many = 0;
+    for (int j = 0; j < W; ++j) to[many] = x[j], codes[many] = code[j], many += chosen[j] != 0;
+    return many;
+#endif
+}
+
 // exp to about 1e-7, after Cephes' expf; arguments are held between -87.3 and 88.3. exp(0) is 1.
 INLINE F exponential(F x) {
     x = smaller(larger(x, splat(-87.3f)), splat(88.3f));
@@ -217,6 +258,21 @@ INLINE F exponential(F x) {
     return (F)((U)p + ((U)shifted << 23));  // times a power of two
 }
 
-INLINE F silu(F x) { return x / (1.0f + exponential(-x)); }
+// exp to 3e-6, a thousandth of what the rounding to bfloat16 takes away; arguments lie between -87 and 87.
+INLINE F exponential_for_bfloat16(F x) {
+    F ours = splat(1.44269504088896341f), whole = multiply_add(x, ours, splat(12582912.0f)), power = whole - 12582912.0f;
+    F r = multiply_add(x, ours, -power), p = splat(0.009582852944731712f);
+    p = multiply_add(p, r, splat(0.055906426161527634f));
+    p = multiply_add(p, r, splat(0.24024099111557007f));
+    p = multiply_add(p, r, splat(0.6931241750717163f));
+    p = multiply_add(p, r, splat(1.0f));
+    return (F)((U)p + ((U)whole << 23));
+}
+
+// Y: what the result becomes.
+template <class Y> INLINE F silu(F x) {
+    F e = sizeof(Y) == 2 ? exponential_for_bfloat16(smaller(larger(-x, splat(-87.0f)), splat(87.0f))) : exponential(-x);
+    return x / (1.0f + e);
+}
 
 }  // namespace

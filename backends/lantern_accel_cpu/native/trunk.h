@@ -84,23 +84,39 @@ template <class T> struct TrunkJob {
     // Make inputs of a panel of the state's rows [first, first + count), first: a multiple of W; and their squares.
     void take_panel(const Norm& norm, int64_t p, int64_t first, int64_t count) {
         const TileRows& to = scaled.tiles;
+        F weight[COLUMNS];
+        for (int c = 0; c < COLUMNS; ++c) weight[c] = norm.weight ? get(norm.weight + p * PANEL + c * W) : splat(1.0f);
         for (int64_t r = first, end = first + count; r < end; r += W) {
-            F square[W];
+            const float* x = state + r * dim + p * PANEL;
+            bf16* tile = to.tiles ? to.row(r, p) : nullptr;
+            float* row = to.tiles ? nullptr : to.floats + (r * to.steps + p) * DEEP;
+            // call(a row's vector, of W from r on, its number in the row)
+            auto each = [&](int count, auto call) INLINE_LAMBDA {
+                F square[W];
 #pragma GCC unroll 16
-            for (int i = 0; i < W; ++i) {
-                square[i] = F{};
-                if (r + i >= end) continue;
-                const float* x = state + (r + i) * dim + p * PANEL;
-#pragma GCC unroll 4
-                for (int c = 0; c < PANEL; c += W) {
-                    F v = load<F>(x + c), scaled_ = norm.weight ? v * get(norm.weight + p * PANEL + c) : v;
-                    bf16 numbers[W];
-                    square[i] = multiply_add(v, v, square[i]);
-                    put(to.tiles ? to.row(r + i, p) + c : numbers, scaled_);
-                    if (!to.tiles) put(to.floats + (r + i) * to.steps * DEEP + p * DEEP + c, get(numbers));
+                for (int i = 0; i < W; ++i) {
+                    square[i] = F{};
+                    if (i >= count) continue;
+#pragma GCC unroll 2
+                    for (int c = 0; c < COLUMNS; ++c) {
+                        F v = load<F>(x + i * dim + c * W);
+                        square[i] = multiply_add(v, v, square[i]);
+                        call(i, c, v * weight[c]);
+                    }
                 }
-            }
-            put(squares + p * ld_rows + r, sums(square));
+                put(squares + p * ld_rows + r, sums(square));
+            };
+            auto in_tile = [&](int i, int c, F v) INLINE_LAMBDA { put(tile + i * DEEP + c * W, v); };
+            if (tile && end - r >= W)
+                each(W, in_tile);
+            else if (tile)
+                each(int(end - r), in_tile);
+            else
+                each(int(end - r), [&](int i, int c, F v) INLINE_LAMBDA {
+                    bf16 numbers[W];
+                    put(numbers, v);
+                    put(row + i * to.steps * DEEP + c * W, get(numbers));
+                });
         }
     }
 

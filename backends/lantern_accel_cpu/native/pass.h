@@ -27,12 +27,13 @@ template <class T> struct HeadJob {
         Scratch scratch;
         float *kept = scratch.take<float>(m * PANEL), nothing[PANEL] = {};
         product<T>(job.x, job.ldx, m, Weights(job.weight), job.k, from, to, nullptr, job.inputs,
-                [&](int64_t p, int64_t first, int64_t some, const float* sums) {
+                [&](int64_t p, int64_t first, int64_t some, const float* sums, auto meanwhile) {
                     if (some < m) memcpy(kept + first * PANEL, sums, size_t(some * PANEL) * sizeof(float)), sums = kept;
                     if (first + some < m) return;
                     int64_t columns = std::min<int64_t>(g.vocab - p * PANEL, PANEL);
                     auto of = [&](int64_t query) { return job.at[query] < m ? sums + job.at[query] * PANEL : nothing; };
                     for (int64_t r = 0; r < rows; ++r) {
+                        meanwhile.fetch();
                         const float *c = of(r), *second = g.branches > 1 ? of(rows + r) : c;
                         guide_row(g, r, p * PANEL, columns, c, second, g.branches > 2 ? of(2 * rows + r) : second);
                     }

@@ -45,9 +45,6 @@ template <class A> void pack_inputs(const A* x, int64_t ldx, int64_t m, int64_t 
 #endif
 }
 
-// Panels [from, to) of a product, in blocks of rows; each [count][PANEL] goes to
-// emit(panel, first row, count, values). `after`: the panel that this thread reads when these are done. `inputs`: x
-// as these weights take it.
 constexpr int64_t BLOCK = 96;
 #ifdef TILES
 template <class A> constexpr bool TILED = sizeof(A) == 2;
@@ -55,6 +52,21 @@ template <class A> constexpr bool TILED = sizeof(A) == 2;
 template <class A> constexpr bool TILED = false;
 #endif
 
+// While a panel's products are taken, nothing is read: where tiles have multiplied, weights that nothing has asked for yet are
+// asked for row by row.
+template <class A> struct Meanwhile {
+    const char* at;
+    INLINE_MEMBER void fetch() {
+        if constexpr (TILED<A>) {
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i, at += 64) __builtin_prefetch(at, 0, 2);
+        }
+    }
+};
+
+// Panels [from, to) of a product, in blocks of rows; each [count][PANEL] goes to
+// emit(panel, first row, count, values, meanwhile). `after`: the panel that this thread reads when these are done.
+// `inputs`: x as these weights take it.
 template <class T, class A, class Emit>
 void product(const A* x, int64_t ldx, int64_t m, const Weights& w, int64_t k, int64_t from, int64_t to,
              const char* after, const Inputs& inputs, Emit emit) {
@@ -89,7 +101,11 @@ void product(const A* x, int64_t ldx, int64_t m, const Weights& w, int64_t k, in
                 rounded_panel(rows, ldx, count, here, w.kept, k, size, tile, p + 1 < to ? next : after,
                               sums + r * groups, groups);
             }
-            emit(p, r, count, tile);
+            Meanwhile<A> meanwhile{next};
+#ifdef TILES
+            meanwhile.at = w.kept != WHOLE ? here + size + FAR : next + (count > 2 * TILE_ROWS ? size : SOON);
+#endif
+            emit(p, r, count, tile, meanwhile);
         }
 }
 
@@ -121,7 +137,7 @@ template <class T> struct LinearJob {
         int64_t each = share(job.count), from = chunk * each;
         int64_t to = from + each < job.count ? from + each : job.count;
         product<T>(job.x, job.ldx, g.m, Weights(g.weight), g.k, from, to, nullptr, job.inputs,
-                [&](int64_t p, int64_t first, int64_t count, float* tile) {
+                [&](int64_t p, int64_t first, int64_t count, float* tile, auto) {
                     int64_t columns = g.n - p * PANEL < PANEL ? g.n - p * PANEL : PANEL;
                     const T* bias = (const T*)g.bias;
                     for (int64_t r = 0; r < count; ++r) {

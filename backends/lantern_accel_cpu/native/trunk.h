@@ -225,12 +225,13 @@ template <class T> struct TrunkJob {
 
     // Columns [column, column + n) of q, k and v, all in one head, of `count` queries from `first` on.
     INLINE_MEMBER void place(const Block& b, const Normed& of, int64_t first, int64_t count, int64_t column, int64_t n,
-                             const float* x) {
+                             const float* x, Meanwhile<A> meanwhile) {
         const Cache& cache = given->cache;
         int64_t part = column / wide, inside = column % wide, head = inside / cache.width;
         int64_t j = inside % cache.width, within = head * cache.head + j;
         const float *turn_ = turn.turn + first * cache.width + j, *cross = turn.cross + first * cache.width + j;
         for (int64_t r = 0; r < count; ++r, x += PANEL, turn_ += cache.width, cross += cache.width) {
+            if (n == PANEL) meanwhile.fetch();
             int64_t to = places[first + r] + within;
             float scale = of.scale_of(first + r);
             if (part == 0)
@@ -257,15 +258,15 @@ template <class T> struct TrunkJob {
         range(panels(n), chunk, from, to);
         for (int64_t p = from; p < to; ++p) expect_placed(b, p * PANEL);
         product<T>(x.x, ld_dim, m, Weights(b.wqkv), dim, from, to, next, x.inputs,
-                [&](int64_t p, int64_t first, int64_t count, const float* tile) {
+                [&](int64_t p, int64_t first, int64_t count, const float* tile, auto meanwhile) {
                     int64_t columns = n - p * PANEL < PANEL ? n - p * PANEL : PANEL;
                     for (int64_t c = 0; c < columns; c += piece)
                         if (piece == PANEL)
-                            place(b, x, first, count, p * PANEL, PANEL, tile);
+                            place(b, x, first, count, p * PANEL, PANEL, tile, meanwhile);
                         else if (piece == W)
-                            place(b, x, first, count, p * PANEL + c, W, tile + c);
+                            place(b, x, first, count, p * PANEL + c, W, tile + c, meanwhile);
                         else
-                            place(b, x, first, count, p * PANEL + c, 2, tile + c);
+                            place(b, x, first, count, p * PANEL + c, 2, tile + c, meanwhile);
                 });
     }
 
@@ -275,9 +276,10 @@ template <class T> struct TrunkJob {
         range(panels(dim), chunk, from, to);
         expect_rows(state + from * PANEL, (to - from) * PANEL, dim, true);
         product<T>(x, ldx, m, weights(layer, step), depth(step), from, to, next, inputs,
-                [&](int64_t p, int64_t first, int64_t count, const float* tile) {
+                [&](int64_t p, int64_t first, int64_t count, const float* tile, auto meanwhile) {
                     int64_t columns = dim - p * PANEL < PANEL ? dim - p * PANEL : PANEL;
                     for (int64_t r = 0; r < count; ++r) {
+                        meanwhile.fetch();
                         float* y = state + (first + r) * dim + p * PANEL;
                         const float* x = tile + r * PANEL;
                         int64_t c = 0;
@@ -297,7 +299,7 @@ template <class T> struct TrunkJob {
         if (!whole_gates) {
             range(panels(2 * hidden), chunk, from, to);
             product<T>(x.x, ld_dim, m, Weights(b.w13), dim, from, to, next, x.inputs,
-                    [&](int64_t p, int64_t first, int64_t count, const float* tile) {
+                    [&](int64_t p, int64_t first, int64_t count, const float* tile, auto) {
                         int64_t left = 2 * hidden - p * PANEL, columns = left < PANEL ? left : PANEL;
                         for (int64_t r = 0; r < count; ++r)
                             copy(tile + r * PANEL, columns, both + (first + r) * 2 * hidden + p * PANEL, x.scale_of(first + r));
@@ -312,14 +314,16 @@ template <class T> struct TrunkJob {
         for (int64_t one = from; one < to; ++one) {
             const char* going = one + 1 < to ? nullptr : next;
             product<T>(x.x, ld_dim, m, Weights(b.w13), dim, one, one + 1, going, x.inputs,
-                    [&](int64_t, int64_t first, int64_t count, const float* tile) {
+                    [&](int64_t, int64_t first, int64_t count, const float* tile, auto) {
                         memcpy(kept + first * PANEL, tile, count * PANEL * sizeof(float));
                     });
             product<T>(x.x, ld_dim, m, Weights(b.w13), dim, one + ups, one + ups + 1, going, x.inputs,
-                    [&](int64_t, int64_t first, int64_t count, const float* tile) {
-                        for (int64_t r = 0; r < count; ++r)
+                    [&](int64_t, int64_t first, int64_t count, const float* tile, auto meanwhile) {
+                        for (int64_t r = 0; r < count; ++r) {
+                            meanwhile.fetch();
                             swiglu_row(kept + (first + r) * PANEL, tile + r * PANEL, PANEL, gated.at(first + r, one * PANEL),
                                        x.scale_of(first + r));
+                        }
                     });
         }
     }

@@ -55,8 +55,8 @@ def check_texts(prompts: Sequence[str | int], name: str) -> list[str]:
     for prompt in prompts:
         if not isinstance(prompt, str):
             raise RequestError(
-                f"the model {name!r} takes text, and the prompt {prompt!r} is a number; describe a "
-                "image in words, such as 'red heart'"
+                f"the model {name!r} takes text, and the prompt {shown(prompt)} is a number; describe "
+                "an image in words, such as 'red heart'"
             )
     return [str(prompt) for prompt in prompts]
 

@@ -104,6 +104,13 @@ class Settings(Frozen):
         "Anole's three-way guidance: weight of the prompt's images."
     )
 
+    @field_validator("seed", "num_images", "batch_size", mode="before")
+    @classmethod
+    def _is_a_number(cls, value: object) -> object:
+        if isinstance(value, bool):
+            raise ValueError(f"{value} is not a number; give an integer")
+        return value
+
     @field_validator("seed", mode="before")
     @classmethod
     def _is_in_order(cls, value: object) -> object:
@@ -234,7 +241,7 @@ def check_prompts(prompt: object) -> tuple[str | int, ...]:
     def refused(text: str) -> RequestError:
         return RequestError(text, field="prompt")
 
-    one = isinstance(prompt, str | int) and not isinstance(prompt, bool)
+    one = isinstance(prompt, str | int | bytes) and not isinstance(prompt, bool)
     try:
         prompts: tuple[Any, ...] = (prompt,) if one else tuple(prompt)  # type: ignore[arg-type]
     except TypeError:

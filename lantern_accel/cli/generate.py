@@ -115,7 +115,13 @@ def generate(
         if not quiet:
             _warn_of_unseen(load.model, words)
         pictures = Pictures(
-            output, count, not grid, [words, load.model, settings], resume, not no_metadata
+            output,
+            count,
+            not grid,
+            [words, load.model, settings],
+            resume,
+            not no_metadata,
+            overwrite,
         )
         better = None
         try:

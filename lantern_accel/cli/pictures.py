@@ -72,7 +72,8 @@ class Pictures:
 
     Where a command generates several files, notes next to them (``.NAME.lantern.json``) say which are
     finished, and with which seed, until all are; ``resume`` reads them. Raises :class:`RequestError`
-    where another command left them.
+    where another command left them, or where none are and an image is there that only ``overwrite``
+    may replace.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Pictures:
         command: list[object],
         resume: bool,
         metadata: bool = True,
+        overwrite: bool = False,
     ) -> None:
         self.output, self.count, self.each, self.metadata = output, count, each, metadata
         self.images: dict[int, Image] = {}
@@ -93,9 +95,9 @@ class Pictures:
         text = json.dumps(command, sort_keys=True, default=str)
         self.notes = Notes(command=hashlib.sha256(text.encode()).hexdigest())
         if resume:
-            self._read()
+            self._read(overwrite)
 
-    def _read(self) -> None:
+    def _read(self, overwrite: bool) -> None:
         if not self.each:
             raise RequestError("--resume continues single images; leave --grid out")
         try:
@@ -104,6 +106,12 @@ class Pictures:
             from lantern_accel.generation.unfinished import seed_in  # which imports torch
 
             self.notes.seed = seed_in(self.unfinished)
+            kept = next((p for p in map(self._file, range(self.count)) if p.is_file()), None)
+            if kept is not None and not (overwrite or self.unfinished.is_file()):
+                raise RequestError(
+                    f"{kept} is there already, and nothing says that this command left it; name another "
+                    "image with -o, or add --overwrite to replace it"
+                ) from None
             return  # none was finished
         except (OSError, ValueError):
             raise RequestError(f"{self._path} is damaged; delete it to start again") from None
@@ -123,9 +131,14 @@ class Pictures:
         if not self.each:
             self.images[index] = image
             return
+        if not self.notes.finished:  # an image without notes would be another command's
+            self._note()
         self._write(index, image)
+        self.notes.finished.append(index)
+        self._note()
+
+    def _note(self) -> None:
         if self.count > 1:
-            self.notes.finished.append(index)
             write_json(self._path, self.notes.model_dump(mode="json"))
 
     def _write(self, index: int, image: Image) -> None:

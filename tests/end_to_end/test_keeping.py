@@ -70,6 +70,19 @@ def test_an_interrupt_keeps_what_is_done_and_resume_draws_the_rest(
     assert not list(tmp_path.glob(".*.json"))
 
 
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_resume_keeps_images_that_another_command_finished(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], count: str
+) -> None:
+    assert main([*words, "-n", count]) == 0
+    before = {path: path.read_bytes() for path in tmp_path.glob("p*.png")}
+    assert main([*words, "-n", count, "--seed", "4", "--resume"]) == 2
+    assert "is there already, and nothing says" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in tmp_path.glob("p*.png")}
+    assert main([*words, "-n", count, "--seed", "4", "--resume", "--overwrite"]) == 0
+    assert before != {path: path.read_bytes() for path in tmp_path.glob("p*.png")}
+
+
 def test_resume_without_a_seed_goes_on_with_the_seed_that_was_drawn(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import fcntl
 import hashlib
 import json
 import os
@@ -170,7 +171,7 @@ def draw_file(
     """
     if settings.get("num_images") not in (None, 1):
         raise RequestError("a file of prompts has one image per row; repeat a row for several")
-    first, shares = read_share(share)
+    read_share(share)
     read_items(prompts, 0)  # all that is wrong with them is reported before the folder is made
     asked = {
         "prompts": digest_of([prompts]),
@@ -178,7 +179,20 @@ def draw_file(
         "load": {k: str(v) for k, v in load.items() if k not in NO_MATTER and v is not None},
         "share": share,
     }
-    folder = RunFolder(output, asked, resume)
+    with contextlib.closing(RunFolder(output, asked, resume)) as folder:
+        return _draw_rows(folder, prompts, opened, asked, settings, on_progress)
+
+
+def _draw_rows(
+    folder: RunFolder,
+    prompts: Path,
+    opened: Callable[[], AbstractContextManager[Pipeline]],
+    asked: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    on_progress: Callable[[int, int], None] | None,
+) -> dict[str, Any]:
+    """Generate what a folder lacks of the rows that ``asked`` names; see :func:`draw_file`."""
+    first, shares = read_share(asked["share"])
     given = settings.get("seed")
     seed = folder.seed
     if seed is None:
@@ -206,7 +220,10 @@ def draw_file(
 
 
 class RunFolder:
-    """Where a run's images go. Raises RequestError for a folder of another run, or of one to resume."""
+    """Where a run's images go, locked until it is closed.
+
+    Raises RequestError for a folder of another run, of one to resume, or of another process.
+    """
 
     def __init__(self, path: Path, asked: Mapping[str, Any], resume: bool) -> None:
         """``asked``: what decides the images, the base seed left out; it must be the same to resume."""
@@ -219,8 +236,18 @@ class RunFolder:
         self.joules: float | None = 0.0
         self.seed: int | None = None
         self._began = time.time()
+        self._held = contextlib.ExitStack()
+        try:
+            self._take(path, resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def _take(self, path: Path, resume: bool) -> None:
+        """Make the folder, or read what it has of this run."""
         try:
             path.mkdir(parents=True, exist_ok=True)
+            self._lock()
             found = read_json_file(path / RUN)
             theirs, seed = dict(found["asked"]), int(found["seed"])
         except FileNotFoundError:
@@ -244,6 +271,23 @@ class RunFolder:
         check_same(path, theirs, self.asked, "folder with --output")
         self.seed = seed
         self._read_journal()
+
+    def _lock(self) -> None:
+        """Keep other processes out of the folder, where its file system has locks."""
+        held = os.open(self.path, os.O_RDONLY)
+        self._held.callback(os.close, held)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RequestError(
+                f"another process generates into {self.path}; wait for it, or choose another folder"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+
+    def close(self) -> None:
+        """Let other processes have the folder."""
+        self._held.close()
 
     def begin(self, seed: int, facts: Mapping[str, Any]) -> None:
         """Note the run's seed and what its images are generated with."""

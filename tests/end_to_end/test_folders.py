@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -50,6 +52,20 @@ def watched(monkeypatch, seen):
 
 def pictures(folder: Path) -> dict[str, bytes]:
     return {p.name: Image.open(p).tobytes() for p in sorted(folder.glob("*.png"))}
+
+
+def test_a_folder_is_of_one_process(run, tmp_path):
+    (tmp_path / "out").mkdir()
+    code = (
+        "import fcntl, os, sys; f = os.open(sys.argv[1], 0); fcntl.flock(f, 2); print(1); input()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-uc", code, tmp_path / "out"], **pipes) as other:
+        assert other.stdout.readline() == b"1\n"
+        with pytest.raises(RequestError, match="another process generates into"):
+            run()
+        other.communicate(b"\n")
+    assert run()["images"] == 6
 
 
 def test_the_images_are_those_of_one_generate(run, tiny_model, prompts, tmp_path):

@@ -29,6 +29,7 @@ from lantern_accel.errors import (
 )
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.families.manifest import Manifest
+from lantern_accel.files import check_target
 from lantern_accel.generation.calibrate import calibrate
 from lantern_accel.generation.decide import decide, made_for
 from lantern_accel.generation.decision import Decision, Part
@@ -49,7 +50,7 @@ from lantern_accel.generation.request import (
 )
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds
 from lantern_accel.generation.runtime import Runtime
-from lantern_accel.generation.settings import takes_settings
+from lantern_accel.generation.settings import read_settings, takes_settings
 from lantern_accel.generation.stream import Stream
 from lantern_accel.generation.unfinished import Unfinished
 from lantern_accel.strategy.choose import choose_strategy
@@ -207,6 +208,8 @@ class Pipeline:
                 f"{self.engines.kept} that are kept; warm up fewer"
             )
         settings = self.sampling(**sampling)
+        for batch in batches:
+            read_settings({"batch_size": batch})
         with self.request_lock.hold():
             self.engines.warmed = []
             done: list[str] = []
@@ -267,8 +270,16 @@ class Pipeline:
         seconds and at an interrupt, from which the same call with the same seed goes on: with the same
         tokens where the seed decides them all. It is deleted at the end.
         """
+        given: object = decision
+        if not isinstance(given, Decision | None):
+            text = f"{shown(decision)} is not a decision; give an earlier result's stats.decision"
+            raise RequestError(text, field="decision")
         if decision is not None and settings.get("strategy") is None:
             settings["strategy"] = decision.strategy
+        if not isinstance(unfinished, str | Path | None):
+            raise RequestError(f"{shown(unfinished)} is not a file's path", field="unfinished")
+        if unfinished is not None:
+            check_target(unfinished := Path(unfinished))
         on_progress, on_images = passing(on_progress or notebook_bar()), passing(on_images)
         with self.request_lock.hold():
             while True:
@@ -416,7 +427,8 @@ class Pipeline:
         seconds = PhaseSeconds(total=total.seconds, measuring=measuring, **spent)
         columns = request.num_images if only is None else 0
         if path is not None:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
         more_of = buffers, columns, resumed
         return runtime.finished(request, decision, parts, images, seconds, *more_of)
 

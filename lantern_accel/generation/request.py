@@ -141,6 +141,8 @@ def passing(function: Callable[..., None] | None) -> Callable[..., None] | None:
     """Return a caller's function whose errors leave :meth:`RequestLock.hold` as they are."""
     if function is None:
         return None
+    if not callable(function):
+        raise RequestError(f"{shown(function)} cannot be called; give a function for progress")
 
     def call(*given: Any) -> None:
         try:

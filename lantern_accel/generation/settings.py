@@ -107,8 +107,9 @@ class Settings(Frozen):
     @field_validator("seed", "num_images", "batch_size", mode="before")
     @classmethod
     def _is_a_number(cls, value: object) -> object:
-        if isinstance(value, bool):
-            raise ValueError(f"{value} is not a number; give an integer")
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, bool) or "bool" in str(getattr(one, "dtype", "")):
+                raise ValueError(f"{shown(one)} is not a number; give an integer")
         return value
 
     @field_validator("seed", mode="before")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,34 @@ from lantern_accel.memory.limits import bucket
 def pipeline(tiny_model: Path) -> Iterator[Pipeline]:
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as loaded:
         yield loaded
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"decision": {"strategy": "vanilla"}}, "is not a decision; give an earlier result's"),
+        ({"on_images": "x"}, "'x' cannot be called"),
+        ({"on_progress": 5}, "5 cannot be called"),
+        ({"unfinished": 5}, "5 is not a file's path"),
+        ({"unfinished": "."}, ". is a folder; name a file in it"),
+    ],
+)
+def test_what_is_not_a_setting_is_checked_before_any_work(
+    pipeline: Pipeline, given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(RequestError, match=re.escape(says)):
+        pipeline.generate("red heart", **given)
+
+
+def test_tokens_so_far_may_be_named_by_text(pipeline: Pipeline, tmp_path: Path) -> None:
+    path: Any = str(tmp_path / "u.tokens")
+    assert pipeline.generate("red heart", strategy="vanilla", seed=3, unfinished=path).images
+
+
+def test_a_batch_to_warm_up_is_checked(pipeline: Pipeline) -> None:
+    for batch in (0, -1, True, 2.5):
+        with pytest.raises(RequestError, match="batch_size"):
+            pipeline.warm_up([batch])  # type: ignore[list-item]  # what types would refuse
 
 
 def test_eight_threads_draw_what_one_draws(pipeline: Pipeline) -> None:

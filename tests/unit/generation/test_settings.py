@@ -37,6 +37,7 @@ def built(prompt: object = "pizza", **given: Any) -> Any:
         ("\udcff", {}, "half a surrogate pair"),
         ("x", {"seed": {7, 8}, "num_images": 2}, "a set has no order"),
         ("x", {"seed": True}, "seed: True is not a number; give an integer"),
+        ("x", {"seed": [True, 2], "num_images": 2}, "seed: True is not a number"),
         ("x", {"num_images": True}, "num_images: True is not a number"),
         ("x", {"sede": 3}, "generate takes no 'sede'; did you mean seed"),
         ("x", {"strategy": 3}, "strategy cannot be 3; it takes: auto (the default"),

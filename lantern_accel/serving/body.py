@@ -66,11 +66,11 @@ class Body(BaseModel):
     )
     strategy: StrictStr | None = None
     relaxed: StrictBool | None = None
-    tv_budget: float | None = None
-    temperature: float | None = None
+    tv_budget: float | None = Field(None, strict=True)
+    temperature: float | None = Field(None, strict=True)
     top_k: StrictInt | None = None
-    top_p: float | None = None
-    guidance_scale: float | None = None
+    top_p: float | None = Field(None, strict=True)
+    guidance_scale: float | None = Field(None, strict=True)
     negative_prompt: StrictStr | None = Field(None, description="text")
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from lantern_accel.families.base import Conditions, Rows
 from lantern_accel.generation.slots import Drawn
 from lantern_accel.serving.body import ImageRequest
-from lantern_accel.serving.refusals import busy, lost, server_closing
+from lantern_accel.serving.refusals import busy, lost, server_closing, wrong_value
 from lantern_accel.strategy.values import Strategy
 
 if TYPE_CHECKING:
@@ -132,6 +132,9 @@ class Queue:
                 raise server_closing()
             if self.broken is not None:
                 raise lost(self.broken)
+            if len(images) > self.most:
+                text = f"n cannot be {len(images)}: this server keeps {self.most} images at most"
+                raise wrong_value("n", text)
             waiting = len(self._images)
             if waiting + len(images) > self.most:
                 raise busy(seconds * (waiting + 1), waiting, self.most)

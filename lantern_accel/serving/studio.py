@@ -177,12 +177,12 @@ class Studio:
         job.left -= 1
         if job.left:
             return
-        price = self.pipeline.model.rounding
+        price, waited = self.pipeline.model.rounding, job.spent.get("waiting", 0.0)
         completed = Completed(
             self.drawing.slots.decision.strategy,
             notes=(*job.request.notes, *job.notes),
-            seconds=now - began,
-            waited=began - job.came,
+            seconds=now - job.came - waited,
+            waited=waited,
             rounding=0.0 if price is None else price.total_variation,
             stages=job.spent,
             peak=self.pipeline.backend.memory().peak,

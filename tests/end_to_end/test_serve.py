@@ -259,13 +259,15 @@ def test_a_full_queue_says_when_to_come_back_and_a_retry_is_allowed(held):
     served, hold = held
     running = begin(served)
     assert hold.inside.wait(20)
+    with pytest.raises(openai.BadRequestError, match="n cannot be 3: this server keeps 2"):
+        draw(served.client(), n=3)  # no retry would help
+    waiting = begin(served, n=2)
+    served.until(lambda: served.counted("queue_images") == 2)
     with pytest.raises(openai.RateLimitError) as caught:
-        draw(served.client(), n=3)
+        draw(served.client())
     headers = caught.value.response.headers
     assert int(headers["Retry-After"]) >= 1 and "x-should-retry" not in headers
     assert caught.value.code == "queue_full"
-    waiting = begin(served, n=2)
-    served.until(lambda: served.counted("queue_images") == 2)
     hold.go.set()
     assert running.result(20).data and len(waiting.result(20).data) == 2
 

@@ -258,6 +258,8 @@ def test_names_of_ours_and_of_others_are_taken(served):
         ({"num_images": 2, "num_images_per_prompt": 3}, "num_images_per_prompt", "num_images is"),
         ({"cfg_scale": 99999}, "cfg_scale", "1000 or less"),
         ({"top_p": 2}, "top_p", "top_p must be"),
+        ({"top_p": True}, "top_p", "top_p cannot be true"),
+        ({"temperature": "0.5"}, "temperature", 'temperature cannot be "0.5"'),
         ({"top_k": "all"}, "top_k", 'top_k cannot be "all"'),
         ({"num_image": 2}, "num_image", "did you mean num_images"),
         ({"width": 8}, "height", "height is missing"),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
-from datetime import datetime
 
 from lantern_accel_profiles.measure.record import Run
 
 #: What ``lantern-accel profile`` names a run that nobody named: device, moment, chance.
-GENERATED = re.compile(r".+-(?P<moment>\d{8}-\d{4})-[0-9a-f]{8}")
+GENERATED = re.compile(r".+-(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)-[0-9a-f]{8}")
 #: A commit that is known, and as many of its characters as people read.
 COMMIT, READ = re.compile(r"[0-9a-f]{7,64}"), 7
 
@@ -35,9 +35,9 @@ def readable_names(runs: Sequence[Run]) -> list[Run]:
         name = label
         if generated := _generated(run):
             if labels.count(label) > 1:
-                moment = datetime.strptime(generated["moment"], "%Y%m%d-%H%M")
-                label = f"{label}, {moment:%Y-%m-%d %H:%M}"
-            name = run.name if label in taken else label
+                label = f"{label}, {'-'.join(generated.groups()[:3])} {':'.join(generated.groups()[3:])}"
+            alike = (f"{label} ({number})" for number in itertools.count(2))
+            name = label if label not in taken else next(n for n in alike if n not in taken)
             taken.add(name)
         found.append(run.model_copy(update={"name": name}))
     return found

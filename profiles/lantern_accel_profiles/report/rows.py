@@ -55,7 +55,9 @@ class Row(Record):
     samples: int
     settled: bool
     others_cpu: Reading = Field(description="median share of the host that others used")
-    tokens_per_second: Interval = Field(description="of decoding, text and pixels left out")
+    tokens_per_second: Interval = Field(
+        description="of prefill and decoding, text and pixels left out"
+    )
     images_per_second: Interval | NotMeasured = Field(description="of whole requests")
     seconds_per_image: Interval | NotMeasured = Field(
         description="median request, text to pixels, over its images"

@@ -227,7 +227,11 @@ def test_runs_that_nobody_named_are_called_after_their_device() -> None:
         "Intel Xeon @ 2.50GHz, 2026-11-23 09:01",
     ]
     twins = [named(f"cpu-20261123-0800-{i:08x}") for i in range(3)]
-    assert len({r.name for r in readable_names(twins)}) == 3
+    assert [r.name for r in readable_names(twins)] == [
+        f"Intel Xeon @ 2.50GHz, 2026-11-23 08:00{number}" for number in ("", " (2)", " (3)")
+    ]
+    odd = [named("cpu-99999999-9999-89fa3cbb"), named("cpu-99999999-9999-89fa3cbc")]
+    assert readable_names(odd)[1].name.endswith("9999-99-99 99:99 (2)")
 
 
 def test_a_runtime_is_no_device() -> None:

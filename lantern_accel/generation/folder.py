@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import fcntl
 import hashlib
 import json
 import os
@@ -171,7 +170,7 @@ def draw_file(
     """
     if settings.get("num_images") not in (None, 1):
         raise RequestError("a file of prompts has one image per row; repeat a row for several")
-    read_share(share)
+    first, shares = read_share(share)
     read_items(prompts, 0)  # all that is wrong with them is reported before the folder is made
     asked = {
         "prompts": digest_of([prompts]),
@@ -180,43 +179,30 @@ def draw_file(
         "share": share,
     }
     with contextlib.closing(RunFolder(output, asked, resume)) as folder:
-        return _draw_rows(folder, prompts, opened, asked, settings, on_progress)
-
-
-def _draw_rows(
-    folder: RunFolder,
-    prompts: Path,
-    opened: Callable[[], AbstractContextManager[Pipeline]],
-    asked: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    on_progress: Callable[[int, int], None] | None,
-) -> dict[str, Any]:
-    """Generate what a folder lacks of the rows that ``asked`` names; see :func:`draw_file`."""
-    first, shares = read_share(asked["share"])
-    given = settings.get("seed")
-    seed = folder.seed
-    if seed is None:
-        seed = secrets.randbits(31) if given is None else int(given)
-    items = read_items(prompts, seed)[first - 1 :: shares]
-    left = [item for item in items if item.number not in folder.finished]
-    facts: dict[str, Any] = {"prompts": str(prompts), "settings": asked["settings"]}
-    if not left:
-        folder.begin(seed, facts)
-        return folder.summarise(False)
-    with opened() as pipeline:
-        painter, backend = Painter(pipeline, settings), pipeline.backend
-        folder.begin(seed, {**facts, **painter.facts()})
-        chunk = max(CHUNK, 2 * painter.size)
-        for at in range(0, len(left), chunk):
-            began, before = time.perf_counter(), backend.energy_mj()
-            made = [*painter.draw(left[at : at + chunk])]
-            after = backend.energy_mj()
-            joules = None if before is None or after is None else (after - before) / 1000
-            folder.keep(made, time.perf_counter() - began, joules)
-            if on_progress is not None:
-                done = len(items) - len(left) + min(at + chunk, len(left))
-                on_progress(done, len(items))
-        return folder.summarise(backend.simulated)
+        given = settings.get("seed")
+        seed = folder.seed
+        if seed is None:
+            seed = secrets.randbits(31) if given is None else int(given)
+        items = read_items(prompts, seed)[first - 1 :: shares]
+        left = [item for item in items if item.number not in folder.finished]
+        facts: dict[str, Any] = {"prompts": str(prompts), "settings": asked["settings"]}
+        if not left:
+            folder.begin(seed, facts)
+            return folder.summarise(False)
+        with opened() as pipeline:
+            painter, backend = Painter(pipeline, settings), pipeline.backend
+            folder.begin(seed, {**facts, **painter.facts()})
+            chunk = max(CHUNK, 2 * painter.size)
+            for at in range(0, len(left), chunk):
+                began, before = time.perf_counter(), backend.energy_mj()
+                made = [*painter.draw(left[at : at + chunk])]
+                after = backend.energy_mj()
+                joules = None if before is None or after is None else (after - before) / 1000
+                folder.keep(made, time.perf_counter() - began, joules)
+                if on_progress is not None:
+                    done = len(items) - len(left) + min(at + chunk, len(left))
+                    on_progress(done, len(items))
+            return folder.summarise(backend.simulated)
 
 
 class RunFolder:
@@ -274,6 +260,10 @@ class RunFolder:
 
     def _lock(self) -> None:
         """Keep other processes out of the folder, where its file system has locks."""
+        try:
+            import fcntl
+        except ImportError:  # Windows has no such locks
+            return
         held = os.open(self.path, os.O_RDONLY)
         self._held.callback(os.close, held)
         try:

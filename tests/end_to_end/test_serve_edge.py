@@ -335,6 +335,7 @@ def test_stages_and_peak_memory_stand_in_the_answer(served):
             told = answer.json()["statistics"]
         assert tuple(told["stages"]) == STAGES
         assert all(told["stages"][name] > 0 for name in ("text", "prefill", "decode", "pixels"))
+        assert told["seconds_waited"] == pytest.approx(told["stages"]["waiting"], abs=1e-3)
         whole = told["seconds"] + told["seconds_waited"]
         assert sum(told["stages"].values()) <= whole + 0.01
         assert told["peak_memory_bytes"] > 2**20

@@ -39,6 +39,8 @@ from lantern_accel.strategy.values import AUTO, STRATEGIES
 
 #: Headers of answers that a page of another origin may read.
 EXPOSED = ("x-request-id", "x-should-retry", "retry-after")
+#: Seconds in which a server that stops sends the last answers, after its ``grace``.
+LAST_ANSWERS = 5
 #: Nothing is fetched from elsewhere, and images come as data.
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
@@ -291,7 +293,7 @@ async def _events(
 
 
 class Server(uvicorn.Server):
-    """Stops in order: what waits is refused at once, what runs is finished and answered."""
+    """Stops in order: what waits is refused at once, what runs is finished within ``grace``."""
 
     def __init__(self, app: FastAPI, *, grace: float, host: str, port: int) -> None:
         logs = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
@@ -303,16 +305,19 @@ class Server(uvicorn.Server):
             log_level="info",
             access_log=False,  # the guard writes a line per request
             log_config=logs,
-            timeout_graceful_shutdown=max(1, round(grace)),
+            timeout_graceful_shutdown=round(grace) + LAST_ANSWERS,
             server_header=False,
         )
         super().__init__(config)
         self._studio: Studio = app.state.studio
+        self._grace = grace
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse what waits before waiting for what runs."""
+        """Refuse what waits, and what still runs after ``grace``; wait until all is answered."""
         self._studio.drain()
+        over = asyncio.get_running_loop().call_later(self._grace, self._studio.end)
         await super().shutdown(sockets)
+        over.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop on a signal; a second Ctrl-C does not wait for what runs.

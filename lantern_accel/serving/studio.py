@@ -89,6 +89,11 @@ class Studio:
         for one in self.queue.take_out(lambda one: one.job.began is None):
             self._end(one.job, server_closing())
 
+    def end(self) -> None:
+        """Refuse what has not been finished, as :meth:`drain` refuses what waits."""
+        for one in (*self.queue.images, *self.running.values()):
+            self._end(one.job, server_closing())
+
     def stop(self, seconds: float = 60.0) -> bool:
         """Drain, and wait for what runs; returns whether all of it was finished in time."""
         self.drain()

@@ -91,6 +91,25 @@ def test_what_was_cancelled_and_what_failed(tiny_model, monkeypatch, stream):
         assert ended(served, "ok") == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_not_finished_within_the_grace_is_refused(tiny_model, monkeypatch, stream):
+    hold, answers = Held(monkeypatch), []
+    with serving(tiny_model, ServerSettings(slots=1, grace=0.2)) as served:
+        body = {**BODY, "n": 2, "stream": stream}  # the second image waits
+        asking = threading.Thread(
+            target=lambda: answers.append(httpx.post(served.url + PATH, json=body, timeout=60))
+        )
+        asking.start()
+        assert hold.inside.wait(20)
+        served.server.should_exit = True
+        asking.join(20)
+        hold.go.set()
+    (answer,) = answers
+    assert answer.status_code == (200 if stream else 503)
+    text = answer.text.partition("event: error\ndata: ")[2] if stream else answer.text
+    assert json.loads(text)["error"]["code"] == "shutting_down"
+
+
 def test_a_request_is_one_line_in_the_log_and_a_watcher_is_none(served, caplog):
     with caplog.at_level(logging.INFO, "lantern_accel.serving"):
         answer = ask(served)

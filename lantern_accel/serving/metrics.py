@@ -51,7 +51,7 @@ class Metrics:
         self.price = counter("total_variation", "Relaxed mass used by complete images.")
         self.turns = counter("turns", "Runs of steps between two looks at the batch.")
         self.dropped = counter("cancelled_images", "Images that were given up half-way.")
-        self.failed = counter("failed_requests", "Requests that ended in an error.", "code")
+        self.failed = counter("failed_requests", "Requests that failed, not refused ones.", "code")
         self.waiting = Gauge("lantern_queue_images", "Images that wait.", registry=registry)
         self.running = Gauge("lantern_slots_busy", "Rows with an image.", registry=registry)
         Gauge("lantern_slots", "Rows of the running batch.", registry=registry).set(slots)

@@ -209,6 +209,6 @@ class Studio:
         if job.over:
             return
         job.over = True
-        if isinstance(event, Exception):
-            self.metrics.failed.labels(refusal_of(event).code or "invalid").inc()
+        if isinstance(event, Exception) and (why := refusal_of(event)).outcome == "failed":
+            self.metrics.failed.labels(why.code).inc()
         job.deliver(event)

@@ -66,6 +66,7 @@ def test_requests_are_counted_by_how_they_ended_streamed_ones_too(served):
     assert "as many tokens" in streamed
     # A request is counted when its answer has been sent, which a client may see earlier.
     expected = {"ok": 2, "refused": 3, "cancelled": 0, "failed": 0}
+    assert served.counted("failed_requests_total") == 0
     served.until(lambda: {name: ended(served, name) - before[name] for name in before} == expected)
 
 
@@ -88,6 +89,7 @@ def test_what_was_cancelled_and_what_failed(tiny_model, monkeypatch, stream):
         hold.go.set()
         late.join(30)
         served.until(lambda: ended(served, "failed") == 1)
+        assert served.counted("failed_requests_total") == 1
         assert ended(served, "ok") == 0
 
 

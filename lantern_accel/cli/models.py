@@ -11,13 +11,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import print_json, say, show_table
-from lantern_accel.cli.options import (
-    PARTS,
-    USE,
-    AsJson,
-    Dtype,
-    read_parts,
-)
+from lantern_accel.cli.options import PARTS, USE, AsJson, Dtype, read_parts
 from lantern_accel.errors import RequestError
 
 if TYPE_CHECKING:

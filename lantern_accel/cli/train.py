@@ -10,13 +10,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import print_json, say
-from lantern_accel.cli.options import (
-    USE,
-    OnDevice,
-    option,
-    read_parts,
-    with_options,
-)
+from lantern_accel.cli.options import USE, OnDevice, option, read_parts, with_options
 from lantern_accel.errors import DataError
 from lantern_accel.generation.settings import read_size
 from lantern_accel.prompts import read_prompts

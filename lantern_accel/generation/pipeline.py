@@ -20,25 +20,14 @@ from lantern_accel.decoding.session import Observer
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.device.entry_points import why
 from lantern_accel.device.timeouts import CLOSING, close_in_time, in_time
-from lantern_accel.errors import (
-    BackendError,
-    DoesNotFitError,
-    LanternError,
-    RequestError,
-    shown,
-)
+from lantern_accel.errors import BackendError, DoesNotFitError, LanternError, RequestError, shown
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.files import check_target
 from lantern_accel.generation.calibrate import calibrate
 from lantern_accel.generation.decide import decide, made_for
 from lantern_accel.generation.decision import Decision, Part
-from lantern_accel.generation.engines import (
-    Capture,
-    CapturedEngine,
-    explained,
-    of_image,
-)
+from lantern_accel.generation.engines import Capture, CapturedEngine, explained, of_image
 from lantern_accel.generation.forced import resume
 from lantern_accel.generation.notebook import notebook_bar
 from lantern_accel.generation.request import (

@@ -14,12 +14,7 @@ from lantern_accel.errors import StrategyError, did_you_mean, shown
 from lantern_accel.files import read_text_file
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.presets import PRESETS
-from lantern_accel.strategy.rules import (
-    OPTION_NAMES,
-    AcceptanceRule,
-    Lantern,
-    LanternPP,
-)
+from lantern_accel.strategy.rules import OPTION_NAMES, AcceptanceRule, Lantern, LanternPP
 from lantern_accel.strategy.sources import DraftSource, named_sources
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree
 from lantern_accel.strategy.values import (

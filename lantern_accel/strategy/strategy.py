@@ -10,13 +10,7 @@ from lantern_accel.errors import StrategyError
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.rules import Acceptance, Exact, validated
 from lantern_accel.strategy.sampling import Sampling
-from lantern_accel.strategy.sources import (
-    AdaptiveSource,
-    DraftLength,
-    DraftSource,
-    NoTree,
-    Tree,
-)
+from lantern_accel.strategy.sources import AdaptiveSource, DraftLength, DraftSource, NoTree, Tree
 
 Residual = Literal["aggregate", "official", "optimal"]
 #: ``invariant``: noise of the seed, the image, the position and the code decides every token, drafted or

@@ -12,12 +12,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import note, print_json, say
-from lantern_accel.cli.options import (
-    Loading,
-    Weights,
-    strategy_words,
-    with_options,
-)
+from lantern_accel.cli.options import Loading, Weights, strategy_words, with_options
 from lantern_accel_profiles.commands.numbers import numbers, whole_numbers
 from lantern_accel_profiles.commands.tables import show_markdown
 

@@ -9,12 +9,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import note, print_json
-from lantern_accel.cli.options import (
-    Dtype,
-    OnDevice,
-    strategy_words,
-    with_options,
-)
+from lantern_accel.cli.options import Dtype, OnDevice, strategy_words, with_options
 from lantern_accel.files import check_target
 from lantern_accel_profiles.commands.numbers import numbers, whole_numbers
 from lantern_accel_profiles.commands.tables import show_markdown

@@ -33,12 +33,7 @@ from lantern_accel_profiles.evaluation.suite.drawing import SuiteRequest
 from lantern_accel_profiles.evaluation.suite.run import SuiteRun
 from lantern_accel_profiles.evaluation.tables import write_tables
 from lantern_accel_profiles.quality.features import MEASURES, MISSING, is_there, load_network
-from lantern_accel_profiles.quality.scoring import (
-    Ambiguity,
-    Likelihood,
-    ambiguity,
-    likelihood,
-)
+from lantern_accel_profiles.quality.scoring import Ambiguity, Likelihood, ambiguity, likelihood
 
 
 class Source(Protocol):

@@ -42,12 +42,7 @@ from lantern_accel_profiles.measure.record import (
     is_measured,
     not_measured,
 )
-from lantern_accel_profiles.measure.samples import (
-    MOST_SAMPLES,
-    about,
-    interleave,
-    seconds_left,
-)
+from lantern_accel_profiles.measure.samples import MOST_SAMPLES, about, interleave, seconds_left
 from lantern_accel_profiles.measure.trace import write_trace
 from lantern_accel_profiles.quality.features import is_there
 

@@ -41,12 +41,7 @@ from lantern_accel.strategy.trees import (
     parse_tree,
     tree_paths,
 )
-from lantern_accel.strategy.values import (
-    Sampling,
-    StaticTree,
-    Strategy,
-    named_strategy,
-)
+from lantern_accel.strategy.values import Sampling, StaticTree, Strategy, named_strategy
 from lantern_accel_profiles.measure.ceilings import raised
 from lantern_accel_profiles.measure.environment import check_clock
 from lantern_accel_profiles.measure.prompts import prompts_of

@@ -59,14 +59,18 @@ class GenerationRequest(Frozen):
 
 
 def build_request(
-    manifest: Manifest, prompt: object, given: dict[str, Any], tuned: Tuned | None = None
+    manifest: Manifest,
+    prompt: object,
+    given: dict[str, Any],
+    tuned: Tuned | None = None,
+    named: Callable[[str], str] = str,
 ) -> GenerationRequest:
     """Check keywords and fill in a preset's or the model's defaults.
 
-    Raises :class:`RequestError` or :class:`StrategyError` in one sentence.
+    Raises :class:`RequestError` or :class:`StrategyError` in one sentence, with fields as ``named``.
     """
     prompts = check_prompts(prompt)
-    settings = read_settings(given)
+    settings = read_settings(given, named)
     changes = {name: getattr(settings, name) for name in CHANGES}
     sampling: dict[str, Any] = {}
     name = settings.strategy

@@ -185,9 +185,7 @@ def option_name(name: str) -> str:
     return next((str(one).partition("/")[0] for one in listed if str(one).startswith("--")), own)
 
 
-def read_settings(
-    given: Mapping[str, Any], named: Callable[[str], str] = lambda name: name
-) -> Settings:
+def read_settings(given: Mapping[str, Any], named: Callable[[str], str] = str) -> Settings:
     """Check keywords; raises :class:`RequestError` in one sentence, with the nearest name.
 
     ``named``: what the user calls a field, where that is not its name.

@@ -78,13 +78,15 @@ TEXTS = ("prompt", "negative_prompt")
 class ImageRequest:
     """One request, complete: how to answer, and what to generate.
 
-    ``notes``: what was changed; ``ignored``: fields that mean nothing here.
+    ``notes``: what was changed; ``ignored``: fields that mean nothing here; ``named`` returns what the
+    client calls a field of :func:`~lantern_accel.generate`.
     """
 
     body: Body
     generation: GenerationRequest
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    named: Callable[[str], str] = str
 
     @property
     def seeds(self) -> list[tuple[int, int]]:
@@ -134,16 +136,19 @@ def read_body(
     }
     settings |= {"size": size, "seed": _seeds(body.seed)}
     field: str | None = None
+
+    def as_sent(ours: str) -> str:
+        theirs = TAKEN.get(ours, ours)
+        return sent.get(theirs, theirs)
+
     try:
-        request = build_request(manifest, body.prompt, settings)
+        request = build_request(manifest, body.prompt, settings, named=as_sent)
         for name, text in texts.items():
             field = name
             check(text)
     except LanternError as error:
-        wrong = error.field or field or ""
-        theirs = TAKEN.get(wrong, wrong)
-        raise wrong_value(sent.get(theirs, theirs) or None, str(error)) from None
-    return ImageRequest(body, request, ignored, notes)
+        raise wrong_value(as_sent(error.field or field or "") or None, str(error)) from None
+    return ImageRequest(body, request, ignored, notes, as_sent)
 
 
 def read_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:

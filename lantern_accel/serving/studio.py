@@ -11,7 +11,13 @@ from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING
 
-from lantern_accel.errors import BackendError, DeviceLostError, NotFiniteError, RequestError
+from lantern_accel.errors import (
+    BackendError,
+    DeviceLostError,
+    LanternError,
+    NotFiniteError,
+    RequestError,
+)
 from lantern_accel.generation.request import build_request
 from lantern_accel.generation.slots import Drawn
 from lantern_accel.serving.drawing import Drawing
@@ -209,6 +215,8 @@ class Studio:
         if job.over:
             return
         job.over = True
+        if isinstance(event, LanternError) and event.field:
+            event.field = job.request.named(event.field)
         if isinstance(event, Exception) and (why := refusal_of(event)).outcome == "failed":
             self.metrics.failed.labels(why.code).inc()
         job.deliver(event)

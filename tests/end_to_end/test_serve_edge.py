@@ -22,6 +22,7 @@ from support.server import Held, Served, serving  # noqa: E402
 
 from lantern_accel.cli import main  # noqa: E402
 from lantern_accel.cli.serve import _origin, _root_path  # noqa: E402
+from lantern_accel.errors import RequestError  # noqa: E402
 from lantern_accel.serving.queue import STAGES  # noqa: E402
 from lantern_accel.serving.studio import ServerSettings  # noqa: E402
 
@@ -277,7 +278,8 @@ def test_names_of_ours_and_of_others_are_taken(served):
         ({"num_images": 99}, "num_images", "num_images cannot be 99"),
         ({"cfg_scale": 2, "guidance_scale": 3}, "cfg_scale", "leave one out"),
         ({"num_images": 2, "num_images_per_prompt": 3}, "num_images_per_prompt", "num_images is"),
-        ({"cfg_scale": 99999}, "cfg_scale", "1000 or less"),
+        ({"cfg_scale": 99999}, "cfg_scale", "cfg_scale must be 1000 or less"),
+        ({"guidance_scale": 99999}, "guidance_scale", "guidance_scale must be 1000 or less"),
         ({"top_p": 2}, "top_p", "top_p must be"),
         ({"top_p": True}, "top_p", "top_p cannot be true"),
         ({"temperature": "0.5"}, "temperature", 'temperature cannot be "0.5"'),
@@ -297,6 +299,15 @@ def test_a_field_is_refused_with_the_right_name(served, given, param, says):
     error = answer.json()["error"]
     assert answer.status_code == 400 and says in error["message"], error
     assert param in (error["param"], None)
+
+
+@pytest.mark.parametrize("sent", ["cfg_scale", "guidance_scale"])
+def test_a_field_that_the_model_refuses_later_is_named_as_it_was_sent(served, monkeypatch, sent):
+    def refuse(*given: Any) -> None:
+        raise RequestError("too small for this model", field="cfg_scale")
+
+    monkeypatch.setattr(served.pipeline.runtime, "rows", refuse)
+    assert ask(served, **{sent: 2.0}).json()["error"]["param"] == sent
 
 
 def test_a_body_that_is_none_is_shown_as_json(served):

@@ -92,10 +92,15 @@ class Drawing:
     def _read(self, picture: Picture) -> None:
         """Turn the prompt into what an engine starts from."""
         request, runtime = picture.job.request.generation, self.pipeline.runtime
-        with noted() as notes:
-            against = request.negative_prompt
-            conditions = runtime.conditions(request.prompts, request.size, against)
-            rows = runtime.rows(conditions, request.sampling, against, request.size)
+        against, field = request.negative_prompt, "prompt"
+        try:
+            with noted() as notes:
+                conditions = runtime.conditions(request.prompts, request.size, against)
+                field = "negative_prompt" if against else ""
+                rows = runtime.rows(conditions, request.sampling, against, request.size)
+        except RequestError as error:
+            error.field = error.field or field or None
+            raise
         picture.conditions, picture.rows = conditions, rows
         picture.job.notes = tuple(dict.fromkeys((*picture.job.notes, *notes)))
 

@@ -265,15 +265,16 @@ def validated(model: type[Model], values: object, what: str) -> Model:
         return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or what
-        field = where.rpartition(".")[2] if first["loc"] else None
+        where = ".".join(str(part) for part in first["loc"])
+        field = where.rpartition(".")[2] or None
         where = where.replace("lam", "lambda") if where.endswith("lam") else where
+        where = f"{what}: {where}" if where else what
         bound = out_of_bounds(first["type"], first.get("ctx"))
         if bound:
-            text = f"{what}: {where} {bound}, not {shown(first['input'])}"
+            text = f"{where} {bound}, not {shown(first['input'])}"
             raise StrategyError(text, field=field) from None
         raise StrategyError(
-            f"{what}: {where}: {first['msg'].removeprefix('Value error, ')}"
+            f"{where}: {first['msg'].removeprefix('Value error, ')}"
             + (f", not {shown(first['input'])}" if first["type"] != "value_error" else ""),
             field=field,
         ) from None

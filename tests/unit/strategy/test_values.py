@@ -159,6 +159,17 @@ def test_override_refuses_with_one_sentence(
     assert "\n" not in str(caught.value)
 
 
+def test_what_a_value_is_called_stands_once_in_its_refusal() -> None:
+    exact = Strategy(name="eagle", drafts=SMALL_8)
+    for changes, says in (
+        ({"tv_budget": 0.1}, "strategy: exact acceptance uses no total variation"),
+        ({"tv_budget": 2}, "strategy: tv_budget must be below 1"),
+    ):
+        with pytest.raises(StrategyError) as caught:
+            exact.override(**changes)
+        assert str(caught.value).startswith(says)
+
+
 def test_sampling_knows_greedy_and_guided() -> None:
     assert Sampling(temperature=0).greedy and not Sampling().greedy
     assert Sampling(cfg_scale=1.5).guided and not Sampling(cfg_scale=1.0).guided

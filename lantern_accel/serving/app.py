@@ -37,6 +37,8 @@ from lantern_accel.serving.refusals import Refusal, check_model, refusal_of
 from lantern_accel.serving.studio import ServerSettings, Studio
 from lantern_accel.strategy.values import AUTO, STRATEGIES
 
+#: Digits of a number in a body that are read: more than any field takes.
+MOST_DIGITS = 100
 #: Headers of answers that a page of another origin may read.
 EXPOSED = ("x-request-id", "x-should-retry", "retry-after")
 #: Seconds in which a server that stops sends the last answers, after its ``grace``.
@@ -132,7 +134,8 @@ def _add_errors(app: FastAPI) -> None:
 async def _json(request: Request) -> object:
     """Return the body; raises :class:`Refusal` for one that is not JSON, or no text."""
     try:
-        found = json.loads(await request.body())
+        # Python reads no number of thousands of digits; the field's own check refuses the first ones.
+        found = json.loads(await request.body(), parse_int=lambda digits: int(digits[:MOST_DIGITS]))
         check_text(found)
         return found
     except (ValueError, RecursionError) as error:

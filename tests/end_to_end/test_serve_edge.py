@@ -338,6 +338,15 @@ def test_half_a_surrogate_pair_has_its_own_sentence(served, text, param):
     assert httpx.post(served.url + PATH, content=whole, headers=key).status_code == 200
 
 
+@pytest.mark.parametrize("field", ["seed", "n", "guidance_scale"])
+def test_a_number_of_thousands_of_digits_is_refused_by_its_field(served, field):
+    text = json.dumps({**BODY, field: 0}).replace(f'"{field}": 0', f'"{field}": {"9" * 5000}')
+    key = {"Authorization": "Bearer key"}
+    error = httpx.post(served.url + PATH, content=text, headers=key).json()["error"]
+    assert error["param"] == field and f"{field} " in error["message"]
+    assert "not JSON" not in error["message"] and len(error["message"]) < 250
+
+
 def test_minus_one_draws_a_seed_and_says_which(served):
     drawn = ask(served, seed=-1).json()
     assert drawn["seed"] >= 0

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Collection
 
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lantern_accel.serving.metrics import Metrics
@@ -30,6 +31,13 @@ OUTCOME = "lantern_accel.outcome"
 def route_path(scope: Scope) -> str:
     """Return a request's path without the one below which the application is served."""
     return str(scope["path"]).removeprefix(scope.get("root_path") or "") or "/"
+
+
+def route_label(scope: Scope) -> str:
+    """Return the path of a request's route, also of one refused before: as many labels as routes."""
+    routes = getattr(scope.get("app"), "routes", ())
+    fits = (one for one in routes if one.matches(scope)[0] is Match.FULL)
+    return getattr(scope.get("route") or next(fits, None), "path", "other")
 
 
 def check_head(scope: Scope, keys: Collection[str], most_body: int) -> None:
@@ -86,9 +94,7 @@ class Guard:
                 status = message["status"]
                 pairs = list(message.get("headers", []))
                 message["headers"] = [*pairs, (b"x-request-id", number.encode())]
-                # The path of the route, so that there are as many labels as routes.
-                path = getattr(scope.get("route"), "path", "other")
-                self.metrics.requests.labels(path, str(status)).inc()
+                self.metrics.requests.labels(route_label(scope), str(status)).inc()
             await asyncio.wait_for(send(message), self.limits.write_seconds)
 
         async def counted() -> Message:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -180,31 +180,32 @@ class Pipeline:
     @inferring
     def warm_up(
         self,
-        batches: Sequence[int] = (1,),
-        strategies: Sequence[str | Strategy] = (AUTO,),
+        batches: int | Sequence[int] = (1,),
+        strategies: str | Strategy | Sequence[str | Strategy] = (AUTO,),
         on_bucket: Callable[[str, float], None] | None = None,
         **sampling: Any,
     ) -> None:
         """Compile the buckets of these batch sizes and strategies, so that no request waits for it.
 
-        ``sampling`` as :meth:`generate` takes it; ``on_bucket`` gets each bucket's name and seconds. A
-        request of another bucket is served with a warning afterwards. Raises RequestError for more
-        buckets than are kept.
+        One of either needs no list. ``sampling`` as :meth:`generate` takes it; ``on_bucket`` gets each
+        bucket's name and seconds. A request of another bucket is served with a warning afterwards.
+        Raises RequestError for more buckets than are kept.
         """
+        given = batches if isinstance(batches, Iterable) else (batches,)
+        batches = [read_settings({"batch_size": one}).batch_size or 1 for one in given]
+        strategies = [strategies] if isinstance(strategies, str | Strategy) else [*strategies]
         if len(batches) * len(strategies) > self.engines.kept:
             raise RequestError(
                 f"{len(batches)} batch sizes of {len(strategies)} strategies are more buckets than the "
                 f"{self.engines.kept} that are kept; warm up fewer"
             )
         settings = self.sampling(**sampling)
-        for batch in batches:
-            read_settings({"batch_size": batch})
         with self.request_lock.hold():
             self.engines.warmed = []
             done: list[str] = []
-            for batch, given in itertools.product(batches, strategies):
+            for batch, strategy in itertools.product(batches, strategies):
                 began = time.perf_counter()
-                done.append(self._warm(batch, given, settings))
+                done.append(self._warm(batch, strategy, settings))
                 if on_bucket is not None:
                     on_bucket(done[-1], time.perf_counter() - began)
             self.engines.warmed = done

@@ -29,3 +29,12 @@ def test_warmed_buckets_are_reused_and_another_is_told(tiny_model: Path) -> None
             RequestError, match="3 batch sizes of 2 strategies are more buckets than"
         ):
             pipeline.warm_up((1, 2, 3), ("vanilla", "eagle"))
+
+
+def test_one_size_and_one_strategy_need_no_list(tiny_model: Path) -> None:
+    with lantern_accel.load(tiny_model, device="cpu") as pipeline:
+        pipeline.warm_up(2, "vanilla")
+        pipeline.warm_up(2, pipeline.strategy("vanilla"))
+        assert pipeline.engines.warmed == ["vanilla x 2"]
+        with pytest.raises(RequestError, match="batch_size cannot be"):
+            pipeline.warm_up(2.5)  # type: ignore[arg-type]

@@ -108,7 +108,8 @@ class Settings(Frozen):
     @classmethod
     def _is_a_number(cls, value: object) -> object:
         for one in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(one, bool) or "bool" in str(getattr(one, "dtype", "")):
+            a_bool = isinstance(one, bool) or "bool" in str(getattr(one, "dtype", ""))
+            if a_bool or (isinstance(one, str) and "_" in one):  # which int() passes over
                 raise ValueError(f"{shown(one)} is not a number; give an integer")
         return value
 

@@ -18,6 +18,7 @@ from lantern_accel_profiles.store import from_data
 
 #: Stopwatch over host clock, summed over the samples of a cell: outside, the stopwatch is wrong.
 CLOCK_RATIO = (0.8, 1.05)
+CORRECT = "correct the backend's stopwatch()"
 #: Host seconds per request that the stopwatch rightly leaves out (checking, making images).
 CLOCK_SLACK = 0.02
 
@@ -32,18 +33,12 @@ def read_file(path: Path) -> Run | ConformanceReport:
             f"{path} is a report of `lantern-accel compare`; name the runs that it was made from"
         )
     run = from_data(path, Run, data)
-    for cell in run.cells:
-        fault = clock_fault(cell)
+    tokens = run.settings.tokens
+    faults = [(one.name, counts_fault(one, tokens) or clock_fault(one)) for one in run.cells]
+    faults += [(f"{one.clients} requests at once", load_fault(one)) for one in run.loads]
+    for where, fault in faults:
         if fault:
-            raise RequestError(
-                f"{path} is refused: {cell.name}: {fault}; correct the backend's stopwatch() and "
-                "measure it again"
-            )
-    for load in run.loads:
-        if fault := load_fault(load):
-            raise RequestError(
-                f"{path} is refused: {load.clients} requests at once: {fault}; measure it again"
-            )
+            raise RequestError(f"{path} is refused: {where}: {fault}; measure it again")
     return run
 
 
@@ -53,6 +48,22 @@ def read_run(path: Path) -> Run:
     if not isinstance(found, Run):
         raise RequestError(f"{path} is a conformance report, not a run; name a run")
     return found
+
+
+def counts_fault(cell: Cell, tokens: int) -> str:
+    """Say which counts of a cell's samples contradict it; empty where none does.
+
+    An image has ``tokens`` tokens: the first one by prefill, then one a step, or more where it drafts.
+    """
+    images, most = cell.batch, cell.batch * (tokens - 1)
+    least = most if cell.strategy.drafts.size[0] == 1 else 1
+    for s in cell.samples:
+        if (s.images, s.tokens) != (images, images * tokens) or not least <= s.steps <= most:
+            return (
+                f"a sample has {s.images} images, {s.tokens} tokens and {s.steps} steps, where {images} "
+                f"images of {tokens} tokens take {images * tokens} tokens and {least} to {most} steps"
+            )
+    return ""
 
 
 def clock_fault(cell: Cell) -> str:
@@ -75,11 +86,12 @@ def clock_fault(cell: Cell) -> str:
     ):
         return (
             f"the stopwatch reads {watch:.4f} s where the host's clock saw {wall:.4f} s; it does not "
-            "wait for the device, so no speed can be taken from it"
+            f"wait for the device, so no speed can be taken from it; {CORRECT}"
         )
     if parts > high * watch + CLOCK_SLACK:
         return (
-            f"decoding took {parts:.4f} s of a request of {watch:.4f} s; the parts exceed the whole"
+            f"decoding took {parts:.4f} s of a request of {watch:.4f} s; the parts exceed the whole; "
+            + CORRECT
         )
     return ""
 

@@ -99,6 +99,28 @@ def test_a_figure_that_others_are_divided_by_is_refused_by_name(
         read_run(stored)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "field", "value"),
+    [
+        ("vanilla", "images", 2),
+        ("vanilla", "tokens", 255),
+        ("vanilla", "steps", 254),
+        ("vanilla", "steps", 256),
+        ("eagle", "steps", 256),
+        ("eagle", "tokens", 512),
+    ],
+)
+def test_samples_that_contradict_their_cell_are_refused(
+    stored: Path, strategy: str, field: str, value: int
+) -> None:
+    data = json.loads(stored.read_text())
+    (cell,) = [one for one in data["cells"] if one["strategy"]["name"] == strategy]
+    cell["samples"][3][field] = value
+    stored.write_text(json.dumps(data))
+    with pytest.raises(RequestError, match=rf"{strategy}, batch 1.*{value} {field}.* 256 tokens"):
+        read_run(stored)
+
+
 # --- the planted stopwatch ----------------------------------------------------------------------
 
 

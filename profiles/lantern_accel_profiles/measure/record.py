@@ -38,6 +38,9 @@ NotMeasured = Annotated[str, StringConstraints(pattern=r"^not measured: \S")]
 Reading = float | NotMeasured
 Positive = Annotated[float, Field(gt=0)] | NotMeasured
 """A reading that others are divided by."""
+Part = Annotated[float, Field(ge=0, le=1e9)] | NotMeasured
+Seconds = Annotated[float, Field(ge=1e-9, le=1e9)] | NotMeasured
+"""Those of a request, to thirty years: further out, figures made from them are not finite."""
 
 
 def is_measured(reading: float | str | None) -> TypeGuard[float]:
@@ -197,12 +200,12 @@ class Sample(_Record):
     order: int = Field(description="position among all samples of the run, from 0")
     at: float = Field(description="seconds after the session's start")
     seed: int
-    text: Reading
-    prefill: float = Field(ge=0, description="0 where decode holds both")
-    decode: float = Field(gt=0)
-    pixels: Reading
-    total: Positive
-    wall: Positive = Field(description="the same request by the host's clock")
+    text: Part
+    prefill: float = Field(ge=0, le=1e9, description="0 where decode holds both")
+    decode: float = Field(ge=1e-9, le=1e9)
+    pixels: Part
+    total: Seconds
+    wall: Seconds = Field(description="the same request by the host's clock")
     images: int = Field(ge=1)
     tokens: int = Field(ge=1)
     steps: int = Field(ge=1)

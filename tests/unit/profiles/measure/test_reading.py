@@ -99,6 +99,20 @@ def test_a_figure_that_others_are_divided_by_is_refused_by_name(
         read_run(stored)
 
 
+@pytest.mark.parametrize("value", [1e-320, 1e300])
+@pytest.mark.parametrize("field", ["decode", "total", "wall"])
+def test_seconds_that_no_request_takes_are_refused_by_name(
+    stored: Path, field: str, value: float
+) -> None:
+    data = json.loads(stored.read_text())
+    for sample in data["cells"][0]["samples"]:  # as a whole they agree
+        sample |= dict.fromkeys(("prefill", "text", "pixels"), 0.0)
+        sample |= {"decode": 1.0, "total": 1.0, "wall": 1.0, field: value}
+    stored.write_text(json.dumps(data))
+    with pytest.raises(RequestError, match=rf"cells\.0\.samples\.0\.{field}.* than or equal to"):
+        read_run(stored)
+
+
 @pytest.mark.parametrize(
     ("strategy", "field", "value"),
     [

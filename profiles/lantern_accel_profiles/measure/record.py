@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
+from contextlib import suppress
+from datetime import datetime
 from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import ConfigDict, Field, StringConstraints, field_validator, model_validator
@@ -121,6 +123,13 @@ class Environment(_Record):
     conditions_after: dict[str, Reading] = Field(default_factory=dict)
 
 
+def _is_a_moment(text: str | None) -> str | None:
+    with suppress(ValueError):
+        if not text or ("T" in text and datetime.fromisoformat(text.replace("Z", "+00:00"))):
+            return text
+    raise ValueError(f"{str(text)[:40]!r} is not a date and time as ISO 8601 writes them")
+
+
 class Session(_Record):
     """One process that worked on the run; a resumed run has several."""
 
@@ -128,6 +137,7 @@ class Session(_Record):
     load_seconds: float = Field(description="opening the device and loading the model, cold")
     ended: str | None = None
     reason: str = Field("", description="why it ended before the run was complete")
+    _moments = field_validator("started", "ended")(_is_a_moment)
 
 
 class ClockCheck(_Record):

@@ -99,6 +99,20 @@ def test_a_figure_that_others_are_divided_by_is_refused_by_name(
         read_run(stored)
 
 
+@pytest.mark.parametrize("field", ["started", "ended"])
+def test_a_moment_is_a_date_and_a_time(stored: Path, field: str) -> None:
+    data = json.loads(stored.read_text())
+    for text in ("2026-01-01T00:00:00+00:00", "2026-01-01T00:00:00Z", "2026-01-01T00:00:00.500"):
+        data["sessions"][0][field] = text
+        stored.write_text(json.dumps(data))
+        assert getattr(read_run(stored).sessions[0], field) == text
+    for text in ("yesterday", "2026-01-01", "2026-13-01T00:00:00", "<b>", "T"):
+        data["sessions"][0][field] = text
+        stored.write_text(json.dumps(data))
+        with pytest.raises(RequestError, match=rf"sessions\.0\.{field}: .* is not a date and time"):
+            read_run(stored)
+
+
 @pytest.mark.parametrize("value", [1e-320, 1e300])
 @pytest.mark.parametrize("field", ["decode", "total", "wall"])
 def test_seconds_that_no_request_takes_are_refused_by_name(

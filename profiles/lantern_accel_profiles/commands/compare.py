@@ -97,12 +97,7 @@ def compare(
     runs, origins, conformance, called = _read(files, output)
     check_comparable(runs, origins)
     terms = read_terms(runs, called, rent, buy, power).model_copy(
-        update={
-            "tv_budget": tv_budget,
-            "latency_s": latency,
-            "years": years,
-            "overhead": overhead,
-        }
+        update={"tv_budget": tv_budget, "latency_s": latency, "years": years, "overhead": overhead}
     )
     comparison = put_side_by_side(runs, conformance, terms=terms, over=cast("Over | None", over))
     if output is None:

@@ -5,6 +5,7 @@ A stopwatch that did not wait for the device shows in the samples: such a file i
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from lantern_accel_profiles.store import from_data
 
 #: Stopwatch over host clock, summed over the samples of a cell: outside, the stopwatch is wrong.
 CLOCK_RATIO = (0.8, 1.05)
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 CORRECT = "correct the backend's stopwatch()"
 #: Host seconds per request that the stopwatch rightly leaves out (checking, making images).
 CLOCK_SLACK = 0.02
@@ -33,9 +35,10 @@ def read_file(path: Path) -> Run | ConformanceReport:
             f"{path} is a report of `lantern-accel compare`; name the runs that it was made from"
         )
     run = from_data(path, Run, data)
-    tokens = run.settings.tokens
-    faults = [(one.name, counts_fault(one, tokens) or clock_fault(one)) for one in run.cells]
+    faults = [(c.name, counts_fault(c, run.settings.tokens) or clock_fault(c)) for c in run.cells]
     faults += [(f"{one.clients} requests at once", load_fault(one)) for one in run.loads]
+    told = [run.name, run.settings.model, run.environment.device.name]
+    faults += [(repr(one), "it holds a control character") for one in filter(CONTROL.search, told)]
     for where, fault in faults:
         if fault:
             raise RequestError(f"{path} is refused: {where}: {fault}; measure it again")

@@ -28,6 +28,8 @@ INSTALL = "pip install 'lantern-accel[report]'"
 PICTURES = "Images and plots are in the page: end the report's name in `.html`."
 #: Devices that the first screen's table shows; the rest unfold.
 FIRST = 6
+#: Signs that are markup in Markdown, though a run's name may have them.
+MARKUP = str.maketrans({"<": "&lt;", "[": "&#91;", "*": "&#42;"})
 TEMPLATES = Path(__file__).parent / "templates"
 MARKS = {"faster": "▲", "slower": "▼", "same": "=", "ambiguous": "○"}
 
@@ -162,6 +164,9 @@ def _environment(*, html_page: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        finalize=None
+        if html_page
+        else lambda one: one.translate(MARKUP) if isinstance(one, str) else one,
     )
     environment.globals["grouped"] = _group_by
     names = "number percent reading interval span reason times size"

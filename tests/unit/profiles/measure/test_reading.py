@@ -99,6 +99,13 @@ def test_a_figure_that_others_are_divided_by_is_refused_by_name(
         read_run(stored)
 
 
+def test_a_name_of_several_lines_is_refused(stored: Path) -> None:
+    data = json.loads(stored.read_text())
+    stored.write_text(json.dumps({**data, "name": "a\n# b"}))
+    with pytest.raises(RequestError, match=r"'a.n# b': it holds a control character"):
+        read_run(stored)
+
+
 @pytest.mark.parametrize("field", ["started", "ended"])
 def test_a_moment_is_a_date_and_a_time(stored: Path, field: str) -> None:
     data = json.loads(stored.read_text())

@@ -125,6 +125,13 @@ def test_names_are_text_and_not_markup(made: tuple[str, Comparison]) -> None:
     assert "two &lt;b&gt;&amp;" in made[0]
 
 
+def test_names_are_text_in_markdown_too() -> None:
+    runs = [invented_run("<script>*a*[b](c)"), invented_run("other")]
+    text = render.to_markdown(compare(runs, profiles=[]))
+    assert "<script>" not in text and "*a*" not in text and "[b]" not in text
+    assert "&lt;script>&#42;a&#42;&#91;b](c)" in text
+
+
 def test_an_unpriced_speedup_is_printed_nowhere() -> None:
     run = invented_run("bare", names=["vanilla", "lantern++"], state="interrupted", quality=[])
     comparison = compare([run], profiles=[])
@@ -186,7 +193,7 @@ def test_markdown_tables_are_whole(made: tuple[str, Comparison]) -> None:
         else:
             width = 0
     assert "## Not measured" in text
-    assert "two <b>& \\| rule" in text
+    assert "two &lt;b>& \\| rule" in text
 
 
 def test_the_ending_decides(tmp_path: Path, made: tuple[str, Comparison]) -> None:

@@ -6,11 +6,10 @@ import json
 import sys
 
 import pytest
-from support.profiles import FEW, PROMPTS, STRATEGIES
+from support.profiles import FEW, PROMPTS, STRATEGIES, small_ceilings
 
 from lantern_accel.cli import main
 from lantern_accel.device.backend import Stopwatch
-from lantern_accel_profiles.measure import ceilings
 from lantern_accel_profiles.measure.reading import read_run
 from lantern_accel_profiles.measure.record import PHASES, Interval
 from lantern_accel_profiles.report import published
@@ -25,9 +24,7 @@ def measured(tiny_model, prompt_file, tmp_path_factory):
     out = folder / "run.json"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LANTERN_ACCEL_CACHE", str(folder / "cache"))
-        patch.setattr(ceilings, "LARGEST_BUFFER", 2**20)
-        patch.setattr(ceilings, "LARGEST_MATRIX", 512)
-        patch.setattr(ceilings, "STOPWATCH_RATIO", (0.3, 3))
+        small_ceilings(patch)
         words = ["profile", "--device", "cpu", "--model", str(tiny_model), *FEW, "-o", str(out)]
         words += [
             "--prompts",

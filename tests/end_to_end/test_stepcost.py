@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from support.profiles import small_ceilings
 
 from lantern_accel.cli import main
-from lantern_accel_profiles.measure import ceilings, steps
+from lantern_accel_profiles.measure import steps
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceilings, "LARGEST_BUFFER", 2**20)
-    monkeypatch.setattr(ceilings, "LARGEST_MATRIX", 512)
+    small_ceilings(monkeypatch)
     monkeypatch.setattr(steps, "ROWS", (1, 2, 4))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.profiles import small_ceilings
 
 from lantern_accel.device.backend import Backend, Support
 from lantern_accel.device.plugins import open_backend
@@ -14,10 +15,7 @@ from lantern_accel_profiles.measure.record import Ceilings, StepCell, is_measure
 
 @pytest.fixture
 def backend(monkeypatch):
-    monkeypatch.setattr(ceilings, "READING", 2e-4)
-    monkeypatch.setattr(ceilings, "REPEATS", 2)
-    monkeypatch.setattr(ceilings, "LARGEST_BUFFER", 2**20)
-    monkeypatch.setattr(ceilings, "LARGEST_MATRIX", 512)
+    small_ceilings(monkeypatch)
     monkeypatch.setattr(ceilings, "LARGE_MEMORY", 2**60)
     with open_backend("cpu") as opened:
         yield opened

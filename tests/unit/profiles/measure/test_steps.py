@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.engines import engine_of
+from support.profiles import small_ceilings
 
 from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.device.plan import Refused
@@ -29,7 +30,7 @@ from lantern_accel.memory.footprint import weight_bytes
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
 from lantern_accel_profiles.commands.numbers import numbers
-from lantern_accel_profiles.measure import ceilings, steps, work
+from lantern_accel_profiles.measure import steps, work
 from lantern_accel_profiles.measure.record import Run, StepCell
 from lantern_accel_profiles.report.table import step_rows, step_table
 
@@ -60,9 +61,7 @@ def tiny(tmp_path: Path) -> str:
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
-    monkeypatch.setattr(ceilings, "LARGEST_BUFFER", 2**20)
-    monkeypatch.setattr(ceilings, "LARGEST_MATRIX", 512)
-    monkeypatch.setattr(ceilings, "READING", 2e-4)
+    small_ceilings(monkeypatch)
     with open_backend("cpu") as opened:
         yield opened
 

@@ -41,9 +41,9 @@ def read_items(path: Path, seed: int) -> list[Item]:
     """Read a file's prompts; raises RequestError where there are none, or a row cannot be used.
 
     ``.jsonl``: an object per line with ``prompt`` (or ``text``, ``caption``), if wanted ``id`` and
-    ``seed``. ``.parquet`` and ``.tsv``: columns of these names, or PartiPrompts' ``Prompt``. ``.json``:
-    COCO's captions (``annotations`` with ``caption`` and ``id``), or a list of such objects. Anything
-    else: one prompt per line.
+    ``seed``. ``.parquet``, ``.csv`` and ``.tsv``: columns of these names, or PartiPrompts' ``Prompt``.
+    ``.json``: COCO's captions (``annotations`` with ``caption`` and ``id``), or a list of such objects.
+    Anything else: one prompt per line.
     """
     items: list[Item] = []
     names: set[str] = set()
@@ -75,8 +75,11 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
             yield from _parquet(path) if kind == ".parquet" else _json(path)
             return
         lines = read_lines(path)
-        if kind == ".tsv":
-            yield from csv.DictReader(lines, delimiter="\t")
+        if kind in (".csv", ".tsv"):
+            for row in csv.DictReader(lines, delimiter="," if kind == ".csv" else "\t"):
+                cells = {name: cell for name, cell in row.items() if name and cell}
+                seed = cells.get("seed", "")
+                yield cells | ({"seed": int(seed)} if seed.isdecimal() else {})
             return
         for number, line in enumerate(lines, 1):
             jsonl = kind in (".jsonl", ".ndjson")

@@ -49,7 +49,7 @@ def generate(
         None,
         "--prompts",
         metavar="FILE",
-        help="Prompts from a file: one per line, .jsonl, .tsv, .parquet, or COCO's .json.",
+        help="Prompts from a file: one per line, .jsonl, .csv, .tsv, .parquet, or COCO's .json.",
     ),
     share: str | None = typer.Option(
         None,

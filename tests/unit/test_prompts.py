@@ -33,6 +33,14 @@ def test_ids_name_files_and_seeds_stand_for_themselves(tmp_path):
     assert read_items(path, 5) == [Item(0, "37", "pizza", 9, 0), Item(1, "three", 3, 5, 1)]
 
 
+def test_tables_have_ids_and_seeds_and_cells_with_commas(tmp_path):
+    rows = [("prompt", "seed", "id"), ('"heart, red"', "9", "a"), ("pizza", "", "")]
+    expected = [Item(0, "a", "heart, red", 9, 0), Item(1, "000001", "pizza", 5, 1)]
+    for suffix, sign in ((".csv", ","), (".tsv", "\t")):
+        path = written(tmp_path / f"a{suffix}", "\n".join(map(sign.join, rows)))
+        assert read_items(path, 5) == expected
+
+
 def test_parquet_is_read_by_its_columns(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -56,6 +64,8 @@ def test_parquet_is_read_by_its_columns(tmp_path):
         ("a.jsonl", '{"prompt": " "}', "has no prompt"),
         ("a.jsonl", '{"prompt": "x", "seed": -1}', "the seed -1"),
         ("a.jsonl", '{"prompt": "x", "seed": "1"}', "the seed '1'"),
+        ("a.csv", "prompt,seed\nx,-1", "the seed '-1'"),
+        ("a.csv", "words\nx", "row 1 .* has no prompt"),
         ("a.jsonl", '{"prompt": "x", "id": "../x"}', "names no file"),
         ("a.jsonl", '{"prompt": "x", "id": "a"}\n{"prompt": "y", "id": "A"}', "two images 'A'"),
         ("a.json", '{"images": []}', "neither COCO"),

@@ -50,7 +50,8 @@ def members() -> Iterator[tuple[str, list[str], str]]:
             elif isinstance(node, ast.AnnAssign) and node.value is not None:
                 assert isinstance(node.target, ast.Name)
                 told = getattr(getattr(after, "value", None), "value", "")
-                name, said, last = node.target.id, inspect.cleandoc(str(told)), node.end_lineno or 0
+                told = inspect.cleandoc(told) if isinstance(told, str) else ""
+                name, said, last = node.target.id, told, node.end_lineno or 0
             else:
                 continue
             if not name.startswith("_") and name not in seen:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 import typer
@@ -32,7 +34,7 @@ def devices(
     from lantern_accel.families.releases import TESTED, installed, problem
 
     if device is not None:
-        with open_backend(device) as backend:
+        with redirect_stdout(sys.stderr), open_backend(device) as backend:
             facts = backend.facts().model_dump(mode="json")
             steps = _own_steps(backend) if verbose else {}
         if as_json:
@@ -41,7 +43,8 @@ def devices(
             said = "; ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
             say("unknown" if value is None else said, label=name, style="bold")
         return _say_steps(steps)
-    report = devices_report()
+    with redirect_stdout(sys.stderr):  # the list alone goes to standard output
+        report = devices_report()
     if as_json:
         return print_json([one.model_dump(mode="json") for one in report])
     for one in report:

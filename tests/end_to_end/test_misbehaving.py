@@ -79,6 +79,16 @@ def test_a_hook_that_hangs_is_reported_within_seconds(
         assert plugins.open_backend("auto").name == "cpu"
 
 
+def test_what_a_hook_prints_is_no_part_of_the_json(
+    given: Given, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given({"prepare": lambda self, environ: print("looking for cards")})
+    assert main(["devices", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)
+    assert "looking for cards" in said.err
+
+
 @pytest.mark.parametrize("hook", ["probe", "prepare", "configured", "open"])
 def test_a_hook_that_ends_the_program_does_not(given: Given, hook: str) -> None:
     given({hook: leave})

@@ -165,7 +165,7 @@ class Run:
         #: Processes that wait for their checks.
         self._free: list[Child] = []
         self._warned: set[str] = set()
-        self._over, self._lock = False, threading.RLock()
+        self._over, self._hung, self._lock = False, False, threading.RLock()
         self._threads = ThreadPoolExecutor(self.jobs)
 
     def conform(
@@ -272,6 +272,7 @@ class Run:
 
     def _end(self, group: str, left: list[str], child: Child) -> None:
         """Report what a process that has ended did not come to as failed, for one cause."""
+        self._hung |= child.late
         if child.late and child.check:
             where = child.doing and f" ({child.doing})"
             detail = f"took longer than its limit, {child.limit:g} s{where}; its process was ended"
@@ -298,6 +299,7 @@ class Run:
     def _certify(self, path: Path, command: str) -> None:
         """Let one more process make the certificate; raises BackendError where it does not."""
         given = {"report": self.now(), "known": self.known, "counters": self.counters}
+        given["watch"] = not self._hung
         child, done = self._start(), False
         child.tell({"certify": (path, {**given, "command": command})})
         for kind, said in self._messages(child):
@@ -367,6 +369,7 @@ def serve() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         _serve(pipe, send)
     except LanternError as error:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's, to a process that ends already
         # Of another class the parent might have to import a plug-in.
         ours = type(error).__module__ == LanternError.__module__
         plain = ours and isinstance(error, BackendError | RequestError)

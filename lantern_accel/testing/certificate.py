@@ -109,7 +109,8 @@ class Certificate(Record):
     capabilities: dict[str, str] = Field(description="'yes', or why not")
     interface: list[Member]
     served: list[Served] = Field(
-        default_factory=list, description="empty where the device has no data to run steps on"
+        default_factory=list,
+        description="empty where the device has no data to run steps on, or hangs",
     )
     counters_before: dict[str, int]
     counters_after: dict[str, int]
@@ -124,17 +125,20 @@ def certify(
     options: Mapping[str, Any] | None = None,
     counters: Sequence[Mapping[str, int]] | None = None,
     command: str = "",
+    watch: bool = True,
 ) -> Certificate:
     """Make the certificate of a backend that is open; ``known``: every check there is for it.
 
-    ``counters``: the backend's before the checks and after; of several processes their sums.
+    ``counters``: the backend's before the checks and after; of several processes their sums. ``watch``
+    steps for who serves each operation; False: of a backend that hangs.
     """
     before, after = counters or ({}, backend.counters())
     ran = {outcome.name for outcome in report.outcomes}
     not_run = [name for name in known if name not in ran]
     verdict, reason = _verdict(report, not_run)
     with backend.inference():
-        served = [] if backend.device.type == "meta" else who_serves(backend, STRATEGIES)
+        able = watch and backend.device.type != "meta"
+        served = who_serves(backend, STRATEGIES) if able else []
     return Certificate(
         verdict=verdict,
         why=reason,
@@ -259,8 +263,8 @@ def markdown(card: Certificate) -> str:
         "",
         "## Who served what",
         "Calls of the interface in prefill and eager steps of tiny models, in the best dtype; none where "
-        "the device has shapes and no data. Native: an override that ran no operator of torch, so a "
-        "kernel of the backend's or its vendor's.",
+        "the device has shapes and no data, or hangs. Native: an override that ran no operator of torch, "
+        "so a kernel of the backend's or its vendor's.",
         "",
         *_table(("operation", "served by", "calls", "by the reference"), rows),
         "## Compilations and other counts",

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lantern_accel.device.backend import Backend
+from lantern_accel.device.backend import Backend, Conformance
 from lantern_accel.device.conformance import Outcome as Outcome
 from lantern_accel.device.conformance import Report as Report
+from lantern_accel.device.plugins import ask
 from lantern_accel.device.waiting import repeating
 from lantern_accel.errors import DeviceRequestError, LanternWarning, did_you_mean
 from lantern_accel.families.registry import families
@@ -115,7 +116,8 @@ EVERY = 10.0
 
 def checks_of(backend: Backend) -> dict[str, Check]:
     """Return the checks for a backend: everybody's, then its own."""
-    return {**CHECKS, **backend.conformance().checks}
+    more = ask(backend.name, "conformance", backend.conformance, Conformance)
+    return {**CHECKS, **more.checks}
 
 
 def select(

@@ -12,7 +12,7 @@ from support.faults import small_shapes
 from lantern_accel.device import Backend, open_backend
 from lantern_accel.errors import BackendError, LanternWarning
 from lantern_accel.testing import Failed, check_tokens, host, next_to_cpu, operations
-from lantern_accel.testing.kit import conform, near_misses, run_checks, select
+from lantern_accel.testing.kit import checks_of, conform, near_misses, run_checks, select
 from lantern_accel.testing.result import compare
 
 
@@ -81,6 +81,14 @@ def test_a_name_that_is_nearly_a_hook_s_is_told(backend: Backend) -> None:
         told.startswith("Misspelt.attned is not a method of the backend interface")
         and "mean attend?" in told
     )
+
+
+def test_checks_of_its_own_that_are_none_are_named(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "conformance", lambda: None)
+    with pytest.raises(BackendError, match="failed in conformance: it returned a NoneType"):
+        checks_of(backend)
 
 
 def test_conform_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,10 @@ def drafter_weights(path: Path) -> Path:
     """
     if (path / OWN_WEIGHTS).is_file():
         return path / OWN_WEIGHTS
+    if (path / "draft_head.safetensors").is_file() or path.name == "draft_head.safetensors":
+        raise CheckpointError(
+            f"{path} has a draft head, and no drafter; use it with --use head={path}"
+        )
     if (path / "checkpoint.pt").is_file():
         raise CheckpointError(
             f"the training of the drafter in {path} has not ended; run the same `lantern-accel train "

@@ -87,22 +87,26 @@ class Learning(Training):
         import lantern_accel
         from lantern_accel.families.base import Parts
         from lantern_accel.models.bundle import bundled_models
+        from lantern_accel.models.locate import find_model
         from lantern_accel.progress import console_progress
         from lantern_accel.training.anymodel import run_model_drafter
         from lantern_accel.training.device import TrainDevice
         from lantern_accel.training.drafter import DrafterTrainConfig
-        from lantern_accel.training.folder import with_parts
+        from lantern_accel.training.folder import check_copy, with_parts
         from lantern_accel.training.head import HeadTrainConfig, train_head
 
         run = run_model_drafter if part == "drafter" else train_head
         chosen = self.settings(DrafterTrainConfig if part == "drafter" else HeadTrainConfig)
         out, pixels = self.work / part, read_size(self.size) if self.size else None
         folder = bundled_models().get(self.model, Path(self.model))
-        if self.into is not None and not (folder / "model.json").is_file():
-            raise DataError(
-                f"--into writes a model folder, and {self.model} has no model.json; leave it out and "
-                f"name the {part} when generating: --use {part}={out}"
-            )
+        if self.into is not None:
+            if not (folder / "model.json").is_file():
+                find_model(self.model)  # raises where no model has this name
+                raise DataError(
+                    f"--into writes a model folder, and {self.model} has no model.json; leave it out "
+                    f"and name the {part} when generating: --use {part}={out}"
+                )
+            check_copy(folder, self.into)
         lines: list[str | int] = []
         if self.prompts is not None:
             lines.extend(str(one) for one in read_prompts(self.prompts))
@@ -147,6 +151,8 @@ def drafter(
     ),
 ) -> None:
     """Train an EAGLE drafter for a model, on captioned images or on images that the model generates."""
+    if images is not None and given.prompts is not None:
+        raise DataError("--images is in place of --prompts; leave one of them out")
     given.learn("drafter", images=images)
 
 

@@ -103,7 +103,13 @@ def named_head(path: Path, manifest: ManifestT) -> tuple[ManifestT, Path]:
 
     Raises :class:`CheckpointError` for a file that is not a draft head, or one of other sizes.
     """
-    path = path / f"{HEAD}.safetensors" if path.is_dir() else path
+    if path.is_dir():
+        path, folder = path / f"{HEAD}.safetensors", path
+        if (folder / "checkpoint.pt").is_file() and not path.is_file():
+            raise CheckpointError(
+                f"the training of the draft head in {folder} has not ended; run the same `lantern-accel "
+                "train head` again to go on, or leave --use head=PATH out"
+            )
     try:
         config = HeadFile.model_validate_json(open_checkpoint(path).info.get(HEAD) or "").config
     except ValidationError:

@@ -201,7 +201,8 @@ def _held(path: Path) -> str:
     """Name the weights that lie at a path with their first keys; empty where there are none."""
     held = search([path], lambda checkpoint: ", ".join(list(checkpoint)[:2]))
     names = [
-        f"{one.name} ({k}, ...)" if isinstance(k, str) else one.name for one, k in held.items()
+        f"{one.name} ({k}, ...)" if k and isinstance(k, str) else one.name
+        for one, k in held.items()
     ]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more}" if names else ""

@@ -24,7 +24,7 @@ from lantern_accel.training.drafter import (
     start_of,
     train_drafter,
 )
-from lantern_accel.training.loop import held_out
+from lantern_accel.training.loop import CHECKPOINT, held_out, load_checkpoint
 from lantern_accel.training.recording import Encoded, recorded_images
 
 
@@ -140,6 +140,8 @@ def run_model_drafter(
     them. ``size``: width and height in pixels, for a model that generates several sizes; None: its own.
     """
     start = start_of(config, out)
+    if resume:  # before hours of generation, and again when the run goes on
+        load_checkpoint(out / CHECKPOINT, config)
     if config.coupled and not pipeline.model.family.guided:
         raise DataError(
             f"coupled training learns guided distributions, and {pipeline.model.manifest.name!r} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,13 @@ from torch import Tensor
 
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.families.base import Parts
-from lantern_accel.files import read_json_file, read_toml_file, write_json, write_whole
+from lantern_accel.files import (
+    check_target,
+    read_json_file,
+    read_toml_file,
+    write_json,
+    write_whole,
+)
 from lantern_accel.models.bundle import HEAD, folder_parts, with_head
 from lantern_accel.records import Frozen, first_wrong
 
@@ -50,6 +57,14 @@ def write_weights(
         k: v.detach().to("cpu", torch.bfloat16, copy=True).contiguous() for k, v in weights.items()
     }
     write_whole(path, save(kept, said))
+
+
+def check_copy(model: Path, to: Path) -> None:
+    """Raise DataError where ``to`` is a folder of something else than the model in ``model``."""
+    check_target(to / "model.json")
+    target = "target.safetensors"
+    if to.is_dir() and any(to.iterdir()) and filecmp.cmpfiles(to, model, [target], False)[0] == []:
+        raise DataError(f"{to} has other files than the model in {model}; name a new folder")
 
 
 def with_parts(model: Path, parts: Parts, to: Path) -> Path:

@@ -38,7 +38,16 @@ from lantern_accel.records import digest, format_bytes
 from lantern_accel.strategy.values import Window
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.folder import write_weights
-from lantern_accel.training.loop import KeptTask, TrainConfig, held_out, run, seed_everything
+from lantern_accel.training.loop import (
+    CHECKPOINT,
+    KeptTask,
+    TrainConfig,
+    check_key,
+    held_out,
+    load_checkpoint,
+    run,
+    seed_everything,
+)
 from lantern_accel.training.recording import (
     Encoded,
     chosen_prompts,
@@ -147,7 +156,7 @@ def record(
     """
     batch = config.images_at_once
     firsts = range(0, len(prompts), batch)
-    missing = batch * sum(not part_of(folder, first).is_file() for first in firsts)
+    missing = sum(min(batch, len(prompts) - i) for i in firsts if not part_of(folder, i).is_file())
     each = 2 * config.examples * (1 + config.depths) * sizes.dim
     needed = missing * (each + 6 * sizes.tokens * min(KEPT, sizes.vocab_size))
     progress.log(
@@ -291,6 +300,10 @@ def train_head(
     asked = [getattr(config, name) for name in RECORDED]
     asked += [named, size, model.trunk, str(model.rounding), repr(pipeline.sampling())]
     key = digest(asked)[:16]
+    # Before hours of generation, and again when the run goes on.
+    stored = load_checkpoint(out / CHECKPOINT, config) if resume else None
+    if stored is not None:
+        check_key(stored["state"].get("task", {}).get("key"), key)
     data = record(pipeline, named, config, sizes, encoded, out / f"steps-{key}", say)
     # The last batch was filled up: further images of its last prompt.
     judges = torch.tensor([one in untouched for one in named])

@@ -130,7 +130,7 @@ def load_checkpoint(path: Path, config: TrainConfig) -> dict[str, Any] | None:
         changes = ", ".join(f"{n} was {stored.get(n)!r}, is {wanted.get(n)!r}" for n in other)
         raise DataError(
             f"{path} was written under another configuration ({changes}); use the same values to "
-            f"continue it, another output folder, or resume=False to start again"
+            "continue it, name another folder with --work, or start over with --restart"
         )
     return payload
 
@@ -139,7 +139,15 @@ def load_checkpoint(path: Path, config: TrainConfig) -> dict[str, Any] | None:
 
 
 class TrainingStopped(LanternError):
-    """The run was asked to stop; its checkpoint is written."""
+    """The run was asked to stop, by SIGINT or SIGTERM; its checkpoint is written."""
+
+    exit_code = 130
+
+
+class TrainingEnded(TrainingStopped):
+    """It was SIGTERM that asked."""
+
+    exit_code = 143
 
 
 class Task(ABC):
@@ -171,6 +179,15 @@ class Task(ABC):
     def evaluate(self, index: int) -> dict[str, float]:
         """Return figures on held-out data after ``index`` steps; may note the best state."""
         return {}
+
+
+def check_key(theirs: object, ours: str) -> None:
+    """Raise DataError where a checkpoint learned from something else."""
+    if theirs != ours:
+        raise DataError(
+            "the checkpoint in the training folder is for another model or other prompts; name another "
+            "folder with --work, or start over with --restart"
+        )
 
 
 class KeptTask(Task):
@@ -224,11 +241,7 @@ class KeptTask(Task):
         return {"weights": self.weights(), "optimizer": optimizer, **kept}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        if state["key"] != self.key:
-            raise DataError(
-                f"the checkpoint in the training folder belongs to a {self.label} for another model or "
-                "other prompts; name another folder with --work, or start over with --restart"
-            )
+        check_key(state["key"], self.key)
         self.put(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.best, self.stale = state["best"], state["stale"]
@@ -355,7 +368,8 @@ def run(
         save()
     say.finish()
     if asked:
-        raise TrainingStopped(
+        kind = TrainingEnded if asked[0] == signal.SIGTERM else TrainingStopped
+        raise kind(
             f"stopped at step {at.step} with the checkpoint {out / CHECKPOINT} written; run the same "
             "command to continue"
         )

@@ -121,7 +121,11 @@ def recorded(
     for first in range(0, len(prompts), batch):
         here, path = prompts[first : first + batch], part_of(folder, first)
         if (part := read_tensors(path, bool)) is None:
-            part = draw(here, first)
+            try:
+                part = draw(here, first)
+            except KeyboardInterrupt:
+                progress.log(f"{first} images are kept in {folder}; the same command continues")
+                raise
             write_tensors(path, part, must=True)
         parts.append(part)
         progress.advance(len(here))

@@ -27,6 +27,7 @@ from lantern_accel.progress import Progress
 from lantern_accel.training import head as trainer
 from lantern_accel.training import loop, recording
 from lantern_accel.training.device import TrainDevice
+from lantern_accel.training.folder import check_copy
 from lantern_accel.training.head import HeadTrainConfig, acceptance, train_head
 
 #: What blocks add, in published layouts; GLM-Image norms it.
@@ -127,6 +128,13 @@ def test_a_head_of_another_model_is_refused(folder: Path, trained: Path, tmp_pat
         lantern_accel.load(other, device="cpu", head=file)
     with pytest.raises(CheckpointError, match=r"of another model: it is for states of"):
         lantern_accel.load("lantern-emoji", device="cpu", head=file)
+    with pytest.raises(
+        CheckpointError, match="a draft head, and no drafter; use it with --use head="
+    ):
+        lantern_accel.load("lantern-emoji", device="cpu", drafter=file.parent)
+    (tmp_path / "checkpoint.pt").touch()
+    with pytest.raises(CheckpointError, match=r"training of the draft head in .* has not ended"):
+        lantern_accel.load("lantern-emoji", device="cpu", head=tmp_path)
     with pytest.raises(CheckpointError, match="not a draft head"):
         lantern_accel.load(folder, device="cpu", head=folder / "target.safetensors")
 
@@ -183,14 +191,29 @@ def test_what_cannot_be_trained_on_is_said_in_a_sentence(
 ) -> None:  # fmt: skip
     with pytest.raises(DataError, match="1 prompt is too few"):
         run(folder, tmp_path, prompts=PROMPTS[:1])
-    with pytest.raises(DataError, match="another model or other prompts"):
-        run(folder, trained / "head", prompts=PROMPTS[:3])
+    with monkeypatch.context() as patch:  # before any image is generated
+        patch.setattr(recording, "draw_batch", Mock(side_effect=AssertionError))
+        with pytest.raises(DataError, match="another model or other prompts"):
+            run(folder, trained / "head", prompts=PROMPTS[:3])
+        with pytest.raises(DataError, match=r"steps was 4, is 5.*start over with --restart"):
+            run(folder, trained / "head", config={"steps": 5})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model.json").write_text("{}")
+    with pytest.raises(DataError, match="has other files than the model"):
+        check_copy(folder, tmp_path / "other")
+    check_copy(folder, trained / "joined")
     (tmp_path / "none.txt").write_text("\n\n")
     assert (
         main(["train", "head", "--model", str(folder), "--prompts", str(tmp_path / "none.txt")])
         == 2
     )
     assert "holds no prompt" in capsys.readouterr().err
+    for kind, more, says in (
+        ("head", ["--model", "nosuch", "--into", str(tmp_path / "new")], "unknown model 'nosuch'"),
+        ("drafter", ["--model", "x", "--images", "i", "--prompts", "p"], "in place of --prompts"),
+    ):
+        assert main(["train", kind, *more]) == 2
+        assert says in capsys.readouterr().err
     full = OSError(errno.ENOSPC, "No space left on device", "head.safetensors")
     monkeypatch.setattr(recording, "write_tensors", Mock(side_effect=full))
     words = ["train", "head", "--model", folder, "--device", "cpu", "--work", tmp_path / "w"]

@@ -130,8 +130,9 @@ def test_a_termination_signal_keeps_the_step_under_way(tmp_path: Path) -> None:
             return super().step(index, rate, done, rng)
 
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(loop.TrainingStopped, match=r"stopped at step 8 .* same command"):
+    with pytest.raises(loop.TrainingEnded, match=r"stopped at step 8 .* same command") as ended:
         train(tmp_path, Asked())
+    assert (ended.value.exit_code, loop.TrainingStopped.exit_code) == (143, 130)
     assert signal.getsignal(signal.SIGTERM) is before
     assert _step(tmp_path) == 8
     continued, done = train(tmp_path)

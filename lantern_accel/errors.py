@@ -22,6 +22,10 @@ EXIT_CODES = {
 }
 
 
+class Ended(BaseException):
+    """SIGTERM: ends a command as Ctrl-C does; not a KeyboardInterrupt, which typer replaces."""
+
+
 class LanternError(Exception):
     """Base of every error raised on purpose; the CLI prints it without a traceback.
 

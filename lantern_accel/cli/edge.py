@@ -15,15 +15,11 @@ from pathlib import Path
 from types import FrameType
 
 from lantern_accel.cli.console import say
-from lantern_accel.errors import FetchError, LanternError
+from lantern_accel.errors import Ended, FetchError, LanternError
 from lantern_accel.files import cache_dir, disk_is_full
 
 #: Some of :data:`lantern_accel.errors.EXIT_CODES`.
 WRONG, FAULT, RESOURCES, INTERRUPTED, ENDED = 2, 3, 5, 130, 143
-
-
-class Ended(BaseException):
-    """SIGTERM: ends a command as Ctrl-C does; not a KeyboardInterrupt, which typer replaces."""
 
 
 @contextlib.contextmanager

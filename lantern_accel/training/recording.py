@@ -123,7 +123,7 @@ def recorded(
         if (part := read_tensors(path, bool)) is None:
             try:
                 part = draw(here, first)
-            except KeyboardInterrupt:
+            except BaseException:
                 progress.log(f"{first} images are kept in {folder}; the same command continues")
                 raise
             write_tensors(path, part, must=True)

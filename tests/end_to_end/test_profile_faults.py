@@ -16,7 +16,7 @@ from support.profiles import FEW
 
 import lantern_accel
 from lantern_accel.device.backend import Stopwatch
-from lantern_accel.errors import BackendError, RequestError
+from lantern_accel.errors import BackendError, Ended, RequestError
 from lantern_accel_profiles import store
 from lantern_accel_profiles.measure import ceilings, samples
 from lantern_accel_profiles.measure import run as measuring
@@ -162,6 +162,13 @@ def test_an_interrupted_run_is_no_other_run(profiler, tmp_path, monkeypatch):
     assert said[-1].startswith("interrupted; 2 of 2 cells are finished and kept in")
     assert said[-1].endswith("go on with the same command and --resume")
     assert read_run(out).sessions[0].reason == "interrupted from the keyboard"
+    monkeypatch.setattr(Profiler, "_price", lambda *args: (_ for _ in ()).throw(Ended))
+    stopped = profiler(out, resume=True)
+    stopped.say = said.append
+    with pytest.raises(Ended):
+        stopped.measure()
+    assert said[-1].endswith("go on with the same command")
+    assert read_run(out).sessions[1].reason == "ended by SIGTERM"
     with pytest.raises(RequestError, match="cannot be resumed: its seed is 0, not 5"):
         profiler(out, resume=True, seed=5)
     other = PromptSet(source="b.txt", count=1, sha256="e" * 64, used=["dog face"])

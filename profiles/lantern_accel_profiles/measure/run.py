@@ -22,7 +22,7 @@ import torch
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.conformance import Report as ConformanceReport
-from lantern_accel.errors import BackendError, LanternError
+from lantern_accel.errors import BackendError, Ended, LanternError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.strategy.values import AUTO, Strategy, Window
 from lantern_accel_profiles import store
@@ -231,13 +231,14 @@ class Measurement:
                 self.keep()
             yield
         except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt)
+            stops = {KeyboardInterrupt: "interrupted from the keyboard", Ended: "ended by SIGTERM"}
+            stopped = stops.get(type(error))
             first = (str(error).splitlines() or [""])[0]
             known = isinstance(error, LanternError)
             reason = str(error) if known else f"{type(error).__name__}: {first}"
             run.state = "interrupted"
             if stopped or isinstance(error, Exception):
-                self._end(session, "interrupted from the keyboard" if stopped else reason)
+                self._end(session, stopped or reason)
             if stopped:
                 self.say(f"interrupted; {self.kept()}")
             if isinstance(error, BackendError):  # of its own type, with what is left
@@ -273,7 +274,7 @@ class Profiler(Measurement):
         resume: bool = False,
         say: Say = lambda text: None,
     ) -> None:
-        self.pipeline, self.request = pipeline, request
+        self.pipeline, self.request, self.resumes = pipeline, request, resume
         self.prompts = request.prompts.used
         self._began = time.perf_counter()
         settings = settings_of(pipeline, request)
@@ -317,13 +318,11 @@ class Profiler(Measurement):
 
     def kept(self) -> str:
         """Say what an interruption leaves, and how to go on."""
-        done = sum(map(self._done, self.cells))
+        done = f"{sum(map(self._done, self.cells))} of {len(self.cells)} cells"
         if self.out is None:
-            return f"{done} of {len(self.cells)} cells were finished; -o keeps them"
-        return (
-            f"{done} of {len(self.cells)} cells are finished and kept in {self.out}; go on with the "
-            "same command and --resume"
-        )
+            return f"{done} were finished; -o keeps them"
+        way = "" if self.resumes else " and --resume"
+        return f"{done} are finished and kept in {self.out}; go on with the same command{way}"
 
     def _measure(self) -> None:
         run, request = self.run, self.request

@@ -10,8 +10,8 @@ import pytest
 
 from lantern_accel import errors
 from lantern_accel.cli import main
-from lantern_accel.cli.edge import Ended, guarded
-from lantern_accel.errors import EXIT_CODES, LanternError
+from lantern_accel.cli.edge import guarded
+from lantern_accel.errors import EXIT_CODES, Ended, LanternError
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "troubleshooting.md"
 

@@ -303,7 +303,7 @@ def train_head(
     # Before hours of generation, and again when the run goes on.
     stored = load_checkpoint(out / CHECKPOINT, config) if resume else None
     if stored is not None:
-        check_key(stored["state"].get("task", {}).get("key"), key)
+        check_key(stored["state"].get("task", {}).get("key"), key, HeadTask.label)
     data = record(pipeline, named, config, sizes, encoded, out / f"steps-{key}", say)
     # The last batch was filled up: further images of its last prompt.
     judges = torch.tensor([one in untouched for one in named])

@@ -181,12 +181,12 @@ class Task(ABC):
         return {}
 
 
-def check_key(theirs: object, ours: str) -> None:
+def check_key(theirs: object, ours: str, label: str) -> None:
     """Raise DataError where a checkpoint learned from something else."""
     if theirs != ours:
         raise DataError(
-            "the checkpoint in the training folder is for another model or other prompts; name another "
-            "folder with --work, or start over with --restart"
+            f"the checkpoint in the training folder belongs to a {label} for another model or other "
+            "prompts; name another folder with --work, or start over with --restart"
         )
 
 
@@ -241,7 +241,7 @@ class KeptTask(Task):
         return {"weights": self.weights(), "optimizer": optimizer, **kept}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        check_key(state["key"], self.key)
+        check_key(state["key"], self.key, self.label)
         self.put(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.best, self.stale = state["best"], state["stale"]

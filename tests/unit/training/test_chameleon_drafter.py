@@ -115,7 +115,7 @@ def test_lumina_gets_a_drafter_from_its_own_pictures(lumina: Path, tmp_path: Pat
         with pytest.raises(CheckpointError, match="no checkpoint file"):
             run_model_drafter(pipe, config(start_from="drafter"), out, device)
         with pytest.raises(ModelError, match="cannot have these blocks or taps: n_layer"):
-            run_model_drafter(pipe, config(n_layer=2), out, device, **words)
+            run_model_drafter(pipe, config(n_layer=2), out, device, **words, resume=False)
     (kept,) = out.glob("images-*/000000.safetensors")
     codes = load_file(kept)["codes"].view(8, 4, 9)
     assert (codes[:, :, -1] == 16).all()  # the newline's code

@@ -90,10 +90,7 @@ def conform(
             device=device, options=options, jobs=jobs, limit=limit, on_group=keep, **tell
         )
         report = run.conform(
-            only,
-            resume=output if resume else None,
-            certificate=certificate,
-            command=command_line(),
+            only, resume=output if resume else None, certificate=certificate, command=command_line()
         )
     if as_json:
         typer.echo(report.model_dump_json(indent=2))

@@ -32,9 +32,7 @@ class Training(OnDevice):
     config: Path | None = option("JSON or TOML with the trainer's settings.")
     steps: int | None = option("Optimizer steps.", min=1, max=bounds.MOST_STEPS)
     minutes: float | None = option(
-        "Minutes for all runs together; the schedule ends then.",
-        min=0.01,
-        max=bounds.MOST_SECONDS,
+        "Minutes for all runs together; the schedule ends then.", min=0.01, max=bounds.MOST_SECONDS
     )
     seed: int | None = option("Fixes all random numbers.", min=0, max=bounds.MOST_SEED)
     resume: bool = option(

@@ -25,12 +25,7 @@ from lantern_accel.device.capture import Capture, Replay
 from lantern_accel.device.operations import Ops, TensorOps
 from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.device.timeouts import close_in_time
-from lantern_accel.errors import (
-    BackendError,
-    DeviceRequestError,
-    NotCapturableError,
-    did_you_mean,
-)
+from lantern_accel.errors import BackendError, DeviceRequestError, NotCapturableError, did_you_mean
 from lantern_accel.records import Frozen
 
 Called = TypeVar("Called", bound=Callable[..., Any])

@@ -76,9 +76,7 @@ def close_in_time(backend: str, close: Callable[[], object], what: str = "") -> 
     else:
         return
     warnings.warn(
-        f"backend {backend!r} {failure}{'; ' + what if what else ''}",
-        LanternWarning,
-        stacklevel=3,
+        f"backend {backend!r} {failure}{'; ' + what if what else ''}", LanternWarning, stacklevel=3
     )
 
 

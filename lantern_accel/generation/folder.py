@@ -297,12 +297,7 @@ class RunFolder:
                     if (self.path / str(one["file"])).is_file():
                         self.finished.add(int(one["number"]))
 
-    def keep(
-        self,
-        made: Sequence[Painted],
-        seconds: float,
-        joules: float | None,
-    ) -> None:
+    def keep(self, made: Sequence[Painted], seconds: float, joules: float | None) -> None:
         """Write images, then their lines, and count them; ``joules``: None without a meter."""
         self.seconds += seconds
         known = joules is not None and self.joules is not None

@@ -23,12 +23,7 @@ from lantern_accel.strategy.length_policy import GAIN
 from lantern_accel.strategy.lengths import in_batch, odds_between, shifted, usual_tokens_per_step
 from lantern_accel.strategy.sources import DraftSource
 from lantern_accel.strategy.trees import cut_tree
-from lantern_accel.strategy.values import (
-    AUTO_LENGTHS,
-    Strategy,
-    Window,
-    with_tokens_per_step,
-)
+from lantern_accel.strategy.values import AUTO_LENGTHS, Strategy, Window, with_tokens_per_step
 
 #: Tokens of an image's passes that are timed, and those that windows may have.
 TOKENS = (1, 2, 4, 8, 16, 32, 64)

@@ -232,11 +232,7 @@ class Slots(Generic[T]):
         for mine, theirs in zip(engine.caches, single.caches, strict=True):
             at = places[theirs.layout.rows]
             for layer in range(theirs.layout.layers):
-                sides = zip(
-                    mine.by_head(layer, prompt),
-                    theirs.by_head(layer, prompt),
-                    strict=True,
-                )
+                sides = zip(mine.by_head(layer, prompt), theirs.by_head(layer, prompt), strict=True)
                 for side, source in sides:
                     side.index_copy_(0, at, source)
 

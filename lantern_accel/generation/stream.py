@@ -65,11 +65,7 @@ class Stream:
     """
 
     def __init__(
-        self,
-        runtime: Runtime,
-        lock: RequestLock,
-        request: GenerationRequest,
-        partials: int,
+        self, runtime: Runtime, lock: RequestLock, request: GenerationRequest, partials: int
     ) -> None:
         self.request = request
         self._result: GenerationResult | None = None

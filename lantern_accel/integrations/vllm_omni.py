@@ -84,9 +84,7 @@ def open_model(od_config: Any) -> Own:
             "its parallel_config to 1"
         )
     from vllm_omni.diffusion.distributed.utils import get_local_device
-    from vllm_omni.model_executor.model_loader.weight_utils import (
-        download_weights_from_hf_specific,
-    )
+    from vllm_omni.model_executor.model_loader.weight_utils import download_weights_from_hf_specific
 
     folder = od_config.model
     if not Path(folder).exists():

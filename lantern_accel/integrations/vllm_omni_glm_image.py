@@ -11,12 +11,8 @@ from typing import Any
 
 import torch
 from vllm_omni.diffusion.data import DiffusionOutput
-from vllm_omni.diffusion.models.glm_image.pipeline_glm_image import (
-    GlmImagePipeline as Theirs,
-)
-from vllm_omni.diffusion.models.glm_image.pipeline_glm_image import (
-    get_glm_image_post_process_func,
-)
+from vllm_omni.diffusion.models.glm_image.pipeline_glm_image import GlmImagePipeline as Theirs
+from vllm_omni.diffusion.models.glm_image.pipeline_glm_image import get_glm_image_post_process_func
 from vllm_omni.errors import OmniClientError
 
 from lantern_accel.errors import RequestError

@@ -22,12 +22,7 @@ from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import Footprint, measure, saved_bytes
 from lantern_accel.records import digest, format_bytes
 from lantern_accel.strategy.choose import choose_strategy
-from lantern_accel.strategy.values import (
-    AUTO,
-    NO_DRAFTER,
-    Sampling,
-    Strategy,
-)
+from lantern_accel.strategy.values import AUTO, NO_DRAFTER, Sampling, Strategy
 
 #: Held by a driver and its libraries on an accelerator that is not open here (assumed).
 DRIVER_RESERVE = Preferences.runtime_bytes

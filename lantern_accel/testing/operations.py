@@ -22,14 +22,7 @@ from lantern_accel.testing.result import (
     left_to_reference,
 )
 from lantern_accel.testing.tiny import normal
-from lantern_accel.testing.tolerances import (
-    FLOAT32,
-    MARGIN,
-    SMALLEST,
-    product,
-    short,
-    stored,
-)
+from lantern_accel.testing.tolerances import FLOAT32, MARGIN, SMALLEST, product, short, stored
 
 #: Inputs and outputs of matrices: of LlamaGen's B, XL and 3B, of 7B models (few outputs), and odd ones.
 MATRICES = ((768, 2304), (1280, 200), (3200, 72), (4096, 64), (257, 33), (100, 37))

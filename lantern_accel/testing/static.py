@@ -25,13 +25,7 @@ from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing
 from lantern_accel.testing.tiny import CHECKED
 from lantern_accel.testing.tolerances import short
-from lantern_accel.testing.trace import (
-    Recorder,
-    Violation,
-    Writes,
-    first_difference,
-    source_line,
-)
+from lantern_accel.testing.trace import Recorder, Violation, Writes, first_difference, source_line
 
 #: Rules that only some backends have.
 OF_BACKENDS = ("operators", "dtypes", "indices")

@@ -26,13 +26,7 @@ from lantern_accel.errors import DataError, DiskFullError
 from lantern_accel.families.base import Size
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.models.bundle import HEAD
-from lantern_accel.nn.draft_head import (
-    DraftHead,
-    DraftHeadConfig,
-    HeadFile,
-    usual_head,
-    weights_of,
-)
+from lantern_accel.nn.draft_head import DraftHead, DraftHeadConfig, HeadFile, usual_head, weights_of
 from lantern_accel.progress import Progress
 from lantern_accel.records import digest, format_bytes
 from lantern_accel.strategy.values import Window
@@ -48,13 +42,7 @@ from lantern_accel.training.loop import (
     run,
     seed_everything,
 )
-from lantern_accel.training.recording import (
-    Encoded,
-    chosen_prompts,
-    draw_batch,
-    part_of,
-    recorded,
-)
+from lantern_accel.training.recording import Encoded, chosen_prompts, draw_batch, part_of, recorded
 
 #: Codes of a distribution that are kept, and examples that an evaluation looks at.
 KEPT, JUDGED = 128, 4096

@@ -86,12 +86,7 @@ class HeadWindow(InvariantWindow[Window]):
             self._put(state, place, torch.where(place > newest, guess, self._at(state, place)))
 
     def after(
-        self,
-        state: WindowState,
-        window: Tensor,
-        coupled: Coupled,
-        features: Tensor,
-        newest: Tensor,
+        self, state: WindowState, window: Tensor, coupled: Coupled, features: Tensor, newest: Tensor
     ) -> None:
         """Draft behind what a pass made known, whose tokens are in place already."""
         index, length = self.ops.index, state.length

@@ -215,12 +215,7 @@ class WindowDrafts(Drafts[Value, WindowState, Tensor, Coupled]):
         state.advance(length, gained, open_, gained - 1)
 
     def after(
-        self,
-        state: WindowState,
-        window: Tensor,
-        coupled: Coupled,
-        features: Tensor,
-        newest: Tensor,
+        self, state: WindowState, window: Tensor, coupled: Coupled, features: Tensor, newest: Tensor
     ) -> None:
         """Draft for the next step, before the state's length moves on.
 

@@ -13,11 +13,7 @@ from lantern_accel.families.chameleon import layouts, official
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
-from lantern_accel.families.chameleon.text import (
-    NAMES,
-    SpecialIds,
-    anole_image_only,
-)
+from lantern_accel.families.chameleon.text import NAMES, SpecialIds, anole_image_only
 from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.keys import Change
 from lantern_accel.families.manifest import Manifest

@@ -34,12 +34,7 @@ from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.text import SpecialIds, ids_from_vocabulary
 from lantern_accel.families.keys import check_usual, layout_of, open_model
 from lantern_accel.families.published import ModelEntry
-from lantern_accel.families.registry import (
-    ask_for_name,
-    entry_at,
-    parts_of,
-    published,
-)
+from lantern_accel.families.registry import ask_for_name, entry_at, parts_of, published
 from lantern_accel.families.tokenizer import read_vocabulary
 
 #: What a published drafter has from its target.

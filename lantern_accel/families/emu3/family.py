@@ -17,12 +17,7 @@ from lantern_accel.families.base import Conditions, Model, Rows, check_two_way
 from lantern_accel.families.chameleon.layouts import head_norm_rows
 from lantern_accel.families.chameleon.model import ChameleonGPT
 from lantern_accel.families.emu3 import official
-from lantern_accel.families.emu3.model import (
-    DEFAULTS,
-    Emu3Config,
-    Emu3Drafter,
-    Emu3Manifest,
-)
+from lantern_accel.families.emu3.model import DEFAULTS, Emu3Config, Emu3Drafter, Emu3Manifest
 from lantern_accel.families.emu3.text import (
     BEGIN,
     BOS,

@@ -12,23 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.checkpoints.layouts import (
-    checkpoints_in,
-    explained,
-    find_file,
-    folder_json,
-)
+from lantern_accel.checkpoints.layouts import checkpoints_in, explained, find_file, folder_json
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
 from lantern_accel.families.base import Found, Parts
-from lantern_accel.families.emu3.model import (
-    DEFAULTS,
-    SIZES_3P5,
-    Emu3Config,
-    Emu3Manifest,
-    grid_of,
-)
+from lantern_accel.families.emu3.model import DEFAULTS, SIZES_3P5, Emu3Config, Emu3Manifest, grid_of
 from lantern_accel.families.emu3.text import (
     BEFORE,
     FRAME,
@@ -45,8 +34,7 @@ from lantern_accel.nn.vq import VQConfig
 
 SIGNATURES = (
     keys.Signature(
-        "official",
-        {"model.embed_tokens.weight": 2, "model.layers.0.self_attn.q_proj.weight": 2},
+        "official", {"model.embed_tokens.weight": 2, "model.layers.0.self_attn.q_proj.weight": 2}
     ),
     keys.Signature("transformers", {"text_model.model.embed_tokens.weight": 2}),
     keys.Signature("transformers, in memory", {"model.text_model.embed_tokens.weight": 2}),

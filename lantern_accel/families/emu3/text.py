@@ -48,10 +48,7 @@ BOS, BEGIN = "<|extra_203|>", "<|extra_100|>"
 #: What stands around a user's text, and around none. Emu3.5's two are different prompts.
 PROMPTS: dict[Variant, tuple[str, str]] = {
     "emu3": (BOS, ""),
-    "emu3.5": (
-        f"{BOS}You are a helpful assistant for t2i task. USER: ",
-        f" ASSISTANT: {BEGIN}",
-    ),
+    "emu3.5": (f"{BOS}You are a helpful assistant for t2i task. USER: ", f" ASSISTANT: {BEGIN}"),
 }
 UNCONDITIONAL: dict[Variant, str] = {
     "emu3": BOS,

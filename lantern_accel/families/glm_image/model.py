@@ -16,14 +16,7 @@ from torch import Tensor, nn
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import RequestError
-from lantern_accel.families.glm_image.grids import (
-    PIXELS,
-    SMALL,
-    Grid,
-    grid_of,
-    grids,
-    positions,
-)
+from lantern_accel.families.glm_image.grids import PIXELS, SMALL, Grid, grid_of, grids, positions
 from lantern_accel.families.prompted_drafter import PromptedManifest
 from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder

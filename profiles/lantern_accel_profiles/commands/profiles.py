@@ -18,10 +18,7 @@ commands = typer.Typer(
 
 
 @commands.callback(invoke_without_command=True)
-def profiles(
-    ctx: typer.Context,
-    as_json: AsJson = False,
-) -> None:
+def profiles(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List measured runs, or file one of your own."""
     if ctx.invoked_subcommand is not None:
         return

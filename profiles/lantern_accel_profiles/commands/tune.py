@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 def tune(
     load: Loading,
     strategy: str = typer.Option(
-        "auto",
-        help="auto (windows, trees and plain decoding), or eagle or lantern++ (their tree).",
+        "auto", help="auto (windows, trees and plain decoding), or eagle or lantern++ (their tree)."
     ),
     batch: list[str] = typer.Option(
         ["1,2,4,8,16,32"], "--batch", "-b", help="Batch sizes to choose for, such as 1,4."

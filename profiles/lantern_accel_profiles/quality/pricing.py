@@ -172,13 +172,7 @@ def _inverse(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _refuse(
-    node: _Node,
-    p: Tensor,
-    q: Tensor,
-    x: Tensor,
-    left: Tensor | None,
-    drafts: int,
-    uniform: Tensor,
+    node: _Node, p: Tensor, q: Tensor, x: Tensor, left: Tensor | None, drafts: int, uniform: Tensor
 ) -> Tensor:
     """Return the distribution ``[n, V]`` after codes ``x [n]`` were rejected."""
     if left is not None:

@@ -93,12 +93,7 @@ def draw_axes(
 ) -> Iterator[Axes]:
     """Give axes in the report's style, and add the figure drawn on them; ``name``: that no other has."""
     plt = load_pyplot()
-    settings = {
-        **style.rc(colour),
-        "svg.fonttype": "none",
-        "svg.hashsalt": name,
-        "axes.grid": True,
-    }
+    settings = {**style.rc(colour), "svg.fonttype": "none", "svg.hashsalt": name, "axes.grid": True}
     with plt.rc_context(settings):
         width = 2 * WIDTH if wide else WIDTH  # a phone's, or two of them next to each other
         figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
@@ -129,10 +124,5 @@ def _apply_theme(svg: str) -> str:
 def note(axes: Axes, text: str, point: tuple[float, float], away: tuple[int, int] = (6, 4)) -> None:
     """Write a word next to a point, ``away`` from it in points of type."""
     axes.annotate(
-        text,
-        point,
-        textcoords="offset points",
-        xytext=away,
-        fontsize=7.5,
-        color=colour("ink"),
+        text, point, textcoords="offset points", xytext=away, fontsize=7.5, color=colour("ink")
     )

@@ -70,8 +70,7 @@ class Row(Record):
     step_compression: Interval = Field(description="tokens per target forward of an image")
     quality: Quality | NotMeasured | None = Field(description="None: exact, there is none")
     rounding: Interval | None = Field(
-        None,
-        description="total variation per token that quantized weights add; None: full weights",
+        None, description="total variation per token that quantized weights add; None: full weights"
     )
     cold_seconds: Reading
     captured: bool

@@ -129,7 +129,7 @@ def read_bytes_file(path: Path, most: int = MOST_TEXT) -> bytes:
 def read_text_file(path: Path) -> str:
     """Return a text file's content; raises OSError, :class:`UnreadableFile` where it is not UTF-8."""
     try:
-        return read_bytes_file(path).decode("utf-8").replace("\r\n", "\n")
+        return read_bytes_file(path).decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError:
         raise UnreadableFile(errno.EINVAL, "it is not text", str(path)) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import RequestError, shown
-from lantern_accel.files import is_regular, read_json_file, read_lines
+from lantern_accel.files import is_regular, read_json_file, read_lines, read_text_file
 
 #: Keys of a row that hold its prompt, name and seed; the first that is there counts.
 PROMPT_KEYS = ("prompt", "text", "caption", "TEXT", "Prompt")
@@ -74,19 +75,31 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
         if kind in (".parquet", ".json"):
             yield from _parquet(path) if kind == ".parquet" else _json(path)
             return
-        lines = read_lines(path)
         if kind in (".csv", ".tsv"):
-            for row in csv.DictReader(lines, delimiter="," if kind == ".csv" else "\t"):
-                cells = {name: cell for name, cell in row.items() if name and cell}
-                seed = cells.get("seed", "")
-                yield cells | ({"seed": int(seed)} if seed.isdecimal() else {})
+            yield from _table(path, "," if kind == ".csv" else "\t")
             return
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(read_lines(path), 1):
             jsonl = kind in (".jsonl", ".ndjson")
             yield _object(line, number, path) if jsonl else {"prompt": line}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         why = getattr(error, "strerror", None) or error
         raise RequestError(f"the prompts in {path} cannot be read ({why})") from None
+
+
+def _table(path: Path, sign: str) -> Iterator[Mapping[str, Any]]:
+    """Go through a table's rows, by the names in its first line; an empty cell is left out."""
+    comma = sign == ","
+    text = io.StringIO(read_text_file(path), newline="")
+    rows = csv.DictReader(text, delimiter=sign, strict=comma, skipinitialspace=comma)
+    for row in rows:
+        if comma and None in row:
+            raise RequestError(
+                f"line {rows.line_num} of {path} has more cells than the first line has names; put "
+                "prompts with a comma in quotes"
+            )
+        cells = {name: cell for name, cell in row.items() if name and cell}
+        seed = cells.get("seed", "")
+        yield cells | ({"seed": int(seed)} if seed.isdecimal() and len(seed) < 20 else {})
 
 
 def _object(line: str, number: int, path: Path) -> Mapping[str, Any]:

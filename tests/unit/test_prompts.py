@@ -34,10 +34,10 @@ def test_ids_name_files_and_seeds_stand_for_themselves(tmp_path):
 
 
 def test_tables_have_ids_and_seeds_and_cells_with_commas(tmp_path):
-    rows = [("prompt", "seed", "id"), ('"heart, red"', "9", "a"), ("pizza", "", "")]
-    expected = [Item(0, "a", "heart, red", 9, 0), Item(1, "000001", "pizza", 5, 1)]
-    for suffix, sign in ((".csv", ","), (".tsv", "\t")):
-        path = written(tmp_path / f"a{suffix}", "\n".join(map(sign.join, rows)))
+    rows = [("prompt", "seed", "id"), ('"heart,\nred"', "9", "a"), ("pizza", "", "")]
+    expected = [Item(0, "a", "heart,\nred", 9, 0), Item(1, "000001", "pizza", 5, 1)]
+    for suffix, sign in ((".csv", ", "), (".tsv", "\t")):
+        path = written(tmp_path / f"a{suffix}", "\ufeff" + "\r\n".join(map(sign.join, rows)))
         assert read_items(path, 5) == expected
 
 
@@ -66,6 +66,10 @@ def test_parquet_is_read_by_its_columns(tmp_path):
         ("a.jsonl", '{"prompt": "x", "seed": "1"}', "the seed '1'"),
         ("a.csv", "prompt,seed\nx,-1", "the seed '-1'"),
         ("a.csv", "words\nx", "row 1 .* has no prompt"),
+        ("a.csv", "prompt\na fox, sitting", "line 2 .* has more cells .* in quotes"),
+        ("a.csv", 'prompt,seed\n"open,5\ncat,6', "cannot be read"),
+        ("a.csv", f"prompt\n{'x' * 200_000}", "cannot be read .*limit"),
+        ("a.csv", f"prompt,seed\nx,{'9' * 5000}", "row 1 .* has the seed"),
         ("a.jsonl", '{"prompt": "x", "id": "../x"}', "names no file"),
         ("a.jsonl", '{"prompt": "x", "id": "a"}\n{"prompt": "y", "id": "A"}', "two images 'A'"),
         ("a.json", '{"images": []}', "neither COCO"),

@@ -60,10 +60,12 @@ def write_weights(
 
 
 def check_copy(model: Path, to: Path) -> None:
-    """Raise DataError where ``to`` is a folder of something else than the model in ``model``."""
+    """Raise DataError where ``to`` has files that are not those of the model in ``model``."""
     check_target(to / "model.json")
-    target = "target.safetensors"
-    if to.is_dir() and any(to.iterdir()) and filecmp.cmpfiles(to, model, [target], False)[0] == []:
+    differ = ("model.json", "drafter.safetensors", f"{HEAD}.safetensors")
+    found = [one.name for one in to.iterdir()] if to.is_dir() else []
+    names = [name for name in found if name not in differ and not name.startswith(".")]
+    if len(filecmp.cmpfiles(to, model, names, shallow=False)[0]) < len(names):
         raise DataError(f"{to} has other files than the model in {model}; name a new folder")
 
 

@@ -33,12 +33,10 @@ from lantern_accel.strategy.values import Window
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.folder import write_weights
 from lantern_accel.training.loop import (
-    CHECKPOINT,
     KeptTask,
     TrainConfig,
-    check_key,
+    check_checkpoint,
     held_out,
-    load_checkpoint,
     run,
     seed_everything,
 )
@@ -288,10 +286,8 @@ def train_head(
     asked = [getattr(config, name) for name in RECORDED]
     asked += [named, size, model.trunk, str(model.rounding), repr(pipeline.sampling())]
     key = digest(asked)[:16]
-    # Before hours of generation, and again when the run goes on.
-    stored = load_checkpoint(out / CHECKPOINT, config) if resume else None
-    if stored is not None:
-        check_key(stored["state"].get("task", {}).get("key"), key, HeadTask.label)
+    if resume:
+        check_checkpoint(out, config, key, HeadTask.label)
     data = record(pipeline, named, config, sizes, encoded, out / f"steps-{key}", say)
     # The last batch was filled up: further images of its last prompt.
     judges = torch.tensor([one in untouched for one in named])

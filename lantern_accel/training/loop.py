@@ -190,6 +190,14 @@ def check_key(theirs: object, ours: str, label: str) -> None:
         )
 
 
+def check_checkpoint(out: Path, config: TrainConfig, key: str, label: str) -> None:
+    """Raise DataError where ``out`` has a checkpoint that cannot be continued, before longer work."""
+    stored = load_checkpoint(out / CHECKPOINT, config)
+    task = stored["state"].get("task") if stored else None
+    if isinstance(task, dict):  # else the run will say what is wrong with it
+        check_key(task.get("key"), key, label)
+
+
 class KeptTask(Task):
     """A module in training, of which the weights that were best on held-out data are kept.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -198,7 +199,10 @@ def test_what_cannot_be_trained_on_is_said_in_a_sentence(
         with pytest.raises(DataError, match=r"steps was 4, is 5.*start over with --restart"):
             run(folder, trained / "head", config={"steps": 5})
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "model.json").write_text("{}")
+    (tmp_path / "other" / ".DS_Store").touch()
+    shutil.copy(folder / "vq.safetensors", tmp_path / "other")
+    check_copy(folder, tmp_path / "other")  # a copy that was interrupted
+    (tmp_path / "other" / "target.safetensors").write_text("precious")
     with pytest.raises(DataError, match="has other files than the model"):
         check_copy(folder, tmp_path / "other")
     check_copy(folder, trained / "joined")

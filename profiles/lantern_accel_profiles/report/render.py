@@ -164,9 +164,7 @@ def _environment(*, html_page: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-        finalize=None
-        if html_page
-        else lambda one: one.translate(MARKUP) if isinstance(one, str) else one,
+        finalize=None if html_page else _unmarked,
     )
     environment.globals["grouped"] = _group_by
     names = "number percent reading interval span reason times size"
@@ -181,6 +179,14 @@ def _environment(*, html_page: bool) -> Environment:
     environment.tests["rated"] = lambda value: isinstance(value, Quality)
     environment.tests["missing"] = lambda value: bool(writing.reason(value))
     return environment
+
+
+def _unmarked(one: object) -> object:
+    """Return text without what Markdown would take for markup; code and Markup as they are."""
+    if type(one) is not str:
+        return one
+    parts = enumerate(one.split("`"))
+    return "`".join(part if number % 2 else part.translate(MARKUP) for number, part in parts)
 
 
 def _mark_code(text: object) -> Markup:

@@ -191,7 +191,8 @@ class Pipeline:
         bucket's name and seconds. A request of another bucket is served with a warning afterwards.
         Raises RequestError for more buckets than are kept.
         """
-        given = batches if isinstance(batches, Iterable) else (batches,)
+        given: Any = batches  # text, too, by mistake
+        given = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
         batches = [read_settings({"batch_size": one}).batch_size or 1 for one in given]
         strategies = [strategies] if isinstance(strategies, str | Strategy) else [*strategies]
         if len(batches) * len(strategies) > self.engines.kept:

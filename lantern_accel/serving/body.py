@@ -127,7 +127,7 @@ def read_body(
             raise wrong_value(
                 name, f"the {name} has {len(text)} characters; at most {most_prompt} are read"
             )
-    size, notes = _size(body.size, picture)
+    size, notes = _size(body.size, picture, sent.get("size", "size"))
     fields = {ours: TAKEN.get(ours, ours) for ours in Settings.model_fields}
     settings = {
         ours: getattr(body, theirs)
@@ -222,7 +222,7 @@ def _refuse_body(
 
 
 def _size(
-    text: str | None, picture: Callable[[tuple[int, int] | None], tuple[int, int]]
+    text: str | None, picture: Callable[[tuple[int, int] | None], tuple[int, int]], name: str
 ) -> tuple[tuple[int, int] | None, tuple[str, ...]]:
     if text is None or text == "auto":
         return None, ()
@@ -232,7 +232,7 @@ def _size(
         return asked, ()
     except RequestError as error:
         if text not in CLIENT_SIZES:
-            raise wrong_value("size", f"{error} (or send 'auto')") from None
+            raise wrong_value(name, f"{error} (or send 'auto')") from None
     width, height = picture(None)
     note = (
         f"size {text}, which clients send unasked, was taken for the model's own {width}x{height}"

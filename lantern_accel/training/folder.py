@@ -63,8 +63,9 @@ def check_copy(model: Path, to: Path) -> None:
     """Raise DataError where ``to`` has files that are not those of the model in ``model``."""
     check_target(to / "model.json")
     differ = ("model.json", "drafter.safetensors", f"{HEAD}.safetensors")
-    found = [one.name for one in to.iterdir()] if to.is_dir() else []
-    names = [name for name in found if name not in differ and not name.startswith(".")]
+    found = to.iterdir() if to.is_dir() and not to.samefile(model) else ()
+    names = [one.name for one in found if one.is_file() and one.name not in differ]
+    names = [name for name in names if not name.startswith(".")]
     if len(filecmp.cmpfiles(to, model, names, shallow=False)[0]) < len(names):
         raise DataError(f"{to} has other files than the model in {model}; name a new folder")
 

@@ -206,6 +206,8 @@ def test_what_cannot_be_trained_on_is_said_in_a_sentence(
     with pytest.raises(DataError, match="has other files than the model"):
         check_copy(folder, tmp_path / "other")
     check_copy(folder, trained / "joined")
+    (trained / "joined" / "pictures").mkdir()
+    check_copy(trained / "joined", trained / "joined")
     (tmp_path / "none.txt").write_text("\n\n")
     assert (
         main(["train", "head", "--model", str(folder), "--prompts", str(tmp_path / "none.txt")])

@@ -22,7 +22,7 @@ from support.server import Held, Served, serving  # noqa: E402
 
 from lantern_accel.cli import main  # noqa: E402
 from lantern_accel.cli.serve import _origin, _root_path  # noqa: E402
-from lantern_accel.errors import RequestError  # noqa: E402
+from lantern_accel.errors import RequestError  # noqa: E402, after importorskip
 from lantern_accel.serving.queue import STAGES  # noqa: E402
 from lantern_accel.serving.studio import ServerSettings  # noqa: E402
 

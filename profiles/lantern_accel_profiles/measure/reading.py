@@ -37,8 +37,8 @@ def read_file(path: Path) -> Run | ConformanceReport:
     run = from_data(path, Run, data)
     faults = [(c.name, counts_fault(c, run.settings.tokens) or clock_fault(c)) for c in run.cells]
     faults += [(f"{one.clients} requests at once", load_fault(one)) for one in run.loads]
-    told = [run.name, run.settings.model, run.environment.device.name]
-    faults += [(repr(one), "it holds a control character") for one in filter(CONTROL.search, told)]
+    for one in filter(CONTROL.search, (run.name, run.settings.model, run.environment.device.name)):
+        raise RequestError(f"{path} is refused: {one!r} has a control character; take it out")
     for where, fault in faults:
         if fault:
             raise RequestError(f"{path} is refused: {where}: {fault}; measure it again")

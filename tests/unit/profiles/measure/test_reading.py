@@ -102,7 +102,7 @@ def test_a_figure_that_others_are_divided_by_is_refused_by_name(
 def test_a_name_of_several_lines_is_refused(stored: Path) -> None:
     data = json.loads(stored.read_text())
     stored.write_text(json.dumps({**data, "name": "a\n# b"}))
-    with pytest.raises(RequestError, match=r"'a.n# b': it holds a control character"):
+    with pytest.raises(RequestError, match=r"'a.n# b' has a control character; take it out"):
         read_run(stored)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import logging
 import signal
 import socket
 import time
@@ -30,19 +31,20 @@ from lantern_accel.families.tokenizer import PromptText
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.serving import answer
 from lantern_accel.serving.body import CLIENT_SIZES, Body, ImageRequest, check_text, read_body
-from lantern_accel.serving.guard import DRAWING, OUTCOME, Guard
+from lantern_accel.serving.connection import Connection
+from lantern_accel.serving.guard import DRAWING, JOB, LAST_ANSWERS, OUTCOME, Guard
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Completed, Event, Finished, Job, Partial
-from lantern_accel.serving.refusals import Refusal, check_model, refusal_of
+from lantern_accel.serving.refusals import Refusal, check_model, refusal_of, unsupported
 from lantern_accel.serving.studio import ServerSettings, Studio
 from lantern_accel.strategy.values import AUTO, STRATEGIES
+
+log = logging.getLogger("lantern_accel.serving")
 
 #: Digits of a number in a body that are read: more than any field takes.
 MOST_DIGITS = 100
 #: Headers of answers that a page of another origin may read.
 EXPOSED = ("x-request-id", "x-should-retry", "retry-after")
-#: Seconds in which a server that stops sends the last answers, after its ``grace``.
-LAST_ANSWERS = 5
 #: Nothing is fetched from elsewhere, and images come as data.
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
@@ -79,23 +81,27 @@ def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> Fast
     """Return the application, which serves from its start-up to its shutdown.
 
     The pipeline stays the caller's, who closes it; while the application runs nobody else may use it.
+    An application around it runs its lifespan: ``async with app.router.lifespan_context(app)``.
     """
     chosen = settings or ServerSettings()
     metrics = Metrics(pipeline.backend, chosen.slots)
     studio = Studio(pipeline, chosen, metrics)
+    answers = set[asyncio.Future[None]]()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         studio.start()
         yield
         await asyncio.to_thread(studio.stop, chosen.grace)
+        if answers:
+            await asyncio.wait(answers, timeout=LAST_ANSWERS)
 
     app = FastAPI(
         title="lantern_accel", version=lantern_accel.__version__, lifespan=lifespan, docs_url=None,
         redoc_url=None,
     )  # fmt: skip
     app.state.studio = studio
-    app.add_middleware(Guard, metrics=metrics, limits=chosen)
+    app.add_middleware(Guard, metrics=metrics, limits=chosen, answers=answers)
     if chosen.origins:  # outside the guard: a preflight has no key, and errors are read too
         app.add_middleware(
             CORSMiddleware,
@@ -139,6 +145,12 @@ async def _json(request: Request) -> object:
         check_text(found)
         return found
     except (ValueError, RecursionError) as error:
+        zipped = (await request.body()).startswith(b"\x1f\x8b")
+        if packed := request.headers.get("content-encoding") or zipped * "gzip":
+            raise unsupported(f"is compressed with {packed[:20]}; send it uncompressed") from None
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind and not kind.endswith("json") and not kind.startswith("text/"):
+            raise unsupported(f"is {kind[:60]}; send JSON, as application/json") from None
         text = "the body is not JSON"
         if isinstance(error, json.JSONDecodeError):
             text += f" ({error.msg} at character {error.pos})"
@@ -173,6 +185,7 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
         asked = read_body(await _json(request), manifest, picture, settings.most_prompt, check)
         inbox = Inbox(asked)
         studio.submit(inbox.job)
+        request.scope[JOB] = inbox.job
         if asked.body.stream:
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             events = _events(inbox, asked, model, settings.silence, request.scope)
@@ -299,6 +312,7 @@ class Server(uvicorn.Server):
     """Stops in order: what waits is refused at once, what runs is finished within ``grace``."""
 
     def __init__(self, app: FastAPI, *, grace: float, host: str, port: int) -> None:
+        studio: Studio = app.state.studio
         logs = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
         logs["loggers"]["lantern_accel.serving"] = {"handlers": ["default"], "level": "INFO"}
         config = uvicorn.Config(
@@ -310,14 +324,17 @@ class Server(uvicorn.Server):
             log_config=logs,
             timeout_graceful_shutdown=round(grace) + LAST_ANSWERS,
             server_header=False,
+            http=type("Bounded", (Connection,), {"seconds": studio.limits.read_seconds}),
         )
         super().__init__(config)
-        self._studio: Studio = app.state.studio
-        self._grace = grace
+        self._studio, self._grace = studio, grace
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse what waits, and what still runs after ``grace``; wait until all is answered."""
         self._studio.drain()
+        late = sum(isinstance(c, Connection) and c.begun for c in self.server_state.connections)
+        if late:
+            log.info("%d connections are closed before their request is whole", late)
         over = asyncio.get_running_loop().call_later(self._grace, self._studio.end)
         await super().shutdown(sockets)
         over.cancel()

@@ -96,10 +96,10 @@ class Drawing:
         try:
             with noted() as notes:
                 conditions = runtime.conditions(request.prompts, request.size, against)
-                field = "negative_prompt" if against else ""
+                field = "negative_prompt" if against else field
                 rows = runtime.rows(conditions, request.sampling, against, request.size)
         except RequestError as error:
-            error.field = error.field or field or None
+            error.field = error.field or field
             raise
         picture.conditions, picture.rows = conditions, rows
         picture.job.notes = tuple(dict.fromkeys((*picture.job.notes, *notes)))

@@ -1,4 +1,4 @@
-"""Guards every request: number, key, size of its body, and time to read its answer."""
+"""Guards every request: number, key, size and time of its body, and time to read its answer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lantern_accel.serving.metrics import Metrics
-from lantern_accel.serving.refusals import Refusal, refusal_of
+from lantern_accel.serving.queue import Job
+from lantern_accel.serving.refusals import Refusal, not_whole, refusal_of, server_closing
 from lantern_accel.serving.studio import ServerSettings
 
 log = logging.getLogger("lantern_accel.serving")
@@ -26,6 +28,10 @@ WATCHED = ("/health", "/metrics")
 DRAWING = "/v1/images/generations"
 #: Where a scope keeps how its request ended, one of :data:`~.metrics.OUTCOMES`.
 OUTCOME = "lantern_accel.outcome"
+#: Where a scope keeps the job that answers it.
+JOB = "lantern_accel.job"
+#: Seconds in which a server that stops sends the last answers, after its ``grace``.
+LAST_ANSWERS = 5
 
 
 def route_path(scope: Scope) -> str:
@@ -75,8 +81,15 @@ class Guard:
     Of the ``keys`` a request must have one (``Authorization: Bearer KEY``); without any everybody may.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, limits: ServerSettings) -> None:
-        self.app, self.metrics, self.limits = app, metrics, limits
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        limits: ServerSettings,
+        answers: set[asyncio.Future[None]],
+    ) -> None:
+        """``answers``: gets those that are under way."""
+        self.app, self.metrics, self.limits, self.answers = app, metrics, limits, answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it."""
@@ -86,7 +99,7 @@ class Guard:
         if self.limits.root_path and not scope.get("root_path"):
             scope["root_path"] = self.limits.root_path
         number, began = f"req_{secrets.token_hex(12)}", time.monotonic()
-        status = read = 0
+        status, read, more = 0, 0, True
 
         async def answered(message: Message) -> None:
             nonlocal status
@@ -98,8 +111,13 @@ class Guard:
             await asyncio.wait_for(send(message), self.limits.write_seconds)
 
         async def counted() -> Message:
-            nonlocal read
-            message = await receive()
+            nonlocal read, more
+            left = began + self.limits.read_seconds - time.monotonic() if more else None
+            try:
+                message = await asyncio.wait_for(receive(), left)
+            except asyncio.TimeoutError:
+                raise not_whole(self.limits.read_seconds) from None
+            more = message.get("more_body", False)
             read += len(message.get("body", b""))
             if read > self.limits.most_body:
                 raise too_long(self.limits.most_body)
@@ -107,12 +125,14 @@ class Guard:
 
         try:
             check_head(scope, self.limits.keys, self.limits.most_body)
-            await self.app(scope, counted, answered)
+            await self._outlive(scope, self.app(scope, counted, answered))
             usual = "failed" if status >= 500 else "refused" if status >= 400 else "ok"
             scope.setdefault(OUTCOME, usual)
         except asyncio.TimeoutError:
             scope[OUTCOME] = "cancelled"
             log.info("%s: the client did not read its answer and was let go", number)
+        except ClientDisconnect:
+            scope[OUTCOME] = "cancelled"
         except Exception as error:
             refusal = refusal_of(error)
             scope[OUTCOME] = refusal.outcome
@@ -124,6 +144,23 @@ class Guard:
         finally:
             self._over(scope, number, status, time.monotonic() - began)
 
+    async def _outlive(self, scope: Scope, answer: Awaitable[None]) -> None:
+        """Answer a request; one that the server around cancels gets an error that clients retry."""
+        work = asyncio.ensure_future(answer)
+        self.answers.add(work)
+        work.add_done_callback(self.answers.discard)
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            job: Job | None = scope.get(JOB)
+            if job is None:
+                raise server_closing() from None
+            job.end(server_closing())
+            await asyncio.wait({work}, timeout=LAST_ANSWERS)
+        finally:
+            work.cancel()
+        await work
+
     def _over(self, scope: Scope, number: str, status: int, seconds: float) -> None:
         """Count a request that is over, and write its line into the log."""
         # Cancelled from outside, it has said nothing of its end.
@@ -132,6 +169,7 @@ class Guard:
         if method == "POST" and path == DRAWING:
             self.metrics.seconds.labels(outcome).observe(seconds)
         quiet = path in WATCHED and method in ("GET", "HEAD") and status == 200
+        quiet |= not status and outcome == "cancelled"  # its client left before it was asked for
         client = ":".join(map(str, scope.get("client") or ("-",)))
         # As it came, in percent signs: a path may hold the end of a line.
         raw = scope.get("raw_path") or path.encode()

@@ -88,6 +88,12 @@ class Job:
             self.began = time.monotonic()
             self.spent["waiting"] = max(0.0, self.began - self.came - sum(self.spent.values()))
 
+    def end(self, event: Event) -> None:
+        """Deliver the last event, once, from any thread."""
+        if not self.over:
+            self.over = True
+            self.deliver(event)
+
     def cancel(self) -> None:
         """Give the job up, from any thread: what of it runs is stopped, what waits is dropped."""
         self.over = True

@@ -74,6 +74,11 @@ def wrong_value(param: str | None, message: str, code: str = "invalid_value") ->
     return Refusal(400, message, param, code)
 
 
+def unsupported(text: str) -> Refusal:
+    """Return the refusal of a body that is not JSON by its headers."""
+    return Refusal(415, f"the body {text}", code="unsupported_media_type")
+
+
 def check_model(name: str, model: str) -> None:
     """Raise the refusal of a model that is not the one that is served."""
     if name != model:
@@ -102,10 +107,22 @@ def busy(seconds: float, waiting: int, most: int) -> Refusal:
     return Refusal(429, text, code="queue_full", headers={"Retry-After": wait})
 
 
+def not_whole(seconds: float) -> Refusal:
+    """Return the refusal of a request that does not come whole; its connection is closed."""
+    text = f"the request was not whole after {seconds:g} s; send all of it at once"
+    return Refusal(408, text, code="request_timeout", headers={"Connection": "close"})
+
+
 def server_closing() -> Refusal:
     """Return the refusal of a server that is going down."""
     text = "the server is shutting down and takes no more requests; try again later"
     return Refusal(503, text, code=SHUTTING_DOWN, headers={"Retry-After": "5"})
+
+
+def not_started() -> Refusal:
+    """Return the refusal of an application that is mounted in another and was never started."""
+    text = "the service was not started; run its lifespan within that of the application around it"
+    return Refusal(503, text, code="not_started", headers=NO_RETRY)
 
 
 def lost(reason: str) -> Refusal:

@@ -23,7 +23,7 @@ from lantern_accel.generation.slots import Drawn
 from lantern_accel.serving.drawing import Drawing
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Completed, Event, Job, Picture, Queue
-from lantern_accel.serving.refusals import refusal_of, server_closing, too_late
+from lantern_accel.serving.refusals import not_started, refusal_of, server_closing, too_late
 
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
@@ -39,8 +39,9 @@ class ServerSettings:
     """What a server is started with, beyond the pipeline, and what it takes on.
 
     ``slots``: rows of the batch; ``queue``: images that may wait; ``deadline``: seconds that a request
-    has; ``keys``: API keys; ``most_body``: bytes; ``most_prompt``: characters; ``write_seconds``: after
-    which a client that does not read is let go; ``grace``: seconds that a stop waits for what runs.
+    has; ``keys``: API keys; ``most_body``: bytes; ``most_prompt``: characters; ``read_seconds``: in which
+    a head, and then its body, must come; ``write_seconds``: after which a client that does not read is
+    let go; ``grace``: seconds that a stop waits for what runs.
     ``silence``: seconds after which a stream that waits sends a comment; ``origins``: those whose pages
     may ask (``*``: all); ``root_path``: the path below which a proxy serves it.
     """
@@ -51,6 +52,7 @@ class ServerSettings:
     keys: tuple[str, ...] = ()
     most_body: int = 1 << 20
     most_prompt: int = 4000
+    read_seconds: float = 30.0
     write_seconds: float = 60.0
     grace: float = 300.0
     silence: float = 15.0
@@ -87,6 +89,8 @@ class Studio:
 
     def submit(self, job: Job) -> None:
         """Queue a job's images, all or none; raises :class:`Refusal` for too many, and when closing."""
+        if self._thread.ident is None:
+            raise not_started()
         self.queue.put(job, self._each)
 
     def drain(self) -> None:
@@ -105,6 +109,7 @@ class Studio:
         self.drain()
         self.queue.stop()
         self._thread.join(seconds)
+        self.end()
         return not self._thread.is_alive()
 
     @property
@@ -214,9 +219,8 @@ class Studio:
     def _end(self, job: Job, event: Event) -> None:
         if job.over:
             return
-        job.over = True
         if isinstance(event, LanternError) and event.field:
             event.field = job.request.named(event.field)
         if isinstance(event, Exception) and (why := refusal_of(event)).outcome == "failed":
             self.metrics.failed.labels(why.code).inc()
-        job.deliver(event)
+        job.end(event)

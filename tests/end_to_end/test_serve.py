@@ -390,7 +390,7 @@ def test_a_client_that_does_not_read_is_let_go():
 
     counter = SimpleNamespace(labels=lambda *more: SimpleNamespace(inc=lambda: None))
     metrics: Any = SimpleNamespace(requests=counter)  # all that a guard asks of them
-    guard = Guard(app, metrics, ServerSettings(write_seconds=0.05))
+    guard = Guard(app, metrics, ServerSettings(write_seconds=0.05), set())
     scope = {"type": "http", "path": "/", "headers": []}
     asyncio.run(asyncio.wait_for(guard(scope, receive, never), 10))
     assert left == ["the application"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
 import logging
 import socket
@@ -16,13 +18,16 @@ import pytest
 httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 pytest.importorskip("fastapi")
+uvicorn = pytest.importorskip("uvicorn")
 
 from support.janus import write_janus  # noqa: E402
 from support.server import Held, Served, serving  # noqa: E402
 
+import lantern_accel  # noqa: E402, after importorskip
 from lantern_accel.cli import main  # noqa: E402
 from lantern_accel.cli.serve import _origin, _root_path  # noqa: E402
 from lantern_accel.errors import RequestError  # noqa: E402, after importorskip
+from lantern_accel.serving.app import make_app  # noqa: E402
 from lantern_accel.serving.queue import STAGES  # noqa: E402
 from lantern_accel.serving.studio import ServerSettings  # noqa: E402
 
@@ -140,6 +145,192 @@ def test_a_request_is_one_line_in_the_log_and_a_watcher_is_none(served, caplog):
     assert answer.headers["x-request-id"] in lines[0] and f"POST {PATH}: 200 ok" in lines[0]
     assert "red heart" not in lines[0] and "key" not in lines[0]
     assert "nothing%0Ahere: 404 refused" in lines[1]
+
+
+# --- what does not come whole, or not in time ----------------------------------------------------------
+
+KEY = b"authorization: Bearer key\r\n"
+HEAD = b"POST /v1/images/generations HTTP/1.1\r\nhost: a\r\ncontent-length: 99\r\n"
+WHOLE = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+HALVES = {
+    "nothing": b"",
+    "half a head": HEAD,
+    "half a body": HEAD + KEY + b"\r\n{",
+    "half a body without a key": HEAD + b"\r\n{",
+    "half a body in chunks": HEAD[:-20] + b"transfer-encoding: chunked\r\n" + KEY + b"\r\nfff\r\n{",
+    "half a head after an answer": WHOLE + HEAD,
+    "half a head after a refusal": WHOLE.replace(b"health", b"metrics") + HEAD,
+}
+
+
+def sent(served: Served, name: str) -> socket.socket:
+    found = socket.create_connection(("127.0.0.1", served.port), 20)
+    found.sendall(HALVES[name])
+    return found
+
+
+def test_a_request_that_does_not_come_whole_is_closed_though_bytes_come(tiny_model, caplog):
+    """A client that reads slowly is not one that sends slowly."""
+    answers: dict[str, bytes] = {}
+
+    def drip(name: str) -> None:
+        with sent(served, name) as client:
+            client.settimeout(0.1)
+            answers[name] = b""
+            while True:
+                try:
+                    part = client.recv(65536)
+                    answers[name] += part
+                    if not part:
+                        return
+                except TimeoutError:
+                    if name != "nothing":
+                        client.sendall(b"a")
+                except ConnectionError:
+                    return
+
+    with serving(tiny_model, ServerSettings(read_seconds=0.5, keys=("key",))) as served:
+        threads = [threading.Thread(target=drip, args=(name,)) for name in HALVES]
+        with caplog.at_level(logging.INFO, "lantern_accel.serving"):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(10)
+        assert not any(thread.is_alive() for thread in threads), answers
+        failed = ended(served, "failed")
+    for name, answer in answers.items():
+        wanted = b"HTTP/1.1 401" if "without" in name else b"HTTP/1.1 408"
+        assert wanted in answer, (name, answer)
+        if wanted.endswith(b"408"):
+            assert b"connection: close" in answer.lower()
+            error = json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]
+            assert error["code"] == "request_timeout" and set(error) >= {"message", "type", "param"}
+    assert not failed and not any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_may_take_longer_than_a_request(tiny_model, monkeypatch, stream):
+    hold = Held(monkeypatch)
+    with serving(tiny_model, ServerSettings(read_seconds=0.2, grace=30)) as served:
+        threading.Timer(0.6, hold.go.set).start()
+        with httpx.Client() as client:
+            for _ in range(2):  # and the connection goes on
+                answer = client.post(served.url + PATH, json={**BODY, "stream": stream}, timeout=60)
+                assert answer.status_code == 200 and "error" not in answer.text
+
+
+def test_a_client_that_waits_to_be_asked_is_answered(served):
+    """Expect: 100-continue, as curl sends it with long bodies."""
+    body = json.dumps(BODY).encode()
+    head = HEAD.replace(b"99", b"%d" % len(body)) + KEY + b"expect: 100-continue\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", served.port), 20) as client:
+        client.sendall(head)
+        assert client.recv(1024).startswith(b"HTTP/1.1 100")
+        client.sendall(body)
+        assert client.recv(1024).startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_that_leaves_its_request_half_sent_fails_nothing(served, caplog):
+    before = ended(served, "cancelled"), ended(served, "failed")
+    with caplog.at_level(logging.INFO):
+        sent(served, "half a body").close()
+        served.until(lambda: ended(served, "cancelled") == before[0] + 1)
+    assert ended(served, "failed") == before[1]
+    assert not any(record.exc_info or "cancelled" in record.message for record in caplog.records)
+
+
+def test_many_halves_hinder_nobody_and_a_stop_with_them_is_one_line(tiny_model, caplog):
+    logged = caplog.at_level(logging.INFO, "lantern_accel.serving")
+    with logged, serving(tiny_model, ServerSettings(grace=30)) as served:
+        ask(served)
+        halves = [sent(served, name) for name in list(HALVES)[:2] * 10]
+        halves += [sent(served, "half a body") for _ in range(10)]
+        assert ask(served).status_code == 200
+        served.until(lambda: len(served.server.server_state.tasks) == 10)
+        caplog.clear()
+        began = time.monotonic()
+        served.server.should_exit = True
+        for half in halves:
+            with half:
+                assert half.recv(1) == b""
+        assert time.monotonic() - began < 10
+    lines = [record for record in caplog.records if "serving" in record.name]
+    assert [one.getMessage()[:14] for one in lines] == ["20 connections"]
+    assert not any(record.exc_info for record in caplog.records)
+
+
+@contextmanager
+def mounted(model: Any, grace: float, started: bool = True) -> Iterator[tuple[Any, str]]:
+    """Run the application within another one, on uvicorn's own server; gives that and its address."""
+    application = pytest.importorskip("fastapi").FastAPI
+    with lantern_accel.load(model, device="cpu", dtype="float32") as pipeline:
+        inner = make_app(pipeline, ServerSettings(slots=1, grace=grace))
+        life = inner.router.lifespan_context
+        outer = application(lifespan=(lambda app: life(inner)) if started else None)
+        outer.mount("/draw", inner)
+        config = uvicorn.Config(outer, port=0, timeout_graceful_shutdown=1, log_level="error")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.005)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            yield server, f"http://127.0.0.1:{port}/draw{PATH}"
+        finally:
+            server.should_exit = True
+            thread.join(30)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_application_in_another_answers_at_the_end_of_its_grace(tiny_model, monkeypatch, stream):
+    hold, answers = Held(monkeypatch), []
+    with mounted(tiny_model, 0.1) as (server, url):
+        body = {**BODY, "n": 2, "stream": stream}
+        asking = threading.Thread(
+            target=lambda: answers.append(httpx.post(url, json=body, timeout=60))
+        )
+        asking.start()
+        assert hold.inside.wait(20)
+        server.should_exit = True
+        asking.join(20)
+        hold.go.set()
+    assert answers[0].status_code == (200 if stream else 503)
+    text = answers[0].text.partition("event: error\ndata: ")[2] if stream else answers[0].text
+    assert json.loads(text)["error"]["code"] == "shutting_down"
+    assert "x-should-retry" not in answers[0].headers
+
+
+def test_an_application_ends_when_its_answers_are_sent(tiny_model, monkeypatch):
+    hold, told, came = Held(monkeypatch), [], []
+    scope = {"type": "http", "method": "POST", "path": PATH, "headers": [], "query_string": b""}
+
+    async def receive() -> Any:
+        if came:
+            await asyncio.sleep(60)
+        came.append(True)
+        return {"type": "http.request", "body": json.dumps(BODY).encode()}
+
+    async def send(message: Any) -> None:
+        await asyncio.sleep(0.2)
+        told.append(message)
+
+    async def run(app: Any) -> None:
+        async with app.router.lifespan_context(app):
+            asking = asyncio.ensure_future(app(scope, receive, send))
+            assert await asyncio.to_thread(hold.inside.wait, 20)
+            asking.cancel()
+        assert told[0]["status"] == 503 and b"shutting_down" in told[1]["body"]
+        hold.go.set()
+
+    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
+        asyncio.run(run(make_app(pipeline, ServerSettings(grace=0.01))))
+
+
+def test_an_application_in_another_that_never_started_says_so(tiny_model):
+    with mounted(tiny_model, 0.1, started=False) as (_, url):
+        error = httpx.post(url, json=BODY, timeout=10).json()["error"]
+    assert error["code"] == "not_started" and "lifespan" in error["message"]
 
 
 # --- connections on which nothing moves ---------------------------------------------------------------
@@ -331,6 +522,45 @@ def test_a_body_that_is_none_is_shown_as_json(served):
     key = {"Authorization": "Bearer key"}
     said = httpx.post(served.url + PATH, content=b"[]", headers=key).json()["error"]["message"]
     assert '{"prompt": "red heart"}' in said and "'" not in said
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "says"),
+    [
+        (gzip.compress(json.dumps(BODY).encode()), {"Content-Encoding": "gzip"}, "gzip"),
+        (gzip.compress(json.dumps(BODY).encode()), {"Content-Type": "application/json"}, "gzip"),
+        (b"\x0b\x80", {"Content-Encoding": "br"}, "br"),
+        (b"prompt=red+heart", {"Content-Type": "application/x-www-form-urlencoded"}, "form-url"),
+        (b"--a", {"Content-Type": "multipart/form-data; boundary=a"}, "multipart/form-data"),
+        (b"<a/>", {"Content-Type": "application/xml"}, "application/xml"),
+    ],
+)
+def test_a_body_of_another_kind_is_named(served, body, headers, says):
+    head = {"Authorization": "Bearer key", **headers}
+    answer = httpx.post(served.url + PATH, content=body, headers=head)
+    error = answer.json()["error"]
+    assert answer.status_code == 415 and error["code"] == "unsupported_media_type"
+    assert says in error["message"]
+
+
+def test_json_under_the_name_of_a_form_is_taken(served):
+    """As curl sends it without a header."""
+    head = {"Authorization": "Bearer key", "Content-Type": "application/x-www-form-urlencoded"}
+    body = json.dumps(BODY).encode()
+    assert httpx.post(served.url + PATH, content=body, headers=head).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("where", ["conditions", "rows"])
+def test_a_prompt_that_the_model_refuses_late_is_named(served, monkeypatch, where, stream):
+    def refuse(*given: Any) -> None:
+        raise RequestError("too long for this model")
+
+    monkeypatch.setattr(served.pipeline.runtime, where, refuse)
+    before = ended(served, "refused")
+    text = ask(served, stream=stream).text
+    assert json.loads(text.partition("data: ")[2] if stream else text)["error"]["param"] == "prompt"
+    served.until(lambda: ended(served, "refused") == before + 1)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ that cannot be written costs time, not the request.
 from __future__ import annotations
 
 import atexit
+import codecs
 import contextlib
 import errno
 import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -26,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import platformdirs
 
-from lantern_accel.errors import DiskFullError, LanternWarning, RequestError
+from lantern_accel.errors import DiskFullError, LanternWarning, RequestError, shown
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,6 +46,10 @@ MOST_BYTES = 2**30
 CACHE = "LANTERN_ACCEL_CACHE"
 #: Files of text or JSON are not larger.
 MOST_TEXT = 256 * 2**20
+#: What no file's name has on Windows: signs, ends, and the names of devices, whatever follows them.
+_NOT_IN_NAMES = re.compile(
+    r"""[<>:"/\\|?*\x00-\x1f]|[. ]$|^(con|prn|aux|nul|(com|lpt)[0-9])(?=[ .]|$)""", re.IGNORECASE
+)
 
 
 def cache_dir() -> Path:
@@ -127,11 +133,19 @@ def read_bytes_file(path: Path, most: int = MOST_TEXT) -> bytes:
 
 
 def read_text_file(path: Path) -> str:
-    """Return a text file's content; raises OSError, :class:`UnreadableFile` where it is not UTF-8."""
+    """Return a text file's content; raises OSError, :class:`UnreadableFile` for another encoding.
+
+    It is UTF-8, or UTF-16 with its byte order mark.
+    """
+    held = read_bytes_file(path)
+    wide = held.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        return read_bytes_file(path).decode("utf-8-sig").replace("\r\n", "\n")
+        text = held.decode("utf-16" if wide else "utf-8-sig")
+        if "\0" not in text:  # UTF-16 without its mark has them, and no text
+            return text.replace("\r\n", "\n")
     except UnicodeDecodeError:
-        raise UnreadableFile(errno.EINVAL, "it is not text", str(path)) from None
+        pass
+    raise UnreadableFile(errno.EINVAL, "it is not text in UTF-8; save it as UTF-8", str(path))
 
 
 def read_lines(path: Path) -> list[str]:
@@ -171,6 +185,14 @@ def disk_is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def check_name(name: str) -> None:
+    """Raise RequestError for a name that a file cannot have on every system."""
+    if found := _NOT_IN_NAMES.search(name):
+        raise RequestError(
+            f"{shown(name)} names no file on Windows, because of {shown(found[0])}; choose another name"
+        )
+
+
 def check_target(path: Path, parents: bool = True) -> None:
     """Raise RequestError where a file could not be written, before the work that makes its content.
 
@@ -183,6 +205,7 @@ def check_target(path: Path, parents: bool = True) -> None:
             raise RequestError(f"{path} is a folder; name a file in it")
         if not is_regular(path):  # a device or a pipe, which is written to as it is
             return
+        check_name(path.name)
         folder = path.resolve().parent
         while parents and not folder.exists() and folder != folder.parent:
             folder = folder.parent

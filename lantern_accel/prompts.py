@@ -13,7 +13,7 @@ from typing import Any
 
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import RequestError, shown
-from lantern_accel.files import is_regular, read_json_file, read_lines, read_text_file
+from lantern_accel.files import check_name, is_regular, read_json_file, read_lines, read_text_file
 
 #: Keys of a row that hold its prompt, name and seed; the first that is there counts.
 PROMPT_KEYS = ("prompt", "text", "caption", "TEXT", "Prompt")
@@ -21,7 +21,10 @@ NAME_KEYS = ("id", "name", "key")
 #: Rows of a Parquet file that are read at once.
 ROWS_AT_ONCE = 4096
 
-_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+#: Characters of an id, at most.
+LONGEST_ID = 100
+
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Item:
     """One image to generate: ``number`` in its file, ``name`` of what is written, and its random stream.
 
     A row with a seed of its own is image 0 of that seed; any other one is image ``number`` of the run's.
+    ``error``: why the row cannot be used.
     """
 
     number: int
@@ -36,21 +40,23 @@ class Item:
     prompt: str | int
     seed: int
     index: int
+    error: str = ""
 
 
 def read_items(path: Path, seed: int) -> list[Item]:
-    """Read a file's prompts; raises RequestError where there are none, or a row cannot be used.
+    """Read a file's prompts; raises RequestError where there are none, or none that can be used.
 
     ``.jsonl``: an object per line with ``prompt`` (or ``text``, ``caption``), if wanted ``id`` and
     ``seed``. ``.parquet``, ``.csv`` and ``.tsv``: columns of these names, or PartiPrompts' ``Prompt``.
     ``.json``: COCO's captions (``annotations`` with ``caption`` and ``id``), or a list of such objects.
-    Anything else: one prompt per line.
+    Anything else: one prompt per line. Tables are separated by comma, semicolon or tab, as their first
+    line is, or by what a line ``sep=;`` before it says.
     """
     items: list[Item] = []
     names: set[str] = set()
     for number, row in enumerate(_rows(path)):
-        item = _item(row, number, seed, path)
-        if item.name.lower() in names:
+        item = _item(row, number, seed)
+        if item.name.lower() in names and not item.error:
             raise RequestError(
                 f"{path} names two images {item.name!r}; give every row an id of its own, or none"
             )
@@ -58,12 +64,18 @@ def read_items(path: Path, seed: int) -> list[Item]:
         items.append(item)
     if not items:
         raise RequestError(f"{path} holds no prompt; write one per line")
+    if all(item.error for item in items):
+        raise RequestError(f"row 1 of {path}: {items[0].error}")
     return items
 
 
 def read_prompts(path: Path) -> list[str | int]:
     """Read a file's prompts alone, as :func:`read_items` does; a row's name and seed mean nothing."""
-    return [item.prompt for item in read_items(path, 0)]
+    found = read_items(path, 0)
+    for item in found:
+        if item.prompt == "":
+            raise RequestError(f"row {item.number + 1} of {path}: {item.error}")
+    return [item.prompt for item in found]
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -88,18 +100,31 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _table(path: Path, sign: str) -> Iterator[Mapping[str, Any]]:
     """Go through a table's rows, by the names in its first line; an empty cell is left out."""
-    comma = sign == ","
-    text = io.StringIO(read_text_file(path), newline="")
-    rows = csv.DictReader(text, delimiter=sign, strict=comma, skipinitialspace=comma)
-    for row in rows:
-        if comma and None in row:
+    text, signs = read_text_file(path).replace("\r", "\n"), [sign, *",;\t"]
+    if said := re.match('"?sep=(.)"?[,; ]*(\n|$)', text, re.IGNORECASE):
+        text, signs = text[said.end() :], [said[1]]
+    first = text.partition("\n")[:1]
+    for sign in signs:
+        names = [name.strip().lower() for name in next(csv.reader(first, delimiter=sign), ())]
+        if not {*PROMPT_KEYS}.isdisjoint(names):
+            break
+    else:
+        raise RequestError(
+            f"the first line of {path} names no column prompt, text or caption; separate its names by "
+            "a comma, a semicolon or a tab"
+        )
+    lines, tab = io.StringIO(text, newline=""), sign == "\t"
+    rows = csv.reader(lines, delimiter=sign, strict=not tab, skipinitialspace=not tab)
+    next(rows)
+    for row in filter(None, rows):
+        if len(row) > len(names) and not tab:
             raise RequestError(
                 f"line {rows.line_num} of {path} has more cells than the first line has names; put "
-                "prompts with a comma in quotes"
+                f"prompts with {sign!r} in quotes"
             )
-        cells = {name: cell for name, cell in row.items() if name and cell}
-        seed = cells.get("seed", "")
-        yield cells | ({"seed": int(seed)} if seed.isdecimal() and len(seed) < 20 else {})
+        cells = {name: cell for name, cell in zip(names, row, strict=False) if name and cell}
+        whole = re.fullmatch(r" *([0-9]{1,19})([.,]0*)? *", cells.get("seed", ""))
+        yield cells | ({"seed": int(whole[1])} if whole else {})
 
 
 def _object(line: str, number: int, path: Path) -> Mapping[str, Any]:
@@ -140,20 +165,35 @@ def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
             yield from batch.to_pylist()
 
 
-def _item(row: Mapping[str, Any], number: int, seed: int, path: Path) -> Item:
-    prompt = next((row[key] for key in PROMPT_KEYS if row.get(key) is not None), None)
-    where = f"row {number + 1} of {path}"
-    if not isinstance(prompt, str | int) or isinstance(prompt, bool) or not str(prompt).strip():
-        raise RequestError(f"{where} has no prompt; name it prompt, text or caption")
-    name = next((row[key] for key in NAME_KEYS if row.get(key) is not None), None)
-    name = f"{number:06d}" if name is None else str(name)
-    if not _SAFE.fullmatch(name):
-        raise RequestError(
-            f"{where} has the id {shown(name)}, which names no file; use letters, digits, '.', '_', '-'"
-        )
+def _item(row: Mapping[str, Any], number: int, seed: int) -> Item:
+    """Return a row's image, or what is wrong with the row; its prompt is "" where there is none."""
+    row = {key: one for key, one in row.items() if one is not None and one == one}  # not NaN
+    prompt = next((row[key] for key in PROMPT_KEYS if key in row), "")
+    name = str(next((row[key] for key in NAME_KEYS if key in row), f"{number:06d}"))
     own = row.get("seed")
-    if own is None:
-        return Item(number, name, prompt, seed, number)
-    if not isinstance(own, int) or isinstance(own, bool) or not 0 <= own < SEEDS:
-        raise RequestError(f"{where} has the seed {shown(own)}; it is an integer from 0")
-    return Item(number, name, prompt, own, 0)
+    if isinstance(own, float) and own.is_integer():
+        own = int(own)
+    error = _wrong(name, own)
+    if not isinstance(prompt, str | int) or isinstance(prompt, bool) or not str(prompt).strip():
+        prompt, error = "", "it has no prompt; name it prompt, text or caption"
+    seed, index = (seed, number) if own is None or error else (own, 0)
+    return Item(number, name, prompt, seed, index, error)
+
+
+def _wrong(name: str, seed: object) -> str:
+    """Return what is wrong with a row's id and seed; "" where nothing is."""
+    if len(name) > LONGEST_ID:
+        return f"its id {name[:20]!r}... has {len(name)} characters, and {LONGEST_ID} are the most"
+    if not _SAFE.fullmatch(name):
+        return (
+            f"it has the id {shown(name)}, which names no file; use letters, digits, '.', '_', '-', and "
+            "one of the first two to begin with"
+        )
+    try:
+        check_name(name)
+    except RequestError as error:
+        return f"its id {error}"
+    whole = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < SEEDS
+    if seed is not None and not whole:
+        return f"it has the seed {shown(seed)}, and a seed is an integer from 0"
+    return ""

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from lantern_accel._version import __version__
 from lantern_accel.errors import RequestError
-from lantern_accel.files import write_whole
+from lantern_accel.files import check_name, write_whole
 from lantern_accel.generation.decision import Decision
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -266,6 +266,7 @@ def picture_format(path: Path) -> str:
     An image of one pixel is written first: Pillow lists formats that cannot take a photograph, or
     whose libraries are absent. Raises :class:`RequestError`.
     """
+    check_name(path.name)
     from PIL import Image as pillow
 
     suffix = path.suffix.lower() or ".png"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lantern_accel.files import cache_dir, write_json, write_whole
+from lantern_accel.errors import RequestError
+from lantern_accel.files import cache_dir, check_name, check_target, write_json, write_whole
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_rest(tmp_path: Path) -> None:
@@ -41,3 +42,28 @@ def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_
     assert cache_dir().parts[-2:] == (".cache", "lantern_accel")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     assert cache_dir() == tmp_path / "caches" / "lantern_accel"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "CON",
+        "nul.txt",
+        "aux .png",
+        "Lpt1.tar.gz",
+        "a.",
+        "a ",
+        *(f"a{sign}b.png" for sign in '<>:"|?*'),
+    ],
+)
+def test_a_name_that_windows_cannot_hold_is_refused_on_every_system(tmp_path, name) -> None:
+    with pytest.raises(RequestError, match="on Windows"):
+        check_target(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "name", ["console.png", "a b.png", ".a", "com.png", "null", "a..b", "日本.png"]
+)
+def test_a_name_that_windows_can_hold_is_taken(tmp_path, name) -> None:
+    check_name(name)
+    check_target(tmp_path / name)

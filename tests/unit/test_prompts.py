@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from lantern_accel.errors import RequestError
-from lantern_accel.prompts import Item, read_items
+from lantern_accel.prompts import Item, read_items, read_prompts
 
 
 def written(path: Path, text: str) -> Path:
@@ -41,6 +42,77 @@ def test_tables_have_ids_and_seeds_and_cells_with_commas(tmp_path):
         assert read_items(path, 5) == expected
 
 
+@pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be-mark"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        'prompt,seed,id\n"a fox; sitting",3.0,a\nf\u00fcchse,,\n',
+        'sep=,\nprompt,seed,id\n"a fox; sitting",3,a\nf\u00fcchse,,\n',
+        'id;Prompt;seed\na;"a fox; sitting";3,0\n;f\u00fcchse;\n',
+        '"sep=;"\nid;prompt;seed\na;"a fox; sitting";3.00\n;f\u00fcchse;\n',
+        '"id";"prompt";"seed"\n"a";"a fox; sitting";"3."\n"";"f\u00fcchse";""\n',
+        "SEP=\t\nid\tprompt\tseed\na\ta fox; sitting\t3\n\tf\u00fcchse\t\n",
+        "seed\tid\tTEXT\n3.0\ta\ta fox; sitting\n\t\tf\u00fcchse\n",
+        "ID\tSeed\tPROMPT\ra\t3\ta fox; sitting\r\t\tf\u00fcchse\r",
+        "sep=|\r\nid|caption|seed\r\na|a fox; sitting|3\r\n\r\n|f\u00fcchse|\r\n",
+    ],
+)
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_table_is_read_as_spreadsheets_write_it(tmp_path, suffix, text, coding):
+    marked = coding.endswith("-mark")
+    held = ("\ufeff" * marked + text).encode(coding.removesuffix("-mark"))
+    (path := tmp_path / f"a{suffix}").write_bytes(held)
+    assert read_items(path, 5) == [
+        Item(0, "a", "a fox; sitting", 3, 0),
+        Item(1, "000001", "f\u00fcchse", 5, 1),
+    ]
+
+
+def test_numbers_of_other_programs_are_read(tmp_path):
+    rows = '[{"prompt": "fox", "seed": 3.0, "id": NaN}, {"prompt": "ant", "seed": NaN, "id": 7}]'
+    found = read_items(written(tmp_path / "a.json", rows), 5)
+    assert found == [Item(0, "000000", "fox", 3, 0), Item(1, "7", "ant", 5, 1)]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"id": "x" * 101}, "has 101 characters, and 100 are the most"),
+        ({"id": "CON"}, "Windows.*CON"),
+        ({"id": "nul.txt"}, "Windows.*nul"),
+        ({"id": "Com1.a.b"}, "Windows.*Com1"),
+        ({"id": "a."}, "Windows"),
+        ({"id": "a b "}, "names no file"),
+        *(({"id": f"a{sign}b"}, "names no file") for sign in '<>:"|?*'),
+        ({"seed": 3.5}, "the seed 3.5"),
+        ({"seed": True}, "the seed True"),
+        ({"seed": [1]}, r"the seed \[1\]"),
+        ({"prompt": ""}, "has no prompt"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_lost_alone(tmp_path, row, says):
+    rows = [{"prompt": "fox", **row}, {"prompt": "ant", "id": "console"}]
+    path = written(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
+    bad, good = read_items(path, 5)
+    assert re.search(says, bad.error) and bad.number == 0
+    assert good == Item(1, "console", "ant", 5, 1)
+    if "prompt" in row:
+        with pytest.raises(RequestError, match=r"row 1 .* has no prompt"):
+            read_prompts(path)
+    else:  # of which ids and seeds mean nothing
+        assert read_prompts(path) == ["fox", "ant"]
+
+
+@pytest.mark.parametrize(
+    "held", ["prompt\nf\u00fcchse".encode("latin-1"), "prompt\nfox".encode("utf-16-le")]
+)
+@pytest.mark.parametrize("suffix", [".csv", ".txt", ".json"])
+def test_another_encoding_is_named(tmp_path, held, suffix):
+    (path := tmp_path / f"a{suffix}").write_bytes(held)
+    with pytest.raises(RequestError, match="save it as UTF-8"):
+        read_items(path, 5)
+
+
 def test_parquet_is_read_by_its_columns(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -65,7 +137,14 @@ def test_parquet_is_read_by_its_columns(tmp_path):
         ("a.jsonl", '{"prompt": "x", "seed": -1}', "the seed -1"),
         ("a.jsonl", '{"prompt": "x", "seed": "1"}', "the seed '1'"),
         ("a.csv", "prompt,seed\nx,-1", "the seed '-1'"),
-        ("a.csv", "words\nx", "row 1 .* has no prompt"),
+        (
+            "a.csv",
+            "words\nx",
+            "first line .* column prompt, text or caption; .* semicolon or a tab",
+        ),
+        ("a.csv", "prompt|seed\nx|1", "first line .* column prompt"),
+        ("a.csv", "sep=;\nprompt,seed\nx,1", "first line .* column prompt"),
+        ("a.csv", "id;prompt\n1;a fox; sitting", "line 2 .* has more cells .* ';' in quotes"),
         ("a.csv", "prompt\na fox, sitting", "line 2 .* has more cells .* in quotes"),
         ("a.csv", 'prompt,seed\n"open,5\ncat,6', "cannot be read"),
         ("a.csv", f"prompt\n{'x' * 200_000}", "cannot be read .*limit"),

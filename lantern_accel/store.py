@@ -51,15 +51,22 @@ def validated(model: type[RecordT], path: Path, data: Mapping[str, Any]) -> Reco
         ) from None
 
 
+def difference(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any]
+) -> tuple[str, object, object] | None:
+    """Return the first key that differs, and its two values; None where none does."""
+    # Plain values first: they say what differs in fewer words than a table of sizes.
+    keys = sorted({**ours, **theirs}, key=lambda name: isinstance(theirs.get(name), dict))
+    both = ((name, theirs.get(name), ours.get(name)) for name in keys)
+    return next((one for one in both if one[1] != one[2]), None)
+
+
 def check_same(
     path: Path | str, theirs: Mapping[str, Any], ours: Mapping[str, Any], another: str
 ) -> None:
     """Raise RequestError where what a path holds is of something else; ``another``: to name instead."""
-    # Plain values first: they say what differs in fewer words than a table of sizes.
-    for key in sorted({*theirs, *ours}, key=lambda k: (isinstance(theirs.get(k), dict), k)):
-        if theirs.get(key) != ours.get(key):
-            was, now = (repr(one.get(key))[:100] for one in (theirs, ours))
-            raise RequestError(
-                f"{path} cannot be resumed: its {key.replace('_', ' ')} is {was}, not {now}; name "
-                f"another {another}"
-            )
+    if found := difference(theirs, ours):
+        name, was, now = found[0].replace("_", " "), *(repr(one)[:100] for one in found[1:])
+        raise RequestError(
+            f"{path} cannot be resumed: its {name} is {was}, not {now}; name another {another}"
+        )

@@ -14,6 +14,7 @@ from lantern_accel.cli.console import bar, print_json, say, telling, warn
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
+from lantern_accel.generation.journal import asked_of
 from lantern_accel.generation.settings import check_prompts, option_name, read_settings
 from lantern_accel.prompts import read_prompts
 from lantern_accel.strategy.choose import read_strategy
@@ -114,15 +115,10 @@ def generate(
         pipeline.request(prompt, **settings)
         if not quiet:
             _warn_of_unseen(load.model, words)
-        pictures = Pictures(
-            output,
-            count,
-            not grid,
-            [words, load.model, settings],
-            resume,
-            not no_metadata,
-            overwrite,
-        )
+        asks = asked_of(load.keywords(), asked.model_dump())
+        pictures = Pictures(output, words, count // len(words), not grid, asks, not no_metadata)
+        if resume:
+            pictures.resume(asked.seed, overwrite)
         better = None
         try:
             result = _draw(pipeline, prompt, settings, pictures, quiet)
@@ -175,13 +171,13 @@ def _draw(
     quiet: bool,
 ) -> GenerationResult | None:
     """Generate the missing images; each batch is written when it is done. None: nothing was missing."""
-    notes = pictures.notes
-    left = [index for index in range(pictures.count) if index not in notes.finished]
+    journal = pictures.journal
+    left = [index for index in range(pictures.count) if index not in journal.finished]
     if not left:
         return None
-    if notes.seed is not None:
-        settings = {**settings, "seed": notes.seed}
-    notes.seed = pipeline.request(prompt, **settings).seed
+    if journal.seed is not None:
+        settings = {**settings, "seed": journal.seed}
+    journal.seed = pipeline.request(prompt, **settings).seed
 
     def keep(first: int, images: list[Any]) -> None:
         for offset, image in enumerate(images):
@@ -194,7 +190,7 @@ def _draw(
             on_images=keep,
             only=None if len(left) == pictures.count else left,
             unfinished=pictures.unfinished,
-            **{**settings, "seed": notes.seed},
+            **{**settings, "seed": journal.seed},
         )
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from lantern_accel.errors import RequestError
-from lantern_accel.files import check_target, read_json_file, write_json, write_whole
+from lantern_accel.files import check_target, write_whole
+from lantern_accel.generation.journal import Journal
 from lantern_accel.generation.result import (
     GenerationResult,
     image_grid,
@@ -19,7 +17,6 @@ from lantern_accel.generation.result import (
     picture_format,
     save_image,
 )
-from lantern_accel.records import Record
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -59,69 +56,51 @@ def check_files(
         )
 
 
-class Notes(Record):
-    """What was asked, by digest, the seed that it was begun with, and the images that are finished."""
-
-    command: str
-    seed: int | None = None
-    finished: list[int] = Field(default_factory=list)
-
-
 class Pictures:
     """Where a command's images go: ``each`` into a file of its own, or one file at the end.
 
-    Where a command generates several files, notes next to them (``.NAME.lantern.json``) say which are
-    finished, and with which seed, until all are; ``resume`` reads them. Raises :class:`RequestError`
-    where another command left them, or where none are and an image is there that only ``overwrite``
-    may replace.
+    Where a command generates several files, a journal next to them (``.NAME.lantern.json``, ``.jsonl``)
+    says which are finished, and with which seed, until all are.
     """
 
     def __init__(
         self,
         output: Path,
-        count: int,
+        prompts: Sequence[str | int],
+        columns: int,
         each: bool,
-        command: list[object],
-        resume: bool,
+        asked: Mapping[str, Any],
         metadata: bool = True,
-        overwrite: bool = False,
     ) -> None:
-        self.output, self.count, self.each, self.metadata = output, count, each, metadata
+        """``columns``: images per prompt. ``asked``: see :class:`~.journal.Journal`."""
+        self.output, self.prompts, self.columns = output, prompts, columns
+        self.count, self.each, self.metadata = len(prompts) * columns, each, metadata
         self.images: dict[int, Image] = {}
         self.written: list[Path] = []
-        self._path = output.with_name(f".{output.name[:200]}.lantern.json")
+        notes = output.with_name(f".{output.name[:200]}.lantern.json")
         #: Where the tokens of an image under way are kept.
-        self.unfinished = self._path.with_suffix(".tokens")
-        text = json.dumps(command, sort_keys=True, default=str)
-        self.notes = Notes(command=hashlib.sha256(text.encode()).hexdigest())
-        if resume:
-            self._read(overwrite)
+        self.unfinished = notes.with_suffix(".tokens")
+        self.journal = Journal(output, notes, notes.with_suffix(".jsonl"), asked)
 
-    def _read(self, overwrite: bool) -> None:
+    def resume(self, seed: object, overwrite: bool) -> None:
+        """Go on with what an interrupted command left; raises :class:`RequestError` for another one's."""
         if not self.each:
             raise RequestError("--resume continues single images; leave --grid out")
-        try:
-            found = Notes.model_validate(read_json_file(self._path))
-        except FileNotFoundError:
-            from lantern_accel.generation.unfinished import seed_in  # which imports torch
+        if self.journal.read():
+            rows = {n: self._row(n) for n in range(self.count)}
+            return self.journal.check(seed, rows, "image")
+        from lantern_accel.generation.unfinished import seed_in  # which imports torch
 
-            self.notes.seed = seed_in(self.unfinished)
-            kept = next((p for p in map(self._file, range(self.count)) if p.is_file()), None)
-            if kept is not None and not (overwrite or self.unfinished.is_file()):
-                raise RequestError(
-                    f"{kept} is there already, and nothing says that this command left it; name another "
-                    "image with -o, or add --overwrite to replace it"
-                ) from None
-            return  # none was finished
-        except (OSError, ValueError):
-            raise RequestError(f"{self._path} is damaged; delete it to start again") from None
-        if found.command != self.notes.command:
+        self.journal.seed = seed_in(self.unfinished)
+        kept = next((p for p in map(self._file, range(self.count)) if p.is_file()), None)
+        if kept is not None and not (overwrite or self.unfinished.is_file()):
             raise RequestError(
-                f"{self._path} was left by another command; run that one with --resume, or leave "
-                "--resume out to start again"
+                f"{kept} is there already, and nothing says that this command left it; name another "
+                "image with -o, or add --overwrite to replace it"
             )
-        found.finished = [n for n in found.finished if self._file(n).is_file()]
-        self.notes = found
+
+    def _row(self, index: int) -> dict[str, Any]:
+        return {"prompt": self.prompts[index // self.columns], "file": self._file(index).name}
 
     def _file(self, index: int) -> Path:
         return numbered(self.output, index, self.count)
@@ -131,15 +110,11 @@ class Pictures:
         if not self.each:
             self.images[index] = image
             return
-        if not self.notes.finished:  # an image without notes would be another command's
-            self._note()
+        if self.count > 1 and not self.journal.finished:
+            self.journal.begin()  # before the first image, which would be another command's without
         self._write(index, image)
-        self.notes.finished.append(index)
-        self._note()
-
-    def _note(self) -> None:
         if self.count > 1:
-            write_json(self._path, self.notes.model_dump(mode="json"))
+            self.journal.add([{"number": index, **self._row(index)}])
 
     def _write(self, index: int, image: Image) -> None:
         save_image(image, self._file(index), self.metadata)
@@ -172,4 +147,5 @@ class Pictures:
     def done(self) -> None:
         """Forget the notes: nothing is left to generate."""
         with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
+            self.journal.run.unlink(missing_ok=True)
+            self.journal.lines.unlink(missing_ok=True)

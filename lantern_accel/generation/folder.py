@@ -1,8 +1,7 @@
 """Generates a file of prompts into a folder of images, one per row.
 
-The folder holds the images, a journal of those that are finished, and a summary at the end. An image is
-written whole, then its line in the journal. So whatever is killed, an image with a line is finished, and
-one without is generated again, to the same result.
+The folder holds the images, a journal of those that are finished, and a summary at the end. An image
+without a line in the journal is generated again, to the same result.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import json
-import os
 import re
 import secrets
 import time
@@ -22,23 +19,38 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from lantern_accel.errors import LanternWarning, NotFiniteError, RequestError, noted, shown
 from lantern_accel.families.base import Conditions
-from lantern_accel.files import digest_of, read_json_file, write_json, write_whole
+from lantern_accel.files import check_name, write_json, write_whole
+from lantern_accel.generation.journal import SCHEMA, Journal, asked_of
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.result import pictures, png_bytes
 from lantern_accel.generation.slots import Drawn, Slots
 from lantern_accel.prompts import Item, read_items
-from lantern_accel.store import check_same
 
-SCHEMA = 2
 RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"
-#: What is loaded but decides no image.
-NO_MATTER = ("device", "options", "text_device")
+LOCK = ".lantern.lock"
 #: A row with its PNG, and what its line of the journal says of it; or, without a PNG, its ``error``.
 Painted = tuple[Item, bytes, dict[str, Any]]
 #: Images that are written together, at least: what is generated again where the process is killed.
 CHUNK = 8
+
+
+def file_of(item: Item) -> str:
+    """Return the name of an item's file."""
+    return f"{item.name}.png"
+
+
+def row_of(item: Item) -> dict[str, Any]:
+    """Return what a journal says of an item's row, and a run that goes on must find again."""
+    return {
+        "prompt": item.prompt,
+        "file": file_of(item),
+        "seed": item.seed,
+        "image": item.index,
+    }
 
 
 class Painter:
@@ -134,7 +146,6 @@ class Painter:
             made = pictures(host.family.pixels(host, done.tokens, shape))
         tokens = done.tokens.contiguous().numpy()
         return png_bytes(made[0]), line | {
-            "seed": item.seed,
             "tokens_sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
             "tokens": int(tokens.size),
             "steps": int(done.steps.sum()),
@@ -172,26 +183,22 @@ def draw_file(
         raise RequestError("a file of prompts has one image per row; repeat a row for several")
     first, shares = read_share(share)
     read_items(prompts, 0)  # all that is wrong with them is reported before the folder is made
-    asked = {
-        "prompts": digest_of([prompts]),
-        "settings": {k: str(v) for k, v in settings.items() if v is not None},
-        "load": {k: str(v) for k, v in load.items() if k not in NO_MATTER and v is not None},
-        "share": share,
-    }
+    asked = asked_of(load, settings, share)
     with contextlib.closing(RunFolder(output, asked, resume)) as folder:
-        given = settings.get("seed")
-        seed = folder.seed
-        if seed is None:
-            seed = secrets.randbits(31) if given is None else int(given)
-        items = read_items(prompts, seed)[first - 1 :: shares]
-        left = [item for item in items if item.number not in folder.finished]
-        facts: dict[str, Any] = {"prompts": str(prompts), "settings": asked["settings"]}
+        given, journal = settings.get("seed"), folder.journal
+        if journal.seed is None:
+            journal.seed = secrets.randbits(31) if given is None else int(given)
+        items = read_items(prompts, journal.seed)[first - 1 :: shares]
+        journal.check(given, {item.number: row_of(item) for item in items}, "row")
+        folder.failed = {item.number: item.error for item in items if item.error}
+        over = {*journal.finished, *folder.failed}
+        left = [item for item in items if item.number not in over]
         if not left:
-            folder.begin(seed, facts)
+            folder.begin({"prompts": str(prompts)})
             return folder.summarise(False)
         with opened() as pipeline:
             painter, backend = Painter(pipeline, settings), pipeline.backend
-            folder.begin(seed, {**facts, **painter.facts()})
+            folder.begin({"prompts": str(prompts), **painter.facts()})
             chunk = max(CHUNK, 2 * painter.size)
             for at in range(0, len(left), chunk):
                 began, before = time.perf_counter(), backend.energy_mj()
@@ -213,115 +220,67 @@ class RunFolder:
 
     def __init__(self, path: Path, asked: Mapping[str, Any], resume: bool) -> None:
         """``asked``: what decides the images, the base seed left out; it must be the same to resume."""
-        self.path, self.asked = path, dict(asked)
-        self.finished: set[int] = set()
+        self.path = path
+        self.journal = Journal(path, path / RUN, path / JOURNAL, asked)
         self.failed: dict[int, str] = {}
         #: Of the images of this call.
         self.counts = {"images": 0, "tokens": 0, "steps": 0, "total_variation": 0.0}
         self.seconds = 0.0
         self.joules: float | None = 0.0
-        self.seed: int | None = None
         self._began = time.time()
-        self._held = contextlib.ExitStack()
+        self._held = FileLock(path / LOCK)
         try:
-            self._take(path, resume)
-        except BaseException:
-            self.close()
-            raise
-
-    def _take(self, path: Path, resume: bool) -> None:
-        """Make the folder, or read what it has of this run."""
-        try:
+            if not path.exists():
+                check_name(path.name)
             path.mkdir(parents=True, exist_ok=True)
-            self._lock()
-            found = read_json_file(path / RUN)
-            theirs, seed = dict(found["asked"]), int(found["seed"])
-        except FileNotFoundError:
-            if any(path.iterdir()):
+            if not (path / RUN).exists() and any(one.name != LOCK for one in path.iterdir()):
+                raise RequestError(f"{path} holds other files; name a new folder for the images")
+            with contextlib.suppress(NotImplementedError):  # a file system without locks
+                self._held.acquire(timeout=0)
+            if self.journal.read() and not resume:
                 raise RequestError(
-                    f"{path} holds other files; name a new folder for the images"
-                ) from None
-            return
+                    f"{path} holds a run already; --resume continues it, or choose another folder"
+                )
         except FileExistsError:
             raise RequestError(f"{path} is a file; name a folder for the images") from None
+        except Timeout:
+            raise RequestError(
+                f"another process generates into {path}; wait for it, or choose another folder"
+            ) from None
         except OSError as error:
             raise RequestError(
                 f"{path} cannot be used ({error.strerror}); choose another"
             ) from None
-        except (ValueError, KeyError, TypeError):
-            raise RequestError(f"{path / RUN} is damaged; choose another folder") from None
-        if not resume:
-            raise RequestError(
-                f"{path} holds a run already; --resume continues it, or choose another folder"
-            )
-        check_same(path, theirs, self.asked, "folder with --output")
-        self.seed = seed
-        self._read_journal()
-
-    def _lock(self) -> None:
-        """Keep other processes out of the folder, where its file system has locks."""
-        try:
-            import fcntl
-        except ImportError:  # Windows has no such locks
-            return
-        held = os.open(self.path, os.O_RDONLY)
-        self._held.callback(os.close, held)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RequestError(
-                f"another process generates into {self.path}; wait for it, or choose another folder"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let other processes have the folder."""
-        self._held.close()
+        self._held.release()
 
-    def begin(self, seed: int, facts: Mapping[str, Any]) -> None:
-        """Note the run's seed and what its images are generated with."""
-        self.seed = seed
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Note what the run's images are generated with."""
         for part in self.path.glob(".lantern-*.part"):  # of a process that was killed
             with contextlib.suppress(OSError):
                 part.unlink()
-        written = {"schema_version": SCHEMA, "asked": self.asked, "seed": seed, **facts}
-        write_json(self.path / RUN, written)
-
-    def _read_journal(self) -> None:
-        """Take over what is finished; the last line may be torn."""
-        with contextlib.suppress(FileNotFoundError):
-            for line in (self.path / JOURNAL).read_bytes().splitlines():
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    one = json.loads(line)
-                    if (self.path / str(one["file"])).is_file():
-                        self.finished.add(int(one["number"]))
+        self.journal.begin(**facts)
 
     def keep(self, made: Sequence[Painted], seconds: float, joules: float | None) -> None:
         """Write images, then their lines, and count them; ``joules``: None without a meter."""
         self.seconds += seconds
         known = joules is not None and self.joules is not None
         self.joules = (self.joules or 0.0) + (joules or 0.0) if known else None
-        lines = b""
+        lines = []
         for item, picture, said in made:
             if "error" in said:
                 self.failed[item.number] = said["error"]
                 continue
-            name = f"{item.name}.png"
-            write_whole(self.path / name, picture)
-            line = {"number": item.number, "file": name, **said}
-            lines += json.dumps(line, sort_keys=True).encode() + b"\n"
-            self.finished.add(item.number)
+            write_whole(self.path / file_of(item), picture)
+            lines.append({"number": item.number, **row_of(item), **said})
             for count in self.counts:
                 self.counts[count] += said.get(count, 1)
-        if lines:
-            with (self.path / JOURNAL).open("a+b") as stream:
-                if stream.tell():  # a torn line of a process that was killed ends here
-                    stream.seek(-1, os.SEEK_END)
-                    lines = lines if stream.read(1) == b"\n" else b"\n" + lines
-                stream.write(lines)
-                stream.flush()
-                os.fsync(stream.fileno())
+        self.journal.add(lines)
 
     def summarise(self, simulated: bool) -> dict[str, Any]:
         """Write and return the summary: images and throughput; a device in software has no speed."""
@@ -330,9 +289,9 @@ class RunFolder:
         joules = self.joules if drawn else None
         summary = {
             "schema_version": SCHEMA,
-            "images": len(self.finished),
+            "images": len(self.journal.finished),
             "failed": {str(n): text for n, text in sorted(self.failed.items())},
-            "seed": self.seed,
+            "seed": self.journal.seed,
             "this_call": {
                 **one,
                 "seconds": time.time() - self._began,

@@ -57,7 +57,8 @@ def pictures(folder: Path) -> dict[str, bytes]:
 def test_a_folder_is_of_one_process(run, tmp_path):
     (tmp_path / "out").mkdir()
     code = (
-        "import fcntl, os, sys; f = os.open(sys.argv[1], 0); fcntl.flock(f, 2); print(1); input()"
+        "import filelock, sys; lock = filelock.FileLock(sys.argv[1] + '/.lantern.lock');"
+        "lock.acquire(); print(1); input()"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-uc", code, tmp_path / "out"], **pipes) as other:
@@ -112,7 +113,7 @@ def test_a_run_that_was_killed_is_continued_to_the_same_images(run, tmp_path, mo
     (out / "000000.png").unlink()
     with pytest.raises(RequestError, match="--resume continues it"):
         run(seed=5)
-    with pytest.raises(RequestError, match=r"its settings is .* name another folder"):
+    with pytest.raises(RequestError, match="made with --seed 5, not 6; name another"):
         run(seed=6, resume=True)
     drawn: list[int] = []
     watched(monkeypatch, lambda items: drawn.extend(i.number for i in items))
@@ -132,12 +133,80 @@ def test_shares_of_the_rows_are_the_rows_of_the_whole(run, tmp_path):
     for k in (1, 2, 3, 4):
         found |= pictures(tmp_path / f"share-{k}")
     assert found == pictures(tmp_path / "whole")
-    with pytest.raises(RequestError, match="its share is"):
+    with pytest.raises(RequestError, match="made with --share 1/4, not 2/4"):
         run("share-1", seed=5, share="2/4", resume=True)
     for wrong in ("0/4", "5/4", "1", "1/0", "1/4/2", "-1/4"):
         with pytest.raises(RequestError, match="write K/N"):
             run("other", share=wrong)
     assert not (tmp_path / "other").exists()
+
+
+def written(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.mark.parametrize("share", ["1/1", "2/2"])
+def test_rows_that_are_added_at_the_end_are_drawn(run, tmp_path, monkeypatch, share):
+    rows = [{"prompt": text} for text in PROMPTS]
+    file = written(tmp_path / "rows.jsonl", rows[:3])
+    run("whole", seed=5, file=written(tmp_path / "all.jsonl", rows), share=share)
+    run(seed=5, file=file, share=share)
+    drawn: list[int] = []
+    watched(monkeypatch, lambda items: drawn.extend(one.number for one in items))
+    written(file, rows)
+    # The seed is the first command's, and how many are decoded together changes no image.
+    summary = run(file=file, resume=True, share=share, slots=1)
+    assert drawn == ([3, 4, 5] if share == "1/1" else [3, 5])
+    assert pictures(tmp_path / "out") == pictures(tmp_path / "whole")
+    assert summary["seed"] == 5
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "says"),
+    [
+        ([{"prompt": "ghost"}], {}, "row 3 was 'a blue fish', is 'ghost' now"),
+        ([{"prompt": "a blue fish", "seed": 9}], {}, "the seed of row 3 was 5, is 9 now"),
+        ([{"prompt": "a blue fish", "id": "b"}], {}, "of row 3 was '000002.png', is 'b.png' now"),
+        ([], {}, "row 3 was 'a blue fish', and is gone"),
+        (None, {"seed": 6}, "made with --seed 5, not 6"),
+        (None, {"top_k": 3}, "made without --top-k, not with 3"),
+        (None, {"strategy": "scd"}, "made with --strategy vanilla, not scd"),
+        (None, {"cfg_scale": None}, "made with --cfg-scale 2.0, not without"),
+    ],
+)
+def test_a_run_that_is_another_says_what_differs(run, tmp_path, rows, settings, says):
+    first = [{"prompt": text} for text in PROMPTS[:2]]
+    file = written(tmp_path / "rows.jsonl", [*first, {"prompt": PROMPTS[2]}])
+    run(seed=5, file=file, cfg_scale=2.0)
+    before = pictures(tmp_path / "out")
+    if rows is not None:
+        written(file, [*first, *rows])
+    with pytest.raises(RequestError, match=says):
+        run(file=file, resume=True, **{"seed": 5, "cfg_scale": 2.0, **settings})
+    assert pictures(tmp_path / "out") == before
+
+
+def test_a_model_or_part_that_is_another_is_named(run, tiny_model, prompts, tmp_path):
+    run(seed=5)
+    of = {"model": str(tiny_model), "device": "cpu", "dtype": "float32"}
+    for load, says in (
+        ({**of, "model": "lantern-emoji"}, "made with --model .*tiny, not lantern-emoji"),
+        ({**of, "dtype": "bfloat16"}, "made with --dtype float32, not bfloat16"),
+        ({**of, "vq": "a"}, "made without --use vq, not with a"),
+    ):
+        with pytest.raises(RequestError, match=says):
+            given = {"strategy": "vanilla", "batch_size": 2, "seed": 5}
+            folder.draw_file(prompts, tmp_path / "out", partial(print), load, given, resume=True)
+
+
+def test_a_row_that_was_not_drawn_may_change(run, tmp_path):
+    rows: list[dict[str, object]] = [{"prompt": "red heart"}, {"prompt": "fish", "id": "a" * 120}]
+    file = written(tmp_path / "rows.jsonl", rows)
+    assert list(run(seed=5, file=file)["failed"]) == ["1"]
+    rows[1] = {"prompt": "dog face", "id": "a"}
+    summary = run(seed=5, file=written(file, rows), resume=True)
+    assert list(pictures(tmp_path / "out")) == ["000000.png", "a.png"] and not summary["failed"]
 
 
 def test_a_seed_that_was_drawn_is_kept_for_the_rest(run, tmp_path):
@@ -150,13 +219,14 @@ def test_a_seed_that_was_drawn_is_kept_for_the_rest(run, tmp_path):
 
 
 def test_a_prompt_that_cannot_be_drawn_costs_its_row_alone(run, tmp_path):
-    path = tmp_path / "some.jsonl"
     rows = [{"prompt": "red heart"}, {"prompt": 3}, {"prompt": "dog face", "id": "dog"}]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    summary = run(seed=5, file=path)
+    rows += [{"prompt": "fish", "id": "nul.txt"}, {"prompt": "fish", "seed": 1.5}, {"id": "b"}]
+    summary = run(seed=5, file=written(tmp_path / "some.jsonl", rows))
     assert list(pictures(tmp_path / "out")) == ["000000.png", "dog.png"]
-    assert list(summary["failed"]) == ["1"] and "takes text" in summary["failed"]["1"]
-    assert summary["images"] == 2
+    said = ["takes text", "names no file on Windows", "an integer from 0", "no prompt"]
+    for number, says in zip(("1", "3", "4", "5"), said, strict=True):
+        assert says in summary["failed"].pop(number)
+    assert summary["images"] == 2 and not summary["failed"]
 
 
 def test_the_journal_says_what_was_cut_of_a_prompt(run, tmp_path):
@@ -185,6 +255,12 @@ def test_the_command_draws_a_folder_and_says_what_it_cannot(command, tiny_model,
     done = command(*words, "-o", tmp_path / "out", "-s", "vanilla", "--seed", 5)
     assert done.returncode == 0, done.stderr
     assert "6 images in" in done.stdout and "images/s" in done.stdout
+    prompts.write_text("\n".join(["ghost", *PROMPTS[1:], "star"]))
+    again = command(*words, "-o", tmp_path / "out", "-s", "vanilla", "--resume")
+    assert again.returncode == 2 and "row 1 was 'red heart', is 'ghost' now" in again.stderr
+    prompts.write_text("\n".join([*PROMPTS, "star"]))
+    again = command(*words, "-o", tmp_path / "out", "-s", "vanilla", "--resume")
+    assert again.returncode == 0 and "7 images in" in again.stdout
     for more, says in (
         (["--share", "1/2"], "-o FOLDER"),
         (["--share", "1/2", "-o", tmp_path / "x.png"], "-o FOLDER"),
@@ -192,6 +268,7 @@ def test_the_command_draws_a_folder_and_says_what_it_cannot(command, tiny_model,
         (["-o", tmp_path / "x", "--grid"], "leave --grid out"),
         (["-o", tmp_path / "x", "-n", 2], "one image per row"),
         (["-o", tmp_path], "holds other files"),
+        (["-o", tmp_path / "what?"], "on Windows"),
     ):
         refused = command(*words, *more)
         assert refused.returncode == 2 and says in refused.stderr, refused.stderr

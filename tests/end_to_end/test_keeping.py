@@ -63,7 +63,7 @@ def test_an_interrupt_keeps_what_is_done_and_resume_draws_the_rest(
     assert sorted(p.name for p in tmp_path.glob("p-*.png")) == ["p-0.png", "p-1.png"]
     before = (tmp_path / "p-0.png").stat().st_mtime_ns
     assert main([*whole, "--resume", "--seed", "4"]) == 2
-    assert "left by another command" in capsys.readouterr().err
+    assert "made with --seed 3, not 4" in capsys.readouterr().err
     assert main([*whole, "--resume"]) == 0
     assert [(tmp_path / f"p-{i}.png").read_bytes() for i in range(4)] == want
     assert (tmp_path / "p-0.png").stat().st_mtime_ns == before
@@ -153,6 +153,8 @@ def test_files_that_cannot_be_are_refused_before_work(
         (["-o", str(tmp_path / "loop.png")], "cannot be written"),
         (["--stats", str(tmp_path / "p.png")], "--stats and --output both name"),
         (["-n", "2", "--stats", str(tmp_path / "p-1.png")], "both name"),
+        (["-n", "2", "-o", str(tmp_path / "nul.png")], "on Windows"),
+        (["--stats", str(tmp_path / "12:30.json")], "on Windows"),
     ):
         assert main([*words, *more]) == 2, more
         told = capsys.readouterr().err
@@ -254,3 +256,28 @@ def test_a_picture_that_is_there_is_kept(
     assert picture.read_bytes() != b"somebody's"
     assert main(words) == 0 and main(words) == 0
     assert {one.name for one in tmp_path.glob("lantern*")} == {"lantern.png", "lantern-a.png"}
+
+
+def test_a_command_that_begins_again_takes_nothing_of_the_one_before(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    whole = [*words, "-n", "4", "--batch", "1"]
+    for count, more in ((3, []), (1, ["--overwrite", "--seed", "4"])):
+        with monkeypatch.context() as patch:
+            stop_after(patch, count, interrupt)
+            assert main([*whole, *more]) == 130
+    for more, says in (
+        (["--seed", "3"], "made with --seed 4, not 3"),
+        (["--top-k", "3"], "made without --top-k, not with 3"),
+        (["--num-images", "2"], "made with --num-images 4, not 2"),
+    ):
+        assert main([*whole, "--resume", "--seed", "4", *more]) == 2
+        assert says in capsys.readouterr().err
+    another = [whole[0], "ghost", *whole[2:], "--seed", "4", "--resume"]
+    assert main(another) == 2
+    assert "image 1 was 'red heart', is 'ghost' now" in capsys.readouterr().err
+    assert main([*whole, "--seed", "4", "--resume"]) == 0
+    found = [Image.open(tmp_path / f"p-{i}.png").text["seed"] for i in range(4)]
+    assert found == ["4"] * 4
+    assert not list(tmp_path.glob(".*.json*"))

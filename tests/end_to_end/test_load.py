@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import signal
 import subprocess
 import sys
@@ -122,6 +123,13 @@ def test_what_no_load_can_keep_is_refused_before_a_service_starts(
     monkeypatch.setattr(service, "run_service", lambda *_: pytest.fail("a service started"))
     assert main([*words.split(), "--serve", "--device cpu"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_package_that_is_absent_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    monkeypatch.delitem(sys.modules, "lantern_accel_profiles.load.__main__")
+    with pytest.raises(SystemExit, match=r"httpx is not installed; pip install .*serve"):
+        runpy.run_module("lantern_accel_profiles.load", run_name="__main__")
 
 
 @pytest.mark.long

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-import httpx
+try:
+    import httpx
+except ModuleNotFoundError:
+    sys.exit("error: httpx is not installed; pip install 'lantern-accel[serve]'")
 import typer
 
 from lantern_accel.cli import run
@@ -42,9 +45,8 @@ def load(given: Options) -> None:
 
     --latency searches for the largest number of requests at once whose p95 is within these seconds, by
     bisection. The file is a run, which `lantern-accel compare` takes. After an interruption the same
-    command continues with the levels that it has.
-
-    A load works with any server of that API; a search asks a service of lantern-accel what it serves.
+    command continues with the levels that it has. A load works with any server of that API; a search
+    asks a service of lantern-accel what it serves.
     """
     given.refuse()
     prompts = PROMPTS if given.latency is None else REPORTING

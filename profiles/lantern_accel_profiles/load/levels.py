@@ -26,7 +26,6 @@ from lantern_accel_profiles.measure.record import (
 )
 from lantern_accel_profiles.measure.run import command_of, fresh_name, identity, now
 
-#: What to type to measure this again begins so.
 COMMAND = "python -m lantern_accel_profiles.load"
 SILENT = not_measured("the service does not say")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lantern_accel.cli.options import option
 from lantern_accel.errors import RequestError
-from lantern_accel.files import check_target
+from lantern_accel.files import check_targets
 from lantern_accel_profiles import store
 from lantern_accel_profiles.measure.load import LEAST
 
@@ -43,8 +43,7 @@ class Options:
     def refuse(self) -> None:
         """Raise RequestError for what cannot be measured or written, before a service starts."""
         if self.latency is None:
-            if self.output is not None:
-                check_target(self.output)
+            check_targets(self.output)
             return
         if self.requests < LEAST:
             raise RequestError(

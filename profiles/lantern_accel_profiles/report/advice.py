@@ -45,7 +45,8 @@ def headline(section: ModelSection, terms: Terms) -> str:
     words = "; ".join(apart[:2]) + (f"; and {len(apart) - 2} more" if len(apart) > 2 else "")
     if not spoken:
         return f"No device is named. {words or 'Nothing was measured yet'}."
-    first, *others = spoken
+    first = spoken[0]
+    others = [one for one in spoken if one.run not in (first.run, *first.runs)]
     if not others:
         only = f"{bound}{first.run} makes {_makes(first, terms)}."
         return f"{only} {words}." if words else only

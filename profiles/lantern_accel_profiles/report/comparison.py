@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 
 from lantern_accel._version import __version__
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.device.datasheets import DeviceProfile, all_profiles
 from lantern_accel_profiles.measure.record import NOT_MEASURED, Run
-from lantern_accel_profiles.report.names import differences, readable_names
+from lantern_accel_profiles.report.names import differences, readable_names, setup_of
 from lantern_accel_profiles.report.offers import offers
 from lantern_accel_profiles.report.points import points_of
 from lantern_accel_profiles.report.record import Comparison, Gap, ModelSection, RunSummary
@@ -33,9 +33,11 @@ def compare(
     the versions over which a device is followed, too. Raises RequestError where no run has them.
     """
     profiles = all_profiles() if profiles is None else profiles
-    recorded = [run.name for run in runs]
+    recorded, setups = [run.name for run in runs], [setup_of(run) for run in runs]
     runs = [same_rounds(run) for run in readable_names(runs)]
     named = {old: run.name for old, run in zip(recorded, runs, strict=True)}
+    setup = {run.name: one for one, run in zip(setups, runs, strict=True)}
+    repeats = {name: [n for n in setup if setup[n] == one] for name, one in setup.items()}
     terms = Terms() if terms is None else terms
     terms = terms.model_copy(
         update={
@@ -45,7 +47,7 @@ def compare(
     )
     models = list(dict.fromkeys(run.settings.model for run in runs))
     sections = [
-        _section([run for run in runs if run.settings.model == model], terms, profiles, over)
+        _section([r for r in runs if r.settings.model == model], repeats, terms, profiles, over)
         for model in models
     ]
     checks = [*conformance, *(r.conformance for r in runs if not isinstance(r.conformance, str))]
@@ -70,7 +72,11 @@ def compare(
 
 
 def _section(
-    runs: Sequence[Run], terms: Terms, profiles: Sequence[DeviceProfile], over: Over | None
+    runs: Sequence[Run],
+    repeats: Mapping[str, Sequence[str]],
+    terms: Terms,
+    profiles: Sequence[DeviceProfile],
+    over: Over | None,
 ) -> ModelSection:
     rows = [row_of(run, cell) for run in runs for cell in run.cells if cell.samples]
     points, seconds = points_of(runs, rows, terms)
@@ -81,7 +87,7 @@ def _section(
         model=settings.model,
         weights_hash=settings.weights_hash,
         tokens=settings.tokens,
-        offers=offers(runs, points, seconds, terms, profiles),
+        offers=offers(runs, repeats, points, seconds, terms, profiles),
         points=points,
         answers=[answer(here) for run in known if (here := at_setting(rows, run.name))],
         differences=differences(known) if len(known) > 1 else {},

@@ -101,3 +101,15 @@ PROPERTIES: dict[str, tuple[Callable[[Run], str], str]] = {
 }
 #: Those that make runs of one model other work.
 OTHER_WORK = ("dtype", "weights")
+#: Those that may change figures of one device, so that a comparison across them is less sure.
+CONDITIONS = ("dtype", "weights", "torch", "commit")
+
+
+def setup_of(run: Run) -> tuple[object, ...]:
+    """Return what runs share that repeat one measurement; a name that somebody chose is one of its own.
+
+    That are the device, the model, the protocol and all software.
+    """
+    device = short_device(run.environment.device.name) if _generated(run) else run.name
+    what = device, run.settings.model, run.settings.plan.quick
+    return *what, *(read(run) for read, _ in PROPERTIES.values())

@@ -19,8 +19,10 @@ from lantern_accel_profiles.measure.record import (
 )
 from lantern_accel_profiles.quality.interval import Verdict, unpaired_ratio
 from lantern_accel_profiles.quality.interval import verdict as judge
+from lantern_accel_profiles.report.names import CONDITIONS, PROPERTIES, differences
 from lantern_accel_profiles.report.points import Key, Point
 from lantern_accel_profiles.report.terms import Cost, Terms
+from lantern_accel_profiles.report.writing import as_sentence_list
 
 #: The share of requests that must keep a bound on latency.
 IN_TIME = 0.95
@@ -43,6 +45,10 @@ class Offer(Record):
     confidence: Confidence = "low"
     because: list[str] = Field(default_factory=list, description="what the confidence rests on")
     missing: list[str] = Field(default_factory=list, description="what was not measured")
+    runs: list[str] = Field(
+        default_factory=list, description="the device's runs with the same setup and this point"
+    )
+    between: float = Field(1.0, description="fastest over slowest of these runs; 1 for one run")
     behind: Interval | None = Field(
         None,
         description="how many times as good the first offer of its kind is: faster, or cheaper",
@@ -52,12 +58,15 @@ class Offer(Record):
 
 def offers(
     runs: Sequence[Run],
+    repeats: Mapping[str, Sequence[str]],
     points: Sequence[Point],
     seconds: Mapping[Key, list[float]],
     terms: Terms,
     profiles: Sequence[DeviceProfile],
 ) -> list[Offer]:
     """Return what each device offers, the best first, then those without an offer.
+
+    ``repeats``: by run, the runs of one device and setup, itself among them.
 
     The best is the cheapest where the costs of all have the same parts, or else the fastest.
     """
@@ -69,7 +78,8 @@ def offers(
             if not mine:
                 continue
             kept, why = _kept(mine, terms)
-            made = [_offer(run, mine, point, terms, profiles) for point in kept]
+            alike = [one for one in points if one.run in repeats[run.name]]
+            made = [_offer(run, mine, point, runs, alike, terms, profiles) for point in kept]
             if made:
                 found.append(min(made, key=lambda one: (bool(_point(one).unsettled), _rank(one))))
             else:
@@ -113,7 +123,13 @@ def _rank(offer: Offer) -> float:
 
 
 def _offer(
-    run: Run, mine: Sequence[Point], point: Point, terms: Terms, profiles: Sequence[DeviceProfile]
+    run: Run,
+    mine: Sequence[Point],
+    point: Point,
+    runs: Sequence[Run],
+    alike: Sequence[Point],
+    terms: Terms,
+    profiles: Sequence[DeviceProfile],
 ) -> Offer:
     device = run.environment.device
     power = next(
@@ -127,9 +143,14 @@ def _offer(
     missing += [f"{' and '.join(tails)}: too few requests"] if tails else []
     most = max(one.batch for one in mine)
     missing.append(f"above {most} at once" if point.service else f"batches above {most}")
-    word, because = _confidence(run, point)
+    repeats = [one for one in alike if one.key[1:] == point.key[1:]]
+    rates = [one.images_per_second.value for one in repeats]
+    point = _with_repeats(point, repeats)
+    word, because = _confidence(run, point, len(repeats), runs)
     return Offer(
         run=run.name,
+        runs=[one.run for one in repeats],
+        between=max(rates) / min(rates),
         point=point,
         cost=terms.cost(run.name, point.seconds_per_image, point.joules_per_image),
         per_kw=per_kw,
@@ -139,17 +160,41 @@ def _offer(
     )
 
 
-def _confidence(run: Run, point: Point) -> tuple[Confidence, list[str]]:
-    """Return how sure a point's figures are, and what that rests on."""
+def _with_repeats(point: Point, repeats: Sequence[Point]) -> Point:
+    """Return a point whose intervals hold the same point of the device's other runs, too."""
+    found = {}
+    for name in ("images_per_second", "seconds_per_image"):
+        own, values = getattr(point, name), [getattr(one, name).value for one in repeats]
+        ends = {"low": min(own.low, *values), "high": max(own.high, *values)}
+        found[name] = own.model_copy(update=ends)
+    return point.model_copy(update=found)
+
+
+def _confidence(
+    run: Run, point: Point, repeats: int, runs: Sequence[Run]
+) -> tuple[Confidence, list[str]]:
+    """Return how sure a device's figures are, and what that rests on.
+
+    "high" needs two runs of the device that agree, many requests and one setup for all devices.
+    """
     quick = ["quick run"] if run.settings.plan.quick else []
     doubts = [] if run.state == "complete" else [f"the run is {run.state}"]
     doubts += [point.unsettled] if point.unsettled else []
-    because = [*quick, f"{point.requests} requests", *doubts]
+    counted = [f"{repeats} runs" if repeats > 1 else "one run", f"{point.requests} requests each"]
+    if repeats == 1:
+        counted = [f"one run of {point.requests} requests"]
+    differ = [name for name, values in differences(runs).items() if name in CONDITIONS]
+    differ = [PROPERTIES[name][1].format(PROPERTIES[name][0](run)) for name in differ]
+    if len({one.settings.plan.quick for one in runs}) > 1:
+        differ += ["full protocol"] if not quick else []
+    mixed = [f"{as_sentence_list(differ)}, unlike others"] if differ else []
+    because = [*quick, *counted, *mixed, *doubts]
     if quick or doubts or point.requests < FEW:
         return "low", because
     rate = point.images_per_second
     narrow = rate.high - rate.low <= 2 * NARROW * rate.value
-    return ("high" if narrow and point.requests >= MANY else "medium"), because
+    sure = narrow and point.requests >= MANY and repeats > 1 and not mixed
+    return ("high" if sure else "medium"), because
 
 
 def _against(
@@ -171,5 +216,8 @@ def _against(
         return [fixed + hourly * each for each in seconds[point.key]]
 
     ratio = unpaired_ratio(figures(offer), figures(first))
-    verdict = judge(ratio, unsettled=own.unsettled or best.unsettled)
+    between = offer.between * first.between
+    ratio = ratio.model_copy(update={"low": ratio.low / between, "high": ratio.high * between})
+    again = "another run of the first device" if offer.run in first.runs else ""
+    verdict = judge(ratio, unsettled=own.unsettled or best.unsettled or again)
     return offer.model_copy(update={"behind": ratio, "verdict": verdict})

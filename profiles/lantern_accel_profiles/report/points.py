@@ -28,7 +28,9 @@ from lantern_accel_profiles.report.rows import (
     busy_words,
     disturbed,
     fidelity_words,
+    pooled,
     readings,
+    row_of,
     why_unjudged,
 )
 from lantern_accel_profiles.report.terms import JOULES_PER_KWH, Terms
@@ -81,19 +83,21 @@ class Point(Record):
 def points_of(
     runs: Sequence[Run], rows: Sequence[Row], terms: Terms
 ) -> tuple[list[Point], dict[Key, list[float]]]:
-    """Return the points of requests that were timed as a whole, and their seconds per image."""
-    cells = {
-        (run.name, c.strategy.name, c.batch, c.temperature): c
-        for run in runs
-        for c in run.cells
-        if c.samples
-    }
+    """Return the points of requests that were timed as a whole, and their seconds per image.
+
+    Cells of one run that did the same work are one point.
+    """
+    ready = {(row.run, row.strategy, row.batch, row.temperature): row for row in rows}
     found: list[tuple[Point, list[float]]] = []
-    for row in rows:
-        cell = cells[row.run, row.strategy, row.batch, row.temperature]
-        if (point := _point(row, cell, terms)) is not None:
-            found.append((point, [float(s.total) / cell.batch for s in cell.samples]))
     for run in runs:
+        for measured in run.cells:
+            if not measured.samples or (cell := pooled(run, measured)) is None:
+                continue
+            row = ready[run.name, cell.strategy.name, cell.batch, cell.temperature]
+            if cell is not measured:
+                row = row_of(run.model_copy(update={"cells": [cell]}), cell)
+            if (point := _point(row, cell, terms)) is not None:
+                found.append((point, [float(s.total) / cell.batch for s in cell.samples]))
         found += [one for load in run.loads if (one := _load_point(run, load, terms)) is not None]
     points = [one for one, _ in found]
     return (

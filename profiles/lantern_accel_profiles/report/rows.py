@@ -32,6 +32,9 @@ UNPRICED = not_measured(
     "the fidelity of this relaxed strategy is not known, so its speed-up is not shown"
 )
 NO_BASE = not_measured("there is no vanilla at this batch size and temperature")
+#: How the words begin that say what auto stands for where it decodes without drafts.
+PLAIN = "plain decoding"
+SAME_ALGORITHM = "both are plain decoding"
 PERCENTILES = (50, 95, 99)
 #: Seconds by which two clocks may differ on one sample, next to half of it: more is a jump.
 JUMP = 0.25
@@ -88,7 +91,7 @@ class Row(Record):
     @property
     def drafts(self) -> bool:
         """Whether it decodes with drafts: auto's choice may be plain decoding."""
-        return self.strategy != "vanilla" and not self.detail.startswith("plain decoding")
+        return self.strategy != "vanilla" and not self.detail.startswith(PLAIN)
 
     @property
     def exact(self) -> bool:
@@ -239,6 +242,26 @@ def twin_of(run: Run, cell: Cell) -> Cell | None:
     )
 
 
+def is_plain(cell: Cell) -> bool:
+    """Return whether all of a cell's images were decoded one token per forward pass."""
+    plain = cell.strategy.name == "vanilla" or cell.stands_for.startswith(PLAIN)
+    return plain and all(s.steps == s.tokens - s.images for s in cell.samples)
+
+
+def pooled(run: Run, cell: Cell) -> Cell | None:
+    """Return a cell with the samples of all that did the same work, in the order of their times.
+
+    None: the cell's samples are in that of plain decoding.
+    """
+    base = base_of(run, cell)
+    if base is None or not is_plain(cell):
+        return cell
+    here = (o for o in run.cells if (o.batch, o.temperature) == (cell.batch, cell.temperature))
+    alike = [one for one in here if is_plain(one)]
+    samples = sorted((s for one in alike for s in one.samples), key=lambda s: (s.session, s.at))
+    return base.model_copy(update={"samples": samples}) if cell is base else None
+
+
 def seconds_of(*cells: Cell) -> list[list[float]]:
     """Return the seconds per image of each cell's samples: whole requests, text to pixels.
 
@@ -260,12 +283,14 @@ def against(
     """
     if base is None or hidden:
         return reason, reason
-    speedup = intervals.paired(intervals.ratio_of_medians, *seconds_of(base, cell))
+    speedup = intervals.speed_ratio(*seconds_of(base, cell))
     return speedup, intervals.verdict(speedup, unsettled=why_unjudged(cell, base))
 
 
 def why_unjudged(*cells: Cell) -> str:
-    """Say why the times of one of the cells cannot be judged; empty where all can."""
+    """Say why the times of one of the cells, or their ratio, cannot be judged; empty where all can."""
+    if len(cells) > 1 and all(map(is_plain, cells)):
+        return SAME_ALGORITHM
     for cell in cells:
         if not cell.warmup:
             return "the file does not say whether warm-up had settled"

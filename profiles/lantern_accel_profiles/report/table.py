@@ -59,7 +59,7 @@ def _decoding_over(cell: Cell, base: Cell | None) -> tuple[Interval | None, str 
     """Return how many times as fast as another cell this one decodes, and the verdict."""
     if base is None:
         return None, None
-    found = intervals.paired(intervals.ratio_of_medians, cell.rates, base.rates)
+    found = intervals.speed_ratio(cell.rates, base.rates)
     return found, intervals.verdict(found, unsettled=why_unjudged(cell, base))
 
 

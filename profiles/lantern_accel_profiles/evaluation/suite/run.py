@@ -42,11 +42,12 @@ def speed_of(chunks: Sequence[Chunk], vanilla: Sequence[Chunk] | None) -> Speed:
             "one chunk only, which started cold; generate more images or smaller chunks (--chunk)"
         )
     else:
-        seconds = paired(share, [c.seconds for c in warm], [float(c.images) for c in warm])
+        times = [c.seconds for c in warm], [float(c.images) for c in warm]
+        seconds = paired(share, *times, in_turns=True)
         pairs = [] if vanilla is None else zip(vanilla, chunks, strict=True)
         both = [(a.seconds, b.seconds) for a, b in pairs if a.warm and b.warm]
         if both:
-            faster = paired(share, *(list(side) for side in zip(*both, strict=True)))
+            faster = paired(share, *map(list, zip(*both, strict=True)), in_turns=True)
         elif vanilla is None:
             faster = not_measured("vanilla is not among the strategies")
         else:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from lantern_accel.records import digest
-from lantern_accel_profiles.measure.record import Interval
+from lantern_accel_profiles.measure.record import Interval, Run
 from lantern_accel_profiles.quality import interval as statistics
+from lantern_accel_profiles.report.rows import is_plain
 
 
 def test_a_median_and_its_interval() -> None:
     found = statistics.median([1.0, 2.0, 3.0, 4.0, 100.0])
     assert (found.value, found.n) == (3.0, 5)
-    assert found.low == 1.0
-    assert found.high == 100.0
+    assert 0 < found.low < 3 < 100 < found.high  # five samples: wider than the least and the most
     assert statistics.median([1.0, 2.0, 3.0, 4.0, 100.0]) == found  # the same samples, the same
 
 
@@ -54,14 +58,28 @@ def test_verdicts(value: float, low: float, high: float, n: int, says: str) -> N
     assert statistics.verdict(found, unsettled="it rained") == "not measured: it rained"
 
 
-def test_noise_alone_seldom_gets_a_verdict() -> None:
-    rng = np.random.default_rng(7)
-    told = 0
-    for _ in range(200):
-        pair = rng.lognormal(0, 0.3, (2, statistics.FEWEST))
-        found = statistics.paired(statistics.ratio_of_medians, pair[0].tolist(), pair[1].tolist())
-        told += statistics.verdict(found) in ("faster", "slower")
-    assert told <= 26  # 1 of 16 is 12.5; with three samples it is 1 of 4
+def recorded_noise() -> Iterator[np.ndarray]:
+    """Yield the seconds of plain decoding's requests in their order, from each published run."""
+    for path in sorted((Path(__file__).parents[4] / "profiles" / "measured").glob("cpu-*.json")):
+        run = Run.model_validate_json(path.read_text(encoding="utf-8"))
+        for cell in run.cells:
+            if is_plain(cell) and len(cell.samples) >= 30:
+                yield np.array([sample.total for sample in cell.samples])
+
+
+@pytest.mark.parametrize(
+    ("trials", "most"), [(150, 0.09), pytest.param(1000, 0.05, marks=pytest.mark.long)]
+)
+def test_one_algorithm_is_seldom_judged_against_itself(trials: int, most: float) -> None:
+    """An A/A test: two cells of 30 samples, each made of stretches of recorded times."""
+    rng, found = np.random.default_rng(7), 0
+    series = itertools.cycle(itertools.product(recorded_noise(), (4, 6, 8)))
+    for times, stretch in itertools.islice(series, trials):
+        starts = rng.integers(0, len(times), (2, -(-30 // stretch), 1))
+        cells = times[(starts + np.arange(stretch)) % len(times)].reshape(2, -1)[:, :30]
+        ratio = statistics.speed_ratio(*cells.tolist())
+        found += statistics.verdict(ratio) in ("faster", "slower")
+    assert found <= most * trials
 
 
 def test_a_percentile_needs_samples_beyond_it() -> None:

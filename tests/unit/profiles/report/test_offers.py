@@ -116,7 +116,7 @@ def test_the_fastest_device_is_named_with_its_lead_over_the_next() -> None:
     slow, fast = timed("slow", [1.0] * 8), timed("fast", [0.5] * 8, batch=2)
     assert said(slow, fast, latency_s=2.0) == (
         "Within 2 s per image, choose fast: 4.00 images per second, 4.00 times slow. "
-        "Confidence is low: quick run, 8 requests."
+        "Confidence is low: quick run, one run of 8 requests."
     )
     assert said(slow) == "slow makes 1.00 images per second."
     assert "within 2 s" not in said(slow) and said(slow, latency_s=2).startswith("Within 2 s")

@@ -17,12 +17,14 @@ from lantern_accel_profiles.report.comparison import compare
 from lantern_accel_profiles.report.filing import publication_faults
 from lantern_accel_profiles.report.names import readable_names, short_device
 from lantern_accel_profiles.report.record import Answer, Comparison
+from lantern_accel_profiles.report.rows import SAME_ALGORITHM
 from lantern_accel_profiles.report.verdict import (
     FirstScreen,
     equal_quality,
     first_screen,
     first_setting,
 )
+from lantern_accel_profiles.report.writing import reason
 
 
 def screen_of(*runs: Run) -> FirstScreen:
@@ -125,23 +127,61 @@ def test_slower_and_equal_ones_say_no() -> None:
     assert device.short == "Not known: only plain decoding was measured."
 
 
+def test_plain_decoding_is_not_judged_against_itself() -> None:
+    """Cells of the same work are one point, with the samples of both and no verdict."""
+    run = at_speeds({"eagle2": 0.9})
+    plain, chosen = run.cells
+    chosen.stands_for = "plain decoding (exact): no drafts were faster"
+    chosen.samples = [
+        s.model_copy(update={"steps": s.tokens - s.images, "at": s.at + 0.5})
+        for s in chosen.samples
+    ]
+    plain.samples = [s.model_copy(update={"steps": s.tokens - s.images}) for s in plain.samples]
+    section = compare([run], profiles=[]).models[0]
+    assert [reason(row.verdict) for row in section.rows][1] == SAME_ALGORITHM
+    (point,) = section.points
+    assert (point.strategy, point.requests) == ("vanilla", 2 * len(plain.samples))
+    chosen.samples[0] = chosen.samples[0].model_copy(update={"steps": 9})
+    assert len(compare([run], profiles=[]).models[0].points) == 2
+
+
 @pytest.mark.parametrize(
-    ("samples", "quick", "noise", "word"),
-    [(40, False, 0.0, "high"), (40, False, 0.3, "medium"), (20, False, 0.0, "medium"),
-     (8, False, 0.0, "low"), (40, True, 0.0, "low")],
-)  # fmt: skip
-def test_confidence_follows_from_samples_and_spread(
-    samples: int, quick: bool, noise: float, word: str
+    ("runs", "change", "word"),
+    [
+        (2, {}, "high"),
+        (1, {}, "medium"),
+        (2, {"noise": 0.3}, "medium"),
+        (2, {"samples": 20}, "medium"),
+        (2, {"samples": 8}, "low"),
+        (2, {"quick": True}, "low"),
+        (2, {"other": "1" * 40}, "medium"),
+        (2, {"slower": 1.2}, "medium"),
+    ],
+    ids=str,
+)
+def test_confidence_is_high_only_with_two_runs_that_agree(
+    runs: int, change: dict[str, Any], word: str
 ) -> None:
-    run = at_speeds({"eagle": 1.5}, noise=noise)
-    for cell in run.cells:
-        many = (cell.samples * 5)[:samples]
-        cell.samples = [s.model_copy(update={"at": float(i)}) for i, s in enumerate(many)]
-    run.settings.plan = run.settings.plan.model_copy(update={"quick": quick})
-    (found,) = compare([run], profiles=[]).models[0].offers
-    assert found.confidence == word
-    assert ("quick run" in found.because) == quick
-    assert f"{samples} requests" in found.because
+    given = {"noise": 0.0, "samples": 40, "quick": False, "other": "0" * 40, "slower": 1.0} | change
+    found = []
+    for number in range(runs):
+        speed = 1.5 / given["slower"] ** number
+        run = at_speeds({"eagle": speed}, noise=given["noise"])
+        for cell in run.cells:
+            many = (cell.samples * 5)[: given["samples"]]
+            cell.samples = [s.model_copy(update={"at": float(i)}) for i, s in enumerate(many)]
+        run.name = f"abacus-20261128-18{number:02}-0123abcd"
+        run.settings.plan = run.settings.plan.model_copy(update={"quick": given["quick"]})
+        commit = given["other"] if number else "0" * 40
+        run.environment = run.environment.model_copy(update={"commit": commit})
+        found.append(run)
+    first, *rest = compare(found, profiles=[]).models[0].offers
+    assert first.confidence == word
+    assert ("quick run" in first.because) == given["quick"]
+    if given["other"] != "0" * 40:
+        assert "commit 0000000" in " ".join(first.because)
+    elif rest:
+        assert reason(rest[0].verdict) == "another run of the first device"
 
 
 def test_the_screen_is_about_the_smallest_common_batch() -> None:

@@ -216,8 +216,7 @@ def _summary(result: GenerationResult) -> None:
         how += f" ({stats.strategy.detail})"
     if seconds.measuring:
         lines["measured"] = f"which drafts are faster here, in {seconds.measuring:.1f} s"
-    if stats.rounding is not None:
-        lines["quality loss"] = stats.rounding.text()
+    lines["quality loss"] = stats.quality_loss
     lines["with"] = (
         f"{how} on {stats.device} ({stats.device_name}, {stats.dtype}), model {stats.model}, "
         f"seed {stats.seed}"

@@ -114,6 +114,14 @@ class GenerationStats(Frozen):
     lantern_accel: str
     torch: str
 
+    @property
+    def quality_loss(self) -> str:
+        """Total variation per token in words; "none: exact" where decoding changes no distribution."""
+        if not self.strategy.acceptance.relaxed and self.rounding is None:
+            return "none: exact"
+        words = f"total variation {self.total_variation:.4f} per token, an upper bound"
+        return words if self.rounding is None else f"{words}; {self.rounding.text()}"
+
 
 @dataclass(frozen=True)
 class GenerationResult:
@@ -144,14 +152,12 @@ class GenerationResult:
         """Return the images over a table of figures, for notebooks."""
         stats = self.stats
         speed = stats.tokens_per_second
-        price = stats.total_variation
-        relaxed = stats.strategy.acceptance.relaxed or stats.rounding is not None
         rows = {
             "prompts": ", ".join(str(one) for one in stats.prompts[:8])
             + (", ..." if len(stats.prompts) > 8 else ""),
             "strategy": stats.strategy.name + (f": {stats.auto}" if stats.auto else ""),
             "tokens per step": f"{stats.step_compression:.2f}",
-            "quality loss": f"{price:.4f} total variation per token" if relaxed else "none: exact",
+            "quality loss": stats.quality_loss,
             "tokens per second": "not measured: a device in software"
             if speed is None
             else f"{speed:.0f}",

@@ -39,6 +39,10 @@ def test_every_strategy_writes_a_picture_and_its_figures(command, tiny_model, tm
     assert (stats["step_compression"] == 1) == (strategy == "vanilla" or stats["steps"] == 15)
     assert sum(stats["accepted_histogram"]) == stats["steps"]
     assert lantern_accel.GenerationStats.model_validate(stats).model_dump(mode="json") == stats
+    loss = "none: exact"
+    if "lantern" in strategy:
+        loss = f"total variation {stats['total_variation']:.4f} per token, an upper bound"
+    assert f"quality loss: {loss} with: " in " ".join(done.stdout.split())
 
 
 def test_json_to_standard_output_is_nothing_but_json(command, tiny_model, tmp_path):

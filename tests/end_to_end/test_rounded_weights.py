@@ -120,7 +120,7 @@ def test_every_result_says_what_rounding_costs(tiny_model, tmp_path, command):
     assert f"int8 weights: total variation {mean:.4f} per token" in " ".join(made.stdout.split())
     with load(tiny_model, "int8") as pipeline:
         result = pipeline.generate("red heart", seed=3, strategy="vanilla")
-        assert f"{mean:.4f} total variation" in result._repr_html_()
+        assert f"total variation {mean:.4f} per token" in result._repr_html_()
         assert result.stats.rounding.total_variation == pytest.approx(mean)
     with load(tiny_model) as pipeline:
         result = pipeline.generate("red heart", seed=3, strategy="vanilla")

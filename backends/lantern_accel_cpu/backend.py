@@ -106,6 +106,8 @@ class DeviceBackend(Backend):
             torch=torch.__version__,
             architecture=platform.machine() or None,
             memory_bytes=host.memory_bytes(),
+            generation=generation(),
+            virtual="hypervisor" in _cpuinfo("flags").split() if _cpuinfo("flags") else None,
             cores=host.cores(),
             threads=torch.get_num_threads(),
             notes=(
@@ -182,14 +184,47 @@ class DeviceBackend(Backend):
 BFLOAT16_UNITS = {"avx2": "multiplied as integers", "avx512": "widened in registers"}
 
 
+#: Designs of server processors by maker, family and models, as Linux names them; a model that a
+#: hypervisor invents is in none.
+GENERATIONS = {
+    ("AuthenticAMD", 23, range(0x30, 0x40)): "Zen 2",
+    ("AuthenticAMD", 25, range(0x00, 0x10)): "Zen 3",
+    ("AuthenticAMD", 25, range(0x10, 0x20)): "Zen 4",
+    ("AuthenticAMD", 25, range(0xA0, 0xB0)): "Zen 4c",
+    ("AuthenticAMD", 26, range(0x00, 0x20)): "Zen 5",
+    ("GenuineIntel", 6, range(85, 86)): "Skylake or Cascade Lake",
+    ("GenuineIntel", 6, range(106, 109)): "Ice Lake",
+    ("GenuineIntel", 6, range(143, 144)): "Sapphire Rapids",
+    ("GenuineIntel", 6, range(173, 175)): "Granite Rapids",
+    ("GenuineIntel", 6, range(207, 208)): "Emerald Rapids",
+}
+
+
 def cpu_name() -> str:
     """Return the processor's model name as the system gives it."""
+    name = " ".join(_cpuinfo("model name").split())
+    return name or platform.processor() or platform.machine() or "unknown processor"
+
+
+def generation() -> str | None:
+    """Return the name of the processor's design; None where Linux does not tell it."""
+    with contextlib.suppress(ValueError):
+        maker, family = _cpuinfo("vendor_id"), int(_cpuinfo("cpu family"))
+        model = int(_cpuinfo("model"))
+        for (of, one, models), name in GENERATIONS.items():
+            if (of, one) == (maker, family) and model in models:
+                return name
+    return None
+
+
+def _cpuinfo(field: str) -> str:
+    """Return a field of /proc/cpuinfo's first processor; empty on a system without it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
-            if key.strip() == "model name" and value.strip():
-                return " ".join(value.split())
-    return platform.processor() or platform.machine() or "unknown processor"
+            if key.strip() == field and value.strip():
+                return value.strip()
+    return ""
 
 
 def default_dtype(native: bool) -> str:
@@ -213,11 +248,7 @@ def computes_bfloat16() -> bool:
 
 
 def _clock_mhz() -> float | None:
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("cpu MHz"):
-                return float(line.partition(":")[2])
-    return None
+    return float(clock) if (clock := _cpuinfo("cpu MHz")) else None
 
 
 def _read_proc(name: str) -> dict[str, int]:

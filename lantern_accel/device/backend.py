@@ -56,6 +56,10 @@ class DeviceFacts(Frozen):
     vendor: str | None = None
     architecture: str | None = None
     memory_bytes: int | None = None
+    generation: str | None = None
+    """The maker's name of the design, such as Zen 3."""
+    virtual: bool | None = None
+    """Whether it is a guest's share of a machine."""
     cores: int | None = None
     threads: int | None = None
     driver: str | None = None

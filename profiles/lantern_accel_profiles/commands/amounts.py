@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: The largest amount that is believed; larger ones are typing mistakes.
 MOST = 1e9
-_AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+) ?(?P<unit>[A-Za-z]{3}|[$€£¥])?")
+_AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+) ?(?P<unit>[A-Za-z]{3}|[$€£¥])")
 
 
 def read_terms(
@@ -40,11 +40,12 @@ def read_amount(option: str, word: str) -> tuple[float, str]:
     found = _AMOUNT.fullmatch(word.strip())
     amount = float(found["number"]) if found else math.nan
     if found is None or not 0 < amount <= MOST:
+        one = ", or as NAME=900EUR for one run alone" if option != "--power" else ""
+        like = "0.30EUR" if option == "--power" else "900EUR"
         raise RequestError(
-            f"{option} {shown(word)} is not an amount; write it as 900EUR, or as NAME=900EUR for one run "
-            "alone"
+            f"{option} {shown(word)} is not an amount with its currency; write it as {like}{one}"
         )
-    return amount, found["unit"] or ""
+    return amount, found["unit"]
 
 
 def read_amounts(
@@ -75,6 +76,6 @@ def read_amounts(
 def one_currency(units: set[str]) -> str:
     """Return the currency that all amounts have; raises RequestError where there are several."""
     if len(units) > 1:
-        listed = " and ".join(sorted(unit or "no currency" for unit in units))
+        listed = " and ".join(sorted(units))
         raise RequestError(f"amounts are in {listed}; write all of them in one currency")
     return "".join(units)

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import glob
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say, warn
-from lantern_accel.errors import RequestError, did_you_mean, shown
+from lantern_accel.errors import RequestError
 from lantern_accel_profiles.commands.tables import show_markdown
 
 if TYPE_CHECKING:
     from lantern_accel.device.conformance import Report as ConformanceReport
     from lantern_accel_profiles.measure.record import Run
-    from lantern_accel_profiles.report.releases import Over
 
 #: Columns that a narrow terminal keeps; a relaxed speed is never shown without its fidelity.
 NARROW = [
     "strategy", "speed-up", "verdict", "fidelity", "Device", "Decodes with", "Images/s",
-    "Seconds per request", "1,000 images cost", "1,000 images take", "Behind the first",
-    "Over the first", "Version",
+    "Seconds per request", "1,000 images cost", "1,000 images take a device", "Slower than the first by",
 ]  # fmt: skip
 
 
@@ -67,12 +65,7 @@ def compare(
         0.0,
         min=0,
         max=1,
-        help="The most of a token's probability that an offered strategy may move; 0: exact ones only.",
-    ),
-    over: str | None = typer.Option(
-        None,
-        metavar="VERSIONS",
-        help="Follow each device over commits, torch or driver, the versions that its runs have.",
+        help="Largest TV per token of the strategies considered; 0: exact ones only.",
     ),
 ) -> None:
     """Compare runs: which device to choose, whether drafting is faster, plots, and every figure.
@@ -84,22 +77,17 @@ def compare(
     from lantern_accel_profiles.report import render
     from lantern_accel_profiles.report.advice import headline
     from lantern_accel_profiles.report.comparison import compare as put_side_by_side
-    from lantern_accel_profiles.report.releases import VERSION
     from lantern_accel_profiles.report.verdict import first_screen
 
     if output is not None:
         render.check_kind(output)
     render.check_packages(output)
-    if over is not None and over not in VERSION:
-        raise RequestError(
-            f"--over {shown(over)}{did_you_mean(over, [*VERSION])}; write {', '.join(VERSION)}"
-        )
     runs, origins, conformance, called = _read(files, output)
     check_comparable(runs, origins)
     terms = read_terms(runs, called, rent, buy, power).model_copy(
         update={"tv_budget": tv_budget, "latency_s": latency, "years": years, "overhead": overhead}
     )
-    comparison = put_side_by_side(runs, conformance, terms=terms, over=cast("Over | None", over))
+    comparison = put_side_by_side(runs, conformance, terms=terms)
     if output is None:
         show_markdown(render.answer(comparison), NARROW)
         say("add -o report.html for images, plots and every figure", label="next")

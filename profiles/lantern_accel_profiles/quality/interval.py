@@ -72,10 +72,6 @@ def interval(value: Array | float, draws: Array, n: int, block: int = 1) -> Inte
     return Interval(value=value, low=low, high=high, n=n)
 
 
-def _wider(a: Interval, b: Interval) -> Interval:
-    return a.model_copy(update={"low": min(a.low, b.low), "high": max(a.high, b.high)})
-
-
 def _widening(blocks: float) -> float:
     """Return Student's t over the normal's 97.5 % point, times what the bootstrap's deviation lacks.
 
@@ -98,11 +94,12 @@ def paired(of: Callable[..., Any], *columns: Sequence[float], in_turns: bool = F
     n = min(len(column) for column in columns)
     data = [np.asarray(column[:n], dtype=np.float64) for column in columns]
 
-    def at(block: int) -> Interval:
+    found = []
+    for block in (1, block_length(n)) if in_turns else (1,):
         chosen = picks(n, 1, block)
-        return interval(of(*data), of(*(column[chosen] for column in data)), n, block)
-
-    return _wider(at(1), at(block_length(n))) if in_turns else at(1)
+        found.append(interval(of(*data), of(*(column[chosen] for column in data)), n, block))
+    ends = {"low": min(one.low for one in found), "high": max(one.high for one in found)}
+    return found[0].model_copy(update=ends)
 
 
 def mean(samples: Sequence[float]) -> Interval:

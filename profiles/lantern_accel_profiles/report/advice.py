@@ -66,7 +66,7 @@ def headline(section: ModelSection, terms: Terms) -> str:
             f"{choice}: 1,000 images cost {_amount(first.cost, terms)}; on {second.run} they cost "
             f"{ratio} times as much.{sure}"
         )
-    return f"{choice}: {_rate(first)}, {ratio} times {second.run}.{sure}"
+    return f"{choice}: {_rate(first)}, {ratio}x the throughput of {second.run}.{sure}"
 
 
 def _serves(offer: Offer) -> bool:
@@ -75,7 +75,7 @@ def _serves(offer: Offer) -> bool:
 
 def _rate(offer: Offer) -> str:
     assert offer.point is not None  # an offer without a reason has one
-    return f"{number(offer.point.images_per_second.value)} images per second"
+    return f"{number(offer.point.images_per_second.value)} images/s"
 
 
 def _makes(offer: Offer, terms: Terms) -> str:
@@ -99,9 +99,10 @@ def notes(section: ModelSection, terms: Terms) -> list[str]:
         found.append(f"The runs also differ in {as_sentence_list(parts)}.")
     bare = [one.run for one in section.offers if NO_METER in one.missing]
     if bare:
-        cost = " and the cost of power" if terms.power is not None else ""
-        of = "" if len(bare) == len(section.offers) else f" of {as_sentence_list(bare)}"
-        found.append(f"Left out{of}, for want of a meter: images per kWh{cost}.")
+        cost = ", cost of power" if terms.power is not None else ""
+        which = as_sentence_list([section.letters[run] for run in bare])
+        of = "" if len(bare) == len(section.offers) else f" of {which}"
+        found.append(f"Images per kWh{cost}{of}: not measured (no energy meter).")
     return found
 
 
@@ -115,20 +116,22 @@ def offers_table(section: ModelSection, terms: Terms) -> Table:
     metered = any(is_measured(point.images_per_kwh) for point in points)
     powered = any(is_measured(one.per_kw) for one in given)
     head = ["Device", "Decodes with", "Images/s", "Seconds per request"]
-    head += ["1,000 images cost" if terms.amounts else "1,000 images take"]
+    head += ["1,000 images cost" if terms.amounts else "1,000 images take a device"]
     head += ["Images per kWh"] if metered else []
     head += ["Images/s per kW"] if powered else []
-    head += ["Behind the first"] if len(given) > 1 else []
-    head += ["How sure", "Not measured"]
+    head += ["Slower than the first by"] if len(given) > 1 else []
+    head += ["Confidence", "Not measured"]
     rows = []
     for one in section.offers:
         point = one.point
         if point is None:
-            rows.append([one.run, one.reason, *[""] * (len(head) - 2)])
+            rows.append([_device(one, section), one.reason, *[""] * (len(head) - 2)])
             continue
-        kept = "" if point.in_time == 1 else f"; {percent(point.in_time)} in time"
+        kept = (
+            "" if point.in_time == 1 else f"; {percent(point.in_time)} within {terms.latency_s:g} s"
+        )
         row = [
-            one.run,
+            _device(one, section),
             f"{point.strategy}, {point.setting}, {point.fidelity}{_auto_words(point)}",
             interval(point.images_per_second),
             _seconds_words(point) + kept,
@@ -147,6 +150,12 @@ def offers_table(section: ModelSection, terms: Terms) -> Table:
     return Table(head, rows)
 
 
+def _device(offer: Offer, section: ModelSection) -> str:
+    """Return the letter that lists call a device, its name, cores and memory."""
+    words = f"{section.letters[offer.run]}: {offer.run}" if len(section.letters) > 1 else offer.run
+    return f"{words}, {offer.hardware}" if offer.hardware else words
+
+
 def _auto_words(point: Point) -> str:
     """Say what auto stood for, without what it thought of it."""
     words = point.detail.partition(" (")[0]
@@ -162,7 +171,8 @@ def _seconds_words(point: Point) -> str:
 
 def _cost_words(offer: Offer, terms: Terms) -> str:
     if not terms.amounts and offer.point is not None:
-        return f"{number(offer.point.seconds_per_image.value / 3.6, 2)} device hours"
+        hours = offer.point.seconds_per_image.value / 3.6
+        return f"{number(60 * hours, 2)} minutes" if hours < 1 else f"{number(hours, 2)} hours"
     if offer.cost is None:
         return "not given"
     words = f"{interval(offer.cost.of_1000, terms.currency)} of {offer.cost.covers}"
@@ -208,7 +218,6 @@ def points_table(points: Sequence[Point], many_temperatures: bool) -> Table:
 def equal_table(section: ModelSection) -> Table:
     """Return each device's speed-up within each budget of total variation."""
     budgets = list(dict.fromkeys(one.budget for one in section.equal_quality))
-    head = ["Device", *(f"TV {budget:g}" if budget else "exact" for budget in budgets)]
     rows: dict[str, list[str]] = {}
     for one in section.equal_quality:
         if one.strategy == "vanilla":
@@ -219,20 +228,8 @@ def equal_table(section: ModelSection) -> Table:
             said = "" if one.verdict == "faster" else f", {verdict_words(one.verdict)}"
             words = f"{times(one.speedup)} {one.strategy}{said}"
         rows.setdefault(one.run, [f"{one.run}, batch {one.batch}"]).append(words)
+    if all(len(set(cells[1:])) == 1 for cells in rows.values()):
+        most = f"TV of at most {max(budgets, default=0.0):g}, and exact"
+        return Table(["Device", most], [cells[:2] for cells in rows.values()])
+    head = ["Device", *(f"TV {budget:g}" if budget else "exact" for budget in budgets)]
     return Table(head, list(rows.values()))
-
-
-def releases_table(section: ModelSection) -> Table:
-    """Return how each device changed from version to version."""
-    head = ["Device", "Version", "Strategy", "Images/s", "Over the first", "Also differs"]
-    rows = []
-    for one in section.releases:
-        over = "the first" if one.ratio is None else times(one.ratio)
-        if reason(one.verdict):
-            over = verdict_words(str(one.verdict))
-        elif one.verdict in ("same", "ambiguous"):
-            over += ", no difference shown"
-        version, how = f"{one.version} ({one.measured})", f"{one.strategy}, batch {one.batch}"
-        rate = interval(one.images_per_second)
-        rows.append([one.device, version, how, rate, over, ", ".join(one.also)])
-    return Table(head, rows)

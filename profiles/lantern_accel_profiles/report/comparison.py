@@ -14,7 +14,6 @@ from lantern_accel_profiles.report.names import differences, readable_names, set
 from lantern_accel_profiles.report.offers import offers
 from lantern_accel_profiles.report.points import points_of
 from lantern_accel_profiles.report.record import Comparison, Gap, ModelSection, RunSummary
-from lantern_accel_profiles.report.releases import Over, releases
 from lantern_accel_profiles.report.rows import row_of, same_rounds
 from lantern_accel_profiles.report.terms import Terms
 from lantern_accel_profiles.report.verdict import answer, at_setting, equal_quality
@@ -25,12 +24,10 @@ def compare(
     conformance: Sequence[ConformanceReport] = (),
     profiles: Sequence[DeviceProfile] | None = None,
     terms: Terms | None = None,
-    over: Over | None = None,
 ) -> Comparison:
     """Put runs side by side; :func:`check_comparable` of ``measure.reading`` comes first.
 
-    Amounts of ``terms`` are by a run's recorded name. Names that nobody chose become readable. ``over``:
-    the versions over which a device is followed, too. Raises RequestError where no run has them.
+    Amounts of ``terms`` are by a run's recorded name. Names that nobody chose become readable.
     """
     profiles = all_profiles() if profiles is None else profiles
     recorded, setups = [run.name for run in runs], [setup_of(run) for run in runs]
@@ -47,7 +44,7 @@ def compare(
     )
     models = list(dict.fromkeys(run.settings.model for run in runs))
     sections = [
-        _section([r for r in runs if r.settings.model == model], repeats, terms, profiles, over)
+        _section([r for r in runs if r.settings.model == model], repeats, terms, profiles)
         for model in models
     ]
     checks = [*conformance, *(r.conformance for r in runs if not isinstance(r.conformance, str))]
@@ -64,7 +61,6 @@ def compare(
             for old, run in zip(recorded, runs, strict=True)
         ],
         terms=terms,
-        over=over,
         models=sections,
         conformance=checks,
         gaps=[*_device_gaps(runs, profiles), *_figure_gaps(runs, sections, conformance)],
@@ -76,23 +72,24 @@ def _section(
     repeats: Mapping[str, Sequence[str]],
     terms: Terms,
     profiles: Sequence[DeviceProfile],
-    over: Over | None,
 ) -> ModelSection:
+    settings = runs[0].settings
     rows = [row_of(run, cell) for run in runs for cell in run.cells if cell.samples]
     points, seconds = points_of(runs, rows, terms)
-    named = {row.run for row in rows} | {point.run for point in points}
-    known = [run for run in runs if run.name in named]
-    settings = runs[0].settings
+    offered = offers(runs, repeats, points, seconds, terms, profiles)
+    # Every section has the devices in the order of the offers.
+    order = list(dict.fromkeys(one.run for one in (*offered, *points, *rows)))
+    runs = sorted((r for r in runs if r.name in order), key=lambda run: order.index(run.name))
+    rows.sort(key=lambda row: order.index(row.run))
     return ModelSection(
         model=settings.model,
         weights_hash=settings.weights_hash,
         tokens=settings.tokens,
-        offers=offers(runs, repeats, points, seconds, terms, profiles),
+        offers=offered,
         points=points,
-        answers=[answer(here) for run in known if (here := at_setting(rows, run.name))],
-        differences=differences(known) if len(known) > 1 else {},
+        answers=[answer(here) for run in runs if (here := at_setting(rows, run.name))],
+        differences=differences(runs) if len(runs) > 1 else {},
         equal_quality=equal_quality(runs, rows, terms.tv_budget),
-        releases=releases(runs, points, seconds, over) if over else [],
         rows=rows,
         contact_sheet={run.name: run.contact_sheet for run in runs if run.contact_sheet},
     )

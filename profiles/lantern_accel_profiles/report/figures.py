@@ -1,4 +1,4 @@
-"""The report's plots: the buyer's curve, and releases. Every axis of a rate begins at 0."""
+"""The report's plots: the buyer's curve. Every axis of a rate begins at 0."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def figures(comparison: Comparison) -> dict[str, list[Figure]]:
     for section in comparison.models:
         made = found.setdefault(section.model, [])
         _curve(section, comparison.terms.latency_s, made)
-        _releases(section, made)
     return found
 
 
@@ -107,30 +106,3 @@ def _name_points(axes: Axes, points: Sequence[Point], most: int) -> None:
         if free and len(taken) < most:
             taken.append((x, y, wide))
             note(axes, words, (one.seconds, one.images_per_second.value))
-
-
-def _releases(section: ModelSection, into: list[Figure]) -> None:
-    """Draw images per second of each strategy over the versions of one device."""
-    for device in dict.fromkeys(one.device for one in section.releases):
-        mine = [one for one in section.releases if one.device == device]
-        runs = list(dict.fromkeys(one.run for one in mine))
-        with draw_axes(
-            into,
-            f"releases {device}",
-            f"{device} over versions",
-            f"Batch {mine[0].batch}, exact strategies that every version has; bars are 95 % intervals.",
-        ) as axes:
-            for index, name in enumerate(dict.fromkeys(one.strategy for one in mine)):
-                line = [one for one in mine if one.strategy == name]
-                at = [runs.index(one.run) for one in line]
-                rates = [one.images_per_second for one in line]
-                shade = colour(series_role(index))
-                axes.plot(at, [one.value for one in rates], MARKERS[index % 8] + "-", color=shade)
-                for x, rate in zip(at, rates, strict=True):
-                    axes.plot([x, x], [rate.low, rate.high], color=shade, lw=1)
-                note(axes, name, (at[-1], rates[-1].value))
-            versions = {one.run: one.version[:12] for one in mine}
-            axes.set_xticks(range(len(runs)), [versions[run] for run in runs], rotation=30)
-            axes.set_xlim(-0.3, len(runs) - 0.4)
-            axes.set_ylim(0, 1.15 * max(one.images_per_second.high for one in mine))
-            axes.set_ylabel("images per second")

@@ -21,6 +21,23 @@ def short_device(name: str) -> str:
     return " ".join(bare.split()) or device
 
 
+def device_words(run: Run) -> str:
+    """Return a device's name and, where it is known, its design: ``AMD EPYC (Zen 3)``."""
+    facts = run.environment.device
+    name = short_device(facts.name)
+    return f"{name} ({facts.generation})" if facts.generation else name
+
+
+def hardware_words(run: Run) -> str:
+    """Return what of a device was used: ``2 virtual cores, 24 GiB``; empty where nothing is known."""
+    facts = run.environment.device
+    kind = "virtual " if facts.virtual else ""
+    parts = [] if facts.cores is None else [f"{facts.cores} {kind}cores"]
+    if facts.memory_bytes:
+        parts.append(f"{round(facts.memory_bytes / 2**30)} GiB")
+    return ", ".join(parts)
+
+
 def readable_names(runs: Sequence[Run]) -> list[Run]:
     """Return runs under names that a reader understands; a name that somebody chose stays.
 
@@ -54,8 +71,8 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
-    device, chosen = short_device(run.environment.device.name), not _generated(run)
-    rest = [one for one in runs if short_device(one.environment.device.name) == device]
+    device, chosen = device_words(run), not _generated(run)
+    rest = [one for one in runs if device_words(one) == device]
     words = [run.name if chosen else device]
     for name, (read, written) in PROPERTIES.items():
         alike = [one for one in rest if read(one) == read(run)]
@@ -110,6 +127,6 @@ def setup_of(run: Run) -> tuple[object, ...]:
 
     That are the device, the model, the protocol and all software.
     """
-    device = short_device(run.environment.device.name) if _generated(run) else run.name
+    device = device_words(run) if _generated(run) else run.name
     what = device, run.settings.model, run.settings.plan.quick
     return *what, *(read(run) for read, _ in PROPERTIES.values())

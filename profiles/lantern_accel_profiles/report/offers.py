@@ -19,7 +19,7 @@ from lantern_accel_profiles.measure.record import (
 )
 from lantern_accel_profiles.quality.interval import Verdict, unpaired_ratio
 from lantern_accel_profiles.quality.interval import verdict as judge
-from lantern_accel_profiles.report.names import CONDITIONS, PROPERTIES, differences
+from lantern_accel_profiles.report.names import CONDITIONS, PROPERTIES, differences, hardware_words
 from lantern_accel_profiles.report.points import Key, Point
 from lantern_accel_profiles.report.terms import Cost, Terms
 from lantern_accel_profiles.report.writing import as_sentence_list
@@ -38,6 +38,7 @@ class Offer(Record):
     """What a device gives for the terms: its best strategy and batch size, or why it gives nothing."""
 
     run: str
+    hardware: str = Field("", description="cores and memory of the device")
     reason: str = Field("", description="why nothing is given; empty: the fields below say what is")
     point: Point | None = None
     cost: Cost | None = Field(None, description="None: no amount was given")
@@ -149,6 +150,7 @@ def _offer(
     word, because = _confidence(run, point, len(repeats), runs)
     return Offer(
         run=run.name,
+        hardware=hardware_words(run),
         runs=[one.run for one in repeats],
         between=max(rates) / min(rates),
         point=point,
@@ -180,9 +182,8 @@ def _confidence(
     quick = ["quick run"] if run.settings.plan.quick else []
     doubts = [] if run.state == "complete" else [f"the run is {run.state}"]
     doubts += [point.unsettled] if point.unsettled else []
-    counted = [f"{repeats} runs" if repeats > 1 else "one run", f"{point.requests} requests each"]
-    if repeats == 1:
-        counted = [f"one run of {point.requests} requests"]
+    count = f"{repeats} runs" if repeats > 1 else "one run"
+    counted = [f"{count} of {point.requests} requests"]
     differ = [name for name, values in differences(runs).items() if name in CONDITIONS]
     differ = [PROPERTIES[name][1].format(PROPERTIES[name][0](run)) for name in differ]
     if len({one.settings.plan.quick for one in runs}) > 1:

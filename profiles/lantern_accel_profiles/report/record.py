@@ -25,7 +25,6 @@ from lantern_accel_profiles.measure.record import (
 from lantern_accel_profiles.quality.interval import Verdict
 from lantern_accel_profiles.report.offers import Offer
 from lantern_accel_profiles.report.points import Point
-from lantern_accel_profiles.report.releases import Over, Release
 from lantern_accel_profiles.report.rows import Row
 from lantern_accel_profiles.report.terms import Terms
 
@@ -81,7 +80,6 @@ class ModelSection(Record):
         description="what differs besides the devices, in the order of the answers"
     )
     equal_quality: list[EqualQuality]
-    releases: list[Release] = Field(description="empty where they were not asked for")
     rows: list[Row]
     contact_sheet: dict[str, list[Strip]] = Field(description="by run")
 
@@ -91,6 +89,11 @@ class ModelSection(Record):
         return list(
             dict.fromkeys([one.run for one in self.offers] + [one.run for one in self.points])
         )
+
+    @property
+    def letters(self) -> dict[str, str]:
+        """What lists call a run's device by: A for the best offer's; a number from the 27th on."""
+        return {run: chr(65 + n) if n < 26 else str(n + 1) for n, run in enumerate(self.runs)}
 
 
 class Gap(Record):
@@ -113,7 +116,6 @@ class Comparison(Record):
     lantern_accel: str
     runs: list[RunSummary]
     terms: Terms = Field(description="what a buyer asked for")
-    over: Over | None = Field(None, description="the versions that releases are of")
     models: list[ModelSection]
     conformance: list[ConformanceReport]
     gaps: list[Gap]

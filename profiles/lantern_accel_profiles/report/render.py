@@ -133,7 +133,6 @@ def _tables(comparison: Comparison, section: ModelSection) -> dict[str, advice.T
         "offers": advice.offers_table(section, comparison.terms),
         "points": advice.points_table(section.points, many),
         "equal": advice.equal_table(section),
-        "releases": advice.releases_table(section),
     }
 
 

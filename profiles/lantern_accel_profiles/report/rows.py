@@ -26,7 +26,7 @@ from lantern_accel_profiles.measure.record import (
 )
 from lantern_accel_profiles.quality import interval as intervals
 from lantern_accel_profiles.quality.interval import Verdict
-from lantern_accel_profiles.report.writing import percent
+from lantern_accel_profiles.report.writing import number, percent
 
 UNPRICED = not_measured(
     "the fidelity of this relaxed strategy is not known, so its speed-up is not shown"
@@ -137,7 +137,7 @@ def fidelity_words(moved: float | None) -> str:
     """Say what images are worth of whose tokens this share of probability was moved; 0: exact."""
     if moved is None:
         return "its fidelity was not measured"
-    return f"moves {percent(moved)} of a token's probability" if moved else "exact"
+    return f"TV {number(moved, 2)} per token" if moved else "exact"
 
 
 def busy_words(share: float) -> str:

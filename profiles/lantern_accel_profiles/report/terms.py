@@ -23,7 +23,7 @@ class Terms(Record):
     """What a buyer asks for; amounts are by the name of a run."""
 
     tv_budget: float = Field(
-        0.0, ge=0, le=1, description="share of a token's probability that may be moved; 0: exact"
+        0.0, ge=0, le=1, description="largest total variation per token; 0: exact"
     )
     latency_s: float | None = Field(
         None, gt=0, description="seconds that 95 of 100 requests may take at most"
@@ -73,10 +73,9 @@ class Terms(Record):
 
     def words(self) -> str:
         """Say what was asked for in a sentence's words."""
-        share = 100 * self.tv_budget
         parts = [
-            f"strategies that move {share:g} % of a token's probability at most"
-            if share
+            f"strategies of at most TV {self.tv_budget:g} per token"
+            if self.tv_budget
             else "exact decoding",
             "requests of any length"
             if self.latency_s is None

@@ -164,7 +164,7 @@ def _speed_words(row: Row) -> str:
     words = f"{row.strategy}: {times(row.speedup)}"
     if verdict == "faster":
         return f"{words}, {row.fidelity}"
-    return f"{words}, {verdict}" + (f"; it {row.fidelity}" if row.relaxed or row.rounding else "")
+    return f"{words}, {verdict}" + (f"; {row.fidelity}" if row.relaxed or row.rounding else "")
 
 
 def _short_answer(one: Answer, rows: Sequence[Row], at: str) -> str:

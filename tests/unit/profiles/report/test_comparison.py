@@ -186,9 +186,7 @@ def test_too_few_samples_are_told_instead_of_a_verdict() -> None:
     assert rows["eagle"].verdict == "not measured: too few samples, 2 of 5"
     (device,) = first_screen(found, found.models[0]).devices
     assert device.short.startswith("Not known. The nearest is lantern++: ")
-    assert device.short.endswith(
-        "not judged: too few samples, 2 of 5; it moves 8.0 % of a token's probability."
-    )
+    assert device.short.endswith("not judged: too few samples, 2 of 5; TV 0.080 per token.")
 
 
 def test_models_are_sections_that_do_not_meet() -> None:

@@ -11,10 +11,9 @@ from lantern_accel.device.datasheets import profiles_dir
 from lantern_accel.errors import RequestError
 from lantern_accel_profiles.measure.reading import check_comparable, read_run
 from lantern_accel_profiles.measure.record import LoadCell, LoadSample, PromptSet, Run, not_measured
-from lantern_accel_profiles.report.advice import headline, points_table, releases_table
+from lantern_accel_profiles.report.advice import headline, points_table
 from lantern_accel_profiles.report.comparison import compare
 from lantern_accel_profiles.report.filing import examine
-from lantern_accel_profiles.report.record import Comparison
 from lantern_accel_profiles.report.render import to_markdown
 from lantern_accel_profiles.report.rows import clock_jumps
 from lantern_accel_profiles.report.terms import Terms
@@ -57,68 +56,6 @@ def test_a_clock_that_jumps_leaves_the_cell_unjudged(change: dict[str, float]) -
 def test_the_committed_run_s_clocks_do_not_jump() -> None:
     for path in (profiles_dir() / "measured").glob("*.json"):
         assert not any(clock_jumps(cell.samples) for cell in read_run(path).cells), path.name
-
-
-# --- over releases ------------------------------------------------------------------------------
-
-
-def released(name: str, speed: float, day: int, **environment: Any) -> Run:
-    run = invented_run(name, names=["vanilla", "eagle", "lantern"], speed=speed)
-    run.sessions[0].started = f"2026-01-{day:02d}T00:00:00+00:00"
-    run.environment = run.environment.model_copy(update=environment)
-    return run
-
-
-def over(runs: list[Run], versions: str) -> Comparison:
-    return compare(runs, profiles=[], over=versions)  # type: ignore[arg-type]  # a test's word
-
-
-def test_a_device_is_followed_over_commits_in_the_order_of_their_days() -> None:
-    runs = [released("new", 600, 20, commit="b" * 40), released("old", 300, 10, commit="a" * 40)]
-    found = over(runs, "commits").models[0]
-    assert [(one.strategy, one.version, one.verdict) for one in found.releases] == [
-        ("eagle", "aaaaaaa", None), ("eagle", "bbbbbbb", "faster"),
-        ("vanilla", "aaaaaaa", None), ("vanilla", "bbbbbbb", "faster"),
-    ]  # fmt: skip
-    ratio = found.releases[3].ratio
-    assert ratio is not None and not isinstance(ratio, str) and ratio.value > 1.5
-    assert releases_table(found).rows[0][1] == "aaaaaaa (2026-01-10)"
-
-
-def test_versions_without_a_common_batch_are_refused_in_a_sentence() -> None:
-    old, new = released("old", 100.0, 1, commit="a" * 40), released("new", 90.0, 2, commit="b" * 40)
-    for cell in new.cells:
-        cell.batch = 4
-    with pytest.raises(RequestError, match="same settings, exact strategy and batch size"):
-        over([old, new], "commits")
-
-
-def test_torch_2_10_comes_after_2_9_and_what_else_differs_is_said() -> None:
-    runs = [
-        released("a", 300, 20, torch="2.10"),
-        released("b", 300, 21, torch="2.9", commit="c" * 40),
-    ]
-    lines = over(runs, "torch").models[0].releases
-    assert [one.version for one in lines if one.strategy == "vanilla"] == ["2.9", "2.10"]
-    assert lines[1].also == ["commit 0000000"]
-    assert lines[1].verdict == "same"
-
-
-def test_versions_of_other_devices_threads_and_busy_machines_give_no_ratio() -> None:
-    one = released("one", 300, 1, commit="a" * 40)
-    for other in (
-        released("two", 300, 2, commit="b" * 40, threads=1),
-        invented_run("three", device="Slate 9"),
-        released("four", 300, 2, commit="a" * 40),
-    ):
-        with pytest.raises(RequestError, match="two versions of commit"):
-            over([one, other], "commits")
-    busy = released("busy", 900, 2, commit="b" * 40)
-    for cell in busy.cells:
-        cell.samples = [s.model_copy(update={"others_cpu": 0.6}) for s in cell.samples]
-    found = over([one, busy], "commits").models[0]
-    assert all("the machine was busy" in str(r.ratio) for r in found.releases if r.run == "busy")
-    assert "not judged" in releases_table(found).rows[1][4]
 
 
 # --- services under load ------------------------------------------------------------------------

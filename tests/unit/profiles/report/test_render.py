@@ -105,7 +105,7 @@ def test_every_part_that_a_reader_needs_is_there(made: tuple[str, Comparison]) -
         "Image distance",
         "Is drafting faster here?",
         "At equal quality",
-        "How sure",
+        "Confidence",
         "Appendix: all figures",
         "Images",
         "Efficiency",
@@ -150,7 +150,7 @@ def test_the_answer_is_the_first_line_and_one_table() -> None:
     lines = render.to_markdown(compare([run], profiles=[])).splitlines()
     assert lines[2].startswith("**AMD EPYC makes ") and len(lines[2]) < 200
     assert lines[4].startswith("| Device | Decodes with | Images/s | Seconds per request |")
-    assert lines[6].startswith("| AMD EPYC | ") and lines[7] == ""
+    assert lines[6].startswith("| AMD EPYC, 2 cores, 24 GiB | ") and lines[7] == ""
 
 
 def test_nothing_is_said_twice_of_devices_without_a_run(made: tuple[str, Comparison]) -> None:

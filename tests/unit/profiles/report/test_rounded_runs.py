@@ -35,10 +35,10 @@ def test_every_row_has_the_price_of_the_weights() -> None:
         assert row.rounding is not None and row.rounding.value == pytest.approx(0.012)
         assert row.moved == pytest.approx((plain[name].moved or 0) + 0.012)
         assert row.total_variation is not None and row.total_variation.low >= 0.005
-        assert row.fidelity.startswith("moves") and "int8 weights" in row.detail
+        assert row.fidelity.startswith("TV 0.0") and "int8 weights" in row.detail
     assert plain["vanilla"].fidelity == "exact" and plain["vanilla"].moved == 0
     assert plain["vanilla"].rounding is None and "weights" not in plain["vanilla"].detail
-    assert fewer["vanilla"].fidelity == "moves 1.2 % of a token's probability"
+    assert fewer["vanilla"].fidelity == "TV 0.012 per token"
 
 
 def test_relaxed_rows_without_their_own_price_have_none() -> None:
@@ -55,7 +55,7 @@ def test_tables_call_nothing_exact_that_is_rounded() -> None:
         markdown = render.to_markdown(compare([run]))
         lines = [line for line in markdown.splitlines() if line.startswith("| vanilla")]
         assert lines and all(("| exact |" in line) == exact for line in lines[:1])
-        assert ("1.2 %" in markdown) != exact
+        assert ("TV 0.012" in markdown) != exact
 
 
 @pytest.mark.long

@@ -90,9 +90,7 @@ def test_a_relaxed_strategy_is_never_the_answer_without_its_price() -> None:
     (device,) = screen_of(at_speeds({"eagle": 1.2, "lantern++": 1.6})).devices
     assert device.short == "Yes, with eagle: 1.20x, exact."
     (device,) = screen_of(at_speeds({"eagle": 0.8, "lantern++": 1.6})).devices
-    assert device.short == (
-        "Only relaxed, with lantern++: 1.60x, moves 8.0 % of a token's probability."
-    )
+    assert device.short == ("Only relaxed, with lantern++: 1.60x, TV 0.080 per token.")
     bare = at_speeds({"lantern++": 1.6}, state="interrupted")
     bare.quality = []
     (device,) = screen_of(bare).devices
@@ -225,8 +223,8 @@ def test_a_run_of_rounded_weights_is_called_exact_nowhere() -> None:
     (device,) = screen_of(rounded).devices
     assert "exact" not in device.short
     assert device.short.startswith("Yes, with eagle: 1.18x")
-    assert "moves 1.5 % of a token's probability." in device.short
-    assert all("moves" in row.fidelity for row in device.rows)
+    assert "TV 0.015 per token." in device.short
+    assert all("TV 0.0" in row.fidelity for row in device.rows)
     # It does not race with what is exact, and every name says which is which.
     found = compare([full, rounded], profiles=[]).models[0]
     assert [(one.run, bool(one.reason)) for one in found.offers] == [

@@ -121,10 +121,11 @@ class LoadingParts(Loading):
 
 
 def strategy_words(given: Sequence[str], presets: bool = False) -> list[str]:
-    """Read ``--strategy``, repeated or with commas between, and refuse unknown names before any work.
+    """Read ``--strategy``, repeated or with ``;`` between, and refuse unknown names before any work.
 
-    A word with settings (``lantern++:k=10,lambda=2``) or a ``.json`` file stays whole and is not looked
-    up; it and presets may stand where ``presets`` says so. Raises StrategyError and RequestError.
+    Names alone may have commas between. A strategy with settings (``lantern++:k=10,lambda=2``) or a
+    ``.json`` file stays whole and is not looked up; it and presets may stand where ``presets`` says so.
+    Raises StrategyError and RequestError.
     """
     from lantern_accel.strategy.presets import PRESETS
     from lantern_accel.strategy.sources import named_sources
@@ -132,14 +133,19 @@ def strategy_words(given: Sequence[str], presets: bool = False) -> list[str]:
     found = []
     known = {AUTO, SELF, *STRATEGIES, *named_sources()}
     known |= {one.name for one in PRESETS} if presets else set()
-    for text in given:
+    for text in (part.strip() for one in given for part in one.split(";")):
         if ":" in text or text.endswith(".json"):
+            if "," in text.partition(":")[0]:
+                raise StrategyError(
+                    f"{text[:80]!r}: settings have commas between them, so strategies need ';', such as "
+                    "'vanilla;lantern:k=10,delta=0.4'"
+                )
             if not presets:
                 raise StrategyError(
                     f"a strategy is a name alone here, not {text[:80]!r}; `generate` and `evaluate "
                     "--suite` take settings and files"
                 )
-            found.append(text.strip())
+            found.append(text)
             continue
         for word in words_of([text]):
             if word not in known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from PIL import Image
 from support.profiles import small_ceilings
 
 from lantern_accel_profiles.measure import samples
@@ -44,6 +45,28 @@ def test_the_table_has_a_ratio_to_vanilla(command, tiny_model, tmp_path):
     # All of it is there: nothing is measured for another form of it.
     done = command("bench", "--model", tiny_model, *CELLS, *ASKED, "-o", out, "--json")
     assert [row["strategy"] for row in json.loads(done.stdout)] == ["vanilla", "eagle"]
+
+
+def test_settings_of_one_strategy_are_compared_in_a_line_and_a_plot(command, tiny_model, tmp_path):
+    asked = "lantern:k=2,delta=0.1;lantern:k=3,delta=0.4;lantern++:k=2,lambda=2"
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("red heart\ndog face\n")
+    words = ("bench", "--model", tiny_model, "--repeats", "2", "--prompts", prompts)
+    done = command(*words, "--strategy", asked, "--plot", tmp_path / "a.png", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["strategy"] for row in rows] == ["vanilla", *asked.split(";")]
+    loss = [row["total_variation"] for row in rows]
+    assert loss[0] == 0 < loss[1] < loss[2]
+    with Image.open(tmp_path / "a.png") as plot:
+        assert plot.size[0] > 400
+    for given, reason in (
+        (("--plot", tmp_path / "a.txt"), ".png or .svg"),
+        (("--prompt", "red heart"), "--prompts both"),
+        (("--strategy", "vanilla,lantern:k=2"), "need ';'"),
+    ):
+        done = command(*words, *given)
+        assert done.returncode == 2 and reason in " ".join(done.stderr.split())
 
 
 @pytest.mark.long

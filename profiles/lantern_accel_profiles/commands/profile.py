@@ -13,11 +13,28 @@ import typer
 from lantern_accel import bounds
 from lantern_accel.cli.console import note, print_json, say
 from lantern_accel.cli.options import Loading, Weights, strategy_words, with_options
+from lantern_accel.errors import RequestError
 from lantern_accel_profiles.commands.numbers import numbers, whole_numbers
 from lantern_accel_profiles.commands.tables import show_markdown
+from lantern_accel_profiles.report.tradeoff import check_plot, write_plot
 
 if TYPE_CHECKING:
     from lantern_accel_profiles.measure.record import Run
+
+
+PROMPT = typer.Option([], help="A prompt; repeat for several.")
+PROMPTS = typer.Option(
+    None,
+    help="A file of prompts, as `generate --prompts` takes it. Default: a fixed random draw from what "
+    "the bundled model was taught, hard ones included.",
+)
+
+
+def one_of(prompt: list[str], prompts: Path | None) -> list[str] | Path | None:
+    """Return the prompts of a command or their file; raises RequestError where both are given."""
+    if prompt and prompts is not None:
+        raise RequestError("--prompt and --prompts both name prompts; give one of them")
+    return prompt or prompts
 
 
 @with_options
@@ -30,18 +47,15 @@ def profile(
         [],
         "--strategy",
         "-s",
-        help="Names, separated by commas or repeated; vanilla is always measured. Default: vanilla, "
-        "auto, scd and, with a drafter, eagle, eagle2, lantern and lantern++.",
+        help="Names with commas between, or strategies with settings and ; between; vanilla is always "
+        "measured. Default: auto, scd and, with a drafter, eagle, eagle2, lantern and lantern++.",
     ),
     batch: list[str] = typer.Option(
         [], "--batch", "-b", help="Batch sizes, such as 1,4. Default: 1,4, quick: 1."
     ),
     temperature: list[str] = typer.Option(["1"], "--temperature", "-t", help="Such as 0,1."),
-    prompts: Path = typer.Option(
-        None,
-        help="A file of prompts, as `generate --prompts` takes it. Default: a fixed random draw "
-        "from what the bundled model was taught, hard ones included.",
-    ),
+    prompt: list[str] = PROMPT,
+    prompts: Path = PROMPTS,
     quick: bool = typer.Option(
         False, help="5 samples per cell and 16 images: minutes, not an hour."
     ),
@@ -78,7 +92,7 @@ def profile(
 
     Example: lantern-accel profile --device cpu --quick -o cpu.json
     """
-    names = strategy_words(strategy) if strategy else []
+    names = strategy_words(strategy, presets=True) if strategy else []
     batches = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
     temperatures = numbers("--temperature", temperature, 0, bounds.MOST_TEMPERATURE)
     run = measure_run(
@@ -91,7 +105,7 @@ def profile(
         names=names,
         batches=batches or ([1] if quick else [1, 4]),
         temperatures=temperatures,
-        prompts=prompts,
+        prompts=one_of(prompt, prompts),
         seed=seed,
         name=name,
         trace=trace,
@@ -177,15 +191,14 @@ def bench(
         "--strategy",
         "-s",
         show_default=False,
-        help="Names, separated by commas or repeated; vanilla is always measured. Default: auto, eagle, "
-        "eagle2, lantern, lantern++ and scd.",
+        help="Names with commas between, or strategies with settings and ; between, such as "
+        "'lantern:k=100,delta=0.1;lantern++:k=10'; vanilla is always measured.",
     ),
     batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Batch sizes, such as 1,4."),
     temperature: list[str] = typer.Option(["1"], "--temperature", "-t", help="Such as 0,1."),
     repeats: int = typer.Option(5, min=1, max=bounds.MOST_SAMPLES, help="Samples per cell."),
-    prompt: list[str] = typer.Option(
-        [], help="A prompt; repeat for several. Default: a fixed random draw, hard ones included."
-    ),
+    prompt: list[str] = PROMPT,
+    prompts: Path = PROMPTS,
     load: Loading,
     weights: Weights = "full",
     tree: str = typer.Option(None, help="The tree of every strategy with a drafter."),
@@ -195,12 +208,15 @@ def bench(
     output: Path = typer.Option(
         None, "--output", "-o", help="The run, .json; an interrupted one is resumed."
     ),
+    plot: Path = typer.Option(None, help="Plot speed over total variation into a .png or .svg."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON rows instead of the table."),
 ) -> None:
     """Compare the speed of strategies here, interleaved, with a verdict for each; --json has more.
 
     With -o it writes a run like that of `profile --quick`, without quality losses, for `compare`.
     """
+    if plot is not None:
+        check_plot(plot)
     run = measure_run(
         load,
         weights,
@@ -208,15 +224,17 @@ def bench(
         resume=True,
         quick=True,
         changes={"samples": repeats, "quality_images": 0},
-        names=strategy_words(strategy),
+        names=strategy_words(strategy, presets=True),
         batches=whole_numbers("--batch", batch, 1, bounds.MOST_BATCH),
         temperatures=numbers("--temperature", temperature, 0, bounds.MOST_TEMPERATURE),
-        prompts=prompt or None,
+        prompts=one_of(prompt, prompts),
         tree=tree,
         window=window,
     )
     from lantern_accel_profiles.report.table import plain_rows, table
 
+    if plot is not None:
+        write_plot(plain_rows(run), plot)
     if as_json:
         return print_json(plain_rows(run))
     show_markdown(table(run))

@@ -22,8 +22,9 @@ import torch
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.conformance import Report as ConformanceReport
-from lantern_accel.errors import BackendError, Ended, LanternError
+from lantern_accel.errors import BackendError, Ended, LanternError, StrategyError
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.strategy.choose import read_strategy
 from lantern_accel.strategy.values import AUTO, Strategy, Window
 from lantern_accel_profiles import store
 from lantern_accel_profiles.measure import environment, samples
@@ -92,19 +93,27 @@ def choose_strategies(
     tree: str | None = None,
     window: int | None = None,
 ) -> list[Strategy]:
-    """Return strategies by name, vanilla first and always there.
+    """Return strategies by name or with settings (which name them), vanilla first and always there.
 
-    ``tree`` is for those with a drafter, ``window`` (its length) for those that draft in one.
+    ``tree`` is for those with a drafter, ``window`` (its length) for those that draft in one; settings
+    of a strategy's own come first.
 
     Raises StrategyError for one that the model cannot decode with at one of the temperatures.
     """
     wanted = list(dict.fromkeys(["vanilla", *names]))
     found = []
-    for one in map(pipeline.strategy, wanted):
-        changes: dict[str, Any] = {"tree": tree if one.needs_drafter else None}
+    for text in wanted:
+        own = read_strategy(text)
+        if "preset" in own:
+            raise StrategyError(
+                f"{text} is a preset with a sampling of its own; write its strategy"
+            )
+        one = pipeline.strategy(**own)
+        changes: dict[str, Any] = {"tree": tree} if one.needs_drafter else {}
         if isinstance(one.drafts, Window):
             changes["window"] = window
-        found.append(pipeline.strategy(one.name, **changes))
+        one = pipeline.strategy(**(changes | own))
+        found.append(one.override(name=text) if ":" in text else one)
     for temperature in temperatures:
         sampling = pipeline.sampling(temperature=temperature)
         for one in found:

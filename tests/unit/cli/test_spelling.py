@@ -47,10 +47,8 @@ def test_several_stand_with_commas_between_or_repeated() -> None:
     assert whole_numbers("--batch", ["1,4", "4", " 8"], 1, 1024) == [1, 4, 8]
     assert numbers("--temperature", ["0,0.5", "1e0"], 0, 2) == [0, 0.5, 1]
     assert strategy_words(["vanilla,scd", "scd"]) == ["vanilla", "scd"]
-    assert strategy_words(["lantern++:k=10,lambda=2", "auto"], presets=True) == [
-        "lantern++:k=10,lambda=2",
-        "auto",
-    ]
+    both = ["lantern++:k=10,lambda=2", "auto", "scd"]
+    assert strategy_words(["lantern++:k=10,lambda=2; auto,scd"], presets=True) == both
 
 
 @pytest.mark.parametrize("given", ["0", "1025", "²", "1.5", "-1", "9" * 5000])
@@ -75,9 +73,7 @@ def test_an_unknown_strategy_is_refused_before_any_work() -> None:
         strategy_words([" , "])
 
 
-@pytest.mark.parametrize(
-    "words", ["bench -s", "profile -o a.json -s", "tune --strategy", "serve --warm-up"]
-)
+@pytest.mark.parametrize("words", ["tune --strategy", "stepcost --strategy", "serve --warm-up"])
 def test_settings_are_refused_where_names_alone_are_taken(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

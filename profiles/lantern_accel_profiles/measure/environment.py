@@ -121,7 +121,7 @@ def wait_for_quiet(seconds: float, say: Callable[[str], None]) -> None:
     """
     note, until = busy_note(), time.monotonic() + seconds
     if note:
-        say(f"{note}; what is measured meanwhile gets no verdict")
+        say(f"warning: {note}; what is measured meanwhile gets no verdict")
     if note and seconds:
         say(f"waiting for other programs, {seconds:g} s at most")
     while note and time.monotonic() < until:
@@ -139,8 +139,8 @@ def busy_words(share: Reading) -> str:
         return ""
     cores = os.cpu_count() or 1
     return (
-        f"this machine is not alone: other programs use {share * cores:.1f} of its {cores} cores, so "
-        "that times are longer and spread more; wait for them, or measure elsewhere"
+        f"other programs use {share * cores:.1f} of {cores} cores, so timings are slower and noisier; "
+        "wait for them, or measure elsewhere"
     )
 
 

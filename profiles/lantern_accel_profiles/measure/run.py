@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 QUICK = Plan(quick=True, samples=5, seconds=0.0, quality_images=16)
 FULL = Plan(quick=False, samples=30, seconds=10.0, quality_images=64)
+#: Seconds between two lines about samples, at least.
+PACE = 10.0
 #: What is measured where nobody names strategies; those with a drafter only where the model has one.
 USUAL = (AUTO, "eagle", "eagle2", "lantern", "lantern++", "scd")
 
@@ -286,6 +288,7 @@ class Profiler(Measurement):
         self.pipeline, self.request, self.resumes = pipeline, request, resume
         self.prompts = request.prompts.used
         self._began = time.perf_counter()
+        self._said = float("-inf")
         settings = settings_of(pipeline, request)
         fresh = fresh_run(pipeline.backend, pipeline.dtype, settings, request.name, request.command)
         super().__init__(pipeline.backend, pipeline.dtype, fresh, out, resume=resume, say=say)
@@ -411,8 +414,10 @@ class Profiler(Measurement):
         if fault:
             raise BackendError(f"{cell.name}: {fault}; correct the backend's stopwatch()")
         taken, wanted = len(cell.samples), self.request.plan.samples
-        of = f" of {wanted}" if taken <= wanted else ""
-        self.say(f"{cell.name}: sample {taken}{of}{self._left()}")
+        if time.monotonic() - self._said > PACE:  # in a pipe each is a line
+            of = f" of {wanted}" if taken <= wanted else ""
+            self.say(f"{cell.name}: sample {taken}{of}{self._left()}")
+            self._said = time.monotonic()
         self.keep(force=False)
 
     # --- quality -------------------------------------------------------------------------------

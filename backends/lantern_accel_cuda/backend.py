@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,14 +35,20 @@ from lantern_accel.device.plan import (
 )
 from lantern_accel.device.preferences import Preferences
 from lantern_accel.device.sampling import Tables, triangle
-from lantern_accel.errors import BackendError
+from lantern_accel.errors import BackendError, LanternWarning
 from lantern_accel.nn.rounding import Rounded
 from lantern_accel_cuda import attention, faults
 from lantern_accel_cuda.copies import PinnedCopy
 from lantern_accel_cuda.graphs import Recorder
 from lantern_accel_cuda.handles import stream
 from lantern_accel_cuda.meters import Card, EventStopwatch
-from lantern_accel_cuda.options import CHOICES, Options, check_name
+from lantern_accel_cuda.options import (
+    CHOICES,
+    EVERY_STEP,
+    TENSOR_CORES,
+    Options,
+    check_name,
+)
 from lantern_accel_cuda.settings import Pinned
 from lantern_accel_cuda.trust import Trust, source_digest
 
@@ -81,14 +89,52 @@ class DeviceBackend(Backend):
         """
         if not self.options.fused:
             return False
+        if kernel in TENSOR_CORES and not self._has_tensor_cores:
+            return False
         if self._trust is None:
-            self._trust = self._trusting()
+            self._trust = self.trusting()
         return self._trust(check_name(kernel, dtype or self.compute_dtypes()[0]))
 
-    def _trusting(self) -> Trust:
-        from lantern_accel_cuda import agreement
+    @cached_property
+    def _has_tensor_cores(self) -> bool:
+        """Whether Triton has instructions of this GPU's tensor cores; says so once where it has none."""
+        capability = torch.cuda.get_device_capability(self.device)
+        if torch.version.hip is not None or capability >= (8, 0):
+            return True
+        warnings.warn(
+            f"this GPU has compute capability {capability[0]}.{capability[1]}, and Triton uses tensor "
+            f"cores from 8.0 on: torch's operators serve in place of {', '.join(sorted(TENSOR_CORES))}",
+            LanternWarning,
+            stacklevel=4,
+        )
+        return False
 
-        return Trust(self._key(), agreement.checks_of(self.site))
+    def trusting(self, folder: Path | None = None) -> Trust:
+        """Return what is known of this GPU's kernels, kept in ``folder``; None: the cache's."""
+        from lantern_accel_cuda import agreement, first_use, trivial
+
+        def elsewhere(names: list[str], settled: Callable[[str], bool]) -> None:
+            count = first_use.processes(torch.cuda.mem_get_info(self.device)[0])
+            if count and (path := made.path) is not None:
+                start = partial(first_use.start, self.device.index or 0, folder=path.parent)
+                first_use.run(names, settled, count, start, path.with_suffix(".checking"))
+
+        ready = partial(trivial.run, self.device)
+        checks = agreement.checks_of(self.site)
+        made = Trust(self._key(), checks, folder, ready, self._together, elsewhere)
+        return made
+
+    def _together(self, check: str) -> list[str]:
+        """Return the checks that run with one: all that a plain step of any model asks for."""
+        from lantern_accel_cuda.kernels import few
+
+        name, _, dtype = check.partition(" in ")
+        if name not in EVERY_STEP:
+            return [check]
+        wanted = getattr(torch, dtype) if dtype else self.compute_dtypes()[0]
+        unused = set() if self._has_tensor_cores else TENSOR_CORES
+        unused = unused if wanted in few.DTYPES else unused | {"few"}
+        return [check_name(one, wanted) for one in EVERY_STEP if one not in unused]
 
     def _key(self) -> dict[str, str]:
         """Return what is known of kernels holds for: card, driver, versions, source."""
@@ -128,14 +174,10 @@ class DeviceBackend(Backend):
         needed = ("few", "attend", "rms_norm", "swiglu", "rotate_write")
         return all(self.uses(name, x.dtype) for name in needed)
 
-    @property
+    @cached_property
     def preferences(self) -> Preferences:  # type: ignore[override]  # here it depends on the kernels
         """Caches are looked at whole, and quantized weights are read, where the kernels serve."""
-        return Preferences(
-            reads_fewer_bits=self.uses("rounded"),
-            skips_hidden=self.uses("attend"),
-            sums_in_place=True,
-        )
+        return KernelPreferences(self.uses)
 
     def acquire(self) -> None:
         """Use the GPU once: a busy one, or one without kernels, fails here and not in a model."""
@@ -476,3 +518,23 @@ class DeviceBackend(Backend):
             return
         with contextlib.suppress(RuntimeError):  # a GPU that is lost has nothing to give back
             torch.cuda.empty_cache()
+
+
+class KernelPreferences(Preferences):
+    """Preferences of which two depend on kernels; the one that is asked for has its kernel checked."""
+
+    sums_in_place = True
+    _uses: Callable[[str], bool]
+
+    def __init__(self, uses: Callable[[str], bool]) -> None:
+        object.__setattr__(self, "_uses", uses)
+
+    @property
+    def reads_fewer_bits(self) -> bool:  # type: ignore[override]
+        """Whether the kernel of products with quantized weights serves."""
+        return self._uses("rounded")
+
+    @property
+    def skips_hidden(self) -> bool:  # type: ignore[override]
+        """Whether the kernel of attention serves."""
+        return self._uses("attend")

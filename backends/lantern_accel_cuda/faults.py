@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import subprocess
+import sysconfig
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 
 import torch
 
 from lantern_accel.errors import BackendError, DeviceLostError, DeviceMemoryError
 
-#: After these the CUDA context is gone: every later call in this process fails too.
-LOST = (
+#: What a kernel does to the GPU.
+BY_KERNEL = (
     "unspecified launch failure",
     "illegal memory access",
     "illegal instruction",
     "illegal address",
     "misaligned address",
     "device-side assert",
-    "uncorrectable ecc",
     "hardware stack error",
     "launch timed out",
+)
+#: After these the CUDA context is gone: every later call in this process fails too.
+LOST = (
+    *BY_KERNEL,
+    "uncorrectable ecc",
     "gpu is lost",
     "fallen off the bus",
     "no cuda-capable device",
@@ -31,6 +39,9 @@ LOST = (
     "unknown error",
     "nvlink",
 )
+#: Errors of Triton's that say that a kernel cannot be compiled for this GPU, by class or text.
+NOT_COMPILED = frozenset({"CompilationError", "PTXASError", "OutOfResources"})
+NOT_LOWERED = ("passmanager::run failed", "internal triton ptx codegen error")
 #: What CUDA says of work that a stream cannot record.
 NOT_CAPTURABLE = ("is capturing", "during capture", "capture was invalidated", "stream capture")
 
@@ -45,13 +56,51 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         at = at.__cause__ or at.__context__
 
 
-def is_lost(error: BaseException) -> bool:
-    """Return whether the GPU, or this process's use of it, is gone."""
+def is_lost(error: BaseException, words: tuple[str, ...] = LOST) -> bool:
+    """Return whether the GPU, or this process's use of it, is gone; ``words`` say how."""
     texts = [str(one).lower() for one in chain(error) if isinstance(one, RuntimeError)]
     return any(
-        ("cuda" in text or "hip" in text or "nvml" in text) and any(word in text for word in LOST)
+        ("cuda" in text or "hip" in text or "nvml" in text) and any(word in text for word in words)
         for text in texts
     )
+
+
+def by_kernel(error: BaseException) -> bool:
+    """Return whether a kernel's check failed by what the kernel is, on this GPU and with this Triton.
+
+    True for a result that differs, a kernel that Triton cannot compile, and one that broke the GPU.
+    """
+    from lantern_accel.testing.result import Failed
+
+    if isinstance(error, Failed) or is_lost(error, BY_KERNEL):
+        return True
+    names = {cls.__name__ for one in chain(error) for cls in type(one).__mro__}
+    lowered = any(word in str(one).lower() for one in chain(error) for word in NOT_LOWERED)
+    return lacking(error) is None and (bool(names & NOT_COMPILED) or lowered)
+
+
+def lacking(error: BaseException) -> str | None:
+    """Say what Triton does not find on this machine and what to install; None: it is not that."""
+    errors = list(chain(error))
+    texts = [str(one).lower() for one in errors]
+    if any(isinstance(one, subprocess.SubprocessError) for one in errors):
+        if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
+            return "Python.h is not installed; apt-get install python3-dev"
+        return f"the C compiler failed ({texts[0][:120]}); apt-get install gcc python3-dev"
+    if any("c compiler" in text for text in texts):
+        return "there is no C compiler; apt-get install gcc"
+    if any("libcuda" in text or "/sbin/ldconfig" in text for text in texts):
+        return (
+            "the driver's libcuda.so.1 is not found; apt-get install libnvidia-compute-VERSION, or start "
+            "the container with --gpus all, and run ldconfig"
+        )
+    for one, text in zip(errors, texts, strict=True):
+        code = one.errno if isinstance(one, OSError) else None
+        if code in (errno.ENOSPC, errno.EDQUOT) or "no space left" in text:
+            return f"the disk is full ({text}); free some, or name folders in TRITON_CACHE_DIR and TMPDIR"
+        if isinstance(one, OSError | ImportError):
+            return f"{text}; name folders for programs in TRITON_CACHE_DIR and TMPDIR"
+    return None
 
 
 def out_of_memory(error: BaseException) -> torch.OutOfMemoryError | None:

@@ -34,6 +34,13 @@ NAMES = (
 )
 #: Of these, the ones that are checked in one dtype at a time, when they are to serve in it.
 BY_DTYPE = frozenset({"attend", "rms_norm", "swiglu", "rotate_write", "rounded", "tiles", "few"})
+#: Of these, the ones that a plain step of any model asks for: they are checked together.
+EVERY_STEP = (
+    "few", "filter", "attend", "race", "advance", "rotate_write", "enter", "guide", "rms_norm",
+    "swiglu", "draw",
+)  # fmt: skip
+#: Of these, the ones whose products are those of tensor cores.
+TENSOR_CORES = frozenset({"attend", "rounded", "tiles", "few"})
 MEANINGS = {
     "preset": "fast: this backend's Triton kernels, each checked on the card first; safe: torch's own",
     "graph": "what one CUDA graph holds: the whole step, one of its phases (for profiling), nothing",

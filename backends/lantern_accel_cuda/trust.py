@@ -1,10 +1,13 @@
 """Lets Triton kernels serve on a card once they have agreed with the reference there.
 
-Before its first use a kernel is compared with torch's operators on small data. What came of it is kept
-in the cache folder for this card, driver, torch, Triton and source; a kernel that failed is named in one
-line and left out, the others stay. A note lies in the cache while a check runs. Where it is found and its
-process is gone, the kernel took that process with it, or somebody killed it: the check runs once more. A
-second time it is left out, and tried again a day later.
+Before its first use a kernel is compared with torch's operators on small data. What the kernel did is
+kept in the cache folder for this card, driver, torch, Triton and source: it agreed, differed, could not
+be compiled, or broke the GPU. One that did not agree is named in one line and left out, others stay.
+What the machine lacks, such as a compiler, is said once for all kernels and kept nowhere.
+
+A note lies in the cache while a check runs. Where it is found and its process is gone, the kernel took
+that process with it, or somebody killed it: the check runs once more. A second time it is left out, and
+tried again a day later.
 """
 
 from __future__ import annotations
@@ -12,79 +15,175 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.errors import LanternWarning
+from lantern_accel.device.waiting import waiting
+from lantern_accel.errors import DeviceLostError, LanternWarning
 from lantern_accel.files import kept_dir, read_record, write_record
+from lantern_accel_cuda import faults
 
 Check = Callable[[], object]
+#: Runs checks by name in other processes; asks, for each, whether its verdict is there.
+Elsewhere = Callable[[list[str], Callable[[str], bool]], None]
 PASSED = "agrees with the reference"
 #: Checks that may end with their process before the kernel is left out, and for how many seconds it is.
 TRIES, LEFT_OUT = 2, 86400.0
+_LOG = logging.getLogger("lantern_accel")
 
 
 class Trust:
-    """What is known of the kernels of one card; ``key`` says what it holds for."""
+    """What is known of the kernels of one card; ``key`` says what it holds for.
+
+    ``ready`` runs before every check, and before a kept verdict serves: it raises what Triton lacks here,
+    or how the GPU was lost before. ``together``: the checks that run with one; ``elsewhere`` runs them in
+    processes of their own.
+    """
 
     def __init__(
-        self, key: Mapping[str, Any], checks: Mapping[str, Check], folder: Path | None = None
+        self,
+        key: Mapping[str, Any],
+        checks: Mapping[str, Check],
+        folder: Path | None = None,
+        ready: Check = lambda: None,
+        together: Callable[[str], Sequence[str]] = lambda kernel: [kernel],
+        elsewhere: Elsewhere = lambda names, settled: None,
     ) -> None:
-        self._checks = checks
+        self._checks, self._ready = checks, ready
+        self._together, self._elsewhere = together, elsewhere
         digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:16]
         folder = folder or kept_dir("kernels")
-        self._path = None if folder is None else folder / f"{digest}.json"
+        self.path = None if folder is None else folder / f"{digest}.json"
         self._known: dict[str, bool] = {}
+        self._passing: dict[str, str] = {}
+        self._able: bool | None = None
 
     def __call__(self, kernel: str) -> bool:
-        """Return whether a kernel serves; its check runs where nothing is kept of it."""
+        """Return whether a kernel serves; its check runs where nothing is kept of it.
+
+        Raises DeviceLostError where the GPU is lost, with the kernel that lost it.
+        """
         if kernel not in self._known:
-            said = self._kept().get(kernel) or self._unfinished(kernel) or self._checked(kernel)
-            self._known[kernel] = said == PASSED
-            if said != PASSED:
+            serves = self._is_able() and self._said(kernel) == PASSED
+            self._known[kernel] = serves
+            if self._able and not serves:
                 warnings.warn(
                     f"the Triton kernel {kernel!r} is left out on this card, and torch's operators "
-                    f"serve in its place: {said}",
+                    f"serve in its place: {self._said(kernel)}",
                     LanternWarning,
                     stacklevel=3,
                 )
         return self._known[kernel]
 
+    def settled(self, kernel: str) -> str:
+        """Return what is kept of a kernel, or why it is not checked now; "" where it is to be checked."""
+        return self._kept().get(kernel) or self._unfinished(kernel)
+
+    def check_here(self, kernels: Sequence[str]) -> None:
+        """Check those of which nothing is known, in this process."""
+        for kernel in kernels:
+            if self._able is not False and not (self.settled(kernel) or kernel in self._passing):
+                self._checked(kernel)
+
+    def _said(self, kernel: str) -> str:
+        """Return what is known of a kernel; it is checked first where that is nothing."""
+        if not (said := self.settled(kernel) or self._passing.get(kernel, "")):
+            new = [one for one in self._together(kernel) if not self.settled(one)]
+            names = list(dict.fromkeys([kernel, *(one for one in new if one not in self._passing)]))
+            what = (
+                f"{len(names)} of the GPU's kernels" if len(names) > 1 else f"the kernel {kernel!r}"
+            )
+            with waiting(f"checking {what} on this card, once", _LOG, logging.WARNING):
+                if len(names) > 1:
+                    self._elsewhere(names, lambda one: bool(self.settled(one)))
+                self.check_here(names)
+            said = self._passing.get(kernel) or self.settled(kernel)
+        return said
+
+    def _is_able(self) -> bool:
+        """Return whether Triton works here; where not, say once what it lacks."""
+        if self._able is None:
+            try:
+                self._run_ready()
+            except Exception as error:
+                if isinstance(error, DeviceLostError):
+                    raise
+                self._lacks(error)
+            else:
+                self._able = True
+        return bool(self._able)
+
+    def _run_ready(self) -> None:
+        """Try Triton, and let what the GPU suffered before come out, which is no later kernel's fault."""
+        try:
+            self._ready()
+        except Exception as error:
+            if faults.is_lost(error):
+                raise DeviceLostError(
+                    f"the GPU stopped working before its kernels were checked ({_line(error)}); start a "
+                    "new process, and look at nvidia-smi and at the kernel's log (dmesg, Xid)"
+                ) from error
+            raise
+
+    def _lacks(self, error: Exception) -> None:
+        self._able = False
+        warnings.warn(
+            "Triton does not work here, and torch's operators serve in place of all its kernels: "
+            f"{faults.lacking(error) or _line(error)}; or give --option preset=safe",
+            LanternWarning,
+            stacklevel=5,
+        )
+
     def _kept(self) -> dict[str, str]:
-        found = None if self._path is None else read_record(self._path)
+        found = None if self.path is None else read_record(self.path)
         kernels = (found or {}).get("kernels")
         return kernels if isinstance(kernels, dict) else {}
 
     def _keep(self, kernel: str, said: str) -> None:
-        if self._path is not None:
-            # Another process may have checked others meanwhile. What it writes between the two halves of
-            # the next line is lost, and checked once more.
-            with contextlib.suppress(OSError):
-                write_record(self._path, {"kernels": {**self._kept(), kernel: said}})
+        if self.path is not None:
+            with contextlib.suppress(OSError), alone(self.path.with_suffix(".lock")):
+                write_record(self.path, {"kernels": {**self._kept(), kernel: said}})
 
-    def _checked(self, kernel: str) -> str:
-        lasting = True
+    def _checked(self, kernel: str) -> None:
+        """Check a kernel, and keep what it did."""
         with self._noted(kernel):
             try:
+                self._run_ready()
                 self._checks[kernel]()
-                said = PASSED
+            except DeviceLostError:
+                raise
             except Exception as error:
-                said = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-                # Memory that others hold now says nothing about the kernel.
-                lasting = "memory" not in said.lower()
-        if lasting:
-            self._keep(kernel, said)
-        return said
+                self._failed(kernel, error)
+            else:
+                self._passing[kernel] = PASSED
+                self._keep(kernel, PASSED)
+
+    def _failed(self, kernel: str, error: Exception) -> None:
+        lost, by_kernel = faults.is_lost(error), faults.by_kernel(error)
+        if by_kernel:
+            self._keep(kernel, _line(error))
+        if lost:
+            again = "start again, and if it happens again give --option preset=safe"
+            if by_kernel and self._kept().get(kernel):
+                again = f"start again: the kernel {kernel!r} is left out from now on"
+            raise DeviceLostError(
+                f"the GPU stopped working while its kernel {kernel!r} was checked ({_line(error)}); "
+                f"{again}"
+            ) from error
+        if not by_kernel and faults.lacking(error):
+            self._lacks(error)
+        self._passing[kernel] = _line(error)
 
     # --- checks that take their process with them ----------------------------------------------
 
     def _note(self, kernel: str) -> Path | None:
-        return None if self._path is None else self._path.with_suffix(f".{kernel}.running")
+        return None if self.path is None else self.path.with_suffix(f".{kernel}.running")
 
     @contextlib.contextmanager
     def _noted(self, kernel: str) -> Iterator[None]:
@@ -124,6 +223,23 @@ class Trust:
         if since > LEFT_OUT:
             return ""
         return f"its check ended the process that ran it {TRIES} times; it is tried again in a day"
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keep other processes, and threads, from the block; a system without such locks keeps none."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError, ImportError):
+            import fcntl
+
+            file = held.enter_context(path.open("ab"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            held.callback(fcntl.flock, file, fcntl.LOCK_UN)
+        yield
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def _runs(pid: int) -> bool:

@@ -99,6 +99,7 @@ class Graph:
         self.was_reset = False
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        self._double.alive()
         assert self._double.capturing is None, "one capture at a time"
         assert not self._double.poisoned, "captures after one that failed"
         assert self._double.current.side, "a capture on the default stream is illegal"
@@ -125,8 +126,7 @@ class Graph:
 
     def replay(self) -> None:
         assert self._tape is not None and not self.was_reset
-        if self._double.lost:
-            raise RuntimeError(self._double.lost)
+        self._double.alive()
         self.replays += 1
         self._double.allocations += self._double.allocates_in_replay
         self._double.log("replay")
@@ -151,9 +151,11 @@ class Stream:
         self.side = name != "default"
 
     def wait_stream(self, other: Stream) -> None:
+        self._double.alive()
         self._double.log(f"{self.name} waits for {other.name}")
 
     def wait_event(self, event: Event) -> None:
+        self._double.alive()
         self._double.log(f"{self.name} waits for event {event.number}")
 
 
@@ -164,13 +166,13 @@ class Event:
         self.at = 0.0
 
     def record(self, stream: Stream) -> None:
+        self._double.alive()
         self._double.clock += 0.25
         self.at = self._double.clock
         self._double.log(f"event {self.number} on {stream.name}")
 
     def synchronize(self) -> None:
-        if self._double.lost:
-            raise RuntimeError(self._double.lost)
+        self._double.alive()
         self._double.log(f"host waits for event {self.number}")
 
     def elapsed_time(self, other: Event) -> float:
@@ -204,6 +206,11 @@ class CudaDouble:
         self._sync_mode = 0
         self._watch: _NoWaiting | None = None
 
+    def alive(self) -> None:
+        """Raise what the GPU was lost by: after it, every call that reaches the driver fails alike."""
+        if self.lost:
+            raise RuntimeError(self.lost)
+
     def log(self, what: str) -> None:
         self.done.append(what)
 
@@ -225,13 +232,13 @@ class CudaDouble:
         return self.graphs[-1]
 
     def empty_cache(self) -> None:
+        self.alive()
         if self.poisoned:
             raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
         self.log("empty_cache")
 
     def synchronize(self, device: Any = None) -> None:
-        if self.lost:
-            raise RuntimeError(self.lost)
+        self.alive()
         self.log("host waits for the device")
 
     def set_sync_debug_mode(self, mode: Any) -> None:
@@ -242,6 +249,10 @@ class CudaDouble:
         if self._sync_mode:
             self._watch = _NoWaiting()
             self._watch.__enter__()
+
+    def left(self, device: Any = None) -> tuple[int, int]:
+        self.alive()
+        return self.free, self.total
 
     def properties(self, device: Any) -> Any:
         return SimpleNamespace(
@@ -263,7 +274,7 @@ class CudaDouble:
             "memory_reserved": lambda device=None: sum(self.pools.values()) + self.allocated,
             "memory_allocated": lambda device=None: self.allocated,
             "max_memory_allocated": lambda device=None: self.allocated,
-            "mem_get_info": lambda device=None: (self.free, self.total),
+            "mem_get_info": self.left,
             "memory_stats": lambda device=None: {"allocation.all.allocated": self.allocations},
             "get_sync_debug_mode": lambda: self._sync_mode,
             "set_sync_debug_mode": self.set_sync_debug_mode,

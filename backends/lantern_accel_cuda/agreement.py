@@ -6,8 +6,9 @@ Nothing here knows the backend: :mod:`.trust` runs one comparison before a kerne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,15 +23,17 @@ from lantern_accel.device import plan as plans
 from lantern_accel.device.noise import noise_keys
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Filter, Refused, StepPlan
+from lantern_accel.families.random_weights import fill_random
+from lantern_accel.families.registry import family, family_names
 from lantern_accel.nn.neighbours import neighbour_table
 from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.rounding import rounded as round_weights
-from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
+from lantern_accel.strategy.rules import AcceptanceRule, Exact, Lantern, LanternPP
 from lantern_accel.strategy.trees import SMALL_16, TreeTables
 from lantern_accel.strategy.values import NoTree, Sampling, Strategy, Window
 from lantern_accel.testing.result import Failed, Measured, within
 from lantern_accel_cuda import attention as caches
-from lantern_accel_cuda.options import BY_DTYPE, check_name
+from lantern_accel_cuda.options import BY_DTYPE, BY_RULE, RESIDUALS, check_name
 
 #: Largest difference of a kernel from torch's operators, for values of about 1.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
@@ -41,14 +44,23 @@ PROBABILITIES = 1e-5
 TURNED = 0.01
 #: Heads of the published models, padded ones too.
 WIDTHS = (64, 100)
+#: Queries and widths of heads: each has blocks, warps or instructions of its own.
+QUERIES = ((1, 64), (20, 64), (60, 64), (20, 100), (60, 100))
 IMAGES = 32
+#: Codes of a row where a kernel's programs share it, as they do those of the published models.
+CODES = 5000
 FILTERS = (
     Filter(0.7, top_k=1000),
     Filter(1.0, top_p=0.9),
     Filter(0.9, top_k=50, top_p=0.8),
     Filter(0.9, top_k=50, top_p=0.8, p_first=True),
 )
-RULES = (Exact(), Lantern(k=100, delta=0.3), LanternPP(k=10, lam=3.0))
+RULES: tuple[AcceptanceRule, ...] = (Exact(), Lantern(k=100, delta=0.3), LanternPP(k=10, lam=3.0))
+
+
+def walk_forms() -> list[tuple[AcceptanceRule, str]]:
+    """Return the rules and residuals that the walk down a tree has kernels for."""
+    return [(rule, residual) for rule in RULES for residual in RESIDUALS]
 
 
 @dataclass(frozen=True)
@@ -130,12 +142,12 @@ def rotate_write(site: Site, nodes: int = 9) -> Measured:
 
 
 def attend(site: Site) -> Measured:
-    """Compare attention of one query and of a tree's, with slots that nobody sees."""
+    """Compare attention of one query and of more, block by block, with slots that nobody sees."""
     from lantern_accel_cuda.kernels import tree_attention
 
     found = Measured()
     for dtype in site.dtypes:
-        for nodes, width in ((1, 64), (20, 64), (20, 100)):
+        for nodes, width in QUERIES:
             stored, slots = -(-width // 8) * 8, 200
             q = site.numbers(0, 2, nodes, 3, width, dtype=dtype)
             k, v = (site.numbers(n, 2, 3, slots, stored, dtype=dtype) for n in (1, 2))
@@ -152,7 +164,7 @@ def attend(site: Site) -> Measured:
 
 
 def guide(site: Site, size: int = 1000) -> Measured:
-    """Compare guidance of two rows, with penalties."""
+    """Compare guidance of two rows, without penalties and with."""
     from lantern_accel_cuda.kernels import sampling
 
     logits = site.numbers(0, 4, 3, size)
@@ -161,10 +173,13 @@ def guide(site: Site, size: int = 1000) -> Measured:
     penalty = torch.zeros(2, size, device=site.device)
     penalty[1, ::2] = -1e4
     token = (torch.arange(6, device=site.device) % 3).view(2, 3)
-    want = TensorOps().guide(logits, token, scale, None, (kind, penalty))
-    got = sampling.guide(logits, token, scale, None, (kind, penalty))
-    assert got is not None
-    return _near(got, want, 1e-4 * 1e2, "guidance")  # of numbers up to 1e4
+    found = Measured()
+    for penalties, high in ((None, 1e1), ((kind, penalty), 1e4)):
+        want = TensorOps().guide(logits, token, scale, None, penalties)
+        got = sampling.guide(logits, token, scale, None, penalties)
+        assert got is not None
+        found = _near(got, want, 1e-6 * high, "guidance")
+    return found
 
 
 def filters(site: Site, sizes: tuple[int, ...] = (1000,)) -> Measured:
@@ -202,7 +217,7 @@ def draws(site: Site, sizes: tuple[int, ...] = (1000,)) -> Measured:
     return within(turned / drawn, 0.2, "rows whose draws are not torch's")
 
 
-def race(site: Site, sizes: tuple[int, ...] = (1000, 16384)) -> Measured:
+def race(site: Site, sizes: tuple[int, ...] = (CODES,)) -> Measured:
     """Compare the race and its siblings with the noise as the host makes it, code by code."""
     from lantern_accel_cuda.kernels import race as kernels
 
@@ -226,8 +241,13 @@ def race(site: Site, sizes: tuple[int, ...] = (1000, 16384)) -> Measured:
     return Measured("every code is the reference's", 0.0, 0.0)
 
 
-def walks(site: Site, size: int = 500, images: int = 4) -> Measured:
-    """Compare walks down random drafts with the tensor code, rule by rule."""
+def walks(
+    site: Site,
+    size: int = 500,
+    images: int = 4,
+    forms: Sequence[tuple[AcceptanceRule, str]] | None = None,
+) -> Measured:
+    """Compare walks down random drafts with the tensor code; ``forms``: rules with their residuals."""
     from lantern_accel_cuda.kernels import accept, sampling
 
     device, reference = site.device, TensorOps()
@@ -248,24 +268,24 @@ def walks(site: Site, size: int = 500, images: int = 4) -> Measured:
     tests = site.uniforms(3, images, sum(tables.max_children))
     bonus = site.uniforms(4, images)
     given, turned, kept = Filter(0.9), 0, 0
-    for rule in RULES:
+    forms = walk_forms() if forms is None else forms
+    for rule, residual in forms:
         runtime_params = torch.tensor(rule.runtime_values(), device=device)
-        for residual in ("aggregate", "optimal"):
-            judged = Rule(rule, residual, table if rule.k else None, runtime_params)
-            for one in (tree, replace(tree, q=None, group=None, inner=None)):
-                found = accept.accept(one, logits, given, judged.given, tests, bonus)
-                probs = sampling.filter(logits, given)
-                assert found is not None and probs is not None
-                want = accept_sampling(one, probs, judged, tests, bonus)
-                same = (found[0] == want.path).all(1) & (found[1] == want.length)
-                turned += int((~same).sum())
-                kept += int(found[1].sum())
-                if bool(same.any()):
-                    what = f"weights of the bonus token, {rule.kind}, {residual}"
-                    _near(found[3][same], want.weights[same], 1e-4, what)
+        judged = Rule(rule, residual, table if rule.k else None, runtime_params)
+        for one in (tree, replace(tree, q=None, group=None, inner=None)):
+            found = accept.accept(one, logits, given, judged.given, tests, bonus)
+            probs = sampling.filter(logits, given)
+            assert found is not None and probs is not None
+            want = accept_sampling(one, probs, judged, tests, bonus)
+            same = (found[0] == want.path).all(1) & (found[1] == want.length)
+            turned += int((~same).sum())
+            kept += int(found[1].sum())
+            if bool(same.any()):
+                what = f"weights of the bonus token, {rule.kind}, {residual}"
+                _near(found[3][same], want.weights[same], 1e-4, what)
     if not kept:
         raise Failed("no draft was kept, so the walk was not seen")
-    cases = 2 * 2 * len(RULES) * images
+    cases = 2 * len(forms) * images
     # One walk of a few may be turned by rounding.
     return within(
         turned / cases, max(TURNED, 1.5 / cases), "images whose walk is not the tensor code's"
@@ -332,11 +352,12 @@ def _multiplied(
 def few(site: Site, rows: tuple[int, ...] = (3, 33)) -> Measured:
     """Compare matmuls of few rows with what stands around them, stage by stage, with float64.
 
-    Each shape with one number of rows: a step's other rows are compared when shapes are measured.
+    Each shape with one number of rows, and inputs that programs share: a step's other rows and matrices
+    are compared where they are first used.
     """
     from lantern_accel_cuda.kernels import few as kernels
 
-    found, reference, inputs, hidden, heads = Measured(), TensorOps(), 320, 72, 3
+    found, reference, inputs, hidden, heads = Measured(), TensorOps(), 640, 72, 3
     reference.device = site.device
     for dtype in site.dtypes:
         for shape, (count, width) in enumerate(zip(rows, WIDTHS, strict=False)):
@@ -383,7 +404,7 @@ def few(site: Site, rows: tuple[int, ...] = (3, 33)) -> Measured:
     return found
 
 
-def advance(site: Site, passes: int = 5) -> Measured:
+def advance(site: Site, passes: int = 5, codes: int = CODES) -> Measured:
     """Compare what follows a pass, every buffer to the bit, in plain steps and in windows of drafts."""
     from lantern_accel_cuda.steps import fused_step
 
@@ -392,7 +413,7 @@ def advance(site: Site, passes: int = 5) -> Measured:
     steps = 0
     for tree in (NoTree(), Window(length=6)):
         strategy = Strategy(name="check", drafts=tree, acceptance=Exact(), coupling="invariant")
-        engine, rows = _engine(reference, strategy), site.numbers(5, 64, 48)
+        engine, rows = _engine(reference, strategy, codes=codes), site.numbers(5, 64, codes)
         after = fused_step(reference, replace(_plan(engine), target=None))
         if isinstance(after, Refused):
             raise Failed(f"no kernel follows a pass with {tree}: {after.why}")
@@ -401,9 +422,7 @@ def advance(site: Site, passes: int = 5) -> Measured:
             drafted = source.draft(state)
             x = drafted if isinstance(tree, Window) else drafted.tokens
             place = engine.state.length.unsqueeze(1) + torch.arange(x.shape[1], device=site.device)
-            # Few codes are likely, by the place and the past: drafts are kept, earlier passes recalled.
-            logits = rows[place] + 3 * rows[x]
-            logits[..., 3:] -= 30
+            logits = _likely(rows, place, x)
             want = _by_operators(engine, drafted, logits, logits)
             after.run(logits)
             for name, value in _changes(engine).items():
@@ -433,7 +452,7 @@ class _Noting(TensorOps):
         return super().guide(logits, token, *given)
 
 
-def enter(site: Site) -> Measured:
+def enter(site: Site, codes: int = CODES) -> Measured:
     """Compare what a pass begins with, to the bit, in plain steps and windows, at an image's ends."""
     from lantern_accel_cuda.kernels.enter import enter as begun
 
@@ -441,7 +460,7 @@ def enter(site: Site) -> Measured:
     ops.device, ops.index = site.device, site.index
     for tree, images in ((NoTree(), 1), (Window(length=4), 2)):
         strategy = Strategy(name="check", drafts=tree, acceptance=Exact(), coupling="invariant")
-        engine = _engine(ops, strategy, images)
+        engine = _engine(ops, strategy, images, codes)
         at, state, target = engine.geometry, engine.state, engine.verifying.target
         many = site.uniforms(7, *state.tokens.shape) * at.vocab
         state.tokens.copy_(many)
@@ -466,7 +485,7 @@ def enter(site: Site) -> Measured:
     return Measured(f"{cases} passes began as by the operators", 0.0, 0.0)
 
 
-def guesses(site: Site, passes: int = 3) -> Measured:
+def guesses(site: Site, passes: int = 3, codes: int = CODES) -> Measured:
     """Compare what a draft head makes of a pass: buffers to the bit, and nearly all guesses."""
     from lantern_accel_cuda.kernels.advance import Advance
     from lantern_accel_cuda.kernels.guess import Guesses
@@ -474,7 +493,7 @@ def guesses(site: Site, passes: int = 3) -> Measured:
     reference, same, every = TensorOps(), 0, 0
     reference.device, reference.index = site.device, site.index
     strategy = Strategy(name="check", drafts=Window(length=6, fresh="head"))
-    engine, rows = _engine(reference, strategy), site.numbers(5, 64, 48)
+    engine, rows = _engine(reference, strategy, codes=codes), site.numbers(5, 64, codes)
     state, source, plan = engine.state, engine.source, _plan(engine)
     assert isinstance(plan.source, plans.Window) and plan.source.feature is not None
     made = Guesses(plan.buffers, plan.source, plan.sizes.nodes, plan.sizes.tokens - 1)
@@ -482,9 +501,7 @@ def guesses(site: Site, passes: int = 3) -> Measured:
     for number in range(passes):
         x = source.draft(state)
         place = state.length.unsqueeze(1) + torch.arange(x.shape[1], device=site.device)
-        # Few codes are likely, by the place: drafts are kept, and earlier passes recalled.
-        logits = rows[place] + 3 * rows[x]
-        logits[..., 3:] -= 30
+        logits = _likely(rows, place, x)
         features = site.numbers(number, plan.sizes.rows, x.shape[1], plan.source.feature.shape[1])
         want = _by_operators(engine, x, logits, features)
         noted, length = made.noted(), state.length.clone()
@@ -510,11 +527,39 @@ def guesses(site: Site, passes: int = 3) -> Measured:
     return Measured(f"{same} of {every} guesses were those of the operators", 0.0, 0.0)
 
 
-def _engine(ops: TensorOps, strategy: Strategy, images: int = 2) -> Any:
+def _likely(rows: Tensor, place: Tensor, x: Tensor) -> Tensor:
+    """Return logits by place and past, of which three codes are likely, at the ends and in the middle.
+
+    So drafts are kept, and what earlier passes chose is recalled. ``rows``: numbers ``[64, V]``.
+    """
+    logits = rows[place] + 3 * rows[x % len(rows)]
+    likely = torch.tensor([0, rows.shape[1] // 2, rows.shape[1] - 1], device=rows.device)
+    return (logits - 30).index_copy(-1, likely, logits[..., likely])
+
+
+def _model(ops: TensorOps, codes: int) -> Any:
+    """Return a tiny model of so many codes with a draft head and without a drafter, on the operators."""
+    manifest: Any = family(family_names()[0]).tiny()
+    wide = {"vocab_size": codes}
+    parts = {
+        "target": manifest.target.model_copy(update=wide),
+        "draft_head": manifest.draft_head.model_copy(update=wide),
+        "drafter": None,
+    }
+    generator = torch.Generator().manual_seed(11)
+
+    def draw(path: str, shape: torch.Size) -> Tensor:
+        drawn = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+        return drawn.to(ops.device)
+
+    return fill_random(manifest.model_copy(update=parts), ops, ops.device, draw)
+
+
+def _engine(ops: TensorOps, strategy: Strategy, images: int = 2, codes: int = CODES) -> Any:
     """Return an engine of some images on a tiny model with a request loaded, on the operators."""
     from lantern_accel.testing import tiny
 
-    model = tiny.tiny_model(ops, ops.device, torch.float32)
+    model = _model(ops, codes)
     engine: Any = Engine(
         model.target, None, ops, strategy, Sampling(cfg_scale=2.5, top_k=12), batch=images
     )
@@ -573,7 +618,7 @@ KERNELS: Mapping[str, Callable[[Site], Measured]] = {
 def checks_of(site: Site) -> dict[str, Callable[[], object]]:
     """Return every kernel's comparison, to be run outside whatever traces or records.
 
-    Those of :data:`~.options.BY_DTYPE` are there once for each dtype.
+    Those of :data:`~.options.BY_DTYPE` are there once for each dtype, the walk once for each rule.
     """
 
     def of(check: Callable[[Site], Measured], here: Site) -> Callable[[], object]:
@@ -583,7 +628,11 @@ def checks_of(site: Site) -> dict[str, Callable[[], object]]:
 
         return run
 
-    found = {name: of(check, site) for name, check in KERNELS.items() if name not in BY_DTYPE}
+    single = {name: check for name, check in KERNELS.items() if name not in BY_DTYPE | BY_RULE}
+    found = {name: of(check, site) for name, check in single.items()}
+    for rule, residual in walk_forms():
+        walk = partial(walks, forms=[(rule, residual)])
+        found[check_name("accept", None, f"{rule.kind}, {residual}")] = of(walk, site)
     for dtype in site.dtypes:
         alone = replace(site, dtypes=(dtype,))
         found |= {check_name(name, dtype): of(KERNELS[name], alone) for name in sorted(BY_DTYPE)}

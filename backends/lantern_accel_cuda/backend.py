@@ -45,6 +45,7 @@ from lantern_accel_cuda.meters import Card, EventStopwatch
 from lantern_accel_cuda.options import (
     CHOICES,
     EVERY_STEP,
+    RESIDUALS,
     TENSOR_CORES,
     Options,
     check_name,
@@ -82,10 +83,13 @@ class DeviceBackend(Backend):
 
         return Site(self.device, self._cores, self.compute_dtypes(), self.index)
 
-    def uses(self, kernel: str, dtype: torch.dtype | None = None) -> bool:
+    def uses(
+        self, kernel: str, dtype: torch.dtype | None = None, rule: AcceptanceRule | None = None
+    ) -> bool:
         """Return whether a Triton kernel serves: wanted, there, and agreeing with the reference here.
 
-        ``dtype``: of the numbers that it is for; None: the one that models have here.
+        ``dtype``: of the numbers that it is for; None: the one that models have here. ``rule``: of a walk
+        down a tree.
         """
         if not self.options.fused:
             return False
@@ -93,7 +97,8 @@ class DeviceBackend(Backend):
             return False
         if self._trust is None:
             self._trust = self.trusting()
-        return self._trust(check_name(kernel, dtype or self.compute_dtypes()[0]))
+        by = (f"{rule.kind}, {rule.residual}",) if rule is not None else ()
+        return self._trust(check_name(kernel, dtype or self.compute_dtypes()[0], *by))
 
     @cached_property
     def _has_tensor_cores(self) -> bool:
@@ -409,10 +414,13 @@ class DeviceBackend(Backend):
         masked: bool,
     ) -> tuple[Tensor, ...] | None:
         """Filter a tree's rows and walk down it in two kernels; None where they do not serve it."""
-        if not (self.uses("accept") and self.uses("filter")):
+        if not self.options.fused or rule.residual not in RESIDUALS or rule.budget is not None:
             return None
         from lantern_accel_cuda.kernels import accept
 
+        known = rule.kind in accept.KINDS and self.uses("accept", rule=rule)
+        if not (known and self.uses("filter")):
+            return None
         return accept.accept(tree, logits, given, rule, uniforms, bonus_uniform)
 
     def facts(self) -> DeviceFacts:

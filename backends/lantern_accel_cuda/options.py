@@ -34,6 +34,9 @@ NAMES = (
 )
 #: Of these, the ones that are checked in one dtype at a time, when they are to serve in it.
 BY_DTYPE = frozenset({"attend", "rms_norm", "swiglu", "rotate_write", "rounded", "tiles", "few"})
+#: Of these, the one that is checked by rule and residual.
+BY_RULE = frozenset({"accept"})
+RESIDUALS = ("aggregate", "optimal")
 #: Of these, the ones that a plain step of any model asks for: they are checked together.
 EVERY_STEP = (
     "few", "filter", "attend", "race", "advance", "rotate_write", "enter", "guide", "rms_norm",
@@ -98,6 +101,11 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def check_name(kernel: str, dtype: Any) -> str:
-    """Return the name of a kernel's check; ``dtype``: a torch dtype that it is to serve in."""
-    return f"{kernel} in {str(dtype).removeprefix('torch.')}" if kernel in BY_DTYPE else kernel
+def check_name(kernel: str, dtype: Any, rule: str = "exact, aggregate") -> str:
+    """Return the name of a kernel's check; ``dtype``: a torch dtype that it is to serve in.
+
+    ``rule``: kind of rule and residual, of a walk down a tree.
+    """
+    if kernel in BY_DTYPE:
+        return f"{kernel} in {str(dtype).removeprefix('torch.')}"
+    return f"{kernel} by {rule}" if kernel in BY_RULE else kernel

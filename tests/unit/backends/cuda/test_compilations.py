@@ -24,10 +24,8 @@ def counted(monkeypatch: pytest.MonkeyPatch, names: list[str]) -> dict[str, int]
     monkeypatch.setattr(torch, "equal", lambda *given: True)
     site = agreement.Site(torch.device("cpu"), 132, (torch.bfloat16,))
     for name in names:
-        for given in ((1000,), (16384,)) if name == "race" else (None,):
-            with contextlib.suppress(Failed), torch.inference_mode():
-                check = agreement.KERNELS[name]
-                check(site) if given is None else agreement.race(site, given)
+        with contextlib.suppress(Failed), torch.inference_mode():
+            agreement.KERNELS[name](site)
     return made.names()
 
 

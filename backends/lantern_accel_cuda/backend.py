@@ -51,7 +51,7 @@ from lantern_accel_cuda.options import (
     check_name,
 )
 from lantern_accel_cuda.settings import Pinned
-from lantern_accel_cuda.trust import Trust, source_digest
+from lantern_accel_cuda.trust import PASSED, Trust, source_digest
 
 if TYPE_CHECKING:
     from lantern_accel_cuda.agreement import Site
@@ -155,18 +155,23 @@ class DeviceBackend(Backend):
             "kernels": source_digest(),
         }
 
-    def shape_of(self, stage: str, weight: Tensor) -> int | None:
+    def shape_of(self, stage: str, weight: Tensor, rows: int) -> int | None:
         """Return the shape in which a Triton kernel does a stage of few rows; None: torch's product does.
 
-        ``stage``: one of :data:`.layers.STAGES`. Measured at first use.
+        ``stage``: one of :data:`.layers.STAGES`. Measured at first use; not with ``preset=exact``, where
+        one shape serves all.
         """
         if not self.uses("few", weight.dtype):
             return None
         if self._choices is None:
-            from lantern_accel_cuda.choosing import Choices, measured
+            self._choices = self._choosing()
+        return self._choices(stage, weight.shape[0], weight.shape[1], weight.dtype, rows)
 
-            self._choices = Choices(self._key(), partial(measured, self.site))
-        return self._choices(stage, weight.shape[0], weight.shape[1], weight.dtype)
+    def _choosing(self) -> Choices:
+        from lantern_accel_cuda.choosing import Choices, measured
+
+        exact = self.options.preset == "exact"
+        return Choices(self._key(), partial(measured, self.site, self._recorder, not exact), exact)
 
     def serves_few(self, x: Tensor) -> bool:
         """Return whether the kernels of few rows serve ``x [R, T, D]``, with those between them."""
@@ -177,7 +182,14 @@ class DeviceBackend(Backend):
         if x.dtype not in few.DTYPES or x.shape[0] * x.shape[1] > few.MOST_ROWS or x.shape[2] % 16:
             return False
         needed = ("few", "attend", "rms_norm", "swiglu", "rotate_write")
-        return all(self.uses(name, x.dtype) for name in needed)
+        if absent := [name for name in needed if not self.uses(name, x.dtype)]:
+            if self.options.preset == "exact":
+                raise BackendError(
+                    f"preset=exact needs the kernel {absent[0]!r}, which does not serve on this GPU; "
+                    "give --option preset=fast"
+                )
+            return False
+        return True
 
     @cached_property
     def preferences(self) -> Preferences:  # type: ignore[override]  # here it depends on the kernels
@@ -229,7 +241,7 @@ class DeviceBackend(Backend):
         if bias is None and weight.is_contiguous() and self.serves_few(flat.unsqueeze(0)):
             from lantern_accel_cuda import layers
 
-            return layers.sums(x, weight, self.shape_of("sums", weight), self._cores)
+            return layers.sums(x, weight, self.shape_of("sums", weight, len(flat)), self._cores)
         out = torch.mm(flat, weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
         return out if bias is None else out + bias
 
@@ -441,8 +453,20 @@ class DeviceBackend(Backend):
             driver=self._card.driver(),
             sdk=f"ROCm {torch.version.hip}" if is_amd else f"CUDA {torch.version.cuda}",
             notes=(chosen,),
-            readings=self._card.notes(),
+            readings=(*self._card.notes(), *self._kept()),
         )
+
+    def _kept(self) -> list[str]:
+        """Return what is kept of this GPU's kernels, in lines: their checks, and products' times."""
+        if not (self.options.fused and (self._trust is None or isinstance(self._trust, Trust))):
+            return []
+        from lantern_accel_cuda import choosing
+
+        checks = (self._trust or self.trusting()).kept()
+        out = [f"{name} ({said})" for name, said in sorted(checks.items()) if said != PASSED]
+        head = f"kernels: {len(checks) - len(out)} agree, left out: {', '.join(out) or 'none'}"
+        products = (self._choices or self._choosing()).kept()
+        return [head, *choosing.lines(products)] if checks else []
 
     def compute_dtypes(self) -> tuple[torch.dtype, ...]:
         """bfloat16 first from Ampere on; older GPUs only emulate it, so float16 there."""

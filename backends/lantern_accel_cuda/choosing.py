@@ -1,13 +1,14 @@
 """Chooses what does a product of few rows on a card: a Triton kernel, or torch's between kernels.
 
-Both are timed at first use, for each stage of a layer and each size of matrix, with weights that no cache
-holds. A kernel that computes something else than torch is left out. What came of it is kept in the cache
-folder, for the same card, driver, torch, Triton and source as the kernels' checks.
+All are timed at first use, for each stage of a layer, each size of matrix and each class of rows, with
+weights that no cache holds. A kernel that computes something else than torch is left out. The times are
+kept in the cache folder, for the same card, driver, torch, Triton and source as the kernels' checks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -19,94 +20,179 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lantern_accel.device.plan import Norm
+from lantern_accel.errors import (
+    BackendError,
+    DeviceLostError,
+    DeviceMemoryError,
+    NotCapturableError,
+)
 from lantern_accel.files import kept_dir, read_record, write_record
+from lantern_accel_cuda.faults import by_kernel, explained, is_lost
+from lantern_accel_cuda.handles import event
+from lantern_accel_cuda.trust import alone
 
 if TYPE_CHECKING:
     from lantern_accel_cuda.agreement import Site
+    from lantern_accel_cuda.graphs import Recorder
 
-#: Rows of a plain step and of a window of 16 with guidance: what serves is faster for both together.
-ROWS = (2, 32)
+#: Most rows of a class, each of which has a choice, and the rows that are timed for it: a plain step with
+#: guidance, windows of 16, and windows of 32 or of a batch.
+ROWS = {16: 2, 32: 32, 64: 64}
 #: Calls in a timed recording, recordings of each, and bytes of weights that they share at most.
 CALLS, REPEATS, MOST_BYTES = 24, 5, 2**29
+#: Bytes of a matrix below which nothing is timed: a cache holds it, and fewer launches are faster.
+LEAST_BYTES = 2**22
 #: Largest relative difference from torch's result.
 DIFFERENCE = 2e-2
+#: Name of torch's product among the choices; a Triton kernel's is the number of its shape.
+TORCH = "torch"
 
-Measure = Callable[[str, int, int, torch.dtype], int | None]
+#: Milliseconds of a call by class of rows and choice; 0 where nothing was timed.
+Times = dict[str, dict[str, float]]
+Measure = Callable[[str, int, int, torch.dtype], Times]
 
 
 class Choices:
-    """What serves each stage and size: a shape of :data:`.few.SHAPES` by number, or None for torch."""
+    """What serves each stage, size and class of rows: a shape of :data:`.few.SHAPES`, or None for torch.
 
-    def __init__(self, key: Mapping[str, Any], measure: Measure) -> None:
-        digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:16]
+    ``exact``: a kernel serves everything, or it is an error.
+    """
+
+    def __init__(self, key: Mapping[str, Any], measure: Measure, exact: bool = False) -> None:
+        whole = {**key, "preset": "exact"} if exact else dict(key)
+        digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
         folder = kept_dir("kernels")
-        self._path = None if folder is None else folder / f"{digest}.products.json"
-        self._measure = measure
-        self._known: dict[str, int | None] = {}
+        self.path = None if folder is None else folder / f"{digest}.products.json"
+        self._measure, self._exact = measure, exact
+        self._known: dict[str, dict[int, int | None]] = {}
 
-    def __call__(self, stage: str, outputs: int, inputs: int, dtype: torch.dtype) -> int | None:
-        """Return what serves a matrix ``[outputs, inputs]``; it is measured where nothing is kept."""
+    def __call__(
+        self, stage: str, outputs: int, inputs: int, dtype: torch.dtype, rows: int
+    ) -> int | None:
+        """Return what serves a matrix ``[outputs, inputs]`` and at most 64 rows, measured at first use.
+
+        Raises BackendError where exactness was asked for and the kernel differs from torch's product.
+        """
         name = f"{stage} {outputs}x{inputs} {str(dtype).removeprefix('torch.')}"
         if name not in self._known:
-            kept = self._kept()
-            if name not in kept:
-                kept[name] = self._measure(stage, outputs, inputs, dtype)
-                self._keep(name, kept[name])
-            self._known[name] = kept[name]
-        return self._known[name]
+            self._known[name] = self._chosen(name, stage, outputs, inputs, dtype)
+        return self._known[name][next(most for most in ROWS if rows <= most)]
 
-    def _kept(self) -> dict[str, int | None]:
-        found = None if self._path is None else read_record(self._path)
+    def _chosen(
+        self, name: str, stage: str, outputs: int, inputs: int, dtype: torch.dtype
+    ) -> dict[int, int | None]:
+        if (times := self.kept().get(name)) is None:
+            try:
+                times = self._measure(stage, outputs, inputs, dtype)
+            except (NotCapturableError, DeviceMemoryError):
+                return dict.fromkeys(ROWS, 0)  # what is not measured is not kept
+            except DeviceLostError as error:
+                if by_kernel(error):
+                    self._keep(name, {str(most): {TORCH: 0.0} for most in ROWS})
+                    raise DeviceLostError(
+                        f"{error}; start again: torch's product serves {name!r} from now on"
+                    ) from error
+                raise
+            self._keep(name, times)
+        if self._exact and any(TORCH in by for by in times.values()):
+            raise BackendError(
+                f"preset=exact needs the kernel of {name!r}, which differs from torch's product on this "
+                "card; give --option preset=fast"
+            )
+        best = {most: min(times[str(most)], key=times[str(most)].__getitem__) for most in ROWS}
+        return {most: None if one == TORCH else int(one) for most, one in best.items()}
+
+    def kept(self) -> dict[str, Times]:
+        """Return the times that are kept, by product."""
+        found = None if self.path is None else read_record(self.path)
         products = (found or {}).get("products")
         return dict(products) if isinstance(products, dict) else {}
 
-    def _keep(self, name: str, chosen: int | None) -> None:
-        if self._path is not None:
-            with contextlib.suppress(OSError):
-                write_record(self._path, {"products": {**self._kept(), name: chosen}})
+    def _keep(self, name: str, times: Times) -> None:
+        if self.path is not None:
+            with contextlib.suppress(OSError), alone(self.path.with_suffix(".lock")):
+                write_record(self.path, {"products": {**self.kept(), name: times}})
 
 
-def measured(site: Site, stage: str, outputs: int, inputs: int, dtype: torch.dtype) -> int | None:
-    """Time a stage with torch's product and with each shape; return the fastest, None for torch's."""
+def lines(products: Mapping[str, Times]) -> list[str]:
+    """Return a line a product: what serves each class of rows, in ms and GB/s, and the others' ms."""
+    found = []
+    for name, times in products.items():
+        outputs, inputs = (int(n) for n in name.split()[1].split("x"))
+        parts = []
+        for most, by in times.items():
+            (best, ms), *others = sorted(by.items(), key=lambda one: one[1])
+            if not ms:
+                continue
+            rest = ", ".join(f"{_named(one)} {other:.4f} ms" for one, other in others)
+            speed = f"{2 * outputs * inputs / ms / 1e6:.0f} GB/s"
+            parts.append(f"up to {most} rows {_named(best)}, {ms:.4f} ms, {speed} ({rest})")
+        found.append(f"{name}: {'; '.join(parts) or 'a Triton kernel, not timed'}")
+    return found
+
+
+def _named(choice: str) -> str:
+    return choice if choice == TORCH else f"shape {choice}"
+
+
+def measured(
+    site: Site, recorder: Recorder, timed: bool, stage: str, outputs: int, inputs: int,
+    dtype: torch.dtype,
+) -> Times:  # fmt: skip
+    """Time a stage with torch's product and with each shape that agrees with it, in ms.
+
+    Small matrices, and all where not ``timed``, are compared alone, in the first shape. Raises
+    NotCapturableError and DeviceMemoryError where they cannot be timed.
+    """
     from lantern_accel_cuda.kernels import few
 
-    with _disable_current_modes(), torch.inference_mode():
-        count = max(2, min(-(-MOST_BYTES // (2 * outputs * inputs)), CALLS))
-        free = torch.cuda.mem_get_info(site.device)[0]
-        count = max(1, min(count, free // (8 * outputs * inputs)))
+    nbytes = dtype.itemsize * outputs * inputs
+    timed = timed and nbytes >= LEAST_BYTES
+    found: Times = {}
+    torch.cuda.synchronize(site.device)  # what an earlier kernel did comes out here
+    with (
+        _disable_current_modes(),
+        torch.inference_mode(),
+        explained(site.device, "timing products"),
+    ):
+        count = max(2, min(-(-MOST_BYTES // nbytes), CALLS)) if timed else 1
+        count = max(1, min(count, torch.cuda.mem_get_info(site.device)[0] // (4 * nbytes)))
         many = [site.numbers(n, outputs, inputs, dtype=dtype) * inputs**-0.5 for n in range(2)]
-        many += [many[n % 2].clone() for n in range(count - len(many))]
-        times: dict[int | None, float] = {}
-        for shape in (None, *range(len(few.SHAPES))):
-            total = 0.0
-            for rows in ROWS:
-                made = partial(_call, site, stage, outputs, inputs, dtype, rows)
-                if shape is not None and not _agrees(made()(shape, many[0]), made()(None, many[0])):
-                    break
-                total += _seconds(site.device, partial(made(), shape), many)
-            else:
-                times[shape] = total
-        return min(times, key=lambda one: times[one])
+        many = many[:count] + [many[n % 2].clone() for n in range(count - 2)]
+        gc.collect()  # a cycle that holds GPU memory must not be freed during a capture
+        for most, rows in ROWS.items():
+            made = partial(_call, site, stage, outputs, inputs, dtype, rows)
+            want, times = made()(None, many[0]), found.setdefault(str(most), {})
+            for shape in range(len(few.SHAPES) if timed else 1):
+                if _serves(made, shape, many[0], want):
+                    times[str(shape)] = (
+                        _ms(recorder, partial(made(), shape), many) if timed else 0.0
+                    )
+            if timed or not times:
+                times[TORCH] = _ms(recorder, partial(made(), None), many) if timed else 0.0
+    if timed:
+        recorder.give_back()
+    return found
 
 
 def _call(
     site: Site, stage: str, outputs: int, inputs: int, dtype: torch.dtype, rows: int
-) -> Callable[[int | None, Tensor], Tensor]:
-    """Return a function of a shape and a weight that does a stage on ``rows`` rows, and its result."""
+) -> Callable[[int | None, Tensor], tuple[Tensor, ...]]:
+    """Return a function of a shape and a weight that does a stage on ``rows`` rows; it returns all."""
     from lantern_accel_cuda import layers
 
     x, cores = site.numbers(1, 1, rows, inputs, dtype=dtype), site.cores
     norm = Norm(torch.ones(inputs, dtype=dtype, device=site.device), 1e-5)
     if stage == "sums":
-        return lambda shape, w: layers.sums(x, w, shape, cores)
+        return lambda shape, w: (layers.sums(x, w, shape, cores),)
     if stage == "gate":
-        return lambda shape, w: layers.gated(x, norm, w, shape, cores)
+        return lambda shape, w: (layers.gated(x, norm, w, shape, cores),)
     if stage == "add":
         residual = site.numbers(2, 1, rows, outputs, dtype=dtype)
 
-        def add(shape: int | None, w: Tensor) -> Tensor:
+        def add(shape: int | None, w: Tensor) -> tuple[Tensor, ...]:
             layers.added(x, w, residual, shape, cores)
-            return residual
+            return (residual,)
 
         return add
     # Heads of any width take as long: of 64 where that divides the outputs.
@@ -117,40 +203,52 @@ def _call(
     k, v = (torch.zeros(1, heads, rows, width, dtype=dtype, device=site.device) for _ in range(2))
     first = torch.arange(heads, device=site.device) * rows
     address = (torch.arange(rows, device=site.device).unsqueeze(1) + first).flatten()
-    return lambda shape, w: layers.rotated(x, norm, w, rotary, address, k, v, heads, shape, cores)
+
+    def rotate(shape: int | None, w: Tensor) -> tuple[Tensor, ...]:
+        q = layers.rotated(x, norm, w, rotary, address, k, v, heads, shape, cores)
+        return q, k, v
+
+    return rotate
 
 
-def _agrees(ours: Tensor, theirs: Tensor) -> bool:
-    """Return whether a kernel computes what torch does, once more at this size."""
-    error, size = (ours.float() - theirs.float()).norm(), theirs.float().norm()
-    return bool(error <= DIFFERENCE * size)
+def _serves(
+    made: Callable[[], Callable[[int | None, Tensor], tuple[Tensor, ...]]], shape: int,
+    weight: Tensor, want: tuple[Tensor, ...],
+) -> bool:  # fmt: skip
+    """Return whether a kernel can be compiled in a shape, and writes what torch does."""
+    try:
+        return _agree(made()(shape, weight), want)
+    except Exception as error:
+        if by_kernel(error) and not is_lost(error):
+            return False
+        raise
 
 
-def _seconds(device: torch.device, call: Callable[[Tensor], Tensor], many: list[Tensor]) -> float:
-    """Return the seconds of a call in a recorded step, the least of some recordings' replays."""
-    from lantern_accel_cuda.handles import event, stream
+def _agree(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> bool:
+    """Return whether a kernel writes what torch does, once more at this size."""
+    pairs = [(a.float(), b.float()) for a, b in zip(ours, theirs, strict=True)]
+    return all(bool((a - b).norm() <= DIFFERENCE * b.norm()) for a, b in pairs)
 
-    side, current = stream(device, "measure"), torch.cuda.current_stream(device)
-    side.wait_stream(current)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(side):
-        for weight in many[:2]:
-            call(weight)
-        torch.cuda.synchronize(device)
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            for n in range(CALLS):
-                call(many[n % len(many)])
-        finally:
-            graph.capture_end()
-        best = float("inf")
+
+def _ms(
+    recorder: Recorder, call: Callable[[Tensor], tuple[Tensor, ...]], many: list[Tensor]
+) -> float:
+    """Return the milliseconds of a call in a recorded step, the least of some recordings' replays."""
+
+    def run() -> None:
+        for n in range(CALLS):
+            call(many[n % len(many)])
+
+    replay, best = recorder.trial(run), float("inf")
+    try:
+        on = torch.cuda.current_stream(recorder.device)
         for _ in range(REPEATS):
             begin, end = event(timing=True), event(timing=True)
-            begin.record(side)
-            graph.replay()
-            end.record(side)
+            begin.record(on)
+            replay()
+            end.record(on)
             end.synchronize()
-            best = min(best, begin.elapsed_time(end) / 1000 / CALLS)
-    graph.reset()
-    current.wait_stream(side)
+            best = min(best, begin.elapsed_time(end) / CALLS)
+    finally:
+        replay.release()
     return best

@@ -34,6 +34,10 @@ WARMUPS = 3
 MOST_BESIDE = 64 * 2**20
 
 
+#: Name of what is recorded for a measurement.
+TRIAL = "measurement"
+
+
 class GraphReplay(Replay):
     """A recorded step: one graph, or one a phase, replayed in order."""
 
@@ -149,11 +153,8 @@ class Recorder:
     def capture(self, step: Callable[[], None], name: str) -> Replay:
         """Warm up, record and return ``step``; raises BackendError where it cannot be recorded."""
         began = time.perf_counter()
-        if self.failure and self._mode != "off":
-            raise NotCapturableError(
-                f"an earlier capture failed ({self.failure}), after which torch's allocator records "
-                "no more in this process"
-            )
+        if self._mode != "off":
+            self._check()
         if self._stream is None:
             self._stream = stream_of(self.device, "capture")
         stream = self._stream
@@ -176,9 +177,40 @@ class Recorder:
         replay.seconds = time.perf_counter() - began
         return replay
 
+    def trial(self, run: Callable[[], None]) -> GraphReplay:
+        """Run once, record and return ``run``, whatever the mode, for whoever times and releases it.
+
+        Raises BackendError as :meth:`capture` does. ``run`` makes no cycle that holds memory of the GPU.
+        """
+        self._check()
+        stream = stream_of(self.device, "measure")
+        current = torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
+        try:
+            with recording(self._counters):
+                with torch.cuda.stream(stream):
+                    run()
+                replay = self._record(run, TRIAL, stream)
+        except Exception as error:
+            raise self._failed(error, run, TRIAL) from error
+        current.wait_stream(stream)
+        return replay
+
+    def give_back(self) -> None:
+        """Let the allocator give back what it keeps, where torch's still can."""
+        if not self.failure:
+            torch.cuda.empty_cache()
+
+    def _check(self) -> None:
+        if self.failure:
+            raise NotCapturableError(
+                f"an earlier capture failed ({self.failure}), after which torch's allocator records "
+                "no more in this process"
+            )
+
     def _record(self, run: Callable[[], None], name: str, stream: torch.cuda.Stream) -> GraphReplay:
         torch.cuda.synchronize(self.device)
-        if name == "prefill" or not self.live:
+        if name == "prefill" or not (self.live or name == TRIAL):
             # Once an engine, whose first function is prefill: it takes milliseconds.
             gc.collect()  # a cycle that holds GPU memory must not be freed during the capture
             torch.cuda.empty_cache()

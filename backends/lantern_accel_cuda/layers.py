@@ -27,7 +27,7 @@ class Ops(Protocol):
     """What stages need of the backend."""
 
     def serves_few(self, x: Tensor) -> bool: ...
-    def shape_of(self, stage: str, weight: Tensor) -> int | None: ...
+    def shape_of(self, stage: str, weight: Tensor, rows: int) -> int | None: ...
     def linear(
         self, x: Tensor, weight: Weight, bias: Tensor | None = None, sums: bool = False
     ) -> Tensor: ...
@@ -174,14 +174,15 @@ def _layer(
     assert kv is not None and at.address is not None and at.mask is not None
     wqkv, wo, w13, w2 = (_tensor(one) for one in _weights(block))
     k, v = kv.by_head(layer, kv.layout.capacity)
+    rows = x.shape[0] * x.shape[1]
     q = rotated(
         x, block.attention_norm, wqkv, rotary, at.address, k, v, block.heads,
-        ops.shape_of("rotate", wqkv), cores,
+        ops.shape_of("rotate", wqkv, rows), cores,
     )  # fmt: skip
     y = ops.attend(q, kv, layer, at.mask).flatten(-2)
-    added(y, wo, x, ops.shape_of("add", wo), cores)
-    y = gated(x, block.ffn_norm, w13, ops.shape_of("gate", w13), cores)
-    added(y, w2, x, ops.shape_of("add", w2), cores)
+    added(y, wo, x, ops.shape_of("add", wo, rows), cores)
+    y = gated(x, block.ffn_norm, w13, ops.shape_of("gate", w13, rows), cores)
+    added(y, w2, x, ops.shape_of("add", w2, rows), cores)
 
 
 def _tensor(matrix: Matrix) -> Tensor:

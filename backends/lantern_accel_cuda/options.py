@@ -11,7 +11,7 @@ from lantern_accel.device.spec import check_options
 from lantern_accel.errors import DeviceRequestError, did_you_mean
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "preset": ("fast", "safe"),
+    "preset": ("fast", "safe", "exact"),
     "graph": ("step", "phases", "off"),
 }
 #: The Triton kernels, as the checks and the lines about them name them.
@@ -45,7 +45,10 @@ EVERY_STEP = (
 #: Of these, the ones whose products are those of tensor cores.
 TENSOR_CORES = frozenset({"attend", "rounded", "tiles", "few"})
 MEANINGS = {
-    "preset": "fast: this backend's Triton kernels, each checked on the card first; safe: torch's own",
+    "preset": (
+        "fast: this backend's Triton kernels, each checked on the card first; safe: torch's own; "
+        "exact: as fast, with one order of sums for all draft lengths"
+    ),
     "graph": "what one CUDA graph holds: the whole step, one of its phases (for profiling), nothing",
 }
 #: Options of before, and what stands for their values now.
@@ -83,17 +86,17 @@ class Options:
                 near = did_you_mean(str(value), CHOICES[name])
                 raise DeviceRequestError(f"backend 'cuda' got {name}={value!r}{near}")
         options = cls(**given, asked=given.get("graph", "off") != "off")
-        if given.get("preset") == "fast" and not has_triton():
+        if (preset := given.get("preset", "safe")) != "safe" and not has_triton():
             raise DeviceRequestError(
-                "backend 'cuda' got preset=fast, but the package triton is not installed; torch's CUDA "
-                "builds for Linux have it: install one of those, or give preset=safe"
+                f"backend 'cuda' got preset={preset}, but the package triton is not installed; torch's "
+                "CUDA builds for Linux have it: install one of those, or give preset=safe"
             )
         return options
 
     @property
     def fused(self) -> bool:
         """Whether Triton kernels are wanted and can be had."""
-        return self.preset == "fast" and has_triton()
+        return self.preset != "safe" and has_triton()
 
 
 def has_triton() -> bool:

@@ -83,7 +83,7 @@ class Trust:
 
     def settled(self, kernel: str) -> str:
         """Return what is kept of a kernel, or why it is not checked now; "" where it is to be checked."""
-        return self._kept().get(kernel) or self._unfinished(kernel)
+        return self.kept().get(kernel) or self._unfinished(kernel)
 
     def check_here(self, kernels: Sequence[str]) -> None:
         """Check those of which nothing is known, in this process."""
@@ -140,7 +140,8 @@ class Trust:
             stacklevel=5,
         )
 
-    def _kept(self) -> dict[str, str]:
+    def kept(self) -> dict[str, str]:
+        """Return what is kept of kernels, by the names of their checks."""
         found = None if self.path is None else read_record(self.path)
         kernels = (found or {}).get("kernels")
         return kernels if isinstance(kernels, dict) else {}
@@ -148,7 +149,7 @@ class Trust:
     def _keep(self, kernel: str, said: str) -> None:
         if self.path is not None:
             with contextlib.suppress(OSError), alone(self.path.with_suffix(".lock")):
-                write_record(self.path, {"kernels": {**self._kept(), kernel: said}})
+                write_record(self.path, {"kernels": {**self.kept(), kernel: said}})
 
     def _checked(self, kernel: str) -> None:
         """Check a kernel, and keep what it did."""
@@ -170,7 +171,7 @@ class Trust:
             self._keep(kernel, _line(error))
         if lost:
             again = "start again, and if it happens again give --option preset=safe"
-            if by_kernel and self._kept().get(kernel):
+            if by_kernel and self.kept().get(kernel):
                 again = f"start again: the kernel {kernel!r} is left out from now on"
             raise DeviceLostError(
                 f"the GPU stopped working while its kernel {kernel!r} was checked ({_line(error)}); "
@@ -250,6 +251,17 @@ def _runs(pid: int) -> bool:
     except OSError:
         return True
     return True
+
+
+def records(folder: Path | None = None) -> dict[str, dict[str, Any]]:
+    """Return what is kept of the kernels of all cards, by name of file: checks, and products' times.
+
+    ``folder``: the cache's where it is None. For reports; opens no GPU.
+    """
+    if (folder := folder or kept_dir("kernels")) is None:
+        return {}
+    found = {path.name: read_record(path) for path in sorted(folder.glob("*.json"))}
+    return {name: record for name, record in found.items() if record is not None}
 
 
 def source_digest() -> str:

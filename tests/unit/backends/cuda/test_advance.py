@@ -21,11 +21,13 @@ from lantern_accel.testing.result import Failed
 from lantern_accel_cuda import agreement, steps
 
 SITE = agreement.Site(torch.device("cpu"), 132, (torch.float32,))
+#: Codes of a row that one program takes: the interpreter is slow. The check of first use has more.
+CODES = 48
 
 
 @interpreted
 def test_two_steps_write_what_the_operators_do() -> None:
-    assert agreement.advance(SITE, 2).error == 0.0
+    assert agreement.advance(SITE, 2, CODES).error == 0.0
 
 
 @interpreted
@@ -79,7 +81,7 @@ def test_a_fault_is_found_by_the_check_of_first_use(
         sooner = lambda self, weights: honest(replace(self, last=self.last - 1), weights)  # noqa: E731
         monkeypatch.setattr(advance.Advance, "__call__", sooner)
     with pytest.raises((Failed, RuntimeError), match="is not what the operators write"):
-        agreement.advance(SITE)
+        agreement.advance(SITE, codes=CODES)
 
 
 @interpreted
@@ -88,7 +90,7 @@ def test_a_heads_guesses_are_those_of_the_operators(monkeypatch: pytest.MonkeyPa
     """And a step that takes another token for the one on the left is found."""
     from lantern_accel_cuda.kernels import guess
 
-    found = agreement.guesses(SITE, 2).detail.split()
+    found = agreement.guesses(SITE, 2, CODES).detail.split()
     assert found[0] == found[2]
     right = guess.Guesses.__call__
 
@@ -97,7 +99,7 @@ def test_a_heads_guesses_are_those_of_the_operators(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(guess.Guesses, "__call__", shifted)
     with pytest.raises(Failed, match="with a draft head"):
-        agreement.guesses(SITE, 1)
+        agreement.guesses(SITE, 1, CODES)
 
 
 @compiles

@@ -122,6 +122,57 @@ def test_a_row_gives_the_same_bits_in_steps_of_any_length(monkeypatch: pytest.Mo
 
 @interpreted
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("classes", "lengths"),
+    [
+        ({0}, (1, 17)),
+        pytest.param({0}, (1, 16, 33), marks=pytest.mark.long),
+        pytest.param({0, None}, (1, 17), marks=pytest.mark.long),
+    ],
+    ids=["exact", "exact, 33", "fast"],
+)
+def test_exact_gives_a_node_the_same_bits_in_steps_of_any_length(
+    classes: set[int | None], lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks and head, as a step has them; with torch's product for some rows they differ."""
+    from lantern_accel_cuda import choosing
+    from lantern_accel_cuda.kernels import few
+
+    def choice(site: Any, recorder: Any, timed: bool, *product: Any) -> choosing.Times:
+        if timed:  # torch's product was faster for a window
+            return {
+                "16": {"0": 0.1, "torch": 0.2},
+                "32": {"0": 0.2, "torch": 0.1},
+                "64": {"0": 0.1},
+            }
+        return {most: {"0": 0.0} for most in ("16", "32", "64")}
+
+    monkeypatch.setattr(few, "DTYPES", (torch.float32,))
+    monkeypatch.setattr(choosing, "measured", choice)
+    monkeypatch.setattr(choosing, "kept_dir", lambda name: None)
+    backend, _ = doubled_backend(monkeypatch, preset="exact" if classes == {0} else "fast")
+    backend._choices = None
+    dim, heads = 32, 2
+    torch.manual_seed(0)
+    blocks = torch.nn.ModuleList(Block(dim, heads, 16, EPS) for _ in range(1))
+    head, x, angles = drawn(5, 16, dim), drawn(4, 1, 33, dim), drawn(3, 1, 33, 1, dim // heads // 2)
+    found = []
+    for nodes in lengths:
+        cache = backend.allocate(attention.layout(2, 1, 48, heads, dim // heads, torch.float32))
+        address = backend.address(cache, torch.arange(3, 3 + nodes).view(1, -1))
+        mask = torch.ones(1, 1, nodes, 48, dtype=torch.bool).tril(3)
+        turn = angles[:, :nodes].cos(), angles[:, :nodes].sin()
+        at = Pass(*turn, backend.mask(mask, torch.float32), cache, address)
+        with torch.inference_mode():
+            y = backend.trunk(blocks, x[:, :nodes].clone(), at, (), RMSNorm(dim, EPS))
+        shape = backend.shape_of("sums", head, nodes)
+        found.append((y if shape is None else few.sums(y, head, shape, MANY))[0, 0])
+        assert shape in classes
+    assert all(torch.equal(found[0], one) for one in found[1:]) == (classes == {0})
+
+
+@interpreted
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("fault", ["piece", "norm"])
 def test_a_faulty_kernel_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from lantern_accel_cuda.kernels import few

@@ -155,6 +155,7 @@ def test_a_gpu_lost_in_a_check_of_the_backend_s_is_told_from_the_next_process_on
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
     monkeypatch.setattr(first_use, "processes", lambda free: 0)
     kernels = dict.fromkeys(agreement.KERNELS, lambda site: None)
+    monkeypatch.setattr(agreement, "walks", lambda site, forms: None)
     monkeypatch.setattr(agreement, "KERNELS", kernels)
     backend, double = doubled_backend(monkeypatch, trusted=False, preset="fast")
     monkeypatch.setattr(trivial, "run", lambda device: double.alive())

@@ -538,7 +538,7 @@ def _likely(rows: Tensor, place: Tensor, x: Tensor) -> Tensor:
 
 
 def _model(ops: TensorOps, codes: int) -> Any:
-    """Return a tiny model of so many codes with a draft head and without a drafter, on the operators."""
+    """Return a tiny model of that many codes with a draft head and without a drafter, on the operators."""
     manifest: Any = family(family_names()[0]).tiny()
     wide = {"vocab_size": codes}
     parts = {

@@ -41,7 +41,7 @@ from lantern_accel_cuda import attention, faults
 from lantern_accel_cuda.copies import PinnedCopy
 from lantern_accel_cuda.graphs import Recorder
 from lantern_accel_cuda.handles import stream
-from lantern_accel_cuda.meters import Card, EventStopwatch
+from lantern_accel_cuda.meters import Card, EventStopwatch, reserve
 from lantern_accel_cuda.options import (
     CHOICES,
     EVERY_STEP,
@@ -523,13 +523,23 @@ class DeviceBackend(Backend):
             in_use=allocated,
             peak=peak,
             limit=total,
-            free=free + kept,
+            free=max(free + kept - reserve(), 0),
             definition="what torch's allocator holds in tensors; contexts and libraries are not in it",
         )
 
     def conditions(self) -> DeviceConditions:
-        """Ask NVML for clocks, power, temperature and the other processes on this GPU."""
-        return DeviceConditions(**self._card.conditions())
+        """Ask NVML for clocks, power, temperature and the other processes on this GPU.
+
+        The memory's clock is that of a working GPU, read once; the rest is of now.
+        """
+        found = self._card.conditions()
+        if (busy := self._memory_clock) is not None:
+            found["memory_clock_mhz"] = busy
+        return DeviceConditions(**found)
+
+    @cached_property
+    def _memory_clock(self) -> float | None:
+        return self._card.memory_clock(self.device)
 
     def counters(self) -> dict[str, int]:
         """Read the allocator's retries and errors, and bytes that captures left behind; none may rise."""

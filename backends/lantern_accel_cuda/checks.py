@@ -121,13 +121,14 @@ def _agrees(name: str) -> Callable[[Any], Measured]:
 
 
 def sampling(backend: _Backend) -> Measured:
-    """Compare filters, draws and walks on rows as long as a codebook, for many images."""
+    """Compare filters, draws, races and walks on rows as long as a codebook, for many images."""
     if not has_triton():
         raise NotApplicable("the package triton is not installed")
     from lantern_accel_cuda import agreement
 
     agreement.filters(backend.site, (1000, 16384))
     agreement.draws(backend.site, (1000, 16384))
+    agreement.race(backend.site, (1000, 16384))
     return agreement.walks(backend.site, 4096, agreement.IMAGES)
 
 

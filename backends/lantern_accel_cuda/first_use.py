@@ -29,7 +29,7 @@ Start = Callable[[list[str]], "subprocess.Popen[bytes]"]
 
 
 def processes(free: int) -> int:
-    """Return how many may run beside this one, on a GPU with ``free`` bytes left; 0: none."""
+    """Return how many may run next to this one, on a GPU with ``free`` bytes left; 0: none."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )

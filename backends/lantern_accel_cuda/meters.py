@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,19 @@ import torch
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel_cuda import faults
 from lantern_accel_cuda.handles import event
+
+#: Bytes of a copy and seconds of copies, in which memory reaches the clock that it has in steps.
+COPY, LOAD = 2**24, 0.25
+#: Bytes that are left free in WSL, where Windows moves a nearly full card's memory to the host's.
+WSL_RESERVE = 1_500_000_000
+
+
+def reserve(release: Path = Path("/proc/sys/kernel/osrelease")) -> int:
+    """Return the bytes of a GPU that nothing may take on this system; ``release``: its kernel's name."""
+    with contextlib.suppress(OSError):
+        if "microsoft" in release.read_text(encoding="utf-8").lower():
+            return WSL_RESERVE
+    return 0
 
 
 class EventStopwatch(Stopwatch):
@@ -94,6 +109,23 @@ class Card:
             if running is None
             else sum(process.pid != os.getpid() for process in running),
         }
+
+    def memory_clock(self, device: torch.device) -> float | None:
+        """MHz of the memory while the GPU copies, which is not what it has at rest; None: not read."""
+        if self._nvml is None:
+            return None
+        found = None
+        with contextlib.suppress(RuntimeError):  # no memory is left
+            source = torch.zeros(COPY, dtype=torch.uint8, device=device)
+            to, until = torch.empty_like(source), time.monotonic() + LOAD
+            while found is None or time.monotonic() < until:
+                for _ in range(16):
+                    to.copy_(source)
+                found = self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM)
+                torch.cuda.synchronize(device)
+                if found is None:
+                    break
+        return found
 
     def notes(self) -> tuple[str, ...]:
         """The card's number and conditions as sentences for a report."""

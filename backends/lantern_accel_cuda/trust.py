@@ -120,7 +120,7 @@ class Trust:
         return bool(self._able)
 
     def _run_ready(self) -> None:
-        """Try Triton, and let what the GPU suffered before come out, which is no later kernel's fault."""
+        """Try Triton, and let what the GPU suffered before come out, for which no later kernel is blamed."""
         try:
             self._ready()
         except Exception as error:

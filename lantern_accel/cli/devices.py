@@ -35,8 +35,8 @@ def devices(
 
     if device is not None:
         with redirect_stdout(sys.stderr), open_backend(device) as backend:
-            facts = backend.facts().model_dump(mode="json")
             steps = _own_steps(backend) if verbose else {}
+            facts = backend.facts().model_dump(mode="json")
         if as_json:
             return print_json({**facts, "own_steps": steps} if verbose else facts)
         for name, value in facts.items():

@@ -20,6 +20,8 @@ from lantern_accel.generation.engines import Engines
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
 from lantern_accel.testing import tiny
+from lantern_accel_cuda import backend as backend_module
+from lantern_accel_cuda import meters
 from lantern_accel_cuda.meters import Card
 
 
@@ -214,6 +216,42 @@ def test_memory_counts_what_others_and_the_allocator_hold(monkeypatch: pytest.Mo
     use = backend.memory()
     assert (use.in_use, use.limit) == (3 * 2**30, 24 * 2**30)
     assert use.free == 20 * 2**30 + 2**30
+
+
+def test_the_memory_s_clock_is_read_while_the_gpu_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meters, "LOAD", 0.0)
+    asked: list[str] = []
+
+    class Clocks(dict[str, int]):
+        """At rest until the host has given the GPU something to do."""
+
+        def __getitem__(self, which: str) -> int:
+            asked.append(double.done[-1] if double.done else "nothing")
+            return {"sm": 1395, "mem": 9501 if copies else 405}[which]
+
+    copies: list[int] = []
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(nvmlDeviceGetClockInfo=Clocks()))
+    backend, double = doubled_backend(monkeypatch)
+    honest = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda x: copies.append(1) or honest(x))
+    assert backend.conditions().memory_clock_mhz == 9501
+    assert double.done == ["host waits for the device"] and asked[-1] == "nothing"
+    assert backend.conditions().memory_clock_mhz == 9501 and len(copies) == 1
+
+
+def test_wsl_keeps_a_reserve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    release = tmp_path / "osrelease"
+    assert meters.reserve(release) == 0
+    release.write_text("6.8.0-45-generic\n")
+    assert meters.reserve(release) == 0
+    release.write_text("5.15.153.1-microsoft-standard-WSL2\n")
+    assert meters.reserve(release) == meters.WSL_RESERVE
+    backend, double = doubled_backend(monkeypatch)
+    free = backend.memory().left
+    monkeypatch.setattr(backend_module, "reserve", lambda: meters.WSL_RESERVE)
+    assert backend.memory().left == free - meters.WSL_RESERVE
+    double.free = 10**9
+    assert backend.memory().left == 0
 
 
 def test_dtypes_by_generation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from support.interpreter import compiles
 
 from lantern_accel.errors import DeviceLostError
 from lantern_accel.testing.result import Failed
-from lantern_accel_cuda import options
+from lantern_accel_cuda import options, trust
 from lantern_accel_cuda.trust import Trust, source_digest
 
 KEY = {"card": "Double of a GPU", "driver": "550", "triton": "3.9"}
@@ -350,6 +350,47 @@ def test_triton_that_cannot_run_here_leaves_torch_s_operators(
     assert not any(backend.uses(name) for name in options.NAMES)
     assert len(lines) == 1 and "in place of all its kernels" in lines[0]
     assert not [*tmp_path.rglob("*.json")]
+
+
+@compiles
+def test_kernels_of_tensor_cores_serve_from_compute_capability_8_0_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: list[str]
+) -> None:
+    """Below it Triton multiplies without them and spills registers: right, and many times slower."""
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
+    backend, double = doubled_backend(monkeypatch, preset="fast")
+    double.capability = (7, 5)
+    refused = {name for name in options.NAMES if not backend.uses(name)}
+    assert refused == {"attend", "rounded", "tiles", "few"}
+    assert not backend.serves_few(torch.zeros(1, 2, 32, dtype=torch.bfloat16))
+    assert not backend.preferences.skips_hidden and "few in float16" not in backend._together(
+        "guide"
+    )
+    assert len(lines) == 1 and "compute capability 7.5" in lines[0]
+    other, double = doubled_backend(monkeypatch, preset="fast")
+    double.capability = (8, 0)
+    assert all(other.uses(name) for name in options.NAMES) and len(lines) == 1
+
+
+@compiles
+def test_what_is_kept_is_among_the_readings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
+    backend, _ = doubled_backend(monkeypatch, trusted=False, preset="fast")
+    assert backend.facts().readings == ()
+    known = backend.trusting()
+    known._keep("guide", trust.PASSED)
+    known._keep("few in bfloat16", "Failed: off by 0.3")
+    times = {"16": {"0": 0.010, "torch": 0.020}}
+    backend._choosing()._keep("gate 5120x1280 bfloat16", times)
+    said = backend.facts().readings
+    assert said[0] == "kernels: 1 agree, left out: few in bfloat16 (Failed: off by 0.3)"
+    assert said[1].startswith(
+        "gate 5120x1280 bfloat16: up to 16 rows shape 0, 0.0100 ms, 1311 GB/s"
+    )
+    kinds = {kind for record in trust.records().values() for kind in record}
+    assert kinds == {"kernels", "products"}
 
 
 def test_without_triton_nothing_is_said(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:

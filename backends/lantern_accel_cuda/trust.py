@@ -120,7 +120,7 @@ class Trust:
         return bool(self._able)
 
     def _run_ready(self) -> None:
-        """Try Triton, and let what the GPU suffered before come out, for which no later kernel is blamed."""
+        """Try Triton, and let an earlier error of the GPU come out: no later kernel is blamed for it."""
         try:
             self._ready()
         except Exception as error:

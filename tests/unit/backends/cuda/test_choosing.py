@@ -135,7 +135,7 @@ def test_a_shape_that_loses_the_gpu_is_not_measured_again(monkeypatch: pytest.Mo
     backend, double, _ = opened(monkeypatch, lose)
     with pytest.raises(DeviceLostError, match="start again: torch's product serves 'rotate"):
         backend.shape_of("rotate", WEIGHT, 2)
-    # What was lost before is no product's fault.
+    # An earlier loss is not blamed on a product.
     with pytest.raises(RuntimeError, match="misaligned"):
         backend.shape_of("gate", WEIGHT, 2)
     later, _, kernels = opened(monkeypatch, lose)

@@ -45,7 +45,7 @@ TURNED = 0.01
 #: Heads of the published models, padded ones too.
 WIDTHS = (64, 100)
 #: Queries and widths of heads: each has blocks, warps or instructions of its own.
-QUERIES = ((1, 64), (20, 64), (60, 64), (20, 100), (60, 100))
+QUERIES = tuple((nodes, width) for width in WIDTHS for nodes in (1, 20, 60))
 IMAGES = 32
 #: Codes of a row where a kernel's programs share it, as they do those of the published models.
 CODES = 5000
@@ -538,7 +538,7 @@ def _likely(rows: Tensor, place: Tensor, x: Tensor) -> Tensor:
 
 
 def _model(ops: TensorOps, codes: int) -> Any:
-    """Return a tiny model of that many codes with a draft head and without a drafter, on the operators."""
+    """Return a tiny model of that many codes, with a draft head and without a drafter."""
     manifest: Any = family(family_names()[0]).tiny()
     wide = {"vocab_size": codes}
     parts = {

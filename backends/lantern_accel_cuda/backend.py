@@ -116,7 +116,8 @@ class DeviceBackend(Backend):
 
     def trusting(self, folder: Path | None = None) -> Trust:
         """Return what is known of this GPU's kernels, kept in ``folder``; None: the cache's."""
-        from lantern_accel_cuda import agreement, first_use, trivial
+        from lantern_accel_cuda import agreement, first_use
+        from lantern_accel_cuda.kernels import trivial
 
         def elsewhere(names: list[str], settled: Callable[[str], bool]) -> None:
             count = first_use.processes(torch.cuda.mem_get_info(self.device)[0])

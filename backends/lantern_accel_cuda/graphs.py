@@ -196,11 +196,6 @@ class Recorder:
         current.wait_stream(stream)
         return replay
 
-    def give_back(self) -> None:
-        """Let the allocator give back what it keeps, where torch's still can."""
-        if not self.failure:
-            torch.cuda.empty_cache()
-
     def _check(self) -> None:
         if self.failure:
             raise NotCapturableError(

@@ -7,10 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.cuda_double import CudaDouble, doubled_backend
+from support.interpreter import compiles
+from torch import Tensor
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.testing import kit
-from lantern_accel_cuda import checks, options
+from lantern_accel.testing.result import Failed
+from lantern_accel_cuda import agreement, attention, checks, options
 from lantern_accel_cuda.graphs import GraphReplay
 
 
@@ -95,3 +98,42 @@ def test_each_catches_its_fault(
     assert found.state == "failed"
     assert says in found.detail
     assert torch.cuda.get_sync_debug_mode() == 0
+
+
+@compiles
+@pytest.mark.parametrize("wrong", range(6))
+def test_attention_is_compared_in_every_form_that_serves(
+    wrong: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forms are blocks of queries, widths of heads and warps; each is wrong once, the rest by torch."""
+    from lantern_accel_cuda.kernels import tree_attention
+
+    forms = agreement.QUERIES
+    plans = {
+        (n, w): tree_attention.plan(n, 704, w, 40, 2, 82)[:4]
+        for n in (1, 16, 17, 32, 33, 64)
+        for w in (64, 100)
+    }
+    checked = {tree_attention.plan(n, 704, w, 40, 2, 82)[:4] for n, w in forms}
+    assert set(plans.values()) == checked
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cores: int) -> Tensor:
+        width = q.shape[-1]
+        added = torch.zeros(mask.shape).masked_fill(mask == 0, float("-inf"))
+        out = attention.sdpa(q, k[..., :width], v[..., :width], added)
+        return out * (1.1 if (q.shape[1], width) == forms[wrong] else 1.0)
+
+    monkeypatch.setattr(tree_attention, "attend", attend)
+    site = agreement.Site(torch.device("cpu"), 82, (torch.float32,))
+    with pytest.raises(Failed, match="attention"):
+        agreement.attend(site)
+
+
+@compiles
+def test_programs_share_what_the_checks_give_them() -> None:
+    from lantern_accel_cuda.kernels import advance, few
+
+    assert all(few.pieces_of(640, 72, shape, 82) > 1 for shape in few.SHAPES)
+    assert advance.pieces_of(agreement.CODES)[1] > 1
+    defaults = [one.__defaults__ for one in (agreement.advance, agreement.enter, agreement.guesses)]
+    assert all(given is not None and agreement.CODES in given for given in defaults)

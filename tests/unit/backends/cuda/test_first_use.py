@@ -12,7 +12,7 @@ from support.cuda_double import doubled_backend
 from support.interpreter import compiles
 
 from lantern_accel.errors import DeviceLostError
-from lantern_accel_cuda import agreement, first_use, trivial
+from lantern_accel_cuda import agreement, first_use
 from lantern_accel_cuda.options import EVERY_STEP
 from lantern_accel_cuda.trust import PASSED, Trust
 
@@ -119,7 +119,7 @@ def test_one_preference_checks_no_other_s_kernel_and_a_first_step_s_run_together
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
-    monkeypatch.setattr(trivial, "run", lambda device: None)
+    monkeypatch.setattr("lantern_accel_cuda.kernels.trivial.run", lambda device: None)
     ran: list[str] = []
     monkeypatch.setattr(
         agreement,
@@ -158,7 +158,7 @@ def test_a_gpu_lost_in_a_check_of_the_backend_s_is_told_from_the_next_process_on
     monkeypatch.setattr(agreement, "walks", lambda site, forms: None)
     monkeypatch.setattr(agreement, "KERNELS", kernels)
     backend, double = doubled_backend(monkeypatch, trusted=False, preset="fast")
-    monkeypatch.setattr(trivial, "run", lambda device: double.alive())
+    monkeypatch.setattr("lantern_accel_cuda.kernels.trivial.run", lambda device: double.alive())
 
     def breaks(site: agreement.Site) -> None:
         double.lost = "CUDA error: an illegal memory access was encountered"
@@ -171,7 +171,7 @@ def test_a_gpu_lost_in_a_check_of_the_backend_s_is_told_from_the_next_process_on
         backend.uses("accept")
     backend.close()
     again, _ = doubled_backend(monkeypatch, trusted=False, preset="fast")
-    monkeypatch.setattr(trivial, "run", lambda device: None)
+    monkeypatch.setattr("lantern_accel_cuda.kernels.trivial.run", lambda device: None)
     with pytest.warns(UserWarning, match="'rotate_write in bfloat16' is left out"):
         assert [again.uses(name) for name in ("attend", "rotate_write", "accept")] == [
             True,

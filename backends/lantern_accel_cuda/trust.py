@@ -27,7 +27,6 @@ from typing import Any
 from lantern_accel.device.waiting import waiting
 from lantern_accel.errors import DeviceLostError, LanternWarning
 from lantern_accel.files import kept_dir, read_record, write_record
-from lantern_accel_cuda import faults
 
 Check = Callable[[], object]
 #: Runs checks by name in other processes; asks, for each, whether its verdict is there.
@@ -124,6 +123,8 @@ class Trust:
         try:
             self._ready()
         except Exception as error:
+            from lantern_accel_cuda import faults
+
             if faults.is_lost(error):
                 raise DeviceLostError(
                     f"the GPU stopped working before its kernels were checked ({_line(error)}); start a "
@@ -132,6 +133,8 @@ class Trust:
             raise
 
     def _lacks(self, error: Exception) -> None:
+        from lantern_accel_cuda import faults
+
         self._able = False
         warnings.warn(
             "Triton does not work here, and torch's operators serve in place of all its kernels: "
@@ -166,6 +169,8 @@ class Trust:
                 self._keep(kernel, PASSED)
 
     def _failed(self, kernel: str, error: Exception) -> None:
+        from lantern_accel_cuda import faults
+
         lost, by_kernel = faults.is_lost(error), faults.by_kernel(error)
         if by_kernel:
             self._keep(kernel, _line(error))

@@ -30,7 +30,7 @@ from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.rounding import rounded as round_weights
 from lantern_accel.strategy.rules import AcceptanceRule, Exact, Lantern, LanternPP
 from lantern_accel.strategy.trees import SMALL_16, TreeTables
-from lantern_accel.strategy.values import NoTree, Sampling, Strategy, Window
+from lantern_accel.strategy.values import NoTree, Residual, Sampling, Strategy, Window
 from lantern_accel.testing.result import Failed, Measured, within
 from lantern_accel_cuda import attention as caches
 from lantern_accel_cuda.options import BY_DTYPE, BY_RULE, RESIDUALS, check_name
@@ -58,7 +58,7 @@ FILTERS = (
 RULES: tuple[AcceptanceRule, ...] = (Exact(), Lantern(k=100, delta=0.3), LanternPP(k=10, lam=3.0))
 
 
-def walk_forms() -> list[tuple[AcceptanceRule, str]]:
+def walk_forms() -> list[tuple[AcceptanceRule, Residual]]:
     """Return the rules and residuals that the walk down a tree has kernels for."""
     return [(rule, residual) for rule in RULES for residual in RESIDUALS]
 
@@ -245,7 +245,7 @@ def walks(
     site: Site,
     size: int = 500,
     images: int = 4,
-    forms: Sequence[tuple[AcceptanceRule, str]] | None = None,
+    forms: Sequence[tuple[AcceptanceRule, Residual]] | None = None,
 ) -> Measured:
     """Compare walks down random drafts with the tensor code; ``forms``: rules with their residuals."""
     from lantern_accel_cuda.kernels import accept, sampling
@@ -549,7 +549,7 @@ def _model(ops: TensorOps, codes: int) -> Any:
     generator = torch.Generator().manual_seed(11)
 
     def draw(path: str, shape: torch.Size) -> Tensor:
-        drawn = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+        drawn: Tensor = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
         return drawn.to(ops.device)
 
     return fill_random(manifest.model_copy(update=parts), ops, ops.device, draw)

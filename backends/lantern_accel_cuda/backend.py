@@ -573,11 +573,11 @@ class KernelPreferences(Preferences):
         object.__setattr__(self, "_uses", uses)
 
     @property
-    def reads_fewer_bits(self) -> bool:  # type: ignore[override]
+    def reads_fewer_bits(self) -> bool:
         """Whether the kernel of products with quantized weights serves."""
         return self._uses("rounded")
 
     @property
-    def skips_hidden(self) -> bool:  # type: ignore[override]
+    def skips_hidden(self) -> bool:
         """Whether the kernel of attention serves."""
         return self._uses("attend")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lantern_accel.device.spec import check_options
 from lantern_accel.errors import DeviceRequestError, did_you_mean
@@ -36,7 +36,7 @@ NAMES = (
 BY_DTYPE = frozenset({"attend", "rms_norm", "swiglu", "rotate_write", "rounded", "tiles", "few"})
 #: Of these, the one that is checked by rule and residual.
 BY_RULE = frozenset({"accept"})
-RESIDUALS = ("aggregate", "optimal")
+RESIDUALS: tuple[Literal["aggregate", "optimal"], ...] = ("aggregate", "optimal")
 #: Of these, the ones that a plain step of any model asks for: they are checked together.
 EVERY_STEP = (
     "few", "filter", "attend", "race", "advance", "rotate_write", "enter", "guide", "rms_norm",

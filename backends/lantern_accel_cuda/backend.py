@@ -73,8 +73,6 @@ class DeviceBackend(Backend):
         self._recorder = Recorder(self.device, self.options.graph)
         self._copies: torch.cuda.Stream | None = None
         self._pinned = Pinned()
-        self._trust: Trust | None = None
-        self._choices: Choices | None = None
 
     @property
     def site(self) -> Site:
@@ -95,10 +93,8 @@ class DeviceBackend(Backend):
             return False
         if kernel in TENSOR_CORES and not self._has_tensor_cores:
             return False
-        if self._trust is None:
-            self._trust = self.trusting()
         by = (f"{rule.kind}, {rule.residual}",) if rule is not None else ()
-        return self._trust(check_name(kernel, dtype or self.compute_dtypes()[0], *by))
+        return self.trust(check_name(kernel, dtype or self.compute_dtypes()[0], *by))
 
     @cached_property
     def _has_tensor_cores(self) -> bool:
@@ -114,6 +110,11 @@ class DeviceBackend(Backend):
         )
         return False
 
+    @cached_property
+    def trust(self) -> Trust:
+        """What is known of this GPU's kernels."""
+        return self.trusting()
+
     def trusting(self, folder: Path | None = None) -> Trust:
         """Return what is known of this GPU's kernels, kept in ``folder``; None: the cache's."""
         from lantern_accel_cuda import agreement, first_use
@@ -127,10 +128,10 @@ class DeviceBackend(Backend):
 
         ready = partial(trivial.run, self.device)
         checks = agreement.checks_of(self.site)
-        made = Trust(self._key(), checks, folder, ready, self._together, elsewhere)
+        made = Trust(self._key(), checks, folder, ready, self.together, elsewhere)
         return made
 
-    def _together(self, check: str) -> list[str]:
+    def together(self, check: str) -> list[str]:
         """Return the checks that run with one: all that a plain step of any model asks for."""
         from lantern_accel_cuda.kernels import few
 
@@ -164,11 +165,11 @@ class DeviceBackend(Backend):
         """
         if not self.uses("few", weight.dtype):
             return None
-        if self._choices is None:
-            self._choices = self._choosing()
-        return self._choices(stage, weight.shape[0], weight.shape[1], weight.dtype, rows)
+        return self.choices(stage, weight.shape[0], weight.shape[1], weight.dtype, rows)
 
-    def _choosing(self) -> Choices:
+    @cached_property
+    def choices(self) -> Choices:
+        """What serves each product of few rows here."""
         from lantern_accel_cuda.choosing import Choices, measured
 
         exact = self.options.preset == "exact"
@@ -459,14 +460,14 @@ class DeviceBackend(Backend):
 
     def _kept(self) -> list[str]:
         """Return what is kept of this GPU's kernels, in lines: their checks, and products' times."""
-        if not (self.options.fused and (self._trust is None or isinstance(self._trust, Trust))):
+        if not (self.options.fused and isinstance(self.trust, Trust)):
             return []
         from lantern_accel_cuda import choosing
 
-        checks = (self._trust or self.trusting()).kept()
+        checks = self.trust.kept()
         out = [f"{name} ({said})" for name, said in sorted(checks.items()) if said != PASSED]
         head = f"kernels: {len(checks) - len(out)} agree, left out: {', '.join(out) or 'none'}"
-        products = (self._choices or self._choosing()).kept()
+        products = self.choices.kept()
         return [head, *choosing.lines(products)] if checks else []
 
     def compute_dtypes(self) -> tuple[torch.dtype, ...]:

@@ -307,8 +307,8 @@ def doubled_backend(
     backend = DeviceBackend(0, Options.read({"preset": "safe"} | options))
     backend.device = torch.device("cpu")
     if trusted:
-        backend._trust = lambda kernel: True
-        backend._choices = lambda stage, outputs, inputs, dtype, rows: 0
+        backend.trust = lambda kernel: True
+        backend.choices = lambda stage, outputs, inputs, dtype, rows: 0
     return backend, double
 
 

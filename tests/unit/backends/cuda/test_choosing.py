@@ -79,7 +79,7 @@ def opened(
     monkeypatch: pytest.MonkeyPatch, fault: Callable[..., None] = lambda *given: None
 ) -> tuple[Any, CudaDouble, Kernels]:
     backend, double = doubled_backend(monkeypatch, preset="fast")
-    backend._choices = None
+    vars(backend).pop("choices")
     return backend, double, Kernels(monkeypatch, fault)
 
 
@@ -93,12 +93,12 @@ def test_a_shape_that_writes_something_else_is_not_timed(
 ) -> None:
     backend, double, _ = opened(monkeypatch, lambda *written: written[wrong].mul_(1.1))
     backend.shape_of("rotate", WEIGHT, 2)
-    (times,) = backend._choices.kept().values()
+    (times,) = backend.choices.kept().values()
     assert [set(by) for by in times.values()] == [{"torch", "0"}] * 3
-    assert double.done.count("capture_end") == 6 and backend._recorder.live == 0
+    assert double.done.count("capture_end") == 6
     # What the recordings held is given back once.
-    assert double.done.count("empty_cache") == 1 and not backend._recorder.bytes_kept
-    assert any("up to 16 rows" in one for one in lines(backend._choices.kept()))
+    assert double.done.count("empty_cache") == 1 and not backend.counters()["graph_bytes_kept"]
+    assert any("up to 16 rows" in one for one in lines(backend.choices.kept()))
 
 
 @compiles
@@ -110,7 +110,7 @@ def test_a_shape_that_cannot_be_compiled_is_not_timed(monkeypatch: pytest.Monkey
 
     backend, _, _ = opened(monkeypatch, refused)
     assert backend.shape_of("rotate", WEIGHT, 2) is not None
-    (times,) = backend._choices.kept().values()
+    (times,) = backend.choices.kept().values()
     assert all(set(by) == {"torch", "0"} for by in times.values())
 
 
@@ -122,7 +122,7 @@ def test_a_recording_that_dies_goes_through_the_recorder_s_clean_up(
     double.refuses = "capture_end"
     assert [backend.shape_of("rotate", WEIGHT, rows) for rows in (2, 32, 64)] == [0, 0, 0]
     assert not backend.support("capture") and double.poisoned
-    assert "empty_cache" not in double.done and backend._choices.kept() == {}
+    assert "empty_cache" not in double.done and backend.choices.kept() == {}
     backend.close()
 
 
@@ -140,7 +140,7 @@ def test_a_shape_that_loses_the_gpu_is_not_measured_again(monkeypatch: pytest.Mo
         backend.shape_of("gate", WEIGHT, 2)
     later, _, kernels = opened(monkeypatch, lose)
     assert later.shape_of("rotate", WEIGHT, 2) is None and kernels.shapes == []
-    assert [*later._choices.kept()] == ["rotate 384x32 bfloat16"]
+    assert [*later.choices.kept()] == ["rotate 384x32 bfloat16"]
 
 
 @compiles
@@ -149,16 +149,16 @@ def test_exact_times_nothing_and_serves_all_rows_in_one_shape(
 ) -> None:
     for wrong in (False, True):
         backend, double = doubled_backend(monkeypatch, preset="exact")
-        backend._choices = None
+        vars(backend).pop("choices")
         kernels = Kernels(monkeypatch, lambda *given: None)
         if wrong:
-            monkeypatch.setattr(choosing, "_agree", lambda *given: False)
+            monkeypatch.setattr(choosing, "DIFFERENCE", -1.0)
             with pytest.raises(BackendError, match="preset=fast"):
                 backend.shape_of("rotate", WEIGHT * 1, 2)
         else:
             assert [backend.shape_of("rotate", WEIGHT, n) for n in (1, 2, 17, 33, 64)] == [0] * 5
             assert 1 not in kernels.shapes and "capture_end" not in " ".join(double.done)
-            backend._choices.path.unlink()
+            backend.choices.path.unlink()
 
 
 @compiles
@@ -166,7 +166,7 @@ def test_exact_is_refused_where_a_kernel_it_needs_does_not_serve(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend, _ = doubled_backend(monkeypatch, preset="exact")
-    backend._trust = lambda kernel: not kernel.startswith("swiglu")
+    backend.trust = lambda kernel: not kernel.startswith("swiglu")
     with pytest.raises(BackendError, match="needs the kernel 'swiglu'"):
         backend.serves_few(torch.zeros(1, 2, 32, dtype=BF16))
     assert not backend.serves_few(torch.zeros(1, 65, 32, dtype=BF16))

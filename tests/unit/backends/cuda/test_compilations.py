@@ -50,8 +50,7 @@ def test_the_checks_of_a_first_picture_compile_few_kernels(monkeypatch: pytest.M
             patch.setattr(where, name, lambda *a, made=made, **k: made(*a, **k).zero_())
         backend, _ = doubled_backend(patch, preset="fast", graph="off")
         asked: set[str] = set()
-        patch.setattr(backend, "_trust", lambda check: asked.add(check) or True)
-        patch.setattr(backend, "_cores", 82)
+        patch.setattr(backend, "trust", lambda check: asked.add(check) or True)
         loaded = load_model(
             find_model("lantern-emoji"), backend, dtype=torch.bfloat16, device=backend.device
         )
@@ -74,7 +73,7 @@ def test_the_checks_of_a_first_picture_compile_few_kernels(monkeypatch: pytest.M
 def backend_together(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the kernels whose checks run with the first one's."""
     backend, _ = doubled_backend(monkeypatch, preset="fast")
-    return [check.split(" in ")[0] for check in backend._together("guide")]
+    return [check.split(" in ")[0] for check in backend.together("guide")]
 
 
 @compiles

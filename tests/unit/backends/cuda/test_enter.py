@@ -165,10 +165,10 @@ def test_one_kernel_stands_before_the_pass(
 def test_a_step_is_whole_where_its_kernels_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, _ = doubled_backend(monkeypatch, preset="fast")
     assert entering(backend, NoTree()).longest.fused is not None
-    backend._trust = lambda kernel: kernel != "enter"
+    backend.trust = lambda kernel: kernel != "enter"
     engine = entering(backend, NoTree())
     assert engine.longest.fused is None and engine.longest.fused_end is not None
-    backend._trust = lambda kernel: kernel != "rotate_write in float32"
+    backend.trust = lambda kernel: kernel != "rotate_write in float32"
     assert entering(backend, NoTree()).longest.fused is None
 
 
@@ -181,7 +181,7 @@ def test_a_target_that_no_kernel_multiplies_goes_by_operators(
 
     backend, _ = doubled_backend(monkeypatch, preset="fast")
     model = tiny.tiny_model(backend, backend.device, torch.float32)
-    backend._trust = lambda kernel: not kernel.startswith("rounded")
+    backend.trust = lambda kernel: not kernel.startswith("rounded")
     pack(model.target, backend, ROUNDINGS["int8"])
     asked = Strategy(name="asked", drafts=NoTree(), acceptance=Exact(), coupling="invariant")
     engine = engine_of((model.target, None), asked, SAMPLING, ops=backend)

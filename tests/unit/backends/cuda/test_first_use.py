@@ -144,7 +144,7 @@ def test_one_preference_checks_no_other_s_kernel_and_a_first_step_s_run_together
     assert {name.split(" in ")[0] for share in shares for name in share} == set(EVERY_STEP)
     # The processes of this test keep nothing, so that this one checks what they were given.
     assert set(ran[1:]) == set(EVERY_STEP)
-    assert backend._trust.settled("guide") == PASSED
+    assert backend.trust.settled("guide") == PASSED
 
 
 @compiles

@@ -16,6 +16,7 @@ from support.cuda_double import doubled_backend
 from support.interpreter import compiles
 
 from lantern_accel.errors import DeviceLostError
+from lantern_accel.files import write_record
 from lantern_accel.testing.result import Failed
 from lantern_accel_cuda import options, trust
 from lantern_accel_cuda.trust import Trust, source_digest
@@ -81,13 +82,13 @@ def test_one_that_fails_is_named_in_one_line_and_left_out_and_the_others_stay(
 
 def no_compiler() -> Exception:
     """Return what Triton raises where it finds no compiler."""
-    from triton.runtime.build import _build
+    from triton.runtime.build import compile_module_from_src
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("CC", raising=False)
         patch.setenv("PATH", "")
         with pytest.raises(RuntimeError) as found:
-            _build("main", "main.c", ".", [], [], [], [])
+            compile_module_from_src("int a_source_that_no_cache_has;", "main")
     return found.value
 
 
@@ -363,7 +364,7 @@ def test_kernels_of_tensor_cores_serve_from_compute_capability_8_0_on(
     refused = {name for name in options.NAMES if not backend.uses(name)}
     assert refused == {"attend", "rounded", "tiles", "few"}
     assert not backend.serves_few(torch.zeros(1, 2, 32, dtype=torch.bfloat16))
-    assert not backend.preferences.skips_hidden and "few in float16" not in backend._together(
+    assert not backend.preferences.skips_hidden and "few in float16" not in backend.together(
         "guide"
     )
     assert len(lines) == 1 and "compute capability 7.5" in lines[0]
@@ -379,11 +380,10 @@ def test_what_is_kept_is_among_the_readings(
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
     backend, _ = doubled_backend(monkeypatch, trusted=False, preset="fast")
     assert backend.facts().readings == ()
-    known = backend.trusting()
-    known._keep("guide", trust.PASSED)
-    known._keep("few in bfloat16", "Failed: off by 0.3")
+    checks = {"guide": trust.PASSED, "few in bfloat16": "Failed: off by 0.3"}
+    write_record(backend.trust.path, {"kernels": checks})
     times = {"16": {"0": 0.010, "torch": 0.020}}
-    backend._choosing()._keep("gate 5120x1280 bfloat16", times)
+    write_record(backend.choices.path, {"products": {"gate 5120x1280 bfloat16": times}})
     said = backend.facts().readings
     assert said[0] == "kernels: 1 agree, left out: few in bfloat16 (Failed: off by 0.3)"
     assert said[1].startswith(

@@ -58,7 +58,7 @@ def serve() -> None:
     try:
         backend = DeviceBackend(int(index))
         backend.acquire()
-    except RuntimeError:
+    except (RuntimeError, AssertionError):  # the latter of a torch without CUDA
         sys.exit(NOT_OPENED)
     backend.trusting(Path(folder)).check_here(kernels)
 

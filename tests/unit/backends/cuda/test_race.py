@@ -104,9 +104,11 @@ def test_a_wrong_generator_is_found_by_the_check_of_first_use(
 @pytest.mark.long
 def test_the_backend_races_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from lantern_accel_cuda import agreement
+    from lantern_accel_cuda import backend as module
     from lantern_accel_cuda.kernels import race
 
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(module, "EVERY_STEP", ("race",))
     checks = {"race": lambda: agreement.race(backend.site, (300,))}
     monkeypatch.setattr(agreement, "checks_of", lambda site: checks)
     backend, _ = doubled_backend(monkeypatch, trusted=False, preset="fast")

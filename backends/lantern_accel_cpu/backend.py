@@ -188,10 +188,10 @@ BFLOAT16_UNITS = {"avx2": "multiplied as integers", "avx512": "widened in regist
 #: hypervisor invents is in none.
 GENERATIONS = {
     ("AuthenticAMD", 23, range(0x30, 0x40)): "Zen 2",
-    ("AuthenticAMD", 25, range(0x00, 0x10)): "Zen 3",
+    ("AuthenticAMD", 25, range(0x10)): "Zen 3",
     ("AuthenticAMD", 25, range(0x10, 0x20)): "Zen 4",
     ("AuthenticAMD", 25, range(0xA0, 0xB0)): "Zen 4c",
-    ("AuthenticAMD", 26, range(0x00, 0x20)): "Zen 5",
+    ("AuthenticAMD", 26, range(0x20)): "Zen 5",
     ("GenuineIntel", 6, range(85, 86)): "Skylake or Cascade Lake",
     ("GenuineIntel", 6, range(106, 109)): "Ice Lake",
     ("GenuineIntel", 6, range(143, 144)): "Sapphire Rapids",

@@ -308,5 +308,5 @@ def test_names_and_currencies_are_checked() -> None:
     with pytest.raises(RequestError, match="in EUR and USD"):
         one_currency({"EUR", "USD"})
     assert read_amount("--power", "0.30€") == (0.3, "€")
-    with pytest.raises(RequestError, match="0.30EUR$"):
+    with pytest.raises(RequestError, match=r"0\.30EUR$"):
         read_amount("--power", "0,30EUR")

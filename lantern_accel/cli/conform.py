@@ -18,7 +18,9 @@ from lantern_accel.files import check_targets
 if TYPE_CHECKING:
     from lantern_accel.device.conformance import Outcome
 
-GROUPS = "static, kv, attention, accept, draw, decode, replay, device, or the backend's own"
+GROUPS = (
+    "static, kv, operation, attention, accept, draw, decode, replay, device, or the backend's own"
+)
 STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 
 
@@ -30,7 +32,7 @@ def conform(
     ),
     option: list[str] = OPTION,
     output: Path = typer.Option(
-        None, "--output", "-o", help="Write the report here, as JSON, after every group."
+        None, "--output", "-o", help="Write the report here, as JSON, after every check."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     limit: float = typer.Option(
@@ -87,7 +89,7 @@ def conform(
     else:
         keep = partial(kit.write_report, json=output)
         run = separate.Run(
-            device=device, options=options, jobs=jobs, limit=limit, on_group=keep, **tell
+            device=device, options=options, jobs=jobs, limit=limit, on_report=keep, **tell
         )
         report = run.conform(
             only, resume=output if resume else None, certificate=certificate, command=command_line()

@@ -1,28 +1,28 @@
 """Runs groups of checks in processes of their own: a crash or a hang of a driver costs its group.
 
-The parent never opens the device, since some serve one process at a time. A child opens it, says which
-checks there are, and runs those that are asked for. What a driver prints goes to standard error.
+The parent never opens the device, since some serve one process at a time. A child is this module, run by
+``python -m``. Lines of JSON say what it is to do and what it finds; a driver prints to standard error.
+A child ends itself where a check takes too long, and writes where it was, as after a crash.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from lantern_accel import errors
 from lantern_accel.cli.edge import INTERRUPTED
 from lantern_accel.device.conformance import Outcome, Report
 from lantern_accel.errors import BackendError, LanternError, LanternWarning, RequestError
@@ -32,141 +32,108 @@ if TYPE_CHECKING:
 
 #: Groups that measure time or memory: no other runs next to them.
 ALONE = ("device",)
-#: Seconds that a process may take to open the device.
+#: Seconds that a process may take to open the device, and to close it.
 OPENING = 300.0
-#: Seconds between an interrupt and a kill.
-PATIENCE = 10.0
-CHILD = "from lantern_accel.cli.separate import serve; serve()"
+#: Seconds between the signal that ends a process and the one that kills it.
+PATIENCE = 5.0
 
 
 # --- the parent -----------------------------------------------------------------------------------
 
 
 class Child:
-    """One process with the device open; it is ended where a check takes ``limit`` seconds."""
+    """One process with the device open, in a session of its own: a terminal's Ctrl-C is the parent's."""
 
-    def __init__(self, device: str, options: Mapping[str, Any], jobs: int, limit: float) -> None:
-        #: The check that runs, and what it does.
-        self.check = self.doing = ""
-        self.limit, self.late = limit, False
+    def __init__(self, environ: Mapping[str, str], lines: SimpleQueue[tuple[Child, str]]) -> None:
+        #: Checks of the group that it has not come to, the one that runs, and what that does.
+        self.group, self.left, self.check, self.doing = "", list[str](), "", ""
+        #: What it wrote of a crash, or where it took too long.
+        self.crash = ""
         # It finds what this process finds, and nothing else in the folder it is started in.
         alone = ["-P"] if sys.version_info >= (3, 11) else []
-        self._pipe, theirs = Pipe()
-        #: Where Python was when the process crashed.
-        self._crash = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the process
-        given = [theirs.fileno(), self._crash.fileno()]
-        # Interrupts are held back from the process until it can take them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, *alone, "-c", CHILD, *map(str, given)],
-                env=_environment(jobs),
-                pass_fds=given,
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-        self.tell({"device": device, "options": dict(options)})
-        #: What the process says, until it has ended.
-        self.messages = self._messages()
+        self.process = subprocess.Popen(
+            [sys.executable, *alone, "-m", __name__],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, args=(lines,), daemon=True).start()
 
-    def tell(self, message: object) -> None:
-        """Send a message, None where nothing more is asked; a process that has ended gets none."""
+    def _read(self, lines: SimpleQueue[tuple[Child, str]]) -> None:
+        assert self.process.stdout is not None and self.process.stdin is not None
+        with self.process.stdout as said, contextlib.suppress(OSError), self.process.stdin:
+            for line in said:
+                lines.put((self, line))
+                if line.startswith('["done"'):
+                    break
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(OPENING)
+            self.end(signal.SIGKILL)  # what it started may hold the device
+        lines.put((self, ""))
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Send a message; a process that has ended gets none."""
+        assert self.process.stdin is not None
         with contextlib.suppress(OSError):
-            self._pipe.send(message)
+            print(json.dumps(message), file=self.process.stdin, flush=True)
 
-    def _messages(self) -> Iterator[tuple[str, Any]]:
-        """Go through what the process says and what of; end it where it does not answer."""
-        deadline = time.monotonic() + OPENING
-        while True:
-            try:
-                message = self._pipe.recv() if self._pipe.poll(0.5) else None
-            except (EOFError, OSError):
-                break
-            if message is not None:
-                kind, said = message
-                if kind in ("began", "outcome"):
-                    deadline = time.monotonic() + self.limit
-                    self.check, self.doing = said if kind == "began" else "", ""
-                elif kind == "done":
-                    deadline = time.monotonic() + OPENING
-                elif kind in ("waits", "error"):
-                    self.doing = said[1] if kind == "waits" else str(said)
-                yield kind, said
-            elif self.process.poll() is not None:
-                break
-            elif time.monotonic() > deadline:
-                self.process.send_signal(signal.SIGKILL if self.late else signal.SIGINT)
-                self.late, deadline = True, time.monotonic() + PATIENCE
-        self.process.wait()
+    def end(self, number: signal.Signals) -> None:
+        """Send a signal to the process and what it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
 
-    def close(self) -> None:
-        """End the process at once, and close what connects it."""
-        self.process.kill()
-        self.process.wait(PATIENCE)
-        self._pipe.close()
-        self._crash.close()
+    @property
+    def late(self) -> bool:
+        """Whether it ended itself because something took too long."""
+        return self.crash.startswith("Timeout (")
 
     def why(self) -> str:
         """Say how it ended, and where, as the end of the sentence 'its process ...'."""
         code = self.process.wait()
-        how = f"ended with exit code {code}"
-        if self.late:
-            how = "did not answer and was killed"
-        elif code < 0:
+        how = "took too long" if self.late else f"ended with exit code {code}"
+        if code < 0:
             known = [one.name for one in signal.Signals if one == -code]
             how = f"was ended by {known[0] if known else f'signal {-code}'}"
-        self._crash.seek(0)
-        text = self._crash.read()
-        sys.stderr.write(text)
-        of_thread = text.partition("Current thread")[2].splitlines()  # faulthandler's words
-        lines = [" ".join(one.split()) for one in of_thread if one.lstrip().startswith("File ")]
+        # Of a crash the thread is named, of a delay the main one comes last.
+        text = self.crash.partition("Current thread")[2] or self.crash.rpartition("Thread 0x")[2]
+        lines = [" ".join(one.split()) for one in text.splitlines() if one.lstrip()[:5] == "File "]
         where = "; ".join(filter(None, (self.doing, *lines[:1])))
         return f"{how}{where and f' ({where})'}"
 
 
-def _environment(jobs: int) -> dict[str, str]:
-    """Return a child's environment: the modules of this process, and its share of the processors."""
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    if jobs > 1:
-        found.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // jobs, 1)))
-    return found
-
-
 @dataclass(kw_only=True)
 class Run:
-    """Runs the kit with a process for every group, which a thread follows.
+    """Runs the kit with a process for every group.
 
-    ``jobs``: groups that run at once. A check that takes ``limit`` seconds has failed; another process
-    runs the rest of its group. ``on_group`` gets the report after each group; the callbacks are called
-    by one thread at a time.
+    ``jobs``: groups that run at once. ``places``: the environment of each process that may hold the
+    device at the same time; None: any number. A check that takes ``limit`` seconds has failed; another
+    process runs the rest of its group. ``on_report`` gets the report after each check.
     """
 
     device: str
     options: Mapping[str, Any] = field(default_factory=dict)
     jobs: int = 1
+    places: Sequence[Mapping[str, str]] | None = None
     limit: float
     on_outcome: Callable[[Outcome], None] = lambda outcome: None
     on_wait: Wait = lambda check, doing, seconds: None
-    on_group: Callable[[Report], None] = lambda report: None
+    on_report: Callable[[Report], None] = lambda report: None
     #: That of no check, once the device has been opened.
     fresh: Report = field(init=False)
 
     def __post_init__(self) -> None:
         self.outcomes: dict[str, Outcome] = {}
         #: The checks that there are, those that are asked for, and groups whose checks run apart.
-        self.known: list[str] = []
-        self.names: list[str] = []
-        self.apart: set[str] = set()
+        self.known, self.names, self.apart = list[str](), list[str](), list[str]()
         self.counters: tuple[dict[str, int], dict[str, int]] = ({}, {})
-        self._started: list[Child] = []
-        #: Processes that wait for their checks.
-        self._free: list[Child] = []
-        self._warned: set[str] = set()
-        self._over, self._hung, self._lock = False, False, threading.RLock()
-        self._threads = ThreadPoolExecutor(self.jobs)
+        self.late, self._warned = False, set[str]()
+        places = [{}] * self.jobs if self.places is None else self.places[: self.jobs]
+        #: Places without a process; one process needs no choice among several.
+        self._free: list[Mapping[str, str]] = [*places] if len(places) > 1 else [{}]
+        self._jobs, self._running = len(self._free), dict[Child, Mapping[str, str]]()
+        self._lines: SimpleQueue[tuple[Child, str]] = SimpleQueue()
 
     def conform(
         self,
@@ -184,154 +151,144 @@ class Run:
         from lantern_accel.testing import kit
 
         try:
-            self._open()
+            first = self._start()
+            fresh, self.known, self.apart = self._until("ready", first, "opens the device")
+            self.fresh = Report(**fresh)
             self.names = list(kit.select(list(only), dict.fromkeys(self.known)))  # type: ignore[arg-type]  # names
             if resume is not None and resume.is_file():
                 self.outcomes = _kept(resume, self.fresh)
-            self._run()
+            self._run(first)
             if certificate is not None:
                 self._certify(certificate, command)
             return self.now()
         finally:
             self._close()
 
+    def now(self) -> Report:
+        """Return the report of what has run."""
+        return self.fresh.with_outcomes(self.outcomes.values(), self.names)
+
     def _start(self) -> Child:
-        """Return a process that waits, else another one."""
-        with self._lock:
-            if self._over:
-                raise KeyboardInterrupt
-            if not self._free:
-                self._free.append(Child(self.device, self.options, self.jobs, self.limit))
-                self._started += self._free
-            return self._free.pop()
+        place = self._free.pop(0)
+        environ = {**os.environ, **place}
+        environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        if self._jobs > 1:
+            threads = max((os.cpu_count() or 1) // self._jobs, 1)
+            environ.setdefault("OMP_NUM_THREADS", str(threads))
+        child = Child(environ, self._lines)
+        self._running[child] = place
+        child.tell({"device": self.device, "options": dict(self.options), "limit": self.limit})
+        return child
 
-    def _messages(self, child: Child) -> Iterator[tuple[str, Any]]:
-        """Go through what a process says, each of its warnings once; nothing once the run is over."""
-        for kind, said in child.messages:
-            with self._lock:
-                if self._over:
-                    return
-                if kind != "warned":
-                    yield kind, said
-                elif said not in self._warned:
-                    self._warned.add(said)
-                    warnings.warn(said, LanternWarning, stacklevel=3)
+    def _next(self) -> tuple[Child, str, Any]:
+        """Wait for a process to say something, and return it and of what; "ended" comes last."""
+        while True:
+            child, line = self._lines.get()
+            if not line:
+                self._free.append(self._running.pop(child))
+                self.late |= child.late
+                return child, "ended", None
+            if not line.startswith("["):
+                sys.stderr.write(line)
+                child.crash += line
+                continue
+            kind, what = json.loads(line)
+            if kind == "warned":
+                if what not in self._warned:
+                    self._warned.add(what)
+                    warnings.warn(what, LanternWarning, stacklevel=2)
+                continue
+            if kind in ("began", "outcome"):
+                child.check, child.doing = what if kind == "began" else "", ""
+            elif kind in ("waits", "error"):
+                child.doing = what[1]
+            return child, kind, what
 
-    def _open(self) -> None:
-        """Start the first process and learn which checks there are; raises what opening raises there."""
-        child = self._start()
-        for kind, said in self._messages(child):
+    def _until(self, word: str, child: Child, task: str) -> Any:
+        """Wait for a word of a process; raises what it raised, and BackendError where it ends before."""
+        while True:
+            _, kind, what = self._next()
+            if kind == word:
+                return what
             if kind == "error":
-                raise said
-            if kind == "ready":
-                self.fresh, self.known, self.apart = said
-                return self._free.append(child)
-        raise BackendError(
-            f"the process that opened the device {child.why()}; check its driver, or open it without "
-            "another process: --in-process"
-        )
+                raise getattr(errors, what[0], BackendError)(what[1])
+            if kind == "ended":
+                raise BackendError(
+                    f"the process that {task} {child.why()}; check its driver, or use no other process: "
+                    "--in-process"
+                )
 
-    def _run(self) -> None:
+    def _run(self, idle: Child | None) -> None:
         """Run the checks that have no outcome, a group a process and some at once."""
         groups: dict[str, list[str]] = {}
         for name in self.names:
             if name not in self.outcomes:
                 group = name.partition(".")[0]
                 groups.setdefault(name if group in self.apart else group, []).append(name)
-        alone = [group for group in groups if group.partition(".")[0] in ALONE]
-        others = [
-            self._threads.submit(self._run_group, group, groups[group])
-            for group in groups
-            if group not in alone
-        ]
-        for one in wait(others, return_when=FIRST_EXCEPTION).done:
-            one.result()
-        for group in alone:
-            self._run_group(group, groups[group])
+        wait = sorted(groups, key=lambda group: group.partition(".")[0] in ALONE)
+        while wait or any(child.group for child in self._running):
+            busy = any(child.group for child in self._running)
+            if wait and (self._free or idle) and not (busy and wait[0].partition(".")[0] in ALONE):
+                child, idle = idle or self._start(), None
+                child.group = wait.pop(0)
+                child.left = groups[child.group]
+                child.tell({"checks": child.left})
+                continue
+            child, kind, what = self._next()
+            if kind == "outcome":
+                child.left.remove(what["name"])
+                self._keep(Outcome(**what))
+            elif kind == "waits":
+                self.on_wait(*what)
+            elif kind == "done":
+                for kept, more in zip(self.counters, what, strict=True):
+                    kept.update({name: kept.get(name, 0) + n for name, n in more.items()})
+            elif kind == "ended" and child.left:
+                self._blame(child)
+                wait[:0] = [child.group] if child.left else []
 
-    def _run_group(self, group: str, left: list[str]) -> None:
-        """Run a group's checks; where one takes too long, another process goes on with the others."""
-        while left:
-            child = self._start()
-            child.tell({"checks": left})
-            for kind, said in self._messages(child):
-                if kind == "outcome":
-                    left.remove(said.name)
-                    self._keep(said)
-                elif kind == "waits":
-                    self.on_wait(*said)
-                elif kind == "done":
-                    for kept, more in zip(self.counters, said, strict=True):
-                        kept.update({name: kept.get(name, 0) + n for name, n in more.items()})
-                    child.tell(None)
-            with self._lock:
-                if self._over:
-                    return
-                self._end(group, left, child)
-                self.on_group(self.now())
-
-    def _end(self, group: str, left: list[str], child: Child) -> None:
-        """Report what a process that has ended did not come to as failed, for one cause."""
-        self._hung |= child.late
+    def _blame(self, child: Child) -> None:
+        """Report what a process did not come to as failed; the one check alone where that was late."""
+        why = child.why()
         if child.late and child.check:
-            where = child.doing and f" ({child.doing})"
-            detail = f"took longer than its limit, {child.limit:g} s{where}; its process was ended"
-            self._keep(Outcome(name=child.check, state="failed", detail=detail))
-            left.remove(child.check)
-        elif left:
-            if child.process.returncode == INTERRUPTED and not child.late:
-                raise KeyboardInterrupt  # a terminal's, which may come to this process later
-            cause = f"the process of the group {group!r} {child.why()}"
-            at = f", in {child.check}" if child.check else ""
-            for name in left:
-                detail = cause if name == child.check else f"not run: {cause}{at}"
-                self._keep(Outcome(name=name, state="failed", detail=detail, cause=f"{cause}{at}"))
-            left.clear()
+            child.left.remove(child.check)
+            detail = f"took longer than its limit, {self.limit:g} s; its process {why}"
+            return self._keep(Outcome(name=child.check, state="failed", detail=detail))
+        cause = f"the process of the group {child.group!r} {why}"
+        at = f", in {child.check}" if child.check else ""
+        for name in child.left:
+            detail = cause if name == child.check else f"not run: {cause}{at}"
+            self._keep(Outcome(name=name, state="failed", detail=detail, cause=f"{cause}{at}"))
+        child.left.clear()
 
     def _keep(self, outcome: Outcome) -> None:
         self.outcomes[outcome.name] = outcome
         self.on_outcome(outcome)
-
-    def now(self) -> Report:
-        """Return the report of what has run."""
-        return self.fresh.with_outcomes(self.outcomes.values(), self.names)
+        self.on_report(self.now())
 
     def _certify(self, path: Path, command: str) -> None:
         """Let one more process make the certificate; raises BackendError where it does not."""
-        given = {"report": self.now(), "known": self.known, "counters": self.counters}
-        given["watch"] = not self._hung
-        child, done = self._start(), False
-        child.tell({"certify": (path, {**given, "command": command})})
-        for kind, said in self._messages(child):
-            if kind == "error":
-                raise said
-            if kind == "done":
-                done = True
-                child.tell(None)
-        if not done:
-            raise BackendError(
-                f"no certificate was written: the process that makes it {child.why()}"
-            )
+        given = {"report": self.now().model_dump(mode="json"), "known": self.known}
+        given |= {"counters": self.counters, "watch": not self.late, "command": command}
+        child = self._start()
+        child.tell({"certify": [str(path), given]})
+        for word in ("done", "ended"):
+            self._until(word, child, "makes the certificate")
 
     def _close(self) -> None:
         """End what still runs, and report what has run; a second interrupt kills it at once."""
-        with self._lock:
-            self._over = True
         try:
-            for child in self._started:
-                child.process.send_signal(signal.SIGINT)
-            for child in self._started:
-                child.process.wait(PATIENCE)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            pass
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                for child in self._running:
+                    child.end(number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    for child in self._running:
+                        child.process.wait(PATIENCE)
         finally:
-            for child in self._started:
-                child.process.kill()
-            self._threads.shutdown(cancel_futures=True)
-            for child in self._started:
-                child.close()
+            for child in self._running:
+                child.end(signal.SIGKILL)
             if self.names:
-                self.on_group(self.now())
+                self.on_report(self.now())
 
 
 def _kept(path: Path, fresh: Report) -> dict[str, Outcome]:
@@ -349,14 +306,18 @@ def _kept(path: Path, fresh: Report) -> dict[str, Outcome]:
 
 
 def serve() -> None:
-    """Open the device that the parent asks for, say which checks there are, and do what it asks then."""
-    pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    faulthandler.enable(int(sys.argv[2]))
-    lock = threading.Lock()
+    """Open the device that is asked for, say which checks there are, and run those of the next line."""
+    answers, lock = os.fdopen(os.dup(1), "w"), threading.Lock()
+    os.dup2(2, 1)
+    faulthandler.enable(answers)
 
-    def send(kind: str, said: object) -> None:
+    def send(kind: str, what: object) -> None:
         with lock:
-            pipe.send((kind, said))
+            print(json.dumps([kind, what]), file=answers, flush=True)
+
+    def within(seconds: float) -> None:
+        """End this process where nothing else is asked of it for so long."""
+        faulthandler.dump_traceback_later(seconds, exit=True, file=answers)
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, LanternWarning):
@@ -364,29 +325,28 @@ def serve() -> None:
 
     warnings.simplefilter("always", LanternWarning)
     warnings.showwarning = show
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        _serve(pipe, send)
+        _serve(send, within)
     except LanternError as error:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's, to a process that ends already
         # Of another class the parent might have to import a plug-in.
         ours = type(error).__module__ == LanternError.__module__
         plain = ours and isinstance(error, BackendError | RequestError)
-        send("error", error if plain else BackendError(str(error)))
+        send("error", [type(error).__name__ if plain else "BackendError", str(error)])
         raise SystemExit(error.exit_code) from None
-    except (KeyboardInterrupt, BrokenPipeError, EOFError):
+    except (KeyboardInterrupt, BrokenPipeError):
         os._exit(INTERRUPTED)
     except Exception as error:
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        send("error", BackendError(text))
+        send("error", ["BackendError", text])
         raise
 
 
-def _serve(pipe: Connection[Any, Any], send: Callable[[str, object], None]) -> None:
+def _serve(send: Callable[[str, object], None], within: Callable[[float], None]) -> None:
     from lantern_accel.device.plugins import choose_device
 
-    asked = pipe.recv()
+    within(OPENING)
+    asked = json.loads(sys.stdin.readline())
     # Before torch is imported: some vendors read the environment then.
     chosen = choose_device(asked["device"], asked["options"])
     from lantern_accel.testing import certificate, kit
@@ -394,16 +354,24 @@ def _serve(pipe: Connection[Any, Any], send: Callable[[str, object], None]) -> N
     with chosen.open() as backend:
         for text in kit.near_misses(backend):
             warnings.warn(text, LanternWarning, stacklevel=2)
-        checks = kit.checks_of(backend)
-        send("ready", (kit.report_of(backend), list(checks), set(backend.conformance().apart)))
-        before = backend.counters()
-        while (message := pipe.recv()) is not None:
-            for name in message.get("checks", ()):
-                send("began", name)
-                check, on_wait = checks[name], lambda *waits: send("waits", waits)
-                send("outcome", kit.run_check(backend, name, check, on_wait=on_wait))
-            if more := message.get("certify"):
-                path, given = more
-                given |= {"spec": chosen.spec, "options": chosen.options}
-                certificate.write(certificate.certify(backend, **given), path)
-            send("done", (before, backend.counters()))
+        checks, before = kit.checks_of(backend), backend.counters()
+        fresh = kit.report_of(backend).model_dump(mode="json")
+        send("ready", [fresh, list(checks), list(backend.conformance().apart)])
+        task = json.loads(sys.stdin.readline() or "{}")
+        for name in task.get("checks", ()):
+            within(asked["limit"])
+            send("began", name)
+            check, on_wait = checks[name], lambda *waits: send("waits", waits)
+            outcome = kit.run_check(backend, name, check, on_wait=on_wait)
+            send("outcome", outcome.model_dump(mode="json"))
+        within(OPENING)
+        if "certify" in task:
+            path, given = task["certify"]
+            given["report"] = Report(**given["report"])
+            given |= {"spec": chosen.spec, "options": chosen.options}
+            certificate.write(certificate.certify(backend, **given), Path(path))
+        send("done", [before, backend.counters()])
+
+
+if __name__ == "__main__":
+    serve()

@@ -28,6 +28,8 @@ class Spec(BackendSpec):
             time.sleep(600)
 
         def wait(backend):
+            with open(os.environ["GLASS"], "w") as file:
+                file.write(str(os.getpid()))
             time.sleep(600)
 
         def fail(backend):

@@ -490,7 +490,7 @@ class DeviceBackend(Backend):
         """Add what a GPU must show: no host read, no allocation, kernels that agree with torch."""
         from lantern_accel_cuda.checks import CHECKS
 
-        return Conformance(checks=CHECKS)
+        return Conformance(checks=CHECKS, apart=frozenset({"gpu"}))
 
     def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
         """Record ``step`` as a CUDA graph after a warm-up on a side stream.

@@ -87,6 +87,11 @@ class Card:
         found = self._ask("nvmlDeviceGetUUID")
         return None if found is None else _text(found)
 
+    def exclusive(self) -> bool:
+        """Whether the card serves one process at a time (compute mode EXCLUSIVE_PROCESS)."""
+        mode = self._ask("nvmlDeviceGetComputeMode")
+        return mode is not None and mode == self._nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+
     def conditions(self) -> dict[str, Any]:
         """What the card's speed depends on now: MHz, W, degrees Celsius, other processes."""
         if self._amd is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import runpy
 import warnings
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,12 @@ class Spec(BackendSpec):
         """Let what is compiled be kept, and Triton contract products and sums without a warning."""
         keep_torch(environ)
         environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+    def processes(self, index: int) -> Sequence[Mapping[str, str]] | None:
+        """One where the GPU is in the compute mode that clusters set for it, else any number."""
+        from lantern_accel_cuda.meters import Card
+
+        return [{}] if Card(index).exclusive() else None
 
     def probe(self) -> Probe:
         """Look at torch's build first, which is quick, and only then for a driver."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
 from lantern_accel.errors import BackendError
 
@@ -70,6 +70,27 @@ def choose(index: int, environ: MutableMapping[str, str]) -> int | None:
     environ[VISIBLE] = environ[MODULE] = str(chosen)
     _taken[:] = [index]
     return chosen
+
+
+def places(
+    index: int,
+    environ: Mapping[str, str],
+    known: Sequence[int | None],
+    held: Callable[[int], object],
+) -> list[Mapping[str, str]]:
+    """Return the environment of each process that may have a card of :func:`choose` at one time.
+
+    ``known``: the module of each card. A process gets a module of its own where the numbers are known,
+    which a container counts from 0; else the driver chooses. A module that is ``held`` is left out.
+    """
+    if index or environ.get(MODULE):
+        return [{}]
+    numbers = [one for one in known if one is not None]
+    listed = modules(environ) or sorted(numbers)
+    if not modules(environ) and listed != list(range(len(known))):
+        return [{}] * max(len(known), 1)
+    free = [one for one in listed if not held(one)] or listed
+    return [{VISIBLE: str(one)} for one in free] if len(free) > 1 else [{}]
 
 
 def give_back(environ: MutableMapping[str, str]) -> None:

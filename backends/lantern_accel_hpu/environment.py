@@ -330,10 +330,22 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(one) for one in release(version))
 
 
+def module(node: str, root: Path = Path("/")) -> int | None:
+    """Return the module number of a device node; None where the driver does not say.
+
+    The software HPU's nodes, which lie in a folder of their own, are numbered by module.
+    """
+    if not node.startswith("/dev/"):
+        return int(re.findall(r"\d+", node)[-1])
+    with contextlib.suppress(OSError, ValueError):
+        return int((root / "sys/class/accel" / Path(node).name / "device/module_id").read_text())
+    return None
+
+
 def devices(root: Path = Path("/")) -> list[str]:
     """List the Gaudis the driver shows: /dev/accel/accelN, or /dev/hlN before driver 1.13.
 
-    Which node is which module is the driver's to know; see :mod:`lantern_accel_hpu.cards`.
+    Which node is which module :func:`module` says; see :mod:`lantern_accel_hpu.cards`.
     """
     found = []
     for node in sorted((root / "dev/accel").glob("accel[0-9]*")):

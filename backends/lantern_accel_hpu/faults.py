@@ -17,6 +17,7 @@ from lantern_accel.errors import (
     DeviceMemoryError,
     NotCapturableError,
 )
+from lantern_accel_hpu import cards, environment
 
 #: What the driver's status numbers mean for whoever asked for a card.
 BUSY = (20, 22, 23, 24, 26)
@@ -114,7 +115,7 @@ def not_acquired(error: BaseException, root: Path = Path("/")) -> BackendError:
             f"there is no free Gaudi for this process ({said}); check with hl-smi that one is listed "
             "and with HABANA_VISIBLE_MODULES and HABANA_VISIBLE_DEVICES that it is not hidden"
         )
-    held = holders(root)
+    held = holders(root, cards.module(os.environ))
     who = (
         f"; held now by {', '.join(held)}"
         if held
@@ -129,18 +130,25 @@ def not_acquired(error: BaseException, root: Path = Path("/")) -> BackendError:
 def held_by_nobody(error: BaseException, root: Path = Path("/")) -> bool:
     """Return whether the driver holds a card back that no process here has: it may be free soon."""
     busy = "device acquire failed" in str(error).lower() and status(error) in BUSY
-    return busy and not holders(root)
+    return busy and not holders(root, cards.module(os.environ))
 
 
-def holders(root: Path = Path("/")) -> list[str]:
-    """Name the processes that have a Gaudi's device node open, as ``python (pid 12)``."""
+def holders(root: Path = Path("/"), module: int | None = None) -> list[str]:
+    """Name the processes that have a Gaudi's device node open, as ``python (pid 12)``.
+
+    ``module``: of that module alone, where the driver says which node is which.
+    """
     found = []
     for process in sorted((root / "proc").glob("[0-9]*"), key=lambda one: one.name.zfill(12)):
         if process.name == str(os.getpid()):
             continue
         try:
             open_files = [os.readlink(one) for one in (process / "fd").iterdir()]
-            if any(re.match(r"/dev/(accel/accel|hl)\d+$", path) for path in open_files):
+            nodes = [one for one in open_files if re.search(r"/dev/(accel/accel|hl)\d+$", one)]
+            if any(
+                None in (module, n := environment.module(node, root)) or n == module
+                for node in nodes
+            ):
                 name = (process / "comm").read_text().strip()
                 found.append(f"{name} (pid {process.name})")
         except OSError:  # it has ended, or belongs to another user

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lantern_accel.device.spec import BackendSpec, Probe
@@ -49,6 +49,21 @@ class Spec(BackendSpec):
         The bridge reads the variable when it is loaded, which may be while torch is imported.
         """
         environment.prepare(self.settings, environ)
+
+    def processes(self, index: int) -> Sequence[Mapping[str, str]]:
+        """One a module: a Gaudi serves one process at a time."""
+        from lantern_accel_hpu import faults
+
+        if self.settings.is_software(os.environ):
+            from lantern_accel_hpu.software import modules
+
+            known: Sequence[int | None] = range(modules())
+        else:
+            nodes = [found.rpartition(" ")[2] for found in environment.devices()]
+            known = [environment.module(node) for node in nodes]
+        return cards.places(
+            index, os.environ, known, held=lambda module: faults.holders(module=module)
+        )
 
     def probe(self) -> Probe:
         """Look for the SDK, a card, the torch that the SDK needs, and the mode; import none of them."""

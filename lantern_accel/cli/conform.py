@@ -88,8 +88,12 @@ def conform(
         report = kit.conform(chosen, only=only, json=output, certificate=certificate, **tell)
     else:
         keep = partial(kit.write_report, json=output)
+        places = chosen.processes(jobs)
+        if (most := len(places)) < jobs:
+            text = f"{jobs} were asked for; at most {most} may hold {device} at one time"
+            say(text, label=f"--jobs={most}", to_stderr=True)
         run = separate.Run(
-            device=device, options=options, jobs=jobs, limit=limit, on_report=keep, **tell
+            device=device, options=options, places=places, limit=limit, on_report=keep, **tell
         )
         report = run.conform(
             only, resume=output if resume else None, certificate=certificate, command=command_line()

@@ -107,15 +107,14 @@ class Child:
 class Run:
     """Runs the kit with a process for every group.
 
-    ``jobs``: groups that run at once. ``places``: the environment of each process that may hold the
-    device at the same time; None: any number. A check that takes ``limit`` seconds has failed; another
-    process runs the rest of its group. ``on_report`` gets the report after each check.
+    ``places``: the environment of each process that runs at one time. A check that takes ``limit``
+    seconds has failed; another process runs the rest of its group. ``on_report`` gets the report after
+    each check.
     """
 
     device: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    jobs: int = 1
-    places: Sequence[Mapping[str, str]] | None = None
+    places: Sequence[Mapping[str, str]] = ({},)
     limit: float
     on_outcome: Callable[[Outcome], None] = lambda outcome: None
     on_wait: Wait = lambda check, doing, seconds: None
@@ -129,10 +128,8 @@ class Run:
         self.known, self.names, self.apart = list[str](), list[str](), list[str]()
         self.counters: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self.late, self._warned = False, set[str]()
-        places = [{}] * self.jobs if self.places is None else self.places[: self.jobs]
-        #: Places without a process; one process needs no choice among several.
-        self._free: list[Mapping[str, str]] = [*places] if len(places) > 1 else [{}]
-        self._jobs, self._running = len(self._free), dict[Child, Mapping[str, str]]()
+        #: Places without a process, and the place of each process.
+        self._free, self._running = [*self.places], dict[Child, Mapping[str, str]]()
         self._lines: SimpleQueue[tuple[Child, str]] = SimpleQueue()
 
     def conform(
@@ -172,8 +169,8 @@ class Run:
         place = self._free.pop(0)
         environ = {**os.environ, **place}
         environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        if self._jobs > 1:
-            threads = max((os.cpu_count() or 1) // self._jobs, 1)
+        if len(self.places) > 1:
+            threads = max((os.cpu_count() or 1) // len(self.places), 1)
             environ.setdefault("OMP_NUM_THREADS", str(threads))
         child = Child(environ, self._lines)
         self._running[child] = place

@@ -77,6 +77,11 @@ class Chosen:
     rest: tuple[BackendSpec, ...] = ()
     automatic: bool = False
 
+    def processes(self, jobs: int) -> list[Mapping[str, str]]:
+        """Return the environments of up to ``jobs`` processes that may hold the device at one time."""
+        places = self.spec.processes(self.index)
+        return [*([{}] * jobs if places is None or jobs == 1 else places[:jobs])]
+
     def open(self) -> Backend:
         """Open it, or what comes next; raises BackendError where nothing serves."""
         return self.serve(lambda backend, chosen: backend)

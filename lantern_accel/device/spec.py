@@ -7,7 +7,7 @@ and read the environment then, so a backend must be able to speak before torch i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
@@ -107,6 +107,13 @@ class BackendSpec(ABC):
 
         Called before :meth:`probe`. Leave what the user set: use ``environ.setdefault``.
         """
+
+    def processes(self, index: int) -> Sequence[Mapping[str, str]] | None:
+        """Optional: return the environment of each process that may hold device ``index`` at one time.
+
+        Asked after :meth:`probe`, by what starts several. None, the reference: any number of processes.
+        """
+        return None
 
     @abstractmethod
     def probe(self) -> Probe:

@@ -134,7 +134,8 @@ def select(
         found = {k: v for k, v in known.items() if name in (k, k.partition(".")[0])}
         if not found:
             raise DeviceRequestError(
-                f"no check is named {name!r}{did_you_mean(name, groups | set(known))}"
+                f"no check is named {name!r}{did_you_mean(name, groups | set(known))}; the groups are "
+                f"{', '.join(sorted(groups))}"
             )
         chosen.update(found)
     return chosen

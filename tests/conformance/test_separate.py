@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 from support.crashing import write_crashing
+from support.processes import CACHE
 
 from lantern_accel.cli import main, separate
 from lantern_accel.device.conformance import Outcome, Report, difference
 from lantern_accel.errors import DeviceRequestError, RequestError
 from lantern_accel.testing.certificate import Certificate
+from lantern_accel_hpu import software
 
 COMMAND = "import lantern_accel.cli as c; raise SystemExit(c.main())"
 
@@ -32,7 +34,7 @@ def glass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_crash_and_a_hang_cost_their_groups(glass: Path) -> None:
     written: list[Report] = []
     only = ["drop", "stuck", "whole"]
-    run = separate.Run(device="glass", jobs=3, limit=6, on_report=written.append)
+    run = separate.Run(device="glass", places=[{}] * 3, limit=6, on_report=written.append)
     report = run.conform(only, certificate=glass / "card.json")
     card = Certificate.model_validate_json((glass / "card.json").read_text())
     assert card.served == [], "steps of a backend that hangs are not waited for"
@@ -101,6 +103,27 @@ def test_an_interrupted_run_leaves_what_ran_and_is_resumed(glass: Path) -> None:
     again = more.conform(["whole"], resume=out)
     assert seen == ["whole.leak"]
     assert [one.name for one in again.outcomes] == ["whole.one", "whole.leak"]
+
+
+@pytest.mark.long
+def test_no_second_process_opens_a_card_that_serves_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if reason := software.missing():
+        pytest.skip(reason)
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", CACHE)
+    monkeypatch.setenv("LANTERN_HPU_SOFTWARE_LOCKS", str(tmp_path))
+    monkeypatch.setenv("LANTERN_HPU_SOFTWARE_MODULES", "1")
+    words = ["conform", "hpu", "--software", "--jobs", "3", "--only", "kv", "--only", "accept"]
+    assert main(words) == 0
+    assert "--jobs=1" in capfd.readouterr().err
+    # Three processes for the one card: the first holds it while others want it.
+    options = {"software": True}
+    run = separate.Run(device="hpu", options=options, places=[{}] * 3, limit=300)
+    failed = [
+        one for one in run.conform(["replay", "kv", "accept"]).outcomes if one.state == "failed"
+    ]
+    assert failed and "held now by" in failed[0].detail
 
 
 @pytest.mark.long

@@ -198,11 +198,12 @@ print(told.value)
 """
 
 HOLD = """
-import subprocess, sys
+import os, subprocess, sys
 from lantern_accel.device.plugins import choose_device
 backend = choose_device("hpu", {"software": True}).open()
 assert str(backend.device) == "hpu:0"
-print("held", flush=True)
+print("held", os.getpid(), flush=True)
+backend.close()  # the driver takes the card back when the process ends, and not before
 done = subprocess.run([sys.executable, "-c", sys.argv[1]], capture_output=True, text=True)
 print(done.stdout, done.stderr)
 assert done.returncode == 0
@@ -215,6 +216,7 @@ def test_a_card_serves_one_process(on_software_hpu: Run, tmp_path: Path) -> None
     changed = {"LANTERN_HPU_SOFTWARE_LOCKS": locks, "LANTERN_HPU_SOFTWARE_MODULES": "1"}
     shown = passes(on_software_hpu(BUSY, script=HOLD, **changed))
     assert "name another card with --device hpu:N" in shown
+    assert f"(pid {shown.split()[1]})" in shown.partition("held now by")[2]
 
 
 SEEDED = """

@@ -37,6 +37,11 @@ def missing() -> str:
     return ""
 
 
+def modules() -> int:
+    """Return how many cards there are, as ``card.h`` counts them."""
+    return int(os.environ.get("LANTERN_HPU_SOFTWARE_MODULES") or 8)
+
+
 def enable() -> ModuleType:
     """Register the software HPU with torch in this process and return its ``torch.hpu``.
 

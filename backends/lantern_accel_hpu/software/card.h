@@ -29,7 +29,8 @@ const c10::DispatchKeySet ON_HPU(c10::DispatchKey::HPU);
 
 // As the driver does it: a card serves one process, from its first use until it ends. HLS_MODULE_ID
 // names one; else any free one is given, of those that HABANA_VISIBLE_MODULES lists. A card is a file
-// that is locked. LANTERN_HPU_SOFTWARE_MODULES says how many there are (8).
+// that is locked; its name, open in the process, shows who has it. LANTERN_HPU_SOFTWARE_MODULES says how
+// many there are (8).
 std::mutex acquiring;
 int64_t held = -1;
 
@@ -51,10 +52,10 @@ std::vector<int64_t> numbers(const char* name) {
 
 bool lock(int64_t module) {
   const char* chosen = std::getenv("LANTERN_HPU_SOFTWARE_LOCKS");
-  const std::string folder =
+  std::string path =
       chosen ? chosen : "/tmp/lantern_accel_software_hpu_" + std::to_string(getuid());
-  mkdir(folder.c_str(), 0700);
-  const std::string path = folder + "/module" + std::to_string(module);
+  for (const char* below : {"", "/dev", "/accel"}) mkdir((path += below).c_str(), 0700);
+  path += "/accel" + std::to_string(module);
   const int file = open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
   TORCH_CHECK(file >= 0, "software HPU: cannot open ", path, "; set LANTERN_HPU_SOFTWARE_LOCKS");
   if (flock(file, LOCK_EX | LOCK_NB) == 0) return true;  // closed when the process ends

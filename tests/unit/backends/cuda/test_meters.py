@@ -23,6 +23,7 @@ from lantern_accel.testing import tiny
 from lantern_accel_cuda import backend as backend_module
 from lantern_accel_cuda import meters
 from lantern_accel_cuda.meters import Card
+from lantern_accel_cuda.spec import Spec
 
 
 def usual() -> Strategy:
@@ -45,6 +46,7 @@ def nvml(**answers: object) -> ModuleType:
         "nvmlDeviceGetClockInfo": {"sm": 1395, "mem": 9501},
         "nvmlDeviceGetMaxClockInfo": {"sm": 1695},
         "nvmlDeviceGetTemperature": 45,
+        "nvmlDeviceGetComputeMode": 0,
         "nvmlDeviceGetComputeRunningProcesses": [
             SimpleNamespace(pid=os.getpid()),
             SimpleNamespace(pid=1),
@@ -66,7 +68,8 @@ def nvml(**answers: object) -> ModuleType:
     vars(module).update({name: function(name) for name in values})
     vars(module).update(
         NVMLError=NVMLError, NVML_CLOCK_SM="sm", NVML_CLOCK_MEM="mem", NVML_TEMPERATURE_GPU="gpu",
-        nvmlInit=lambda: None, nvmlSystemGetDriverVersion=lambda: b"550.54.15",
+        NVML_COMPUTEMODE_EXCLUSIVE_PROCESS=3, nvmlInit=lambda: None,
+        nvmlSystemGetDriverVersion=lambda: b"550.54.15",
         nvmlDeviceGetHandleByUUID=lambda uuid: f"handle of {uuid}",
     )  # fmt: skip
     return module
@@ -89,6 +92,15 @@ def test_facts_name_the_card_its_driver_and_its_conditions(monkeypatch: pytest.M
     )
     assert backend.energy_mj() == 123456
     assert backend.support("energy")
+
+
+@pytest.mark.parametrize("mode, places", [(0, None), (3, [{}]), (None, None)])
+def test_a_gpu_in_exclusive_mode_is_held_by_one_process(
+    monkeypatch: pytest.MonkeyPatch, mode: int | None, places: object
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(nvmlDeviceGetComputeMode=mode))
+    doubled_backend(monkeypatch)
+    assert Spec().processes(0) == places
 
 
 #: Answers of NVML that change from one moment to the next, or with another card of the same kind.

@@ -12,7 +12,7 @@ import pytest
 
 from lantern_accel.device.plugins import choose_device
 from lantern_accel.errors import BackendError, LanternWarning
-from lantern_accel_hpu import environment
+from lantern_accel_hpu import cards, environment
 from lantern_accel_hpu.environment import Settings
 from lantern_accel_hpu.spec import Spec
 
@@ -427,3 +427,23 @@ def test_the_refusal_comes_before_torch_is_imported(tmp_path: Path) -> None:
         code += f"assert {call}\nassert 'torch' not in sys.modules, {call!r}\n"
     environ = {k: v for k, v in os.environ.items() if k not in VARIABLES}
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=environ, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "index, environ, known, held, found",
+    [
+        (0, {}, [0, 1, 2], (), ["0", "1", "2"]),
+        (0, {}, [2, 0, 1], (1,), ["0", "2"]),
+        (0, {}, [0, 1], (1,), [None]),  # the driver gives the free one
+        (0, {}, [0], (), [None]),
+        (2, {}, [0, 1, 2], (), [None]),
+        (0, {"HLS_MODULE_ID": "1"}, [0, 1, 2], (), [None]),
+        (0, {"HABANA_VISIBLE_MODULES": "4,6"}, [4, 6], (), ["4", "6"]),
+        (0, {}, [4, 6], (), [None, None]),  # a container's own numbers begin at 0
+        (0, {}, [None, None], (), [None, None]),
+        (0, {}, [0, 1], (0, 1), ["0", "1"]),  # all are held, and opening says by whom
+    ],
+)
+def test_a_process_holds_a_module(index, environ, known, held, found) -> None:
+    places = cards.places(index, environ, known, lambda module: module in held)
+    assert [place.get("HABANA_VISIBLE_MODULES") for place in places] == found

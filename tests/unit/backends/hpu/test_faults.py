@@ -33,13 +33,13 @@ def test_a_card_that_nobody_holds_any_more_is_waited_for(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(bridge, "PATIENCE", 30.0)
     monkeypatch.setattr(bridge.time, "sleep", sleep)
-    monkeypatch.setattr(faults, "holders", lambda root: [])
+    monkeypatch.setattr(faults, "holders", lambda *of: [])
     DeviceBackend(Bridge(hpu))
     assert len(waited) == 3
     # A card that a process here has, and one that is not there, are not waited for.
     hpu = Gaudi()
     hpu.busy = {0}
-    monkeypatch.setattr(faults, "holders", lambda root: ["python (pid 12)"])
+    monkeypatch.setattr(faults, "holders", lambda *of: ["python (pid 12)"])
     with pytest.raises(BackendError, match="held now by python"):
         DeviceBackend(Bridge(hpu))
     with pytest.raises(BackendError, match="no free Gaudi"):
@@ -98,6 +98,12 @@ def test_the_process_that_holds_a_card_is_named(tmp_path: Path) -> None:
         os.symlink(opened, folder / "fd/4")
     (tmp_path / "proc/14/fd").mkdir(parents=True)  # one that ended meanwhile
     assert faults.holders(tmp_path) == ["python (pid 12)"]
+    # Of one module: everybody's as long as the driver does not say which node that is.
+    assert faults.holders(tmp_path, 7) == ["python (pid 12)"]
+    node = tmp_path / "sys/class/accel/accel3/device"
+    node.mkdir(parents=True)
+    (node / "module_id").write_text("5\n")
+    assert [bool(faults.holders(tmp_path, module)) for module in (5, 7)] == [True, False]
     busy = RuntimeError("synStatus=26 [Generic failure] Device acquire failed.")
     assert "held now by python (pid 12); end that" in str(faults.not_acquired(busy, tmp_path))
     nobody = str(faults.not_acquired(busy, tmp_path / "empty"))

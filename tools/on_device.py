@@ -1,11 +1,11 @@
 """Check, tune and measure a device: ``python tools/on_device.py --device NAME -o FOLDER``.
 
 For people who have a card that the authors of this project do not have. Every stage is a command in a
-process of its own, so that a device that takes a process down costs one stage. The first ones show that
-the device is right, the next what a step costs at real sizes; what is left follows. ``--minutes 5`` ends
-in time, and the same command goes on: a stage that was done is not run again, and one that was stopped is
-completed after those that have not begun. ``report.md`` in the folder is what to send back; it is written
-after every stage.
+process of its own, so that a device that takes a process down costs one stage. The first ones show the
+device's own kernels and what a step costs at real sizes, the next that the device is right; what is left
+follows. ``--minutes 9.5`` ends in time, and the same command goes on: a stage that was done is not run
+again, and one that was stopped is completed after those that have not begun. ``report.md`` in the folder
+is what to send back; it is written after every stage.
 
 Nothing need be installed: the tree is enough, with wheels of the packages that the machine lacks, which
 ``--pack pydantic,platformdirs`` fetches into ``.wheels`` where there is a network.
@@ -43,8 +43,14 @@ try:
     from lantern_accel.device.plugins import choose_device
     from lantern_accel.errors import BackendError, RequestError, did_you_mean
     from lantern_accel.files import read_toml_file, write_json, write_whole
-    from tools.on_device_report import target_lines, targets, weight_lines
-    from tools.on_device_stages import Stage, stages
+    from tools.on_device_report import (
+        kept_kernels,
+        kept_lines,
+        target_lines,
+        targets,
+        weight_lines,
+    )
+    from tools.on_device_stages import JOBS, Stage, stages
 except ModuleNotFoundError as missing:
     sys.exit(
         f"{missing.name} is not installed; install it, or run `python tools/on_device.py --pack "
@@ -156,10 +162,11 @@ def write_report(device: str, folder: Path, entries: dict[str, dict[str, Any]]) 
     """Write ``report.md`` and ``report.json`` from what is there."""
     import lantern_accel
 
+    kept = kept_kernels()
     variables = {k: v for k, v in sorted(os.environ.items()) if k.startswith(SHOWN)}
     lines = [f"# lantern_accel {lantern_accel.__version__} on `{device}`", ""]
     lines += [f"- `{name}={value}`" for name, value in variables.items()]
-    lines += target_lines(folder) + weight_lines(folder)
+    lines += target_lines(folder) + weight_lines(folder) + kept_lines(kept)
     for name, entry in entries.items():
         lines += ["", f"## {name}", "", f"`{entry['command']}`", "", entry["text"]]
     text = "\n".join(lines) + "\n"
@@ -167,6 +174,7 @@ def write_report(device: str, folder: Path, entries: dict[str, dict[str, Any]]) 
     whole = {
         "device": device,
         "environment": variables,
+        "kernels": kept,
         "targets": targets(folder),
         "stages": entries,
     }
@@ -221,6 +229,9 @@ def on_device(
         path for path in environ["PYTHONPATH"].split(os.pathsep) if path not in sys.path
     ]
     chosen = choose_device(device)  # an absent device is told before any work
+    jobs = len(chosen.processes(JOBS))
+    if jobs < JOBS:
+        say(f"{jobs} at one time may hold {device}", label="processes", style="dim")
     plan = stages(
         device,
         output,
@@ -230,6 +241,7 @@ def on_device(
         clone=llamagen,
         race_size=race_size,
         seconds=60 * minutes if minutes else None,
+        jobs=jobs,
     )
     names = [stage.name for stage in plan]
     for name in only:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
-#: The share of its floor that a step is asked to reach.
-OF_FLOOR = 0.75
+from lantern_accel.files import kept_dir
+
+#: The share of its floor that a plain step is asked to reach, by size: of most cards, and of those whose
+#: memory is so fast that launches count for more. Targets from estimates; no card has been measured.
+OF_FLOOR = {"llamagen-xl-384": (0.70, 0.45), "llamagen-3b-384": (0.75, 0.60)}
+FAST = ("H100", "H200")
+#: Kernels of a step that are shown.
+SHOWN = 20
 #: How much further apart than their floors two steps may be.
 ROOM = 1.1
 #: What is asked of a card at batch 1: size, step, figure, bound, and whether it is a least one.
 TARGETS = (
-    ("llamagen-xl-384", "vanilla", "of_floor", OF_FLOOR, True),
-    ("llamagen-3b-384", "vanilla", "of_floor", OF_FLOOR, True),
+    *((size, "vanilla", "of_floor", share, True) for size, (share, _) in OF_FLOOR.items()),
     ("llamagen-3b-384", "verify 60", "over_plain", 1.2, False),
     ("llamagen-xl-384", "lantern++", "over_plain", 1.35, False),
     ("llamagen-3b-384", "lantern++", "over_plain", 1.15, False),
@@ -37,7 +44,7 @@ def conform_text(found: dict[str, Any]) -> str:
     if left := found.get("not_run"):
         head += f"; not run yet: {', '.join(left)}"
     lines = [f"- {o['name']}: {o['detail']}" for o in outcomes if o["state"] != "passed"]
-    return "\n".join([head, "", *lines])
+    return "\n".join([head or "none", "", *lines])
 
 
 def generate_text(found: dict[str, Any]) -> str:
@@ -83,6 +90,26 @@ def stepcost_text(found: dict[str, Any]) -> str:
     return step_table(Run.model_validate(found))
 
 
+def kernels_text(found: dict[str, Any]) -> str:
+    """Show the kernels of captured steps by name, the longest first."""
+    lines = []
+    for step in found["steps"]:
+        rows = step["kernels"]
+        launches, busy = (sum(row[key] for row in rows) for key in ("launches", "us"))
+        lines += [
+            f"{step['step']}: {1e3 * step['ms']:.0f} us a step, {launches:.0f} launches that take "
+            f"{busy:.0f} us of the {step['watched']}",
+            "",
+            "| kernel | us | launches |",
+            "|---|---|---|",
+        ]
+        lines += [
+            f"| {r['name'][:80]} | {r['us']:.1f} | {r['launches']:.1f} |" for r in rows[:SHOWN]
+        ]
+        lines.append("")
+    return "\n".join(lines).strip()
+
+
 def race_text(found: dict[str, Any]) -> str:
     """Show a race as its table, with its checks."""
     from tools.racing import Race
@@ -103,7 +130,7 @@ def targets(folder: Path) -> list[dict[str, Any]]:
         best: tuple[float, float, str] | None = None
         for path in sorted(folder.glob(f"stepcost-{size}*.json")):
             options = path.stem.removeprefix(f"stepcost-{size}").strip("-") or "default"
-            for value, asked in _figures(path, step, figure, bound):
+            for value, asked in _figures(path, size, step, figure, bound):
                 better = best is None or (value > best[0] if least else value < best[0])
                 best = (value, asked, options) if better else best
         judged: tuple[float | None, float, str | None] = best or (None, bound, None)
@@ -123,19 +150,24 @@ def targets(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _figures(path: Path, step: str, figure: str, bound: float) -> list[tuple[float, float]]:
+def _figures(
+    path: Path, size: str, step: str, figure: str, bound: float
+) -> list[tuple[float, float]]:
     """Return a figure of a measurement and what is asked of it; [] where it was not measured."""
     from lantern_accel_profiles.measure.record import Run
     from lantern_accel_profiles.report.table import step_rows
 
     try:
-        rows = step_rows(Run.model_validate_json(path.read_text(encoding="utf-8")))
+        run = Run.model_validate_json(path.read_text(encoding="utf-8"))
+        rows = step_rows(run)
     except ValueError:  # the stage's own part of the report says that it cannot be shown
         return []
     here = {row["step"]: row for row in rows if row["batch"] == 1}
     if step not in here:
         return []
     asked = bound
+    if figure == "of_floor" and any(name in run.environment.device.name for name in FAST):
+        asked = OF_FLOOR[size][1]
     if figure == "over_plain" and "vanilla" in here:
         floors = here[step]["floor_ms"], here["vanilla"]["floor_ms"]
         if None not in floors:
@@ -152,6 +184,8 @@ def target_lines(folder: Path) -> list[str]:
         "",
         "## What is asked of a card at batch 1",
         "",
+        "Targets, from estimates.",
+        "",
         "| size | step | figure | asked | found |",
     ]
     lines.append("|---|---|---|---|---|")
@@ -164,6 +198,24 @@ def target_lines(folder: Path) -> list[str]:
             f"| {row['asked']:.3g} | {value}{verdict}{by} |"
         )
     return lines
+
+
+def kept_kernels() -> dict[str, Any]:
+    """Return what a backend keeps of its kernels' checks and times in the cache folder, by file."""
+    folder = kept_dir("kernels")
+    found = {}
+    for path in sorted(folder.glob("*.json")) if folder is not None else ():
+        with contextlib.suppress(OSError, ValueError):
+            found[path.name] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def kept_lines(kept: dict[str, Any]) -> list[str]:
+    """Return what is kept of kernels, as lines; [] where nothing is."""
+    blocks = (
+        ["", f"`{name}`", "", "```", json.dumps(one, indent=1), "```"] for name, one in kept.items()
+    )
+    return ["", "## Kept of kernels", *(line for block in blocks for line in block)] if kept else []
 
 
 def weight_lines(folder: Path) -> list[str]:

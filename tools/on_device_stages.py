@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lantern_accel.cli.conform import GROUPS
 from tools.on_device_report import (
     bench_text,
     conform_text,
     facts_text,
     generate_text,
+    kernels_text,
     profile_text,
     race_text,
     stepcost_text,
@@ -27,8 +29,8 @@ FEWER = ("int8", "int4")
 #: Groups of the kit that a short look, and another set of options, are checked by.
 SHORT = ("kv", "operation", "attention", "accept")
 OTHERS = ("kv", "operation", "attention", "replay")
-#: Groups of the kit at once at most, where the host has the processors.
-JOBS = 12
+#: Processes with the device open at most, where the host has the processors.
+JOBS = max(min(12, 3 * (os.cpu_count() or 1) // 4), 2)
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,13 @@ def stages(
     clone: Path | None = None,
     race_size: str = "XL",
     seconds: float | None = None,
+    jobs: int = JOBS,
 ) -> list[Stage]:
     """Return all stages in order; ``quick`` leaves out what takes long.
 
     ``variants``: sets of the backend's options, the default first. ``clone``: the folder of the official
-    LlamaGen. ``seconds``: that all may take, so that no check may take many.
+    LlamaGen. ``seconds``: that all may take, so that no check may take many. ``jobs``: processes that may
+    hold the device at one time.
     """
     on = ["--device", device]
     once = ["--batch", "1"]
@@ -83,17 +87,17 @@ def stages(
     def at(name: str) -> Path:
         return folder / f"{name}.json"
 
-    def conform(options: Mapping[str, Any], groups: Sequence[str], share: float) -> Stage:
-        name = f"conform{label(options)}"
+    def conform(
+        options: Mapping[str, Any], groups: Sequence[str], share: float, called: str = "conform"
+    ) -> Stage:
+        name = f"{called}{label(options)}"
         only = [f"--only={group}" for group in groups]
         given = [f"--option={key}={value}" for key, value in options.items()]
         arguments = ["conform", device, *only, *given, f"--output={at(name)}"]
         # One that hangs is told before the stage is stopped.
         limit = [f"--limit={max(0.9 * share * seconds, 1):.0f}"] if seconds else []
-        jobs = f"--jobs={max(min(JOBS, 3 * (os.cpu_count() or 1) // 4), 2)}"
-        return Stage(
-            name, arguments, at(name), conform_text, share, resume="--resume", extra=[jobs, *limit]
-        )
+        extra = [f"--jobs={jobs}", *limit]
+        return Stage(name, arguments, at(name), conform_text, share, resume="--resume", extra=extra)
 
     def stepcost(
         size: str, options: Mapping[str, Any], nodes: str, images: list[str], more: str = ""
@@ -104,6 +108,12 @@ def stages(
         return Stage(
             name + more, [*arguments, f"--output={at(name)}"], at(name), stepcost_text, 0.25
         )
+
+    def kernels(size: str) -> Stage:
+        """Look at a captured step by kernel."""
+        name = f"kernels-{Path(size).stem}"
+        arguments = [size, *on, f"--output={at(name)}"]
+        return Stage(name, arguments, at(name), kernels_text, 0.15, script="step_kernels.py")
 
     def fewer(size: str, weights: str) -> Stage:
         """Time plain steps and passes of 16 and 120 rows, with guidance, by weights in fewer bits."""
@@ -123,8 +133,12 @@ def stages(
     ahead = [size for size in FIRST if size in chosen or not (sizes or quick)]
     found = [
         Stage("device", ["devices", device, "--json"], at("device"), facts_text, 0.2),
-        conform(default, SHORT if quick else (), 0.4),
-        *(stepcost(size, default, "8,60", once) for size in ahead),
+        # Its own kernels first: what they are compiled to is kept for all that follows.
+        conform(default, ["own"], 0.3, "kernels"),
+        *(stepcost(size, default, "16,8,60", once) for size in ahead[:1]),
+        *(kernels(size) for size in ahead[:1] if not quick),
+        *(stepcost(size, default, "16,8,60", once) for size in ahead[1:]),
+        conform(default, SHORT if quick else GROUPS, 0.4),
         Stage(
             "generate",
             [*picture, f"--stats={at('generate')}"],
@@ -134,18 +148,18 @@ def stages(
         ),
         bench("bench-quick" if quick else "bench", once),
         *(fewer(chosen[0], weights) for weights in FEWER if not quick),
-        *(stepcost(size, default, "8,60", once) for size in chosen if size not in ahead),
+        *(stepcost(size, default, "16,8,60", once) for size in chosen if size not in ahead),
     ]
     for options in () if quick else others:
         found.append(conform(options, OTHERS, 0.3))
-        found += [stepcost(size, options, "8,60", once) for size in chosen]
+        found += [stepcost(size, options, "16,8,60", once) for size in chosen]
     most = [f"--max-seconds={max(0.2 * seconds, 1):.0f}"] if seconds else []
     tune = ["tune", *on, *repeats, f"--output={at('tune')}"]
     found.append(Stage("tune", tune, at("tune"), tune_text, extra=most))
     if not quick:
         batches = ["--batch", "1", "--batch", "4", "--batch", "8"]
         found.append(bench("bench-batches", batches))
-        found += [stepcost(one, default, "8,16,32,60", batches, "-batches") for one in chosen]
+        found += [stepcost(one, default, "16,8,32,60", batches, "-batches") for one in chosen]
     whole = "profile-quick" if quick else "profile"
     arguments = ["profile", *on, *(["--quick"] if quick else []), f"--output={at(whole)}"]
     found.append(Stage(whole, arguments, at(whole), profile_text, 1.0, resume="--resume"))

@@ -18,15 +18,15 @@ from lantern_accel.files import check_targets
 if TYPE_CHECKING:
     from lantern_accel.device.conformance import Outcome
 
-GROUPS = (
-    "static, kv, operation, attention, accept, draw, decode, replay, device, or the backend's own"
-)
+#: The kit's groups, in order.
+GROUPS = ["static", "kv", "operation", "attention", "accept", "draw", "decode", "replay", "device"]
+ONLY = f"A check, or a group ({', '.join(GROUPS)}; own: the backend's own); repeat for several."
 STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 
 
 def conform(
     device: str | None = typer.Argument(None, metavar="DEVICE", help="The backend to check."),
-    only: list[str] = typer.Option([], help=f"A group ({GROUPS}) or a check; repeat for several."),
+    only: list[str] = typer.Option([], help=ONLY),
     software: bool = typer.Option(
         False, "--software", help="Run the backend on its device in software, where it has one."
     ),

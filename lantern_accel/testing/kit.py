@@ -123,7 +123,10 @@ def checks_of(backend: Backend) -> dict[str, Check]:
 def select(
     only: str | Sequence[str] | None, checks: Mapping[str, Check] | None = None
 ) -> dict[str, Check]:
-    """Return the checks of the named groups (``static``) or names (``static.host_read``)."""
+    """Return the checks of the named groups (``static``) or names (``static.host_read``).
+
+    ``own``: those that are the backend's alone, which may be none.
+    """
     known = dict(CHECKS if checks is None else checks)
     if not only:
         return known
@@ -132,7 +135,9 @@ def select(
     chosen: dict[str, Check] = {}
     for name in names:
         found = {k: v for k, v in known.items() if name in (k, k.partition(".")[0])}
-        if not found:
+        if name == "own":
+            found = {k: v for k, v in known.items() if k not in CHECKS}
+        elif not found:
             raise DeviceRequestError(
                 f"no check is named {name!r}{did_you_mean(name, groups | set(known))}; the groups are "
                 f"{', '.join(sorted(groups))}"

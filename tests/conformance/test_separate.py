@@ -114,7 +114,17 @@ def test_no_second_process_opens_a_card_that_serves_one(
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", CACHE)
     monkeypatch.setenv("LANTERN_HPU_SOFTWARE_LOCKS", str(tmp_path))
     monkeypatch.setenv("LANTERN_HPU_SOFTWARE_MODULES", "1")
-    words = ["conform", "hpu", "--software", "--jobs", "3", "--only", "kv", "--only", "accept"]
+    words = [
+        "conform",
+        "hpu",
+        "--software",
+        "--jobs",
+        "3",
+        "--only",
+        "accept.ties",
+        "--only",
+        "kv.separate",
+    ]
     assert main(words) == 0
     assert "--jobs=1" in capfd.readouterr().err
     # Three processes for the one card: the first holds it while others want it.

@@ -54,8 +54,8 @@ COMMAND = "lantern-accel stepcost"
 PLAIN = Strategy(name="vanilla")
 #: Steps between two looks at the clock.
 INNER = 10
-#: Rows of the passes that are timed.
-ROWS = (1, 2, 4, 8, 16, 32, 48, 64)
+#: Rows of the passes that are timed; the first two, of windows of 16 and 32, before all other steps.
+ROWS = (32, 64, 1, 2, 4, 8, 16, 48)
 
 
 def bush(nodes: int) -> StaticTree:
@@ -170,12 +170,12 @@ class StepTimer:
 # --- a measurement --------------------------------------------------------------------------------
 
 
-def passes(tokens: int, branches: int) -> list[StepCell]:
+def passes(tokens: int, branches: int, most: int | None = None) -> list[StepCell]:
     """List the passes that are measured, the plain one first, which has ``branches`` rows.
 
-    ``tokens``: of an image, which bound what one pass can have.
+    ``tokens``: of an image, which bound what one pass can have. ``most``: of :data:`ROWS`.
     """
-    rows = [branches, *(n for n in ROWS if n < tokens and n != branches)]
+    rows = [branches, *(n for n in ROWS[:most] if n < tokens and n != branches)]
     return [StepCell(kind="pass", strategy=PLAIN, batch=1, nodes=n) for n in rows]
 
 
@@ -287,7 +287,8 @@ def measure(
         for batch in batches
         for place in at
     ]
-    groups.append((passes(manifest.target.num_tokens, sampling.branches), alone))
+    before, after = (passes(manifest.target.num_tokens, sampling.branches, n) for n in (2, None))
+    groups = [(before, alone), *groups, (after, alone)]
     with backend.inference(), measurement.session():
         for cells, settled in groups:
             _measure_in_turns(measurement, model, cells, settled, repeats)
@@ -322,9 +323,7 @@ def _measure_in_turns(
                             cell.ms.append(timer.ms())
                             cell.vanilla_ms.append(base.ms())
                         cell.phase_ms = timer.phase_ms()
-                except (
-                    DoesNotFitError
-                ):  # next to the plain step's caches: each has the device in turns
+                except DoesNotFitError:  # next to the plain step's caches: they take turns
                     held.close()
                     for _ in range(repeats):
                         with StepTimer(backend, model, cell, sampling) as timer:

@@ -28,7 +28,7 @@ from lantern_accel.device.backend import (
 from lantern_accel.device.capture import HostCopy, Replay
 from lantern_accel.device.kv_cache import KVCache, KVLayout, Pass
 from lantern_accel.errors import BackendError, LanternWarning, NotCapturableError
-from lantern_accel_hpu import environment, faults, operators
+from lantern_accel_hpu import environment, faults, operators, text
 from lantern_accel_hpu.bridge import Bridge
 from lantern_accel_hpu.copies import EventCopy
 from lantern_accel_hpu.graphs import Compiled, Graphed, Warmed, Watch
@@ -112,6 +112,12 @@ class DeviceBackend(HPUOps, Backend):
         if self._layers.on and at.cache is not None:
             given = [self._layers.of(block) for block in blocks]
         return super().trunk(given, x, at, taps, norm)
+
+    def text_encoder(self, encoder: nn.Module) -> nn.Module:
+        """Let optimum-habana adapt a text encoder's layers, where it is installed and fits."""
+        if not self.simulated:
+            text.adapt()
+        return encoder
 
     def facts(self) -> DeviceFacts:
         """Describe the Gaudi and the bridge."""

@@ -9,7 +9,7 @@ Shapes: ``R`` rows (images x CFG branches), ``T`` query positions, ``H`` heads, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +47,8 @@ class Ops(Protocol):
     preferences: Preferences = Preferences()
     index: torch.dtype = torch.int64
     """Dtype of token ids, positions and cache slots in a step; int32 where the device prefers it."""
+    text_encoder: Callable[[nn.Module], nn.Module] | None = None
+    """What adapts a text encoder of transformers to the device; None: it runs as it is."""
 
     def kv_layout(
         self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeAlias
 
 import torch
 from pydantic import ValidationError
@@ -81,6 +81,10 @@ class Found(Generic[ManifestT]):
     files: dict[str, Path]
     parts: Parts = Parts()
     missing: dict[str, str] = field(default_factory=dict)
+
+
+#: See :attr:`lantern_accel.device.operations.Ops.text_encoder`.
+Adapt: TypeAlias = Callable[[nn.Module], nn.Module] | None
 
 
 class TextSource(Protocol):
@@ -256,11 +260,12 @@ class Family(ABC, Generic[ManifestT]):
         """Return the codebook's raw rows ``[V, d]``, and whether the decoder normalises them."""
 
     def text(
-        self, found: Found[ManifestT], device: torch.device, dtype: torch.dtype
+        self, found: Found[ManifestT], device: torch.device, dtype: torch.dtype, adapt: Adapt = None
     ) -> TextSource | None:
         """Return what encodes prompts; None where the model takes no text, or has no encoder at hand.
 
-        A large encoder is loaded on first use, not here.
+        A large encoder is loaded on first use, not here. ``adapt``: the device's
+        :attr:`~lantern_accel.device.operations.Ops.text_encoder`, for one that runs there.
         """
         return None
 

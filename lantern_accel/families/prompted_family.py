@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import (
+    Adapt,
     Conditions,
     Family,
     Found,
@@ -40,7 +41,11 @@ class TokenFamily(Family[TokenManifestT]):
     long_prompt: ClassVar[int] = 0
 
     def text(
-        self, found: Found[TokenManifestT], device: torch.device, dtype: torch.dtype
+        self,
+        found: Found[TokenManifestT],
+        device: torch.device,
+        dtype: torch.dtype,
+        adapt: Adapt = None,
     ) -> TextSource | None:
         path = found.files.get("text_tokenizer")
         return None if path is None else self.text_type(path, found.manifest)

@@ -203,7 +203,7 @@ def load_model(
         loaded[part] = module
     if HEAD in found.files:
         loaded["target"].draft_head = read_head(found.manifest, found.files[HEAD], device, trunk)
-    text = kind.text(found, device, text_dtype or dtype)
+    text = kind.text(found, device, text_dtype or dtype, ops.text_encoder)
     if (found.files["target"].parent / "model.json").is_file():
         names = ("target", "drafter", "vq", "text")
         there = [found.files[name] for name in names if name in found.files]

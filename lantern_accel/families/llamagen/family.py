@@ -13,6 +13,7 @@ from lantern_accel.checkpoints.layouts import read_json
 from lantern_accel.checkpoints.loading import without_data
 from lantern_accel.errors import ModelError, RequestError, shown
 from lantern_accel.families.base import (
+    Adapt,
     Conditions,
     Found,
     Model,
@@ -125,7 +126,11 @@ class LlamaGenFamily(VQFamily[LlamaGenManifest]):
             ) from None
 
     def text(
-        self, found: Found[LlamaGenManifest], device: torch.device, dtype: torch.dtype
+        self,
+        found: Found[LlamaGenManifest],
+        device: torch.device,
+        dtype: torch.dtype,
+        adapt: Adapt = None,
     ) -> TextSource | None:
         manifest, parts = found.manifest, found.parts
         config = manifest.target
@@ -147,6 +152,7 @@ class LlamaGenFamily(VQFamily[LlamaGenManifest]):
                 device=device if on_device else torch.device("cpu"),
                 dtype=dtype,
                 keep=not on_device,
+                adapt=adapt if on_device else None,
             )
         if "text" not in found.files:
             return None

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lantern_accel.checkpoints.weights import shard_names
 from lantern_accel.errors import CheckpointError, LanternWarning, RequestError
+from lantern_accel.families.base import Adapt
 from lantern_accel.families.llamagen.captions import clean_caption
 from lantern_accel.files import cache_dir, read_tensors, write_tensors
 
@@ -59,8 +60,9 @@ def encoder_hash(folder: Path) -> str:
 class T5Text:
     """Captions to features; keeps them on disk, and its encoder in memory only where asked to.
 
-    ``device``: where the encoder runs. ``keep``: stay in memory whatever asks for it back; else it stays
-    until :meth:`release`, which is called where it would take the decoder's memory.
+    ``device``: where the encoder runs, and ``adapt`` what adapts it to that. ``keep``: stay in memory
+    whatever asks for it back; else it stays until :meth:`release`, which is called where it would take the
+    decoder's memory.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class T5Text:
         device: torch.device,
         dtype: torch.dtype,
         keep: bool = False,
+        adapt: Adapt = None,
         cache: Path | None = None,
     ) -> None:
+        self.adapt = adapt
         self.folder, self.prefix, self.device, self.keep = folder, prefix, device, keep
         # T5 overflows in float16.
         self.dtype = torch.bfloat16 if dtype == torch.float16 else dtype
@@ -162,7 +166,8 @@ class T5Text:
                 encoder = transformers.T5EncoderModel.from_pretrained(
                     self.folder, local_files_only=True, **{name: self.dtype}
                 )
-                self._encoder = encoder.to(self.device).eval()
+                encoder = encoder.to(self.device).eval()
+                self._encoder = encoder if self.adapt is None else self.adapt(encoder)
         except Exception as error:
             text = " ".join(str(error).split())[:200]
             raise CheckpointError(

@@ -18,6 +18,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -47,8 +48,8 @@ class Child:
     def __init__(self, environ: Mapping[str, str], lines: SimpleQueue[tuple[Child, str]]) -> None:
         #: Checks of the group that it has not come to, the one that runs, and what that does.
         self.group, self.left, self.check, self.doing = "", list[str](), "", ""
-        #: What it wrote of a crash, or where it took too long.
-        self.crash = ""
+        #: What it wrote of a crash, and whether something took too long.
+        self.crash, self.late = "", False
         # It finds what this process finds, and nothing else in the folder it is started in.
         alone = ["-P"] if sys.version_info >= (3, 11) else []
         self.process = subprocess.Popen(
@@ -84,11 +85,6 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
-    @property
-    def late(self) -> bool:
-        """Whether it ended itself because something took too long."""
-        return self.crash.startswith("Timeout (")
-
     def why(self) -> str:
         """Say how it ended, and where, as the end of the sentence 'its process ...'."""
         code = self.process.wait()
@@ -119,10 +115,9 @@ class Run:
     on_outcome: Callable[[Outcome], None] = lambda outcome: None
     on_wait: Wait = lambda check, doing, seconds: None
     on_report: Callable[[Report], None] = lambda report: None
-    #: That of no check, once the device has been opened.
-    fresh: Report = field(init=False)
 
     def __post_init__(self) -> None:
+        self.fresh: Report  # that of no check, once the device has been opened
         self.outcomes: dict[str, Outcome] = {}
         #: The checks that there are, those that are asked for, and groups whose checks run apart.
         self.known, self.names, self.apart = list[str](), list[str](), list[str]()
@@ -188,6 +183,7 @@ class Run:
             if not line.startswith("["):
                 sys.stderr.write(line)
                 child.crash += line
+                child.late |= line.startswith("Timeout (")
                 continue
             kind, what = json.loads(line)
             if kind == "warned":
@@ -312,10 +308,6 @@ def serve() -> None:
         with lock:
             print(json.dumps([kind, what]), file=answers, flush=True)
 
-    def within(seconds: float) -> None:
-        """End this process where nothing else is asked of it for so long."""
-        faulthandler.dump_traceback_later(seconds, exit=True, file=answers)
-
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, LanternWarning):
             send("warned", str(message))
@@ -324,18 +316,17 @@ def serve() -> None:
     warnings.showwarning = show
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _serve(send, within)
-    except LanternError as error:
-        # Of another class the parent might have to import a plug-in.
-        ours = type(error).__module__ == LanternError.__module__
-        plain = ours and isinstance(error, BackendError | RequestError)
-        send("error", [type(error).__name__ if plain else "BackendError", str(error)])
-        raise SystemExit(error.exit_code) from None
+        _serve(send, partial(faulthandler.dump_traceback_later, exit=True, file=answers))
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(INTERRUPTED)
     except Exception as error:
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        send("error", ["BackendError", text])
+        # Of a class of its own the parent might have to import a plug-in.
+        kind, ours = type(error).__name__, isinstance(error, LanternError)
+        known = isinstance(error, BackendError | RequestError) and hasattr(errors, kind)
+        text = str(error) if ours else f"{kind}: {' '.join(str(error).split())}"
+        send("error", [kind if known else "BackendError", text])
+        if ours:
+            raise SystemExit(error.exit_code) from None
         raise
 
 

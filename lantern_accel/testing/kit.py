@@ -123,10 +123,7 @@ def checks_of(backend: Backend) -> dict[str, Check]:
 def select(
     only: str | Sequence[str] | None, checks: Mapping[str, Check] | None = None
 ) -> dict[str, Check]:
-    """Return the checks of the named groups (``static``) or names (``static.host_read``).
-
-    ``own``: those that are the backend's alone, which may be none.
-    """
+    """Return the checks of groups (``static``; ``own``: a backend's) or names (``static.host_read``)."""
     known = dict(CHECKS if checks is None else checks)
     if not only:
         return known

@@ -60,9 +60,8 @@ def encoder_hash(folder: Path) -> str:
 class T5Text:
     """Captions to features; keeps them on disk, and its encoder in memory only where asked to.
 
-    ``device``: where the encoder runs, and ``adapt`` what adapts it to that. ``keep``: stay in memory
-    whatever asks for it back; else it stays until :meth:`release`, which is called where it would take the
-    decoder's memory.
+    ``device``: where the encoder runs. ``keep``: stay in memory whatever asks for it back; else it stays
+    until :meth:`release`, which is called where it would take the decoder's memory.
     """
 
     def __init__(

@@ -27,10 +27,11 @@ SAMPLES = 7
 
 def kernels_of(timer: Any) -> tuple[str, list[dict[str, Any]]]:
     """Return who was watched, and each kernel of one step with its microseconds, the longest first."""
-    from torch.autograd import DeviceType
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]  # its C part defines it
     from torch.profiler import profile, supported_activities
 
-    with profile(activities=sorted(supported_activities(), key=str)) as seen:
+    activities = sorted(supported_activities(), key=str)  # type: ignore[no-untyped-call]
+    with profile(activities=activities) as seen:
         timer.ms()
     found: dict[str, list[float]] = defaultdict(list)
     for event in seen.events() or ():

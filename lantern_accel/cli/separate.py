@@ -261,7 +261,7 @@ class Run:
 
     def _certify(self, path: Path, command: str) -> None:
         """Let one more process make the certificate; raises BackendError where it does not."""
-        given = {"report": self.now().model_dump(mode="json"), "known": self.known}
+        given: dict[str, Any] = {"report": self.now().model_dump(mode="json"), "known": self.known}
         given |= {"counters": self.counters, "watch": not self.late, "command": command}
         child = self._start()
         child.tell({"certify": [str(path), given]})
@@ -321,11 +321,12 @@ def serve() -> None:
         os._exit(INTERRUPTED)
     except Exception as error:
         # Of a class of its own the parent might have to import a plug-in.
-        kind, ours = type(error).__name__, isinstance(error, LanternError)
+        kind, text = type(error).__name__, str(error)
         known = isinstance(error, BackendError | RequestError) and hasattr(errors, kind)
-        text = str(error) if ours else f"{kind}: {' '.join(str(error).split())}"
+        if not isinstance(error, LanternError):
+            text = f"{kind}: {' '.join(text.split())}"
         send("error", [kind if known else "BackendError", text])
-        if ours:
+        if isinstance(error, LanternError):
             raise SystemExit(error.exit_code) from None
         raise
 

@@ -79,8 +79,9 @@ class Chosen:
 
     def processes(self, jobs: int) -> list[Mapping[str, str]]:
         """Return the environments of up to ``jobs`` processes that may hold the device at one time."""
-        places = self.spec.processes(self.index)
-        return [*([{}] * jobs if places is None or jobs == 1 else places[:jobs])]
+        call = lambda: tuple(self.spec.processes(self.index) or ())  # noqa: E731
+        places = ask(self.spec.name, "processes", call, tuple)
+        return [*(places[:jobs] if places and jobs > 1 else [{}] * jobs)]
 
     def open(self) -> Backend:
         """Open it, or what comes next; raises BackendError where nothing serves."""

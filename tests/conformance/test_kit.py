@@ -13,6 +13,7 @@ from support.profiles import PROMPTS
 
 import lantern_accel
 from lantern_accel.cli import main
+from lantern_accel.cli.conform import GROUPS
 from lantern_accel.device.backend import Conformance
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, ModelError
@@ -211,6 +212,10 @@ def test_a_failure_is_exit_code_1_and_the_others_still_run(monkeypatch, capsys):
 def test_an_unknown_check_is_named(capsys):
     with pytest.raises(BackendError, match="did you mean static"):
         select("statik")
+    with pytest.raises(BackendError, match=r"the groups are .*operation"):
+        select("rotary")
+    assert {name.partition(".")[0] for name in CHECKS} == set(GROUPS), "what --only's help lists"
+    assert list(select("own", {**CHECKS, "beads.count": CHECKS["kv.slots"]})) == ["beads.count"]
     assert main(["conform", "nowhere"]) == 2
 
 

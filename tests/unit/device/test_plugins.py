@@ -36,6 +36,8 @@ def lantern_accel_backends():
         name, summary, api_version, priority = "{name}", "beads", {api_version}, {priority}
         def prepare(self, environ):
             {prepare}
+        def processes(self, index):
+            {processes}
         def probe(self):
             {probe}
         def open(self, index, options):
@@ -48,6 +50,7 @@ DEFAULTS = {
     "api_version": "1",
     "priority": "50",
     "prepare": "pass",
+    "processes": "return None",
     "probe": "return Probe.found('rods', 'rods')",
     "open": "return Opened(torch.device('cpu'))",
     "returns": "[Spec()]",
@@ -139,15 +142,17 @@ def test_a_second_plugin_of_the_same_name_does_not_hide_the_first(install: Insta
     assert list(plugins.broken_plugins()) == ["cpu (zz_stranger)"]
 
 
-@pytest.mark.parametrize("hook", ["prepare", "probe", "open"])
+@pytest.mark.parametrize("hook", ["prepare", "probe", "processes", "open"])
 def test_a_hook_that_raises_names_backend_and_hook(install: Install, hook: str) -> None:
     install(**{hook: "raise OSError('no beads')"})
     says = rf"backend 'abacus' failed in {hook}: OSError: no beads; \w+"
     with pytest.raises(BackendError, match=says) as caught:
-        plugins.open_backend("abacus")
+        chosen = plugins.choose_device("abacus")
+        chosen.processes(2)
+        chosen.open()
     assert isinstance(caught.value.__cause__, OSError)
     report = {one.name: one for one in plugins.devices_report()}
-    assert report["abacus"].state == ("ready" if hook == "open" else "broken")
+    assert report["abacus"].state == ("ready" if hook in ("processes", "open") else "broken")
     assert report["cpu"].state == "ready"
 
 
@@ -176,6 +181,22 @@ def test_an_available_device_must_be_described(install: Install) -> None:
     install(probe="return Probe(available=True)")
     with pytest.raises(BackendError, match=r"'abacus' failed in probe: .* description each"):
         plugins.open_backend("abacus")
+
+
+@pytest.mark.parametrize(
+    "said, jobs, places",
+    [
+        ("None", 3, [{}, {}, {}]),
+        ("[{'ROD': '0'}, {'ROD': '1'}]", 3, [{"ROD": "0"}, {"ROD": "1"}]),
+        ("[{'ROD': '0'}, {'ROD': '1'}]", 1, [{}]),  # one need not choose
+        ("[{}]", 3, [{}]),
+    ],
+)
+def test_a_device_says_how_many_processes_may_hold_it(
+    install: Install, said: str, jobs: int, places: object
+) -> None:
+    install(processes=f"return {said}")
+    assert plugins.choose_device("abacus").processes(jobs) == places
 
 
 def test_prepare_comes_before_probe(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:

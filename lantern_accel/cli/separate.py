@@ -104,8 +104,8 @@ class Run:
     """Runs the kit with a process for every group.
 
     ``places``: the environment of each process that runs at one time. A check that takes ``limit``
-    seconds has failed; another process runs the rest of its group. ``on_report`` gets the report after
-    each check.
+    seconds has failed; another process runs the rest of its group. ``on_report`` gets the report before
+    the first check and after each.
     """
 
     device: str
@@ -149,6 +149,7 @@ class Run:
             self.names = list(kit.select(list(only), dict.fromkeys(self.known)))  # type: ignore[arg-type]  # names
             if resume is not None and resume.is_file():
                 self.outcomes = _kept(resume, self.fresh)
+            self.on_report(self.now())
             self._run(first)
             if certificate is not None:
                 self._certify(certificate, command)
@@ -269,7 +270,7 @@ class Run:
             self._until(word, child, "makes the certificate")
 
     def _close(self) -> None:
-        """End what still runs, and report what has run; a second interrupt kills it at once."""
+        """End what still runs; a second interrupt kills it at once."""
         try:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 for child in self._running:
@@ -280,8 +281,6 @@ class Run:
         finally:
             for child in self._running:
                 child.end(signal.SIGKILL)
-            if self.names:
-                self.on_report(self.now())
 
 
 def _kept(path: Path, fresh: Report) -> dict[str, Outcome]:

@@ -26,7 +26,7 @@ def tool() -> ModuleType:
 @pytest.mark.long
 def test_a_device_is_checked_and_a_second_run_goes_on(tool, tmp_path: Path, capsys) -> None:
     arguments = ["--device", "cpu", "-o", str(tmp_path), "--quick", "--only", "device"]
-    assert tool.main([*arguments, "--only", "conform"]) == 0
+    assert tool.main([*arguments, "--only", "conform", "--only", "kernels"]) == 0
     report = (tmp_path / "report.md").read_text()
     assert "- backend: cpu" in report
     assert " passed" in report
@@ -37,7 +37,8 @@ def test_a_device_is_checked_and_a_second_run_goes_on(tool, tmp_path: Path, caps
         "attention",
         "accept",
     }
-    assert capsys.readouterr().out.count("running") == 2
+    assert json.loads((tmp_path / "kernels.json").read_text())["outcomes"] == []  # it has none
+    assert capsys.readouterr().out.count("running") == 3
     assert tool.main(arguments) == 0
     assert "device (1 of" in (out := capsys.readouterr().out)
     assert "running" not in out

@@ -7,7 +7,7 @@ run on the software HPU and on a recording of that API; it has not run on a Gaud
 from __future__ import annotations
 
 import contextlib
-import os
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -28,7 +28,7 @@ from lantern_accel.device.backend import (
 from lantern_accel.device.capture import HostCopy, Replay
 from lantern_accel.device.kv_cache import KVCache, KVLayout, Pass
 from lantern_accel.errors import BackendError, LanternWarning, NotCapturableError
-from lantern_accel_hpu import environment, faults, operators, text
+from lantern_accel_hpu import faults, operators, text
 from lantern_accel_hpu.bridge import Bridge
 from lantern_accel_hpu.copies import EventCopy
 from lantern_accel_hpu.graphs import Compiled, Graphed, Warmed, Watch
@@ -127,8 +127,9 @@ class DeviceBackend(HPUOps, Backend):
         if self.module is not None:
             notes.append(f"module {self.module}")
         if hpu is not None and not self.simulated:
-            ieee = environment.ieee(os.environ)
-            notes.append(f"float32 matmuls: {'IEEE' if ieee else 'sums of pairs, not IEEE'}")
+            products, quotients = self._arithmetic
+            notes.append(f"float32 matmuls: {'IEEE' if products else 'sums of pairs, not IEEE'}")
+            notes.append(f"float32 division: {'correctly rounded' if quotients else 'not precise'}")
         if self.simulated:
             notes.insert(0, SOFTWARE)
         return DeviceFacts(
@@ -142,6 +143,10 @@ class DeviceBackend(HPUOps, Backend):
             sdk=self.bridge.version(),
             notes=tuple(notes),
         )
+
+    @functools.cached_property
+    def _arithmetic(self) -> tuple[bool, bool]:
+        return arithmetic(self.device)
 
     def compute_dtypes(self) -> tuple[torch.dtype, ...]:
         """bfloat16 first; float16 is left out, because Gaudi's serving stacks refuse it."""
@@ -267,3 +272,19 @@ class DeviceBackend(HPUOps, Backend):
         for replay in self._replays:
             with contextlib.suppress(RuntimeError):
                 replay.release()
+
+
+def arithmetic(device: torch.device) -> tuple[bool, bool]:
+    """Measure whether float32 products are summed, and quotients rounded, as IEEE says.
+
+    A product of 1 and one just above half of its last place round up together. They do not where both are
+    aligned to 26 bits before they are added.
+    """
+    just_above = [[1.0, 2.0**-24 + 2.0**-bit] for bit in range(25, 41)]
+    left, ones = torch.tensor(just_above).to(device), torch.ones(2, 1).to(device)
+    above = torch.arange(1, 4097, dtype=torch.float32)
+    below = above.flip(0) + 0.5
+    exact = (above.double() / below.double()).float()
+    quotients = torch.div(above.to(device), below.to(device)).cpu()
+    sums = torch.matmul(left, ones).cpu()
+    return bool((sums == 1.0 + 2.0**-23).all()), bool((quotients == exact).all())

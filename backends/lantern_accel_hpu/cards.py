@@ -35,12 +35,13 @@ def module(environ: Mapping[str, str]) -> int | None:
     return listed[0] if len(listed) == 1 else None
 
 
-def choose(index: int, environ: MutableMapping[str, str]) -> int | None:
+def choose(index: int, environ: MutableMapping[str, str], shown: int | None = None) -> int | None:
     """Set the variables that make card ``index`` this process's ``hpu:0``; return its module number.
 
     ``index`` counts the modules that HABANA_VISIBLE_MODULES lists, else it is the module number; for 0
-    without either variable the driver chooses a free card (None). Raises BackendError for a card that
-    is hidden, and where this process has another one already.
+    without either variable the driver chooses a free card (None). ``shown``: the cards of this machine
+    or container, where that is known. Raises BackendError for a card that is hidden, and where this
+    process has another one already.
     """
     if _taken:
         if _taken[0] != index:
@@ -54,6 +55,11 @@ def choose(index: int, environ: MutableMapping[str, str]) -> int | None:
         raise BackendError(
             f"there is no hpu:{index}: {VISIBLE}={environ[VISIBLE]} leaves {len(listed)} Gaudi"
             f"{'s' if len(listed) > 1 else ''} to this process, hpu:0 to hpu:{len(listed) - 1}"
+        )
+    if shown == 1 and not listed and index:
+        raise BackendError(
+            f"there is no hpu:{index}: this machine or container shows one Gaudi, which is hpu:0 "
+            "whatever its module number is elsewhere"
         )
     if not listed and not given and index == 0:
         _taken[:] = [index]

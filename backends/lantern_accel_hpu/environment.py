@@ -23,6 +23,7 @@ from typing import Any
 from lantern_accel.device.compiled import keep
 from lantern_accel.device.spec import Probe, check_options
 from lantern_accel.errors import BackendError, DeviceRequestError, LanternWarning, did_you_mean
+from lantern_accel_hpu import cards
 
 MODES = {
     "auto": "graph with Gaudi software up to 1.22 and Habana's own torch, else compile; "
@@ -42,6 +43,14 @@ RECIPES = "PT_HPU_RECIPE_CACHE_CONFIG"
 #: Makes Gaudi 2 multiply float32 as IEEE says, one rounding a product and sum; by default its matrix
 #: engine adds pairs of products aligned to 26 bits. Flags of this kind are read where the second is set.
 IEEE, EXPERIMENTAL = "GAUDI2_FORCE_MME_FP32_IEEE", "ENABLE_EXPERIMENTAL_FLAGS"
+#: Makes float32 division round correctly, as the host's does: the noise is a quotient.
+PRECISE = "PT_HPU_ENABLE_DIV_PRECISE"
+#: Keeps recipes of single operators, which Gaudi 2 compiles again for each call by default.
+EAGER_CACHE = "PT_HPU_ENABLE_EAGER_CACHE"
+#: The library of kernels that the graph compiler takes.
+KERNELS = "GC_KERNEL_PATH"
+#: What release 1.24 refuses in the folder of recipes, and the comma between its settings.
+UNSAFE = re.compile(r"""[\s"'\\<>|&;$%*?\[\]{}^~`,]""")
 #: From this release on the recipe cache has a fourth setting: whether it lies on a network file system.
 FOUR_SETTINGS = (1, 24)
 #: File systems that reach over a network, or may: their locks are none that the bridge can use.
@@ -67,6 +76,21 @@ PCI_VENDOR = "0x1da3"
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
+#: Variables that are set unless the user did.
+WANTED = {
+    # Without it the bridge does not count which recipes it finds and which it misses.
+    "PT_HPU_ENABLE_CACHE_METRICS": "1",
+    # An operator without a kernel shall be named; silently leaving the graph can reorder state.
+    FALLBACK: "0",
+    # Triangle sums are monotone, and float32 agrees with the host, only if products are IEEE.
+    IEEE: "1",
+    EXPERIMENTAL: "1",
+    PRECISE: "1",
+    EAGER_CACHE: "1",
+}
+
+#: Whether all was set before a card was acquired, or a warning named what was not.
+_settled: list[bool] = []
 #: What lantern_accel itself put into the environment, so that a later request may change it.
 _ours: dict[str, str] = {}
 
@@ -132,24 +156,24 @@ def _flag(name: str, value: object) -> bool:
 def prepare(settings: Settings, environ: MutableMapping[str, str]) -> None:
     """Set the variables that must be there before torch and the bridge are imported.
 
-    What the user set stays. In a process that has loaded the bridge already the mode is fixed, and
-    nothing is set.
+    What the user set stays. Where the bridge is loaded already the mode is fixed; all else is read when
+    a card is acquired, and one warning names what comes too late for that.
     """
     if settings.is_software(environ):
         # A real bridge that loads itself while torch is imported would take the device's name.
         environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
         return
-    if loaded_mode() is not None:
+    if loaded_mode() is None:
+        mode = settings.asked(environ)
+        _set(environ, LAZY, "1" if (usual() if mode == "auto" else mode) == "graph" else "0")
+    if cards.acquired():
+        if not _settled:
+            _tell_late(environ)
+        _settled[:] = [True]
         return
-    mode = settings.asked(environ)
-    _set(environ, LAZY, "1" if (usual() if mode == "auto" else mode) == "graph" else "0")
-    # Without it the bridge does not count which recipes it finds and which it misses.
-    _set(environ, "PT_HPU_ENABLE_CACHE_METRICS", "1")
-    # An operator without a kernel shall be named; silently leaving the graph can reorder state.
-    _set(environ, FALLBACK, "0")
-    # Triangle sums are monotone, and float32 agrees with the host, only if products are IEEE.
-    _set(environ, IEEE, "1")
-    _set(environ, EXPERIMENTAL, "1")
+    _settled[:] = [True]
+    for name, value in WANTED.items():
+        _set(environ, name, value)
     # A recipe takes long to compile: kept, not emptied at the start, up to 8 GB.
     parts = "False,8192,False" if numbers(sdk_version()) >= FOUR_SETTINGS else "False,8192"
     keep(
@@ -162,28 +186,90 @@ def prepare(settings: Settings, environ: MutableMapping[str, str]) -> None:
     )
 
 
+def _tell_late(environ: Mapping[str, str]) -> None:
+    """Warn of settings that this process's card was acquired without."""
+    late = [name for name, value in WANTED.items() if environ.get(name) is None and value != "0"]
+    late += [] if environ.get(RECIPES) or environ.get("PT_RECIPE_CACHE_PATH") else [RECIPES]
+    if late:
+        warnings.warn(
+            f"this process used a Gaudi before lantern_accel could set {', '.join(late)}: images of a "
+            "seed may differ from other devices', and graphs are compiled again in every process; import "
+            "lantern_accel and load the model before anything uses the card",
+            LanternWarning,
+            stacklevel=5,
+        )
+
+
 @functools.cache  # said once
-def _local(folder: Path) -> Path:
-    """Return a folder for recipes on a disk of this machine: ``folder``, or one of its temporary ones."""
-    kind = file_system(folder)
-    if not kind.startswith(NETWORK):
+def _local(folder: Path) -> Path | None:
+    """Return a folder that recipes can lie in: ``folder``, a temporary one, or None.
+
+    Not on another machine's disk, nor under a name that release 1.24 refuses, which ends the process.
+    """
+    if not (wrong := unfit(folder)):
         return folder
     other = Path(tempfile.gettempdir()) / f"lantern-accel-{os.getuid()}" / "recipes"
     try:
         other.mkdir(mode=0o700, parents=True, exist_ok=True)
-        usable = other.parent.stat().st_uid == os.getuid() and not file_system(other).startswith(
-            NETWORK
-        )
+        usable = other.parent.stat().st_uid == os.getuid() and not unfit(other)
     except OSError:
         usable = False
+    refused = "network" not in wrong
     where = f"{other} is used in its place" if usable else "its locks may fail there"
+    if refused and not usable:
+        where = "compiled recipes are not kept"
     warnings.warn(
-        f"the cache for compiled recipes, {folder}, lies on a network file system ({kind}): {where}; "
-        f"name a folder on a local disk with LANTERN_ACCEL_CACHE, or set {RECIPES} yourself",
+        f"the cache for compiled recipes, {folder}, {wrong}: {where}; name a folder on a local disk, of "
+        f"letters, digits and .-_, with LANTERN_ACCEL_CACHE, or set {RECIPES} yourself",
         LanternWarning,
         stacklevel=5,
     )
-    return other if usable else folder
+    return other if usable else None if refused else folder
+
+
+def unfit(folder: Path) -> str:
+    """Return why recipes cannot lie in a folder; "" where they can."""
+    at = folder.resolve()  # what the bridge gets
+    if found := UNSAFE.search(str(at)):
+        return f"has a character in its name that Habana's bridge refuses ({found[0]!r})"
+    kind = file_system(folder)
+    return f"lies on a network file system ({kind})" if kind.startswith(NETWORK) else ""
+
+
+def unfit_recipes(environ: Mapping[str, str]) -> str:
+    """Return why release 1.24 would end the process for the user's PT_HPU_RECIPE_CACHE_CONFIG; else "".
+
+    As its source has it: a folder, true or false, megabytes, true or false; a folder that is there must
+    be one itself, and writable for its owner.
+    """
+    given = environ.get(RECIPES, "")
+    folder, *rest = (one.strip() for one in given.split(","))
+    forms = ("true|false", r"\d+", "true|false")
+    wrong = [
+        part
+        for part, form in zip(rest, forms, strict=False)
+        if not re.fullmatch(form, part, re.IGNORECASE)
+    ]
+    if len(rest) > len(forms) or wrong:
+        return f"{given!r} is not of the form FOLDER,False,MEGABYTES,False"
+    if found := UNSAFE.search(folder):
+        return f"the folder's name has the character {found[0]!r}"
+    path = Path(folder)
+    if folder and path.is_symlink():
+        return f"{folder} is a symbolic link"
+    if folder and path.exists() and not (path.is_dir() and path.stat().st_mode & 0o200):
+        return f"{folder} is not a folder that can be written"
+    return ""
+
+
+def unfit_kernels(environ: Mapping[str, str]) -> str:
+    """Return what is wrong with the variable that names Habana's kernels; "" where nothing is."""
+    given = environ.get(KERNELS, "")
+    if not given:
+        return f"{KERNELS} is not set, so that no graph can be compiled"
+    if not any(Path(one).is_file() for one in given.split(":") if one):
+        return f"{KERNELS}={given} names no file, so that no graph can be compiled"
+    return ""
 
 
 def file_system(folder: Path, mounts: Path = Path("/proc/mounts")) -> str:
@@ -205,11 +291,6 @@ def file_system(folder: Path, mounts: Path = Path("/proc/mounts")) -> str:
 def _set(environ: MutableMapping[str, str], name: str, value: str) -> None:
     if name not in environ or environ[name] == _ours.get(name):
         environ[name] = _ours[name] = value
-
-
-def ieee(environ: Mapping[str, str]) -> bool:
-    """Return whether Gaudi 2 was asked to multiply float32 as IEEE says."""
-    return environ.get(IEEE) == "1" and environ.get(EXPERIMENTAL) == "1"
 
 
 def keeps_fallback(environ: Mapping[str, str]) -> bool:
@@ -318,6 +399,11 @@ def installed_torch() -> str:
         found = re.search(r"__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)", text)
         return found[1] if found else ""
     return ""
+
+
+def int32_indices() -> bool:
+    """Return whether this torch takes int32 indices, which eager mode and compiled steps need."""
+    return numbers(installed_torch()) >= INT32_FROM
 
 
 def release(version: str) -> tuple[str, ...]:

@@ -99,8 +99,22 @@ class Spec(BackendSpec):
                 f"habana_frameworks was built for torch {needs}, and torch {has} is installed",
                 "install both from one Gaudi image; never upgrade torch there",
             )
-        trouble = environment.conflict(self.settings, os.environ, has)
-        return trouble or Probe.found(*devices)
+        if trouble := environment.conflict(self.settings, os.environ, has):
+            return trouble
+        if wrong := environment.unfit_kernels(os.environ):
+            return Probe.broken(
+                wrong,
+                "set it to the library of Habana's kernels, as the Gaudi image does: "
+                f"export {environment.KERNELS}=/usr/lib/habanalabs/libtpc_kernels.so",
+            )
+        if environment.numbers(environment.sdk_version()) >= environment.FOUR_SETTINGS:
+            wrong = environment.unfit_recipes(os.environ)
+        if wrong:
+            return Probe.broken(
+                f"{environment.RECIPES} would end this process: {wrong}",
+                "unset it, or name a folder of letters, digits and ./-_",
+            )
+        return Probe.found(*devices)
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
         """Choose and acquire Gaudi ``index``; options as :meth:`configured` takes them.
@@ -111,12 +125,13 @@ class Spec(BackendSpec):
         from lantern_accel_hpu.bridge import Bridge
 
         settings = environment.Settings.read(options) if options else self.settings
-        module = cards.choose(index, os.environ)  # before the bridge is loaded
+        software = settings.is_software(os.environ)
+        # Before the bridge is loaded.
+        shown = None if software else len(environment.devices())
+        module = cards.choose(index, os.environ, shown)
         try:
-            if settings.is_software(os.environ):
-                bridge = Bridge.from_software()
-            else:
-                bridge = Bridge.from_sdk(fused=settings.fused)
+            from_sdk = not software
+            bridge = Bridge.from_sdk(fused=settings.fused) if from_sdk else Bridge.from_software()
             backend = DeviceBackend(bridge, environment.runner(settings, os.environ), module)
             backend.capture_asked = settings.asked(os.environ) in ("compile", "graph")
             return backend

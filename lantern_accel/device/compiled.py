@@ -17,14 +17,14 @@ def keep(
     name: str,
     form: str = "{}",
     also: tuple[str, ...] = (),
-    local: Callable[[Path], Path] | None = None,
+    local: Callable[[Path], Path | None] | None = None,
 ) -> None:
     """Let a compiler keep its work in the folder ``compiled/name`` of the cache.
 
     ``variable`` gets the folder in ``form``. A variable that the user has set stays, and nothing is set
     where the user has set one of ``also`` (an older name). ``local`` may name another folder for the one
-    that was found, as a compiler needs that cannot lock files everywhere. Where no cache can be written
-    nothing is set either, and the compiler keeps what it likes where it likes. Never raises.
+    that was found, or none, as a compiler needs that cannot keep files everywhere. Where no cache can be
+    written nothing is set either. Never raises.
     """
     given = environ.get(variable)
     if given is not None and given != _ours.get(variable):

@@ -9,6 +9,7 @@ from types import ModuleType
 import torch
 
 from lantern_accel.errors import BackendError
+from lantern_accel_hpu import environment
 
 
 @functools.cache
@@ -22,8 +23,12 @@ def register() -> ModuleType:
             "this process already has a device 'hpu' (Habana's bridge), so the software HPU cannot "
             "take its name; unset LANTERN_HPU_SOFTWARE, or run where the bridge is not installed"
         )
-    from lantern_accel_hpu.software import build
+    from lantern_accel_hpu.software import build, config
 
+    if config.RELEASE == "1.24" and (wrong := environment.unfit_recipes(os.environ)):
+        raise BackendError(
+            f"[Config Error] {environment.RECIPES}: {wrong}"
+        )  # there it ends the process
     torch.ops.load_library(build.library())  # type: ignore[no-untyped-call]
     from lantern_accel_hpu.software import dynamo, floats, hpu
 

@@ -22,6 +22,10 @@ VARIABLES = (
     "PT_HPU_USE_EAGER_FALLBACK",
     "GAUDI2_FORCE_MME_FP32_IEEE",
     "ENABLE_EXPERIMENTAL_FLAGS",
+    "PT_HPU_ENABLE_DIV_PRECISE",
+    "PT_HPU_ENABLE_EAGER_CACHE",
+    "PT_HPU_RECIPE_CACHE_CONFIG",
+    "GC_KERNEL_PATH",
     "LANTERN_HPU_MODE",
     "LANTERN_HPU_SOFTWARE",
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
@@ -35,6 +39,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")  # so that whatever a test sets is undone
         del os.environ[name]
     monkeypatch.setattr(environment, "_ours", {})
+    monkeypatch.setattr(environment, "_settled", [])
 
 
 @pytest.fixture
@@ -57,6 +62,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         monkeypatch.setattr(environment, "sdk_version", lambda: software)
         names = [f"Gaudi at /dev/accel/accel{n}" for n in range(cards)]
         monkeypatch.setattr(environment, "devices", lambda: names)
+        (library := tmp_path / "libtpc_kernels.so").touch()
+        monkeypatch.setenv("GC_KERNEL_PATH", str(library))
 
     return make
 
@@ -91,6 +98,9 @@ def test_the_mode_sets_the_bridges_variable(mode: str, lazy: str) -> None:
         # Products of float32 are IEEE's before the SDK reads its flags.
         "GAUDI2_FORCE_MME_FP32_IEEE": "1",
         "ENABLE_EXPERIMENTAL_FLAGS": "1",
+        # Quotients are rounded as the host's, and recipes of single operators are kept.
+        "PT_HPU_ENABLE_DIV_PRECISE": "1",
+        "PT_HPU_ENABLE_EAGER_CACHE": "1",
     }
 
 
@@ -173,11 +183,90 @@ def test_the_software_hpu_keeps_a_real_bridge_from_loading_itself() -> None:
     assert "PT_HPU_LAZY_MODE" not in environ
 
 
-def test_nothing_is_set_where_the_bridge_is_loaded(loaded) -> None:
+def test_only_the_mode_is_fixed_where_the_bridge_is_loaded(loaded) -> None:
     loaded(lazy=False)
     environ: dict[str, str] = {}
     Spec(Settings(mode="graph")).prepare(environ)
-    assert environ == {}
+    assert "PT_HPU_LAZY_MODE" not in environ
+    assert environ.items() >= environment.WANTED.items() and "PT_HPU_RECIPE_CACHE_CONFIG" in environ
+
+
+def test_what_comes_too_late_for_the_card_is_told_once(
+    loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded(lazy=False)
+    monkeypatch.setattr(cards, "acquired", lambda: True)
+    environ = {"PT_HPU_ENABLE_DIV_PRECISE": "1"}
+    with pytest.warns(
+        LanternWarning, match="before lantern_accel could set .*IEEE.*RECIPE"
+    ) as told:
+        Spec().prepare(environ)
+    assert "PRECISE" not in str(told[0].message) and len(environ) == 1
+    Spec().prepare(environ)  # in silence
+    # Nor is anything said of a card that was acquired after all was set.
+    monkeypatch.setattr(environment, "_settled", [])
+    monkeypatch.setattr(cards, "acquired", lambda: False)
+    Spec().prepare(environ := {"PT_RECIPE_CACHE_PATH": "/mine"})
+    monkeypatch.setattr(cards, "acquired", lambda: True)
+    del environ["PT_RECIPE_CACHE_PATH"]
+    Spec().prepare(environ)
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", "a;b", "~me", "x$HOME", "[1]", "a,b", 'q"q'])
+def test_recipes_are_kept_elsewhere_where_the_caches_name_is_refused(
+    machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """Release 1.24 ends the process while torch is imported."""
+    machine()
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / name))
+    monkeypatch.setattr(environment.tempfile, "gettempdir", lambda: str(tmp_path / "disk"))
+    monkeypatch.setattr(environment, "file_system", lambda at: "ext4")
+    environ: dict[str, str] = {}
+    with pytest.warns(LanternWarning, match="a character in its name"):
+        Spec().prepare(environ)
+    assert environ["PT_HPU_RECIPE_CACHE_CONFIG"].startswith(f"{tmp_path}/disk/lantern-accel-")
+    assert not environment.unfit_recipes(environ)
+    # Where there is no other place, nothing is kept.
+    environment._local.cache_clear()
+    monkeypatch.setattr(environment.tempfile, "gettempdir", lambda: str(tmp_path / "no where"))
+    with pytest.warns(LanternWarning, match="recipes are not kept"):
+        Spec().prepare(environ := {})
+    assert "PT_HPU_RECIPE_CACHE_CONFIG" not in environ
+
+
+def test_recipes_of_the_users_own_are_refused_before_torch_is_imported(
+    machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the rules of release 1.24's source."""
+    machine()
+    (there := tmp_path / "there").mkdir()
+    (link := tmp_path / "link").symlink_to(there)
+    (closed := tmp_path / "closed").mkdir(mode=0o500)
+    for right in (f"{there},False,8192,False", f"{there},true", ",true", f"{there}/new,False,1"):
+        assert not environment.unfit_recipes({environment.RECIPES: right}), right
+    for wrong, says in (
+        (f"{there} x,False,8192,False", "character ' '"),
+        (f"{link},False,8192,False", "symbolic link"),
+        (f"{closed},False,8192,False", "not a folder that can be written"),
+        (f"{there},no,8192,False", "not of the form"),
+        (f"{there},False,8GB,False", "not of the form"),
+        (f"{there},False,1,False,1", "not of the form"),
+    ):
+        monkeypatch.setenv(environment.RECIPES, wrong)
+        refusal = _refused()
+        assert says in refusal and "would end this process" in refusal, wrong
+    machine(software="1.23.0")  # which takes it as it is
+    assert choose_device("hpu").index == 0
+
+
+def test_kernels_that_the_compiler_does_not_find_are_told_of(
+    machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine()
+    monkeypatch.setenv("GC_KERNEL_PATH", str(tmp_path / "gone.so"))
+    assert "names no file, so that no graph can be compiled; set it to" in _refused()
+    monkeypatch.delenv("GC_KERNEL_PATH")
+    assert "GC_KERNEL_PATH is not set" in _refused()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from lantern_accel.errors import BackendError
 from lantern_accel.strategy.choices import key_of
 from lantern_accel.strategy.values import AUTO, DynamicTree, NoTree, named_strategy
 from lantern_accel_hpu import bridge, cards, environment
-from lantern_accel_hpu.backend import DeviceBackend
+from lantern_accel_hpu.backend import DeviceBackend, arithmetic
 from lantern_accel_hpu.bridge import UNSAFE, Bridge
 from lantern_accel_hpu.meters import EnergyMeter
 from lantern_accel_hpu.spec import Spec
@@ -40,6 +40,7 @@ def sdk(monkeypatch: pytest.MonkeyPatch):
 
     def make(*, lazy: bool = False, kernels: bool = True, modules: int = 1) -> Gaudi:
         hpu = Gaudi(lazy=lazy, modules=modules)
+        monkeypatch.setattr(DeviceBackend, "_arithmetic", (True, True))  # it computes nothing
         marks: list[str] = hpu.log
         parts: dict[str, dict[str, Any]] = {
             "": {},
@@ -106,8 +107,21 @@ def hlml(monkeypatch: pytest.MonkeyPatch, modules: tuple[int, ...], fails: str =
     monkeypatch.setitem(sys.modules, "pyhlml", double)
 
 
+def test_what_float32_is_like_is_measured(monkeypatch) -> None:
+    """Sums of products aligned to 26 bits, and a quotient by a reciprocal, are told from IEEE's."""
+    assert arithmetic(torch.device("cpu")) == (True, True)
+
+    def aligned(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        parts = left.double() * right.double().t()
+        last = torch.exp2(torch.floor(torch.log2(parts.amax(1, keepdim=True))) - 25)
+        return ((parts / last).trunc() * last).sum(1, keepdim=True).float()
+
+    monkeypatch.setattr(torch, "matmul", aligned)
+    monkeypatch.setattr(torch, "div", lambda above, below: above * (1 / below))
+    assert arithmetic(torch.device("cpu")) == (False, False)
+
+
 def test_the_device_opens_through_the_documented_api(sdk, monkeypatch) -> None:
-    monkeypatch.delenv(environment.IEEE, raising=False)
     hpu = sdk()
     hlml(monkeypatch, (4,))
     backend = Spec().open(0, {})
@@ -115,10 +129,8 @@ def test_the_device_opens_through_the_documented_api(sdk, monkeypatch) -> None:
     assert (facts.name, facts.vendor, facts.memory_bytes) == ("GAUDI2", "Intel", 94 * GIB)
     assert facts.driver == "1.24.1-abc"
     kernels = "fused kernels: FusedSDPA, FusedRMSNorm, RoPE"
-    assert facts.notes == ("mode: compile", kernels, "float32 matmuls: sums of pairs, not IEEE")
-    for name in (environment.IEEE, environment.EXPERIMENTAL):
-        monkeypatch.setenv(name, "1")
-    assert backend.facts().notes[-1] == "float32 matmuls: IEEE"
+    division = "float32 division: correctly rounded"
+    assert facts.notes == ("mode: compile", kernels, "float32 matmuls: IEEE", division)
     assert not backend.simulated
     assert backend.support("capture") and backend.support("energy") and backend.support("memory")
     assert backend.energy_mj() == 7000
@@ -200,6 +212,16 @@ def test_without_a_wish_the_driver_gives_a_free_card(sdk) -> None:
     backend = Spec().open(0, {})
     assert hpu.module == 2
     assert not [note for note in backend.facts().notes if note.startswith("module")]
+
+
+def test_a_container_of_one_card_has_no_other_whatever_its_number(sdk, monkeypatch) -> None:
+    """There the driver numbers it 0, and refuses the number that it has on the host."""
+    sdk()
+    monkeypatch.setattr(environment, "devices", lambda: ["Gaudi at /dev/accel/accel0"])
+    with pytest.raises(BackendError, match=r"no hpu:5: .* shows one Gaudi, which is hpu:0"):
+        Spec().open(5, {})
+    Spec().open(0, {})
+    assert cards.VISIBLE not in os.environ
 
 
 def test_a_card_that_cannot_be_had_says_which_and_why(sdk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,6 +347,7 @@ def kept_under(shown: dict[str, Any]) -> dict[str, Any]:
     model = SimpleNamespace(manifest=SimpleNamespace(name="tiny"), weights_hash="0")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "pyhlml", library)
+        patch.setattr(DeviceBackend, "_arithmetic", (True, True))
         hpu = Gaudi()
         hpu.in_use = shown["in_use"]
         backend = DeviceBackend(Bridge(hpu))

@@ -176,14 +176,15 @@ class DeviceBackend(HPUOps, Backend):
         refused as well; a mode that was asked for by name is an error then.
 
         Prefill is not captured as an HPUGraph: it updates parts of buffers in place, which a graph
-        cannot, and it runs once an image. Raises BackendError for an operator without a kernel, and
-        where memory is short.
+        cannot, and it runs once an image. What goes from one length to a longer one is a dozen
+        operators that run now and then: not worth a graph. Raises BackendError for an operator without a
+        kernel, and where memory is short.
         """
         if self.bridge.hpu is None:
             return Replay(step)
         kinds: dict[str, type[Warmed]] = {"compile": Compiled, "graph": Graphed}
         kind = kinds.get(self.mode, Warmed)
-        if kind is Graphed and name == "prefill":
+        if name.startswith("widen") or (kind is Graphed and name == "prefill"):
             kind = Warmed
         try:
             replay = kind(self.watch, step, name)

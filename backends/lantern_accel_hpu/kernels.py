@@ -29,8 +29,12 @@ from lantern_accel_hpu.rounded import ByteCodes
 SLOTS = 128
 
 
-#: Noise of up to 1 GiB is made once per image: what a step launches costs more than what it reads.
-NOISE_BYTES = 1 << 30
+#: Noise of up to 512 MiB is made once per image: what a step launches costs more than what it reads.
+#: Single allocations of gigabytes were seen to fail on cards with most of their memory free.
+NOISE_BYTES = 512 << 20
+#: Rows of a pass that cost about as much as one: from 176 on products take longer than weights (432
+#: TFLOPS over 2.46 TB/s in bfloat16), and the matrix engine's tiles have 128.
+FREE_ROWS = 128
 
 
 #: FusedSDPA's softmax where it has no mode ``fp32`` or the dtype is not bfloat16: the kernel's own.
@@ -74,7 +78,9 @@ class HPUOps(TensorOps):
 
     kernels: Kernels = Kernels()
     index: torch.dtype = index_dtype()
-    preferences = Preferences(capture_patience=30.0, code_bits=8, noise_bytes=NOISE_BYTES)
+    preferences = Preferences(
+        compiles=True, free_rows=FREE_ROWS, code_bits=8, noise_bytes=NOISE_BYTES
+    )
     reinplaces: bool = False
     """Whether ``hpu_backend`` keeps several ``index_copy_`` to one buffer: releases from 1.24 on."""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from torch import nn
+
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.device.kv_cache import KVLayout
 from lantern_accel.device.operations import TensorOps
@@ -16,6 +18,8 @@ from lantern_accel.device.operations import TensorOps
 FIRST = 256
 #: A bucket this close to the one after it saves less than its graph costs.
 APART = 1.2
+#: The share of a step's bytes that a bucket spares at least, where its graph takes long to compile.
+WORTH = 0.05
 
 
 def buckets(
@@ -32,8 +36,7 @@ def buckets(
     sizes = [FIRST]
     while APART * 2 * sizes[-1] <= whole:
         sizes.append(2 * sizes[-1])
-    half = FIRST // 2
-    sizes.append(round((sizes[-1] + whole) / 2 / half) * half)
+    sizes.append(round((sizes[-1] + whole) / FIRST) * (FIRST // 2))
     found: list[int] = []
     for size in sorted({aligned(size) for size in sizes}, reverse=True):
         after = found[0] if found else whole
@@ -42,8 +45,11 @@ def buckets(
     return found
 
 
-def usual(g: Geometry, layout: KVLayout, ops: TensorOps) -> list[int]:
-    """Return the buckets of an engine's cache below the whole, as its device lays caches out."""
+def usual(g: Geometry, layout: KVLayout, ops: TensorOps, target: object = None) -> list[int]:
+    """Return the buckets of an engine's cache below the whole, as its device lays caches out.
+
+    Where graphs compile long, only those that spare :data:`WORTH` of a step's bytes, with ``target``'s.
+    """
     if ops.preferences.skips_hidden:
         return []
 
@@ -51,7 +57,21 @@ def usual(g: Geometry, layout: KVLayout, ops: TensorOps) -> list[int]:
         at = layout
         return ops.kv_layout(at.layers, at.rows, slots, at.heads, at.head_dim, at.dtype).capacity
 
-    return buckets(layout.capacity, g.prefix + g.ahead, aligned)
+    found = buckets(layout.capacity, g.prefix + g.ahead, aligned)
+    if not ops.preferences.compiles:
+        return found
+    parts = (target.parameters(), target.buffers()) if isinstance(target, nn.Module) else ()
+    step = layout.nbytes + sum(one.nbytes for part in parts for one in part)
+    least = WORTH * step * layout.capacity / layout.nbytes
+
+    def read(without: int = 0) -> float:
+        """Return the slots that a step reads without a bucket, on average over an image's tokens."""
+        chooser = BucketChooser([n for n in (*found, layout.capacity) if n != without], g)
+        return sum(chooser.size(n) for n in range(g.tokens)) / g.tokens
+
+    while found and read() + least > read(worst := min(found, key=read)):
+        found.remove(worst)
+    return found
 
 
 class BucketChooser:

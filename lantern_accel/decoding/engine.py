@@ -45,8 +45,6 @@ class Engine:
     chosen: LengthPolicy | None = None
     functions: dict[str, Callable[[], None]]
     """What a request runs, by name; captured functions take their places (:meth:`host_functions`)."""
-    usable: frozenset[int] | None = None
-    """The lengths that a device has captured so far, and that steps may have; None: all."""
     sizes: tuple[int, ...]
     """Buckets of the target's cache, rising: how many slots a step may look at. The last is the whole."""
     now: int
@@ -109,7 +107,7 @@ class Engine:
         self.now = lengths[-1] or self.geometry.depth + 1
         self.by_length[self.now] = self.longest
         self.counted = {}
-        self.divide(usual(self.geometry, self.verifying.cache.layout, ops))
+        self.divide(usual(self.geometry, self.verifying.cache.layout, ops, target))
 
     @property
     def strategy(self) -> Strategy:
@@ -126,9 +124,8 @@ class Engine:
 
     @property
     def draft_lengths(self) -> tuple[DraftLength, ...]:
-        """What is known of those lengths that steps may have now."""
-        may = self.lengths if self.usable is None else self.usable
-        return tuple(one for one in self.strategy.lengths if one.length in may)
+        """What is known of those lengths that steps may have."""
+        return tuple(one for one in self.strategy.lengths if one.length in self.by_length)
 
     @property
     def caches(self) -> list[KVCache]:
@@ -186,14 +183,11 @@ class Engine:
         step = "step" if len(self.by_length) == 1 else f"step {length}"
         return step if slots is None else f"{step} within {slots}"
 
-    def host_functions(self, length: int | None = None) -> dict[str, Callable[[], None]]:
-        """Return what a device captures: prefill, a step of each length and bucket, and moving to it.
-
-        ``length``: only what steps of this one need.
-        """
-        found: dict[str, Callable[[], None]] = {} if length else {"prefill": self.prefill}
-        for one in self.by_length if length is None else (length,):
-            step, widen = self.by_length[one], self.by_length[one].source.widening(self.state)
+    def host_functions(self) -> dict[str, Callable[[], None]]:
+        """Return what a device captures: prefill, a step of each length and bucket, and moving to it."""
+        found: dict[str, Callable[[], None]] = {"prefill": self.prefill}
+        for one, step in self.by_length.items():
+            widen = step.source.widening(self.state)
             for slots in (*self.sizes[:-1], None):
                 found[self.step_name(one, slots)] = partial(self._do, step.run, slots)
             if widen is not None and one > min(self.by_length):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -28,10 +27,9 @@ class Preferences:
     code_bits: int = 0
     """Bits that a code of a quantized weight takes at least, as the device keeps it."""
 
-    capture_patience: float = math.inf
-    """Seconds that a request waits for captured steps it could do without: those of other lengths than
-    plain decoding. Later requests capture the rest, one length at least each. A device that compiles for
-    minutes sets it, so that its first image does not wait for all."""
+    compiles: bool = False
+    """Whether a step of other shapes takes a compiler a minute or so. Then ``auto`` moves between plain
+    decoding and one length, and a cache has no bucket that saves little of a step."""
 
     runtime_bytes: int = 600 * 10**6
     """Memory that decoding adds to that of tensors: a driver's libraries, or a host's (assumed here)."""

@@ -6,7 +6,6 @@ The first request of a kind times steps on its own prompts, and counts drafts th
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -219,6 +218,8 @@ class Auto:
         brings, tokens = known_worth(seen), self.model.manifest.target.num_tokens
         rows = batch * sampling.branches
         lengths = auto_lengths(costs or self.costs, rows, batch, tokens, brings)
+        if self.backend.preferences.compiles:
+            lengths = (1, window_tokens(self.costs, rows, batch, lengths[-1]))[: len(lengths)]
         exact = asked.model_copy(update={"acceptance": Exact(), "tv_budget": None})
         while True:
             made = tuple(
@@ -237,6 +238,8 @@ class Auto:
             return None
         tokens = self.model.manifest.target.num_tokens
         lengths = [length for length in AUTO_CHAIN if length <= tokens]
+        if self.backend.preferences.compiles:
+            lengths[1:-1] = []
         return asked.with_drafts(ChainTree.over(lengths)) if len(lengths) > 1 else None
 
     def copies(self, asked: Strategy) -> Strategy | None:
@@ -311,15 +314,11 @@ class Auto:
     def _compared(
         self, asked: Strategy, batch: int, sampling: Sampling, begun: Begun
     ) -> list[Estimate]:
-        """Time what may draft; []: the device has not captured all steps of windows yet.
-
-        Windows are timed with longer ones too where these may be faster by the times of the first; not
-        on a device that compiles for minutes.
-        """
+        """Time what may draft, longer windows where those may be faster; []: it does not fit."""
         windows = self._timed(self.windows(asked, batch, sampling), begun)
         if windows is None:
             return []
-        if len(windows.times) > 1 and self.backend.preferences.capture_patience == math.inf:
+        if len(windows.times) > 1 and not self.backend.preferences.compiles:
             rows = batch * sampling.branches
             costs = RowCosts.of_times({rows * n: ms for n, ms in windows.times.items()})
             longer = self.windows(asked, batch, sampling, costs)
@@ -347,11 +346,10 @@ class Auto:
     ) -> Estimate | None:
         """Time the steps of a source, and count its drafts for a few where nothing is known of them.
 
-        ``before``: the least times so far, in milliseconds by length. None: it does not fit the memory,
-        or the device has not captured all of its steps yet.
+        ``before``: the least times so far, in milliseconds by length. None: it does not fit the memory.
         """
         engine = begun(strategy)
-        if engine is None or engine.usable is not None:
+        if engine is None:
             return None
         times = calibrate(engine, self.backend.stopwatch, *(AGAIN if before else ()))
         for length, ms in (before or {}).items():

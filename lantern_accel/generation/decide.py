@@ -9,7 +9,7 @@ from lantern_accel.device.backend import inferring
 from lantern_accel.errors import DoesNotFitError
 from lantern_accel.families.base import Rows, Size
 from lantern_accel.generation.decision import Decision, Part
-from lantern_accel.generation.engines import ALL, Capture, explained
+from lantern_accel.generation.engines import explained
 from lantern_accel.generation.runtime import Runtime
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
@@ -38,7 +38,6 @@ def decide(
     size: Size | None = None,
     *,
     joins: bool = False,
-    capture: Capture = ALL,
 ) -> Decision:
     """Decide what some images are decoded with, ``batch`` at once; None: as many as fit.
 
@@ -55,7 +54,7 @@ def decide(
 
             def begun(source: Strategy, count: int = count) -> Engine | None:
                 try:
-                    ready = runtime.engines.get(count, source, sampling, shape, capture)
+                    ready = runtime.engines.get(count, source, sampling, shape)
                 except DoesNotFitError:  # not together with the first
                     return None
                 ready.begin(rows(count), 0, range(count))

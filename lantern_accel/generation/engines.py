@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import logging
 import time
 import traceback
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from lantern_accel.decoding.target import Target
 from lantern_accel.device.backend import Backend, recorded
 from lantern_accel.device.capture import Replay
 from lantern_accel.device.entry_points import why
+from lantern_accel.device.waiting import waiting
 from lantern_accel.errors import (
     BackendError,
     DeviceLostError,
@@ -43,19 +44,9 @@ from lantern_accel.strategy.values import AUTO, NeighbourSpace, Sampling, Strate
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_LOG = logging.getLogger("lantern_accel.generation")
 #: Engines (buffers of one bucket) that are kept for reuse.
 KEPT_ENGINES = 4
-
-
-@dataclass
-class Capture:
-    """How long a request may wait for captures that it could do without: seconds, all together."""
-
-    left: float
-
-
-#: All that an engine can use, and no more than its steps need.
-ALL, NONE = Capture(math.inf), Capture(-1.0)
 
 
 @dataclass(frozen=True)
@@ -66,9 +57,9 @@ class CapturedEngine:
 
     @property
     def replays(self) -> list[Replay]:
-        """The captured functions except prefill: steps, and moves between lengths."""
-        functions = self.engine.functions.items()
-        return [one for name, one in functions if name != "prefill" and isinstance(one, Replay)]
+        """The captured steps."""
+        named = self.engine.functions.items()
+        return [one for name, one in named if "step" in name and isinstance(one, Replay)]
 
     @property
     def prefill(self) -> Replay:
@@ -90,8 +81,9 @@ class CapturedEngine:
 
     def release(self) -> None:
         """Free what the captured functions hold."""
-        for one in (self.prefill, *self.replays):
-            one.release()
+        for one in self.engine.functions.values():
+            if isinstance(one, Replay):
+                one.release()
 
 
 class Engines:
@@ -166,17 +158,17 @@ class Engines:
         strategy: Strategy,
         sampling: Sampling,
         shape: Hashable = None,
-        capture: Capture = ALL,
+        steps: bool = True,
     ) -> CapturedEngine:
         """Return the engine of these settings with its captured functions, made on first use.
 
-        Settings that are data, such as temperatures and bounds, share an engine. Later calls capture
-        what an earlier one did not wait for, as ``capture`` allows. Raises :class:`DoesNotFitError`.
+        Settings that are data, such as temperatures, share an engine. ``steps``: False captures its
+        prefill alone, a later call the rest. Raises :class:`DoesNotFitError`.
         """
         key = (batch, strategy.bucket, sampling.bucket, shape)
         with explained(self.backend):
             ready = self._ready.get(key) or self._made(batch, strategy, sampling, shape)
-            self._capture_steps(ready, capture)
+            self._capture_all(ready.engine, steps)
             self._ready[key] = ready
         self._tell()
         self._ready.move_to_end(key)
@@ -186,7 +178,7 @@ class Engines:
     def _made(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable
     ) -> CapturedEngine:
-        """Make an engine where it fits the memory, and capture its prefill."""
+        """Make an engine where it fits the memory."""
         if self.warmed:
             warnings.warn(
                 f"this bucket ({strategy.name} x {batch}, or its sampling) was not warmed up and is "
@@ -200,8 +192,6 @@ class Engines:
         self._release_until_it_fits(batch, strategy, sampling, shape)
         table = self.neighbours(k, strategy.neighbour_space) if k else None
         engine = Engine(*parts, strategy, sampling, batch=batch, neighbours=table, copy=copy)
-        engine.functions["prefill"] = self._capture(engine.prefill, "prefill")
-        engine.usable = frozenset()
         return CapturedEngine(engine)
 
     def copy(self, strategy: Strategy, shape: Hashable = None) -> Target | None:
@@ -254,29 +244,20 @@ class Engines:
                 stacklevel=3,
             )
 
-    def _capture_steps(self, ready: CapturedEngine, capture: Capture) -> None:
-        """Capture a step for every bucket of the cache and length, before the image that needs them.
-
-        At least those of one length, plain decoding first; further ones as ``capture`` allows, the
-        longest first: where bytes are what a step costs, it gains most.
-        """
-        engine, took, done = ready.engine, 0.0, ready.engine.usable
-        if done is None:
-            return
-        for length in sorted(engine.lengths, key=lambda length: (length > 1, -length)):
-            if length in done:
-                continue
-            if done and took > capture.left:
-                capture.left = NONE.left
-                return
-            began = time.perf_counter()
-            for name, one in engine.host_functions(length).items():
-                engine.functions[name] = self._capture(one, name)
-            took = time.perf_counter() - began
-            if done:  # an image needs one
-                capture.left -= took
-            engine.usable = done = done | {length}
-        engine.usable = None
+    def _capture_all(self, engine: Engine, steps: bool) -> None:
+        """Capture what is not: prefill and, if asked for, all steps; tell of graphs that compile long."""
+        raw = [name for name, one in engine.functions.items() if not isinstance(one, Replay)]
+        left = [name for name in raw if steps or name == "prefill"]
+        graphs = [name for name in left if not name.startswith("widen")]
+        says = graphs and self.backend.preferences.compiles and self.backend.support("capture")
+        text, began = f"compiling {len(graphs)} graphs, once", time.monotonic()
+        with waiting(text, _LOG) if says else nullcontext():
+            for name in left:
+                engine.functions[name] = self._capture(engine.functions[name], name)
+                if says and [name] == graphs[:1] != graphs:
+                    taken, more = time.monotonic() - began, len(graphs) - 1
+                    left_over = f"{more} are left, which may take {more * taken:.0f} s"
+                    _LOG.info(f"{text}: the {name} took {taken:.1f} s; {left_over}")
 
     def _capture(self, function: Callable[[], None], name: str) -> Replay:
         """Capture a function; one that the device cannot capture stays as it is, unless asked for."""

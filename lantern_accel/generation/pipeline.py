@@ -27,7 +27,7 @@ from lantern_accel.files import check_target
 from lantern_accel.generation.calibrate import calibrate
 from lantern_accel.generation.decide import decide, made_for
 from lantern_accel.generation.decision import Decision, Part
-from lantern_accel.generation.engines import Capture, CapturedEngine, explained, of_image
+from lantern_accel.generation.engines import CapturedEngine, explained, of_image
 from lantern_accel.generation.forced import resume
 from lantern_accel.generation.notebook import notebook_bar
 from lantern_accel.generation.request import (
@@ -348,7 +348,7 @@ class Pipeline:
                 first = file.known(full)
             if first is not None and strategy.drafts.needs_drafter:
                 strategy = self.strategy("vanilla")  # its drafter has not read these tokens
-            ready = self.engines.get(part.rows, strategy, request.sampling, shape, capture)
+            ready = self.engines.get(part.rows, strategy, request.sampling, shape)
             engine = ready.engine
             if announced:
                 ready.expect(announced)
@@ -397,7 +397,6 @@ class Pipeline:
                     request.prompts, request.size, request.negative_prompt
                 )
             wanted, shape = wanted_images(request, only), conditions.shape
-            capture = Capture(self.backend.preferences.capture_patience)
             before, decision = self.auto.seconds, given
             if decision is None:
 
@@ -406,8 +405,7 @@ class Pipeline:
                     return runtime.rows_of(request, conditions, first)
 
                 asked = request.strategy, request.sampling, shape, rows_of, len(wanted)
-                more = request.batch_size, request.size
-                decision = decide(runtime, *asked, *more, capture=capture)
+                decision = decide(runtime, *asked, request.batch_size, request.size)
             else:
                 decision.check(made_for(runtime), request)
             measuring = self.auto.seconds - before

@@ -21,7 +21,7 @@ from lantern_accel.device.backend import inferring
 from lantern_accel.errors import DoesNotFitError, NotFiniteError
 from lantern_accel.families.base import Conditions, Rows, Size
 from lantern_accel.generation.decide import decide
-from lantern_accel.generation.engines import NONE, CapturedEngine, explained
+from lantern_accel.generation.engines import CapturedEngine, explained
 from lantern_accel.generation.runtime import Runtime
 from lantern_accel.records import format_bytes
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -103,8 +103,7 @@ class Slots(Generic[T]):
         if self.size == 1:
             self.single = engines.get(1, *more)
             return self.single
-        # Of the single one only the prefill runs, so no more of its steps than one are captured.
-        self.single = engines.get(1, *more, NONE)
+        self.single = engines.get(1, *more, steps=False)
         ready = engines.get(self.size, *more)
         if self.single not in engines.ready:
             raise DoesNotFitError(

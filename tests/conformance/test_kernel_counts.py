@@ -11,13 +11,16 @@ from support.engines import engine_of
 from support.processes import Run, passes
 from torch import Tensor
 
+from lantern_accel.device.capture import Replay
 from lantern_accel.device.kv_cache import KVLayout
 from lantern_accel.device.plan import Filter, FusedStep, Refused
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.device.preferences import Preferences
 from lantern_accel.families.random_weights import random_model, sized
+from lantern_accel.generation.auto import Auto
+from lantern_accel.generation.engines import Engines
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
-from lantern_accel.strategy.values import Sampling, named_strategy
+from lantern_accel.strategy.values import AUTO, Sampling, Strategy, named_strategy
 from lantern_accel.testing import static
 from lantern_accel.testing.trace import Recorder
 from lantern_accel_cuda import attention
@@ -249,6 +252,32 @@ def test_a_step_on_a_gaudi_stays_within_its_kernels(strategy: str, length: int |
     assert seen.launched <= most_with_moves
     # Noise is looked up: no word is shifted.
     assert not any("shift" in one[0] for one in seen.signature)
+
+
+class Compiling(Gaudi):
+    """Notes what is captured."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.captured: list[str] = []
+
+    def capture(self, step: Any, name: str = "step") -> Replay:
+        self.captured.append(name)
+        return Replay(step)
+
+
+def test_the_first_image_of_a_large_model_waits_for_three_graphs() -> None:
+    """``auto`` on LlamaGen-XL: prefill, plain decoding and one window; the device compiles no move."""
+    backend = Compiling()
+    model = random_model(sized("llamagen-xl-384"), backend, torch.bfloat16)
+    engines = Engines(model, backend, torch.bfloat16)
+    sampling = model.manifest.defaults.sampling
+    windows = Auto(engines).windows(Strategy(name=AUTO), 1, sampling)
+    with torch.inference_mode():
+        engines.get(1, windows, sampling)
+    assert backend.captured == ["prefill", "step 1", "step 16", "widen 16"]
+    # A batch of 8 has 128 rows at 8 tokens an image, which is what a pass has at the cost of one.
+    assert Auto(engines).windows(Strategy(name=AUTO), 8, sampling).drafts.size == (8, 7)
 
 
 def few(device: str, strategy: str, count: int) -> bool:

@@ -181,7 +181,9 @@ with torch.inference_mode():
             batch, guide = int(size.split()[0]), size.endswith(" guided")
             one, other = (every.engine_of(b, kind, batch, guide) for b in (hpu, cpu))
             made = every.captured(hpu, one)
-            assert all(m.captured for name, m in made.items() if (name, mode) != ("prefill", "graph"))
+            eager = {"prefill"} if mode == "graph" else set()
+            eager |= {name for name in made if name.startswith("widen")}
+            assert all(m.captured for name, m in made.items() if name not in eager)
             got = every.tokens_of(one, made, 1)
             assert got == every.tokens_of(other, None, 1), (kind, size)
             # As a request runs it, with copies that land as late as they may.

@@ -1,4 +1,4 @@
-"""A device that compiles for minutes: the first image waits for plain decoding's steps, and no other."""
+"""A device that compiles for minutes: the first image waits for few graphs, and says how many."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import torch
 from support.preferring import prefer
 
 import lantern_accel
-from lantern_accel.decoding.engine import Engine
-from lantern_accel.device.backend import Backend
+from lantern_accel.device.backend import Backend, Support
 from lantern_accel.device.capture import Replay
 from lantern_accel.errors import NotCapturableError
-from lantern_accel.strategy.values import Window
+from lantern_accel.files import cache_dir
 
 
 class Recorded(Replay):
@@ -33,7 +32,8 @@ def captures(monkeypatch, tmp_path):
         return Recorded(step)
 
     monkeypatch.setattr(NativeCpu, "capture", capture)
-    prefer(monkeypatch, NativeCpu, capture_patience=0.0)
+    monkeypatch.setattr(NativeCpu, "support", lambda self, what: Support(True))
+    prefer(monkeypatch, NativeCpu, compiles=True)
     return seen
 
 
@@ -41,62 +41,29 @@ def load(model):
     return lantern_accel.load(model, device="cpu", dtype="float32")
 
 
-def windows_of(pipeline) -> Engine:
-    """Return the engine of auto's windows; beside it may be one that was timed, or chosen."""
-    found = (ready.engine for ready in pipeline.engines.ready)
-    return next(
-        engine
-        for engine in found
-        if len(engine.lengths) > 1 and isinstance(engine.strategy.drafts, Window)
-    )
-
-
-def test_the_first_image_is_drawn_plainly_and_every_request_adds_a_length(tiny_model, captures):
-    with load(tiny_model) as pipeline:
-        rounds, usable, texts = [], [], []
-        for _ in range(6):
-            captures.clear()
-            texts.append(pipeline.generate("red heart", seed=3, temperature=0.0).stats.auto)
-            rounds.append(list(captures))
-            one = windows_of(pipeline)
-            usable.append(None if one.usable is None else sorted(one.usable))
-    lengths = sorted(one.by_length)
-    assert rounds[0] == ["prefill", "step 1"]
-    assert usable[0] == [1]
-    longest = lengths[-1]
-    assert rounds[1] == [f"step {longest}", f"widen {longest}"]
-    assert usable[1] == [1, longest]
-    every = {name for names in rounds for name in names}
-    assert {f"step {n}" for n in lengths} <= every
-    assert usable[-1] is None
-
-
-def pipeline_choices():
-    from lantern_accel.files import cache_dir
-
-    return cache_dir() / "choices"
-
-
-def test_nothing_is_chosen_before_all_lengths_are_there(tiny_model, captures):
-    requests = 0
-    with load(tiny_model) as pipeline:
-        while not (kept := list(pipeline_choices().glob("*.json"))) and requests < 12:
-            pipeline.generate("red heart", seed=3, temperature=0.0)
-            requests += 1
-        assert kept
-        assert windows_of(pipeline).usable is None
-    assert requests > 2, "a length is captured with every request"
-
-
-def test_warming_up_captures_all_at_once(tiny_model, captures):
-    with load(tiny_model) as pipeline:
-        pipeline.warm_up((1,), ("auto",), temperature=0.0)
-        (ready,) = pipeline.engines.ready
-        assert ready.engine.usable is None
-        lengths = ready.engine.lengths
-    widened = [f"widen {length}" for length in lengths[1:]]
-    every = ["prefill", *(f"step {length}" for length in lengths), *widened]
-    assert sorted(captures) == sorted(every)
+def test_the_first_image_waits_for_plain_decoding_and_one_length(tiny_model, captures, caplog):
+    """They are announced, and timed in the same request: later ones capture nothing."""
+    with load(tiny_model) as pipeline, caplog.at_level("INFO", logger="lantern_accel.generation"):
+        pipeline.generate("red heart", seed=3, temperature=0.0)
+        ready = next(one for one in pipeline.engines.ready if len(one.engine.lengths) > 1)
+        plain, length = ready.engine.lengths
+        assert plain == 1 and captures[:4] == [
+            "prefill",
+            "step 1",
+            f"step {length}",
+            f"widen {length}",
+        ]
+        assert list((cache_dir() / "choices").glob("*.json"))
+        seen = len(captures)
+        pipeline.generate("red heart", seed=4, temperature=0.0)
+        assert len(captures) == seen
+        # Who names a length gets it.
+        pipeline.generate("red heart", seed=3, strategy="scd", window=2)
+        assert len(captures) > seen
+    told = [one.getMessage() for one in caplog.records if "graphs" in one.getMessage()]
+    assert told[0] == "compiling 3 graphs, once"
+    assert "the prefill took" in told[1] and "2 are left" in told[1]
+    assert "done in" in told[2]
 
 
 def test_a_capture_that_fails_in_the_middle_leaves_a_pipeline_that_draws_with_one_line(
@@ -113,7 +80,6 @@ def test_a_capture_that_fails_in_the_middle_leaves_a_pipeline_that_draws_with_on
         return sound(self, step, name)
 
     monkeypatch.setattr(NativeCpu, "capture", capture)
-    prefer(monkeypatch, NativeCpu, capture_patience=1e9)
     with load(tiny_model) as pipeline:
         with pytest.warns(
             UserWarning, match=r"the step cannot be captured on cpu .*no kernel"

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engines import GREEDY, NAMED, SAMPLED, TREES, Models, engine_of, start
 from support.tiny import tiny_models
-from torch import Tensor
+from torch import Tensor, nn
 
 from lantern_accel.decoding.accept import Accepted
 from lantern_accel.decoding.buckets import APART, FIRST, buckets, usual
@@ -102,6 +102,22 @@ def test_a_device_s_own_blocks_are_kept(models: Models) -> None:
     skips = TensorOps()
     skips.preferences = Preferences(skips_hidden=True)
     assert usual(geometry, layout, skips) == []
+
+
+@pytest.mark.parametrize(("images", "found"), [(1, []), (8, [512]), (64, [256, 512])])
+def test_where_graphs_compile_long_a_bucket_spares_a_share_of_a_step(
+    images: int, found: list[int]
+) -> None:
+    """LlamaGen-XL with a caption and guidance: 1.55 GB of weights, 283 MB of cache an image."""
+    ops = TensorOps()
+    g = Geometry(images, 2, 120, 576, 1, 0, 16384, 1280)
+    layout = KVLayout(36, 2 * images, 768, 20, 64, torch.bfloat16)
+    weights = nn.Linear(1, 775_000_000, bias=False, device="meta", dtype=torch.bfloat16)
+    assert usual(g, layout, ops, weights) == [256, 512, 640]
+    ops.preferences = Preferences(compiles=True)
+    assert usual(g, layout, ops, weights) == found
+    # Without weights to read the cache is all there is.
+    assert usual(g, layout, ops) == [256, 512]
 
 
 @pytest.mark.parametrize("name", CASES)

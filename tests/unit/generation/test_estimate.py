@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from lantern_accel.device.preferences import Preferences
 from lantern_accel.generation import auto as automatic
 from lantern_accel.generation.estimate import Estimate
 from lantern_accel.generation.row_costs import RowCosts
@@ -100,7 +101,7 @@ def test_races_would_end_with_the_same_drafts(batch: int, kind: str, timings: li
 class Device:
     """A device whose times count."""
 
-    simulated = False
+    simulated, preferences = False, Preferences()
 
 
 def lengths_of(costs: dict[int, float], rate: float, fits: bool = True) -> list[int]:

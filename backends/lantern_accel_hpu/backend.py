@@ -228,6 +228,9 @@ class DeviceBackend(HPUOps, Backend):
 
     def explain(self, error: Exception) -> BackendError | None:
         """Say what an error of the bridge or its driver means and what to do."""
+        # Further errors that are on their way are this one's, not the next request's.
+        every = [error, *self.bridge.drain()]
+        error = next((one for one in every if faults.is_lost(one)), error)
         return faults.explain(error, "decoding", self.bridge.memory())
 
     def memory(self, new_peak: bool = False) -> MemoryUse:

@@ -25,6 +25,8 @@ from lantern_accel_hpu import environment, faults
 
 #: Settings of ``hpu_backend`` that must be off for a step that writes its own state.
 UNSAFE = ("reassign_copy_", "reassign_full_copy", "use_eager_fallback")
+#: Waits that may each raise an error of earlier work; a device that goes on failing is given up.
+DRAINED = 5
 #: Seconds that a card may stay held after the process that had it has ended.
 PATIENCE = 30.0
 METRICS = ("graph_compilation", "cpu_fallback", "recipe_cache")
@@ -74,7 +76,7 @@ class Bridge:
             import habana_frameworks.torch  # noqa: F401, registers the device
             import habana_frameworks.torch.hpu as hpu
             from habana_frameworks.torch.utils.internal import is_lazy
-        except (ImportError, OSError, AssertionError, RuntimeError) as error:
+        except (ImportError, OSError, AssertionError, AttributeError, RuntimeError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise BackendError(
                 f"habana_frameworks does not load: {reason}; use the torch and the "
@@ -136,6 +138,18 @@ class Bridge:
         """Wait for all streams of the device; nothing to wait for where the bridge only traces."""
         if self.hpu is not None:
             self.hpu.synchronize()
+
+    def drain(self) -> list[Exception]:
+        """Wait until no error is left to come; return those that came, at most :data:`DRAINED`."""
+        found: list[Exception] = []
+        while len(found) < DRAINED:
+            try:
+                self.synchronize()
+                break
+            except Exception as error:
+                error.__context__ = None  # of its own, not of the error that is being handled
+                found.append(error)
+        return found
 
     def copy_stream(self) -> Any:
         """Return the one stream of this process that copies to the host; made when it is first used."""

@@ -27,6 +27,8 @@ LOST = (7, 17, 31, 37, 42)
 #: There is no memory on the device, or none that the host could map for it.
 NO_MEMORY = (3, 4, 14)
 LOST_WORDS = ("critical error", "device reset", "device is lost", "device not operational")
+#: Words of the bridge's own errors, where it names no status.
+PIPELINE_WORDS = ("Habana exception", "KernelRegistry", "is not lowered", "FATAL ERROR :: MODULE")
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -76,6 +78,12 @@ def explain(
             "mode 'eager' (LANTERN_HPU_MODE=eager), with the option fused=false, or with a smaller "
             "batch, and report it with the log that PT_HPU_METRICS_FILE and LOG_LEVEL_ALL=3 write"
         )
+    if code is not None or any(word in text for word in PIPELINE_WORDS):
+        return BackendError(
+            f"Gaudi's software failed while {doing} ({' '.join(first_line(error).split())[:200]}), and "
+            "the batch in progress is lost; run it again, with the mode 'eager' (LANTERN_HPU_MODE=eager) "
+            "if it happens again, and report it"
+        )
     return None
 
 
@@ -101,6 +109,24 @@ def not_lowered(name: str, error: BaseException) -> NotCapturableError:
     return NotCapturableError(
         f"this SDK makes no graph of the {name} ({type(error).__name__}: {said}); report it with the "
         "graphs that PT_HPU_GRAPH_DUMP_MODE=all writes"
+    )
+
+
+def not_recorded(name: str, operators: str, error: BaseException) -> BackendError:
+    """Return the error for a capture that failed after it had begun, which lazy mode cannot leave.
+
+    ``operators``: those that fell back to the CPU, if any did. Where torch takes no int32 index, eager
+    mode needs newer software.
+    """
+    said = (
+        f"{operators} has no HPU kernel and would run on the CPU"
+        if operators
+        else first_line(error)
+    )
+    newer = "" if environment.int32_indices() else " and Gaudi software 1.23 or newer"
+    return BackendError(
+        f"the {name} cannot be captured as an HPUGraph ({said}), and lazy mode cannot leave a capture "
+        f"that failed: start a new process with --option mode=eager (LANTERN_HPU_MODE=eager){newer}"
     )
 
 

@@ -9,6 +9,7 @@ hashed or copied a call.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import types
@@ -134,26 +135,39 @@ class Warmed(Replay):
         self.runs = 0
         self._watch = watch
         self._bridge = bridge = watch.bridge
-        bridge.synchronize()
-        watch.new()
-        before, began = watch.counts(), time.perf_counter()
-        held = bridge.memory().get("InUse", 0)
+        before, began, held = dict[str, int](), 0.0, 0
         try:
+            bridge.synchronize()  # an error that comes here is of earlier work, which it lost
+            watch.new()
+            before, began = watch.counts(), time.perf_counter()
+            held = bridge.memory().get("InUse", 0)
             self._prepare()
-        except LanternError:
-            self._step = None
-            raise
         except Exception as error:  # what a compiler does not like, it says as it likes
             self._step = None
-            known = faults.explain(error, f"running the {name}", bridge.memory())
-            if self.retreats and not faults.of_the_card(error):
-                raise NotCapturableError(str(known or faults.not_lowered(name, error))) from error
-            if known is not None:
-                raise known from error
-            raise
+            told = self._told(error, ours=began > 0)
+            if told is error:
+                raise
+            raise told from error
         self.seconds = time.perf_counter() - began
         self.nbytes = max(bridge.memory().get("InUse", 0) - held, 0)
         self.compiled = _rise(before, watch.counts())
+
+    def _told(self, error: Exception, ours: bool) -> Exception:
+        """Return what to raise for an error of warming up, once no further one is to come.
+
+        Threads that lower, compile and launch keep an error each until the next wait or launch: all are
+        taken here, so that none is met by what serves in this one's place. ``ours``: the step had begun.
+        """
+        every = [error, *self._bridge.drain()]
+        error = next((one for one in every if faults.of_the_card(one)), error)
+        if isinstance(error, LanternError):
+            return error
+        known = faults.explain(error, f"running the {self.name}", self._bridge.memory())
+        if self.retreats and ours and not faults.of_the_card(error):
+            if faults.refused(error):
+                return NotCapturableError(str(known))
+            return faults.not_lowered(self.name, error)
+        return known or error
 
     @property
     def graphs(self) -> int:
@@ -161,7 +175,7 @@ class Warmed(Replay):
         return 0
 
     def _prepare(self) -> None:
-        """Run until a run compiles nothing."""
+        """Run until a run compiles nothing; each run is waited for, since errors come late."""
         for _ in range(WARM_UPS):
             before = self._watch.counts()
             self._run()
@@ -211,12 +225,13 @@ class Compiled(Warmed):
         except torch._dynamo.exc.TorchDynamoException as error:
             if operators := faults.fallback_nodes(error):
                 raise faults.left_the_graph(self.name, operators) from error
-            if faults.of_the_card(error) or faults.explain(error, "") is not None:
+            if faults.of_the_card(error) or faults.refused(error):
                 raise
             raise NotCapturableError(
                 f"torch.compile cannot make one graph of the {self.name}: "
                 f"{' '.join(str(error).splitlines()[:2])}; use the mode 'eager', and report it"
             ) from error
+        self._bridge.synchronize()
         super()._prepare()
 
     def _run(self) -> None:
@@ -264,13 +279,16 @@ class Graphed(Warmed):
         try:
             with self._bridge.capturing(self._graph):
                 self._step()  # executes as well: on this device a capture is a run
+            self._bridge.synchronize()
         except Exception as error:
-            fell = fallen(before, self._watch.counts())
-            self._graph.reset()
-            if fell or "fallback" in str(error):
-                raise cannot_capture(self.name, ", ".join(fell) or operator_in(error)) from error
-            raise
-        self._bridge.synchronize()
+            if faults.of_the_card(error):
+                raise
+            with contextlib.suppress(RuntimeError):
+                self._graph.reset()
+            names = fallen(before, self._watch.counts())
+            if not names and "fallback" in str(error):
+                names = [operator_in(error)]
+            raise faults.not_recorded(self.name, ", ".join(names), error) from error
 
     def __call__(self) -> None:
         """Replay; a captured graph can neither compile nor fall back, so nothing is watched."""

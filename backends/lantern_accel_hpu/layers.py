@@ -2,7 +2,8 @@
 
 Where the compiler refuses a whole step, the blocks of its trunk are compiled one by one, as the vendor's
 serving code does: a block's weights and its part of the cache are inputs, so that all layers of a model
-share one graph. The rest of the step runs operator by operator.
+share one graph. A step's drafts are another graph, and all behind its pass is a third; what is left of
+the pass runs operator by operator.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lantern_accel.device.capture import buffers_of
 from lantern_accel.device.kv_cache import KVCache, Pass
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import NotCapturableError
+from lantern_accel_hpu import faults
 from lantern_accel_hpu.bridge import Bridge
 from lantern_accel_hpu.graphs import Step, Warmed, Watch, own_code
 
@@ -29,13 +32,14 @@ Layer = Callable[..., Tensor]
 class Layers:
     """The compiled blocks of all functions that run layer by layer.
 
-    ``on`` while one of them runs; ``calls``: blocks that have run.
+    ``on`` while one of them runs; ``ops.region`` runs a part of a step then. ``calls``: blocks that
+    have run.
     """
 
     def __init__(self, bridge: Bridge, ops: TensorOps) -> None:
         self.on = False
         self.calls = 0
-        self._bridge, self._ops = bridge, ops
+        self._bridge, self.ops = bridge, ops
         self._made: dict[Hashable, Layer] = {}
 
     def of(self, block: nn.Module) -> Layer:
@@ -64,7 +68,7 @@ class Layers:
 
     def _compile(self, cache: KVCache, whole: tuple[torch.Size, ...], form: Any) -> Layer:
         """Compile a block for the shapes of a pass; ``whole``: of mask, cosines and sines."""
-        layout, ops = replace(cache.layout, layers=1), self._ops
+        layout, ops = replace(cache.layout, layers=1), self.ops
 
         def run(
             block: nn.Module,
@@ -79,9 +83,13 @@ class Layers:
             out: Tensor = block(x, 0, Pass(cos, sin, mask, one, address), ops, form(cos, sin))
             return out
 
+        return self.compiled(run, "layer")
+
+    def compiled(self, run: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Return a function as one graph with static shapes, which is made when it is first called."""
         options: Any = self._bridge.compile_options()
-        made: Layer = torch.compile(
-            own_code(run, "layer"),
+        made: Callable[..., Any] = torch.compile(
+            own_code(run, name),
             backend="hpu_backend",
             fullgraph=True,
             dynamic=False,
@@ -98,6 +106,16 @@ def _lying(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _apart(value: Any, held: set[int]) -> Any:
+    """Return what a part returned, copied where it shows memory that a later part writes."""
+    if isinstance(value, Tensor):
+        return value.clone() if value.untyped_storage()._cdata in held else value
+    if is_dataclass(value) and not isinstance(value, type):
+        changes = {one.name: _apart(getattr(value, one.name), held) for one in fields(value)}
+        return replace(value, **changes)
+    return value
+
+
 class Layered(Warmed):
     """A step whose trunk runs block by block, each one compiled graph, and the rest by operators."""
 
@@ -105,11 +123,14 @@ class Layered(Warmed):
 
     def __init__(self, watch: Watch, step: Step, name: str, layers: Layers) -> None:
         self._layers = layers
+        #: Parts of the step as graphs, or as they are where that was refused.
+        self._parts: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._held = {one.untyped_storage()._cdata for one in buffers_of(step).values()}
         super().__init__(watch, step, name)
 
     @property
     def graphs(self) -> int:
-        """Graphs that torch.compile made: one for every kind of block and shape of a pass."""
+        """Graphs that torch.compile made: of every kind of block and shape of a pass, and of parts."""
         return self.compiled.get("graphs", 0)
 
     def _prepare(self) -> None:
@@ -118,22 +139,55 @@ class Layered(Warmed):
         if self._layers.calls == before:
             raise NotCapturableError(f"the {self.name} has no layers")
 
-    def _run(self) -> None:
-        assert self._step is not None
-        self._layers.on = True
+    @contextlib.contextmanager
+    def _by_layer(self) -> Iterator[None]:
+        self._layers.on, self._layers.ops.region = True, self._part
         try:
-            super()._run()
+            yield
         finally:
-            self._layers.on = False
+            self._layers.on, self._layers.ops.region = False, None
+
+    def _part(self, part: Callable[..., Any], *given: Any) -> Any:
+        """Run a part of the step as one graph, in which blocks are what they are."""
+        run = self._parts.get(part)
+        self._layers.on, self._layers.ops.region = False, None
+        try:
+            if run is None:
+                return self._first(part, given)
+            if Launches.now is not None and run != part:
+                with Launches.now.one():
+                    return part(*given)
+            return _apart(run(*given), self._held)
+        finally:
+            self._layers.on, self._layers.ops.region = True, self._part
+
+    def _first(self, part: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+        """Compile a part, run it and wait; where it is refused, run it as it is, now and later."""
+        self._parts[part] = run = self._layers.compiled(part, part.__name__.strip("_"))
+        try:
+            out = _apart(run(*given), self._held)
+            self._bridge.synchronize()
+            return out
+        except Exception as error:
+            if any(faults.of_the_card(one) for one in (error, *self._bridge.drain())):
+                raise
+        self._parts[part] = part
+        return part(*given)
+
+    def _run(self) -> None:
+        with self._by_layer():
+            super()._run()
 
     def launches(self) -> int:
-        """Run the step once; return how many operators and blocks give the device work."""
+        """Run the step once; return how many operators, blocks and parts give the device work."""
         assert self._step is not None
-        self._layers.on = True
-        try:
+        with self._by_layer():
             return launches(self._step)
-        finally:
-            self._layers.on = False
+
+    def release(self) -> None:
+        """Forget the graphs of parts, which hold the step's buffers."""
+        super().release()
+        self._parts.clear()
 
 
 # torch leaves the base class untyped.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
 
 from lantern_accel.decoding.drafts import DraftContext, Source
 from lantern_accel.decoding.geometry import Geometry
@@ -73,19 +76,25 @@ class Step:
         fused = self.fused if slots is None and unseen and planned else None
         if fused is not None and fused.run(None):
             return
+        part = self.ops.region or (lambda run, *given: run(*given))
         with self.ops.phase("draft"):
-            drafted = source.draft(state)
+            drafted = part(source.draft, state)
         with self.ops.phase("verify"):
             features, logits = source.verify(state, drafted, slots)
+        part(self._end, drafted, features, logits)
+
+    def _end(self, drafted: Any, features: Tensor, logits: Tensor) -> None:
+        """Judge what was drafted by the pass over it, and commit what is kept."""
+        state, source, seen = self.session.state, self.source, self.session.observer
         with self.ops.phase("accept"):
-            if unseen and self.fused_end is not None and self.fused_end.run(logits):
+            if seen is None and self.fused_end is not None and self.fused_end.run(logits):
                 return
             judged = source.judge(state, drafted, logits)
-            if session.observer is not None:
-                judged = session.observer(self, drafted, features, logits, judged)
+            if seen is not None:
+                judged = seen(self, drafted, features, logits, judged)
         with self.ops.phase("commit"):
             source.commit(state, drafted, features, judged)
-            session.finite.end()
+            self.session.finite.end()
 
     def plan(self) -> StepPlan | None:
         """Describe the step for a device that does it at once; None where no plan can say."""

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from torch import Tensor
 
@@ -123,6 +123,9 @@ class Capture(Protocol):
 
     listener: PhaseListener | None = None
     """What :func:`listening` put in place; None outside its block."""
+
+    region: Callable[..., Any] | None = None
+    """Runs a part of a step on its arguments: the drafts, or all behind the pass. None: as it is."""
 
     own_steps: Mapping[str, str] = MappingProxyType({})
     """What :meth:`fused_step` answered last, by what was asked for: why it refused, or nothing."""

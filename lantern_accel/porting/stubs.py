@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from lantern_accel.device.backend import SEAM
 
 #: Members that no backend writes.
-NOT_WRITTEN = ("device", "listener", "own_steps")
+NOT_WRITTEN = ("device", "listener", "own_steps", "region")
 HEAD = "    # --- what you may override "
 WIDTH = 90
 INTRODUCTION = """\

@@ -53,7 +53,7 @@ REQUIRED = (
     "facts",
     "synchronize",
 )
-NOT_OVERRIDDEN = ("listener", "own_steps")
+NOT_OVERRIDDEN = ("listener", "own_steps", "region")
 
 
 class Member(Record):

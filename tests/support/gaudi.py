@@ -68,6 +68,8 @@ class Gaudi:
         self.all_modules = range(modules)
         self.module: int | None = None
         self._pending: list[Callable[[], None]] = []
+        #: Errors of earlier work, of which each wait raises one.
+        self.errors: list[Exception] = []
         self.without_kernel: set[str] = set()
         self.in_use, self.limit = 1 * GIB, limit
         self.capturing_graph: Any = None
@@ -121,6 +123,8 @@ class Gaudi:
 
     def synchronize(self) -> None:
         self.log.append("synchronize")
+        if self.errors:
+            raise self.errors.pop(0)
         self.finish()
 
     def finish(self) -> None:

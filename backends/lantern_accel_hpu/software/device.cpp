@@ -316,6 +316,12 @@ TORCH_LIBRARY(lantern_software_hpu, m) {
     return one.has_done(number < 0 ? one.given() : number);
   });
   m.def("synchronize_all() -> ()", [] { wait_for_all(); });
+  m.def("fail_later(str text, bool at_launch, int threads) -> ()",
+        [](const std::string& text, bool at_launch, int64_t threads) {
+          const std::lock_guard<std::mutex> one(failing);
+          while (static_cast<int64_t>(late.size()) < threads) late.push_back({text, at_launch});
+        });
+  m.def("launch() -> ()", [] { raise_late(true); });
   m.def("memory() -> int[]", [] { return std::vector<int64_t>{in_use, peak, limit}; });
   m.def("reset_peak() -> ()", [] { peak = in_use.load(); });
   m.def("acquire() -> int", [] { return acquire(); });

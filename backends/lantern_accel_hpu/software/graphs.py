@@ -1,7 +1,8 @@
 """HPUGraph on the software HPU: capture executes and records, replay runs the record again.
 
 Semantics are the bridge's, as its 1.19 sources have them: a capture also executes; one capture a
-process at a time; what the host reads and what writes to a view of a tensor cannot be captured;
+process at a time, and none any more once one has failed to end; what the host reads and what writes to a
+view of a tensor cannot be captured;
 replay writes the tensors of the capture, so whoever keeps one past the next replay clones it.
 """
 
@@ -10,12 +11,13 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.weak import TensorWeakRef
 
-from lantern_accel_hpu.software import metrics
+from lantern_accel_hpu.software import late, metrics
 
 #: Operators that hand a value to the host.
 HOST_READS = frozenset(
@@ -125,15 +127,20 @@ class HPUGraph:
         """End the recording; raises RuntimeError without :meth:`capture_begin`."""
         if not self._open or self._tape is None:
             raise RuntimeError("no capture was begun on this graph")
+        self._tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if said := late.lost("HPUGraph"):
+            raise RuntimeError(said)  # as in the bridge, the capture stays open for good
         self._open = False
         HPUGraph._capturing = None
-        self._tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         metrics.graph_compilation.add()
 
     def replay(self, asynchronous: bool = False) -> None:
         """Run the recorded work again on the same tensors; raises RuntimeError before a capture."""
         if self._tape is None or self._open:
             raise RuntimeError("nothing was captured on this graph")
+        torch.ops.lantern_software_hpu.launch()
+        if late.lost("replay"):
+            return
         for func, args, kwargs, fresh in self._tape.record:
             made = [o for o in tree_flatten(func(*args, **kwargs))[0] if isinstance(o, Tensor)]
             for old, new in zip(fresh, made[-len(fresh) :] if fresh else [], strict=True):
@@ -142,14 +149,6 @@ class HPUGraph:
     def reset(self) -> None:
         """Forget the recording and free what it holds."""
         self._tape = None
-
-    def abandon(self) -> None:
-        """Own addition: leave a capture that raised, so that another may begin."""
-        if self._open and self._tape is not None:
-            self._open = False
-            HPUGraph._capturing = None
-            self._tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self.reset()
 
 
 class graph:
@@ -168,10 +167,7 @@ class graph:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self._graph.capture_end()
-        else:
-            self._graph.abandon()
+        self._graph.capture_end()  # whatever the block raised
 
 
 def is_current_stream_capturing() -> bool:

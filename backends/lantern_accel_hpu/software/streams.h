@@ -102,8 +102,31 @@ int64_t new_stream() {
   return id;
 }
 
+// --- errors that come late ---------------------------------------------------------------------
+
+// As the bridge's threads have them: work that failed is lost, and its error comes once, at the start of a
+// wait; where its thread has ended, also when more work is given.
+struct Late {
+  std::string text;
+  bool at_launch;
+};
+std::mutex failing;
+auto& late = *new std::deque<Late>;
+
+void raise_late(bool launching) {
+  std::string text;
+  {
+    const std::lock_guard<std::mutex> one(failing);
+    if (late.empty() || (launching && !late.front().at_launch)) return;
+    text = late.front().text;
+    late.pop_front();
+  }
+  TORCH_CHECK(false, text);
+}
+
 // What the operators of this thread come after.
 void catch_up() {
+  raise_late(true);
   auto& mine = stream_of(current);
   mine.wait(mine.given());
 }
@@ -119,6 +142,7 @@ auto& arrived = *new std::vector<Landing>;
 // Finish copies whose first half had ended before this wait began; then wait.
 template <typename Wait>
 void wait_and_land(Wait wait, bool all = false) {
+  raise_late(false);
   std::vector<Landing> now;
   {
     const std::lock_guard<std::mutex> one(landing);

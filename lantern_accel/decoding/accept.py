@@ -52,7 +52,7 @@ def accept(
         return Accepted(*done)
     probs, allowed = distribution(logits, filters), None
     if masked and rule.residual == "official":
-        allowed = logits > float("-inf")
+        allowed = (logits > float("-inf")).float()
     return accept_sampling(tree, probs, rule, uniforms, bonus_uniform, allowed, filters.draw)
 
 
@@ -70,8 +70,8 @@ def accept_sampling(
     ``probs`` float32 ``[B, T, V]``: the target's processed distribution at each node. ``uniforms [B,
     sum(max_children)]``: one for each level and sibling slot. A draft x is kept where ``u <= A(x) /
     q(x)``; after a rejection the distribution becomes the residual. That depends on its
-    parent's distribution and siblings alone, not on how the parent was reached. ``allowed`` bool
-    ``[B, T, V]``: the codes that may follow, which the official residual reads; None: any. ``draw``: a
+    parent's distribution and siblings alone, not on how the parent was reached. ``allowed``
+    ``[B, T, V]``: 1 of codes that may follow, which the official residual reads; None: any. ``draw``: a
     device's draws.
     """
     depth, root = len(tree.max_children), torch.zeros_like(tree.tokens[:, 0])
@@ -157,7 +157,7 @@ def _test_families(
     left = None if rule.budget is None else rule.budget.expand(parent.shape)
     chosen, free = parent, parent >= 0  # all: a compiler may have no kernel that fills booleans
     price = torch.zeros(parent.shape, device=p.device)
-    tried: list[tuple[Tensor, Tensor, Tensor]] = []
+    tried: list[tuple[Tensor, Tensor]] = []
     for c in range(ranks):
         open_ = live[:, c] & free
         most = None if left is None else allowance(left, p, rows[c])
@@ -166,7 +166,7 @@ def _test_families(
         refused = open_ ^ kept
         after = residual(rule, found, allowed)
         if rule.relaxed:
-            tried.append((found.px, found.mass, open_))
+            tried.append((found.px, torch.where(open_, found.mass, found.px)))
             if rule.residual == "official":
                 price = price + residual_price(rule, found, after) * refused
             if left is not None and most is not None:
@@ -179,8 +179,8 @@ def _test_families(
         chosen = torch.where(kept, child[:, c], chosen)
         free = free ^ kept
     if tried:
-        px, mass, open_ = (torch.stack(each, dim=1) for each in zip(*tried, strict=True))
-        price = price + (lift(px, mass, shares) * open_).sum(dim=1)
+        px, mass = (torch.stack(each, dim=1) for each in zip(*tried, strict=True))
+        price = price + lift(px, mass, shares).sum(dim=1)
     if inner is not None:  # from groups to nodes
         chosen = nodes.scatter(1, inner, chosen)
         price = torch.zeros(nodes.shape, device=p.device).scatter(1, inner, price)
@@ -194,16 +194,17 @@ def deepest(tree: DraftTree, kept: Tensor) -> tuple[Tensor, Tensor]:
     """
     nodes, depth, index = kept.shape[1], len(tree.max_children), tree.depth.dtype
     order = torch.arange(nodes, dtype=index, device=kept.device)
-    accepted = kept | (order == 0)
+    # Numbers, not booleans, are what every device gathers.
+    accepted = (kept | (order == 0)).to(index)
     for _ in range(depth):
-        accepted = accepted & accepted.gather(1, tree.parent)
-    reached = torch.where(accepted, tree.depth, -1)
+        accepted = accepted * accepted.gather(1, tree.parent)
+    reached = (tree.depth + 1) * accepted - 1
     length = reached.amax(dim=1)
     rank = torch.where(reached == length.unsqueeze(1), tree.row_rank, nodes)
     seen = row_at(tree.visible, rank.argmin(dim=1).to(index))
     levels = torch.arange(depth + 1, dtype=index, device=kept.device).view(1, -1, 1)
-    on_path = seen.unsqueeze(1) & (tree.depth.unsqueeze(1) == levels)
-    return on_path.to(torch.int32).argmax(dim=-1).to(index), length
+    on_path = torch.where(tree.depth.unsqueeze(1) == levels, seen.unsqueeze(1), 0)
+    return on_path.argmax(dim=-1).to(index), length
 
 
 def accept_invariant(
@@ -241,7 +242,8 @@ def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
     """
     best = logits.argmax(dim=-1).to(tree.tokens.dtype)
     parent_best, x = best.gather(1, tree.parent), tree.tokens
-    likeliest = x == parent_best
+    gap = x - parent_best
+    likeliest = gap == 0
     # The parents' rows, by one index: gathering as many numbers takes many times as long.
     image = torch.arange(len(x), dtype=x.dtype, device=x.device).unsqueeze(1)
     rows = (image * logits.shape[1] + tree.parent).flatten()
@@ -251,5 +253,5 @@ def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
     path, length = deepest(tree, likeliest | (mass > top) | ((mass == top) & (x < parent_best)))
     last = entry_at(path, length)
     levels = torch.arange(1, path.shape[1], dtype=path.dtype, device=path.device)
-    other = ~likeliest.gather(1, path)[:, 1:] & (levels <= length.unsqueeze(1))
+    other = (gap.gather(1, path)[:, 1:] != 0) & (levels <= length.unsqueeze(1))
     return Accepted(path, length, entry_at(best, last), row_at(logits, last), other.float())

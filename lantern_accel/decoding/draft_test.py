@@ -115,7 +115,7 @@ def weight_of(rows: Tensor, x: Tensor) -> Tensor:
 def residual(rule: Rule, test: DraftTest, allowed: Tensor | None = None) -> Tensor:
     """Return the target's distribution after a draft was rejected, float32 ``[..., V]``.
 
-    ``allowed`` bool ``[..., V]``: the codes that the token may be; None: any.
+    ``allowed [..., V]``: 1 of codes that the token may be; None: any.
     """
     p, q = test.p, test.q
     column = test.x.unsqueeze(-1)

@@ -29,7 +29,7 @@ class HasRotary(Protocol):
 
 def prefix_positions(mask: Tensor, index: torch.dtype = torch.int64) -> Tensor:
     """Return each prompt token's position, ``[R, prefix]``: 0 at the first real one and before it."""
-    return (mask.cumsum(1, dtype=index) - 1).clamp(min=0)
+    return (mask.to(index).cumsum(1, dtype=index) - 1).clamp(min=0)
 
 
 @dataclass(frozen=True)

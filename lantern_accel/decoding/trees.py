@@ -21,7 +21,7 @@ class DraftTree:
     """One tree an image: the topology, the drafted tokens and what they were sampled from.
 
     ``B`` images, ``T`` nodes, int64 unless said otherwise. ``tokens, parent, depth, first_child,
-    num_children, row_rank [B, T]``; ``visible`` bool ``[B, T, T]``: row i sees its ancestors and
+    num_children, row_rank [B, T]``; ``visible [B, T, T]``: 1 where row i sees an ancestor or
     itself. ``row_rank`` orders paths of equal length (greedy takes the lowest). ``q`` float32
     ``[B, G, V]`` holds the drafter's distribution of each group of siblings and ``group [B, T]`` says
     which one a node's *children* were sampled from; both are None for deterministic drafts (q = 1).
@@ -71,7 +71,7 @@ def topology_of(
     groups = {node: g for g, node in enumerate(i for level in tables.inner for i in level)}
     group = [groups.get(i, 0) for i in range(tables.nodes)]
     tests = [0, *itertools.accumulate(tables.max_children)]
-    visible = torch.eye(tables.nodes, dtype=torch.bool)
+    visible = torch.eye(tables.nodes, dtype=index)
     for i, parent in enumerate(tables.parents):
         visible[i] |= visible[parent]
 

@@ -40,7 +40,25 @@ class Verifying:
         self.slots = torch.arange(self.cache.layout.capacity, dtype=self.ops.index, device=device)
         self.branches = Branches(g.batch, g.branches, g.prefix, g.own_prompts)
         self._rows = self.branches.rows
+        dark = flags(False, self.branches.masks, 1, len(self.slots), device=device)
+        self._hidden = self.mask(dark).clone()
         self.first = torch.zeros(g.batch, dtype=self.ops.index, device=device)
+
+    def mask(self, visible: Tensor) -> Tensor:
+        """Return the device's form of a mask, ``[M, 1, T, n]`` from bool ``[M, T, n]``."""
+        return self.ops.mask(visible.unsqueeze(1), self.target.weight.dtype)
+
+    def mask_of(self, prompt: Tensor, image: Tensor, hidden: int) -> Tensor:
+        """Return the device's form of the mask of a pass's nodes, ``[M, 1, T, P + n + hidden]``.
+
+        ``prompt`` bool ``[M, P]``: what all see of it; ``image`` bool ``[M, T, n]``; ``hidden``: slots
+        behind, which none sees. Joined in this form: a device may not join booleans.
+        """
+        count = image.shape[1]
+        parts = [self.mask(prompt.unsqueeze(1)).expand(-1, -1, count, -1), self.mask(image)]
+        if hidden:
+            parts.append(self._hidden[..., :hidden].expand(-1, -1, count, -1))
+        return torch.cat(parts, dim=-1)
 
     def _states(self, x: Tensor, at: Pass) -> tuple[Tensor, Tensor]:
         """Run the target; return what the drafter reads, and the features that the head reads."""
@@ -57,9 +75,8 @@ class Verifying:
         seen = dense_visible(state.prefix_mask, g.prefix)
         if self.open_pads:
             seen = pads_visible(state.prefix_mask, seen)
-        hidden = self.cache.layout.capacity - g.prefix
-        rest = flags(False, len(seen), 1, g.prefix, hidden, device=seen.device)
-        mask = self.ops.mask(torch.cat((seen, rest), dim=-1), x.dtype)
+        hidden = self._hidden[..., g.prefix :].expand(-1, -1, g.prefix, -1)
+        mask = torch.cat((self.mask(seen.squeeze(1)), hidden), dim=-1)
         place = self.slots[: g.prefix].expand(g.rows, -1)
         cos, sin = self.branches.prompt_rotary(
             self.target, state.prefix_mask, g.prefix, self.ops.index
@@ -77,16 +94,15 @@ class Verifying:
         cells: Tensor,
         following: Tensor,
         slots: Tensor,
-        visible: Tensor,
+        mask: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Run nodes ``tokens [B, T]`` in one pass; features ``[R, T, D]`` and guided logits [B, T, V].
 
         ``cells [B, T]``: which image tokens they are, and ``following`` those after them; ``slots [B,
-        T]``: where in the cache they are written; ``visible`` bool ``[M, T, n]``: what each sees of the
-        first n slots.
+        T]``: where in the cache they are written; ``mask``: what each sees of the first n slots, in the
+        device's form ``[M, 1, T, n]``.
         """
         cos, sin = self.branches.image_rotary(self.target, state.start, cells)
-        mask = self.ops.mask(visible.unsqueeze(1), self.target.weight.dtype)
         address = self.ops.address(self.cache, self._rows(slots))
         at = Pass(cos, sin, self.branches.spread(mask), self.cache, address)
         states, features = self._states(self.target.embed_tokens(self._rows(tokens)), at)

@@ -26,11 +26,11 @@ def forced_pass(
     slots = v.slots[: len(v.slots) - g.prefix]
     cells = v.slots[first : first + count]
     image = (slots <= cells.unsqueeze(-1)).expand(len(prompt), -1, -1)
-    visible = torch.cat((prompt, image), dim=-1)
+    mask = v.mask(torch.cat((prompt, image), dim=-1))
     cells = cells.expand(g.batch, -1)
 
     def run(tokens: Tensor) -> tuple[Tensor, Tensor]:
-        return v.run(state, tokens, cells, cells + 1, cells + g.prefix, visible)
+        return v.run(state, tokens, cells, cells + 1, cells + g.prefix, mask)
 
     return run
 

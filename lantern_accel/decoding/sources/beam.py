@@ -14,7 +14,6 @@ from lantern_accel.decoding.sources.drafter import DrafterDrafts
 from lantern_accel.decoding.sources.tree import TreeState
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.device import plan
-from lantern_accel.device.operations import flags
 from lantern_accel.device.sampling import FLOOR
 from lantern_accel.strategy.values import DynamicTree
 
@@ -25,7 +24,9 @@ class BeamDrafts(DrafterDrafts[DynamicTree]):
 
     def __init__(self, given: DraftContext[DynamicTree]) -> None:
         super().__init__(given)
-        k = given.source.top_k
+        k, index, device = given.source.top_k, self.ops.index, self.slots.device
+        #: Every node of a level sees itself.
+        self.own = torch.eye(k, dtype=index, device=device).repeat(self.geometry.batch, 1, 1)
         self.written = [self._scratch(level * k, k) for level in range(given.source.depth)]
 
     @classmethod
@@ -75,13 +76,11 @@ class BeamDrafts(DrafterDrafts[DynamicTree]):
         beam_flat = torch.arange(k, dtype=self.ops.index, device=device).expand(batch, -1)
         features = features.expand(-1, k, -1)
         behind = self.cache.layout.capacity - self.base
-        seen = flags(False, batch, k, behind, device=device)
-        eye = torch.eye(k, dtype=torch.bool, device=device).expand(batch, -1, -1)
+        seen = torch.zeros(batch, k, behind, dtype=self.ops.index, device=device)
         for level in range(tree.depth):
             first = level * k
-            pads = (seen[..., :first], eye, seen[..., first + k :])
-            seen = torch.cat(pads, dim=-1)
-            mask = self._mask(self.branches.masked(seen))
+            seen = torch.cat((seen[..., :first], self.own, seen[..., first + k :]), dim=-1)
+            mask = self._mask(self.branches.masked(seen) > 0)
             features = self._level(ahead, level + 1, codes, features, mask)
             guided = self._guided(ahead, level + 1, features)
             best, children = self._likeliest(guided, k, luck[level + 1])
@@ -120,16 +119,16 @@ class BeamDrafts(DrafterDrafts[DynamicTree]):
         parent = torch.cat((torch.zeros_like(root).unsqueeze(1), parent), dim=1)
         ids = torch.arange(total, dtype=root.dtype, device=device).expand(batch, -1)
         link = (parent.unsqueeze(-1) == ids.unsqueeze(1)) & (ids.unsqueeze(-1) > 0)
-        visible = torch.eye(total, dtype=torch.bool, device=device).expand(batch, -1, -1)
+        visible = (ids.unsqueeze(-1) == ids.unsqueeze(1)).to(root.dtype)
         for _ in range(tree.depth + 1):
             above = visible.gather(1, parent.unsqueeze(-1).expand(-1, -1, total))
-            visible = visible | above
+            visible = torch.maximum(visible, above)
         depth = visible.sum(dim=-1, dtype=root.dtype) - 1
         is_child = link.transpose(1, 2)
         num_children = is_child.sum(dim=-1, dtype=root.dtype)
         first_child = is_child.to(torch.int32).argmax(dim=-1).to(root.dtype)
         # Greedy prefers the path whose leaf comes first.
-        leaf = (num_children == 0).unsqueeze(-1) & visible
+        leaf = (num_children == 0).unsqueeze(-1) & (visible > 0)
         row_rank = torch.where(leaf, ids.unsqueeze(-1), total).amin(dim=1)
         return DraftTree(
             tokens=tokens,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lantern_accel.decoding.drafts import DraftContext, Value
 from lantern_accel.decoding.sources.tree import Kept, TreeDrafts, TreeState, put_first
@@ -40,6 +39,7 @@ class DrafterDrafts(TreeDrafts[Value]):
         self.drafter, self.target, self.cache = given.drafter, given.verifying.target, given.cache
         self.choices, self.guidance = given.session.choices, given.verifying.guidance
         self.filters, self.branches = given.session.filters, given.verifying.branches
+        self._mask = given.verifying.mask
         g, self._rows = self.geometry, self.branches.rows
         self.prefix = g.prefix - 1
         device, capacity = self.target.weight.device, self.cache.layout.capacity
@@ -55,24 +55,20 @@ class DrafterDrafts(TreeDrafts[Value]):
         place = self.slots[self.base + first : self.base + first + count]
         return self.ops.address(self.cache, place.repeat(self.geometry.rows, 1)).clone()
 
-    def _mask(self, visible: Tensor) -> Tensor:
-        """Return the device's form of a mask, ``[M, 1, T, n]`` from bool ``[M, T, n]``."""
-        return self.ops.mask(visible.unsqueeze(1), self.target.weight.dtype)
-
     def _rotary(self, state: TreeState, cells: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rotary rows of image tokens ``[B, T]``, for all rows."""
         return self.branches.image_rotary(self.drafter, state.start, cells, back=1)
 
-    def _seen(self, state: TreeState, visible: Tensor) -> Tensor:
-        """Return a mask ``[M, T, n]`` of the first slots from what images see, bool ``[B, T, n]``.
+    def _reach(self, state: TreeState) -> Tensor:
+        """Return the slot from which on each one is seen, integer ``[M, 1, capacity]``.
 
-        Caption pads are hidden where the drafter was trained so.
+        Beyond any are slots behind the image, and caption pads where the drafter was trained so.
         """
-        visible = self.branches.masked(visible)
-        if not self.drafter.config.mask_padding or not self.prefix:
-            return visible
-        rest = visible.shape[-1] - self.prefix
-        return visible & F.pad(state.prefix_mask[:, : self.prefix], (0, rest), value=1).unsqueeze(1)
+        reach, n = self.reached.expand(self.branches.masks, -1), self.prefix
+        if self.drafter.config.mask_padding and n:
+            prompt = torch.where(state.prefix_mask[:, :n], reach[:, :n], reach.shape[1])
+            reach = torch.cat((prompt.to(reach.dtype), reach[:, n:]), dim=1)
+        return reach.unsqueeze(1)
 
     def begin(self, state: TreeState, features: Tensor, weights: Tensor) -> None:
         """Run the prompt, and let the first token be what is caught up on next."""
@@ -85,7 +81,7 @@ class DrafterDrafts(TreeDrafts[Value]):
     def prefill(self, state: TreeState, features: Tensor) -> None:
         """Run the drafter over the prompt with the target's features ``[R, prefix, D]``."""
         g, slots = self.geometry, self.slots[: self.prefix]
-        visible = self._seen(state, (self.slots <= slots.unsqueeze(-1)).expand(g.batch, -1, -1))
+        visible = self._reach(state) <= slots.unsqueeze(-1)
         visible = visible | (self.slots == slots.unsqueeze(-1))  # a hidden pad still sees itself
         rotary = self.branches.prompt_rotary(
             self.drafter, state.prefix_mask, self.prefix, self.ops.index
@@ -105,7 +101,8 @@ class DrafterDrafts(TreeDrafts[Value]):
         cells = (length - count) + self.slots[1 : width + 1]
         trash = self.slots[:width] >= count
         place = (cells + self.prefix).masked_fill(trash, g.drafter_slots - 1)
-        visible = self._seen(state, self.reached <= place.unsqueeze(-1))
+        reach, masked = self._reach(state), self.branches.masked
+        visible = reach <= masked(place).unsqueeze(-1)
         rotary = self._rotary(state, cells.clamp(min=0, max=g.tokens - 1))
         address = self.ops.address(self.cache, self._rows(place))
         at = Pass(*rotary, self.branches.spread(self._mask(visible)), self.cache, address)
@@ -113,8 +110,8 @@ class DrafterDrafts(TreeDrafts[Value]):
         last = self._rows((state.pending_count - 1).clamp(min=0)).view(-1, 1, 1)
         root = out.gather(1, last.expand(-1, 1, out.shape[-1]))
         cells = (length + self.slots[: g.depth + 2]).clamp(max=g.tokens - 1)
-        past = self.slots[: self.base] <= (length + self.prefix).unsqueeze(-1)
-        committed = self._mask(self._seen(state, past))
+        past = reach[..., : self.base] <= masked(length + self.prefix).unsqueeze(-1)
+        committed = self._mask(past)
         return Depths(self._rotary(state, cells[:, :-1]), committed, cells[:, 1:]), root
 
     def _level(

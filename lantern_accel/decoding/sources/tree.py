@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lantern_accel.decoding.accept import accept, accept_greedy, accept_invariant
 from lantern_accel.decoding.drafts import DraftContext, Drafts, Sizing, Value
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.state import State, Zeros
 from lantern_accel.decoding.trees import Accepted, DraftTree, topology_of
-from lantern_accel.device.operations import flags
 from lantern_accel.strategy.trees import TreeTables
 
 
@@ -92,9 +90,6 @@ class TreeDrafts(Drafts[Value, TreeState, DraftTree, Accepted]):
         super().__init__(given)
         g, verifying, shape = self.geometry, self.verifying, given.source.shape
         index, device = self.ops.index, verifying.slots.device
-        #: Slots behind all that a step looks at, which no node sees.
-        rest = max(len(verifying.slots) - g.target_slots, 0)
-        self.hidden = flags(False, verifying.branches.masks, g.nodes, rest, device=device)
         self.no_length = torch.full((g.batch,), -1, dtype=index, device=device)
         self.ones = torch.ones(g.batch, g.nodes, dtype=index, device=device)
         #: Constants of a source whose shape is known before the drafts.
@@ -133,23 +128,22 @@ class TreeDrafts(Drafts[Value, TreeState, DraftTree, Accepted]):
         assert self.tables is not None
         return DraftTree(tokens, max_children=self.tables.max_children, q=q, **self.topology)
 
-    def _visible(self, state: TreeState, tree: DraftTree, slots: int) -> Tensor:
-        """Return what each node sees of the first ``slots`` slots, bool ``[M, T, slots]``.
+    def _mask_of(self, state: TreeState, tree: DraftTree, slots: int) -> Tensor:
+        """Return the device's form of what each node sees of the first ``slots`` slots.
 
         That is the prompt, every committed position, and its own ancestors in the tree. Positions below
         ``length + nodes`` lie in the slots below ``length + nodes``: a step hands slots round among the
         ``nodes`` positions behind ``length``, and every later one still lies in the slot of its number.
         """
-        g, branches = self.geometry, self.verifying.branches
-        # From 0, which is committed, over the nodes to what is behind them.
-        place = state.place_of[:, : slots - g.prefix] - (state.length.unsqueeze(1) - 1)
-        place = place.clamp(min=0, max=g.nodes + 1).unsqueeze(1).expand(-1, g.nodes, -1)
-        seen = F.pad(F.pad(tree.visible, (1, 0), value=1), (0, 1), value=0).gather(2, place)
-        prompt = state.prefix_mask.unsqueeze(1).expand(-1, g.nodes, -1)
-        parts = [prompt, branches.masked(seen)]
-        if slots == g.target_slots and self.hidden.shape[-1]:
-            parts.append(self.hidden)
-        return torch.cat(parts, dim=-1)
+        g, v = self.geometry, self.verifying
+        place = state.place_of[:, : slots - g.prefix] - state.length.unsqueeze(1)
+        place = v.branches.masked(place).unsqueeze(1)
+        # What is committed counts as the root, which all nodes see. Behind the nodes is more than 0.
+        node = place.clamp(min=0, max=g.nodes - 1).expand(-1, g.nodes, -1)
+        behind = (place - (g.nodes - 1)).clamp(min=0)
+        seen = v.branches.masked(tree.visible).gather(2, node) > behind
+        hidden = len(v.slots) - slots if slots == g.target_slots else 0
+        return v.mask_of(state.prefix_mask, seen, hidden)
 
     def _writes(self, state: TreeState) -> tuple[Tensor, Tensor]:
         """Return the positions behind the known tokens, and their slots, integer ``[B, T]`` each."""
@@ -163,8 +157,8 @@ class TreeDrafts(Drafts[Value, TreeState, DraftTree, Accepted]):
         at = self._writes(state)[1] + g.prefix
         places = state.length.unsqueeze(1) + drafted.depth
         cells, following = (one.clamp(max=g.tokens - 1) for one in (places, places + 1))
-        visible = self._visible(state, drafted, min(slots or g.target_slots, g.target_slots))
-        return self.verifying.run(state, drafted.tokens, cells, following, at, visible)
+        mask = self._mask_of(state, drafted, min(slots or g.target_slots, g.target_slots))
+        return self.verifying.run(state, drafted.tokens, cells, following, at, mask)
 
     def judge(self, state: TreeState, drafted: DraftTree, logits: Tensor) -> Accepted:
         session, g = self.given.session, self.geometry

@@ -99,7 +99,8 @@ class RowCache:
         rows = (state.row_keys, state.row_previous, state.row_tokens)
         keys, previous, chosen = (self.ops.held(t).flatten(1).unsqueeze(1) for t in rows)
         hit = keys == (places * self.vocab + left).unsqueeze(-1)
-        age = (self.order - state.step - 1) % self.passes
+        # Never negative: a device may have another remainder there.
+        age = (self.order + (self.passes - 1) - state.step % self.passes) % self.passes
         recent = 1 + age.unsqueeze(1).expand(-1, wide).flatten()
         worth = torch.where(previous == earlier.unsqueeze(-1), recent + self.passes, recent)
         entry = torch.where(hit, worth, 0).argmax(dim=-1).to(self.ops.index)
@@ -191,14 +192,15 @@ class WindowDrafts(Drafts[Value, WindowState, Tensor, Coupled]):
         cells = place.clamp(max=g.tokens - 1)
         following = (cells + 1).clamp(max=g.tokens - 1)
         at = torch.where(place < last, g.prefix + place, seen - 1)
-        past = v.slots[g.prefix : g.prefix + last] <= (place + g.prefix).unsqueeze(-1)
-        prompt = state.prefix_mask.unsqueeze(1).expand(-1, g.nodes, -1)
-        rest = v.cache.layout.capacity - seen if seen == g.target_slots else 0
-        hidden = flags(False, len(prompt), g.nodes, 1 + rest, device=prompt.device)
-        visible = torch.cat((prompt, v.branches.masked(past), hidden), dim=-1)
+        reach = v.branches.masked(place + g.prefix).unsqueeze(-1)
+        past = v.slots[g.prefix : g.prefix + last] <= reach
+        prompt, masked = state.prefix_mask, v.branches.masked
         if v.ops.preferences.skips_finished_rows and g.batch > 1:
-            visible &= v.branches.masked(length < g.tokens - 1).view(-1, 1, 1)
-        return v.run(state, drafted, cells, following, at, visible)
+            open_ = masked(length).unsqueeze(1) < g.tokens - 1
+            prompt, past = prompt & open_, past & open_.unsqueeze(1)
+        rest = v.cache.layout.capacity - seen if seen == g.target_slots else 0
+        mask = v.mask_of(prompt, past, 1 + rest)
+        return v.run(state, drafted, cells, following, at, mask)
 
     def commit(
         self, state: WindowState, drafted: Tensor, features: Tensor, judged: Coupled

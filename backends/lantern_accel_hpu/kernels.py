@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.device.kv_cache import KVCache, KVLayout
-from lantern_accel.device.operations import TensorOps, turned
+from lantern_accel.device.operations import Rotary, TensorOps, turned
 from lantern_accel.device.packed import Format, Weight, dense
 from lantern_accel.device.plan import Filter
 from lantern_accel.device.preferences import Preferences
@@ -199,7 +199,8 @@ class HPUOps(TensorOps):
     def rotary(self, cos: Tensor, sin: Tensor) -> object:
         """Write every element of rotary rows twice for the kernel, once for each of a pair."""
         if self.kernels.rotary is None:
-            return super().rotary(cos, sin)
+            # [R, T, 1, ..., d/2] -> [R, T, 1, d/2]: with pairs, no more axes than a kernel takes.
+            return Rotary.of(*(one.reshape(*one.shape[:2], 1, -1) for one in (cos, sin)))
         width = 2 * cos.shape[-1]
         # [R, T, 1, ..., d/2] -> [1, R*T, 1, d]: the kernel takes one row of angles a position.
         wide = [torch.stack((x, x), dim=-1).reshape(1, -1, 1, width) for x in (cos, sin)]
@@ -208,7 +209,7 @@ class HPUOps(TensorOps):
     def rotate(self, x: Tensor, rotary: object) -> Tensor:
         """Rotate adjacent pairs ``(x0, x1), (x2, x3), ...`` of ``x [R, T, ..., d]`` in float32."""
         if not isinstance(rotary, Wide):
-            return super().rotate(x, rotary)
+            return turned(x.flatten(2, -2), rotary).view(x.shape).to(x.dtype)
         cos, sin = rotary.cos, rotary.sin
         # Angles of one row for all rows of x, or of each row: then rows and positions are one axis.
         rows, steps = (x.shape[0], x.shape[1]) if cos.shape[1] == x.shape[1] else (1, cos.shape[1])
@@ -225,7 +226,8 @@ class HPUOps(TensorOps):
         """
         if isinstance(rotary, Wide):
             return super().rotate_write(qkv, rotary, kv, layer, address)
-        both = turned(qkv[:, :, :2], rotary).permute(2, 0, 3, 1, 4)
+        given = qkv[:, :, :2]
+        both = turned(given.flatten(2, 3), rotary).view(given.shape).permute(2, 0, 3, 1, 4)
         both = both.to(qkv.dtype, memory_format=torch.contiguous_format).contiguous()
         q, k = both.transpose(2, 3).unbind(0)
         self.write(kv, layer, address, k, qkv[:, :, 2])

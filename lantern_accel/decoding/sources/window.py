@@ -25,7 +25,7 @@ from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import Coupled, couple, leading
 from lantern_accel.decoding.state import State, Zeros
 from lantern_accel.device import plan
-from lantern_accel.device.operations import TensorOps, flags
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.strategy.values import Fresh, Window
 

@@ -3,7 +3,8 @@
 The data, ``gaudi_ops.json``, is read off the bridge's sources of release 1.19: a name says that
 there is a kernel, dtypes are known for about a tenth. ``gaudi_registry.json`` has the exact names that a
 graph may hold: its nodes are looked up by name and overload, where placement asks for the name alone.
-Newer releases have more operators.
+Newer releases have more operators. ``gaudi_tested.json`` has the dtypes in which the vendor's tests run
+each operator that a step uses; other ones are refused, but for those of :data:`UNTESTED`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ def _aten(names: str) -> frozenset[str]:
 
 DATA = Path(__file__).with_name("gaudi_ops.json")
 REGISTRY = Path(__file__).with_name("gaudi_registry.json")
+TESTED = Path(__file__).with_name("gaudi_tested.json")
+#: The most axes of a tensor that a kernel takes (Synapse's ``SYN_MAX_TENSOR_DIM``).
+AXES = 5
 
 #: Operators without an entry in the data that a step may use, each with the reason. What torch composes
 #: of others needs none: the check static.kernels looks at the parts.
@@ -59,6 +63,23 @@ FALLBACKS = {
 FILLED = _aten("zeros ones new_zeros new_ones zeros_like ones_like")
 
 UNLISTED = "no kernel is listed for it"
+
+#: What a step needs although no test of the vendor has it: operators with their dtypes, and the reason.
+UNTESTED = {
+    (
+        "add",
+        torch.bool,
+    ): "a count and a flag: the bridge casts what promotes, and its tests have mul so",
+    ("copy", torch.bool): "moves bytes; a mask that a buffer keeps, which is compared with nothing",
+    ("ge", torch.int32): "a kernel of one family with gt and lt, which are tested so",
+    ("le", torch.int32): "a kernel of one family with gt and lt, which are tested so",
+    ("select_scatter", torch.int32): "a slice and a copy; moves words of 4 bytes, as of float32",
+    ("select_scatter", torch.bfloat16): "a slice and a copy; moves words of 2 bytes",
+    ("where", torch.int32): "moves words of 4 bytes, as of float32",
+    ("zero", torch.bool): "a constant of zeros, which is the same in every dtype",
+    ("zero", torch.int32): "a constant of zeros, which is the same in every dtype",
+    ("zero", torch.bfloat16): "a constant of zeros, which is the same in every dtype",
+}
 
 #: Operators that make complex numbers of real ones.
 COMPLEX = _aten("complex polar view_as_complex _fft_r2c")
@@ -107,6 +128,13 @@ def table() -> dict[str, Known]:
         else:
             found[name] = None if dtypes is None else frozenset(DTYPES[one] for one in dtypes)
     return found
+
+
+@functools.cache
+def tested() -> dict[str, frozenset[torch.dtype]]:
+    """Return the dtypes in which the vendor tests an operator, by its bare name."""
+    found = json.loads(TESTED.read_text(encoding="utf-8"))["operators"]
+    return {name: frozenset(DTYPES[one] for one in dtypes) for name, dtypes in found.items()}
 
 
 @functools.cache
@@ -160,12 +188,26 @@ def has_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> s
             "hpu_backend takes it apart into a full with a bool scalar, and leaves the graph for that; "
             "use lantern_accel.device.operations.flags"
         )
+    if base == "aten::constant_pad_nd" and (why := _padded_wrong(*args, **kwargs)):
+        return why
     numbers = _flat((args, [*kwargs.values()]))
     if any(isinstance(one, float) and one != one for one in numbers):
         return "hpu_backend leaves the graph for a NaN scalar"
     if full in listed() or _composite(func.name()):
         return ""
     return UNLISTED
+
+
+def _padded_wrong(padded: Tensor, pad: Any, value: float = 0) -> str:
+    """Complain of a pad that its kernel may read wrongly: its value is an int or a float in one place.
+
+    The bridge writes a float for bool, whose kernel reads an integer of 8 bits: True becomes 0.
+    """
+    if padded.dtype == torch.bool:
+        return "a pad of bool may be False whatever its value; keep numbers, or join with torch.cat"
+    if padded.dtype.is_floating_point or type(value) is int:
+        return ""
+    return f"its value {value!r} is no integer, as {_short(padded.dtype)} is; join with torch.cat"
 
 
 def has_lowering(func: Any) -> str:
@@ -209,10 +251,38 @@ def has_dtype(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
             if isinstance(value, Tensor) and value.dtype not in able:
                 return f"its {arg} is {_short(value.dtype)}, kernels take {_list(able)}"
         return ""
-    dtype = kwargs.get("dtype") or _promoted(args)
+    padded = base == "aten::constant_pad_nd"  # its value has no part in its dtype
+    dtype = args[0].dtype if padded else kwargs.get("dtype") or _promoted(args)
     if dtype is not None and dtype not in known:
         return f"it computes in {_short(dtype)}, kernels in {_list(known)}"
     return ""
+
+
+def was_tested(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Any = None
+) -> str:
+    """Complain of a dtype or a rank that no test of the vendor gives the operator; ``made``: its result.
+
+    Placement takes some operators by name, so that a wrong dtype shows only where the graph is compiled.
+    What moves no data, and what is taken apart before, passes.
+    """
+    base, full = names_of(func)
+    tensors = [v for v in _flat((args, [*kwargs.values()])) if isinstance(v, Tensor)]
+    if any(isinstance(one, Tensor) and one.dim() > AXES for one in _flat((tensors, made))):
+        return f"a tensor has more than {AXES} axes, which no kernel takes; fold some of them"
+    name = base.removeprefix("aten::")
+    name = name if name.endswith("__") else name.rstrip("_")  # a write is its function, and a copy
+    if base in VIEWS or not base.startswith("aten::"):
+        return ""
+    known = tested().get(name)
+    if known is None:
+        apart = full in decomposed() or f"{base}.*" in decomposed() or _composite(func.name())
+        return "" if apart else "no test of the vendor's runs it"
+    dtypes = {one.dtype for one in tensors}
+    if "dtype" in kwargs and not tensors:
+        dtypes.add(kwargs["dtype"])
+    wrong = [one for one in dtypes - known if (name, one) not in UNTESTED]
+    return f"no test of the vendor's gives it {_list(frozenset(wrong))}" if wrong else ""
 
 
 def has_index(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -230,12 +300,16 @@ def _may_be_held(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     return has_kernel(func, args, kwargs) or has_lowering(func)
 
 
+def _may_have(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    return has_dtype(func, args, kwargs) or was_tested(func, args, kwargs)
+
+
 def rules(index: torch.dtype = torch.int32) -> dict[str, OperatorRule]:
     """Return the rules by the name of the check that they belong to.
 
     Where ``index`` is int64, because this torch takes no other, there is none for indices.
     """
-    own: dict[str, OperatorRule] = {"operators": _may_be_held, "dtypes": has_dtype}
+    own: dict[str, OperatorRule] = {"operators": _may_be_held, "dtypes": _may_have}
     return own if index == torch.int64 else {**own, "indices": has_index}
 
 

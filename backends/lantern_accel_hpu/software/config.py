@@ -23,6 +23,8 @@ if RELEASE == "1.24":
     use_generic_reinplacer = True
 #: An index_copy that is copied back to its own input becomes index_copy_, and the copy goes.
 use_inplace_index_copy = True
+#: An add of floats becomes add_, where nobody reads its first argument afterwards.
+reinplace_add = True
 #: A write of state goes to the part of a split graph that its value comes from.
 reassign_copy_ = True
 #: As above, for a copy into a new tensor; it changes no value, and is here for its name.
@@ -39,6 +41,7 @@ def patched(options: Mapping[str, bool] | None) -> Iterator[dict[str, bool]]:
     """Yield the settings with those of one call of torch.compile; raises for one that there is not."""
     found = {
         "use_inplace_index_copy": use_inplace_index_copy,
+        "reinplace_add": reinplace_add,
         "reassign_copy_": reassign_copy_,
         "reassign_full_copy": reassign_full_copy,
         "use_eager_fallback": use_eager_fallback(),

@@ -13,6 +13,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -21,6 +22,7 @@
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/min.h>
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
@@ -205,6 +207,16 @@ at::Tensor give_back(const at::Tensor& result, const std::vector<Lent>& lent) {
   return out;
 }
 
+// No test of the vendor's has a remainder of a negative integer: its sign is anyone's guess.
+void refuse_untested(const std::string& name, const torch::jit::Stack& stack, size_t first) {
+  if (name.rfind("aten::remainder", 0) != 0 || !stack[first].isTensor()) return;
+  const auto& given = stack[first].toTensor();
+  if (!at::isIntegralType(given.scalar_type(), /*includeBool=*/false) || !given.numel()) return;
+  TORCH_CHECK(
+      given.min().item<int64_t>() >= 0, "software HPU: ", name, " of a negative integer, whose sign ",
+      "nothing tells; add the divisor first");
+}
+
 void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto name = c10::toString(op.operator_name());
@@ -238,6 +250,7 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     for (size_t one = before; one < lent.size(); ++one)
       lent[one].written = alias != nullptr && alias->isWrite();
   }
+  refuse_untested(name, *stack, first);
   op.redispatchBoxed(ON_CPU, stack);
   for (const auto& one : lent)
     if (one.written) narrow(one.host);
@@ -273,6 +286,24 @@ at::Tensor convolution(
       lent);
 }
 
+// The bridge writes a bool's value as a float, and the kernel, of 8-bit integers, reads its lowest byte: that
+// of 1.0f is 0 (FillPadParamsValue in constant_pad_gen.cpp, releases 1.19 and 1.24).
+at::Tensor pad(const at::Tensor& self, c10::SymIntArrayRef sizes, const at::Scalar& value) {
+  const char* name = "aten::constant_pad_nd";
+  count(name);
+  catch_up();
+  std::vector<Lent> lent;
+  const auto x = lend(self, lent, name);
+  at::Scalar read = value;
+  if (self.scalar_type() == at::kBool) {
+    const float written = value.to<float>();
+    uint8_t lowest;
+    std::memcpy(&lowest, &written, 1);
+    read = lowest != 0;
+  }
+  return give_back(at::constant_pad_nd_symint(x, sizes, read), lent);
+}
+
 TORCH_LIBRARY_IMPL(_, HPU, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
@@ -291,6 +322,7 @@ TORCH_LIBRARY_IMPL(aten, HPU, m) {
   m.impl("set_.source_Tensor", at::native::set_tensor_);
   m.impl("_fused_sdp_choice", sdp_choice);
   m.impl("convolution_overrideable", convolution);
+  m.impl("constant_pad_nd", pad);
 }
 
 // --- what the Python side reads -----------------------------------------------------------------

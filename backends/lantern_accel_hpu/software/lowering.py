@@ -1,12 +1,14 @@
 """Repeats what the bridge does to a graph between AOT autograd and its own compiler, as far as published.
 
-Placement, the pass that makes ``index_copy`` write in place, the one that makes ``linear`` of a product
-with a transposed matrix, partitions where the graph is left, the pass that moves writes of state between
-partitions, and the order in which torch's fuser lists a partition's nodes. The result is one flat graph
-in the order in which a Gaudi would run it, so that whatever these passes lose or reorder shows in the
-numbers. Sources: habana_frameworks 1.19, ``passes.py``, ``partitioner.py``, ``shared_layer.py`` of its
-``dynamo/compile_backend``; torch's ``fuser_utils.py``. For 1.24, whose setting ``use_generic_reinplacer``
-tells it apart: its ``_passes/reinplace.py``, and that it sorts a graph before it parts it.
+Placement, the pass that takes views out of a graph that are its results, those that let operators write
+in place, the one that makes ``linear`` of a product with a transposed matrix, partitions where the graph
+is left, the pass that moves writes of state between partitions, and the order in which torch's fuser
+lists a partition's nodes: first come, first served. The result is one flat graph in the order in which a
+Gaudi would run it, so that whatever these passes lose or reorder shows in the numbers. Sources:
+habana_frameworks 1.19, ``passes.py``, ``partitioner.py``, ``shared_layer.py`` of its
+``dynamo/compile_backend``; torch's ``fuser_utils.py`` up to 2.11. Of 1.24, which the setting
+``use_generic_reinplacer`` tells apart, single files. Its stable sort acts before a graph is parted, and
+the fuser sorts every part again.
 """
 
 from __future__ import annotations
@@ -21,6 +23,14 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupport
 
 from lantern_accel_hpu import operators
+from lantern_accel_hpu.software.reinplace import (
+    is_view,
+    reinplace,
+    reinplace_add,
+    reinplace_any,
+    settle_adds,
+    value_of,
+)
 
 aten = torch.ops.aten
 
@@ -43,21 +53,31 @@ def lower(
     eager = place(module)
     if eager and not settings["use_eager_fallback"]:
         raise AssertionError(f"Node: {eager[0]} requires fallback: True")
-    newer = settings.get("use_generic_reinplacer", False)
-    if settings["use_inplace_index_copy"]:
-        (reinplace_any if newer else reinplace)(module)
+    views = leaf_views(module)
+    if views and not settings["use_eager_fallback"]:
+        told = [f"{node}:{node.target}" for node in views]
+        raise AssertionError(f"Eager fallback in nodes: {told}")
+    if settings.get("use_generic_reinplacer", False):
+        reinplace_any(module, settings)
+    else:
+        if settings["use_inplace_index_copy"]:
+            reinplace(module)
+        if settings["reinplace_add"]:
+            reinplace_add(module)
     fuse_linear(module)
     parts = partitions(module)
     if settings["reassign_copy_"]:
         reassign(module, parts)
-    return reordered(module, parts, stable=newer)
+    settle_adds(parts)
+    return reordered(module, parts)
 
 
 def place(module: GraphModule) -> list[Node]:
     """Mark each node's placement; return the operators for which the graph is left.
 
     Placement asks for an operator's name, the kernel registry for its overload as well: raises
-    RuntimeError, in the registry's words, for one that stays and has no lowering.
+    RuntimeError, in the registry's words, for one that stays and has no lowering. Some operators are
+    placed by name alone: a dtype or a rank that no kernel is known to take is refused late, by Synapse.
     """
     eager = []
     for node in module.graph.nodes:
@@ -66,90 +86,43 @@ def place(module: GraphModule) -> list[Node]:
             continue
         node.meta["placement"] = "hpu_cluster"
         if isinstance(node.target, torch._ops.OpOverload):
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _value)
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
             if why_left(node.target, args, kwargs):
                 node.meta["placement"] = "eager"
                 eager.append(node)
             elif operators.has_lowering(node.target):
                 name = operators.names_of(node.target)[1]
                 raise RuntimeError(f"{name} isn't registered in KernelRegistry!")
+            elif why := operators.was_tested(node.target, args, kwargs, value_of(node)):
+                name = operators.names_of(node.target)[1]
+                raise RuntimeError(
+                    f"synNodeCreateWithId failed for node: {name} with synStatus 18 [Unsupported]: {why}"
+                )
     return eager
 
 
 def why_left(target: Any, args: Any, kwargs: Any) -> str:
     """Say why a graph is left for an operator; "" where it stays."""
+    by_name = target._schema.name in operators.BY_NAME
     why = operators.has_kernel(target, args, kwargs)
-    return "" if why == operators.UNLISTED and target._schema.name in operators.BY_NAME else why
+    if not why and not by_name:
+        return operators.has_dtype(target, args, kwargs)
+    return "" if why == operators.UNLISTED and by_name else why
 
 
-def _value(node: Node) -> Any:
-    return node.meta.get("val")
+def leaf_views(module: GraphModule) -> list[Node]:
+    """Mark and return views that are results of the graph or of a part of it: they run outside.
 
-
-def reinplace(module: GraphModule) -> None:
-    """Let an ``index_copy`` of an input that is copied back to it write in place.
-
-    As there: the input has two users, that and a ``copy_``; whether the ``copy_`` takes this very value
-    is not looked at, so that of two writes in one graph the second is lost.
+    As there, but for a view that is read inside as well, of which the bridge keeps a copy there.
     """
-    replaced: dict[Node, Node] = {}
-    for node in module.graph.nodes:
-        if node.target is not aten.index_copy.default:
-            continue
-        users = list(node.args[0].users)
-        copies = [user for user in users if user.target is aten.copy_.default]
-        left = any(user.meta["placement"] == "eager" and user.op != "output" for user in node.users)
-        if len(users) == 2 and copies and not left:
-            node.target = aten.index_copy_.default
-            replaced[copies[0]] = node
-    for copy, node in replaced.items():
-        copy.replace_all_uses_with(node)
-        module.graph.erase_node(copy)
-
-
-def reinplace_any(module: GraphModule) -> None:
-    """Let every ``index_copy`` write in place whose old value nobody reads afterwards, as release 1.24.
-
-    From the last node to the first; what is written in place becomes one with what it overwrites, so that
-    of several writes to one input all are kept. An input must be copied back to, and with that value.
-    """
-    order: dict[Any, int] = {node: at for at, node in enumerate(module.graph.nodes)}
-    group: dict[Any, int] = {}
-    members: dict[int, list[Node]] = {}
-    first: dict[Node, Any] = {}  # the first copy back to each input
-    for node in order:
-        value = _value(node)
-        known = isinstance(value, torch.Tensor)
-        group[node] = value.untyped_storage()._cdata if known else -1 - order[node]
-        members.setdefault(group[node], []).append(node)
-        if node.target is aten.copy_.default and node.args[0].op == "placeholder":
-            first.setdefault(node.args[0], node)
-
-    def may(node: Node, base: Node) -> bool:
-        same = members[group[base]]
-        until = first.get(base) if base.op == "placeholder" else None
-        if base.op == "placeholder":
-            if until is None or group[until.args[1]] != group[node]:
-                return False
-        elif any(one.op == "placeholder" for one in same):
-            return False
-        for user in (user for one in same for user in one.users):
-            before = order[user] <= order[node]
-            overwritten = user.target is aten.copy_.default and user.args[0] is base
-            if not (before or overwritten or (until is not None and order[until] <= order[user])):
-                return False
-        return True
-
-    for node in reversed(list(order)):
-        if node.target is aten.index_copy.default and may(node, node.args[0]):
-            node.target = aten.index_copy_.default
-            joined = members.pop(group[node])
-            members[group[node.args[0]]] += joined
-            group.update(dict.fromkeys(joined, group[node.args[0]]))
-    for base, copy in first.items():
-        if group[copy.args[1]] == group[base]:
-            copy.replace_all_uses_with(copy.args[1])
-            module.graph.erase_node(copy)
+    found = []
+    for node in reversed(module.graph.nodes):
+        outside = [user.meta["placement"] == "eager" for user in node.users]
+        if node.meta["placement"] == "hpu_cluster" and is_view(node) and any(outside):
+            found.append(node)
+            if all(outside):
+                node.meta["placement"] = "eager"
+    return found
 
 
 def fuse_linear(module: GraphModule) -> None:
@@ -188,10 +161,10 @@ def _drop_views(node: Node, bias: Node | None) -> None:
         return
     if before.target is not aten.view.default or after.target is not aten.view.default:
         return
-    inner, outer = _value(before.args[0]).shape, _value(after).shape
+    inner, outer = value_of(before.args[0]).shape, value_of(after).shape
     if len(inner) != len(outer) or inner[:-1] != outer[:-1]:
         return
-    added = () if bias is None else tuple(_value(bias).shape)
+    added = () if bias is None else tuple(value_of(bias).shape)
     pairs = zip(reversed(added), reversed(outer), strict=False)
     if len(added) > len(outer) or any(size not in (1, whole) for size, whole in pairs):
         raise AssertionError(
@@ -240,19 +213,14 @@ def reassign(module: GraphModule, parts: list[list[Node]]) -> None:
         home[node] = there
 
 
-def reordered(
-    module: GraphModule, parts: Sequence[Sequence[Node]], stable: bool = False
-) -> GraphModule:
-    """Return the graph in the order of its clusters, each in the order of torch's fuser.
-
-    ``stable``: nodes of a cluster keep the order of the graph.
-    """
+def reordered(module: GraphModule, parts: Sequence[Sequence[Node]]) -> GraphModule:
+    """Return the graph in the order of its clusters, each in the order of torch's fuser."""
     unit: dict[Node, int] = {}
     members: list[list[Node]] = []
     for part in parts:
         if part:
             unit.update(dict.fromkeys(part, len(members)))
-            members.append(list(part) if stable else breadth_first(part))
+            members.append(breadth_first(part))
     for node in module.graph.nodes:
         if node not in unit:
             unit[node] = len(members)

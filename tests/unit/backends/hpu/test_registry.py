@@ -1,4 +1,4 @@
-"""What a graph may hold: exact names, over every captured function of all families and sources."""
+"""What a graph may hold: names, dtypes, ranks, over every captured function of all families and sources."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lantern_accel_hpu.backend import DeviceBackend
 aten = torch.ops.aten
 
 
-class Unregistered(TorchDispatchMode):
-    """Notes the operators of a block that no graph can hold."""
+class Refused(TorchDispatchMode):
+    """Notes the operators of a block that no graph can hold, each with the reason."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,8 +26,10 @@ class Unregistered(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen += 1
-        if operators.has_lowering(func):
-            self.names.add(operators.names_of(func)[1])
+        rules = operators.rules()
+        for rule in (rules["operators"], rules["dtypes"]):
+            if why := rule(func, args, kwargs or {}):
+                self.names.add(f"{operators.names_of(func)[1]}: {why}")
         return func(*args, **(kwargs or {}))
 
 
@@ -43,12 +45,12 @@ def test_names_are_exact() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", functions.KINDS)
-def test_every_captured_function_holds_registered_operators_alone(kind: str) -> None:
+def test_every_captured_function_holds_what_a_graph_may_hold(kind: str) -> None:
     backend = on_cpu(DeviceBackend.for_tracing())
     engine = functions.engine_of(backend, kind, 1, True)
     tiny.start(engine, 1)
     for name, function in functions.functions_of(engine).items():
-        with Unregistered() as found:
+        with Refused() as found:
             function()
         assert found.seen > 10
         assert found.names == set(), name
@@ -56,7 +58,7 @@ def test_every_captured_function_holds_registered_operators_alone(kind: str) -> 
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", tiny.family_names())
-def test_every_source_of_every_family_holds_registered_operators_alone(family: str) -> None:
+def test_every_source_of_every_family_holds_what_a_graph_may_hold(family: str) -> None:
     backend = on_cpu(DeviceBackend.for_tracing())
     model = tiny.tiny_model(backend, backend.device, torch.float32, family)
     seen = 0
@@ -65,7 +67,7 @@ def test_every_source_of_every_family_holds_registered_operators_alone(family: s
             continue
         engine = tiny.tiny_engine(backend, strategy, family=family, model=model)
         tiny.load(engine, 0)
-        with Unregistered() as found:
+        with Refused() as found:
             engine.prefill()
             engine.step()
         assert found.names == set(), strategy

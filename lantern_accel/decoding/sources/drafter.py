@@ -145,7 +145,9 @@ class DrafterDrafts(TreeDrafts[Value]):
         tokens, pending = state.pending_tokens, state.pending_features
         put_first(tokens, torch.where(open_tokens, kept.tokens, tokens[:, : g.depth + 1]))
         index = rows(kept.path).unsqueeze(-1).expand(-1, -1, kept.features.shape[-1])
-        features = kept.features.gather(1, index)
-        open_ = rows(kept.open).view(-1, 1, 1)
-        put_first(pending, torch.where(open_, features, pending[:, : g.depth + 1]))
+        features, old = kept.features.gather(1, index), pending[:, : g.depth + 1]
+        # [branches, B, ...]: no table of booleans is repeated for every branch.
+        features, old = (one.unflatten(0, (-1, g.batch)) for one in (features, old))
+        new = torch.where(kept.open.view(-1, 1, 1), features, old)
+        put_first(pending, new.flatten(0, 1))
         state.pending_count.copy_(torch.where(kept.open, kept.gained, state.pending_count))

@@ -1,4 +1,4 @@
-"""What a graph may hold: names, dtypes, ranks, over every captured function of all families and sources."""
+"""What a graph may hold: names, dtypes, ranks; every captured function of all families and sources."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_names_are_exact() -> None:
 @pytest.mark.parametrize("kind", functions.KINDS)
 def test_every_captured_function_holds_what_a_graph_may_hold(kind: str) -> None:
     backend = on_cpu(DeviceBackend.for_tracing())
-    engine = functions.engine_of(backend, kind, 1, True)
+    engine = functions.engine_of(backend, kind, 2, True)
     tiny.start(engine, 1)
     for name, function in functions.functions_of(engine).items():
         with Refused() as found:
@@ -65,7 +65,7 @@ def test_every_source_of_every_family_holds_what_a_graph_may_hold(family: str) -
     for name, strategy in tiny.cases(tiny.CHECKED):
         if name != family:
             continue
-        engine = tiny.tiny_engine(backend, strategy, family=family, model=model)
+        engine = tiny.tiny_engine(backend, strategy, batch=2, family=family, model=model)
         tiny.load(engine, 0)
         with Refused() as found:
             engine.prefill()

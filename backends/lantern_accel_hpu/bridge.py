@@ -76,6 +76,7 @@ class Bridge:
             import habana_frameworks.torch  # noqa: F401, registers the device
             import habana_frameworks.torch.hpu as hpu
             from habana_frameworks.torch.utils.internal import is_lazy
+        # AttributeError: the bridge reads the local part of torch's version, which not each torch has.
         except (ImportError, OSError, AssertionError, AttributeError, RuntimeError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise BackendError(

@@ -199,27 +199,31 @@ SIZES = "1 plain,3 guided"
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("mode", "kinds", "sizes", "index"),
+    ("mode", "kinds", "sizes", "index", "release"),
     [
         *(
-            pytest.param(mode, kinds, SIZES, "int32", id=f"{mode}-{half}")
-            for mode in ("graph", "compile")
+            pytest.param(mode, kinds, sizes, "int32", release, id=f"{mode}-{release}-{half}")
+            for mode, sizes, release in (
+                ("graph", SIZES, "1.19"),
+                ("compile", SIZES.split(",")[0], "1.19"),
+                ("compile", SIZES.split(",")[1], "1.24"),
+            )
             for half, kinds in HALVES.items()
         ),
         # What torch before 2.8 takes, which lazy mode computes in 32 bits.
-        pytest.param("graph", "windows,chains", "2 guided", "int64", id="int64"),
+        pytest.param("graph", "windows,chains", "2 guided", "int64", "1.19", id="int64"),
     ],
 )
 def test_every_function_of_auto_is_captured_and_gives_the_tokens_of_the_cpu(
-    on_software_hpu: Run, mode: str, kinds: str, sizes: str, index: str
+    on_software_hpu: Run, mode: str, kinds: str, sizes: str, index: str, release: str
 ) -> None:
     """With memory that is pinned for late copies; ``int64`` without, as some bridges have none."""
     if index == "int32" and index_dtype() != torch.int32:
         pytest.skip("this torch takes no int32 index")
     pinned = str(int(index == "int32"))
     words = (mode, kinds, sizes, index)
-    shown = passes(on_software_hpu(*words, script=EVERY, LANTERN_HPU_SOFTWARE_PINNED=pinned))
-    assert "fine" in shown
+    of = {"LANTERN_HPU_SOFTWARE_PINNED": pinned, "LANTERN_HPU_SOFTWARE_RELEASE": release}
+    assert "fine" in passes(on_software_hpu(*words, script=EVERY, **of))
 
 
 FIRST_CONTACT = """

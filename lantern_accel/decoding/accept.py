@@ -194,8 +194,7 @@ def deepest(tree: DraftTree, kept: Tensor) -> tuple[Tensor, Tensor]:
     """
     nodes, depth, index = kept.shape[1], len(tree.max_children), tree.depth.dtype
     order = torch.arange(nodes, dtype=index, device=kept.device)
-    # Numbers, not booleans, are what every device gathers.
-    accepted = (kept | (order == 0)).to(index)
+    accepted = (kept | (order == 0)).to(index)  # not every device gathers booleans
     for _ in range(depth):
         accepted = accepted * accepted.gather(1, tree.parent)
     reached = (tree.depth + 1) * accepted - 1
@@ -242,8 +241,7 @@ def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
     """
     best = logits.argmax(dim=-1).to(tree.tokens.dtype)
     parent_best, x = best.gather(1, tree.parent), tree.tokens
-    gap = x - parent_best
-    likeliest = gap == 0
+    likeliest = x == parent_best
     # The parents' rows, by one index: gathering as many numbers takes many times as long.
     image = torch.arange(len(x), dtype=x.dtype, device=x.device).unsqueeze(1)
     rows = (image * logits.shape[1] + tree.parent).flatten()
@@ -253,5 +251,5 @@ def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
     path, length = deepest(tree, likeliest | (mass > top) | ((mass == top) & (x < parent_best)))
     last = entry_at(path, length)
     levels = torch.arange(1, path.shape[1], dtype=path.dtype, device=path.device)
-    other = (gap.gather(1, path)[:, 1:] != 0) & (levels <= length.unsqueeze(1))
+    other = ((x - parent_best).gather(1, path)[:, 1:] != 0) & (levels <= length.unsqueeze(1))
     return Accepted(path, length, entry_at(best, last), row_at(logits, last), other.float())

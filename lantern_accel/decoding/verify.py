@@ -49,10 +49,9 @@ class Verifying:
         return self.ops.mask(visible.unsqueeze(1), self.target.weight.dtype)
 
     def mask_of(self, prompt: Tensor, image: Tensor, hidden: int) -> Tensor:
-        """Return the device's form of the mask of a pass's nodes, ``[M, 1, T, P + n + hidden]``.
+        """Join the device's form ``[M, 1, T, P + n + hidden]`` of what nodes see; none of booleans.
 
-        ``prompt`` bool ``[M, P]``: what all see of it; ``image`` bool ``[M, T, n]``; ``hidden``: slots
-        behind, which none sees. Joined in this form: a device may not join booleans.
+        ``prompt`` bool ``[M, P]``; ``image`` bool ``[M, T, n]``; ``hidden``: slots behind that none sees.
         """
         count = image.shape[1]
         parts = [self.mask(prompt.unsqueeze(1)).expand(-1, -1, count, -1), self.mask(image)]

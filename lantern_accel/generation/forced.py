@@ -22,11 +22,10 @@ def forced_pass(
     Every token before lies in the slot of its own number, as in plain decoding.
     """
     state, v, g = engine.state, engine.verifying, engine.geometry
-    prompt = state.prefix_mask.unsqueeze(1).expand(-1, count, -1)
     slots = v.slots[: len(v.slots) - g.prefix]
     cells = v.slots[first : first + count]
-    image = (slots <= cells.unsqueeze(-1)).expand(len(prompt), -1, -1)
-    mask = v.mask(torch.cat((prompt, image), dim=-1))
+    image = (slots <= cells.unsqueeze(-1)).expand(len(state.prefix_mask), -1, -1)
+    mask = v.mask_of(state.prefix_mask, image, 0)
     cells = cells.expand(g.batch, -1)
 
     def run(tokens: Tensor) -> tuple[Tensor, Tensor]:

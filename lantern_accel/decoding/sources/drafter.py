@@ -148,6 +148,5 @@ class DrafterDrafts(TreeDrafts[Value]):
         features, old = kept.features.gather(1, index), pending[:, : g.depth + 1]
         # [branches, B, ...]: no table of booleans is repeated for every branch.
         features, old = (one.unflatten(0, (-1, g.batch)) for one in (features, old))
-        new = torch.where(kept.open.view(-1, 1, 1), features, old)
-        put_first(pending, new.flatten(0, 1))
+        put_first(pending, torch.where(kept.open.view(-1, 1, 1), features, old).flatten(0, 1))
         state.pending_count.copy_(torch.where(kept.open, kept.gained, state.pending_count))

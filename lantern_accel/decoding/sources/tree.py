@@ -21,10 +21,9 @@ from lantern_accel.strategy.trees import TreeTables
 
 
 def put_first(buffer: Tensor, values: Tensor) -> None:
-    """Write ``values [B, n, ...]`` over the first n of a buffer's dimension 1.
+    """Write ``values [B, n, ...]`` over the first n of a buffer's dimension 1, by one write of the whole.
 
-    The whole buffer is written, in one go: a write to a part of one is a view, and some recorders of
-    steps refuse to record those.
+    Some recorders of steps refuse writes to a part, which is a view.
     """
     rest = buffer[:, values.shape[1] :]
     buffer.copy_(torch.cat((values, rest), dim=1) if rest.shape[1] else values)

@@ -199,8 +199,7 @@ class WindowDrafts(Drafts[Value, WindowState, Tensor, Coupled]):
             open_ = masked(length).unsqueeze(1) < g.tokens - 1
             prompt, past = prompt & open_, past & open_.unsqueeze(1)
         rest = v.cache.layout.capacity - seen if seen == g.target_slots else 0
-        mask = v.mask_of(prompt, past, 1 + rest)
-        return v.run(state, drafted, cells, following, at, mask)
+        return v.run(state, drafted, cells, following, at, v.mask_of(prompt, past, 1 + rest))
 
     def commit(
         self, state: WindowState, drafted: Tensor, features: Tensor, judged: Coupled

@@ -4,7 +4,7 @@ The data, ``gaudi_ops.json``, is read off the bridge's sources of release 1.19: 
 there is a kernel, dtypes are known for about a tenth. ``gaudi_registry.json`` has the exact names that a
 graph may hold: its nodes are looked up by name and overload, where placement asks for the name alone.
 Newer releases have more operators. ``gaudi_tested.json`` has the dtypes in which the vendor's tests run
-each operator that a step uses; other ones are refused, but for those of :data:`UNTESTED`.
+each operator that a step uses; other ones are refused, except those of :data:`UNTESTED`.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _padded_wrong(padded: Tensor, pad: Any, value: float = 0) -> str:
         return "a pad of bool may be False whatever its value; keep numbers, or join with torch.cat"
     if padded.dtype.is_floating_point or type(value) is int:
         return ""
-    return f"its value {value!r} is no integer, as {_short(padded.dtype)} is; join with torch.cat"
+    return f"its value {value!r} is not an integer, as {_short(padded.dtype)} is; join with torch.cat"
 
 
 def has_lowering(func: Any) -> str:

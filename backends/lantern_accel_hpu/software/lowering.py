@@ -113,7 +113,7 @@ def why_left(target: Any, args: Any, kwargs: Any) -> str:
 def leaf_views(module: GraphModule) -> list[Node]:
     """Mark and return views that are results of the graph or of a part of it: they run outside.
 
-    As there, but for a view that is read inside as well, of which the bridge keeps a copy there.
+    As there; except for a view that is read inside as well, of which the bridge keeps a copy there.
     """
     found = []
     for node in reversed(module.graph.nodes):

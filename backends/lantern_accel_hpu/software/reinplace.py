@@ -22,7 +22,7 @@ VIEWS = {
 
 
 def base_of(node: Node) -> str:
-    """Return the name of a node's operator without its overload, "" of what is no operator."""
+    """Return the name of a node's operator without its overload, "" where it has none."""
     return node.target.__name__.partition(".")[0] if node.op == "call_function" else ""
 
 

@@ -207,7 +207,9 @@ def _padded_wrong(padded: Tensor, pad: Any, value: float = 0) -> str:
         return "a pad of bool may be False whatever its value; keep numbers, or join with torch.cat"
     if padded.dtype.is_floating_point or type(value) is int:
         return ""
-    return f"its value {value!r} is not an integer, as {_short(padded.dtype)} is; join with torch.cat"
+    return (
+        f"its value {value!r} is not an integer, as {_short(padded.dtype)} is; join with torch.cat"
+    )
 
 
 def has_lowering(func: Any) -> str:

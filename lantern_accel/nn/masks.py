@@ -16,10 +16,8 @@ def dense_visible(prefix_mask: Tensor, length: int) -> Tensor:
     rows, prefix = prefix_mask.shape
     index = torch.arange(length, dtype=torch.int32, device=prefix_mask.device)
     causal = index[:, None] >= index[None, :]
-    keys = prefix_mask
-    if length > prefix:  # not in a captured function: a Gaudi is not known to join booleans
-        after = flags(True, rows, length - prefix, device=prefix_mask.device)
-        keys = torch.cat((prefix_mask, after), dim=1)
+    after = flags(True, rows, length - prefix, device=prefix_mask.device)
+    keys = torch.cat((prefix_mask, after), dim=1) if length > prefix else prefix_mask
     visible = causal & keys[:, None, :] | (index[:, None] == index[None, :])
     return visible.unsqueeze(1)
 

@@ -21,9 +21,10 @@ VIEWS = {
 }
 
 
-def base_of(node: Node) -> str:
+def base_of(node: Any) -> str:
     """Return the name of a node's operator without its overload, "" where it has none."""
-    return node.target.__name__.partition(".")[0] if node.op == "call_function" else ""
+    name: str = node.target.__name__ if node.op == "call_function" else ""
+    return name.partition(".")[0]
 
 
 def is_view(node: Node) -> bool:
@@ -31,7 +32,7 @@ def is_view(node: Node) -> bool:
     return base_of(node) in VIEWS
 
 
-def value_of(node: Node) -> Any:
+def value_of(node: Any) -> Any:
     """Return the tensor without data that a node has as its value."""
     return node.meta.get("val")
 

@@ -25,7 +25,6 @@ class BeamDrafts(DrafterDrafts[DynamicTree]):
     def __init__(self, given: DraftContext[DynamicTree]) -> None:
         super().__init__(given)
         k, index, device = given.source.top_k, self.ops.index, self.slots.device
-        #: Every node of a level sees itself.
         self.own = torch.eye(k, dtype=index, device=device).repeat(self.geometry.batch, 1, 1)
         self.written = [self._scratch(level * k, k) for level in range(given.source.depth)]
 

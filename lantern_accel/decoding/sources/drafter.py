@@ -60,10 +60,7 @@ class DrafterDrafts(TreeDrafts[Value]):
         return self.branches.image_rotary(self.drafter, state.start, cells, back=1)
 
     def _reach(self, state: TreeState) -> Tensor:
-        """Return the slot from which on each one is seen, integer ``[M, 1, capacity]``.
-
-        Beyond any are slots behind the image, and caption pads where the drafter was trained so.
-        """
+        """Return from which slot on each is seen, ``[M, 1, capacity]``; pads from none if trained so."""
         reach, n = self.reached.expand(self.branches.masks, -1), self.prefix
         if self.drafter.config.mask_padding and n:
             prompt = torch.where(state.prefix_mask[:, :n], reach[:, :n], reach.shape[1])
@@ -146,7 +143,6 @@ class DrafterDrafts(TreeDrafts[Value]):
         put_first(tokens, torch.where(open_tokens, kept.tokens, tokens[:, : g.depth + 1]))
         index = rows(kept.path).unsqueeze(-1).expand(-1, -1, kept.features.shape[-1])
         features, old = kept.features.gather(1, index), pending[:, : g.depth + 1]
-        # [branches, B, ...]: no table of booleans is repeated for every branch.
         features, old = (one.unflatten(0, (-1, g.batch)) for one in (features, old))
         put_first(pending, torch.where(kept.open.view(-1, 1, 1), features, old).flatten(0, 1))
         state.pending_count.copy_(torch.where(kept.open, kept.gained, state.pending_count))

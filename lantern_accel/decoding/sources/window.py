@@ -99,8 +99,7 @@ class RowCache:
         rows = (state.row_keys, state.row_previous, state.row_tokens)
         keys, previous, chosen = (self.ops.held(t).flatten(1).unsqueeze(1) for t in rows)
         hit = keys == (places * self.vocab + left).unsqueeze(-1)
-        # Never negative: a device may have another remainder there.
-        age = (self.order + (self.passes - 1) - state.step % self.passes) % self.passes
+        age = (self.order + (self.passes - 1) - state.step % self.passes) % self.passes  # never < 0
         recent = 1 + age.unsqueeze(1).expand(-1, wide).flatten()
         worth = torch.where(previous == earlier.unsqueeze(-1), recent + self.passes, recent)
         entry = torch.where(hit, worth, 0).argmax(dim=-1).to(self.ops.index)

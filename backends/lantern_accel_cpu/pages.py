@@ -31,7 +31,7 @@ SIZE_FILE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 #: Bytes of addresses that are mapped together; memory comes with the first write.
 MAPPING = 256 << 20
 #: Bytes after which the heap gives back what the tensors that these were made of have left.
-GIVEN_BACK = 16 << 20
+GIVEN_BACK = 64 << 20
 #: Tensors with fewer bytes are left to the heap.
 LEAST = 1 << 16
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lantern_accel.checkpoints.weights import Checkpoint
+from lantern_accel.checkpoints.kinds import PLAIN, kind_of
+from lantern_accel.checkpoints.weights import Checkpoint, quantized
 from lantern_accel.errors import CheckpointError
 
 #: Keys that released files may carry and that hold nothing we need.
@@ -50,6 +52,17 @@ def without_data() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute on this thread alone: on a busy machine it waits for others at every block."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
+
+
 class LoadingProgress(Protocol):
     """Called while a part is loaded: its name, bytes read, bytes in all."""
 
@@ -75,9 +88,10 @@ class Fingerprint:
 
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
-    def update(self, key: str, tensor: Tensor) -> None:
-        """Add one tensor as the checkpoint has it."""
-        self.digest.update(f"{key} {list(tensor.shape)} {tensor.dtype}\n".encode())
+    def update(self, key: str, tensor: Tensor, shape: Sequence[int] | None = None) -> None:
+        """Add one tensor as the checkpoint has it, or its first numbers and its ``shape``."""
+        shape = tensor.shape if shape is None else shape
+        self.digest.update(f"{key} {list(shape)} {tensor.dtype}\n".encode())
         flat = tensor.detach().reshape(-1)[: SAMPLE_BYTES // tensor.dtype.itemsize].cpu()
         self.digest.update(flat.contiguous().view(torch.uint8).numpy().tobytes())
 
@@ -152,17 +166,14 @@ def checked(
         if keys
     ]
     if told:
-        raise CheckpointError(
+        raise kind_of(checkpoint) or CheckpointError(
             f"{what}: {' and '.join(told)}; the checkpoint is of another architecture, or a part of it "
             "is absent: fetch it again, or name another"
         )
     for key in used:
-        if not checkpoint.dtype(key).is_floating_point:
+        if checkpoint.dtype(key) not in PLAIN:
             kind = str(checkpoint.dtype(key)).removeprefix("torch.")
-            raise CheckpointError(
-                f"{what}: {key} holds {kind}; quantized checkpoints cannot be read, use one in "
-                "bfloat16, float16 or float32"
-            )
+            raise kind_of(checkpoint) or quantized(checkpoint.path, f"{key} holds {kind}")
     return own
 
 
@@ -177,10 +188,12 @@ def fill(
     progress: LoadingProgress | None = None,
     fingerprint: Fingerprint | None = None,
     unneeded: re.Pattern[str] | None = None,
+    ready: Callable[[nn.Module], None] | None = None,
 ) -> None:
     """Replace every parameter and persistent buffer of ``module`` by the checkpoint's, in ``dtype``.
 
-    ``what`` names the part in errors and progress. Raises :class:`CheckpointError` before anything is
+    ``what`` names the part in errors and progress. ``ready`` gets the layer of each tensor once it
+    is there. Raises :class:`CheckpointError` before anything is
     read where keys, shapes or kinds of numbers disagree with the module's, later where a tensor holds
     values that are not numbers.
     """
@@ -192,61 +205,57 @@ def fill(
         out = torch.empty(shape, dtype=dtype, device=device)
         recipe, row = recipes[name], 0
         for key in recipe.sources:
-            if recipe.rows is not None or (recipe.transform is None and len(recipe.sources) == 1):
-                _copy_rows(out, checkpoint, key, recipe.rows, dtype, what, fingerprint)
-                done += checkpoint.size_of(key)
-                if progress is not None:
-                    progress(what, done, total)
-                continue
-            tensor = checkpoint.read(key)
-            check_values(tensor, key, dtype, what)
-            if fingerprint is not None:
-                fingerprint.update(key, tensor)
-            if recipe.transform is not None:
-                tensor = recipe.transform(key, tensor)
             target = out
             if len(recipe.sources) > 1:
-                target = out[row : row + len(tensor)]
-                row += len(tensor)
-            if target.shape != tensor.shape:
-                raise mismatch(f"{what} ({key})", name, list(tensor.shape), shape)
-            target.copy_(tensor)
+                target = out[row : row + checkpoint.shape(key)[0]]
+                row += len(target)
+            if recipe.transform is None or recipe.rows is not None:
+                _copy_blocks(target, checkpoint, key, recipe.rows, what, fingerprint)
+            else:
+                tensor = checkpoint.read(key)
+                check_values(tensor, key, dtype, what)
+                if fingerprint is not None:
+                    fingerprint.update(key, tensor)
+                tensor = recipe.transform(key, tensor)
+                if target.shape != tensor.shape:
+                    raise mismatch(f"{what} ({key})", name, list(tensor.shape), shape)
+                target.copy_(tensor)
             done += checkpoint.size_of(key)
-            # Not kept into the next round: it holds the mapping.
-            del tensor, target
             if progress is not None:
                 progress(what, done, total)
         replace_tensor(module, name, out)
-    checkpoint.close()
+        owner = module.get_submodule(name.rpartition(".")[0])
+        if ready is not None and not any(owner.children()):
+            ready(owner)
 
 
-def _copy_rows(
+@_one_thread()
+def _copy_blocks(
     out: Tensor,
     checkpoint: Checkpoint,
     key: str,
     rows: Tensor | None,
-    dtype: torch.dtype,
     what: str,
     fingerprint: Fingerprint | None,
 ) -> None:
     """Copy a tensor, or some rows of it, in blocks: a table of words may be a sixth of a model."""
-    shape = list(checkpoint.shape(key))
-    count = shape[0] if shape else 1
-    if out.shape != torch.Size([len(rows), *shape[1:]] if rows is not None else shape):
-        raise mismatch(f"{what} ({key})", key, shape, list(out.shape))
-    size = max(1, checkpoint.block * count // max(checkpoint.size_of(key), 1))
-    for at in range(0, count, size):
-        tensor = checkpoint.read(key)
-        if fingerprint is not None and not at:
-            fingerprint.update(key, tensor)
-        block = tensor[at : at + size] if shape else tensor
-        check_values(block, key, dtype, what)
+    shape = checkpoint.shape(key)
+    if out.shape != torch.Size(shape if rows is None else [len(rows), *shape[1:]]):
+        raise mismatch(f"{what} ({key})", key, list(shape), list(out.shape))
+    width = 1 if rows is None else math.prod(shape[1:])
+    flat = out.view(-1, width)
+    for first, block in checkpoint.blocks(key, width):
+        if fingerprint is not None and not first:
+            fingerprint.update(key, block, shape)
+        check_values(block, key, out.dtype, what)
+        at, block = first // width, block.view(-1, width)
         if rows is None:
-            (out[at : at + size] if shape else out).copy_(block)
-        del tensor, block  # they hold the mapping
-    for at in range(0, 0 if rows is None else len(rows), size):
-        assert rows is not None
-        out[at : at + size].copy_(checkpoint.read(key)[rows[at : at + size]])
+            flat[at : at + len(block)].copy_(block)
+            continue
+        there = ((rows >= at) & (rows < at + len(block))).nonzero().flatten()
+        for run in there.tensor_split((there.diff() > 1).nonzero().flatten() + 1):
+            if len(run):
+                flat[run[0] : run[-1] + 1].copy_(block[rows[run] - at])
 
 
 def replace_tensor(module: nn.Module, name: str, value: Tensor) -> None:

@@ -2,18 +2,25 @@
 
 ``.safetensors``, ``.pt``, ``.pth`` and ``.bin``; shards with an ``index.json`` or numbered file names;
 a bare state dict, or one under the name that a trainer gave it. What wrappers of modules put before and
-into keys (``module.``, ``_orig_mod.``) is taken off. Tensors are mapped, and the
-mapping is dropped every few hundred megabytes: pages that were read count as this process's memory.
+into keys (``module.``, ``_orig_mod.``) is taken off. Opening a file notes where its tensors lie; they are
+read in blocks, so that what was read does not count as this process's memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import os
 import pickle
 import pickletools
 import re
+import struct
+import sys
 import warnings
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +30,8 @@ from torch import Tensor
 from lantern_accel.errors import CheckpointError, LanternWarning
 from lantern_accel.files import read_json_file
 
-#: Most and fewest bytes that are read through one mapping before another takes its place; between them
-#: a checkpoint takes a 128th of itself.
-REMAP_BYTES, LEAST_REMAP_BYTES = 64 * 2**20, 2**20
+#: Most and fewest bytes that are read at once; between them a checkpoint takes a 128th of itself.
+MOST_BYTES, LEAST_BYTES = 64 * 2**20, 2**20
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 #: Where trainers put the state dict; the order is that of LlamaGen's own loader.
 WRAPPERS = ("model", "module", "state_dict")
@@ -47,7 +53,11 @@ _DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
 }
+#: Opened files, while they have not changed. What holds tensors in memory is not among them.
+_OPENED: dict[tuple[object, ...], HeldFile] = {}
 #: How torch's files begin: a zip archive, or before torch 1.6 a pickle.
 _TORCH_STARTS = (b"PK\x03\x04", b"\x80")
 #: What a folder's weights are called where they are one file; the first counts where both are there.
@@ -60,7 +70,8 @@ _SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suf
 class HeldFile:
     """Tensors in memory by their keys, in place of a file, and the base of what reads a file.
 
-    ``info`` is what a file says about itself (metadata, training arguments).
+    ``info`` is what a file says about itself (metadata, training arguments). ``places``: by key the
+    first byte of a tensor that stays in the file, and the strides of one that is not contiguous there.
     """
 
     def __init__(self, path: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
@@ -68,95 +79,122 @@ class HeldFile:
         self.info: dict[str, Any] = {}
         self.tensors = {key: tensor.detach() for key, tensor in (tensors or {}).items()}
         self.headers = {key: (tuple(t.shape), t.dtype) for key, t in self.tensors.items()}
+        self.places: dict[str, tuple[int, tuple[int, ...] | None]] = {}
 
     def read(self, key: str) -> Tensor:
-        """Return a tensor that may be mapped from the file."""
-        return self.tensors[key]
+        """Return a tensor as it is in memory, or read from the file into memory of its own."""
+        if key in self.tensors:
+            return self.tensors[key]
+        (at, strides), (shape, dtype) = self.places[key], self.headers[key]
+        if strides is None:
+            out = torch.empty(shape, dtype=dtype)
+            self.read_into(out.view(-1), at)
+            return out
+        last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        self.read_into(span := torch.empty(last + 1, dtype=dtype), at)
+        return span.as_strided(shape, strides)
 
-    def close(self) -> None:
-        """Drop the mapping, where there is one; the next :meth:`read` makes another."""
+    def read_into(self, out: Tensor, at: int) -> None:
+        """Fill a flat tensor with the bytes of the file from the ``at``-th on."""
+        with self.path.open("rb", buffering=0) as stream:
+            stream.seek(at)
+            left = memoryview(out.view(torch.uint8).numpy())
+            while len(left):
+                if not (count := stream.readinto(left)):
+                    raise EOFError(f"it ends {len(left)} bytes early")
+                left = left[count:]
 
 
 class _SafetensorsFile(HeldFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._open: Any = None
-        file = self._handle()
-        for key in file.keys():  # noqa: SIM118, not a dict
-            part = file.get_slice(key)
-            dtype = _DTYPES.get(part.get_dtype())
-            if dtype is None:
-                raise ValueError(f"{key} has the dtype {part.get_dtype()}, which is not supported")
-            self.headers[key] = (tuple(part.get_shape()), dtype)
-        self.info = dict(file.metadata() or {})
+        from safetensors import safe_open
 
-    def _handle(self) -> Any:
-        if self._open is None:
-            from safetensors import safe_open
-
-            self._open = safe_open(str(self.path), framework="pt", device="cpu")
-        return self._open
-
-    def read(self, key: str) -> Tensor:
-        tensor: Tensor = self._handle().get_tensor(key)
-        return tensor
-
-    def close(self) -> None:
-        self._open = None
+        # Compares the header with the file's length.
+        with safe_open(str(path), framework="pt", device="cpu") as checked:
+            self.info = dict(checked.metadata() or {})
+        with path.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            listed = json.loads(stream.read(size))
+        listed.pop("__metadata__", None)
+        for key, said in listed.items():
+            if said["dtype"] not in _DTYPES:
+                raise quantized(path, f"numbers of the format {said['dtype']}")
+            self.headers[key] = (tuple(said["shape"]), _DTYPES[said["dtype"]])
+            self.places[key] = (8 + size + said["data_offsets"][0], None)
 
 
 class _PickleFile(HeldFile):
-    """A torch file, read with ``weights_only``: nothing in it runs."""
+    """A torch file, unpickled once with ``weights_only``: nothing in it runs."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._tensors: dict[str, Tensor] | None = None
-        self._mapped = True
-        for key, tensor in self._load().items():
+        #: Bytes of the file's storages by their addresses, while it is mapped.
+        self._storages: dict[int, int] = {}
+        first: int | None = None
+        with suppress(RuntimeError):  # of a compressed file, and of the format before torch 1.6
+            content = self._unpickled(mapped=True)
+            first = self._first_byte()
+        if first is None:
+            content = self._unpickled(mapped=False)
+        for key, tensor in self._state(content).items():
             self.headers[key] = (tuple(tensor.shape), tensor.dtype)
+            strided = first is not None and tensor.layout == torch.strided
+            storage = tensor.untyped_storage().data_ptr() if strided else 0
+            if first is None or storage not in self._storages:
+                self.tensors[key] = tensor.detach()
+                continue
+            at = tensor.data_ptr() - first
+            self.places[key] = (at, None if tensor.is_contiguous() else tensor.stride())
 
-    def _torch_load(self, mapped: bool) -> Any:
+    def _noted(self, storage: Any, location: str) -> Any:
+        if storage.nbytes():
+            self._storages[storage.data_ptr()] = storage.nbytes()
+        return storage
+
+    def _unpickled(self, mapped: bool) -> Any:
+        place = self._noted if mapped else "cpu"
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the age of a pickle; the file is judged below
-            return torch.load(self.path, map_location="cpu", weights_only=True, mmap=mapped)
+            return torch.load(self.path, map_location=place, weights_only=True, mmap=mapped)
 
-    def _load(self) -> dict[str, Tensor]:
-        if self._tensors is None:
-            try:
-                content = self._torch_load(self._mapped)
-            except RuntimeError as error:
-                if "mmap" not in str(error):
-                    raise
-                # The format before torch 1.6 cannot be mapped.
-                self._mapped = False
-                content = self._torch_load(False)
-            state = content
-            if isinstance(content, Mapping):
-                state = _within(content, self.path)
-                arguments = content.get("args")
-                if isinstance(arguments, argparse.Namespace):
-                    self.info = dict(vars(arguments))
-            if not isinstance(state, Mapping):
-                raise CheckpointError(
-                    f"{self.path} holds a {type(state).__name__}, not a state dict; name a file with "
-                    "a model's weights"
-                )
-            tensors = {k: v for k, v in state.items() if isinstance(v, Tensor)}
-            foreign = next((key for key in tensors if not isinstance(key, str)), None)
-            if foreign is not None:
-                raise CheckpointError(
-                    f"{self.path} names a tensor {str(foreign)[:40]!r}, of the "
-                    f"type {type(foreign).__name__}, not text; save the model's state_dict() again"
-                )
-            self._tensors = tensors
-        return self._tensors
+    def _state(self, content: Any) -> dict[str, Tensor]:
+        state = content
+        if isinstance(content, Mapping):
+            state = _within(content, self.path)
+            arguments = content.get("args")
+            if isinstance(arguments, argparse.Namespace):
+                self.info = dict(vars(arguments))
+        if not isinstance(state, Mapping):
+            raise CheckpointError(
+                f"{self.path} holds a {type(state).__name__}, not a state dict; name a file with "
+                "a model's weights"
+            )
+        if any(isinstance(one, Mapping) and "W_q" in one for one in state.values()):
+            raise quantized(self.path, "HQQ")
+        tensors = {k: v for k, v in state.items() if isinstance(v, Tensor)}
+        foreign = next((key for key in tensors if not isinstance(key, str)), None)
+        if foreign is not None:
+            raise CheckpointError(
+                f"{self.path} names a tensor {str(foreign)[:40]!r}, of the "
+                f"type {type(foreign).__name__}, not text; save the model's state_dict() again"
+            )
+        return tensors
 
-    def read(self, key: str) -> Tensor:
-        return self._load()[key]
-
-    def close(self) -> None:
-        if self._mapped:
-            self._tensors = None
+    def _first_byte(self) -> int | None:
+        """Return where the mapped file begins in memory, by its members; None where none fit."""
+        members = dict[int, int]()
+        with zipfile.ZipFile(self.path) as archive, self.path.open("rb") as stream:
+            for one in archive.infolist():
+                folder, _, name = one.filename.rpartition("/")
+                if name == "byteorder" and archive.read(one).decode() != sys.byteorder:
+                    return None
+                if folder.rpartition("/")[2] == "data" and one.file_size:
+                    stream.seek(one.header_offset + 26)
+                    lengths = struct.unpack("<HH", stream.read(4))
+                    members[one.header_offset + 30 + sum(lengths)] = one.compress_size
+        first = min(self._storages, default=0) - min(members, default=0)
+        return first if {at - first: n for at, n in self._storages.items()} == members else None
 
 
 def _holds_weights(value: object) -> bool:
@@ -212,11 +250,14 @@ def _open_file(path: Path) -> HeldFile:
         raise CheckpointError(f"there is no checkpoint file {path}; check the path")
     try:
         with path.open("rb") as stream:
-            start = stream.read(24)
+            start, state = stream.read(24), os.fstat(stream.fileno())
     except OSError as error:  # no right to read it, a broken disk, another process's memory
         raise CheckpointError(
             f"{path} cannot be read ({error.strerror}); name a file of weights that can"
         ) from None
+    known = (path, path.absolute(), state.st_ino, state.st_size, state.st_mtime_ns)
+    if known in _OPENED:
+        return _OPENED[known]
     if not start:
         raise CheckpointError(f"{path} is empty, so it was truncated; fetch it again")
     if start.startswith(b"version https://git-lfs"):
@@ -224,8 +265,13 @@ def _open_file(path: Path) -> HeldFile:
             f"{path} is a Git LFS pointer, not the weights; run `git lfs pull` in its folder, or "
             "download the file"
         )
+    if start.startswith(b"GGUF"):
+        raise quantized(path, "GGUF")
     try:
-        return (_SafetensorsFile if path.suffix == ".safetensors" else _PickleFile)(path)
+        made = (_SafetensorsFile if path.suffix == ".safetensors" else _PickleFile)(path)
+        if not made.tensors:
+            _OPENED[known] = made
+        return made
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:
@@ -234,6 +280,8 @@ def _open_file(path: Path) -> HeldFile:
         if not wanted:
             # torch's own words advise to read the file as code.
             raise _foreign(path) from None
+        if library := re.match("torchao|bitsandbytes|optimum.quanto|hqq", wanted):
+            raise quantized(path, library[0]) from None
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint: its pickle wants to run code ({wanted}), which is "
             "refused; get the weights as .safetensors, or save the bare state dict again where you "
@@ -243,6 +291,14 @@ def _open_file(path: Path) -> HeldFile:
         if path.suffix != ".safetensors" and not start.startswith(_TORCH_STARTS):
             raise _foreign(path) from None
         raise _unreadable(path, error) from error
+
+
+def quantized(path: Path, kind: str) -> CheckpointError:
+    """Return the error for weights of a quantized ``kind``."""
+    return CheckpointError(
+        f"{path} is quantized ({kind}), and only bfloat16, float16 and float32 can be read; name the "
+        "plain checkpoint, which --weights int8 quantizes as it is loaded"
+    )
 
 
 def _foreign(path: Path) -> CheckpointError:
@@ -287,9 +343,9 @@ class Checkpoint:
         self._home = {key: file for file in files for key in file.headers}
         #: The files' own keys, where they are others.
         self._theirs: dict[str, str] = {}
-        self._read_bytes = 0
-        #: Bytes that are read at once, and through one mapping.
-        self.block = min(REMAP_BYTES, max(LEAST_REMAP_BYTES, self.nbytes // 128))
+        #: Bytes that are read at once.
+        self.block = min(MOST_BYTES, max(LEAST_BYTES, self.nbytes // 128))
+        self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def __contains__(self, key: object) -> bool:
         return key in self._home
@@ -334,31 +390,52 @@ class Checkpoint:
 
     def size_of(self, key: str) -> int:
         """Return a tensor's bytes without reading it."""
-        size = self.dtype(key).itemsize
-        for n in self.shape(key):
-            size *= n
-        return size
+        return self.dtype(key).itemsize * math.prod(self.shape(key))
 
     def read(self, key: str) -> Tensor:
-        """Return a tensor on the host, mapped from its file; copy it before reading the next.
+        """Return a tensor on the host.
 
         Raises :class:`CheckpointError` where the file changed or broke meanwhile.
         """
-        if self._read_bytes > self.block:
-            self.close()
         file = self._home[key]
         try:
-            tensor = file.read(self._theirs.get(key, key))
+            return file.read(self._theirs.get(key, key))
         except Exception as error:
             raise _unreadable(file.path, error) from error
-        self._read_bytes += self.size_of(key)
-        return tensor
 
-    def close(self) -> None:
-        """Drop all mappings; reading goes on with new ones."""
-        for file in self._files:
-            file.close()
-        self._read_bytes = 0
+    def start(self, key: str) -> Tensor:
+        """Return a tensor's first numbers, float32."""
+        file, theirs, dtype = self._home[key], self._theirs.get(key, key), self.dtype(key)
+        if theirs not in file.places:
+            return self.read(key).flatten()[:64].float()
+        out = torch.empty(min(64, math.prod(self.shape(key))), dtype=dtype)
+        file.read_into(out, file.places[theirs][0])
+        return out.float()
+
+    def blocks(self, key: str, row: int = 1) -> Iterator[tuple[int, Tensor]]:
+        """Go through a tensor's numbers in order, in flat blocks of whole rows of ``row`` numbers.
+
+        Returns each block with the number of its first; it is valid until the next. Raises as
+        :meth:`read` does.
+        """
+        file, theirs, dtype = self._home[key], self._theirs.get(key, key), self.dtype(key)
+        count = math.prod(self.shape(key))
+        size = max(self.block // dtype.itemsize // row, 1) * row
+        at, strides = file.places.get(theirs, (0, ()))
+        whole = None if strides is None else self.read(key).reshape(-1)
+        for first in range(0, count, size):
+            end = min(first + size, count)
+            if whole is not None:
+                yield first, whole[first:end]
+                continue
+            nbytes = (end - first) * dtype.itemsize
+            if len(self._buffer) < nbytes:
+                self._buffer = torch.empty(nbytes, dtype=torch.uint8)
+            try:
+                file.read_into(self._buffer[:nbytes], at + first * dtype.itemsize)
+            except Exception as error:
+                raise _unreadable(file.path, error) from error
+            yield first, self._buffer[:nbytes].view(dtype)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -384,7 +461,28 @@ def open_checkpoint(path: Path) -> Checkpoint:
                 f"{path / name} lacks {key}, which the folder's index says it holds; fetch that file "
                 "again"
             )
+    _tell_of_others(checkpoint, names)
     return checkpoint.unwrapped()
+
+
+def _tell_of_others(checkpoint: Checkpoint, names: list[str]) -> None:
+    """Warn where a folder has its weights in the other format as well, with other values."""
+    folder, suffix = checkpoint.path, Path(names[0]).suffix
+    usual = (p for p in folder.iterdir() if p.name in SINGLE or _SHARD.match(p.name))
+    others = sorted(p for p in usual if p.suffix != suffix and p.suffix in SUFFIXES)
+    try:
+        other = Checkpoint(folder, [_open_file(path) for path in others])
+    except CheckpointError:  # what is not read may be broken
+        return
+    both = [k for k in checkpoint if k in other and checkpoint.shape(k) == other.shape(k)]
+    if not others or all(torch.allclose(checkpoint.start(k), other.start(k), 0.02) for k in both):
+        return
+    warnings.warn(
+        f"{folder} holds {names[0]} and {others[0].name} with other values; {names[0]} is read, and to "
+        "read the other, move this one out of the folder",
+        LanternWarning,
+        stacklevel=2,
+    )
 
 
 def shard_names(folder: Path) -> tuple[list[str], dict[str, str]]:

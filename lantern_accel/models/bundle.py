@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lantern_accel.checkpoints.loading import (
     Fingerprint,
     LoadingProgress,
     Recipe,
+    checked,
     fill,
     without_data,
 )
@@ -182,8 +184,10 @@ def load_model(
             raise CheckpointError(f"the model {found.manifest.name!r} lacks {lacks}")
     loaded: dict[str, Any] = dict.fromkeys(PARTS)
     fingerprint, trunk = Fingerprint(), ""
-    for part in (part for part in PARTS if part in found.files):
-        module, checkpoint, recipes = open_part(found, part, ops)
+    opened = {part: open_part(found, part, ops) for part in PARTS if part in found.files}
+    for part, (module, checkpoint, recipes) in opened.items():  # all, before any is read
+        checked(module, checkpoint, recipes, found.files[part].name, kind.beside.get(part))
+    for part, (module, checkpoint, recipes) in opened.items():
         fill(
             module,
             checkpoint,
@@ -194,12 +198,11 @@ def load_model(
             progress=progress,
             fingerprint=fingerprint,
             unneeded=kind.beside.get(part),
+            ready=partial(pack, ops=ops) if pack_target or part != "target" else None,
         )
         trunk = trunk or fingerprint.hexdigest()  # the target comes first
         kind.place_tables(module, device)
         module.eval().requires_grad_(False)
-        if pack_target or part != "target":
-            pack(module, ops)
         loaded[part] = module
     if HEAD in found.files:
         loaded["target"].draft_head = read_head(found.manifest, found.files[HEAD], device, trunk)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from lantern_accel.checkpoints.kinds import named_kinds
 from lantern_accel.checkpoints.layouts import search
 from lantern_accel.checkpoints.weights import SUFFIXES
 from lantern_accel.device.entry_points import why
@@ -76,7 +77,10 @@ def find_model(name: str | Path, parts: Parts | None = None, tell: Tell = log) -
     unknown, :class:`CheckpointError` for files that cannot be used.
     """
     parts = parts or Parts()
-    return with_head(_found(name, parts, tell), parts)
+    path = Path(name) if Path(name).exists() else Path(str(name).partition("=")[2] or name)
+    named = (path, parts.vq, parts.drafter, parts.text)
+    with named_kinds(place for place in named if place is not None):
+        return with_head(_found(name, parts, tell), parts)
 
 
 def _found(name: str | Path, parts: Parts, tell: Tell) -> Found:

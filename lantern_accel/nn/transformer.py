@@ -67,11 +67,10 @@ def pack(module: nn.Module, ops: TensorOps, how: Rounding | None = None) -> None
 
     Where that makes another one, the first is freed.
     """
-    for part in module.modules():
-        if isinstance(part, Projection) and part.packed is None:
-            weight = part.weight
-            packed = ops.pack(weight, how)
-            if packed is not weight:
+    for part in projections(module):
+        if part.packed is None:
+            packed = ops.pack(part.weight, how)
+            if packed is not part.weight:
                 part.keep(packed)
 
 

@@ -71,15 +71,28 @@ bool runs(const char* name) {
 bool runs(const char*) { return true; }  // NEON belongs to every 64-bit ARM
 #endif
 
-template <class T> void pack(const T* w, int64_t ldw, int64_t k, int64_t n, int64_t group, T* out) {
+// Panels are packed by threads, each a chunk.
+template <class Body> void for_panels(int64_t n, Body body) {
+    struct Each {
+        Body& body;
+        int64_t n;
+        static int chunks(void* self, int) { return int((((Each*)self)->n + PANEL - 1) / PANEL); }
+        static void work(void* self, int, int chunk) { ((Each*)self)->body(int64_t(chunk)); }
+    } job{body, n};
+    pool_run(Job{&job, Each::work, nullptr, Each::chunks, 1}, n <= PANEL);
+}
+
+template <class T> void pack(const T* w, int64_t ldw, int64_t k, int64_t n, int64_t group, T* to) {
     int64_t deep = (k + group - 1) / group;
-    for (int64_t p = 0; p * PANEL < n; ++p)
+    for_panels(n, [&](int64_t p) {
+        T* out = to + p * deep * PANEL * group;
         for (int64_t i = 0; i < deep; ++i)
             for (int64_t c = 0; c < PANEL; ++c)
                 for (int64_t j = 0; j < group; ++j, ++out) {
                     int64_t row = p * PANEL + c, column = i * group + j;
                     *out = row < n && column < k ? w[row * ldw + column] : T(0);
                 }
+    });
 }
 
 float value_of(uint16_t bits) {
@@ -103,9 +116,10 @@ float word_step(const uint16_t* row, int64_t k) {
 }
 
 // Panels of WORDS, each of which begins with its steps.
-void pack_words(const uint16_t* w, int64_t ldw, int64_t k, int64_t n, char* out) {
+void pack_words(const uint16_t* w, int64_t ldw, int64_t k, int64_t n, char* to) {
     int64_t deep = (k + 1) / 2;
-    for (int64_t p = 0; p * PANEL < n; ++p, out += PANEL * 4 + deep * PANEL * 4) {
+    for_panels(n, [&](int64_t p) {
+        char* out = to + p * (PANEL * 4 + deep * PANEL * 4);
         float* steps = (float*)out;
         int16_t* codes = (int16_t*)(out + PANEL * 4);
         for (int64_t c = 0; c < PANEL; ++c) {
@@ -118,7 +132,7 @@ void pack_words(const uint16_t* w, int64_t ldw, int64_t k, int64_t n, char* out)
                 codes[(i / 2 * PANEL + c) * 2 + i % 2] = int16_t(std::lrint(x));
             }
         }
-    }
+    });
 }
 
 double seconds() {

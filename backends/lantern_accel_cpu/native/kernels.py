@@ -187,6 +187,7 @@ class Kernels:
 
     def pack(self, weight: Tensor, words: bool = True) -> Panels:
         """Return ``weight [out, in]`` in panels; without ``words`` its numbers stay as they are."""
+        self.threads()
         weight = weight.detach()
         if weight.stride(1) != 1:
             weight = weight.contiguous()

@@ -1,0 +1,86 @@
+"""Weights that are not a plain model: quantized ones and adapters, told by keys, dtypes, configurations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from lantern_accel.checkpoints.layouts import checkpoints_in, folder_json
+from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint, quantized
+from lantern_accel.errors import CheckpointError, ModelError
+
+#: The dtypes of plain weights.
+PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+#: How the keys of quantized matrices end; they have other dtypes than :data:`PLAIN`, and are no counters.
+_MATRIX = re.compile(r"(?:^|[._])(?:q?weight|weight_packed|W_q|qdata|_data|blocks|codes)$")
+#: What stands next to such matrices, by kind; the first kind counts.
+_KINDS = (
+    ("bitsandbytes nf4", r"quant_state\.bitsandbytes__nf4$"),
+    ("bitsandbytes fp4", r"quant_state\.bitsandbytes__fp4$"),
+    ("bitsandbytes 4-bit", r"\.(nested_)?(absmax|quant_map)$"),
+    ("bitsandbytes int8", r"\.(SCB|weight_format)$"),
+    ("GPTQ", r"\.g_idx$"),
+    ("AWQ", r"\.qzeros$"),
+    ("compressed-tensors", r"\.weight_(packed|zero_point)$"),
+    ("HQQ", r"\.W_q$"),
+    ("torchao", r"weight(\.|_|:)qdata$"),
+    ("quanto", r"\.weight\._data$"),
+    ("MXFP4", r"_blocks$"),
+    ("AQLM", r"\.codes$"),
+)
+_LORA = re.compile(r"(.*)[._](?:lora_(?:embedding_)?|lora[._])(A|B|down|up)(?:\..*)?$")
+_PEFT = "base_model.model."
+
+
+def kind_of(checkpoint: Checkpoint) -> CheckpointError | None:
+    """Return the error for quantized weights or an adapter; None for a plain checkpoint.
+
+    A key that only ends like one of theirs does not count.
+    """
+    path, keys = checkpoint.path, list(checkpoint)
+    said = folder_json(path) if path.is_dir() else {}
+    halves = {match.groups() for match in map(_LORA.match, keys) if match}
+    stems = {stem for stem, half in halves if half in ("A", "down")}
+    if stems & {stem for stem, half in halves if half in ("B", "up")}:
+        return adapter(path, "LoRA")
+    if keys and all(key.startswith(_PEFT) for key in keys):
+        return adapter(path, f"its keys begin with {_PEFT}")
+    codes = [key for key in keys if checkpoint.dtype(key) not in (*PLAIN, torch.int64, torch.bool)]
+    odd = [k for k in codes if _MATRIX.search(k) or checkpoint.dtype(k).is_floating_point]
+    config = said.get("quantization_config")
+    method = str(config.get("quant_method", "quantized")) if isinstance(config, Mapping) else ""
+    if not odd and not method:
+        return None
+    marks = (name for name, ends in _KINDS if any(re.search(ends, key) for key in keys))
+    dtypes = sorted({str(checkpoint.dtype(key)).removeprefix("torch.") for key in odd})
+    return quantized(path, next(marks, "") or " and ".join(filter(None, (method, *dtypes))))
+
+
+def adapter(path: Path, kind: str) -> CheckpointError:
+    """Return the error for an adapter, or weights that hold one."""
+    return CheckpointError(
+        f"{path} holds an adapter ({kind}), not a model alone; merge it into its base model (PEFT: "
+        "merge_and_unload) and name the folder of the merged weights"
+    )
+
+
+@contextmanager
+def named_kinds(places: Iterable[Path]) -> Iterator[None]:
+    """Where the block refuses a checkpoint in these places that is quantized or an adapter, say that."""
+    try:
+        yield
+    except (CheckpointError, ModelError) as error:
+        for path in places:
+            for one in checkpoints_in(path) if path.is_dir() else [path] if path.is_file() else []:
+                try:
+                    found = kind_of(open_checkpoint(one))
+                except CheckpointError:
+                    continue
+                # Of several in a folder, the one that the error is about.
+                if found is not None and (one == path or one.name in str(error)):
+                    raise found from None
+        raise

@@ -1,4 +1,4 @@
-"""Weights that are not a plain model: quantized ones and adapters, told by keys, dtypes, configurations."""
+"""Tells weights that are no plain model: quantized ones and adapters."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from lantern_accel.errors import CheckpointError, ModelError
 
 #: The dtypes of plain weights.
 PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+#: Those of positions and masks.
+OTHER = (torch.int64, torch.bool)
 #: How the keys of quantized matrices end; they have other dtypes than :data:`PLAIN`, and are no counters.
 _MATRIX = re.compile(r"(?:^|[._])(?:q?weight|weight_packed|W_q|qdata|_data|blocks|codes)$")
 #: What stands next to such matrices, by kind; the first kind counts.
@@ -36,20 +38,24 @@ _LORA = re.compile(r"(.*)[._](?:lora_(?:embedding_)?|lora[._])(A|B|down|up)(?:\.
 _PEFT = "base_model.model."
 
 
-def kind_of(checkpoint: Checkpoint) -> CheckpointError | None:
+def kind_of(
+    checkpoint: Checkpoint, said: Mapping[str, object] | None = None
+) -> CheckpointError | None:
     """Return the error for quantized weights or an adapter; None for a plain checkpoint.
 
-    A key that only ends like one of theirs does not count.
+    A key that only ends like one of theirs does not count. ``said``: the configuration, which else is
+    looked for in its folder.
     """
     path, keys = checkpoint.path, list(checkpoint)
-    said = folder_json(path) if path.is_dir() else {}
+    if said is None:
+        said = folder_json(path) if path.is_dir() else {}
     halves = {match.groups() for match in map(_LORA.match, keys) if match}
     stems = {stem for stem, half in halves if half in ("A", "down")}
     if stems & {stem for stem, half in halves if half in ("B", "up")}:
         return adapter(path, "LoRA")
     if keys and all(key.startswith(_PEFT) for key in keys):
         return adapter(path, f"its keys begin with {_PEFT}")
-    codes = [key for key in keys if checkpoint.dtype(key) not in (*PLAIN, torch.int64, torch.bool)]
+    codes = [key for key in keys if checkpoint.dtype(key) not in (*PLAIN, *OTHER)]
     odd = [k for k in codes if _MATRIX.search(k) or checkpoint.dtype(k).is_floating_point]
     config = said.get("quantization_config")
     method = str(config.get("quant_method", "quantized")) if isinstance(config, Mapping) else ""
@@ -80,7 +86,6 @@ def named_kinds(places: Iterable[Path]) -> Iterator[None]:
                     found = kind_of(open_checkpoint(one))
                 except CheckpointError:
                     continue
-                # Of several in a folder, the one that the error is about.
-                if found is not None and (one == path or one.name in str(error)):
+                if found is not None and "name one" not in str(error):  # of several plain ones
                     raise found from None
         raise

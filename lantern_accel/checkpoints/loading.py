@@ -148,6 +148,11 @@ def checked(
     """
     own, there = dict(module.state_dict()), set(checkpoint)
     wanted = {name: recipes[name].sources for name in own if name in recipes}
+    used = list(itertools.chain(*wanted.values()))
+    for key in filter(checkpoint.__contains__, used):
+        if checkpoint.dtype(key) not in PLAIN:
+            kind = str(checkpoint.dtype(key)).removeprefix("torch.")
+            raise kind_of(checkpoint) or quantized(checkpoint.path, f"{key} holds {kind}")
     found = {name: keys for name, keys in wanted.items() if there.issuperset(keys)}
     for name, keys in found.items():
         shapes = [checkpoint.shape(key) for key in keys]
@@ -156,7 +161,6 @@ def checked(
             stacked[0] = sum(s[0] for s in shapes)
         if recipes[name].transform is None and stacked != list(own[name].shape):
             raise mismatch(what, name, stacked, list(own[name].shape))
-    used = list(itertools.chain(*wanted.values()))
     ignored = [HARMLESS] if unneeded is None else [HARMLESS, unneeded]
     extra = (k for k in there.difference(used) if not any(p.search(k) for p in ignored))
     faults = {"missing": [name for name in own if name not in found], "unknown": sorted(extra)}
@@ -170,10 +174,6 @@ def checked(
             f"{what}: {' and '.join(told)}; the checkpoint is of another architecture, or a part of it "
             "is absent: fetch it again, or name another"
         )
-    for key in used:
-        if checkpoint.dtype(key) not in PLAIN:
-            kind = str(checkpoint.dtype(key)).removeprefix("torch.")
-            raise kind_of(checkpoint) or quantized(checkpoint.path, f"{key} holds {kind}")
     return own
 
 
@@ -205,21 +205,25 @@ def fill(
         out = torch.empty(shape, dtype=dtype, device=device)
         recipe, row = recipes[name], 0
         for key in recipe.sources:
-            target = out
-            if len(recipe.sources) > 1:
-                target = out[row : row + checkpoint.shape(key)[0]]
-                row += len(target)
-            if recipe.transform is None or recipe.rows is not None:
-                _copy_blocks(target, checkpoint, key, recipe.rows, what, fingerprint)
-            else:
+            tensor: Tensor | None = None
+            if recipe.transform is not None and recipe.rows is None:
                 tensor = checkpoint.read(key)
                 check_values(tensor, key, dtype, what)
                 if fingerprint is not None:
                     fingerprint.update(key, tensor)
                 tensor = recipe.transform(key, tensor)
-                if target.shape != tensor.shape:
-                    raise mismatch(f"{what} ({key})", name, list(tensor.shape), shape)
+            target = out
+            if len(recipe.sources) > 1:
+                target = out[
+                    row : row + (checkpoint.shape(key) if tensor is None else tensor.shape)[0]
+                ]
+                row += len(target)
+            if tensor is None:
+                _copy_blocks(target, checkpoint, key, recipe.rows, what, fingerprint)
+            elif target.shape == tensor.shape:
                 target.copy_(tensor)
+            else:
+                raise mismatch(f"{what} ({key})", name, list(tensor.shape), shape)
             done += checkpoint.size_of(key)
             if progress is not None:
                 progress(what, done, total)

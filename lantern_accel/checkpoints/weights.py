@@ -296,8 +296,8 @@ def _open_file(path: Path) -> HeldFile:
 def quantized(path: Path, kind: str) -> CheckpointError:
     """Return the error for weights of a quantized ``kind``."""
     return CheckpointError(
-        f"{path} is quantized ({kind}), and only bfloat16, float16 and float32 can be read; name the "
-        "plain checkpoint, which --weights int8 quantizes as it is loaded"
+        f"{path} is quantized ({kind}), and only bfloat16, float16 and float32 can be read; load the "
+        "plain checkpoint: --weights int8 (in Python weights='int8') quantizes it meanwhile"
     )
 
 

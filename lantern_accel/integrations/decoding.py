@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lantern_accel.checkpoints.kinds import OTHER, PLAIN, kind_of
 from lantern_accel.checkpoints.loading import (
     Fingerprint,
     checked,
@@ -201,11 +202,17 @@ class Accelerated(Adapter):
         self._watch = watch = self._watch or Watch(self.module, beside)
         if self.pipeline is not None and not watch.changed():
             return self.pipeline
+        config: Any = self.module.config
+        said = config.to_dict()
+        held = HeldFile(Path(type(self.module).__name__), dict(watch.tensors()))
+        if any(t.dtype not in (*PLAIN, *OTHER) for t in held.tensors.values()) and (
+            wrong := kind_of(Checkpoint(held.path, [held]), said)
+        ):
+            raise wrong
         watch.check()
         self.close()
         weights = ModuleWeights(self.module)
-        config: Any = self.module.config
-        manifest = self.describe(weights, config.to_dict())
+        manifest = self.describe(weights, said)
         made = shared_pipeline(weights, kind, manifest, self.relaxed, watch, self.head)
         self._watch, (self.pipeline, self.memory) = watch, made
         logging.getLogger("lantern_accel").info("weights: %s", self.memory)

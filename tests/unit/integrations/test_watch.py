@@ -15,7 +15,7 @@ pytest.importorskip("transformers", minversion="5.8")
 
 from support.hub_models import glm, glm_inputs, glm_processor, janus
 
-from lantern_accel.errors import ModelError
+from lantern_accel.errors import LanternError, ModelError
 from lantern_accel.integrations import accelerate, restore
 from lantern_accel.integrations.transformers import accelerated, decode
 
@@ -233,6 +233,41 @@ def method(model: Any) -> Callable[[], None]:
     usual = model.prepare_embeddings_for_image_generation
     model.prepare_embeddings_for_image_generation = lambda ids: -2 * usual(ids)
     return lambda: delattr(model, "prepare_embeddings_for_image_generation")
+
+
+class Linear8bitLt(nn.Linear):
+    """As bitsandbytes has it: the scales are the parameter's, not the module's."""
+
+    __module__ = "bitsandbytes.nn.modules"
+
+
+class QuantLinear(nn.Module):
+    """As GPTQ's kernels have it."""
+
+    __module__ = "gptqmodel.nn_modules.qlinear"
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.register_buffer("qweight", inner.weight.T.int())
+        self.register_buffer("g_idx", torch.zeros(inner.in_features, dtype=torch.int32))
+        self.register_buffer("scales", inner.weight[:1].half())
+
+
+@pytest.mark.parametrize("kind", ["bitsandbytes", "gptq"])
+def test_a_module_that_was_loaded_quantized_is_named(kind: str) -> None:
+    made = janus(3, grid=3)
+    for path, one in list(made.model.language_model.named_modules()):
+        if path.endswith("_proj"):
+            new: nn.Module = QuantLinear(one)
+            if kind == "bitsandbytes":
+                new = Linear8bitLt(one.in_features, one.out_features, bias=False)
+                new.weight = nn.Parameter(one.weight.to(torch.int8), requires_grad=False)
+            made.model.language_model.set_submodule(path, new)
+    made.config.quantization_config = {"quant_method": kind}
+    with pytest.raises(LanternError) as caught:
+        ours(accelerate(made, strategy="vanilla"))
+    text = str(caught.value)
+    assert "is quantized" in text and kind in text.lower() and "int8" in text and "\n" not in text
 
 
 PLACE = r"model\.language_model\.layers\.1"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lantern_accel.device.plugins import Chosen
     from lantern_accel.generation.decision import Decision
     from lantern_accel.generation.pipeline import Pipeline
+    from lantern_accel.strategy.strategy import Strategy
 
 DEFAULT_MODEL = "lantern-emoji"
 
@@ -42,6 +43,7 @@ def load(
     embeddings: str | Path | None = None,
     weights: str = "full",
     size: tuple[int, int] | str | None = None,
+    strategy: str | Strategy | None = None,
     tell: Callable[[str], None] | None = None,
     on_loading: Callable[[str, int, int], None] | None = None,
 ) -> Pipeline:
@@ -61,15 +63,17 @@ def load(
 
     ``weights``: ``"full"``, as the model has them, or the target's quantized, ``"int8"``,
     ``"int6"`` or ``"int4"``: what that costs is measured once per model and stands in every result.
-    ``size``: width and height that requests will ask for; one that a published model cannot generate is
-    refused before the model is fetched. ``tell`` gets lines about licences, downloads and such
-    measurements, ``on_loading`` a part's name, bytes read, bytes in all.
+    ``size`` and ``strategy``: those that requests will ask for. A size that a published model cannot
+    generate is refused before the model is fetched, a strategy without the drafter that it needs before
+    weights are read. ``tell`` gets lines about licences, downloads and such measurements,
+    ``on_loading`` a part's name, bytes read, bytes in all.
 
     Raises :class:`BackendError` for a device that is unknown or absent, or that was asked for by name
     and fails; :class:`ModelError` for a model that is unknown or damaged.
     """
     # The device comes before torch: its absence is said at once, and its environment is set in time.
     chosen = choose_device(device, options)
+    from lantern_accel.decoding.geometry import check_drafter
     from lantern_accel.device.backend import DTYPES, dtype_policy
     from lantern_accel.generation.pipeline import Pipeline
     from lantern_accel.generation.quantized import quantized_model
@@ -77,6 +81,7 @@ def load(
     from lantern_accel.models.bundle import load_model
     from lantern_accel.models.locate import check_size, find_model, log, named_parts
     from lantern_accel.nn.rounding import FULL, rounding
+    from lantern_accel.strategy.choose import choose_strategy
 
     if dtype != "auto" and dtype not in DTYPES:
         raise DeviceRequestError(
@@ -93,6 +98,9 @@ def load(
     )
     check_size(model, read_size(size) if isinstance(size, str) else size)
     found = find_model(model, parts, tell or log)
+    if strategy is not None:
+        wanted = choose_strategy(found.manifest.defaults, strategy)
+        check_drafter(wanted, found.manifest.drafter is not None)
 
     def load_on(backend: Backend, chosen: Chosen) -> Pipeline:
         if backend.device.type == "meta":
@@ -175,6 +183,7 @@ def generate(
         embeddings=embeddings,
         weights=weights,
         size=asked.size,
+        strategy=asked.drafting,
     )
     with pipeline:
         return pipeline.generate(prompt, decision=decision, on_progress=on_progress, **settings)

@@ -110,7 +110,7 @@ def generate(
     if output is None:
         output = Path("lantern.png") if overwrite or resume else free_name(files)
     check_files(output, stats_path, files, overwrite=overwrite, resume=resume)
-    with load.opened(quiet, size=asked.size) as pipeline:
+    with load.opened(quiet, size=asked.size, strategy=asked.drafting) as pipeline:
         prompt = words[0] if len(words) == 1 else words
         pipeline.request(prompt, **settings)
         if not quiet:
@@ -237,7 +237,8 @@ def _draw_folder(
     """Generate, and say how fast; raises RequestError for what is not possible so."""
     from lantern_accel.generation.folder import draw_file
 
-    opened = partial(load.opened, quiet, size=settings.get("size"))
+    said = read_settings(settings)
+    opened = partial(load.opened, quiet, size=said.size, strategy=said.drafting)
     with bar("generating", quiet, unit="images") as report:
         summary = draw_file(
             prompts,

@@ -79,6 +79,15 @@ class Geometry:
         return self.prefix - 1 + self.tokens + self.scratch + 1
 
 
+def check_drafter(strategy: Strategy, there: bool) -> None:
+    """Raise :class:`StrategyError` where a strategy needs a drafter and none is ``there``."""
+    if strategy.drafts.needs_drafter and not there:
+        raise StrategyError(
+            f"the strategy {strategy.name!r} drafts tokens, but this model has no drafter; these "
+            f"strategies need none: {NO_DRAFTER}; or train one with `lantern-accel train drafter`"
+        )
+
+
 def geometry_of(
     target: Target, drafter: Drafter | None, strategy: Strategy, sampling: Sampling, batch: int
 ) -> Geometry:
@@ -88,13 +97,9 @@ def geometry_of(
     row than the image has tokens, or has a setting that the codebook cannot serve.
     """
     config, drafts = target.config, strategy.drafts
+    check_drafter(strategy, drafter is not None)
     if not drafts.needs_drafter:
         drafter = None
-    elif drafter is None:
-        raise StrategyError(
-            f"the strategy {strategy.name!r} drafts tokens, but this model has no drafter; these "
-            f"strategies need none: {NO_DRAFTER}; or train one with `lantern-accel train drafter`"
-        )
     nodes, depth = drafts.size
     if depth >= config.num_tokens:
         raise StrategyError(

@@ -125,6 +125,11 @@ class Settings(Frozen):
     def _read_size(cls, value: object) -> object:
         return read_size(value) if isinstance(value, str) else value
 
+    @property
+    def drafting(self) -> str | Strategy | None:
+        """The strategy where it alone says where drafts come from."""
+        return self.strategy if self.tree is self.window is self.preset is None else None
+
     def sampling_changes(self) -> dict[str, Any]:
         """Return the sampling settings that were given one by one."""
         names = [name for name in Sampling.model_fields if name in type(self).model_fields]

@@ -16,7 +16,8 @@ import lantern_accel
 from lantern_accel.checkpoints import weights
 from lantern_accel.checkpoints.loading import Recipe, fill
 from lantern_accel.checkpoints.weights import open_checkpoint
-from lantern_accel.errors import CheckpointError
+from lantern_accel.cli import main
+from lantern_accel.errors import CheckpointError, StrategyError
 
 
 def official(folder: Path) -> Path:
@@ -102,3 +103,26 @@ def test_a_file_that_was_written_again_is_opened_again(tmp_path: Path) -> None:
     for shape in ((4, 4), (5, 3)):
         path = save(tmp_path / "a.pt", {"weight": torch.ones(shape)})
         assert open_checkpoint(path).shape("weight") == shape
+
+
+def test_a_strategy_that_needs_a_drafter_is_refused_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = official(tmp_path)
+    monkeypatch.setattr(weights.Checkpoint, "blocks", None)  # reads no weight
+    with pytest.raises(StrategyError, match="no drafter"):
+        lantern_accel.generate(3, model=folder, device="cpu", strategy="lantern", k=5)
+    with pytest.raises(StrategyError, match="no drafter"):
+        lantern_accel.load(folder, device="cpu", strategy="eagle2")
+    command = [
+        "generate",
+        "3",
+        "--model",
+        str(folder),
+        "--device",
+        "cpu",
+        "--strategy",
+        "lantern++",
+    ]
+    assert main([*command, "-o", str(tmp_path / "a.png")]) == 2
+    assert "no drafter" in capsys.readouterr().err

@@ -73,7 +73,6 @@ def load(
     """
     # The device comes before torch: its absence is said at once, and its environment is set in time.
     chosen = choose_device(device, options)
-    from lantern_accel.decoding.geometry import check_drafter
     from lantern_accel.device.backend import DTYPES, dtype_policy
     from lantern_accel.generation.pipeline import Pipeline
     from lantern_accel.generation.quantized import quantized_model
@@ -100,7 +99,7 @@ def load(
     found = find_model(model, parts, tell or log)
     if strategy is not None:
         wanted = choose_strategy(found.manifest.defaults, strategy)
-        check_drafter(wanted, found.manifest.drafter is not None)
+        wanted.check_drafter(found.manifest.drafter is not None)
 
     def load_on(backend: Backend, chosen: Chosen) -> Pipeline:
         if backend.device.type == "meta":

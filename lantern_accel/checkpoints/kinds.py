@@ -1,4 +1,4 @@
-"""Tells weights that are no plain model: quantized ones and adapters."""
+"""Recognises weights that are not a plain model: quantized ones and adapters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lantern_accel.errors import CheckpointError, ModelError
 PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 #: Those of positions and masks.
 OTHER = (torch.int64, torch.bool)
-#: How the keys of quantized matrices end; they have other dtypes than :data:`PLAIN`, and are no counters.
+#: How the keys of quantized matrices end; their dtypes are not among :data:`PLAIN`.
 _MATRIX = re.compile(r"(?:^|[._])(?:q?weight|weight_packed|W_q|qdata|_data|blocks|codes)$")
 #: What stands next to such matrices, by kind; the first kind counts.
 _KINDS = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.sampling import Sampling
-from lantern_accel.strategy.strategy import NO_DRAFTER, Strategy, check_settings
+from lantern_accel.strategy.strategy import Strategy, check_settings
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,6 @@ class Geometry:
         return self.prefix - 1 + self.tokens + self.scratch + 1
 
 
-def check_drafter(strategy: Strategy, there: bool) -> None:
-    """Raise :class:`StrategyError` where a strategy needs a drafter and none is ``there``."""
-    if strategy.drafts.needs_drafter and not there:
-        raise StrategyError(
-            f"the strategy {strategy.name!r} drafts tokens, but this model has no drafter; these "
-            f"strategies need none: {NO_DRAFTER}; or train one with `lantern-accel train drafter`"
-        )
-
-
 def geometry_of(
     target: Target, drafter: Drafter | None, strategy: Strategy, sampling: Sampling, batch: int
 ) -> Geometry:
@@ -97,7 +88,7 @@ def geometry_of(
     row than the image has tokens, or has a setting that the codebook cannot serve.
     """
     config, drafts = target.config, strategy.drafts
-    check_drafter(strategy, drafter is not None)
+    strategy.check_drafter(drafter is not None)
     if not drafts.needs_drafter:
         drafter = None
     nodes, depth = drafts.size

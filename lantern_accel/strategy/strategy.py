@@ -89,6 +89,14 @@ class Strategy(Frozen):
         """Whether drafts are a drafter's."""
         return self.drafts.needs_drafter
 
+    def check_drafter(self, there: bool) -> None:
+        """Raise :class:`StrategyError` where a drafter is needed and none is ``there``."""
+        if self.needs_drafter and not there:
+            raise StrategyError(
+                f"the strategy {self.name!r} drafts tokens, but this model has no drafter; these "
+                f"strategies need none: {NO_DRAFTER}; or train one with `lantern-accel train drafter`"
+            )
+
     @property
     def invariant(self) -> bool:
         """Whether the image depends on the seed alone, and on no draft (:data:`Coupling`)."""

@@ -98,7 +98,7 @@ class HeldFile:
         """Fill a flat tensor with the bytes of the file from the ``at``-th on."""
         with self.path.open("rb", buffering=0) as stream:
             stream.seek(at)
-            left = memoryview(out.view(torch.uint8).numpy())
+            left = out.view(torch.uint8).numpy().data
             while len(left):
                 if not (count := stream.readinto(left)):
                     raise EOFError(f"it ends {len(left)} bytes early")

@@ -128,7 +128,8 @@ class Settings(Frozen):
     @property
     def drafting(self) -> str | Strategy | None:
         """The strategy where it alone says where drafts come from."""
-        return self.strategy if self.tree is self.window is self.preset is None else None
+        others = (self.tree, self.window, self.preset)
+        return self.strategy if others == (None, None, None) else None
 
     def sampling_changes(self) -> dict[str, Any]:
         """Return the sampling settings that were given one by one."""

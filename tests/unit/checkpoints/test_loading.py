@@ -62,6 +62,7 @@ def save(path: Path, tensors: dict[str, Tensor]) -> Path:
     return path
 
 
+@pytest.mark.product("name", "layout")
 @pytest.mark.parametrize("name", ["a.pt", "a.pth", "a.safetensors"])
 @pytest.mark.parametrize("layout", ["whole", "view", "turned", "rows"])
 def test_a_tensor_arrives_as_it_is_in_its_file(

@@ -74,17 +74,17 @@ def _attention(nodes: int, width: int) -> Case:
     return Case(*made, plan.warps, {"num_stages": 1}, aligned)
 
 
-def _few(name: str, after: int, rows: int) -> Case:
+def _few(name: str, after: int, number: int, rows: int) -> Case:
     from lantern_accel_cuda.kernels import few
 
-    chosen = few.SHAPES[0]
+    chosen = few.SHAPES[number]
     constants = {
         "NORM": after >= 2, "AFTER": after, "WHOLE": False, "WIDTH": 64, "STORED": 64,
         "BLOCK_M": rows, "BLOCK_N": chosen.outputs, "BLOCK_K": chosen.inputs,
     }  # fmt: skip
     types = HALVES | {"gain": "*bf16", "squares": "*fp32", "eps": "fp32"}
     options = {"num_stages": chosen.stages}
-    shape = f"{name}, up to {rows} rows"
+    shape = f"{name}, shape {number}, up to {rows} rows"
     return Case(
         "few", shape, "few", "_few", constants, types, chosen.warps, options, frozenset({"inputs"})
     )
@@ -148,10 +148,11 @@ def cases() -> list[Case]:
             {"image_scale": "fp32", "out": "*fp32"},
         ),
         *(
-            _few(name, after, rows)
+            _few(name, after, number, rows)
             for name, after in (
                 ("product, residual", 1), ("norm, product, gate", 2), ("norm, product, rotation", 3),
             )
+            for number in (0, 1)
             for rows in (16, 32)
         ),
         *(_filter(size, cut) for size in (8192, CODES, 65536) for cut in (False, True)),

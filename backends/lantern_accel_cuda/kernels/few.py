@@ -6,9 +6,11 @@ way: the scale, one number a row, is applied to the sums. Where a tile's inputs 
 the last of them adds what all have found, in one order. It goes on with what follows: it adds the
 residual, gates, or rotates queries and keys and writes the caches.
 
-Outputs that are used together, a gate with its factor or the two numbers of a rotated pair, are made by
-one program in two sums. Neither tiles nor pieces depend on the number of rows, so that equal rows give
-equal bits in steps of any length.
+Outputs that are used together, a gate with its factor or the two numbers of a rotated pair, lie side by
+side in one product, which is split behind it: of two products that share an operand Triton lays all warps
+along the rows, where they repeat each other's. Neither tiles nor pieces depend on the number of rows, so
+that equal rows give equal bits in steps of any length. Programs that read the same weights, for other
+rows, start one after the other.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ STORE, ADD, GATE, ROTATE = (tl.constexpr(n) for n in range(4))
 
 
 class Shape(NamedTuple):
-    """Outputs (or pairs of them) and inputs that a program takes at once, its warps and stages."""
+    """Outputs, both of a pair, and inputs that a program takes at once, its warps and stages."""
 
     outputs: int
     inputs: int
@@ -45,7 +47,7 @@ class Shape(NamedTuple):
 
 
 #: The shapes among which a card's measurement chooses; the first serves where nothing is measured.
-SHAPES = (Shape(16, 128, 4, 4), Shape(32, 64, 4, 4))
+SHAPES = (Shape(32, 128, 4, 4), Shape(64, 64, 4, 4))
 
 
 @triton.jit
@@ -114,18 +116,16 @@ def _few(
     WIDTH: tl.constexpr, STORED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    piece = tl.program_id(1)
-    m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    # The outputs of pairs: neighbours where they are rotated, halves of all where they gate.
-    line = 2 * n if AFTER == 3 else n
-    other = 2 * n + 1 if AFTER == 3 else count + n
+    # Blocks of rows are the fastest axis: what one of them reads, the others find in the cache.
+    tile = tl.program_id(1)
+    piece = tl.program_id(2)
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    j = tl.arange(0, BLOCK_N)
+    line = tile * BLOCK_N + j
     outputs = count if AFTER < 2 else 2 * count
-    line = tl.where(n < count, line, outputs)
-    other = tl.where(n < count, other, outputs)
-    first = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    second = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    if AFTER == 2:  # halves of all outputs are pairs; where pairs are rotated, neighbours are
+        line = tl.where(line < outputs, line // 2 + (j % 2) * count, outputs)
+    product = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     square = tl.zeros([BLOCK_M], tl.float32)
     end = tl.minimum(piece * share + share, (inputs + BLOCK_K - 1) // BLOCK_K)
     for block in range(piece * share, end):
@@ -139,44 +139,38 @@ def _few(
             square += tl.sum(wide * wide, 1)
             g = tl.load(gain + k, mask=k < inputs, other=0.0).to(tl.float32)
             a = (wide * g[None, :]).to(a.dtype)
-        first = tl.dot(a, w, first, input_precision="ieee")
-        if AFTER >= 2:
-            w = _block(weight, other, k, inputs, outputs)
-            second = tl.dot(a, w, second, input_precision="ieee")
+        product = tl.dot(a, w, product, input_precision="ieee")
     last = piece == 0
     if not WHOLE:
-        # The parts of a tile lie together: [tile, piece, sum, row, output].
-        sums: tl.constexpr = 2 if AFTER >= 2 else 1
-        held = (m < rows)[:, None] & (n < count)[None, :]
-        own = (tile.to(tl.int64) * pieces + piece) * sums * rows * BLOCK_N
-        at = m[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-        tl.store(part + own + at, first, mask=held)
-        if AFTER >= 2:
-            tl.store(part + own + rows * BLOCK_N + at, second, mask=held)
+        # The parts of a tile lie together: [tile, piece, row, output].
+        held = (m < rows)[:, None] & (tile * BLOCK_N + j < outputs)[None, :]
+        own = (tile * pieces + piece) * rows
+        at = m[:, None] * BLOCK_N + j[None, :]
+        tl.store(part + own * BLOCK_N + at, product, mask=held)
         if NORM:
-            tl.store(squares + (tile * pieces + piece) * rows + m, square, mask=m < rows)
+            tl.store(squares + own + m, square, mask=m < rows)
         tl.debug_barrier()
-        mine = lock + tile * tl.num_programs(2) + tl.program_id(2)
+        mine = lock + tile * tl.num_programs(0) + tl.program_id(0)
         last = tl.atomic_add(mine, 1, sem="acq_rel") == pieces - 1
         if last:
             tl.store(mine, 0)
-            first = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-            second = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            product = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
             square = tl.zeros([BLOCK_M], tl.float32)
             for one in range(pieces):
-                own = (tile.to(tl.int64) * pieces + one) * sums * rows * BLOCK_N
-                first += tl.load(part + own + at, mask=held, other=0.0, cache_modifier=".cg")
-                if AFTER >= 2:
-                    beside = part + own + rows * BLOCK_N + at
-                    second += tl.load(beside, mask=held, other=0.0, cache_modifier=".cg")
+                own = (tile * pieces + one) * rows
+                there = part + own * BLOCK_N + at
+                product += tl.load(there, mask=held, other=0.0, cache_modifier=".cg")
                 if NORM:
-                    beside = squares + (tile * pieces + one) * rows + m
-                    square += tl.load(beside, mask=m < rows, other=0.0, cache_modifier=".cg")
+                    there = squares + own + m
+                    square += tl.load(there, mask=m < rows, other=0.0, cache_modifier=".cg")
     if last:
         if NORM:
-            scale = tl.rsqrt(square / inputs + eps)[:, None]
-            first = first * scale
-            second = second * scale
+            product = product * tl.rsqrt(square / inputs + eps)[:, None]
+        if AFTER >= 2:
+            n = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+            first, second = tl.split(tl.reshape(product, [BLOCK_M, BLOCK_N // 2, 2]))
+        else:
+            n, first, second = line, product, product
         _end(
             first, second, out, cos, sin, address, cache_k, cache_v, m, n, rows, count,
             nodes, heads, capacity, c_row, c_node,
@@ -184,9 +178,9 @@ def _few(
         )  # fmt: skip
 
 
-def pieces_of(inputs: int, count: int, shape: Shape, cores: int) -> int:
+def pieces_of(inputs: int, outputs: int, shape: Shape, cores: int) -> int:
     """Return among how many programs the inputs of a tile are shared, on a card of ``cores``."""
-    tiles, blocks = -(-count // shape.outputs), -(-inputs // shape.inputs)
+    tiles, blocks = -(-outputs // shape.outputs), -(-inputs // shape.inputs)
     return max(1, min(-(-PROGRAMS * cores // tiles), blocks // LEAST_BLOCKS))
 
 
@@ -195,26 +189,25 @@ def _launch(
     chosen: int, cores: int, places: tuple[Tensor, ...] = (), nodes: int = 1, heads: int = 1,
     capacity: int = 1, width: int = 2, stored: int = 2,
 ) -> None:  # fmt: skip
-    inputs = weight.shape[1]
+    outputs, inputs = weight.shape
     flat = x.reshape(-1, inputs).contiguous()
     rows, shape = len(flat), SHAPES[chosen]
     held = 16 if rows <= 16 else ROWS
-    pieces = pieces_of(inputs, count, shape, cores)
+    pieces = pieces_of(inputs, outputs, shape, cores)
     blocks = triton.cdiv(inputs, shape.inputs)
     share = triton.cdiv(blocks, pieces)
     pieces = triton.cdiv(blocks, share)
-    tiles, sums = triton.cdiv(count, shape.outputs), 2 if after >= 2 else 1
-    whole = pieces == 1
+    tiles, whole = triton.cdiv(outputs, shape.outputs), pieces == 1
     part = squares = lock = out
     if not whole:
         size = tiles * pieces * rows
-        part = torch.empty(size * sums * shape.outputs, dtype=torch.float32, device=x.device)
+        part = torch.empty(size * shape.outputs, dtype=torch.float32, device=x.device)
         squares = torch.empty(size, dtype=torch.float32, device=x.device)
         lock = counters_of(x.device, tiles * triton.cdiv(rows, held))
     cos, sin, address, k, v = places or (out,) * 5
     shared = bool(places) and cos.shape[0] == 1
     with torch.cuda.device_of(x):
-        _few[(tiles, pieces, triton.cdiv(rows, held))](
+        _few[(triton.cdiv(rows, held), tiles, pieces)](
             flat, weight, flat if gain is None else gain, out, cos, sin, address, k, v,
             part, squares, lock,
             eps, rows, inputs, count, share, pieces, nodes, heads, capacity,
@@ -233,7 +226,7 @@ _LIBRARY.define(
 )
 _LIBRARY.define(
     "few_rotate(Tensor x, Tensor? gain, float eps, Tensor weight, Tensor cos, Tensor sin,"
-    " Tensor address, Tensor k, Tensor v, int heads, int shape, int cores) -> Tensor"
+    " Tensor address, Tensor(a!) k, Tensor(b!) v, int heads, int shape, int cores) -> Tensor"
 )
 
 

@@ -148,7 +148,7 @@ def attend(site: Site) -> Measured:
     found = Measured()
     for dtype in site.dtypes:
         for nodes, width in QUERIES:
-            stored, slots = -(-width // 8) * 8, 200
+            stored, slots = -(-width // 8) * 8, 208  # a multiple of 16, as a cache has
             q = site.numbers(0, 2, nodes, 3, width, dtype=dtype)
             k, v = (site.numbers(n, 2, 3, slots, stored, dtype=dtype) for n in (1, 2))
             visible = site.uniforms(3, 2, 1, nodes, slots) < 0.5

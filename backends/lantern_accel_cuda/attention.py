@@ -1,9 +1,9 @@
 """Key-value caches by head, and attention over them with torch's own operators.
 
 A head's keys are one matrix ``[capacity, head_dim]``, so that attention reads whole lines of memory.
-Slots are padded to a multiple of 8: torch's kernel copies a mask whose rows do not begin at multiples
-of 16 bytes. Heads are padded to a multiple of 8 elements (LlamaGen's 3B has heads of 100): it falls
-back to a slow path for others.
+Slots are padded to a multiple of 16: a mask's rows then begin at multiples of 16 bytes. Torch's kernel
+copies other masks, and the Triton kernel loads them byte by byte. Heads are padded to a multiple of 8
+elements (LlamaGen's 3B has heads of 100): torch's kernel falls back to a slow path for others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lantern_accel.device.kv_cache import KVLayout
 
-SLOT_MULTIPLE = 8
+SLOT_MULTIPLE = 16
 WIDTH_MULTIPLE = 8
 
 

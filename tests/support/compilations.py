@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ class Compilations:
 
         self.found: set[tuple[str, str, str]] = set()
         self.launches: list[str] = []
-        #: Programs of each launch.
-        self.programs: list[int] = []
+        #: Programs of each launch, by axis.
+        self.grids: list[tuple[int, ...]] = []
         backend = make_backend(GPUTarget("cuda", generation, 32))
 
         def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> None:
@@ -28,7 +27,7 @@ class Compilations:
             name = kernel.__name__
             self.found.add((name, str(special), str(sorted(options.items()))))
             self.launches.append(name)
-            self.programs.append(math.prod(grid))
+            self.grids.append(tuple(grid))
 
         monkeypatch.setattr(JITFunction, "run", run)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.cubin import assert_nothing_spills
+from support.compilations import Compilations
 from support.cuda_double import doubled_backend
 from support.interpreter import compiles, interpreted
 from torch import Tensor
@@ -223,54 +222,25 @@ def test_a_stack_of_blocks_is_the_reference_s(
     assert len(served) == (8 if chosen == 0 else 0)
 
 
-def compiled(after: int, block: int, shape: int, generation: int) -> Any:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+@compiles
+@pytest.mark.parametrize("rows", [3, 40, 64])
+def test_blocks_of_rows_that_share_weights_start_together(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from lantern_accel_cuda.kernels import few
 
-    at = few.SHAPES[shape]
-    constants = {
-        "NORM": after >= 2, "AFTER": after, "WHOLE": False, "WIDTH": 64, "STORED": 64,
-        "BLOCK_M": block, "BLOCK_N": at.outputs, "BLOCK_K": at.inputs,
-    }  # fmt: skip
-    types = dict.fromkeys(("x", "weight", "gain", "out", "cache_k", "cache_v"), "*bf16")
-    types |= dict.fromkeys(("cos", "sin", "part", "squares"), "*fp32")
-    types |= {"address": "*i64", "lock": "*i32", "eps": "fp32"}
-    if after == 0:
-        types["out"] = "*fp32"
-    names = few._few.arg_names
-    aligned = {n for n, kind in types.items() if kind.startswith("*")} | {"inputs"}
-    source = ASTSource(
-        fn=few._few,
-        signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
-        constexprs={(names.index(n),): value for n, value in constants.items()},
-        attrs={(names.index(n),): [["tt.divisibility", 16]] for n in sorted(aligned)},
-    )
-    options = {"num_warps": at.warps, "num_stages": at.stages}
-    return triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options)
+    made, blocks = Compilations(monkeypatch), -(-rows // few.ROWS)
+    x, weight = torch.zeros(rows, 640), torch.zeros(960, 640)
+    few.sums(x, weight, 0, MANY)
+    few.gate(x, None, EPS, weight, 1, MANY)
+    # The first axis counts fastest. 16 programs fill the card: tiles of 32 do, those of 64 almost.
+    assert made.grids == [(blocks, 30, 1), (blocks, 15, 2)]
 
 
 @compiles
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    ("after", "block", "shape", "generation"),
-    [
-        (3, 16, 0, 90),
-        (2, 32, 1, 86),
-        *(
-            pytest.param(after, block, shape, 86, marks=pytest.mark.long)
-            for after in range(4)
-            for block in (16, 32)
-            for shape in (0, 1)
-            if (after, block, shape) != (2, 32, 1)
-        ),
-    ],
-)
-def test_they_compile_within_shared_memory_and_registers(
-    after: int, block: int, shape: int, generation: int, tmp_path: Path
-) -> None:
-    made = compiled(after, block, shape, generation)
-    assert 0 < made.metadata.shared <= 99 * 1024
-    assert_nothing_spills(made, tmp_path)
+def test_the_operator_that_writes_the_caches_says_so() -> None:
+    import lantern_accel_cuda.kernels.few  # noqa: F401
+
+    schema = torch.ops.lantern_accel_cuda.few_rotate.default._schema
+    written = [one.name for one in schema.arguments if one.alias_info and one.alias_info.is_write]
+    assert written == ["k", "v"]

@@ -14,6 +14,8 @@ BLOCK = 4096
 WARPS = 8
 #: The same of a filter's program times 2 or 4 (:func:`filter_shape`).
 FILTER_BLOCK = 4096
+#: Threads of a program at most.
+MOST_THREADS = 1024
 
 #: The rank of -inf.
 LOWEST = tl.constexpr(-2139095041)
@@ -24,16 +26,18 @@ def block_of(size: int) -> int:
     return int(min(BLOCK, triton.next_power_of_2(size)))
 
 
-def filter_shape(size: int, cut: bool) -> tuple[int, int]:
+def filter_shape(size: int, cut: bool, warp: int = 32) -> tuple[int, int]:
     """Return the codes that a filter's program takes at once, and its warps; ``cut``: with top-p.
 
-    As many threads as a multiprocessor has registers for: a filter passes over its row some thirty times,
-    and a step has few rows. Without top-p a codebook of 16,384 is one piece.
+    ``warp``: threads of a warp. As many threads as a multiprocessor has registers for: a filter passes
+    over its row some thirty times, and a step has few rows. Without top-p a codebook of 16,384 is one
+    piece.
     """
     whole = int(triton.next_power_of_2(size))
     most = (4 if whole == 4 * FILTER_BLOCK and not cut else 2) * FILTER_BLOCK
     block = min(whole, most)
-    return block, 8 if block <= FILTER_BLOCK else 16 if cut else 32
+    warps = 8 if block <= FILTER_BLOCK else 16 if cut else 32
+    return block, min(warps, MOST_THREADS // warp)
 
 
 @triton.jit
@@ -65,6 +69,7 @@ def top_k_bar(logits, temperature, k, low, most, SIZE: tl.constexpr, BLOCK: tl.c
     At least k of them have rank ``low`` or more, which is returned where no others have.
     """
     high = rank(most).to(tl.int64) + 1
+    near: tl.constexpr = 4 if BLOCK >= 4 else BLOCK
     while high - low > 1:
         # Three bars a pass, whose counts are one sum: half as many passes, and one wait in each.
         part = tl.maximum((high - low) >> 2, 1)
@@ -74,6 +79,8 @@ def top_k_bar(logits, temperature, k, low, most, SIZE: tl.constexpr, BLOCK: tl.c
             _, x = scaled(logits, start, temperature, SIZE, BLOCK)
             count += (x >= one).to(tl.int32) + ((x >= two).to(tl.int32) << 10)
             count += (x >= three).to(tl.int32) << 20
+        # Neighbours, which one thread holds, are added before counts get wide: registers for a quarter.
+        count = tl.sum(tl.reshape(count, [BLOCK // near, near]), 1)
         wide = (count & 1023).to(tl.int64) + ((count >> 10 & 1023).to(tl.int64) << 20)
         found = tl.sum(wide + ((count >> 20).to(tl.int64) << 40), 0)
         first = low

@@ -187,7 +187,9 @@ def _filtered(
     logits = logits.contiguous()
     size = logits.shape[-1]
     out = torch.empty_like(logits)
-    block, warps = rows.filter_shape(size, cut)
+    here = logits.device
+    warp = torch.cuda.get_device_properties(here).warp_size if here.type == "cuda" else 32
+    block, warps = rows.filter_shape(size, cut, warp)
     with torch.cuda.device_of(logits):
         _filter[(logits.numel() // size,)](
             logits, t if temperature is None else temperature, p if top_p is None else top_p, out,

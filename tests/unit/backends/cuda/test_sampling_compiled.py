@@ -102,3 +102,16 @@ def test_they_compile_for_sm_86_without_spilling(name: str, tmp_path: Path) -> N
     made = compiled(kernel, whole | constants, TYPES | types, WARPS.get(name, 8))
     assert made.metadata.shared <= 48 * 1024
     assert_nothing_spills(made, tmp_path)
+
+
+@compiles
+@pytest.mark.parametrize(("warp", "warps"), [(32, 32), (64, 16)])
+def test_a_filter_s_program_has_no_more_threads_than_a_device_allows(warp: int, warps: int) -> None:
+    from lantern_accel_cuda.kernels.rows import filter_shape
+
+    assert filter_shape(16384, False, warp) == (16384, warps)
+    assert all(
+        filter_shape(size, cut, warp)[1] * warp <= 1024
+        for size in (100, 8192, 65536)
+        for cut in (0, 1)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +14,14 @@ from torch import Tensor
 
 from lantern_accel.device.capture import Replay
 from lantern_accel.device.kv_cache import KVLayout
-from lantern_accel.device.plan import Filter, FusedStep, Refused
+from lantern_accel.device.plan import Filter
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.device.preferences import Preferences
-from lantern_accel.families.random_weights import random_model, sized
+from lantern_accel.families.random_weights import random_model, sized, with_head
 from lantern_accel.generation.auto import Auto
 from lantern_accel.generation.engines import Engines
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
-from lantern_accel.strategy.values import AUTO, Sampling, Strategy, named_strategy
+from lantern_accel.strategy.values import AUTO, Sampling, Strategy, Window, named_strategy
 from lantern_accel.testing import static
 from lantern_accel.testing.trace import Recorder
 from lantern_accel_cuda import attention
@@ -38,12 +39,14 @@ TINY = {
 #: race is two, a walk down a tree is one behind one that filters, the rest one each. Passes of at most 64
 #: rows are five a layer, what stands before them in plain steps and windows is one, and what follows them
 #: is two, or four where drafts are drawn.
-#: ``auto`` by the length of its steps, 1 being plain decoding.
+#: ``auto`` by the length of its steps, 1 being plain decoding; ``guessed``: by a draft head, which takes
+#: three kernels for each of L - 1 places of a window.
 SIZES: dict[str, dict[tuple[str, int | None], int]] = {
     "llamagen-b-256": {
         ("vanilla", None): 67,
         ("auto", 1): 67,
         ("auto", 16): 69,
+        ("guessed", 16): 139,
         ("lantern++", None): 284,
         ("eagle2", None): 439,
     },
@@ -51,6 +54,8 @@ SIZES: dict[str, dict[tuple[str, int | None], int]] = {
         ("vanilla", None): 187,
         ("auto", 1): 187,
         ("auto", 16): 189,
+        ("guessed", 16): 259,
+        ("guessed", 32): 307,
         ("lantern++", None): 500,
         ("eagle2", None): 655,
     },
@@ -75,8 +80,18 @@ GAUDI: dict[tuple[str, int | None], tuple[int, int]] = {
 }
 
 
+#: Operators of several kernels, and those of each (``test_enter`` compares them with what is launched).
+SEVERAL: dict[str, Callable[[Any], int]] = {
+    "choose_tokens": lambda given: 2,
+    "draft_tokens": lambda given: 2,
+    "guess_tokens": lambda given: (
+        3 * (given[11][0][1] - 1)
+    ),  # behind the head's six: the window [B, L]
+}
+
+
 class Fused(Null):
-    """Shapes alone; every kernel that a GPU launches is one operator."""
+    """Shapes alone; what a GPU launches is an operator, of one kernel or of :data:`SEVERAL`."""
 
     preferences = Preferences(sums_in_place=True)
 
@@ -165,17 +180,7 @@ class Fused(Null):
     def fused_step(self, plan: Any) -> Any:
         from lantern_accel_cuda import steps
 
-        found = steps.fused_step(self, plan, 132)
-        if isinstance(found, Refused):
-            return found
-        run = found.run
-
-        def counted(logits: Tensor | None) -> bool:
-            for _ in range(1 if plan.sizes.nodes == 1 else 2):
-                plan.buffers.price * 1.0  # an operator of advance is two kernels
-            return run(logits)
-
-        return FusedStep(counted)
+        return steps.fused_step(self, plan, 132)
 
     def trunk(self, blocks: Any, x: Tensor, at: Any, taps: Any = (), norm: Any = None) -> Tensor:
         from lantern_accel_cuda import layers
@@ -212,10 +217,17 @@ def step_of(
     top_k: int = 1000,
 ) -> Recorder:
     """Return what a step of one image launches."""
-    model = random_model(sized(size), backend, torch.bfloat16)
+    manifest, guessed = sized(size), length if strategy == "guessed" else None
+    asked = named_strategy(
+        strategy if guessed is None else "auto", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE
+    )
+    if guessed is not None:
+        manifest = with_head(manifest)
+        asked = asked.model_copy(update={"drafts": Window.over((1, guessed), fresh="head")})
+    model = random_model(manifest, backend, torch.bfloat16)
     engine = engine_of(
         (model.target, model.drafter),
-        named_strategy(strategy, static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE),
+        asked,
         Sampling(cfg_scale=7.5, top_k=top_k),
         ops=backend,
         neighbours=model.neighbours,
@@ -230,7 +242,14 @@ def step_of(
 
 def launched(*given: Any) -> int:
     pytest.importorskip("triton")  # whose kernels are operators here
-    return step_of(*given).launched
+    seen = step_of(*given)
+    names = [str(one[0]).removeprefix("lantern_accel_cuda::") for one in seen.signature]
+    further = (
+        SEVERAL[name](one) - 1
+        for name, one in zip(names, seen.signature, strict=True)
+        if name in SEVERAL
+    )
+    return seen.launched + sum(further)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +259,8 @@ def launched(*given: Any) -> int:
 def test_a_step_of_a_real_size_stays_within_its_kernels(
     size: str, strategy: str, length: int | None
 ) -> None:
-    assert launched(Fused(0), strategy, size, length) <= SIZES[size][strategy, length]
+    most = SIZES[size][strategy, length]
+    assert most - 10 < launched(Fused(0), strategy, size, length) <= most
 
 
 @pytest.mark.parametrize(("strategy", "length"), GAUDI)

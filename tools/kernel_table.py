@@ -1,8 +1,11 @@
 """Compile every Triton kernel of the CUDA backend for cards that are not here; write what they take.
 
 ``python tools/kernel_table.py`` compiles for sm_86 and sm_90 with the package triton, and writes
-registers, shared memory and occupancy into dev/backends.md. It ends with 1 where a register spills.
-Nothing runs, and nothing is said about time.
+registers, shared memory and occupancy into dev/backends.md; of a product also the tensor-core
+instructions of a warp and the barriers, for each block that its loop multiplies. It ends with 1 where a
+register spills, or where warps repeat each other's instructions. With names of kernels it writes nothing,
+and compiles these alone. ``PYTHONPATH=folder python tools/kernel_table.py few attend filter`` compiles
+by the Triton of a folder. Nothing runs, and nothing is said about time.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,14 @@ LIMITS = {86: (48, 16, 65536, 100 * 1024), 90: (64, 32, 65536, 228 * 1024)}
 #: Bytes of shared memory that the driver takes of every block.
 RESERVED = 1024
 CODES = 16384
+#: Products of which warps repeat a part, and their multiplications over those that are needed. They take
+#: 8 warps, as 4 would spill; on sm_90 these are two groups, and in the first of two products both groups
+#: make all 64 rows.
+REPEATED = {
+    ("attend", "60 queries, heads of 100", 90): 1.5,
+    ("tiles", "int6, up to 128 rows", 90): 1.75,
+    ("tiles", "int4, up to 128 rows", 90): 1.5,
+}
 
 FLOATS = (
     "logits scale image_scale penalty temperature weights uniforms probs q_rows rule_param best part peak"
@@ -57,6 +69,8 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     aligned: frozenset[str] = frozenset()
     """Numbers that are multiples of 16."""
+    multiplied: int = 0
+    """Multiplications that a program's products take for a block; 0: there is none."""
 
 
 def _attention(nodes: int, width: int) -> Case:
@@ -70,8 +84,9 @@ def _attention(nodes: int, width: int) -> Case:
     types = {**HALVES, "scale": "fp32"}
     shape = f"{nodes} queries, heads of {width}"
     made = "attend", shape, "tree_attention", "_attend", constants, types
-    aligned = frozenset({"q_row", "q_node", "q_head", "reach", "capacity"})
-    return Case(*made, plan.warps, {"num_stages": 1}, aligned)
+    aligned = frozenset({"q_row", "q_node", "q_head", "reach", "capacity", "mask_row", "mask_node"})
+    block = 2 * plan.block_t * plan.block_l * plan.block_d
+    return Case(*made, plan.warps, {"num_stages": tree_attention.STAGES}, aligned, block)
 
 
 def _few(name: str, after: int, number: int, rows: int) -> Case:
@@ -83,11 +98,12 @@ def _few(name: str, after: int, number: int, rows: int) -> Case:
         "BLOCK_M": rows, "BLOCK_N": chosen.outputs, "BLOCK_K": chosen.inputs,
     }  # fmt: skip
     types = HALVES | {"gain": "*bf16", "squares": "*fp32", "eps": "fp32"}
+    if after == 0:
+        types["out"] = "*fp32"
     options = {"num_stages": chosen.stages}
     shape = f"{name}, shape {number}, up to {rows} rows"
-    return Case(
-        "few", shape, "few", "_few", constants, types, chosen.warps, options, frozenset({"inputs"})
-    )
+    made = "few", shape, "few", "_few", constants, types, chosen.warps, options
+    return Case(*made, frozenset({"inputs"}), rows * chosen.outputs * chosen.inputs)
 
 
 def _filter(size: int, cut: bool) -> Case:
@@ -116,7 +132,7 @@ def _rounded(name: str, bits: int, rows: int) -> Case:
         constants["BLOCK_N"], options = tiles.OUTPUTS, {"num_stages": tiles.STAGES}
         types["out"] = "*bf16"  # as in a layer
         made = "tiles", shape, "tiles", "_tiles", constants, types, tiles.warps_of(rows)
-    return Case(*made, options, aligned)
+    return Case(*made, options, aligned, 64 * rows * constants["BLOCK_N"])
 
 
 def cases() -> list[Case]:
@@ -141,7 +157,7 @@ def cases() -> list[Case]:
         Case("swiglu", "3,456 wide", fused[0], "_swiglu", {"WIDTH": 3456, "BLOCK": 1024}, fused[1]),
         Case("rotate_write", "20 heads of 64", fused[0], "_rotate_write", rotate, fused[1], WARPS),
         Case("rotate_write", "32 heads of 100", fused[0], "_rotate_write", wide, fused[1], WARPS),
-        *(_attention(n, width) for n, width in ((1, 64), (16, 64), (60, 64), (60, 100))),
+        *(_attention(n, width) for n, width in ((1, 64), (16, 64), (32, 64), (60, 64), (60, 100))),
         Case("enter", "20 heads of 64", "enter", "_enter", begun, {**HALVES, "table": "*bf16"}),
         Case(
             "guide", codes, "sampling", "_guide", {"SIZE": CODES, "BLOCK": 1024} | guide,
@@ -150,7 +166,8 @@ def cases() -> list[Case]:
         *(
             _few(name, after, number, rows)
             for name, after in (
-                ("product, residual", 1), ("norm, product, gate", 2), ("norm, product, rotation", 3),
+                ("product", 0), ("product, residual", 1), ("norm, product, gate", 2),
+                ("norm, product, rotation", 3),
             )
             for number in (0, 1)
             for rows in (16, 32)
@@ -201,11 +218,49 @@ def cases() -> list[Case]:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a compiled kernel takes: registers a thread, bytes of shared memory, of spilled registers."""
+    """What a compiled kernel takes: registers a thread, bytes of shared memory, of spilled registers.
+
+    Of each block that the loop of a product multiplies: instructions of the tensor cores of a warp, the
+    multiplications that those of all warps make over those that are needed, and barriers.
+    """
 
     registers: int
     shared: int
     spilled: int
+    products: int = 0
+    repeated: float = 0.0
+    barriers: int = 0
+
+
+#: An instruction of the machine code, with its address.
+INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
+
+
+def product(code: str, case: Case) -> tuple[int, float, int]:
+    """Return what :class:`Taken` has of a product, from machine code as cuobjdump writes it."""
+    lines = [(int(at, 16), text) for at, text in INSTRUCTION.findall(code)]
+    loops = list[tuple[int, int, int, int]]()
+    for end, text in lines:
+        found = re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text)
+        if found is None or (begin := int(found[1], 16)) >= end:
+            continue
+        body = [text for at, text in lines if begin <= at <= end]
+        done = [each for each in map(_multiplied, body) if each]
+        loops.append((sum(done), -len(body), len(done), sum("BAR.SYNC" in text for text in body)))
+    if not case.multiplied or not loops:
+        return 0, 0.0, 0
+    # What the compiler laid behind a loop jumps back into it: the loop has most of the products.
+    warp, _, count, barriers = max(loops)
+    return count, case.warps * warp / case.multiplied, barriers
+
+
+def _multiplied(text: str) -> int:
+    """Return the multiplications of an instruction of the tensor cores, of one warp; 0 of another."""
+    if found := re.search(r"\bHMMA\.168(16|8)\.", text):
+        return 16 * 8 * int(found[1])
+    if found := re.search(r"\bHGMMA\.64x(\d+)x(\d+)\.", text):
+        return 16 * int(found[1]) * int(found[2])  # four warps make the 64 rows
+    return 0
 
 
 def compiled(case: Case, generation: int) -> Taken:
@@ -237,12 +292,23 @@ def compiled(case: Case, generation: int) -> Taken:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(made.asm["cubin"])
-        command = [str(tool), "--dump-resource-usage", str(file)]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        said, code = (
+            subprocess.run(
+                [str(tool), asked, str(file)], capture_output=True, text=True, check=True
+            ).stdout
+            for asked in ("--dump-resource-usage", "-sass")
+        )
     found = {
         name: int(re.findall(rf"\b{name}:(\d+)", said)[-1]) for name in ("REG", "STACK", "LOCAL")
     }
-    return Taken(found["REG"], made.metadata.shared, found["STACK"] + found["LOCAL"])
+    spilled = found["STACK"] + found["LOCAL"]
+    return Taken(found["REG"], made.metadata.shared, spilled, *product(code, case))
+
+
+def sound(case: Case, generation: int, taken: Taken) -> bool:
+    """Return whether a kernel spills no register and its warps repeat no product."""
+    most = REPEATED.get((case.kernel, case.shape, generation), 1.0)
+    return not taken.spilled and (not case.multiplied or 1.0 <= taken.repeated <= most)
 
 
 def occupancy(taken: Taken, warps: int, generation: int) -> float:
@@ -254,34 +320,43 @@ def occupancy(taken: Taken, warps: int, generation: int) -> float:
     return fits * warps / most
 
 
-def table() -> tuple[list[str], bool]:
-    """Return the lines of the table, and whether no kernel spills."""
+def table(kernels: Collection[str] = ()) -> tuple[list[str], bool]:
+    """Return the lines of the table, of some kernels or all, and whether they are :func:`sound`."""
     names = [f"sm_{generation}" for generation in LIMITS]
-    head = " | ".join(f"{name}: registers, shared, occupancy" for name in names)
+    head = " | ".join(f"{name}: registers, shared, occupancy; products, barriers" for name in names)
     lines = [f"| kernel | shape | warps | {head} |", "|---|---|---|" + "---|" * len(names)]
-    sound = True
+    well = True
     for case in cases():
+        if kernels and case.kernel not in kernels:
+            continue
         cells = []
         for generation in LIMITS:
             taken = compiled(case, generation)
-            sound = sound and not taken.spilled
+            well = well and sound(case, generation, taken)
             share = f"{occupancy(taken, case.warps, generation):.0%}".replace("%", " %")
-            spilled = f", **{taken.spilled} bytes spilled**" if taken.spilled else ""
             kilo = f"{taken.shared / 1024:.1f}".removesuffix(".0")
-            cells.append(f"{taken.registers}, {kilo} KB, {share}{spilled}")
+            cell = f"{taken.registers}, {kilo} KB, {share}"
+            if case.multiplied:
+                cell += f"; {taken.products}, {taken.barriers}"
+            if case.multiplied and taken.repeated != 1:
+                cell += f", **{taken.repeated:.1f} times what is needed**"
+            cells.append(cell + (f", **{taken.spilled} bytes spilled**" if taken.spilled else ""))
         lines.append(f"| {case.kernel} | {case.shape} | {case.warps} | {' | '.join(cells)} |")
-    return lines, sound
+    return lines, well
 
 
-def main() -> int:
-    """Write the table into its page."""
-    lines, sound = table()
+def main(kernels: Collection[str]) -> int:
+    """Write the table into its page, or what is asked for to the terminal."""
+    lines, well = table(kernels)
+    if kernels:
+        print("\n".join(lines))
+        return 0 if well else 1
     text = DOCS.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     DOCS.write_text(before + "\n".join([BEGIN, *lines, END]) + after, encoding="utf-8")
-    return 0 if sound else 1
+    return 0 if well else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The table of what CUDA's kernels take is whole, says that none spills, and its arithmetic is right."""
+"""The table of what CUDA's kernels take is whole and its arithmetic right; kernels stay within bounds."""
 
 from __future__ import annotations
 
@@ -42,25 +42,92 @@ def test_the_committed_table_has_every_kernel_and_no_spill(tool: Any) -> None:
     )
     assert {kernel.partition(",")[0] for kernel, _ in shown} == set(NAMES)
     assert not any("spilled" in line for line in lines)
+    assert sum("times what is needed" in line for line in lines) == len(tool.REPEATED)
+
+
+#: The most registers on sm_86 and sm_90, and barriers a block, of kernels and what their shapes end with.
+BOUNDS = {
+    ("few", "shape 0, up to 16 rows"): (96, 96, 2),
+    ("few", "shape 0, up to 32 rows"): (138, 166, 2),
+    ("few", "gate, shape 1, up to 16 rows"): (64, 64, 2),
+    ("few", "rotation, shape 1, up to 16 rows"): (56, 64, 2),
+    ("few", "shape 1, up to 16 rows"): (80, 64, 2),
+    ("few", "shape 1, up to 32 rows"): (92, 92, 2),
+    ("attend", "1 queries, heads of 64"): (80, 102, 10),
+    ("attend", "16 queries, heads of 64"): (80, 102, 10),
+    ("attend", "32 queries, heads of 64"): (111, 114, 10),
+    ("attend", "60 queries, heads of 64"): (190, 148, 2),
+    ("attend", "60 queries, heads of 100"): (197, 235, 8),
+    ("race", ""): (80, 80, 0),
+    ("race, joining", ""): (80, 80, 0),
+}
+
+
+def within(tool: Any, case: Any, generation: int) -> None:
+    """Check that a kernel spills nothing, repeats nothing, runs on the card and stays within bounds."""
+    taken = tool.compiled(case, generation)
+    assert tool.sound(case, generation, taken), (case.shape, taken)
+    assert tool.occupancy(taken, case.warps, generation) > 0
+    for (kernel, shape), (ampere, hopper, barriers) in BOUNDS.items():
+        if case.kernel == kernel and case.shape.endswith(shape):
+            assert taken.registers <= (ampere if generation == 86 else hopper), (case.shape, taken)
+            assert taken.barriers <= barriers, (case.shape, taken)
 
 
 @needs_triton
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("generation", [86, 90])
-def test_the_race_compiles_without_spilling(tool: Any, generation: int) -> None:
-    for case in tool.cases():
-        if case.kernel.startswith("race"):
-            taken = tool.compiled(case, generation)
-            assert taken.spilled == 0
-            assert taken.registers <= 80
+@pytest.mark.parametrize(
+    ("kernel", "shape"),
+    [
+        ("few", "norm, product, gate, shape 1, up to 32 rows"),
+        ("attend", "16 queries, heads of 64"),
+        ("race", "16,384 codes, 1 of them"),
+    ],
+)
+def test_a_kernel_stays_within_its_bounds(tool: Any, kernel: str, shape: str) -> None:
+    (case,) = (one for one in tool.cases() if (one.kernel, one.shape) == (kernel, shape))
+    within(tool, case, 86)
 
 
 @needs_triton
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_no_kernel_spills(tool: Any) -> None:
-    lines, sound = tool.table()
-    assert sound, lines
+@pytest.mark.parametrize("generation", [86, 90])
+def test_every_kernel_stays_within_its_bounds(tool: Any, generation: int) -> None:
+    for case in tool.cases():
+        within(tool, case, generation)
+
+
+#: A loop of two instructions and a barrier, and what is laid behind it and jumps back into it.
+CODE = """
+    /*0010*/  HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+    /*0020*/  BAR.SYNC.DEFER_BLOCKING 0x0 ;
+    /*0030*/  {instruction} ;
+    /*0040*/  @P0 BRA 0x10 ;
+    /*0050*/  BAR.SYNC.DEFER_BLOCKING 0x0 ;
+    /*0060*/  BRA 0x30 ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("instruction", "multiplied"),
+    [
+        ("HMMA.16816.F32.BF16 R4, R8, R12, R4", 2 * 16 * 8 * 16),
+        ("HMMA.1688.F32.TF32 R4, R8, R12, R4", 16 * 8 * (16 + 8)),
+        ("HGMMA.64x32x16.F32.BF16 R4, R8, R12", 16 * 8 * 16 + 64 * 32 * 16 // 4),
+    ],
+)
+@pytest.mark.parametrize("times", [1, 2])
+def test_repeated_products_are_counted(
+    tool: Any, instruction: str, multiplied: int, times: int
+) -> None:
+    case = tool.Case("few", "", "few", "_few", {}, warps=4, multiplied=4 * multiplied // times)
+    count, repeated, barriers = tool.product(CODE.format(instruction=instruction), case)
+    assert (count, repeated, barriers) == (2, times, 1)
+    taken = tool.Taken(32, 0, 0, count, repeated, barriers)
+    assert tool.sound(case, 86, taken) == (times == 1)
+    # Products that are not found do not pass for products without a repetition.
+    assert not tool.sound(case, 86, tool.Taken(32, 0, 0))
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,6 @@ class DrafterDrafts(TreeDrafts[Value]):
         put_first(tokens, torch.where(open_tokens, kept.tokens, tokens[:, : g.depth + 1]))
         index = rows(kept.path).unsqueeze(-1).expand(-1, -1, kept.features.shape[-1])
         features, old = kept.features.gather(1, index), pending[:, : g.depth + 1]
-        features, old = (one.unflatten(0, (-1, g.batch)) for one in (features, old))
+        features, old = (one.view(-1, g.batch, *one.shape[1:]) for one in (features, old))
         put_first(pending, torch.where(kept.open.view(-1, 1, 1), features, old).flatten(0, 1))
         state.pending_count.copy_(torch.where(kept.open, kept.gained, state.pending_count))

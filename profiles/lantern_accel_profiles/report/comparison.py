@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
@@ -78,7 +79,8 @@ def _section(
     points, seconds = points_of(runs, rows, terms)
     offered = offers(runs, repeats, points, seconds, terms, profiles)
     # Every section has the devices in the order of the offers.
-    order = list(dict.fromkeys(one.run for one in (*offered, *points, *rows)))
+    names = [[one.run for one in offered], [one.run for one in points], [one.run for one in rows]]
+    order = list(dict.fromkeys(itertools.chain(*names)))
     runs = sorted((r for r in runs if r.name in order), key=lambda run: order.index(run.name))
     rows.sort(key=lambda row: order.index(row.run))
     return ModelSection(

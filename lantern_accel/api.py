@@ -74,6 +74,7 @@ def load(
     # The device comes before torch: its absence is said at once, and its environment is set in time.
     chosen = choose_device(device, options)
     from lantern_accel.device.backend import DTYPES, dtype_policy
+    from lantern_accel.device.context import with_gradients
     from lantern_accel.generation.pipeline import Pipeline
     from lantern_accel.generation.quantized import quantized_model
     from lantern_accel.memory.limits import check_weights
@@ -128,7 +129,8 @@ def load(
             otherwise=lambda error: chosen.after(error).serve(load_on),
         )
 
-    return chosen.serve(load_on)
+    with with_gradients():
+        return chosen.serve(load_on)
 
 
 @takes_settings

@@ -62,10 +62,11 @@ def devices(
 
 def _own_steps(backend: Backend) -> dict[str, str]:
     """Ask for a tiny model's steps of every kind; return why each was refused, empty where not."""
+    from lantern_accel.device.context import inference
     from lantern_accel.testing import tiny
 
     for strategy in ("vanilla", "scd", "lantern++", "eagle2"):
-        with backend.inference():
+        with inference(backend):
             tiny.tiny_engine(backend, strategy, dtype=backend.compute_dtypes()[0])
     return dict(backend.own_steps)
 

@@ -9,14 +9,13 @@ step there are only these methods and tensors.
 
 from __future__ import annotations
 
-import functools
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
@@ -27,8 +26,6 @@ from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.device.timeouts import close_in_time
 from lantern_accel.errors import BackendError, DeviceRequestError, NotCapturableError, did_you_mean
 from lantern_accel.records import Frozen
-
-Called = TypeVar("Called", bound=Callable[..., Any])
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -363,14 +360,3 @@ def recorded(backend: Backend, function: Callable[[], None], name: str) -> Repla
             "Replay; report it to the plug-in's author"
         )
     return made
-
-
-def inferring(function: Called) -> Called:
-    """Run a function in the inference mode of its first argument, a backend or what has one."""
-
-    @functools.wraps(function)
-    def run(first: Any, *args: Any, **kwargs: Any) -> Any:
-        with getattr(first, "backend", first).inference():
-            return function(first, *args, **kwargs)
-
-    return run  # type: ignore[return-value]  # of the same signature

@@ -305,11 +305,13 @@ def _probe(spec: BackendSpec) -> Probe:
 
 def _open(spec: BackendSpec, index: int, options: Mapping[str, Any]) -> Backend:
     from lantern_accel.device.backend import Backend
+    from lantern_accel.device.context import own_context
 
     # Of any device: its host computes too, text encoders for example.
     host.limit_threads()
     hint = "check its driver and SDK with 'lantern-accel devices'"
-    backend = ask(spec.name, "open", lambda: spec.open(index, options), Backend, hint)  # type: ignore[type-abstract]  # for isinstance
+    with own_context():
+        backend = ask(spec.name, "open", lambda: spec.open(index, options), Backend, hint)  # type: ignore[type-abstract]  # for isinstance
     if getattr(backend, "name", None) != spec.name or not hasattr(backend, "version"):
         raise BackendError(
             f"backend {spec.name!r} failed in open: its Backend must have name {spec.name!r} and a "

@@ -43,8 +43,7 @@ def built_in_prompts(
 
 def _takes(pipeline: Pipeline, prompt: Prompt) -> bool:
     try:
-        with pipeline.backend.inference():
-            pipeline.check_prompts([prompt])
+        pipeline.check_prompts([prompt])
     except LanternError:
         return False
     return True

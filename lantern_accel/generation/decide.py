@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.device.backend import inferring
+from lantern_accel.device.context import inferring
 from lantern_accel.errors import DoesNotFitError
 from lantern_accel.families.base import Rows, Size
 from lantern_accel.generation.decision import Decision, Part

@@ -19,6 +19,7 @@ from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.target import Target
 from lantern_accel.device.backend import Backend, recorded
 from lantern_accel.device.capture import Replay
+from lantern_accel.device.context import inference
 from lantern_accel.device.entry_points import why
 from lantern_accel.device.waiting import waiting
 from lantern_accel.errors import (
@@ -149,7 +150,7 @@ class Engines:
         # Before the engine: it cannot be wider than the codebook.
         table = self.neighbours(k) if k else None
         parts = model.target, model.drafter, self.backend
-        with self.backend.inference():  # the target stands for a copy of its sizes
+        with inference(self.backend):  # the target stands for a copy of its sizes
             Engine(*parts, strategy, sampling, neighbours=table, copy=model.target)
 
     def get(

@@ -21,6 +21,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from lantern_accel.device.context import inference
 from lantern_accel.errors import LanternWarning, NotFiniteError, RequestError, noted, shown
 from lantern_accel.families.base import Conditions
 from lantern_accel.files import check_name, write_json, write_whole
@@ -90,7 +91,7 @@ class Painter:
         """Generate items; a prompt that the model cannot take comes back with its error."""
         found: list[Painted] = []
         request, shapes = self.request, dict[Any, list[tuple[Item, Conditions, str]]]()
-        with self.pipeline.backend.inference():
+        with inference(self.pipeline.backend):
             for item in items:
                 try:
                     with noted() as notes:

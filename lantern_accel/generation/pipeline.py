@@ -17,7 +17,8 @@ from torch import Tensor
 
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.session import Observer
-from lantern_accel.device.backend import Backend, inferring
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.context import inferring, own_context
 from lantern_accel.device.entry_points import why
 from lantern_accel.device.timeouts import CLOSING, close_in_time, in_time
 from lantern_accel.errors import BackendError, DoesNotFitError, LanternError, RequestError, shown
@@ -129,7 +130,7 @@ class Pipeline:
 
     def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:
         """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""
-        return self.runtime.pixels(tokens, shape)
+        return self.runtime.pixels(tokens, shape).clone()  # no tensor of inference mode
 
     # --- settings ------------------------------------------------------------------------------
 
@@ -149,6 +150,7 @@ class Pipeline:
         values.update({k: v for k, v in overrides.items() if v is not None})
         return validated(Sampling, values, "sampling")
 
+    @own_context()
     def request(self, prompt: Prompt | Sequence[Prompt], **settings: Any) -> GenerationRequest:
         """Check a request and fill in a preset's or the model's defaults, before any work is done."""
         return build_request(self.manifest, prompt, settings, self._tuned)

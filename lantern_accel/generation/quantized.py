@@ -17,7 +17,8 @@ from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.device.backend import Backend, inferring
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.context import inferring
 from lantern_accel.errors import LanternWarning, ModelError
 from lantern_accel.families.base import Conditions, Model, Prompt
 from lantern_accel.files import cache_dir, read_record, write_record

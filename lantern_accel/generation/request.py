@@ -13,6 +13,7 @@ from pydantic import Field
 
 from lantern_accel.bounds import MOST_BATCH, MOST_IMAGES, SEEDS
 from lantern_accel.device import forks
+from lantern_accel.device.context import callers, own_context
 from lantern_accel.errors import BackendError, RequestError, shown
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.generation.settings import check_prompts, read_settings
@@ -148,9 +149,11 @@ def passing(function: Callable[..., None] | None) -> Callable[..., None] | None:
     if not callable(function):
         raise RequestError(f"{shown(function)} cannot be called; give a function for progress")
 
+    inside = callers(function)
+
     def call(*given: Any) -> None:
         try:
-            function(*given)
+            inside(*given)
         except Exception as error:
             raise CallersError(error) from None
 
@@ -191,7 +194,7 @@ class RequestLock:
                 "on_images); wait until the call returns, or load a second pipeline"
             )
         own: Exception | None = None
-        with self._lock:
+        with self._lock, own_context():
             try:
                 self._inside = me
                 if self.closed and not last:

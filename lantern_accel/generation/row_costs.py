@@ -13,7 +13,8 @@ import torch
 from pydantic import Field, ValidationError
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.device.backend import Backend, inferring
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.context import inferring
 from lantern_accel.families.base import Model
 from lantern_accel.files import cache_dir, read_record, write_record
 from lantern_accel.generation.calibrate import HOPELESS, calibrate

@@ -14,7 +14,8 @@ from lantern_accel._version import __version__
 from lantern_accel.bounds import SEEDS
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.target import above_of, row_of
-from lantern_accel.device.backend import Backend, inferring
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.context import inferring
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.generation.auto import Auto
@@ -45,6 +46,7 @@ class Runtime:
         self.engines = Engines(model, backend, dtype)
         self.auto = Auto(self.engines)
 
+    @inferring
     def conditions(
         self, prompts: Sequence[Prompt], size: Size | None = None, negative: str | None = None
     ) -> Conditions:
@@ -136,6 +138,7 @@ class Runtime:
         describe(made, request, images[: len(made)], self.model.manifest.name)
         return made
 
+    @inferring
     def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:
         """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""
         tokens = tokens.to(self.backend.device)
@@ -188,7 +191,8 @@ class Runtime:
         model, backend = self.model, self.backend
         rounding = model.rounding
         steps = sum(int(p.steps.sum()) for p in parts)
-        drawn = torch.cat([p.tokens for p in parts]).clone()
+        with torch.inference_mode(False):  # the caller's own, to change and to learn from
+            drawn = torch.cat([p.tokens for p in parts])
         tokens, count = drawn.numel(), len(drawn)
         busy = seconds.prefill + seconds.decode
         used, auto = decision.strategy, None

@@ -17,7 +17,7 @@ from torch import Tensor
 from lantern_accel.decoding.course import Course, SyncSchedule
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.device.backend import inferring
+from lantern_accel.device.context import inference, inferring
 from lantern_accel.errors import DoesNotFitError, NotFiniteError
 from lantern_accel.families.base import Conditions, Rows, Size
 from lantern_accel.generation.decide import decide
@@ -90,7 +90,7 @@ class Slots(Generic[T]):
             row: {len(part): (part + row).to(self.backend.device) for part in (one, branches)}
             for row in range(size)
         }
-        with self.backend.inference():  # every row is finished, so that an empty one is a no-op
+        with inference(self.backend):  # every row is finished, so that an empty one is a no-op
             engine.state.reset()
             self._finish(range(size))
             self._begin()
@@ -255,10 +255,9 @@ class Slots(Generic[T]):
     @inferring
     def so_far(self, row: int) -> Tensor:
         """Return the tokens of a row that are known, int64 ``[known]``, on the host."""
-        tokens: Tensor = self.engine.state.tokens[row, : self.tokens].to(
-            "cpu", torch.int64, copy=True
-        )
-        return tokens[: self.known(row)]
+        tokens: Tensor = self.engine.state.tokens[row, : self.tokens]
+        with torch.inference_mode(False):  # the caller's own
+            return tokens.to("cpu", torch.int64, copy=True)[: self.known(row)]
 
     def news(self) -> Iterator[tuple[T, Drawn | NotFiniteError | int]]:
         """Yield every image with what came of it; one that is over has left its row.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from lantern_accel.decoding.decoded import Decoded
+from lantern_accel.device.context import inference
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import LanternError, NotFiniteError, RequestError
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds, png_bytes
@@ -219,6 +220,6 @@ class Stream:
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
         """Let the block infer, and count its seconds for a phase."""
-        with self.backend.inference(), self.backend.stopwatch() as watch:
+        with inference(self.backend), self.backend.stopwatch() as watch:
             yield
         self._seconds[phase] += watch.seconds

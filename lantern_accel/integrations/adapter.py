@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lantern_accel.device.context import own_context
 from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.families.base import Rows
 from lantern_accel.generation.pipeline import Pipeline
@@ -102,6 +103,7 @@ class Own(Adapter):
         pipeline = load(weights, device=device, dtype=dtype)
         return cls(strategy, overrides, pipeline=pipeline, opened=True)
 
+    @own_context()
     def draw_prompts(
         self,
         prompts: Sequence[str],

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lantern_accel.device.context import own_context
 from lantern_accel.errors import RequestError
 from lantern_accel.families.controls import Controls
 from lantern_accel.integrations.adapter import Drawn, Own
@@ -15,6 +16,7 @@ from lantern_accel.integrations.distribution import processors_of, prompts_of, s
 from lantern_accel.strategy.values import Sampling
 
 
+@own_context()
 def draw_prior(
     ours: Accelerated | Own,
     processor: Any,
@@ -52,6 +54,7 @@ def draw_prior(
     return draw_ids(ours, ids, mask, shapes, sampling, seeds, on_progress)
 
 
+@own_context()
 def draw_ids(
     ours: Accelerated,
     ids: Tensor,

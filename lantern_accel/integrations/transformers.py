@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lantern_accel.device.context import own_context
 from lantern_accel.errors import LanternWarning, ModelError, RequestError, StrategyError
 from lantern_accel.families.base import Rows
 from lantern_accel.families.chameleon import official as chameleon
@@ -129,7 +130,14 @@ def _generate_image(
     """Stand for ``JanusForConditionalGeneration.generate``: 576 codes an image, int64 ``[B, 576]``."""
     if kwargs.get("generation_mode", "text") != "image":
         return plain(inputs, attention_mask, logits_processor, **kwargs)
-    kwargs.pop("generation_mode")
+    return _janus_tokens(ours, inputs, attention_mask, logits_processor, **kwargs)
+
+
+@own_context()
+def _janus_tokens(
+    ours: Accelerated, inputs: Tensor | None, attention_mask: Tensor | None, logits_processor: Any,
+    generation_mode: str, **kwargs: Any,
+) -> Tensor:  # fmt: skip
     model: Any = ours.module
     if kwargs.pop("streamer", None) is not None:
         raise refusal_of("a streamer")
@@ -190,6 +198,7 @@ def _generate_emu3(
 # --- callables --------------------------------------------------------------------------------------
 
 
+@own_context()
 def decode(
     model: nn.Module,
     input_ids: Tensor,

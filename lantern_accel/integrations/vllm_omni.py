@@ -8,12 +8,10 @@ under ``lantern_accel``, and in a request's ``extra_args`` under the same name.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lantern_accel.bounds import SEEDS
@@ -63,18 +61,6 @@ def plugin() -> None:
     register_pipeline(PipelineConfig(model_type=GLM_IMAGE, stages=(stage,)))
 
 
-@contextmanager
-def _usual_defaults() -> Iterator[None]:
-    """Undo what vLLM-Omni makes torch's default dtype and device while it builds a pipeline."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.device("cpu"):
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def open_model(od_config: Any) -> Own:
     """Open our model of a stage's folder, on its device and in its dtype."""
     require("vllm-omni")
@@ -91,8 +77,7 @@ def open_model(od_config: Any) -> Own:
         folder = download_weights_from_hf_specific(folder, od_config.revision, ["*"])
     given = settings_of((od_config.custom_pipeline_args or {}).get("lantern_accel"))
     dtype = str(od_config.dtype).removeprefix("torch.")
-    with _usual_defaults():
-        return Own.on(folder, str(get_local_device()), dtype, **given)
+    return Own.on(folder, str(get_local_device()), dtype, **given)
 
 
 def seeds_of(params: Any) -> list[int]:

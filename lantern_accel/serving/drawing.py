@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lantern_accel.device.backend import inferring
+from lantern_accel.device.context import inferring
 from lantern_accel.errors import NotFiniteError, RequestError, noted
 from lantern_accel.families.base import Conditions
 from lantern_accel.generation.request import GenerationRequest

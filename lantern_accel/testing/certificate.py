@@ -15,6 +15,7 @@ from pydantic import Field
 
 from lantern_accel.device.backend import CAPABILITIES, SEAM, Backend, DeviceFacts
 from lantern_accel.device.conformance import Report
+from lantern_accel.device.context import inference
 from lantern_accel.device.spec import API_VERSION, BackendSpec
 from lantern_accel.families.registry import broken_families
 from lantern_accel.files import write_json, write_whole
@@ -136,7 +137,7 @@ def certify(
     ran = {outcome.name for outcome in report.outcomes}
     not_run = [name for name in known if name not in ran]
     verdict, reason = _verdict(report, not_run)
-    with backend.inference():
+    with inference(backend):
         able = watch and backend.device.type != "meta"
         served = who_serves(backend, STRATEGIES) if able else []
     return Certificate(

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lantern_accel.device.backend import Backend, inferring
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.context import inferring
 from lantern_accel.families.registry import family_names
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.testing import tiny

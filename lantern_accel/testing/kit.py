@@ -16,6 +16,7 @@ import torch
 from lantern_accel.device.backend import Backend, Conformance
 from lantern_accel.device.conformance import Outcome as Outcome
 from lantern_accel.device.conformance import Report as Report
+from lantern_accel.device.context import inference
 from lantern_accel.device.plugins import ask
 from lantern_accel.device.waiting import repeating
 from lantern_accel.errors import DeviceRequestError, LanternWarning, did_you_mean
@@ -156,7 +157,7 @@ def run_check(backend: Backend, name: str, check: Check, *, on_wait: Wait | None
         watch: AbstractContextManager[None] = nullcontext()
         if on_wait is not None:
             watch = repeating(lambda seconds: on_wait(name, doing_now(), seconds), EVERY)
-        with watch, backend.inference():
+        with watch, inference(backend):
             found = check(backend)
         values: dict[str, Any] = {"state": "passed", **vars(found)}
     except NotApplicable as reason:

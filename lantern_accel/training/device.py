@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -28,11 +28,16 @@ class TrainDevice:
         self.backend, self.device = backend, backend.device
         self.dtype = _dtype(backend, precision)
 
-    def autocast(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
         """Compute matmuls in this device's training dtype."""
         if self.dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+            yield
+            return
+        with torch.autocast(self.device.type, dtype=self.dtype):
+            yield
+        # Within a caller's autocast, torch would use the weights of this step in the next.
+        torch.clear_autocast_cache()
 
     def to(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Move tensors to the device."""

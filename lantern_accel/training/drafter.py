@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from lantern_accel.checkpoints.layouts import OWN_CONFIG, OWN_WEIGHTS
 from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.decoding.rows import Allowed
+from lantern_accel.device.context import with_gradients
 from lantern_accel.device.packed import dense
 from lantern_accel.device.sampling import guide
 from lantern_accel.errors import DataError
@@ -344,6 +345,7 @@ def start_of(config: DrafterTrainConfig, out: Path) -> Checkpoint | None:
     return open_checkpoint(out.parent / config.start_from / OWN_WEIGHTS)
 
 
+@with_gradients()
 def train_drafter(
     config: DrafterTrainConfig,
     source: FeatureSource,

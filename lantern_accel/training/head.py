@@ -22,6 +22,7 @@ from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import Coupled
 from lantern_accel.decoding.sources.window import WindowDrafts
 from lantern_accel.decoding.step import Step
+from lantern_accel.device.context import with_gradients
 from lantern_accel.errors import DataError, DiskFullError
 from lantern_accel.families.base import Size
 from lantern_accel.generation.pipeline import Pipeline, Prompt
@@ -254,6 +255,7 @@ class HeadTask(KeptTask):
         return found
 
 
+@with_gradients()
 def train_head(
     pipeline: Pipeline,
     config: HeadTrainConfig,

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from lantern_accel.device.context import inference
 from lantern_accel.errors import DataError
 from lantern_accel.files import UnreadableFile, read_bytes_file, read_text_file
 from lantern_accel.generation.pipeline import Pipeline
@@ -121,6 +122,6 @@ def encode_images(pipeline: Pipeline, images: NDArray[np.uint8], batch: int = 16
     """Return the codes of images uint8 ``[n, H, W, 3]``, int64 ``[n, tokens]`` on the host."""
     pixels = to_pixels(torch.from_numpy(images))
     vq, device = pipeline.model.vq, pipeline.backend.device
-    with pipeline.backend.inference():
+    with inference(pipeline.backend):
         parts = [vq.encode(part.to(device)).flatten(1).cpu() for part in torch.split(pixels, batch)]
     return torch.cat(parts).long()

@@ -103,7 +103,7 @@ class GlmImageGPT(Target):
         self.make_layers()
         self.output = Projection(config.dim, config.head_rows, bias=False)
         self.undrawn = config.head_rows - config.vocab_size
-        self.place_tables(torch.get_default_device())
+        self.place_tables(self.output.weight.device)
 
     def all_logits(self, features: Tensor) -> Tensor:
         return super().head(features)

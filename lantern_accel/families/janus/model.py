@@ -70,7 +70,7 @@ class JanusGPT(Target):
         self.make_layers()
         self.head_in = Projection(config.dim, config.image_width)
         self.output = Projection(config.image_width, config.vocab_size)
-        self.place_tables(torch.get_default_device())
+        self.place_tables(self.output.weight.device)
 
     def place_tables(self, device: torch.device) -> None:
         super().place_tables(device)

@@ -52,7 +52,7 @@ class EagleDrafter(GridNetwork, Drafter):
         super().__init__(config, ops)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
         self.make_layers()
-        self.place_tables(torch.get_default_device())
+        self.place_tables(self.embed_tokens.weight.device)
 
     @property
     def stack(self) -> DraftStack | None:

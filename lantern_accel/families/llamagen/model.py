@@ -95,7 +95,7 @@ class LlamaGenGPT(GridNetwork, Target):
         )
         self.make_layers()
         self.output = Projection(config.dim, config.vocab_size, bias=False)
-        self.place_tables(torch.get_default_device())
+        self.place_tables(self.output.weight.device)
 
     @property
     def stack(self) -> Stack | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lantern_accel.device.backend import inferring
+from lantern_accel.device.context import inferring
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.strategy.values import Strategy
 from lantern_accel.training.imageset import to_pixels

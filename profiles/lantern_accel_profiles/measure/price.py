@@ -116,8 +116,7 @@ class PriceStudy:
             )
             tokens.append(done.tokens)
             moved.append(relaxed_mass(done))
-            with self.pipeline.backend.inference():
-                pixels.append(self.pipeline.pixels(done.tokens))
+            pixels.append(self.pipeline.pixels(done.tokens))
             self.drawn += count
             self.beat(f"quality loss: {strategy.name}: {start + count} of {images} images")
         return Drawn(torch.cat(tokens), torch.cat(moved), torch.cat(pixels))

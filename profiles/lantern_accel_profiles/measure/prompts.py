@@ -23,8 +23,7 @@ def prompts_of(source: str, lines: list[Prompt]) -> PromptSet:
 
 def prompt_set(source: str, lines: list[Prompt], pipeline: Pipeline) -> PromptSet:
     """Return prompts with their digest; raises RequestError for one that the model cannot generate."""
-    with pipeline.backend.inference():
-        pipeline.check_prompts(lines[:USED])
+    pipeline.check_prompts(lines[:USED])
     return prompts_of(source, lines)
 
 

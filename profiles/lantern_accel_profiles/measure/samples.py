@@ -16,8 +16,8 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.device.backend import inferring
 from lantern_accel.device.capture import Replay
+from lantern_accel.device.context import inferring
 from lantern_accel.generation.pipeline import CapturedEngine, Pipeline, Prompt
 from lantern_accel.generation.result import GenerationResult
 from lantern_accel.strategy.values import Strategy

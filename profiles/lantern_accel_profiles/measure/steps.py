@@ -25,6 +25,7 @@ from lantern_accel.decoding.sources.tree import TreeState
 from lantern_accel.decoding.trees import DraftTree, topology_of
 from lantern_accel.device.backend import Backend, dtype_policy, recorded
 from lantern_accel.device.capture import Replay
+from lantern_accel.device.context import inference
 from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.families.base import Found
 from lantern_accel.families.manifest import Manifest
@@ -289,7 +290,7 @@ def measure(
     ]
     before, after = (passes(manifest.target.num_tokens, sampling.branches, n) for n in (2, None))
     groups = [(before, alone), *groups, (after, alone)]
-    with backend.inference(), measurement.session():
+    with inference(backend), measurement.session():
         for cells, settled in groups:
             _measure_in_turns(measurement, model, cells, settled, repeats)
     return measurement.run

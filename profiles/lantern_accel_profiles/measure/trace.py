@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lantern_accel.decoding.decoded import Decoded
-from lantern_accel.device.backend import inferring
 from lantern_accel.device.capture import Replay, listening
+from lantern_accel.device.context import inferring
 from lantern_accel.files import write_json
 from lantern_accel.generation.engines import CapturedEngine
 from lantern_accel.generation.pipeline import Pipeline, Prompt

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.device.backend import inferring
+from lantern_accel.device.context import inferring
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.records import Record
 from lantern_accel.strategy.values import Sampling

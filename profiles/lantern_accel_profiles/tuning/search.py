@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+from lantern_accel.device.context import inference
 from lantern_accel.generation.built_in_prompts import built_in_prompts
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.records import Record
@@ -89,7 +90,7 @@ class Search(ABC, Generic[EvidenceT]):
         """
         check_clock(self.pipeline.backend)
         choices: list[Choice] = []
-        with self.pipeline.backend.inference():
+        with inference(self.pipeline.backend):
             self.prepare()
             for number, batch in enumerate(batches, 1):
                 began = time.perf_counter()

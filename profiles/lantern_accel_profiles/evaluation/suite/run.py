@@ -189,7 +189,7 @@ class SuiteRun:
         self.say.start("prompts", len(prompts))
         for start in range(0, len(prompts), CHECKED):
             part = prompts[start : start + CHECKED]
-            with warnings.catch_warnings(record=True) as told, self.pipeline.backend.inference():
+            with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
                 self.pipeline.check_prompts(part)
             cut = [one for one in told if re.match(CUT, str(one.message))]

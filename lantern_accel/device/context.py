@@ -1,0 +1,123 @@
+"""What a request enters: torch without the caller's autocast, default device and default dtype.
+
+Settings of determinism are the caller's, and stay. The default dtype is of all threads: it is float32
+while any request runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import overrides
+from torch.utils._device import DeviceContext
+
+if TYPE_CHECKING:
+    from lantern_accel.device.backend import Device
+
+Called = TypeVar("Called", bound=Callable[..., Any])
+
+#: The types of devices that may be under autocast.
+_TYPES: Sequence[str] = torch._C._autocast_supported_devices()
+
+
+class _UsualDtype:
+    """Makes float32 the default dtype until the last of the blocks that entered this has ended."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = threading.Lock(), 0, torch.float32
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = torch.get_default_dtype()
+                self._set(self._before, torch.float32)
+            self._inside += 1
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._set(torch.float32, self._before)
+
+    def _set(self, old: torch.dtype, new: torch.dtype) -> None:
+        if old != new:
+            torch.set_default_dtype(new)
+
+
+_usual_dtype = _UsualDtype()
+
+
+def _now() -> tuple[list[str], list[Any]]:
+    """Return the types under autocast, and torch's function modes, the outermost first."""
+    on = [one for one in _TYPES if torch.is_autocast_enabled(one)]
+    return on, overrides._get_current_function_mode_stack()
+
+
+def _become(on: Sequence[str], modes: Sequence[Any]) -> None:
+    """Let just these types be under autocast, and these modes be active."""
+    for one in _TYPES:
+        if torch.is_autocast_enabled(one) != (one in on):
+            torch.set_autocast_enabled(one, one in on)
+    if (old := overrides._get_current_function_mode_stack()) != modes:
+        for _ in old:
+            overrides._pop_mode()
+        for mode in modes:
+            overrides._push_mode(mode)
+
+
+@contextmanager
+def own_context() -> Iterator[None]:
+    """Leave the caller's autocast, default device and default dtype until the block ends."""
+    on, modes = _now()
+    with _usual_dtype:
+        try:
+            _become([], [one for one in modes if not isinstance(one, DeviceContext)])
+            yield
+        finally:
+            _become(on, modes)
+
+
+@contextmanager
+def inference(backend: Device) -> Iterator[None]:
+    """Let a block infer on a device, whatever the caller has set."""
+    with own_context(), backend.inference():
+        yield
+
+
+@contextmanager
+def with_gradients() -> Iterator[None]:
+    """Load or train in a block: torch as it is where nobody has set anything."""
+    with own_context(), torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def inferring(function: Called) -> Called:
+    """Run a function in the inference mode of its first argument, a backend or what has one."""
+
+    @functools.wraps(function)
+    def run(first: Any, *args: Any, **kwargs: Any) -> Any:
+        with inference(getattr(first, "backend", first)):
+            return function(first, *args, **kwargs)
+
+    return run  # type: ignore[return-value]  # of the same signature
+
+
+def callers(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a caller's function that runs in what is set now, but for the default dtype."""
+    known, inferred, gradients = _now(), torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+    def run(*given: Any) -> None:
+        ours = _now()
+        try:
+            _become(*known)
+            with torch.inference_mode(inferred), torch.set_grad_enabled(gradients):
+                function(*given)
+        finally:
+            _become(*ours)
+
+    return run

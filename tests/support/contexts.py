@@ -1,0 +1,79 @@
+"""What a caller may have set of torch around a call, and what is set now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import overrides
+
+
+@contextmanager
+def default_device(name: str) -> Iterator[None]:
+    torch.set_default_device(name)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextmanager
+def everything() -> Iterator[None]:
+    with ExitStack() as stack:
+        for name in ("autocast bfloat16", "default meta", "float64", "deterministic"):
+            stack.enter_context(CONTEXTS[name]())
+        stack.enter_context(torch.autocast("cuda", torch.float16, enabled=True))
+        stack.enter_context(torch.device("cpu"))
+        stack.enter_context(torch.device("meta"))
+        stack.enter_context(torch.enable_grad())
+        yield
+
+
+CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "autocast bfloat16": lambda: torch.autocast("cpu", torch.bfloat16),
+    "autocast float16": lambda: torch.autocast("cpu", torch.float16),
+    "a block on meta": lambda: torch.device("meta"),
+    "default meta": lambda: default_device("meta"),
+    "default cpu": lambda: default_device("cpu"),
+    "float64": lambda: default_dtype(torch.float64),
+    "bfloat16": lambda: default_dtype(torch.bfloat16),
+    "inference": torch.inference_mode,
+    "no gradients": torch.no_grad,
+    "deterministic": deterministic,
+    "everything": everything,
+}
+
+
+def set_now() -> dict[str, Any]:
+    """Return what is set of torch in this thread."""
+    types = ("cpu", "cuda")
+    return {
+        "autocast": {t: (torch.is_autocast_enabled(t), torch.get_autocast_dtype(t)) for t in types},
+        "modes": overrides._get_current_function_mode_stack(),
+        "device": torch.get_default_device(),
+        "dtype": torch.get_default_dtype(),
+        "inference": torch.is_inference_mode_enabled(),
+        "gradients": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }

@@ -43,7 +43,8 @@ def everything() -> Iterator[None]:
     with ExitStack() as stack:
         for name in ("autocast bfloat16", "default meta", "float64", "deterministic"):
             stack.enter_context(CONTEXTS[name]())
-        stack.enter_context(torch.autocast("cuda", torch.float16, enabled=True))
+        torch.set_autocast_enabled("cuda", True)  # torch.autocast refuses what is not here
+        stack.callback(torch.set_autocast_enabled, "cuda", False)
         stack.enter_context(torch.device("cpu"))
         stack.enter_context(torch.device("meta"))
         stack.enter_context(torch.enable_grad())
@@ -60,6 +61,7 @@ CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "bfloat16": lambda: default_dtype(torch.bfloat16),
     "inference": torch.inference_mode,
     "no gradients": torch.no_grad,
+    "gradients": torch.enable_grad,
     "deterministic": deterministic,
     "everything": everything,
 }

@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("transformers", minversion="5.8")
 pytest.importorskip("diffusers", minversion="0.37")
 
+from support.contexts import CONTEXTS, set_now
 from support.glm_image import write_glm_image
 from support.hub_models import glm, glm_pipeline, glm_processor
 
@@ -65,6 +66,28 @@ def test_pictures_are_bit_equal_greedily(
     assert np.array_equal(made, want)
     pipe.restore()
     assert np.array_equal(pictures(pipe, prompt, size=size), want)
+
+
+@pytest.mark.parametrize("name", ["autocast float16", "default cpu", "everything"])
+def test_priors_are_its_own_whatever_is_set(
+    pipe: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    priors: list[torch.Tensor] = []
+
+    def keep(tokens: torch.Tensor, *_: int) -> None:
+        priors.append(tokens)
+        raise InterruptedDecodingError("painting is the pipeline's own")
+
+    monkeypatch.setattr("lantern_accel.integrations.diffusers.prior_token_ids", keep)
+    for one in ("gradients", name):
+        with CONTEXTS[one]():
+            before = set_now()
+            accelerate(pipe, strategy="scd")
+            with pytest.raises(InterruptedDecodingError):
+                pictures(pipe, PROMPTS, size=(32, 32))
+            assert set_now() == before
+        restore(pipe)
+    assert torch.equal(*priors)
 
 
 def test_temperature_0_is_a_setting_of_ours(pipe: Any) -> None:

@@ -12,6 +12,7 @@ pytest.importorskip("transformers", minversion="5.8")
 
 from safetensors.torch import save_file
 from support.chi_square import drawn_fairly
+from support.contexts import CONTEXTS, set_now
 from support.hub_models import filled, glm, glm_inputs, glm_processor, janus
 from support.janus import write_janus
 
@@ -91,6 +92,43 @@ def test_janus_drafts_with_a_head_of_its_own_weights(tmp_path: Path, own: bool) 
     else:
         with pytest.raises(CheckpointError, match="another model's weights"):
             model.generate(prompt, **asked)
+
+
+@pytest.fixture(scope="module")
+def own() -> dict[str, tuple[Any, dict[str, Any], torch.Tensor]]:
+    """Models, what is asked of them, and the tokens of the library's own loop where it has one."""
+    said = {"attention_mask": MASK, "generation_mode": "image", "do_sample": False}
+    said |= {"inputs": PROMPTS, "guidance_scale": 4.0}
+    found: dict[str, tuple[Any, dict[str, Any], torch.Tensor]] = {}
+    for dtype in (torch.float32, torch.float16):
+        model = janus(3).to(dtype)
+        found[f"janus in {dtype}"] = model, said, model.generate(**said)
+    prior, given = glm(3), glm_inputs(glm_processor(), ["a red cube"], 32, 32)
+    asked = {**given, "do_sample": False, "max_new_tokens": 5}
+    found["glm_image"] = prior, {**asked, "custom_generate": decode}, prior.generate(**asked)
+    drawn, ids = chameleon(2), torch.tensor([[0, 25, 26, 27, 22, 21]])
+    asked = {"input_ids": ids, "do_sample": False, "max_new_tokens": 25, "custom_generate": decode}
+    found["chameleon"] = drawn, asked, drawn.generate(**asked)
+    restore(drawn)
+    return found
+
+
+@pytest.mark.parametrize(
+    "kind", ["janus in torch.float32", "janus in torch.float16", "glm_image", "chameleon"]
+)
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_models_draw_their_own_tokens_whatever_is_set(own: Any, name: str, kind: str) -> None:
+    model, asked, want = own[kind]
+    with CONTEXTS[name]():
+        before = set_now()
+        if "janus" in kind:
+            accelerate(model, strategy="scd")
+        else:
+            accelerated(model, "scd")
+        drawn = model.generate(**asked)
+        assert set_now() == before
+    assert torch.equal(drawn, want) and vars(model)["_lantern_accel"].last is not None
+    restore(model)
 
 
 def test_janus_keeps_its_text() -> None:

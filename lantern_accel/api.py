@@ -162,9 +162,10 @@ def generate(
     ``"lantern++:k=10,lambda=2"``), ``k``, ``delta``, ``lam`` (lambda), ``tv_budget``, ``residual``,
     ``coupling`` and ``neighbour_space`` change a part of a strategy; ``relaxed`` lets ``auto`` relax
     acceptance. ``sampling`` is a :class:`Sampling`; its fields may be given one by one
-    (``temperature=0`` is greedy). ``size`` is the width and height in pixels, where a model generates
-    several; ``cfg_scale_image`` asks for three-way guidance (Anole). Settings left None are the preset's
-    (``lantern-accel models --presets``) or the model's. The other arguments are those of :func:`load`.
+    (``temperature=0`` is greedy; ``guidance_scale`` is another name of ``cfg_scale``). ``size`` is the
+    width and height in pixels, where a model generates several; ``cfg_scale_image`` asks for three-way
+    guidance (Anole). Settings left None are the preset's (``lantern-accel models --presets``) or the
+    model's. The other arguments are those of :func:`load`.
 
     Returns ``.images`` (PIL), ``.tokens`` (int64 ``[n, tokens]``) and ``.stats``. Raises a subclass of
     :class:`LanternError`, before any decoding, for anything in the request that cannot be served.

@@ -51,7 +51,9 @@ def conform(
         False, "--in-process", help="Run all checks in this process, for a debugger."
     ),
     diff: tuple[Path, Path] | None = typer.Option(
-        None, metavar="OLD NEW", help="Compare two reports instead; exit code 1 if a check broke."
+        None,
+        metavar="OLD NEW",
+        help="Compare two reports instead; exit code 1 if one broke or was lost.",
     ),
 ) -> None:
     """Check that a backend is correct, static and replayable; exit code 1 if a check fails.
@@ -120,7 +122,7 @@ def _differ(reports: tuple[Path, Path], as_json: bool) -> None:
     else:
         for line in found.lines():
             say(line)
-    if found.broke:
+    if found.broke or found.lost:
         raise typer.Exit(1)
 
 

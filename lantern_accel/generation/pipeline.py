@@ -45,6 +45,7 @@ from lantern_accel.generation.stream import Stream
 from lantern_accel.generation.unfinished import Unfinished
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.rules import validated
+from lantern_accel.strategy.sampling import named_once
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class Pipeline:
     def sampling(self, **overrides: Any) -> Sampling:
         """Return this model's sampling settings with overrides (None leaves the default)."""
         values = self.model.manifest.defaults.sampling.model_dump()
-        values.update({k: v for k, v in overrides.items() if v is not None})
+        values.update({k: v for k, v in named_once(overrides).items() if v is not None})
         return validated(Sampling, values, "sampling")
 
     @own_context()

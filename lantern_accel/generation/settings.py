@@ -23,6 +23,7 @@ from lantern_accel.bounds import (
 from lantern_accel.errors import RequestError, did_you_mean, half_pair, out_of_bounds, plain, shown
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.rules import OPTION_NAMES, AcceptanceRule
+from lantern_accel.strategy.sampling import named_once
 from lantern_accel.strategy.sources import Tree
 from lantern_accel.strategy.values import Coupling, NeighbourSpace, Residual, Sampling, Strategy
 
@@ -98,7 +99,9 @@ class Settings(Frozen):
     temperature: float | None = _said("0 is greedy. Default: the model's.", "-t")
     top_k: int | None = _said("Keep the k most likely codes; 0 keeps all.")
     top_p: float | None = _said("Keep the codes that hold this share.")
-    cfg_scale: float | None = _said("Guidance; 1 or less is off.")
+    cfg_scale: float | None = _said(
+        "Guidance; 1 or less is off.", "--cfg-scale", "--guidance-scale"
+    )
     cfg_interval: int | None = _python("Guide up to this token after the first; -1: all.")
     cfg_scale_image: float | None = _python(
         "Anole's three-way guidance: weight of the prompt's images."
@@ -165,6 +168,7 @@ class Asked(TypedDict, total=False):
     cfg_scale: float | None
     cfg_interval: int | None
     cfg_scale_image: float | None
+    guidance_scale: float | None
 
 
 #: What a value should be, by the first word of the type of pydantic's error.
@@ -197,7 +201,7 @@ def read_settings(given: Mapping[str, Any], named: Callable[[str], str] = str) -
 
     ``named``: what the user calls a field, where that is not its name.
     """
-    fields = Settings.model_fields
+    fields, given = Settings.model_fields, named_once(given)
     for name in given:
         if name not in fields:
             raise RequestError(f"generate takes no {shown(name)}{did_you_mean(name, fields)}")

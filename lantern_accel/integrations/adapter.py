@@ -22,6 +22,7 @@ from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.families.base import Rows
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.result import GenerationResult
+from lantern_accel.strategy.sampling import named_once
 from lantern_accel.strategy.values import Sampling, Strategy
 
 
@@ -144,7 +145,7 @@ def settings_of(given: Any) -> dict[str, Any]:
     """Return settings of ours that an engine passes on; raises :class:`RequestError` for no object."""
     if not isinstance(given or {}, dict):
         raise RequestError(f"lantern_accel is {given!r}; make it an object of settings")
-    return dict(given or {})
+    return named_once(given or {})
 
 
 def settings_in(variable: str) -> dict[str, Any]:
@@ -152,7 +153,7 @@ def settings_in(variable: str) -> dict[str, Any]:
     text = os.environ.get(variable) or "{}"
     with suppress(ValueError):
         if isinstance(found := json.loads(text), dict):
-            return found
+            return named_once(found)
     raise RequestError(
         f"{variable} is {text!r}; make it a JSON object, such as "
         '{"strategy": "scd", "temperature": 0.9}'

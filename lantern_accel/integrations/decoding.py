@@ -39,6 +39,7 @@ from lantern_accel.models.bundle import named_head, read_head
 from lantern_accel.nn.transformer import pack
 from lantern_accel.records import format_bytes
 from lantern_accel.strategy.rules import validated
+from lantern_accel.strategy.sampling import named_once
 from lantern_accel.strategy.values import Sampling
 
 
@@ -247,4 +248,4 @@ class Accelerated(Adapter):
                 LanternWarning,
                 stacklevel=2,
             )
-        return validated(Sampling, {**found.model_dump(), **self.overrides}, "sampling")
+        return validated(Sampling, {**found.model_dump(), **named_once(self.overrides)}, "sampling")

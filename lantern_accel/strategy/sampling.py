@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from lantern_accel.bounds import MOST_CODES, MOST_SCALE, MOST_TEMPERATURE
+from lantern_accel.errors import RequestError
 from lantern_accel.records import Frozen
 
 Scale = Annotated[float, Field(ge=0, le=MOST_SCALE, allow_inf_nan=False)]
+
+
+def named_once(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in which diffusers' name for guidance is ours; raises RequestError for both."""
+    values = dict(given)
+    if (scale := values.pop("guidance_scale", None)) is not None:
+        if values.get("cfg_scale") is not None:
+            text = "guidance_scale and cfg_scale are one setting; leave one out"
+            raise RequestError(text, field="guidance_scale")
+        values["cfg_scale"] = scale
+    return values
 
 
 class Sampling(Frozen):
@@ -17,7 +30,7 @@ class Sampling(Frozen):
 
     ``temperature=0`` is greedy. LlamaGen filters by top-k before top-p; LANTERN's code the other way
     round (``order="top_p_first"``), which differs only where both are set. A ``Scale`` is a finite
-    number, at least 0.
+    number, at least 0. ``guidance_scale`` is ``cfg_scale`` under diffusers' name.
     """
 
     temperature: float = Field(1.0, ge=0, le=MOST_TEMPERATURE, allow_inf_nan=False)
@@ -35,6 +48,11 @@ class Sampling(Frozen):
         description="guide only up to this decode index (0 is the second token); -1: all",
     )
     order: Literal["top_k_first", "top_p_first"] = "top_k_first"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_once(cls, given: Any) -> Any:
+        return named_once(given) if isinstance(given, Mapping) else given
 
     @field_validator("temperature")
     @classmethod

@@ -73,7 +73,19 @@ def test_signatures_show_every_setting() -> None:
     for function in (lantern_accel.generate, Pipeline.generate):
         shown = set(inspect.signature(function).parameters)
         assert shown >= {*Settings.model_fields, "decision"}
-    assert list(Asked.__annotations__) == list(Settings.model_fields)
+    assert list(Asked.__annotations__) == [*Settings.model_fields, "guidance_scale"]
+
+
+def test_guidance_has_two_names_and_one_value() -> None:
+    assert (
+        read_settings({"guidance_scale": 3}).cfg_scale == 3 == Sampling(guidance_scale=3).cfg_scale
+    )
+    assert read_settings({"guidance_scale": None, "cfg_scale": 2}).cfg_scale == 2
+    for both in ({"guidance_scale": 3, "cfg_scale": 2}, {"guidance_scale": 0, "cfg_scale": 0}):
+        with pytest.raises(RequestError, match="leave one out"):
+            read_settings(both)
+        with pytest.raises(RequestError, match="leave one out"):
+            Sampling(**both)
 
 
 def test_sampling_as_one_value_or_one_by_one() -> None:

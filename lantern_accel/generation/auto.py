@@ -159,9 +159,10 @@ class Auto:
         """
         drafts = strategy.drafts
         if drafts.device_sets == "length" and strategy.name != AUTO:
-            most, plain = drafts.size[0], batch * sampling.branches
+            usual, plain = drafts.size[0], batch * sampling.branches
+            most = min(usual, int(self.model.manifest.target.num_tokens))
             length = window_tokens(self.costs, plain, batch, most)
-            return strategy if length == most else strategy.override(window=length)
+            return strategy if length == usual else strategy.override(window=length)
         if drafts != self.manifest.defaults.static_tree:
             return strategy
         key = self.tree_key(strategy, sampling.temperature)

@@ -122,6 +122,15 @@ def test_a_single_sample_has_no_spread(command, tiny_model, tmp_path):
     assert table(read_run(out)) == done.stdout.strip()
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "strategy"), [("--tree", "0,1", "scd"), ("--window", "8", "eagle")]
+)
+def test_an_option_that_nothing_takes_is_refused(command, tiny_model, option, value, strategy):
+    done = command("bench", "--model", tiny_model, "-s", strategy, option, value, *ASKED[:2])
+    assert done.returncode == 2
+    assert f"{option} changes none of vanilla, {strategy}" in done.stderr
+
+
 def test_a_batch_without_end_is_refused_at_once(command):
     for text in ("1025", "9" * 20):
         done = command("bench", "--batch", text)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lantern_accel
 from lantern_accel.device.capture import HostCopy
-from lantern_accel.errors import LanternWarning, StrategyError
+from lantern_accel.errors import LanternWarning, RequestError, StrategyError
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.values import StaticTree
+from lantern_accel_profiles.measure.samples import new_cell
 from lantern_accel_profiles.tuning import search_for
 from lantern_accel_profiles.tuning import trees as tune
 
@@ -60,6 +63,34 @@ def test_a_window_has_no_tree_to_tune_and_the_length_that_rows_favour(tiny_model
         # A length that was asked for stays; the tests' costs of rows are those of vectors.
         assert length(window=5) == 5 and length(tree="window:7") == 7
         assert length() == length(strategy="sjd") == 8
+
+
+def test_a_limit_of_seconds_is_kept_between_decodings(tiny_model, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    with lantern_accel.load(tiny_model, device="cpu") as pipe:
+        tuner = search_for(pipe, pipe.strategy("auto"), budget=100, prompts=["sea"] * 16)
+        plain, spent = pipe.strategy("vanilla"), iter([5, 10, 10, 40, 10, 10])
+        cell = new_cell(plain, 1, 1.0)
+
+        def measure(*_):
+            now[0] += next(spent)
+
+        monkeypatch.setattr(tuner, "warm", measure)
+        monkeypatch.setattr(tuner, "sample", measure)
+        with pytest.raises(RequestError, match="the next decoding takes 40 s"):
+            tuner.race({"vanilla": cell}, 3)
+        assert now[0] == 65
+
+        def decoded(*_):
+            measure()
+            return SimpleNamespace(steps=torch.ones(1), tokens=torch.zeros(1, 16)), 0.0
+
+        now[0], spent = 95.0, iter([4, 4])
+        monkeypatch.setattr(pipe, "decode_only", decoded)
+        with pytest.raises(RequestError, match="counting more drafts takes 4 s"):
+            tuner.prepare()
+        assert now[0] == 99
 
 
 @pytest.mark.long

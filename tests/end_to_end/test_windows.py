@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from support.chameleon import write_anole, write_lumina
+from support.models import write_tiny_model
 from support.official import class_folder
 
 import lantern_accel
 from lantern_accel.errors import StrategyError
+from lantern_accel.generation.row_costs import RowCosts
 
 EXACT = ("sjd", "scd")
 
@@ -54,6 +56,20 @@ def test_chameleons_tokens_are_vanillas(write, tmp_path):
         for name in EXACT:
             done = pipe.generate(prompts, strategy=name, temperature=0, size=size, batch_size=2)
             assert torch.equal(done.tokens, plain.tokens)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_windows_that_nobody_chose_fit_a_small_image(tmp_path, name):
+    model = write_tiny_model(tmp_path / "tiny", drafter=False, grid=3)
+    with lantern_accel.load(model, device="cpu", dtype="float32") as pipe:
+        pipe.auto.costs = RowCosts.free(64)  # rows cost nothing: the longest window is best
+        done = pipe.generate("red heart", strategy=name, seed=1)
+        assert done.stats.strategy.drafts.length == 9
+        assert torch.equal(
+            done.tokens, pipe.generate("red heart", strategy="vanilla", seed=1).tokens
+        )
+        with pytest.raises(StrategyError, match="9 tokens"):
+            pipe.generate("red heart", strategy=name, window=16)
 
 
 def test_windows_that_nobody_chose_are_shorter_in_batches(classes):

@@ -116,6 +116,10 @@ def choose_strategies(
             changes["window"] = window
         one = pipeline.strategy(**(changes | own))
         found.append(one.override(name=text) if ":" in text else one)
+    takers = [one.needs_drafter for one in found], [isinstance(one.drafts, Window) for one in found]
+    for option, value, takes in zip(("tree", "window"), (tree, window), takers, strict=True):
+        if value is not None and not any(takes):
+            raise StrategyError(f"--{option} changes none of {', '.join(wanted)}; leave it out")
     for temperature in temperatures:
         sampling = pipeline.sampling(temperature=temperature)
         for one in found:

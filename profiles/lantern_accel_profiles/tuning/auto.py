@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from lantern_accel.errors import DoesNotFitError, RequestError
+from lantern_accel.errors import DoesNotFitError
 from lantern_accel.generation.engines import copies_of
 from lantern_accel.generation.estimate import Estimate
 from lantern_accel.strategy.choices import Choice
@@ -87,11 +87,15 @@ class AutoTuner(Search[AutoEvidence]):
         gained = steps = 0
         engine.chosen = AcceptancePolicy((DraftLength(length=length),))
         try:
+            spent = 0.0
             for seed in range(max(1, len(self.prompts) // batch)):
+                self.check_left(spent, "counting more drafts")
+                began = time.perf_counter()
                 prompts = batch_prompts(self.prompts, batch, seed)
                 done, _ = self.pipeline.decode_only(prompts, strategy, self.sampling, seed)
                 steps += int(done.steps.sum())
                 gained += done.tokens.shape[0] * (done.tokens.shape[1] - 1)
+                spent = time.perf_counter() - began
         finally:
             engine.chosen = None
         return gained, steps
@@ -106,7 +110,7 @@ class AutoTuner(Search[AutoEvidence]):
             found = worth[length] = self._counted(self.windows, length)
             self.keep()
             needs = (time.perf_counter() - began) * (len(todo) - number)
-            self._check_left(needs, "counting the other drafts")
+            self.check_left(needs, "counting the other drafts")
             rate = f"{_rate(found):.2f} tokens per step, {about(needs)} left here"
             self.say(f"windows of {length}: {rate}")
         worth[1] = (1, 1)
@@ -170,18 +174,9 @@ class AutoTuner(Search[AutoEvidence]):
         tokens = self.pipeline.model.manifest.target.num_tokens
         plain = min(self.evidence.times[batch].get(1, [0.0]))
         need = 2 * (repeats + 1) * plain * 1e-3 * tokens
-        self._check_left(need, f"the final of batch {batch}")
+        self.check_left(need, f"the final of batch {batch}")
         self.race(cells, repeats)
         return cells
-
-    def _check_left(self, need: float, what: str) -> None:
-        """Raise RequestError where ``what``, which takes ``need`` seconds, is more than is left."""
-        spent = time.perf_counter() - self.began
-        if self.budget is not None and spent + need > self.budget:
-            raise RequestError(
-                f"a limit of {self.budget:.0f} s is too short: {spent:.0f} s are used, and {what} takes "
-                f"{need:.0f} s; give a larger --max-seconds (what was measured is kept) or fewer batches"
-            )
 
     def choose(self, batch: int, repeats: int) -> Choice:
         """Measure one batch and keep what auto is to decode it with; a large one is decoded once."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from lantern_accel.device.context import inference
+from lantern_accel.errors import RequestError
 from lantern_accel.generation.built_in_prompts import built_in_prompts
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.records import Record
@@ -115,6 +116,15 @@ class Search(ABC, Generic[EvidenceT]):
         """Decode once with a cell's strategy, uncounted: capturing and compiling are over then."""
         request(self.pipeline, cell, self.prompts, 0)
 
+    def check_left(self, need: float, what: str) -> None:
+        """Raise RequestError where ``what``, which takes ``need`` seconds, is more than is left."""
+        spent = time.perf_counter() - self.began
+        if self.budget is not None and spent + need > self.budget:
+            raise RequestError(
+                f"a limit of {self.budget:.0f} s is too short: {spent:.0f} s are used, and {what} takes "
+                f"{need:.0f} s; give a larger --max-seconds (what was measured is kept) or fewer batches"
+            )
+
     def race(
         self, cells: Mapping[str, Cell], repeats: int, say: Callable[[int, int], None] | None = None
     ) -> None:
@@ -124,12 +134,21 @@ class Search(ABC, Generic[EvidenceT]):
         """
         self.pipeline.engines.keep(len(cells))
         entries = list(cells.values())
+        longest = 0.0
+
+        def timed(measure: Callable[[Cell], None], cell: Cell) -> None:
+            nonlocal longest
+            self.check_left(longest, "the next decoding")
+            began = time.perf_counter()
+            measure(cell)
+            longest = max(longest, time.perf_counter() - began)
+
         for cell in (one for one in entries if len(one.samples) < repeats):
-            self.warm(cell)
+            timed(self.warm, cell)
         for cell in interleave(
             entries, lambda c: len(c.samples), lambda c: len(c.samples) >= repeats
         ):
-            self.sample(cell)
+            timed(self.sample, cell)
             if say is not None:
                 say(sum(len(one.samples) for one in entries), repeats * len(entries))
 

@@ -122,6 +122,19 @@ def test_a_single_sample_has_no_spread(command, tiny_model, tmp_path):
     assert table(read_run(out)) == done.stdout.strip()
 
 
+def test_a_relaxed_row_says_what_exact_decoding_has_and_the_bound(command, tiny_model, tmp_path):
+    out = tmp_path / "bench.json"
+    words = ("--strategy", "eagle", "--strategy", "lantern++", "--tree", "0,1,00", "--repeats", "1")
+    done = command("bench", "--model", tiny_model, *words, *ASKED, "-o", out)
+    assert done.returncode == 0, done.stderr
+    _, eagle, relaxed = plain_rows(read_run(out))
+    assert relaxed["exact_step_compression"] == eagle["step_compression"]
+    assert eagle["exact_step_compression"] is None
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("lantern++: exact")]
+    assert f"{eagle['step_compression']:.2f} tokens" in said
+    assert f"{relaxed['total_variation']:.3f}" in said
+
+
 @pytest.mark.parametrize(
     ("option", "value", "strategy"), [("--tree", "0,1", "scd"), ("--window", "8", "eagle")]
 )

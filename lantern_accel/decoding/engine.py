@@ -301,7 +301,7 @@ class Engine:
     def decoded(self, rows: slice = slice(None)) -> Decoded:
         """Return the tokens and counters of the request, or of some of its images, on the host."""
         g, state = self.geometry, self.state
-        with torch.inference_mode(False):  # a caller's own, to change and to learn from
+        with torch.inference_mode(False):  # a caller's own, to learn from
             return Decoded(
                 state.tokens[rows, : g.tokens].to("cpu", torch.int64, copy=True),
                 state.steps[rows].to("cpu", torch.int64, copy=True),

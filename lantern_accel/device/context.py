@@ -28,25 +28,21 @@ _TYPES: Sequence[str] = torch._C._autocast_supported_devices()
 class _UsualDtype:
     """Makes float32 the default dtype until the last of the blocks that entered this has ended."""
 
-    def __init__(self) -> None:
-        self._lock, self._inside, self._before = threading.Lock(), 0, torch.float32
+    lock, inside, before = threading.Lock(), 0, torch.float32
 
     def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._before = torch.get_default_dtype()
-                self._set(self._before, torch.float32)
-            self._inside += 1
+        with self.lock:
+            if not self.inside and (found := torch.get_default_dtype()) != torch.float32:
+                torch.set_default_dtype(torch.float32)
+                self.before = found
+            self.inside += 1
 
     def __exit__(self, *exc: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._set(torch.float32, self._before)
-
-    def _set(self, old: torch.dtype, new: torch.dtype) -> None:
-        if old != new:
-            torch.set_default_dtype(new)
+        with self.lock:
+            self.inside -= 1
+            if not self.inside and self.before != torch.float32:
+                torch.set_default_dtype(self.before)
+                self.before = torch.float32
 
 
 _usual_dtype = _UsualDtype()
@@ -108,7 +104,7 @@ def inferring(function: Called) -> Called:
 
 
 def callers(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a caller's function that runs in what is set now, but for the default dtype."""
+    """Return a caller's function that runs in what is set now, the default dtype apart."""
     known, inferred, gradients = _now(), torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
     def run(*given: Any) -> None:

@@ -103,7 +103,8 @@ def choose_strategies(
     Raises StrategyError for one that the model cannot decode with at one of the temperatures.
     """
     wanted = list(dict.fromkeys(["vanilla", *names]))
-    found = []
+    asked = {name: one for name, one in (("tree", tree), ("window", window)) if one is not None}
+    found, left = [], set(asked)
     for text in wanted:
         own = read_strategy(text)
         if "preset" in own:
@@ -111,15 +112,13 @@ def choose_strategies(
                 f"{text} is a preset with a sampling of its own; write its strategy"
             )
         one = pipeline.strategy(**own)
-        changes: dict[str, Any] = {"tree": tree} if one.needs_drafter else {}
-        if isinstance(one.drafts, Window):
-            changes["window"] = window
+        takes = {"tree": one.needs_drafter, "window": isinstance(one.drafts, Window)}
+        changes = {name: value for name, value in asked.items() if takes[name]}
+        left -= changes.keys()
         one = pipeline.strategy(**(changes | own))
         found.append(one.override(name=text) if ":" in text else one)
-    takers = [one.needs_drafter for one in found], [isinstance(one.drafts, Window) for one in found]
-    for option, value, takes in zip(("tree", "window"), (tree, window), takers, strict=True):
-        if value is not None and not any(takes):
-            raise StrategyError(f"--{option} changes none of {', '.join(wanted)}; leave it out")
+    if left:
+        raise StrategyError(f"--{min(left)} changes none of {', '.join(wanted)}; leave it out")
     for temperature in temperatures:
         sampling = pipeline.sampling(temperature=temperature)
         for one in found:

@@ -300,14 +300,11 @@ class Engine:
 
     def decoded(self, rows: slice = slice(None)) -> Decoded:
         """Return the tokens and counters of the request, or of some of its images, on the host."""
-        g, state = self.geometry, self.state
+        state = self.state
+        counts = state.tokens[:, : self.geometry.tokens], state.steps, state.histogram
         with torch.inference_mode(False):  # a caller's own, to learn from
-            return Decoded(
-                state.tokens[rows, : g.tokens].to("cpu", torch.int64, copy=True),
-                state.steps[rows].to("cpu", torch.int64, copy=True),
-                state.histogram[rows].to("cpu", torch.int64, copy=True),
-                state.price[rows].to("cpu", copy=True),
-            )
+            whole = (one[rows].to("cpu", torch.int64, copy=True) for one in counts)
+            return Decoded(*whole, state.price[rows].to("cpu", copy=True))
 
     def not_finite(self, row: int, passes: int) -> NotFiniteError:
         """Return the error that an image's numbers were not finite after ``passes`` passes."""

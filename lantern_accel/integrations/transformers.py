@@ -135,8 +135,8 @@ def _generate_image(
 
 @own_context()
 def _janus_tokens(
-    ours: Accelerated, inputs: Tensor | None, attention_mask: Tensor | None, logits_processor: Any,
-    generation_mode: str, **kwargs: Any,
+    ours: Accelerated, inputs: Tensor | None, attention_mask: Tensor | None,
+    logits_processor: list[Any] | None, generation_mode: str, **kwargs: Any,
 ) -> Tensor:  # fmt: skip
     model: Any = ours.module
     if kwargs.pop("streamer", None) is not None:

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import overrides
 from torch.utils._device import DeviceContext
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Device
 
+overrides: Any = torch.overrides
 Called = TypeVar("Called", bound=Callable[..., Any])
 
 #: The types of devices that may be under autocast.

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from lantern_accel.bounds import MOST_BATCH, MOST_IMAGES, SEEDS
 from lantern_accel.device import forks
-from lantern_accel.device.context import callers, own_context
+from lantern_accel.device.context import callers
 from lantern_accel.errors import BackendError, RequestError, shown
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.generation.settings import check_prompts, read_settings
@@ -194,7 +194,7 @@ class RequestLock:
                 "on_images); wait until the call returns, or load a second pipeline"
             )
         own: Exception | None = None
-        with self._lock, own_context():
+        with self._lock:
             try:
                 self._inside = me
                 if self.closed and not last:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.device.context import with_gradients
 from lantern_accel.errors import DataError
 from lantern_accel.families.base import Family, Size
 from lantern_accel.generation.pipeline import Pipeline, Prompt
@@ -122,7 +121,6 @@ class ModelFeatures:
         return torch.stack([one.to(condition.device) for one in found if one is not None])
 
 
-@with_gradients()
 def run_model_drafter(
     pipeline: Pipeline,
     config: DrafterTrainConfig,

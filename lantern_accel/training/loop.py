@@ -22,7 +22,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from lantern_accel.device.context import with_gradients
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.progress import Progress
@@ -300,7 +299,6 @@ def _stops() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-@with_gradients()
 def run(
     task: Task,
     config: TrainConfig,

@@ -117,6 +117,7 @@ def test_requests_of_two_threads_give_the_default_dtype_back(tiny_model):
             thread.start()
             assert inside.wait(20)
             found.append(pipeline.generate(PROMPTS[0], seed=1).tokens)
+            assert torch.get_default_dtype() == torch.float32  # the other request still runs
             go.set()
             thread.join()
             assert torch.get_default_dtype() == torch.float64

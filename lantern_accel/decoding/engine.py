@@ -303,8 +303,8 @@ class Engine:
         state = self.state
         counts = state.tokens[:, : self.geometry.tokens], state.steps, state.histogram
         with torch.inference_mode(False):  # a caller's own, to learn from
-            whole = (one[rows].to("cpu", torch.int64, copy=True) for one in counts)
-            return Decoded(*whole, state.price[rows].to("cpu", copy=True))
+            a, b, c = (one[rows].to("cpu", torch.int64, copy=True) for one in counts)
+            return Decoded(a, b, c, state.price[rows].to("cpu", copy=True))
 
     def not_finite(self, row: int, passes: int) -> NotFiniteError:
         """Return the error that an image's numbers were not finite after ``passes`` passes."""

@@ -40,6 +40,7 @@ def drawn(model: Path, how: str) -> dict[str, Any]:
         return {
             "tokens": made.tokens.tolist(),
             "images": [one.tobytes() for one in (*made.images, *window.images)],
+            "memory": [one.memory for one in made.stats.decision.parts],
             "windows": window.tokens.tolist(),
             "stream": [(e.index, e.tokens.tolist(), e.image.tobytes()) for e in streamed],
             "pixels": digest(pipeline.pixels(made.tokens)),

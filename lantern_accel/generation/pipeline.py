@@ -18,7 +18,7 @@ from torch import Tensor
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.session import Observer
 from lantern_accel.device.backend import Backend
-from lantern_accel.device.context import inferring, own_context
+from lantern_accel.device.context import inferring
 from lantern_accel.device.entry_points import why
 from lantern_accel.device.timeouts import CLOSING, close_in_time, in_time
 from lantern_accel.errors import BackendError, DoesNotFitError, LanternError, RequestError, shown
@@ -151,7 +151,6 @@ class Pipeline:
         values.update({k: v for k, v in named_once(overrides).items() if v is not None})
         return validated(Sampling, values, "sampling")
 
-    @own_context()
     def request(self, prompt: Prompt | Sequence[Prompt], **settings: Any) -> GenerationRequest:
         """Check a request and fill in a preset's or the model's defaults, before any work is done."""
         return build_request(self.manifest, prompt, settings, self._tuned)

@@ -147,7 +147,7 @@ class _PickleFile(HeldFile):
             at = tensor.data_ptr() - first
             self.places[key] = (at, None if tensor.is_contiguous() else tensor.stride())
 
-    def _noted(self, storage: Any, location: str) -> Any:
+    def _noted(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
         if storage.nbytes():
             self._storages[storage.data_ptr()] = storage.nbytes()
         return storage

@@ -51,7 +51,7 @@ class Sampling(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _named_once(cls, given: Any) -> Any:
+    def _named_once(cls, given: object) -> object:
         return named_once(given) if isinstance(given, Mapping) else given
 
     @field_validator("temperature")

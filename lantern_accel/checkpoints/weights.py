@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.types import Storage
 
 from lantern_accel.errors import CheckpointError, LanternWarning
 from lantern_accel.files import read_json_file
@@ -147,7 +148,7 @@ class _PickleFile(HeldFile):
             at = tensor.data_ptr() - first
             self.places[key] = (at, None if tensor.is_contiguous() else tensor.stride())
 
-    def _noted(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+    def _noted(self, storage: Storage, location: str) -> Storage:
         if storage.nbytes():
             self._storages[storage.data_ptr()] = storage.nbytes()
         return storage

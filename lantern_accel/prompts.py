@@ -56,11 +56,12 @@ def read_items(path: Path, seed: int) -> list[Item]:
     names: set[str] = set()
     for number, row in enumerate(_rows(path)):
         item = _item(row, number, seed)
-        if item.name.lower() in names and not item.error:
-            raise RequestError(
-                f"{path} names two images {item.name!r}; give every row an id of its own, or none"
-            )
-        names.add(item.name.lower())
+        if not item.error:
+            if item.name.lower() in names:
+                raise RequestError(
+                    f"{path} names two images {item.name!r}; give every row an id of its own, or none"
+                )
+            names.add(item.name.lower())
         items.append(item)
     if not items:
         raise RequestError(f"{path} holds no prompt; write one per line")
@@ -103,6 +104,7 @@ def _table(path: Path, sign: str) -> Iterator[Mapping[str, Any]]:
     text, signs = read_text_file(path).replace("\r", "\n"), [sign, *",;\t"]
     if said := re.match('"?sep=(.)"?[,; ]*(\n|$)', text, re.IGNORECASE):
         text, signs = text[said.end() :], [said[1]]
+    text = text.lstrip("\n ")
     first = text.partition("\n")[:1]
     for sign in signs:
         names = [name.strip().lower() for name in next(csv.reader(first, delimiter=sign), ())]
@@ -116,8 +118,10 @@ def _table(path: Path, sign: str) -> Iterator[Mapping[str, Any]]:
     lines, tab = io.StringIO(text, newline=""), sign == "\t"
     rows = csv.reader(lines, delimiter=sign, strict=not tab, skipinitialspace=not tab)
     next(rows)
-    for row in filter(None, rows):
-        if len(row) > len(names) and not tab:
+    for row in rows:
+        if not any(map(str.strip, row)):
+            continue
+        if any(row[len(names) :]) and not tab:
             raise RequestError(
                 f"line {rows.line_num} of {path} has more cells than the first line has names; put "
                 f"prompts with {sign!r} in quotes"
@@ -176,7 +180,7 @@ def _item(row: Mapping[str, Any], number: int, seed: int) -> Item:
     error = _wrong(name, own)
     if not isinstance(prompt, str | int) or isinstance(prompt, bool) or not str(prompt).strip():
         prompt, error = "", "it has no prompt; name it prompt, text or caption"
-    seed, index = (seed, number) if own is None or error else (own, 0)
+    seed, index = (seed, number) if own is None else (own, 0)
     return Item(number, name, prompt, seed, index, error)
 
 

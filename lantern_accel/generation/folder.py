@@ -195,7 +195,8 @@ def draw_file(
         over = {*journal.finished, *folder.failed}
         left = [item for item in items if item.number not in over]
         if not left:
-            folder.begin({"prompts": str(prompts)})
+            if not journal.finished:
+                folder.begin({"prompts": str(prompts)})
             return folder.summarise(False)
         with opened() as pipeline:
             painter, backend = Painter(pipeline, settings), pipeline.backend

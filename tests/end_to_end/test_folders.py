@@ -121,8 +121,10 @@ def test_a_run_that_was_killed_is_continued_to_the_same_images(run, tmp_path, mo
     assert drawn == [0, 3, 4, 5] and summary["images"] == 6
     assert pictures(out) == pictures(tmp_path / "whole")
     assert not list(out.glob(".lantern-*"))
+    noted = (out / "run.json").read_text()
     again = run(seed=5, resume=True)
     assert again["images"] == 6 and again["this_call"]["images"] == 0 and len(drawn) == 4
+    assert (out / "run.json").read_text() == noted  # and what the images were made with is kept
 
 
 def test_shares_of_the_rows_are_the_rows_of_the_whole(run, tmp_path):
@@ -167,6 +169,7 @@ def test_rows_that_are_added_at_the_end_are_drawn(run, tmp_path, monkeypatch, sh
     [
         ([{"prompt": "ghost"}], {}, "row 3 was 'a blue fish', is 'ghost' now"),
         ([{"prompt": "a blue fish", "seed": 9}], {}, "the seed of row 3 was 5, is 9 now"),
+        ([{"prompt": "a blue fish", "seed": -1}], {}, "the seed of row 3 was 5, is -1 now"),
         ([{"prompt": "a blue fish", "id": "b"}], {}, "of row 3 was '000002.png', is 'b.png' now"),
         ([], {}, "row 3 was 'a blue fish', and is gone"),
         (None, {"seed": 6}, "made with --seed 5, not 6"),

@@ -68,6 +68,26 @@ def test_a_table_is_read_as_spreadsheets_write_it(tmp_path, suffix, text, coding
     ]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n \nprompt,id\nfox,a\nant,b\n",
+        "sep=,\n\nprompt,id\nfox,a\nant,b\n",
+        ",prompt,id\n0,fox,a\n1,ant,b\n",
+        "prompt,id\nfox,a\n,\n  \nant,b\n , \n",
+        "prompt,id\nfox,a,,\nant,b,\n",
+    ],
+)
+def test_empty_lines_and_cells_of_a_table_are_passed_over(tmp_path, text):
+    expected = [Item(0, "a", "fox", 5, 0), Item(1, "b", "ant", 5, 1)]
+    assert read_items(written(tmp_path / "a.csv", text), 5) == expected
+
+
+def test_a_row_that_is_lost_takes_no_name_from_another(tmp_path):
+    bad, good = read_items(written(tmp_path / "a.csv", "prompt,id,seed\nfox,a,-1\nant,A,2"), 5)
+    assert bad.error and good == Item(1, "A", "ant", 2, 0)
+
+
 def test_numbers_of_other_programs_are_read(tmp_path):
     rows = '[{"prompt": "fox", "seed": 3.0, "id": NaN}, {"prompt": "ant", "seed": NaN, "id": 7}]'
     found = read_items(written(tmp_path / "a.json", rows), 5)

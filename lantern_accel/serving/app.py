@@ -146,7 +146,8 @@ async def _json(request: Request) -> object:
         return found
     except (ValueError, RecursionError) as error:
         zipped = (await request.body()).startswith(b"\x1f\x8b")
-        if packed := request.headers.get("content-encoding") or zipped * "gzip":
+        packed = "gzip" if zipped else request.headers.get("content-encoding", "")
+        if packed.strip().lower() not in ("", "identity"):
             raise unsupported(f"is compressed with {packed[:20]}; send it uncompressed") from None
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind and not kind.endswith("json") and not kind.startswith("text/"):

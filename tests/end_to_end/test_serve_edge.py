@@ -543,6 +543,12 @@ def test_a_body_of_another_kind_is_named(served, body, headers, says):
     assert says in error["message"]
 
 
+def test_a_body_that_is_said_not_to_be_compressed_is_not_json(served):
+    head = {"Authorization": "Bearer key", "Content-Encoding": "Identity"}
+    answer = httpx.post(served.url + PATH, content=b"{", headers=head)
+    assert answer.status_code == 400 and "not JSON" in answer.json()["error"]["message"]
+
+
 def test_json_under_the_name_of_a_form_is_taken(served):
     """As curl sends it without a header."""
     head = {"Authorization": "Bearer key", "Content-Type": "application/x-www-form-urlencoded"}

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from PIL import Image
 from support.profiles import small_ceilings
 
+import lantern_accel
+from lantern_accel.cli.options import strategy_words
+from lantern_accel.errors import StrategyError
 from lantern_accel_profiles.measure import samples
+from lantern_accel_profiles.measure.run import choose_strategies
 from lantern_accel_profiles.measure.reading import read_run
 from lantern_accel_profiles.report.table import plain_rows, table
 
@@ -67,6 +72,21 @@ def test_settings_of_one_strategy_are_compared_in_a_line_and_a_plot(command, tin
     ):
         done = command(*words, *given)
         assert done.returncode == 2 and reason in " ".join(done.stderr.split())
+
+
+def test_strategies_of_files_have_names_of_their_own_and_auto_stays_auto(tiny_model, tmp_path):
+    with lantern_accel.load(tiny_model, device="cpu") as pipeline:
+        files = [str(tmp_path / f"{k}.json") for k in (2, 3)]
+        for file, k, name in zip(files, (2, 3), ("vanilla", "lantern"), strict=True):
+            one = pipeline.strategy("lantern", k=k).override(name=name)
+            Path(file).write_text(one.model_dump_json())
+        words = strategy_words([f"{files[0]};auto:tv_budget=0.02;{files[1]}"], presets=True)
+        found = choose_strategies(pipeline, words, (1.0,))
+        assert [one.name for one in found] == ["vanilla", files[0], "auto", files[1]]
+        assert [one.acceptance.k for one in found[1::2]] == [2, 3]
+        assert found[2].tv_budget == 0.02
+        with pytest.raises(StrategyError, match="two strategies are named 'auto'"):
+            choose_strategies(pipeline, ["auto", "auto:tv_budget=0.02"], (1.0,))
 
 
 @pytest.mark.long

@@ -95,7 +95,7 @@ def choose_strategies(
     tree: str | None = None,
     window: int | None = None,
 ) -> list[Strategy]:
-    """Return strategies by name or with settings (which name them), vanilla first and always there.
+    """Return strategies by name, or by settings or a file (which name all but auto), vanilla first.
 
     ``tree`` is for those with a drafter, ``window`` (its length) for those that draft in one; settings
     of a strategy's own come first.
@@ -116,7 +116,10 @@ def choose_strategies(
         changes = {name: value for name, value in asked.items() if takes[name]}
         left -= changes.keys()
         one = pipeline.strategy(**(changes | own))
-        found.append(one.override(name=text) if ":" in text else one)
+        own_name = one.name != AUTO and (":" in text or text.endswith(".json"))
+        found.append(one.override(name=text) if own_name else one)
+        if found[-1].name in {other.name for other in found[:-1]}:
+            raise StrategyError(f"two strategies are named {one.name!r}; measure them in two runs")
     if left:
         raise StrategyError(f"--{min(left)} changes none of {', '.join(wanted)}; leave it out")
     for temperature in temperatures:

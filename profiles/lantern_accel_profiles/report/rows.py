@@ -244,7 +244,7 @@ def twin_of(run: Run, cell: Cell) -> Cell | None:
 
 def is_plain(cell: Cell) -> bool:
     """Return whether all of a cell's images were decoded one token per forward pass."""
-    plain = cell.strategy.name == "vanilla" or cell.stands_for.startswith(PLAIN)
+    plain = cell.strategy.drafts.kind == "none" or cell.stands_for.startswith(PLAIN)
     return plain and all(s.steps == s.tokens - s.images for s in cell.samples)
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,8 @@ PROMPT_KEYS = ("prompt", "text", "caption", "TEXT", "Prompt")
 NAME_KEYS = ("id", "name", "key")
 #: Rows of a Parquet file that are read at once.
 ROWS_AT_ONCE = 4096
-
 #: Characters of an id, at most.
 LONGEST_ID = 100
-
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -52,31 +51,31 @@ def read_items(path: Path, seed: int) -> list[Item]:
     Anything else: one prompt per line. Tables are separated by comma, semicolon or tab, as their first
     line is, or by what a line ``sep=;`` before it says.
     """
-    items: list[Item] = []
-    names: set[str] = set()
-    for number, row in enumerate(_rows(path)):
-        item = _item(row, number, seed)
-        if not item.error:
-            if item.name.lower() in names:
-                raise RequestError(
-                    f"{path} names two images {item.name!r}; give every row an id of its own, or none"
-                )
-            names.add(item.name.lower())
-        items.append(item)
-    if not items:
-        raise RequestError(f"{path} holds no prompt; write one per line")
-    if all(item.error for item in items):
+    items = _items(path, seed)
+    names = Counter(item.name.lower() for item in items if not item.error)
+    if not names:
         raise RequestError(f"row 1 of {path}: {items[0].error}")
+    ((name, count),) = names.most_common(1)
+    if count > 1:
+        raise RequestError(
+            f"{path} names two images {name!r}; give every row an id of its own, or none"
+        )
     return items
 
 
 def read_prompts(path: Path) -> list[str | int]:
     """Read a file's prompts alone, as :func:`read_items` does; a row's name and seed mean nothing."""
-    found = read_items(path, 0)
-    for item in found:
-        if item.prompt == "":
-            raise RequestError(f"row {item.number + 1} of {path}: {item.error}")
+    found = _items(path, 0)
+    if bad := next((item for item in found if item.prompt == ""), None):
+        raise RequestError(f"row {bad.number + 1} of {path}: {bad.error}")
     return [item.prompt for item in found]
+
+
+def _items(path: Path, seed: int) -> list[Item]:
+    found = [_item(row, number, seed) for number, row in enumerate(_rows(path))]
+    if not found:
+        raise RequestError(f"{path} holds no prompt; write one per line")
+    return found
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -85,11 +84,9 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
         if not is_regular(path) or not path.exists():
             raise RequestError(f"{path} is not a file of prompts")
-        if kind in (".parquet", ".json"):
-            yield from _parquet(path) if kind == ".parquet" else _json(path)
-            return
-        if kind in (".csv", ".tsv"):
-            yield from _table(path, "," if kind == ".csv" else "\t")
+        readers = {".parquet": _parquet, ".json": _json, ".csv": _table, ".tsv": _table}
+        if kind in readers:
+            yield from readers[kind](path)
             return
         for number, line in enumerate(read_lines(path), 1):
             jsonl = kind in (".jsonl", ".ndjson")
@@ -99,12 +96,12 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
         raise RequestError(f"the prompts in {path} cannot be read ({why})") from None
 
 
-def _table(path: Path, sign: str) -> Iterator[Mapping[str, Any]]:
+def _table(path: Path) -> Iterator[Mapping[str, Any]]:
     """Go through a table's rows, by the names in its first line; an empty cell is left out."""
-    text, signs = read_text_file(path).replace("\r", "\n"), [sign, *",;\t"]
-    if said := re.match('"?sep=(.)"?[,; ]*(\n|$)', text, re.IGNORECASE):
-        text, signs = text[said.end() :], [said[1]]
-    text = text.lstrip("\n ")
+    text = read_text_file(path).replace("\r", "\n").lstrip("\n ")
+    signs = "\t,;" if path.suffix.lower() == ".tsv" else ",;\t"
+    if said := re.match('"?sep=(.)"?[,; ]*(\n[\n ]*|$)', text, re.IGNORECASE):
+        text, signs = text[said.end() :], said[1]
     first = text.partition("\n")[:1]
     for sign in signs:
         names = [name.strip().lower() for name in next(csv.reader(first, delimiter=sign), ())]
@@ -118,9 +115,7 @@ def _table(path: Path, sign: str) -> Iterator[Mapping[str, Any]]:
     lines, tab = io.StringIO(text, newline=""), sign == "\t"
     rows = csv.reader(lines, delimiter=sign, strict=not tab, skipinitialspace=not tab)
     next(rows)
-    for row in rows:
-        if not any(map(str.strip, row)):
-            continue
+    for row in (row for row in rows if any(map(str.strip, row))):
         if any(row[len(names) :]) and not tab:
             raise RequestError(
                 f"line {rows.line_num} of {path} has more cells than the first line has names; put "
@@ -197,7 +192,6 @@ def _wrong(name: str, seed: object) -> str:
         check_name(name)
     except RequestError as error:
         return f"its id {error}"
-    whole = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < SEEDS
-    if seed is not None and not whole:
-        return f"it has the seed {shown(seed)}, and a seed is an integer from 0"
-    return ""
+    if seed is None or (type(seed) is int and 0 <= seed < SEEDS):
+        return ""
+    return f"it has the seed {shown(seed)}, and a seed is an integer from 0"

@@ -121,6 +121,8 @@ def test_a_row_that_cannot_be_used_is_lost_alone(tmp_path, row, says):
             read_prompts(path)
     else:  # of which ids and seeds mean nothing
         assert read_prompts(path) == ["fox", "ant"]
+        path.write_text(f"{json.dumps(rows[0])}\n" * 2)
+        assert read_prompts(path) == ["fox", "fox"]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_parquet_is_read_by_its_columns(tmp_path):
         ("a.csv", f"prompt\n{'x' * 200_000}", "cannot be read .*limit"),
         ("a.csv", f"prompt,seed\nx,{'9' * 5000}", "row 1 .* has the seed"),
         ("a.jsonl", '{"prompt": "x", "id": "../x"}', "names no file"),
-        ("a.jsonl", '{"prompt": "x", "id": "a"}\n{"prompt": "y", "id": "A"}', "two images 'A'"),
+        ("a.jsonl", '{"prompt": "x", "id": "a"}\n{"prompt": "y", "id": "A"}', "two images 'a'"),
         ("a.json", '{"images": []}', "neither COCO"),
         ("a.json", "{", "cannot be read"),
     ],

@@ -13,8 +13,8 @@ import lantern_accel
 from lantern_accel.cli.options import strategy_words
 from lantern_accel.errors import StrategyError
 from lantern_accel_profiles.measure import samples
-from lantern_accel_profiles.measure.run import choose_strategies
 from lantern_accel_profiles.measure.reading import read_run
+from lantern_accel_profiles.measure.run import choose_strategies
 from lantern_accel_profiles.report.table import plain_rows, table
 
 CELLS = ("--strategy", "vanilla", "--strategy", "eagle", "--repeats", "2")

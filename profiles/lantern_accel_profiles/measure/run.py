@@ -99,7 +99,6 @@ def choose_strategies(
 
     ``tree`` is for those with a drafter, ``window`` (its length) for those that draft in one; settings
     of a strategy's own come first.
-
     Raises StrategyError for one that the model cannot decode with at one of the temperatures.
     """
     wanted = list(dict.fromkeys(["vanilla", *names]))
@@ -108,9 +107,7 @@ def choose_strategies(
     for text in wanted:
         own = read_strategy(text)
         if "preset" in own:
-            raise StrategyError(
-                f"{text} is a preset with a sampling of its own; write its strategy"
-            )
+            raise StrategyError(f"{text} is a preset with its own sampling; write its strategy")
         one = pipeline.strategy(**own)
         takes = {"tree": one.needs_drafter, "window": isinstance(one.drafts, Window)}
         changes = {name: value for name, value in asked.items() if takes[name]}

@@ -93,7 +93,6 @@ def paired(of: Callable[..., Any], *columns: Sequence[float], in_turns: bool = F
     """
     n = min(len(column) for column in columns)
     data = [np.asarray(column[:n], dtype=np.float64) for column in columns]
-
     found = []
     for block in (1, block_length(n)) if in_turns else (1,):
         chosen = picks(n, 1, block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -63,6 +64,14 @@ def test_a_batch_counts_all_its_images() -> None:
     assert (found.seconds, found.batch) == (0.5, 4)
     many = offered(invented_run("a", names=["vanilla", "eagle"], batches=(1, 4))).point
     assert many is not None and (many.strategy, many.batch) == ("eagle", 4)
+
+
+def test_a_run_of_one_request_has_a_report() -> None:
+    run = timed("gpu", [2.0], batch=4)
+    point = offered(run).point
+    assert point is not None and point.seconds == 2.0
+    for page in (render.page, render.to_markdown):
+        assert not re.search(r"\bnan\b", page(compare([run], profiles=[])))
 
 
 def test_a_bound_is_kept_by_95_of_100_requests() -> None:

@@ -534,6 +534,7 @@ def test_a_body_that_is_none_is_shown_as_json(served):
         (b"--a", {"Content-Type": "multipart/form-data; boundary=a"}, "multipart/form-data"),
         (b"<a/>", {"Content-Type": "application/xml"}, "application/xml"),
     ],
+    ids=["gzip", "gzip unsaid", "br", "form", "multipart", "xml"],  # a gzip has the time in it
 )
 def test_a_body_of_another_kind_is_named(served, body, headers, says):
     head = {"Authorization": "Bearer key", **headers}

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lantern_accel.device.capture import buffers_of
 from lantern_accel.device.kv_cache import KVCache, Pass
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import NotCapturableError
@@ -106,13 +105,14 @@ def _lying(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _apart(value: Any, held: set[int]) -> Any:
-    """Return what a part returned, copied where it shows memory that a later part writes."""
+def _apart(value: Any) -> Any:
+    """Copy the tensors that a part returns: a view may be no result, nor show what a later part writes."""
     if isinstance(value, Tensor):
-        return value.clone() if value.untyped_storage()._cdata in held else value
+        return value.clone(memory_format=torch.contiguous_format)
     if is_dataclass(value) and not isinstance(value, type):
-        changes = {one.name: _apart(getattr(value, one.name), held) for one in fields(value)}
-        return replace(value, **changes)
+        return replace(
+            value, **{one.name: _apart(getattr(value, one.name)) for one in fields(value)}
+        )
     return value
 
 
@@ -125,7 +125,6 @@ class Layered(Warmed):
         self._layers = layers
         #: Parts of the step as graphs, or as they are where that was refused.
         self._parts: dict[Callable[..., Any], Callable[..., Any]] = {}
-        self._held = {one.untyped_storage()._cdata for one in buffers_of(step).values()}
         super().__init__(watch, step, name)
 
     @property
@@ -157,15 +156,17 @@ class Layered(Warmed):
             if Launches.now is not None and run != part:
                 with Launches.now.one():
                     return part(*given)
-            return _apart(run(*given), self._held)
+            return run(*given)
         finally:
             self._layers.on, self._layers.ops.region = True, self._part
 
     def _first(self, part: Callable[..., Any], given: tuple[Any, ...]) -> Any:
         """Compile a part, run it and wait; where it is refused, run it as it is, now and later."""
-        self._parts[part] = run = self._layers.compiled(part, part.__name__.strip("_"))
+        name = part.__name__.strip("_")
+        run = self._layers.compiled(lambda *given: _apart(part(*given)), name)
+        self._parts[part] = run
         try:
-            out = _apart(run(*given), self._held)
+            out = run(*given)
             self._bridge.synchronize()
             return out
         except Exception as error:

@@ -81,7 +81,7 @@ for said in list(texts())[:1 if sys.argv[2] == "layers" else None]:
         # of all behind its pass; none is made while it draws.
         assert counted["graph_compilation.TotalNumber"] == counted["buckets.graphs"] == 4, counted
         # Two layers, two parts, and what prepares a pass and ends it.
-        assert launched == [43], launched
+        assert launched == [45], launched
         assert not [name for name in counted if name.startswith("late.")], counted
     else:
         assert "SLOW: every call of the" in line, line

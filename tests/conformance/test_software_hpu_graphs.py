@@ -235,8 +235,8 @@ from lantern_accel_hpu import bridge, cards, faults, kernels
 
 os.environ["HABANA_VISIBLE_MODULES"] = "2,3"
 real = cards.choose
-def choose(index, environ):
-    chosen = real(index, environ)
+def choose(index, environ, shown):
+    chosen = real(index, environ, shown)
     if sys.argv[1] == "another card":  # the driver is told another module
         environ.update({cards.VISIBLE: "5", cards.MODULE: "5"})
     return chosen

@@ -106,7 +106,7 @@ def _lying(tensor: Tensor) -> Tensor:
 
 
 def _apart(value: Any) -> Any:
-    """Copy the tensors that a part returns: a view may be no result, nor show what a later part writes."""
+    """Copy what a part returns: a view may be no result, nor show what a later part writes."""
     if isinstance(value, Tensor):
         return value.clone(memory_format=torch.contiguous_format)
     if is_dataclass(value) and not isinstance(value, type):

@@ -536,3 +536,13 @@ def test_the_refusal_comes_before_torch_is_imported(tmp_path: Path) -> None:
 def test_a_process_holds_a_module(index, environ, known, held, found) -> None:
     places = cards.places(index, environ, known, lambda module: module in held)
     assert [place.get("HABANA_VISIBLE_MODULES") for place in places] == found
+
+
+def test_as_many_processes_as_there_are_cards_may_hold_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HABANA_VISIBLE_MODULES", "HLS_MODULE_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("lantern_accel_hpu.faults.holders", lambda module: [])
+    chosen = choose_device("hpu", {"software": True})
+    for modules, count in (("1", 1), ("3", 3)):
+        monkeypatch.setenv("LANTERN_HPU_SOFTWARE_MODULES", modules)
+        assert len(chosen.processes(5)) == count

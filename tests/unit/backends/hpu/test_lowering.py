@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+from lantern_accel_hpu.kernels import HPUOps
 from lantern_accel_hpu.software import lowering
 
 OPTIONS = {"use_eager_fallback": False, "reassign_copy_": False, "use_inplace_index_copy": True}
@@ -45,10 +46,10 @@ def by_add(state: Tensor, other: Tensor, seen: Tensor) -> None:
 
 
 def held(step: Callable[..., None]) -> Callable[..., None]:
-    """Return a step that reads the state first, as :meth:`.HPUOps.held` does."""
+    """Return a step that reads the state first, by the backend's own way."""
 
     def run(state: Tensor, other: Tensor, seen: Tensor) -> None:
-        before = state.clone()
+        before = HPUOps().held(state)
         seen.copy_(other.exp().exp().log() * before)
         step(state, other, torch.empty_like(seen))
 

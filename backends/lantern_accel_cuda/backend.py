@@ -121,7 +121,8 @@ class DeviceBackend(Backend):
         from lantern_accel_cuda.kernels import trivial
 
         def elsewhere(names: list[str], settled: Callable[[str], bool]) -> None:
-            count = first_use.processes(torch.cuda.mem_get_info(self.device)[0])
+            free = torch.cuda.mem_get_info(self.device)[0]
+            count = 0 if self._card.exclusive() else first_use.processes(free)
             if count and (path := made.path) is not None:
                 start = partial(first_use.start, self.device.index or 0, folder=path.parent)
                 first_use.run(names, settled, count, start, path.with_suffix(".checking"))

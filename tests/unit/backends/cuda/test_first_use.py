@@ -13,6 +13,7 @@ from support.interpreter import compiles
 
 from lantern_accel.errors import DeviceLostError
 from lantern_accel_cuda import agreement, first_use
+from lantern_accel_cuda.meters import Card
 from lantern_accel_cuda.options import EVERY_STEP
 from lantern_accel_cuda.trust import PASSED, Trust
 
@@ -135,6 +136,14 @@ def test_one_preference_checks_no_other_s_kernel_and_a_first_step_s_run_together
     monkeypatch.setattr(first_use, "processes", lambda free: 4)
     monkeypatch.setattr(first_use, "start", start)
     backend, _ = doubled_backend(monkeypatch, trusted=False, preset="fast")
+    # A GPU in exclusive mode, which this process holds, opens in no other.
+    with monkeypatch.context() as patch:
+        patch.setattr(Card, "exclusive", lambda self: True)
+        (elsewhere := backend.trusting()._elsewhere)(["guide"], lambda name: False)
+        assert shares == []
+    elsewhere(["guide"], lambda name: False)
+    assert [*map(len, shares)] == [1]
+    shares.clear()
     assert backend.preferences.noise_bytes == 0 and backend.preferences.sums_in_place
     assert backend.preferences.free_rows == 64 and backend.preferences.default_batch == 8
     assert ran == [] and shares == []

@@ -71,6 +71,16 @@ def test_what_is_worth_most_comes_first(tool, tmp_path: Path) -> None:
     ]
 
 
+def test_no_more_processes_check_than_may_hold_the_device(
+    tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("lantern_accel.device.plugins.Chosen.processes", lambda self, jobs: [{}])
+    monkeypatch.setattr(tool, "stages", lambda *args, **more: given.update(more) or [])
+    assert tool.main(["--device", "null", "-o", str(tmp_path)]) == 0
+    assert given["jobs"] == 1
+
+
 def slow_stage(tool, folder: Path, *lines: str, **more: Any) -> Any:
     script = folder / "slow.py"
     script.write_text("\n".join(["import signal, sys, time", *lines]))

@@ -127,12 +127,12 @@ def _memory(name: str) -> dict[str, Any]:
 
 
 def _download(row: dict[str, Any]) -> str:
-    from lantern_accel.models.hub import human_size
+    from rich.filesize import decimal
 
     if row["source"] == "bundled":
         return ""
     about = "about " if row["estimated"] else ""
-    return f"{about}{human_size(row['download_bytes'])} from {row['source']}"
+    return f"{about}{decimal(row['download_bytes'])} from {row['source']}"
 
 
 def _memory_cells(row: dict[str, Any]) -> list[str]:
@@ -152,9 +152,10 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Say what PATH holds and what is missing; exit code 1 if it cannot generate images."""
+    from rich.filesize import decimal
+
     from lantern_accel.models.check import NAMES
     from lantern_accel.models.check import check as examine
-    from lantern_accel.models.hub import human_size
     from lantern_accel.models.locate import named_parts
 
     given = named_parts(**read_parts(use, PARTS[:4]))
@@ -167,7 +168,7 @@ def check(
         styles = {"found": "green", "missing": "yellow", "unusable": "bold red"}
         for one in found.parts:
             many = f"{one.parameters / 1e6:.1f}M parameters, {' and '.join(one.dtypes)}"
-            bytes_ = human_size(one.nbytes) if one.nbytes else ""
+            bytes_ = decimal(one.nbytes) if one.nbytes else ""
             words = (one.state, one.path, many if one.parameters else "", bytes_, one.detail)
             text = "; ".join(word for word in words if word)
             say(text, label=NAMES.get(one.part, one.part), style=styles[one.state])

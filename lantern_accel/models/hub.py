@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from lantern_accel.errors import FetchError, ModelError
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import parts_of
@@ -30,15 +32,6 @@ _OPTIONS = {
     "text": "--use text-encoder=",
 }
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{8,}")
-
-
-def human_size(nbytes: float) -> str:
-    """Return bytes as a person reads them: ``444 MB``, ``12.4 GB``."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            value = nbytes / size
-            return f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
-    return f"{int(nbytes)} bytes"
 
 
 def at_hand(entry: ModelEntry) -> bool:
@@ -80,7 +73,7 @@ def fetch(entry: ModelEntry, tell: Tell, together: Iterable[ModelEntry] = ()) ->
         show_licence(entry, tell)
         for file in entry.files:
             if here[file.path] is None:
-                tell(f"fetching {file.path} of {entry.repo} ({human_size(file.nbytes)})")
+                tell(f"fetching {file.path} of {entry.repo} ({decimal(file.nbytes)})")
                 here[file.path] = download(entry.repo, file.path)
     except Absent as error:
         raise _how_to_get(error, list(together) or [entry]) from None
@@ -174,7 +167,7 @@ def _how_to_get(error: Absent, wanted: list[ModelEntry]) -> FetchError:
     named = [f"--model models/{model.name}"] if together else named
     commands = "".join(f"\n  {step}" for step in steps)
     return FetchError(
-        f"{model.name} ({human_size(total)}) is not here and cannot be fetched ({error}). Where there is "
+        f"{model.name} ({decimal(total)}) is not here and cannot be fetched ({error}). Where there is "
         f"a network, run:{commands}\nThen copy the folder models here and add {' '.join(named)}"
     )
 

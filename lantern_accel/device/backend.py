@@ -14,7 +14,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -305,12 +304,7 @@ class Backend(Device, TensorOps, Training):
     def __enter__(self) -> Backend:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         close_in_time(self.name, self.close)
 
 

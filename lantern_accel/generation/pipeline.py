@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,16 +87,11 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         try:
             self.close()
         except Exception:
-            if error is None:  # else the reason for leaving is what the user must see
+            if kind is None:  # else the reason for leaving is what the user must see
                 raise
 
     def close(self) -> None:

@@ -57,12 +57,8 @@ class DraftInitializer:
         if self.open is not None:
             self.uniform = self.open / self.open.sum(-1, keepdim=True)
 
-    def targets(self, newest: Tensor) -> Tensor:
-        """Return the fresh positions, ``[B, depth]``; ``newest [B]`` is the last that was seen."""
-        return newest.unsqueeze(1) + self.ahead
-
     def sources(self, newest: Tensor) -> Tensor:
-        """Return the positions ``[B, depth]`` that were seen, one row above the fresh ones or more."""
+        """Return the positions seen one row or more above those behind ``newest [B]``: ``[B, depth]``."""
         return self._source.index_select(0, newest.clamp(max=self.tokens - 1))
 
     def rows(self, given: Tensor | None, targets: Tensor) -> Tensor:

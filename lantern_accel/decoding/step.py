@@ -21,6 +21,7 @@ from lantern_accel.device.plan import (
     Stack,
     StepPlan,
     TargetModel,
+    declared,
 )
 from lantern_accel.strategy.sources import DraftSource
 
@@ -108,22 +109,10 @@ class Step:
         sizes = Sizes(
             g.batch, g.branches, g.prefix, g.tokens, g.nodes, g.depth, g.vocab, slots, g.own_prompts
         )
-        buffers = Buffers(
-            length=state.length,
-            tokens=state.tokens,
-            prefix_mask=state.prefix_mask,
-            step=state.step,
-            steps=state.steps,
-            histogram=state.histogram,
-            price=state.price,
-            last_length=state.last_length,
-            finite=finite.count,
-            holds=finite.holds,
-            report=finite.report,
-            start=state.start if g.own_prompts else None,
-            uniforms=None if g.keyed else state.uniforms,
-            keys=state.keys if g.keyed and not session.greedy else None,
-        )
+        held = state.buffers | finite.buffers | {"finite": finite.count}
+        drawn = {"uniforms": not g.keyed, "keys": g.keyed and not session.greedy}
+        read = {name: True for name, _ in declared(Buffers)} | drawn | {"start": g.own_prompts}
+        buffers = Buffers(**{name: one for name, one in held.items() if read.get(name)})
         found = StepPlan(
             sizes, source, session.filters.given, session.rule.given, session.greedy, buffers,
             *self._models(),

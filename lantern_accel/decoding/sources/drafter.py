@@ -131,10 +131,8 @@ class DrafterDrafts(TreeDrafts[Value]):
 
     def tree_buffers(self, state: TreeState) -> plan.TreeBuffers:
         """Return the buffers that are a drafter's tree's own."""
-        return plan.TreeBuffers(
-            state.root, state.pending_tokens, state.pending_count, state.pending_features,
-            state.last_path, state.slot_of, state.place_of,
-        )  # fmt: skip
+        held = state.buffers
+        return plan.TreeBuffers(**{name: held[name] for name, _ in plan.declared(plan.TreeBuffers)})
 
     def after(self, state: TreeState, kept: Kept) -> None:
         """Keep the accepted tokens and the target's features, for the next step to catch up on."""

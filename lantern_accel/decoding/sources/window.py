@@ -279,7 +279,7 @@ class InvariantWindow(WindowDrafts[Value]):
         fresh = self.initial
         if fresh.kind == GIVEN or (self.greedy and not fresh.reads):
             return
-        targets = fresh.targets(newest)
+        targets = newest.unsqueeze(1) + fresh.ahead
         places = targets.clamp(max=self.geometry.tokens)
         if self.greedy:
             state.tokens.scatter_(1, places, state.tokens.gather(1, fresh.sources(newest)))
@@ -323,7 +323,7 @@ class MaximalWindow(WindowDrafts[Value]):
     """
 
     def renew(self, state: WindowState, newest: Tensor, back: int = 0) -> None:
-        targets = self.initial.targets(newest)
+        targets = newest.unsqueeze(1) + self.initial.ahead
         rows = self.initial.rows(None, targets)
         here = state.drawn(back)[:, self.geometry.depth :][:, : targets.shape[1]]
         drawn = self.filters.draw(rows, here)

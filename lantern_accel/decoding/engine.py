@@ -51,7 +51,6 @@ class Engine:
     """The length of the next step: the most tokens that it adds to an image."""
     counted: dict[int, list[int]]
     """Tokens gained and steps of the last request by length, summed over images that needed them all."""
-    course: Course
 
     def __init__(
         self,

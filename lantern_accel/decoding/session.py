@@ -38,10 +38,6 @@ class Session:
 
     geometry: Geometry
     """Sizes of the longest step."""
-    verifying: Verifying
-    choices: TokenChooser
-    state: State
-    finite: FiniteGuard
     observer: Observer | None = None
     """Sees every step judged, and may compute its quality loss; steps then run operator by operator."""
 

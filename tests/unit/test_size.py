@@ -68,9 +68,9 @@ def questions() -> int:
 
 
 BOUNDS = {
-    "lines of the package": (lambda: lines(PACKAGE), 38340),
+    "lines of the package": (lambda: lines(PACKAGE), 38991),
     "lines of the package that measures": (lambda: lines(PROFILES), 11944),
-    "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 3990),
+    "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 3985),
     "Any in annotations": (loose, 150),
     "isinstance of a source of drafts outside strategy": (questions, 8),
 }

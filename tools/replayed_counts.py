@@ -121,15 +121,17 @@ class Replay:
 
     def __init__(self, pipeline: Any, recorder: Recorder) -> None:
         self.recorder, self.counts, self.request = recorder, recorder.counts, (0, 0)
-        capture = pipeline.engines._capture_steps
+        capture, wrapped = pipeline.engines._capture_all, list[Any]()
 
-        def captured(ready: Any, limit: Any) -> None:
-            fresh = ready.engine.usable == frozenset()  # nothing is captured yet
-            capture(ready, limit)
-            if fresh and len(ready.engine.lengths) > 1:
-                self._wrap(ready.engine)
+        def captured(engine: Any, steps: bool) -> None:
+            if any(engine is one for one in wrapped):  # all is captured, and its steps are wrapped
+                return
+            capture(engine, steps)
+            if steps and len(engine.lengths) > 1:
+                self._wrap(engine)
+                wrapped.append(engine)
 
-        pipeline.engines._capture_steps = captured
+        pipeline.engines._capture_all = captured
         # Counts that are replayed are no reason to choose anything later.
         auto = pipeline.auto
         auto.keep = lambda choice: auto._known.__setitem__(repr(choice.key), choice)

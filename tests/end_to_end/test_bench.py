@@ -151,7 +151,7 @@ def test_a_relaxed_row_says_what_exact_decoding_has_and_the_bound(command, tiny_
     assert relaxed["exact_step_compression"] == eagle["step_compression"]
     assert eagle["exact_step_compression"] is None
     (said,) = [line for line in done.stdout.splitlines() if line.startswith("lantern++: exact")]
-    assert f"{eagle['step_compression']:.2f} tokens" in said
+    assert f"{eagle['step_compression']:.2f} tok/step" in said
     assert f"{relaxed['total_variation']:.3f}" in said
 
 

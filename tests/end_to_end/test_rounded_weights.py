@@ -49,7 +49,7 @@ def test_the_rounded_model_is_the_one_whose_weights_are_dense(tiny_model, how, n
         drawn = pipeline.generate(list(FOUR[:2]), seed=3, strategy="vanilla")
         tree = pipeline.generate(list(FOUR[:2]), seed=3, strategy="eagle")
     # A model that no backend has packed can be read and changed.
-    monkeypatch.setattr("lantern_accel.models.bundle.pack", lambda *given: None)
+    monkeypatch.setattr("lantern_accel.models.bundle.pack", lambda *given, **more: None)
     with load(tiny_model, native="off") as pipeline:
         rounded_by_hand(pipeline, how)
         expected = pipeline.generate(list(FOUR[:2]), seed=3, strategy="vanilla")
@@ -70,7 +70,7 @@ def test_the_price_is_the_total_variation_along_the_rounded_models_images(tiny_m
             )[0].tokens
             for i in range(4)
         ]
-    monkeypatch.setattr("lantern_accel.models.bundle.pack", lambda *given: None)
+    monkeypatch.setattr("lantern_accel.models.bundle.pack", lambda *given, **more: None)
     rows = {}
     for name in ("full", "int4"):
         with load(tiny_model, native="off") as pipeline, torch.inference_mode():
@@ -189,7 +189,7 @@ def test_a_copy_is_made_of_packed_weights_and_shares_the_rest(
         again = rounded_copy(copy, backend, ROUNDINGS["int8"])
         found = [part.packed.dense(torch.float32) for part in (copy.output, again.output)]
         assert target.output.packed is not copy.output.packed
-    monkeypatch.setattr("lantern_accel.models.bundle.pack", lambda *given: None)
+    monkeypatch.setattr("lantern_accel.models.bundle.pack", lambda *given, **more: None)
     with lantern_accel.load(tiny_model, device="cpu", dtype=dtype) as pipeline:
         whole = pipeline.model.target.output.weight
         expected = rounded(whole, ROUNDINGS["int8"]).dense(torch.float32)

@@ -225,14 +225,14 @@ MUTANTS: dict[str, tuple[Law, str, str, str]] = {
     "only kept drafts have a price": (
         a_refused_draft_has_its_price,
         DECODING + "accept",
-        "tried.append((found.px, found.mass, open_))",
-        "tried.append((found.px, found.mass, kept))",
+        "torch.where(open_, found.mass, found.px)",
+        "torch.where(kept, found.mass, found.px)",
     ),
     "the borrowed mass as the price": (
         the_price_is_a_distance,
         DECODING + "accept",
-        "(lift(px, mass, shares) * open_)",
-        "((mass - px) / shares * open_)",
+        "lift(px, mass, shares)",
+        "((mass - px) / shares)",
     ),
     "a budget for every sibling": (
         a_budget_is_spent_once,

@@ -91,9 +91,8 @@ def table(run: Run) -> str:
         )
         if (exact := row["exact_step_compression"]) is not None:
             doubts.append(
-                f"{row['strategy']}{at}: exact decoding with these drafts has {exact:.2f} tokens/step; "
-                f"moving {row['total_variation']:.3f} of a token's probability raises acceptance by no "
-                "more than that"
+                f"{row['strategy']}{at}: exact decoding with these drafts has {exact:.2f} tok/step; "
+                f"TV {row['total_variation']:.3f} adds no more to acceptance"
             )
     for reason in dict.fromkeys(doubts):
         lines += ["", reason]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib.util
-import os
 import re
 import socket
 from pathlib import Path
@@ -16,10 +15,7 @@ from lantern_accel.bounds import MOST_BATCH, MOST_SECONDS
 from lantern_accel.cli.console import say, warn
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
 from lantern_accel.errors import RequestError, shown
-from lantern_accel.files import read_lines
-
-#: API keys, with commas between.
-KEYS = "LANTERN_ACCEL_API_KEYS"
+from lantern_accel.serving.keys import KEYS, read_keys
 
 
 @with_options
@@ -76,7 +72,7 @@ def serve(
             raise RequestError(
                 f"serving needs {needed}, which is not installed; pip install 'lantern-accel[serve]'"
             )
-    keys = _keys(api_keys)
+    keys = read_keys(api_keys)
     _check_address(host, port)
     strategy = strategy_words(strategy) if strategy else []
     given: dict[str, Any] = {
@@ -144,17 +140,3 @@ def _check_address(host: str, port: int) -> None:
         raise RequestError(
             f"{host!r} is not an address of this machine ({error}); name one with --host (127.0.0.1)"
         ) from None
-
-
-def _keys(path: Path | None) -> tuple[str, ...]:
-    """Return the API keys of a file and of the environment; raises RequestError where there are none."""
-    found = [key.strip() for key in os.environ.get(KEYS, "").split(",")]
-    if path is not None:
-        try:
-            lines = read_lines(path)
-        except OSError as error:
-            raise RequestError(f"the API keys in {path} cannot be read ({error})") from None
-        if not lines:
-            raise RequestError(f"{path} holds no API key; write one per line")
-        found += lines
-    return tuple(dict.fromkeys(key for key in found if key))

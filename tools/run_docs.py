@@ -26,7 +26,7 @@ from lantern_accel.files import cache_dir
 ROOT = Path(__file__).resolve().parents[1]
 #: What a command begins with; other lines of code blocks are drawings and output.
 PROGRAMS = ("lantern-accel", "python", "pip", "git", "curl", "pytest", "docker", "aiperf", "vllm",
-            "accelerate", "grep")  # fmt: skip
+            "accelerate", "grep", "serve")  # fmt: skip
 #: Commands that are not run here, and why; every pattern is searched for in the whole command.
 LEFT_OUT = {
     r"^(git|pip) ": "fetches; the environment that runs this has what it brings",
@@ -34,7 +34,9 @@ LEFT_OUT = {
     r"^pytest|pytest -m": "the tests themselves",
     r"^(curl|aiperf|vllm|python -m sglang)|profiles\.load|load\.json": "needs a server that runs; "
     "tests/end_to_end/test_serve_process.py starts one",
+    r"^serve run": "runs until it is stopped; tests/end_to_end/test_ray.py",
     r"^lantern-accel serve": "runs until it is stopped; tests/end_to_end/test_serve_process.py",
+    r"SLURM_|JOB_COMPLETION": "needs a scheduler of jobs",
     r"^(docker|accelerate) |keep-torch|habana_frameworks": "needs a vendor's image or several devices",
     r"(--device|conform|devices) (cuda|hpu -o|hpu$)|on_device\.py|measure.*cuda": "needs a card",
     r"--device xla|conform xla": "needs torch_xla, in an environment of its own",

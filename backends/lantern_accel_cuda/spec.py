@@ -22,6 +22,7 @@ class Spec(BackendSpec):
     name = "cuda"
     summary = "NVIDIA GPUs"
     api_version = 1
+    scheduled_as = "GPU"
     also_known_as = ("nvidia", "geforce", "rtx", "rocm", "hip")
     priority = 20
     aliases = ("gpu",)

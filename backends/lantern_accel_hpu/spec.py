@@ -21,6 +21,7 @@ class Spec(BackendSpec):
     name = "hpu"
     summary = "Intel Gaudi accelerators"
     api_version = 1
+    scheduled_as = "HPU"
     also_known_as = ("gaudi", "gaudi2", "gaudi3", "habana")
 
     def __init__(self, settings: environment.Settings | None = None) -> None:

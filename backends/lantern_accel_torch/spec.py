@@ -24,6 +24,7 @@ class Spec(BackendSpec):
     name = "torch"
     summary = "any other device that torch knows: Apple mps, Intel xpu, a vendor's own"
     api_version = 1
+    scheduled_as = "GPU"
     priority = 5
     aliases = ("gpu", "mps", "xpu")
 

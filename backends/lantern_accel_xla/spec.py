@@ -19,6 +19,7 @@ class Spec(BackendSpec):
     name = "xla"
     summary = "TPUs, and XLA's own CPU client, through torch_xla"
     api_version = 1
+    scheduled_as = "TPU"
     also_known_as = ("tpu", "pjrt", "torch_xla")
 
     @property

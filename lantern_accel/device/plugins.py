@@ -166,7 +166,7 @@ def choose_device(device: str = "auto", options: Mapping[str, Any] | None = None
         if asked is not spec:
             spec, probe = _found(asked)
     else:
-        spec, probe = _found(_configured(aliased[0] if aliased else _named(name), given))
+        spec, probe = _found(_configured(aliased[0] if aliased else named_spec(name), given))
     if not probe.available:
         raise BackendError(
             f"device {device!r} is not available: {probe.reason}"
@@ -223,7 +223,7 @@ def _parse(device: str) -> tuple[str, int]:
     return match["name"], int(match["index"] or 0)
 
 
-def _named(name: str) -> BackendSpec:
+def named_spec(name: str) -> BackendSpec:
     plugins = load_plugins()
     if name in plugins.specs:
         return plugins.specs[name]

@@ -83,6 +83,9 @@ class BackendSpec(ABC):
     variants: tuple[Mapping[str, Any], ...] = ({},)
     """Sets of options worth comparing on this device, the default first (``tools/on_device.py``)."""
 
+    scheduled_as: str = "CPU"
+    """What schedulers of clusters call such a device."""
+
     seconds_to_probe: float = 10.0
     """How long :meth:`probe` may take: a device that does not answer in time is skipped."""
 

@@ -11,6 +11,7 @@ from lantern_accel.errors import ModelError
 TESTED = {
     "diffusers": ("0.37", "0.43"),
     "transformers": ("5.8", "5.25"),
+    "ray": ("2.60", "2.61"),
     "sglang": ("0.5.23", "0.5.24"),
     "vllm-omni": ("0.30", "0.31"),
 }

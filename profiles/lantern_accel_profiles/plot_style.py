@@ -64,12 +64,8 @@ def rc(colour: Callable[[str], str] = lambda role: GROUND[role][0], size: float 
         "legend.fontsize": size - 1,
         "legend.frameon": False,
         "text.color": colour("ink"),
-        "xtick.color": colour("muted"),
-        "ytick.color": colour("muted"),
-        "xtick.major.size": 0,
-        "ytick.major.size": 0,
-        "xtick.minor.size": 0,
-        "ytick.minor.size": 0,
+        **{f"{axis}tick.color": colour("muted") for axis in "xy"},
+        **{f"{axis}tick.{which}.size": 0 for axis in "xy" for which in ("major", "minor")},
         "lines.linewidth": 1.4,
         "lines.markersize": 5.5,
     }
@@ -104,5 +100,6 @@ def colour_of(strategy: str, order: int = 0) -> str:
 
 
 def save(figure: Figure, path: Path, dpi: int = 120) -> None:
-    """Write a figure as PNG, whole or not at all."""
-    write_whole(path, lambda stream: figure.savefig(stream, format="png", dpi=dpi))
+    """Write a figure in the format of the name's ending, whole or not at all."""
+    kind = path.suffix[1:].lower()
+    write_whole(path, lambda stream: figure.savefig(stream, format=kind, dpi=dpi))

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 import lantern_accel
 from lantern_accel.errors import DataError, LanternError, RequestError
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel_profiles.evaluation.plots import points
 from lantern_accel_profiles.evaluation.run import Evaluator
 from lantern_accel_profiles.evaluation.schema import Evaluation, Settings, Suite
 from lantern_accel_profiles.evaluation.suite.captions import read_captions
 from lantern_accel_profiles.evaluation.suite.drawing import SuiteRequest, choose_strategies
 from lantern_accel_profiles.evaluation.suite.protocol import Preprocessing, Protocol
+from lantern_accel_profiles.evaluation.tables import points
 from lantern_accel_profiles.quality.interval import Interval
 
 PROMPTS = ("red heart", "dog face", "a blue fish")

@@ -152,14 +152,13 @@ def evaluate(
     else:
         check_target(grid)
     with load.opened() as pipeline:
-        if grid is not None:
-            from lantern_accel_profiles.evaluation.grid import FORTY, draw_grid
+        from lantern_accel_profiles.evaluation.grid import FORTY, draw_grid
+        from lantern_accel_profiles.evaluation.run import Evaluator
 
+        if grid is not None:
             drawn = prompt or FORTY
             draw_grid(pipeline, drawn, grid, seed=seed, strategies=names, say=note)
             return say(str(grid), label="wrote", style="bold green")
-        from lantern_accel_profiles.evaluation.run import Evaluator
-
         settings = Settings.quick(seed) if quick else Settings(seed=seed)
         source = context.obj(settings.images, settings.seed) if context.obj else None
         made = None if ready is None else _request(ready, suite, pipeline, names, seed)
@@ -167,8 +166,6 @@ def evaluate(
         report = run.run(tuple(part) or (PARTS if ready is None else ()), made)
         written = [output, output.with_suffix(".md")]
         if quick and made is None and not part:
-            from lantern_accel_profiles.evaluation.grid import FORTY, draw_grid
-
             target, shown = pipeline.manifest.target, ["vanilla", "scd"]
             if pipeline.model.drafter is not None:
                 shown = ["vanilla", "eagle"]

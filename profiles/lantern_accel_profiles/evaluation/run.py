@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,7 +70,7 @@ class Evaluator:
     def __post_init__(self) -> None:
         self.net = load_network() if is_there() else None
         self.report = self._report()
-        self._sets: dict[str, ImageSet] = {}
+        self._set = cache(self._read)
 
     def _report(self) -> Evaluation:
         """Return what an earlier run left under the same settings, or an empty report."""
@@ -129,13 +130,8 @@ class Evaluator:
 
     # --- what is measured on -------------------------------------------------------------------
 
-    def _set(self, split: str) -> ImageSet:
-        """Return captioned images of a split; your own folder counts as held out."""
-        if split not in self._sets:
-            self._sets[split] = self._read(split)
-        return self._sets[split]
-
     def _read(self, split: str) -> ImageSet:
+        """Return captioned images of a split; your own folder counts as held out."""
         model, count = self.pipeline.model, self.settings.images
         manifest, picture = model.manifest, model.family.picture(model.manifest)
         if self.images is not None:
@@ -191,7 +187,6 @@ class Evaluator:
             settings.cfg,
             settings.positions,
             "held-out images",
-            "measured here, teacher-forced on real images",
         )
 
     def _interchange(self) -> list[Interchange]:

@@ -1,22 +1,29 @@
-"""An evaluation as tables in a Markdown file: the papers' tables first, then their first experiments."""
+"""An evaluation as tables in a Markdown file: the papers' tables and plot, then the parts."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from lantern_accel import files
 from lantern_accel.errors import DataError
-from lantern_accel.files import check_target, write_whole
 from lantern_accel.records import NOT_MEASURED, markdown_table
 from lantern_accel.strategy.values import Strategy
-from lantern_accel_profiles.evaluation import plots
-from lantern_accel_profiles.evaluation.schema import Evaluation, Reading, Suite
-from lantern_accel_profiles.quality.interval import Interval
+from lantern_accel_profiles.evaluation.schema import Evaluation, Metric, Reading, Suite
+from lantern_accel_profiles.plot_style import INK, MUTED, colour_of, panels, plot_style, save
+from lantern_accel_profiles.quality.interval import Interval, reciprocal
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: Digits after the point, by column.
 _DIGITS = {"precision": 3, "recall": 3, "hpsv2": 4, "total_variation": 4}
 DASH = "—"
+#: Panels in one row of the plot.
+COLUMNS = 3
 
 
 @dataclass
@@ -33,19 +40,17 @@ def check_targets(out: Path) -> None:
     """Refuse a name whose tables would be written over itself, or cannot be written."""
     if out.suffix.lower() in (".md", ".png"):
         raise DataError(f"-o {out} is the name of a table; end it in .json, tables go next to it")
-    for path in (out, out.with_suffix(".md"), out.with_suffix(".png")):
-        check_target(path)
+    files.check_targets(out, out.with_suffix(".md"), out.with_suffix(".png"))
 
 
 def write_tables(report: Evaluation, out: Path) -> None:
     """Write the tables next to ``out``, and where matplotlib is installed a plot that they show."""
     found = list(tables(report.suite)) if report.suite is not None else []
     text = f"# {report.model} on {report.environment.get('device', 'a device')}\n\n"
-    if report.suite is not None and (picture := plots.picture(report.suite)) is not None:
-        name = out.with_suffix(".png")
-        write_whole(name, picture)
+    name = out.with_suffix(".png")
+    if report.suite is not None and write_plot(report.suite, name):
         text += f"![Speed against quality; hollow: dominated]({name.name})\n\n"
-    write_whole(out.with_suffix(".md"), text + markdown([*found, *first_experiments(report)]))
+    files.write_whole(out.with_suffix(".md"), text + markdown([*found, *first_experiments(report)]))
 
 
 def markdown(found: Sequence[Table]) -> str:
@@ -55,6 +60,73 @@ def markdown(found: Sequence[Table]) -> str:
         lines = [f"## {one.title}", "", *markdown_table(one.heads, one.rows), ""]
         parts.append("\n".join([*lines, *(f"- {note}" for note in one.notes)]).rstrip())
     return "\n\n".join(parts) + "\n"
+
+
+# --- the plot of a suite ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Point:
+    """A strategy's place in one panel; ``dominated``: another is as good in both, better in one."""
+
+    label: str
+    strategy: str
+    speed: Interval
+    value: Interval
+    dominated: bool
+
+
+def points(suite: Suite, metric: Metric) -> list[Point]:
+    """Return the strategies that have both figures; speed in images per second.
+
+    Dominance is of the values: two that differ by less than their intervals may change places.
+    """
+    found = []
+    for row in suite.rows:
+        seconds, value = row.speed.seconds_per_image, row.metrics.get(metric.key)
+        if isinstance(seconds, Interval) and isinstance(value, Interval) and seconds.low > 0:
+            name = row.strategy.name if row.strategy else ""
+            found.append((row.label, name, reciprocal(seconds), value))
+    sign = 1.0 if metric.better == "higher" else -1.0
+    places = [(speed.value, sign * value.value) for _, _, speed, value in found]
+    beaten = [any(a >= x and b >= y and (a, b) != (x, y) for a, b in places) for x, y in places]
+    return [Point(*one, dominated) for one, dominated in zip(found, beaten, strict=True)]
+
+
+def write_plot(suite: Suite, path: Path) -> bool:
+    """Write the plot; False where there is nothing to plot, or no matplotlib."""
+    shown = [(metric, points(suite, metric)) for metric in suite.columns]
+    shown = [(metric, found) for metric, found in shown if len(found) > 1]
+    if not shown or importlib.util.find_spec("matplotlib") is None:
+        return False
+    with plot_style():
+        figure, axes = panels(len(shown), columns=COLUMNS)
+        for axis, (metric, found) in zip(axes, shown, strict=False):
+            _panel(axis, metric, found)
+        for axis in axes[len(shown) :]:
+            axis.set_axis_off()
+        save(figure, path)
+    return True
+
+
+def _panel(axis: Axes, metric: Metric, found: Sequence[Point]) -> None:
+    for i, point in enumerate(found):
+        colour = colour_of(point.strategy, i)
+        x, y = point.speed, point.value
+        # Of a bootstrap, whose ends may lie on one side of a value by rounding.
+        xerr, yerr = ([[max(v.value - v.low, 0)], [max(v.high - v.value, 0)]] for v in (x, y))
+        face, ink = ("white", MUTED) if point.dominated else (colour, INK)
+        axis.errorbar(x.value, y.value, xerr=xerr, yerr=yerr, fmt="o", color=colour,
+                      markerfacecolor=face, linewidth=0.8)  # fmt: skip
+        text = f"{point.label} (dominated)" if point.dominated else point.label
+        axis.annotate(text, (x.value, y.value), fontsize=7, xytext=(4, 4),
+                      textcoords="offset points", color=ink)  # fmt: skip
+    if metric.better == "lower":
+        axis.invert_yaxis()
+    axis.set_xlabel("images per second")
+    axis.set_title(f"{metric.title} (up is better)")
+    axis.grid(True)
+    axis.margins(0.2)
 
 
 # --- the parts -------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from lantern_accel_profiles import store
 from lantern_accel_profiles.load.clients import Clients, Sample
 from lantern_accel_profiles.load.options import Options
 from lantern_accel_profiles.load.service import ENDS, ServiceLoad
-from lantern_accel_profiles.measure.load import SHARE, holds, largest
 from lantern_accel_profiles.measure.prompts import BUILT_IN, prompts_of
 from lantern_accel_profiles.measure.record import (
     LoadCell,
@@ -28,6 +27,23 @@ from lantern_accel_profiles.measure.run import command_of, fresh_name, identity,
 
 COMMAND = "python -m lantern_accel_profiles.load"
 SILENT = not_measured("the service does not say")
+#: The share of requests that must stay within the latency.
+SHARE = 0.95
+
+
+def holds(cell: LoadCell, latency: float) -> bool:
+    """Say whether a service stayed within ``latency`` seconds under this load; p95 decides."""
+    return cell.latency(SHARE) <= latency
+
+
+def largest(cells: Sequence[LoadCell], latency: float) -> LoadCell | None:
+    """Return the largest load that stays within ``latency``, below the first that does not.
+
+    None where none does. Noise may let a larger load pass; it does not count above one that failed.
+    """
+    failed = min((one.clients for one in cells if not holds(one, latency)), default=None)
+    good = [one for one in cells if holds(one, latency) and (not failed or one.clients < failed)]
+    return max(good, key=lambda one: one.clients, default=None)
 
 
 def next_load(cells: Sequence[LoadCell], latency: float, most: int) -> int | None:

@@ -33,7 +33,7 @@ PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "Pillow")
 
 def describe(backend: Backend, dtype: torch.dtype) -> Environment:
     """Describe the machine, the software and the device's conditions before a measurement."""
-    commit, dirty = _own_commit()
+    commit, dirty = _once(Path(__file__).parents[1])
     return Environment(
         device=backend.facts(),
         backend=f"{backend.name} {backend.version}",
@@ -69,11 +69,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-@cache
-def _own_commit() -> tuple[str, bool | NotMeasured]:
-    return commit_of(Path(__file__).parents[1])
-
-
 def commit_of(folder: Path) -> tuple[str, bool | NotMeasured]:
     """Return the commit that ``folder`` is checked out at and whether it was changed since."""
 
@@ -92,6 +87,10 @@ def commit_of(folder: Path) -> tuple[str, bool | NotMeasured]:
     except (OSError, subprocess.TimeoutExpired):
         missing = not_measured("the package is not a git checkout, or git is not installed")
         return missing, missing
+
+
+#: The commit does not change while a process runs.
+_once = cache(commit_of)
 
 
 class HostLoad(host_load.HostLoad):

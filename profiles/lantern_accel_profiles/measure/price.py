@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -67,6 +67,7 @@ class Drawn:
     pixels: Tensor
 
 
+@dataclass(eq=False)
 class PriceStudy:
     """Generates each set of images once and compares relaxed strategies with exact ones.
 
@@ -74,24 +75,15 @@ class PriceStudy:
     ``drawn`` images are done.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        prompts: Sequence[Prompt],
-        images: int,
-        seed: int,
-        temperature: float,
-        beat: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self.pipeline = pipeline
-        self.prompts = prompts
-        self.images = images
-        self.seed = seed
-        self.temperature = temperature
-        self.beat = beat
-        self.drawn = 0
-        self._sets: dict[tuple[str, int], Drawn] = {}
-        self._features: dict[tuple[str, int], intervals.Array] = {}
+    pipeline: Pipeline
+    prompts: Sequence[Prompt]
+    images: int
+    seed: int
+    temperature: float
+    beat: Callable[[str], None] = lambda text: None
+    drawn: int = 0
+    _sets: dict[tuple[str, int], Drawn] = field(default_factory=dict)
+    _features: dict[tuple[str, int], intervals.Array] = field(default_factory=dict)
 
     def draw(self, strategy: Strategy, seed: int | None = None, images: int | None = None) -> Drawn:
         """Return this strategy's images, all or the first few, decoding them on first use."""

@@ -483,10 +483,8 @@ class Run(_Record):
 
     def quality_of(self, cell: Cell) -> Quality | None:
         """Return the quality loss of a cell's strategy at its temperature."""
-        for one in self.quality:
-            if one.strategy == cell.strategy and one.temperature == cell.temperature:
-                return one
-        return None
+        key = cell.strategy, cell.temperature
+        return next((one for one in self.quality if (one.strategy, one.temperature) == key), None)
 
     @model_validator(mode="after")
     def _has_everything_once(self) -> Run:

@@ -225,9 +225,7 @@ def floor_seconds(flops: float, nbytes: float, rate: float, bandwidth: float) ->
 def floor_of(flops: float, nbytes: float, ceilings: Ceilings, dtype: str) -> Reading:
     """Return :func:`floor_seconds` under measured ceilings, or why there is none."""
     rate = ceilings.matmul_flops.get(dtype, not_measured(f"no matmuls in {dtype}"))
-    bandwidth = ceilings.bandwidth
-    if isinstance(rate, str):
-        return rate
-    return (
-        bandwidth if isinstance(bandwidth, str) else floor_seconds(flops, nbytes, rate, bandwidth)
-    )
+    width = ceilings.bandwidth
+    if isinstance(rate, str) or isinstance(width, str):
+        return rate if isinstance(rate, str) else width
+    return floor_seconds(flops, nbytes, rate, width)

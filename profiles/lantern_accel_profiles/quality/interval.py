@@ -26,8 +26,6 @@ Verdict = Literal["faster", "slower", "same", "ambiguous"]
 SAME = 0.05
 #: Samples below which no verdict is given.
 FEWEST = 5
-#: A percentile needs this many samples beyond it to be seen at all.
-_BEYOND = 1
 
 
 class Interval(Record):
@@ -127,7 +125,7 @@ def percentile(samples: Sequence[float], p: float) -> Interval | str:
 
     Of n samples, ``n (1 - p/100)`` lie beyond the percentile; below one it is only the maximum.
     """
-    needed = round(_BEYOND / (1 - p / 100))
+    needed = round(1 / (1 - p / 100))
     if len(samples) < needed:
         return not_measured(
             f"{len(samples)} samples cannot show the {p:g}th percentile; `--samples {needed}` can"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -43,20 +42,6 @@ class Ambiguity(Record):
     top1_below_tenth: float = Field(description="share of positions whose likeliest token is < 0.1")
     top10_mass: float
     entropy: float = Field(description="nats; ln(vocabulary) is uniform")
-
-    @classmethod
-    def over(cls, figures: Tensor, **of: Any) -> Ambiguity:
-        """Return the row of positions' likeliest mass, ten likeliest masses and entropies ``[3, n]``."""
-        top1, top10, entropy = figures.double()
-        return cls(
-            positions=len(top1),
-            top1_mean=float(top1.mean()),
-            top1_median=float(top1.median()),
-            top1_below_tenth=float((top1 < 0.1).double().mean()),
-            top10_mass=float(top10.mean()),
-            entropy=float(entropy.mean()),
-            **of,
-        )
 
 
 def tokens_of(pipeline: Pipeline, codes: Tensor) -> Tensor:
@@ -122,7 +107,6 @@ def ambiguity(
     scales: Sequence[float],
     positions: int,
     of: str,
-    source: str,
 ) -> list[Ambiguity]:
     """Return one row per guidance scale over about ``positions`` evenly spaced token positions."""
     stride = max(1, codes.numel() // positions)
@@ -139,9 +123,21 @@ def ambiguity(
             entropy = -(p * p.clamp_min(1e-30).log()).sum(-1)
             found[scale].append(torch.stack((top[:, 0], top.sum(-1), entropy)).cpu())
     vocabulary = pipeline.model.target.config.vocab_size
-    return [
-        Ambiguity.over(
-            torch.cat(parts, dim=1), of=of, source=source, cfg=scale, vocabulary=vocabulary
+    rows = []
+    for scale, parts in found.items():
+        top1, top10, entropy = torch.cat(parts, dim=1).double()
+        rows.append(
+            Ambiguity(
+                of=of,
+                source="measured here, teacher-forced on real images",
+                cfg=scale,
+                positions=len(top1),
+                vocabulary=vocabulary,
+                top1_mean=float(top1.mean()),
+                top1_median=float(top1.median()),
+                top1_below_tenth=float((top1 < 0.1).double().mean()),
+                top10_mass=float(top10.mean()),
+                entropy=float(entropy.mean()),
+            )
         )
-        for scale, parts in found.items()
-    ]
+    return rows

@@ -243,10 +243,8 @@ def inception_score(logits: NDArray[np.floating], splits: int = 10) -> Interval:
     x = np.asarray(logits, dtype=np.float64)
     if x.ndim != 2 or len(x) < 2 * splits:
         raise ValueError(f"{splits} splits need at least {2 * splits} images, not {len(x)}")
-    x = x - x.max(axis=1, keepdims=True)
-    p = np.exp(x)
-    total = p.sum(axis=1, keepdims=True)
-    p, log_p = p / total, x - np.log(total)
+    log_p = torch.from_numpy(x).log_softmax(1).numpy()
+    p = np.exp(log_p)
     inner = (p * log_p).sum(axis=1)
     generator = np.random.default_rng(13)
     values, draws = [], []

@@ -135,18 +135,13 @@ def offers_table(section: ModelSection, terms: Terms) -> Table:
             f"{point.strategy}, {point.setting}, {point.fidelity}{_auto_words(point)}",
             interval(point.images_per_second),
             _seconds_words(point) + kept,
+            _cost_words(one, terms),
         ]
-        row.append(_cost_words(one, terms))
         row += [_or_reason(point.images_per_kwh)] if metered else []
         row += [_or_reason(one.per_kw)] if powered else []
         row += [_behind_words(one)] if len(given) > 1 else []
-        rows.append(
-            [
-                *row,
-                f"{one.confidence}: {', '.join(one.because)}",
-                "; ".join(one.missing) or "nothing",
-            ]
-        )
+        row += [f"{one.confidence}: {', '.join(one.because)}"]
+        rows.append([*row, "; ".join(one.missing) or "nothing"])
     return Table(head, rows)
 
 

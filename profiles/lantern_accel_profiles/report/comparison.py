@@ -97,16 +97,14 @@ def _section(
     )
 
 
-def _without_run(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> list[DeviceProfile]:
-    devices = [run.environment.device for run in runs]
-    return [p for p in profiles if not any(p.matches(one.backend, one.name) for one in devices)]
-
-
 # --- what is missing --------------------------------------------------------------------------
 
 
 def _device_gaps(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> Iterator[Gap]:
-    for profile in _without_run(runs, profiles):
+    devices = [run.environment.device for run in runs]
+    for profile in profiles:
+        if any(profile.matches(one.backend, one.name) for one in devices):
+            continue
         for model in dict.fromkeys(run.settings.model for run in runs):
             yield Gap(
                 where=f"{profile.vendor} {profile.model}",

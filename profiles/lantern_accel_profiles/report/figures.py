@@ -1,18 +1,21 @@
-"""The report's plots: the buyer's curve. Every axis of a rate begins at 0."""
+"""The report's plots: the buyer's curve, as SVG that the page themes. Every axis of a rate begins at 0.
+
+matplotlib draws in stand-in colours, which become CSS variables, as the type becomes the page's, so that
+one drawing serves light and dark. Sizes are a phone's: the page shows plots in one column or in two.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from lantern_accel_profiles.report.drawing import (
-    MARKERS,
-    Figure,
-    colour,
-    draw_axes,
-    note,
-    series_role,
-)
+from lantern_accel.errors import RequestError
+from lantern_accel_profiles import plot_style as style
 from lantern_accel_profiles.report.points import Point
 from lantern_accel_profiles.report.record import Comparison, ModelSection
 
@@ -23,6 +26,112 @@ if TYPE_CHECKING:
 MOST_NAMES = 12
 #: Largest over smallest from which an axis of seconds is logarithmic.
 WIDE = 20
+INSTALL = "pip install 'lantern-accel[report]'"
+WIDTH, HEIGHT = 4.7, 2.9
+#: What the page calls every colour, with its light and its dark value.
+PALETTE: dict[str, tuple[str, str]] = {
+    **style.GROUND,
+    **{f"s-{i}": pair for i, pair in enumerate([*style.STRATEGIES.values(), style.OTHER])},
+    **{f"v-{name}": pair for name, pair in style.VERDICTS.items()},
+}
+#: The colours that stand for them while matplotlib draws.
+_SENTINEL = {name: f"#{0x0A0B00 + i:06x}" for i, name in enumerate(PALETTE)}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One plot: inline SVG, what it shows, and how to read it."""
+
+    svg: str
+    title: str
+    caption: str
+    wide: bool = False
+
+
+#: Of each run in a plot, and the same as text; with :func:`series_role`, 56 runs look different.
+MARKERS, GLYPHS = ("o", "s", "^", "D", "v", "P", "*", "X"), "●■▲◆▼✚★✖"
+
+
+def series_role(index: int) -> str:
+    """Return the CSS variable of a run's colour in a plot of runs: seven in turn."""
+    return f"s-{(3, 4, 1, 6, 5, 2, 0)[index % 7]}"
+
+
+def palette_css() -> str:
+    """Return the palette as CSS variables: light, and dark on dark screens; paper is always light."""
+    light, dark = (
+        " ".join(f"--{name}: {pair[i]};" for name, pair in PALETTE.items()) for i in (0, 1)
+    )
+    return (
+        f":root {{ {light} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+    )
+
+
+def colour(role: str) -> str:
+    """Return the stand-in for a colour of the palette."""
+    return _SENTINEL[role]
+
+
+def load_pyplot() -> ModuleType:
+    """Return matplotlib's pyplot, set to draw SVG; raises RequestError where it is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise RequestError(
+            f"the page needs matplotlib and jinja2; {INSTALL}, or write .md or .json instead"
+        ) from None
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+@contextmanager
+def draw_axes(
+    into: list[Figure],
+    name: str,
+    title: str,
+    caption: str,
+    *,
+    height: float = HEIGHT,
+    wide: bool = False,
+) -> Iterator[Axes]:
+    """Give axes in the report's style, and add the figure drawn on them; ``name``: that no other has."""
+    plt = load_pyplot()
+    settings = {**style.rc(colour), "svg.fonttype": "none", "svg.hashsalt": name, "axes.grid": True}
+    with plt.rc_context(settings):
+        width = 2 * WIDTH if wide else WIDTH  # a phone's, or two of them next to each other
+        figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
+        figure.patch.set_alpha(0)
+        axes.patch.set_alpha(0)
+        try:
+            yield axes
+            stream = io.BytesIO()
+            figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+            into.append(Figure(_apply_theme(stream.getvalue().decode()), title, caption, wide))
+        finally:
+            plt.close(figure)
+
+
+def _apply_theme(svg: str) -> str:
+    """Return the SVG element alone, sized by the page, colours and type by CSS variables."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
+    svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
+    svg = re.sub(r' xmlns(?::xlink)?="[^"]*"| version="1.1"', "", svg)
+    svg = svg.replace("xlink:href", "href")
+    for role, colour in _SENTINEL.items():
+        svg = svg.replace(colour, f"var(--{role})")
+    svg = re.sub(r"(font(?:-family)?: ?[^;\"']*?)'DejaVu Sans'[^;\"]*", r"\1var(--sans)", svg)
+    return svg.replace("<svg", '<svg aria-hidden="true"', 1).strip()
+
+
+def note(axes: Axes, text: str, point: tuple[float, float], away: tuple[int, int] = (6, 4)) -> None:
+    """Write a word next to a point, ``away`` from it in points of type."""
+    axes.annotate(
+        text, point, textcoords="offset points", xytext=away, fontsize=7.5, color=colour("ink")
+    )
 
 
 def figures(comparison: Comparison) -> dict[str, list[Figure]]:
@@ -30,17 +139,13 @@ def figures(comparison: Comparison) -> dict[str, list[Figure]]:
     found: dict[str, list[Figure]] = {}
     for section in comparison.models:
         made = found.setdefault(section.model, [])
-        _curve(section, comparison.terms.latency_s, made)
+        for wide in (True, False) if section.points else ():  # for screens, and for phones
+            _draw_curve(section, comparison.terms.latency_s, made, wide)
     return found
 
 
-def _curve(section: ModelSection, bound: float | None, into: list[Figure]) -> None:
-    """Draw images per second over seconds; a line joins the batch sizes of a device and strategy."""
-    for wide in (True, False) if section.points else ():  # for screens, and for phones
-        _draw_curve(section, bound, into, wide)
-
-
 def _draw_curve(section: ModelSection, bound: float | None, into: list[Figure], wide: bool) -> None:
+    """Draw images per second over seconds; a line joins the batch sizes of a device and strategy."""
     points, runs = section.points, section.runs
     with draw_axes(
         into,

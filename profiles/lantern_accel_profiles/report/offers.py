@@ -146,7 +146,11 @@ def _offer(
     missing.append(f"above {most} at once" if point.service else f"batches above {most}")
     repeats = [one for one in alike if one.key[1:] == point.key[1:]]
     rates = [one.images_per_second.value for one in repeats]
-    point = _with_repeats(point, repeats)
+    # Its intervals hold the same point of the device's other runs, too.
+    for name in ("images_per_second", "seconds_per_image"):
+        own, values = getattr(point, name), [getattr(one, name).value for one in repeats]
+        ends = {"low": min(own.low, *values), "high": max(own.high, *values)}
+        point = point.model_copy(update={name: own.model_copy(update=ends)})
     word, because = _confidence(run, point, len(repeats), runs)
     return Offer(
         run=run.name,
@@ -160,16 +164,6 @@ def _offer(
         because=because,
         missing=missing,
     )
-
-
-def _with_repeats(point: Point, repeats: Sequence[Point]) -> Point:
-    """Return a point whose intervals hold the same point of the device's other runs, too."""
-    found = {}
-    for name in ("images_per_second", "seconds_per_image"):
-        own, values = getattr(point, name), [getattr(one, name).value for one in repeats]
-        ends = {"low": min(own.low, *values), "high": max(own.high, *values)}
-        found[name] = own.model_copy(update=ends)
-    return point.model_copy(update=found)
 
 
 def _confidence(

@@ -38,6 +38,8 @@ from lantern_accel_profiles.report.terms import JOULES_PER_KWH, Terms
 Key = tuple[str, str, int, float, bool]
 #: Samples that the images of a load are cut into, at most.
 MOST_GROUPS = 10
+#: What a point has as its row does.
+OF_ROW = ("run", "strategy", "detail", "batch", "temperature", "fidelity", "moved", "latency")
 
 
 class Point(Record):
@@ -112,19 +114,8 @@ def _point(row: Row, cell: Cell, terms: Terms) -> Point | None:
     if isinstance(totals, str) or isinstance(rate, str) or isinstance(each, str):
         return None
     return Point(
-        **row.model_dump(
-            include={
-                "run",
-                "strategy",
-                "detail",
-                "batch",
-                "temperature",
-                "joules_per_image",
-                "latency",
-            }
-        ),
-        fidelity=row.fidelity,
-        moved=row.moved,
+        **{name: getattr(row, name) for name in OF_ROW},
+        joules_per_image=row.joules_per_image,
         images_per_second=rate,
         seconds_per_image=each,
         in_time=float(np.mean([total <= (terms.latency_s or math.inf) for total in totals])),

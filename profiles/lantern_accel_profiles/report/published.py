@@ -6,7 +6,6 @@ a test keeps the files in step. A change that older files do not fit needs a new
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,6 @@ def schema_of(name: str) -> dict[str, Any]:
     """Return the schema of ``run-2.json`` or ``comparison-2.json``, made from the records."""
     made = MODELS[name].model_json_schema(mode="serialization")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name} | made
-
-
-def published_schema(name: str) -> dict[str, Any]:
-    """Return the schema as the package carries it."""
-    found: dict[str, Any] = json.loads((FOLDER / name).read_text(encoding="utf-8"))
-    return found
 
 
 if __name__ == "__main__":

@@ -65,8 +65,7 @@ def write(comparison: Comparison, path: Path) -> None:
 def page(comparison: Comparison) -> str:
     """Return the self-contained HTML page."""
     environment = _environment(html_page=True)
-    from lantern_accel_profiles.report.drawing import GLYPHS, palette_css, series_role
-    from lantern_accel_profiles.report.figures import figures
+    from lantern_accel_profiles.report.figures import GLYPHS, figures, palette_css, series_role
 
     return _render(
         environment,
@@ -99,7 +98,7 @@ def check_packages(path: Path | None) -> None:
     if path is None or path.suffix.lower() != ".json":
         _environment(html_page=False)
     if path is not None and path.suffix.lower() == ".html":
-        from lantern_accel_profiles.report.drawing import load_pyplot
+        from lantern_accel_profiles.report.figures import load_pyplot
 
         load_pyplot()
 

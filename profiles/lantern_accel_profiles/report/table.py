@@ -136,17 +136,15 @@ def _projected(run: Run) -> list[str]:
     for cell in run.steps:
         if cell.kind == "vanilla" and cell.ms:
             known.setdefault(cell.batch, {})[cell.at] = statistics.median(cell.ms)
-    return [
-        f"\nprojected, not measured: {run.settings.tokens} plain steps of batch {batch} take "
-        f"{run.settings.tokens * _mean(ms) / 1e3:.3g} s"
-        for batch, ms in known.items()
-        if 0.0 in ms and 1.0 in ms
-    ]
-
-
-def _mean(ms: dict[float, float]) -> float:
-    """Return the mean from 0 to 1 of what is linear between the places."""
-    return sum((b - a) * (ms[a] + ms[b]) / 2 for a, b in itertools.pairwise(sorted(ms)))
+    lines, tokens = [], run.settings.tokens
+    for batch, ms in known.items():
+        if 0.0 in ms and 1.0 in ms:  # a step's time is linear between the places
+            mean = sum((b - a) * (ms[a] + ms[b]) / 2 for a, b in itertools.pairwise(sorted(ms)))
+            lines.append(
+                f"\nprojected, not measured: {tokens} plain steps of batch {batch} take "
+                f"{tokens * mean / 1e3:.3g} s"
+            )
+    return lines
 
 
 def step_table(run: Run) -> str:

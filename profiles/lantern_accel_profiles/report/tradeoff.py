@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lantern_accel.errors import RequestError
-from lantern_accel.files import check_target, write_whole
-from lantern_accel_profiles.plot_style import INK, colour_of, panels, plot_style
+from lantern_accel.files import check_target
+from lantern_accel_profiles.plot_style import INK, colour_of, panels, plot_style, save
 
 
 def check_plot(path: Path) -> None:
@@ -40,6 +39,4 @@ def write_plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axis.set_ylabel("speed of decoding over plain decoding")
         axis.set_ylim(bottom=0)
         axis.margins(x=0.25)
-        stream = io.BytesIO()
-        figure.savefig(stream, format=path.suffix[1:].lower(), dpi=120)
-    write_whole(path, stream.getvalue())
+        save(figure, path)

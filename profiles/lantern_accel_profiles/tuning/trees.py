@@ -90,11 +90,6 @@ class Candidate(Record):
     measured_tokens_per_second: float | None = None
     measured_compression: float | None = None
 
-    @property
-    def predicted_rate(self) -> float:
-        """Tokens a millisecond."""
-        return self.expected_tokens / self.predicted_ms
-
 
 def _no_counts() -> list[list[float]]:
     return [[0.0] * width for width in PROBE]
@@ -262,7 +257,7 @@ def _candidates(
         )
         for paths in trees
     ]
-    return sorted(candidates, key=lambda c: (-c.predicted_rate, c.paths))
+    return sorted(candidates, key=lambda c: (-c.expected_tokens / c.predicted_ms, c.paths))
 
 
 def _words(paths: Sequence[TreePath]) -> str:

@@ -71,32 +71,21 @@ def choose_strategies(
     write it. Raises :class:`StrategyError` or :class:`RequestError` for what the model cannot do.
     """
     found: dict[str, Strategy] = {}
+    settings = {"batch_size": batch, "sampling": sampling}
     for word in words:
         parts = [word] if ":" in word or word.endswith(".json") else word.split(",")
         for label in (part.strip() for part in parts):
             if label:
-                found[label] = _strategy(pipeline, label, sampling, batch, example)
+                own = read_strategy(label)
+                found[label] = pipeline.request(example, **own, **settings).strategy
     for strategy in found.values():
         pipeline.engines.check(strategy, sampling)
-    if len(set(map(_known, found.values()))) < len(found):
+    known = {(one.name == AUTO, one.model_copy(update={"name": ""})) for one in found.values()}
+    if len(known) < len(found):
         raise RequestError(f"two of the strategies {', '.join(found)} are the same; leave one out")
     if not found:
         raise RequestError("--strategy names none; give names such as vanilla,eagle,lantern++")
     return list(found.items())
-
-
-def _known(strategy: Strategy) -> str:
-    return strategy.model_dump_json(exclude={"name"}) + (
-        strategy.name if strategy.name == AUTO else ""
-    )
-
-
-def _strategy(
-    pipeline: Pipeline, label: str, sampling: Sampling, batch: int, example: Prompt
-) -> Strategy:
-    return pipeline.request(
-        example, **read_strategy(label), batch_size=batch, sampling=sampling
-    ).strategy
 
 
 #: Of a request's figures, those that say how it ran; the rest is in the suite or in the chunk.

@@ -146,23 +146,10 @@ class Judges:
             ("precision", "Precision", "higher", balls, other, f"k = {p.k}"),
             ("recall", "Recall", "higher", balls, other, f"k = {p.k}"),
         ]
-        found = [
-            Metric(key=k, title=t, better=b, network=n, preprocessing=r, note=note)
-            for k, t, b, n, r, note in rows
-        ]
         for key, title in SCORERS.items():
-            scorer = self.scorers.get(key)
-            found.append(
-                Metric(
-                    key=key,
-                    title=title,
-                    better="higher",
-                    network=scorer.name if scorer else title,
-                    preprocessing=p.clip_preprocessing.text(),
-                    note=scorer.note if scorer else "",
-                )
-            )
-        return found
+            name, note = (s.name, s.note) if (s := self.scorers.get(key)) else (title, "")
+            rows.append((key, title, "higher", name, p.clip_preprocessing.text(), note))
+        return [Metric(**dict(zip(Metric.model_fields, row, strict=True))) for row in rows]
 
     def measure(self, paths: Sequence[Path], folder: Path) -> dict[str, Reading]:
         """Return a strategy's figure in every column; ``folder`` keeps features for the next run."""

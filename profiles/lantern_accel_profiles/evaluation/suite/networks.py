@@ -64,18 +64,10 @@ def weights_of(path: Path, network: str) -> Iterator[None]:
 
 
 class FeatureNetwork(Protocol):
-    """Images to features.
+    """Images to features; ``name`` goes into the table, ``side`` is the input's, None: it takes any."""
 
-    ``name`` goes into the table; ``side`` is that of the input, None where the network resizes itself.
-    """
-
-    @property
-    def name(self) -> str:
-        """Of the network, in words."""
-
-    @property
-    def side(self) -> int | None:
-        """Of its input, in pixels."""
+    name: str
+    side: int | None
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return features ``[n, d]`` and class logits (None: it has none) of uint8 ``[n, 3, h, w]``."""
@@ -85,7 +77,7 @@ class Inception:
     """The network of FID: TensorFlow's Inception-v3 of 2015, with its own resizing to 299 pixels."""
 
     name = "Inception-v3 (2015-12-05, torch-fidelity), 2048 features"
-    side = 299
+    side: int | None = 299
 
     def __init__(self, path: Path, device: torch.device) -> None:
         made = library("torch_fidelity.feature_extractor_inceptionv3").FeatureExtractorInceptionV3
@@ -104,7 +96,7 @@ class Vgg16:
     """The network of LANTERN's precision and recall: torchvision's VGG16 up to its second dense layer."""
 
     name = "VGG16 (torchvision, ImageNet), 4096 features of the second dense layer"
-    side = 224
+    side: int | None = 224
     _MEAN = (0.485, 0.456, 0.406)
     _DEVIATION = (0.229, 0.224, 0.225)
 
@@ -140,13 +132,8 @@ def load_network(
 class Scorer(Protocol):
     """Images and prompts to scores; ``name`` goes into the table, next to ``note``."""
 
-    @property
-    def name(self) -> str:
-        """Of the scorer, in words."""
-
-    @property
-    def note(self) -> str:
-        """What a reader of its column must know."""
+    name: str
+    note: str
 
     def __call__(self, images: Sequence[Image.Image], prompts: Sequence[str]) -> list[float]:
         """Return a score per image."""

@@ -12,7 +12,8 @@ import pytest
 from support.runs import invented_run
 
 from lantern_accel.errors import RequestError
-from lantern_accel_profiles.measure.load import LEAST, largest
+from lantern_accel_profiles.load.levels import largest
+from lantern_accel_profiles.load.options import LEAST
 from lantern_accel_profiles.measure.prompts import prompts_of
 from lantern_accel_profiles.measure.reading import check_comparable, read_run
 from lantern_accel_profiles.measure.record import LoadCell, LoadSample, not_measured

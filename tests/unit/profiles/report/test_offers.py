@@ -10,8 +10,7 @@ from support.runs import invented_cell, invented_run, strategies
 
 from lantern_accel.device.datasheets import DeviceProfile, Figure
 from lantern_accel.errors import RequestError
-from lantern_accel_profiles.commands.amounts import one_currency, read_amount, read_amounts
-from lantern_accel_profiles.commands.compare import NARROW
+from lantern_accel_profiles.commands.compare import NARROW, read_amount, read_amounts, read_terms
 from lantern_accel_profiles.measure.record import Run
 from lantern_accel_profiles.report import render
 from lantern_accel_profiles.report.advice import (
@@ -315,7 +314,7 @@ def test_names_and_currencies_are_checked() -> None:
     with pytest.raises(RequestError, match="names no run; did you mean gpu"):
         amounts("gpy=1EUR")
     with pytest.raises(RequestError, match="in EUR and USD"):
-        one_currency({"EUR", "USD"})
+        read_terms([], [], ["1EUR"], ["2USD"], None)
     assert read_amount("--power", "0.30€") == (0.3, "€")
     with pytest.raises(RequestError, match=r"0\.30EUR$"):
         read_amount("--power", "0,30EUR")

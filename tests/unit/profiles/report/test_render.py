@@ -162,7 +162,7 @@ def test_nothing_is_said_twice_of_devices_without_a_run(made: tuple[str, Compari
 
 def test_the_page_has_a_light_palette_for_paper_and_a_dark_one_for_screens() -> None:
     from lantern_accel_profiles import plot_style as style
-    from lantern_accel_profiles.report.drawing import palette_css
+    from lantern_accel_profiles.report.figures import palette_css
 
     css = palette_css()
     assert css.count("--s-0:") == 2

@@ -218,7 +218,6 @@ class Evaluator:
 
 def environment(pipeline: Pipeline) -> dict[str, Any]:
     """Return what the figures were measured with."""
-
     rounding = pipeline.model.rounding
     return {
         "lantern_accel": __version__,

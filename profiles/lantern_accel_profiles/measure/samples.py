@@ -30,7 +30,6 @@ from lantern_accel_profiles.measure.record import (
     Plan,
     Sample,
     Warmup,
-    Work,
     is_measured,
     not_measured,
 )
@@ -157,7 +156,10 @@ def measure_cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], sess
     # auto may have measured again and have another engine now: steps are of the one that decodes.
     ready = engine_of(pipeline, cell)
     cell.step_ms, cell.step_ms_from = _step_ms(pipeline, cell, prompts, ready)
-    cell.work = _work(pipeline, ready)
+    try:
+        cell.work = measure_work(ready.engine)
+    except (AttributeError, TypeError) as error:  # a family whose modules are of another make
+        cell.work = not_measured(f"the model's sizes are not known to the roofline ({error})")
 
 
 def _step_ms(
@@ -200,13 +202,6 @@ def _step_ms(
     # Prefill is in these seconds; the samples tell what it takes, and the report takes it off.
     split = dict(sums) | {"host": max(seconds - sum(sums.values()), 0.0)}
     return {name: 1e3 * s / steps for name, s in split.items()}, "recording" if apart else "eager"
-
-
-def _work(pipeline: Pipeline, ready: CapturedEngine) -> dict[str, Work] | str:
-    try:
-        return measure_work(ready.engine)
-    except (AttributeError, TypeError) as error:  # a family whose modules are of another make
-        return not_measured(f"the model's sizes are not known to the roofline ({error})")
 
 
 def take_sample(

@@ -217,15 +217,10 @@ def measure_work(engine: Engine) -> dict[str, Work]:
     }
 
 
-def floor_seconds(flops: float, nbytes: float, rate: float, bandwidth: float) -> float:
-    """Return the least seconds of work on a device of ``rate`` FLOP/s and ``bandwidth`` bytes/s."""
-    return max(nbytes / bandwidth, flops / rate)
-
-
 def floor_of(flops: float, nbytes: float, ceilings: Ceilings, dtype: str) -> Reading:
-    """Return :func:`floor_seconds` under measured ceilings, or why there is none."""
+    """Return the least seconds of work under measured ceilings, or why that is not known."""
     rate = ceilings.matmul_flops.get(dtype, not_measured(f"no matmuls in {dtype}"))
     width = ceilings.bandwidth
     if isinstance(rate, str) or isinstance(width, str):
         return rate if isinstance(rate, str) else width
-    return floor_seconds(flops, nbytes, rate, width)
+    return max(nbytes / width, flops / rate)

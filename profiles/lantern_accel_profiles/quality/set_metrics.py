@@ -201,18 +201,14 @@ def frechet(
         sample.distance(np.isin(np.arange(n), generator.permutation(n)[:size]).astype(np.float64))
         for size in sizes
     ]
-    limit, error = _intercept(1.0 / sizes, np.array(found))
+    # Where the least-squares line meets 1 / n = 0, and its standard error.
+    limit, error = found[-1], 0.0
+    if len(sizes) > 2:
+        (_, limit), covariance = np.polyfit(1.0 / sizes, found, 1, cov=True)
+        error = np.sqrt(covariance[1, 1])
     spread = 1.96 * float(np.hypot(draws.std(), error))
-    infinity = Interval(value=limit, low=limit - spread, high=limit + spread, n=n)
+    infinity = Interval(value=float(limit), low=limit - spread, high=limit + spread, n=n)
     return interval(value, value + draws - draws.mean(), n), infinity
-
-
-def _intercept(x: Array, y: Array) -> tuple[float, float]:
-    """Return where the least-squares line meets x = 0, and its standard error."""
-    if len(x) < 3:
-        return float(y[-1]), 0.0
-    (_, limit), covariance = np.polyfit(x, y, 1, cov=True)
-    return float(limit), float(np.sqrt(covariance[1, 1]))
 
 
 def _root(covariance: Array) -> Array:

@@ -184,7 +184,6 @@ def _on_front(point: Point, points: Sequence[Point]) -> bool:
 
     An exact strategy is not worse for a relaxed one that is faster: fidelity counts, too.
     """
-
     own = _measures(point)
     rivals = [
         _measures(one)

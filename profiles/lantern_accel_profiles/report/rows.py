@@ -94,11 +94,6 @@ class Row(Record):
         return self.strategy != "vanilla" and not self.detail.startswith(PLAIN)
 
     @property
-    def exact(self) -> bool:
-        """Whether images follow the unrounded model's own distribution."""
-        return not self.relaxed and self.rounding is None
-
-    @property
     def total_variation(self) -> Interval | None:
         """What relaxation and quantized weights move of a token together, at most; None: not known."""
         parts = [] if self.rounding is None else [self.rounding]

@@ -32,8 +32,6 @@ COUNTED, TIMED = 8, 12
 BATCHES = (1, 2, 4, 8, 16, 32)
 #: A window replaces plain decoding where it is at least this much faster in the final.
 PAYS = 1.02
-
-
 #: Tokens that were gained and steps that they took.
 Counted = tuple[int, int]
 #: Milliseconds of steps, by batch and length.

@@ -233,7 +233,6 @@ def drawn_pictures(label: str, folder: Path, count: int) -> list[Path]:
             f"--pictures {label}={folder} has {len(files)} images, and the suite {count} prompts; "
             "generate those that --write-prompts lists"
         )
-
     # Text and numbers take turns in a split name.
     parts = {path: re.split("([0-9]+)", path.name) for path in files}
     return sorted(

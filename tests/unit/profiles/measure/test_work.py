@@ -153,9 +153,9 @@ def test_a_cell_holds_what_its_device_launches(backend):
 
 
 def test_a_floor_is_what_binds():
-    assert work.floor_seconds(1e9, 1e6, rate=1e12, bandwidth=1e11) == pytest.approx(1e-3)
-    assert work.floor_seconds(1e6, 1e8, rate=1e12, bandwidth=1e11) == pytest.approx(1e-3)
     ceilings = invented_run().ceilings
+    rate = ceilings.matmul_flops["bfloat16"]
+    assert work.floor_of(2 * rate, 4e10, ceilings, "bfloat16") == pytest.approx(2)
     # The better of copying (4e10) and reading (3e10).
     assert work.floor_of(0, 4e10, ceilings, "bfloat16") == pytest.approx(1)
     assert work.floor_of(0, 4e10, ceilings, "float16") == "not measured: no matmuls in float16"

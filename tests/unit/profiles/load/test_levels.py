@@ -12,14 +12,13 @@ import pytest
 from support.runs import invented_run
 
 from lantern_accel.errors import RequestError
-from lantern_accel_profiles.load.levels import largest
-from lantern_accel_profiles.load.options import LEAST
 from lantern_accel_profiles.measure.prompts import prompts_of
 from lantern_accel_profiles.measure.reading import check_comparable, read_run
 from lantern_accel_profiles.measure.record import LoadCell, LoadSample, not_measured
 
 pytest.importorskip("httpx")
-from lantern_accel_profiles.load.levels import next_load
+from lantern_accel_profiles.load.levels import largest, next_load
+from lantern_accel_profiles.load.options import LEAST
 from lantern_accel_profiles.load.service import resident, seconds_of
 
 

@@ -180,6 +180,10 @@ def test_confidence_is_high_only_with_two_runs_that_agree(
         assert "commit 0000000" in " ".join(first.because)
     elif rest:
         assert reason(rest[0].verdict) == "another run of the first device"
+        points = [one.point for one in (first, *rest) if one.point is not None]
+        rates = [one.images_per_second for one in points]
+        # The intervals of both hold both.
+        assert all(a.low <= b.value <= a.high for a in rates for b in rates)
 
 
 def test_the_screen_is_about_the_smallest_common_batch() -> None:

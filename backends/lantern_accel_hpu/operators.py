@@ -73,6 +73,7 @@ UNTESTED = {
     ("copy", torch.bool): "moves bytes; a mask that a buffer keeps, which is compared with nothing",
     ("ge", torch.int32): "a kernel of one family with gt and lt, which are tested so",
     ("le", torch.int32): "a kernel of one family with gt and lt, which are tested so",
+    ("reciprocal", torch.float32): "a division by one number a row; wrong ones change drafts alone",
     ("select_scatter", torch.int32): "a slice and a copy; moves words of 4 bytes, as of float32",
     ("select_scatter", torch.bfloat16): "a slice and a copy; moves words of 2 bytes",
     ("where", torch.int32): "moves words of 4 bytes, as of float32",

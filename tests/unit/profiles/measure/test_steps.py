@@ -306,7 +306,7 @@ def test_what_does_not_fit_is_told_before_it_is_made(
         steps.measure(backend, sized(tiny), dtype="float32", strategy="eagle")
     free = iter([need])
     monkeypatch.setattr(backend, "memory", lambda: MemoryUse(limit=2**34, free=next(free, 2000)))
-    with pytest.raises(DoesNotFitError, match="a batch of 64 takes"):
+    with pytest.raises(DoesNotFitError, match="a batch of 1 takes"):
         steps.measure(
             backend,
             sized(tiny),

@@ -79,7 +79,7 @@ class Chosen:
 
     def processes(self, jobs: int) -> list[Mapping[str, str]]:
         """Return the environments of up to ``jobs`` processes that may hold the device at one time."""
-        call = lambda: tuple(self.spec.processes(self.index) or ())  # noqa: E731
+        call = lambda: tuple(self.spec.processes(self.index) or ())  # noqa: E731  # as short as its one use
         places = ask(self.spec.name, "processes", call, tuple)
         return [*(places[:jobs] if places and jobs > 1 else [{}] * jobs)]
 

@@ -36,7 +36,7 @@ from lantern_accel.serving.studio import ServerSettings
 require("ray")
 
 import ray  # noqa: E402  # its release is looked at first
-from ray import data, serve  # noqa: E402
+from ray import data, serve  # noqa: E402  # as above
 
 #: Seconds that a cluster has to show a device that was asked for.
 WAITING = 60.0

@@ -50,7 +50,7 @@ class Connection(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.DONE):
             self.transport.close()
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn types it
         super().connection_made(transport)
         self._watch()
 

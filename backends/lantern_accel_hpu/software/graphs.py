@@ -127,7 +127,7 @@ class HPUGraph:
         """End the recording; raises RuntimeError without :meth:`capture_begin`."""
         if not self._open or self._tape is None:
             raise RuntimeError("no capture was begun on this graph")
-        self._tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch types no mode
         if said := late.lost("HPUGraph"):
             raise RuntimeError(said)  # as in the bridge, the capture stays open for good
         self._open = False

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.utils._device import DeviceContext
 
+from lantern_accel.device import forks
+
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Device
 
@@ -39,13 +41,19 @@ class _UsualDtype:
 
     def __exit__(self, *exc: object) -> None:
         with self.lock:
-            self.inside -= 1
-            if not self.inside and self.before != torch.float32:
+            self.inside = max(self.inside - 1, 0)
+            if self.inside <= 0 and self.before != torch.float32:
                 torch.set_default_dtype(self.before)
                 self.before = torch.float32
 
+    def after_fork(self) -> None:
+        """Leave the blocks of the parent's other threads, which are not here."""
+        self.lock, self.inside = threading.Lock(), 1
+        self.__exit__()
+
 
 _usual_dtype = _UsualDtype()
+forks.tell(_usual_dtype)
 
 
 def _now() -> tuple[list[str], list[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from lantern_accel.testing import tiny
 from lantern_accel_hpu.backend import DeviceBackend
 from lantern_accel_hpu.bridge import Bridge
 from lantern_accel_hpu.graphs import Compiled, Graphed, Warmed, Watch
+from lantern_accel_hpu.layers import Layered
 
 COMPILE = torch.compile
 Open = Callable[..., tuple[DeviceBackend, Gaudi]]
@@ -395,6 +397,30 @@ def test_errors_that_come_late_are_a_refusal_and_are_all_taken(
         with pytest.raises(NotCapturableError, match="compiler refused a graph"):
             backend.capture(step, name)
     assert not hpu.errors and set(runs) == {0}, "what runs instead meets none of them"
+
+
+@pytest.mark.parametrize("errors", [1, 2, 4])
+def test_late_errors_of_a_part_of_a_step_are_all_taken(opened: Open, errors: int) -> None:
+    """A part of a refused step that fails late runs as it is, then and later."""
+    backend, hpu = opened("compile")
+    seen: list[int] = []
+
+    def part(value: int) -> int:
+        seen.append(len(hpu.errors))
+        return value + 1
+
+    def compiled(function: Callable[..., int], name: str) -> Callable[..., int]:
+        def launch(*given: Any) -> int:
+            hpu.errors = [RuntimeError(LATE)] * errors
+            return 0
+
+        return launch
+
+    step = SimpleNamespace(
+        _layers=SimpleNamespace(compiled=compiled), _parts={}, _bridge=backend.bridge
+    )
+    assert Layered._first(step, part, (6,)) == 7  # type: ignore[arg-type]  # what it reads of a step
+    assert seen == [0] and not hpu.errors and step._parts == {part: part}
 
 
 def test_an_error_that_comes_late_is_what_it_says(opened: Open) -> None:

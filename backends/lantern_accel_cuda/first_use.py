@@ -69,9 +69,10 @@ def run(
     """Check kernels in ``count`` processes; what has no verdict then, this process may check.
 
     Those whose process ended before it was through run again, one a process; none does where a GPU serves
-    one process alone. One set of processes at a time: who waits for ``lock`` finds verdicts.
+    one process alone, or the system starts no more processes. One set of processes at a time: who waits
+    for ``lock`` finds verdicts.
     """
-    with alone(lock) if lock is not None else contextlib.nullcontext():
+    with contextlib.suppress(OSError), alone(lock) if lock else contextlib.nullcontext():
         left = [name for name in names if not settled(name)]
         for turn in range(ROUNDS):
             shares = [[name] for name in left] if turn else [left[n::count] for n in range(count)]

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from lantern_accel.device.waiting import waiting
 from lantern_accel.errors import DeviceLostError, LanternWarning
 from lantern_accel.files import kept_dir, read_record, write_record
@@ -233,14 +235,10 @@ class Trust:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Keep other processes, and threads, from the block; a system without such locks keeps none."""
+    """Keep other processes, and threads, from the block; a file system without locks keeps none."""
     with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError, ImportError):
-            import fcntl
-
-            file = held.enter_context(path.open("ab"))
-            fcntl.flock(file, fcntl.LOCK_EX)
-            held.callback(fcntl.flock, file, fcntl.LOCK_UN)
+        with contextlib.suppress(OSError, NotImplementedError):
+            held.enter_context(FileLock(path))
         yield
 
 

@@ -57,7 +57,7 @@ def test_those_that_a_process_took_with_it_run_again_one_a_process() -> None:
             known.add(name)
         return Ended(0)
 
-    first_use.run(["dies", "a", "b", "loses", "c"], known.__contains__, 2, start, None)  # type: ignore[arg-type]
+    first_use.run(["dies", "a", "b", "loses", "c"], known.__contains__, 2, start, None)  # type: ignore[arg-type]  # doubles
     assert started[:2] == [["dies", "b", "c"], ["a", "loses"]]
     assert started[2:5] == [["dies"], ["b"], ["c"]]
     assert known == {"a", "b", "c", "loses"}
@@ -65,8 +65,25 @@ def test_those_that_a_process_took_with_it_run_again_one_a_process() -> None:
     # A GPU that serves one process alone opens in no other.
     opened: list[list[str]] = []
     cannot = lambda share: opened.append(share) or Ended(first_use.NOT_OPENED)  # noqa: E731
-    first_use.run(["x", "y"], known.__contains__, 2, cannot, None)  # type: ignore[arg-type]
+    first_use.run(["x", "y"], known.__contains__, 2, cannot, None)  # type: ignore[arg-type]  # doubles
     assert opened == [["x"], ["y"]]
+    # A system may start no more processes, the second time too; those that it started are ended.
+    ended: list[int] = []
+
+    class Running(Ended):
+        def poll(self) -> None:  # type: ignore[override]  # it runs
+            return None
+
+        def kill(self) -> None:
+            ended.append(self.code)
+
+    def refused(share: list[str]) -> Ended:
+        if share == ["y"]:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return Running(0)
+
+    first_use.run(["x", "y"], known.__contains__, 2, refused, None)  # type: ignore[arg-type]  # doubles
+    assert ended == [0]
 
 
 def test_processes_are_bounded_by_cores_and_by_the_gpu_s_memory(

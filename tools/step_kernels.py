@@ -21,7 +21,7 @@ from lantern_accel.cli import run_single  # noqa: E402
 from lantern_accel.files import check_target, write_json  # noqa: E402
 from tools.on_device_report import kernels_text  # noqa: E402
 
-#: Samples of a step's time, of which the middle one is told.
+#: Samples of a step's time; the median is reported.
 SAMPLES = 7
 
 

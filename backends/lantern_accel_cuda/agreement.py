@@ -47,7 +47,7 @@ WIDTHS = (64, 100)
 #: Queries and widths of heads: each has blocks, warps or instructions of its own.
 QUERIES = tuple((nodes, width) for width in WIDTHS for nodes in (1, 20, 60))
 IMAGES = 32
-#: Codes of a row where a kernel's programs share it, as they do those of the published models.
+#: Codes of a row that several programs share, as with published models.
 CODES = 5000
 FILTERS = (
     Filter(0.7, top_k=1000),
@@ -618,7 +618,7 @@ KERNELS: Mapping[str, Callable[[Site], Measured]] = {
 def checks_of(site: Site) -> dict[str, Callable[[], object]]:
     """Return every kernel's comparison, to be run outside whatever traces or records.
 
-    Those of :data:`~.options.BY_DTYPE` are there once for each dtype, the walk once for each rule.
+    A kernel of :data:`~.options.BY_DTYPE` has one for each dtype, the walk one for each rule.
     """
 
     def of(check: Callable[[Site], Measured], here: Site) -> Callable[[], object]:

@@ -68,9 +68,9 @@ def run(
 ) -> None:
     """Check kernels in ``count`` processes; what has no verdict then, this process may check.
 
-    Those whose process ended before it was through run again, one a process; none does where a GPU serves
-    one process alone, or the system starts no more processes. One set of processes at a time: who waits
-    for ``lock`` finds verdicts.
+    A check that ended with its process runs again in a process of its own. None runs where a GPU serves
+    one process alone, or the system starts no more. Sets of processes take turns by ``lock``, and a later
+    one finds the verdicts of the one before.
     """
     with contextlib.suppress(OSError), alone(lock) if lock else contextlib.nullcontext():
         left = [name for name in names if not settled(name)]

@@ -87,7 +87,7 @@ class Trust:
         return self.kept().get(kernel) or self._unfinished(kernel)
 
     def check_here(self, kernels: Sequence[str]) -> None:
-        """Check those of which nothing is known, in this process."""
+        """Check the kernels without a verdict, in this process."""
         for kernel in kernels:
             if self._able is not False and not (self.settled(kernel) or kernel in self._passing):
                 self._checked(kernel)

@@ -4,7 +4,7 @@ The data, ``gaudi_ops.json``, is read off the bridge's sources of release 1.19: 
 there is a kernel, dtypes are known for about a tenth. ``gaudi_registry.json`` has the exact names that a
 graph may hold: its nodes are looked up by name and overload, where placement asks for the name alone.
 Newer releases have more operators. ``gaudi_tested.json`` has the dtypes in which the vendor's tests run
-each operator that a step uses; other ones are refused, except those of :data:`UNTESTED`.
+each operator that a step uses. Others are refused, unless :data:`UNTESTED` lists them.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from lantern_accel.errors import CheckpointError, ModelError
 
 #: The dtypes of plain weights.
 PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-#: Those of positions and masks.
+#: The dtypes of positions and masks.
 OTHER = (torch.int64, torch.bool)
 #: How the keys of quantized matrices end; their dtypes are not among :data:`PLAIN`.
 _MATRIX = re.compile(r"(?:^|[._])(?:q?weight|weight_packed|W_q|qdata|_data|blocks|codes)$")

@@ -298,7 +298,7 @@ def _kept(path: Path, fresh: Report) -> dict[str, Outcome]:
 
 
 def serve() -> None:
-    """Open the device that is asked for, say which checks there are, and run those of the next line."""
+    """Open the device, list its checks, and run the ones that the next line of standard input names."""
     answers, lock = os.fdopen(os.dup(1), "w"), threading.Lock()
     os.dup2(2, 1)
     faulthandler.enable(answers)

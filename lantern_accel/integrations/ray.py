@@ -110,7 +110,7 @@ class Images:
         loading: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        """Load a model; ``loading``: more of ``load``'s keywords, ``settings``: those of ``generate``."""
+        """Load a model; ``loading``: keywords of ``load``, ``settings``: keywords of ``generate``."""
         try:
             self._pipeline = load(model, device=device, **loading or {})
         except LanternError as error:
@@ -316,7 +316,7 @@ class Front:
 def app(arguments: Mapping[str, Any]) -> serve.Application:
     """Build the image service for ``serve run lantern_accel.integrations.ray:app NAME=VALUE ...``.
 
-    The names are those of :class:`Arguments`. ``device`` may be several with commas between: a deployment
+    :class:`Arguments` lists the names. ``device`` may be several with commas between: a deployment
     of ``replicas`` each, behind one route. Raises RequestError for other names and absent devices.
     """
     try:
@@ -329,7 +329,7 @@ def app(arguments: Mapping[str, Any]) -> serve.Application:
     given.model, keys, alone = _visible(given.model), read_keys(given.api_keys), len(devices) == 1
     for device in devices:
         wanted = resources(device, given.threads)
-        if ray.is_initialized():  # `serve run` does so later, and logs what no node has
+        if ray.is_initialized():  # `serve run` connects later
             check_cluster(wanted, device, given.seconds)
         deployment = serve.deployment(
             serve.ingress()(Replica) if alone else Replica,

@@ -1,5 +1,7 @@
 """Images that every source of drafts draws on every family's tiny model, frozen as hashes.
 
+Every pair of two values of source, family, batch, and greedy or drawn occurs in a case; see :func:`cases`.
+
 A change of structure changes none of them. Sums of float32 differ from processor to processor by their
 order; so a seed is frozen only if its tokens and steps stay where every weight is moved by :data:`MOVED`,
 a hundred times what those orders do. To write the file again after a change that is meant to draw other
@@ -90,40 +92,38 @@ FEW, WITH_ENDS = ("tree", "window"), ("emu3", "lumina2")
 
 @dataclass(frozen=True)
 class Case:
-    """A family's tiny model, a strategy by its name here, and whether tokens are the likeliest."""
+    """A family's tiny model, a strategy by its name here, whether tokens are the likeliest, and a batch."""
 
     family: str
     strategy: str
     greedy: bool
+    batch: int = 3
 
     @property
     def name(self) -> str:
-        return f"{self.family}, {self.strategy}, {'greedy' if self.greedy else 'drawn'}"
+        return f"{self.family}, {self.strategy}, {'greedy' if self.greedy else 'drawn'}, {self.batch}"
 
 
 def cases() -> Iterator[Case]:
-    """Yield every case that a family's tiny model can run."""
-    for kind in families():
+    """Yield one case of each strategy that a family's tiny model can run; batch and greedy alternate."""
+    for first, kind in enumerate(families()):
         drafter = kind.tiny().drafter
-        for name, strategy in STRATEGIES.items():
+        for turn, (name, strategy) in enumerate(STRATEGIES.items(), first):
             if drafter is None and strategy.needs_drafter:
                 continue
-            for greedy in (False, True):
-                if not greedy or (strategy.tv_budget is None and strategy.coupling != "maximal"):
-                    yield Case(kind.name, name, greedy)
+            drawn = strategy.tv_budget is not None or strategy.coupling == "maximal"
+            greedy = not drawn and turn // len(BATCHES) % 2 == 1
+            yield Case(kind.name, name, greedy, BATCHES[turn % len(BATCHES)])
 
 
 def few(case: Case) -> bool:
     """Return whether the default tier runs a case."""
-    first = case.family == family_names()[0]
-    if first:
-        return not case.greedy
     few = (*FEW, "head") if case.family in WITH_ENDS else FEW
-    return case.strategy in few and case.greedy
+    return case.family == family_names()[0] or case.strategy in few
 
 
-def drawn(case: Case, model: TinyModel, ops: TensorOps, batch: int, seed: int) -> dict[str, Any]:
-    """Decode the first ``batch`` images of a request; return a hash of their tokens, and their steps."""
+def drawn(case: Case, model: TinyModel, ops: TensorOps, seed: int) -> dict[str, Any]:
+    """Decode the first images of a request, a batch; return a hash of their tokens, and their steps."""
     strategy, kind = STRATEGIES[case.strategy], model.family
     manifest = model.manifest
     sampling = Sampling(
@@ -139,11 +139,11 @@ def drawn(case: Case, model: TinyModel, ops: TensorOps, batch: int, seed: int) -
         copy, _ = kind.target_for_shape(replace(model, target=fewer), shape)
     table = model.neighbours[:, : strategy.neighbours] if strategy.neighbours else None
     engine = engine_of(
-        (target, drafter), strategy, sampling, batch, ops=ops, neighbours=table, copy=copy
+        (target, drafter), strategy, sampling, case.batch, ops=ops, neighbours=table, copy=copy
     )
     if len(engine.lengths) > 1:
         engine.chosen = Turns(engine.lengths)
-    first = list(range(batch))
+    first = list(range(case.batch))
     every = kind.tiny_conditions(model, IMAGES, seed)
     some = every.pick(first)
     rows = kind.rows(model, Conditions(some.condition, some.mask, some.shape), sampling)
@@ -196,15 +196,13 @@ class Turns:
 
 
 def _stable(case: Case, seed: int) -> dict[str, Any] | None:
-    """Return what a seed draws in each batch; None where weights that move a little change it."""
+    """Return what a seed draws; None where weights that move a little change it."""
     ops = TensorOps()
     model = made(case, ops)
-    found = {str(batch): drawn(case, model, ops, batch, seed) for batch in BATCHES}
+    found = drawn(case, model, ops, seed)
     for which in range(3):
-        other = moved(made(case, ops), ops, MOVED, which)
-        for batch in BATCHES:
-            if drawn(case, other, ops, batch, seed) != found[str(batch)]:
-                return None
+        if drawn(case, moved(made(case, ops), ops, MOVED, which), ops, seed) != found:
+            return None
     return {"seed": seed, **found}
 
 
@@ -216,7 +214,7 @@ def _write() -> None:
             if found is None:
                 sys.exit(f"no seed of {case.name} is stable")
             said[case.name] = found
-            print(case.name, found["seed"], found["3"], flush=True)
+            print(case.name, found, flush=True)
     FILE.parent.mkdir(parents=True, exist_ok=True)
     lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in said.items())
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 
 import pytest
 import torch
@@ -14,40 +15,42 @@ from lantern_accel.device.plugins import open_backend
 from lantern_accel.strategy.values import SelfDrafts
 
 FROZEN = json.loads(FILE.read_text())
-LONG = pytest.mark.long
 EVERY = list(cases())
 
 
-def check(case: Case, ops: TensorOps, batches: tuple[int, ...], what: set[str]) -> None:
-    """Draw a case's images in each batch, and compare."""
-    frozen, model = FROZEN[case.name], made(case, ops)
+def check(case: Case, ops: TensorOps, *what: str) -> None:
+    frozen = FROZEN[case.name]
     with torch.inference_mode():
-        for batch in batches:
-            found = drawn(case, model, ops, batch, frozen["seed"])
-            for name in what:
-                assert found[name] == frozen[str(batch)][name], (name, batch)
+        found = drawn(case, made(case, ops), ops, frozen["seed"])
+    assert [found[name] for name in what] == [frozen[name] for name in what]
 
 
-def test_every_case_is_frozen_and_nothing_else() -> None:
+def test_cases_are_frozen_and_hold_every_pair() -> None:
     assert list(FROZEN) == [case.name for case in EVERY]
+    rows = [(case.family, case.batch, case.greedy) for case in EVERY]
+    for one, two in combinations(range(3), 2):
+        values = [sorted({row[axis] for row in rows}) for axis in (one, two)]
+        assert len({(row[one], row[two]) for row in rows}) == len(values[0]) * len(values[1])
+    for name, strategy in STRATEGIES.items():
+        batches = {(case.batch, case.greedy) for case in EVERY if case.strategy == name}
+        drawn_alone = strategy.tv_budget is not None or strategy.coupling == "maximal"
+        assert {batch for batch, _ in batches} == set(BATCHES)
+        assert {greedy for _, greedy in batches} == ({False} if drawn_alone else {False, True})
 
 
-@pytest.mark.parametrize("case", [one for one in EVERY if few(one)], ids=lambda one: one.name)
-def test_an_image_in_a_batch_is_the_frozen_one(case: Case) -> None:
-    check(case, TensorOps(), (3,), {"tokens", "steps"})
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=() if few(c) else pytest.mark.long, id=c.name) for c in EVERY],
+)
+def test_images_are_the_frozen_ones(case: Case) -> None:
+    check(case, TensorOps(), "tokens", "steps")
 
 
-@LONG
-@pytest.mark.parametrize("case", EVERY, ids=lambda one: one.name)
-def test_images_are_the_frozen_ones_in_every_batch(case: Case) -> None:
-    check(case, TensorOps(), BATCHES, {"tokens", "steps"})
-
-
-@LONG
+@pytest.mark.long
 @native.needs_native
 @pytest.mark.parametrize("case", EVERY, ids=lambda one: one.name)
 def test_native_steps_draw_the_frozen_images(case: Case) -> None:
     with open_backend("cpu", {"native": "on", "threads": 2}) as ops:
         # Products with a copy in fewer bits are of whole numbers here: other drafts, same tokens.
         copied = isinstance(STRATEGIES[case.strategy].drafts, SelfDrafts)
-        check(case, ops, BATCHES, {"tokens"} if copied else {"tokens", "steps"})
+        check(case, ops, "tokens", *(() if copied else ("steps",)))

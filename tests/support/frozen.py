@@ -1,6 +1,6 @@
 """Images that every source of drafts draws on every family's tiny model, frozen as hashes.
 
-Every pair of two values of source, family, batch, and greedy or drawn occurs in a case; see :func:`cases`.
+Every pair of two values of source, family, batch, and greedy or drawn occurs in a case.
 
 A change of structure changes none of them. Sums of float32 differ from processor to processor by their
 order; so a seed is frozen only if its tokens and steps stay where every weight is moved by :data:`MOVED`,
@@ -92,7 +92,7 @@ FEW, WITH_ENDS = ("tree", "window"), ("emu3", "lumina2")
 
 @dataclass(frozen=True)
 class Case:
-    """A family's tiny model, a strategy by its name here, whether tokens are the likeliest, and a batch."""
+    """A family's tiny model, a strategy's name here, whether tokens are the likeliest, and a batch."""
 
     family: str
     strategy: str
@@ -101,7 +101,9 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.family}, {self.strategy}, {'greedy' if self.greedy else 'drawn'}, {self.batch}"
+        return (
+            f"{self.family}, {self.strategy}, {'greedy' if self.greedy else 'drawn'}, {self.batch}"
+        )
 
 
 def cases() -> Iterator[Case]:

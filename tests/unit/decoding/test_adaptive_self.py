@@ -29,7 +29,6 @@ from lantern_accel.generation.calibrate import count
 from lantern_accel.nn import rounding as rounding_module
 from lantern_accel.nn.rounding import Rounded, rounding
 from lantern_accel.nn.transformer import REFERENCE, projections, rounded_copy
-from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy
 from lantern_accel.testing import tiny
 
@@ -70,24 +69,6 @@ def test_even_a_rule_that_reads_drafts_changes_nothing() -> None:
     engine = engine_of(law_models(), drafted(), SAMPLING, IMAGES)
     with torch.inference_mode():
         assert torch.equal(each_its_own(engine, looks), each_its_own(engine, at_random))
-
-
-def test_one_length_decodes_as_those_drafts_alone() -> None:
-    small, sampling = tiny_models(1), Sampling(top_k=20, cfg_scale=2.0)
-    for window in (0, 3):
-        strategy = drafted((1, 2, 6), "int6", window)
-        tree = SelfDrafts(length=5, weights="int6", window=window)
-        one = finish(engine_of(small, strategy, sampling, 2, rule=Walk(6)))
-        other = finish(engine_of(small, Strategy(drafts=tree), sampling, 2))
-        assert torch.equal(one.tokens, other.tokens) and torch.equal(one.steps, other.steps)
-
-
-def test_plain_steps_are_left_again() -> None:
-    rule = Walk(5, 1, 3)
-    strategy = drafted((1, 3, 5), "int8")
-    finish(engine_of(tiny_models(0), strategy, Sampling(top_k=20), 2, rule=rule))
-    assert [b.length for b in rule.blocks[:3]] == [5, 1, 3] and len(rule.blocks) > 3
-    assert all(gained <= b.length * b.steps for b in rule.blocks for gained in b.gained)
 
 
 class Coin:
@@ -226,18 +207,3 @@ def test_shorter_drafts_take_their_share_of_passes() -> None:
     drafts = SelfDrafts(length=8, window=4, passes=4)
     assert [drafts.of_length(n + 1).copy_passes for n in (1, 2, 4, 8)] == [1, 1, 2, 4]
     assert [SelfDrafts.over((1, 9)).of_length(n + 1).copy_passes for n in (1, 8)] == [1, 8]
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        (
-            {"length": 4, "draft_lengths": (DraftLength(length=1), DraftLength(length=4))},
-            "do not rise to 5",
-        ),
-        ({"length": 4, "window": 6}, "longer than the 4 drafts"),
-    ],
-)
-def test_drafts_that_cannot_be_are_refused(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        SelfDrafts(**values)

@@ -49,33 +49,6 @@ def vanilla(seed: int, guided: bool) -> tuple[Models, Sampling, Decoded]:
     return models, sampling, finish(engine_of(models, Strategy(), sampling, batch=4))
 
 
-ONE_EACH = ((0, True), (1, False))
-ALL = tuple((seed, guided) for seed in range(2) for guided in (True, False))
-
-
-@pytest.mark.parametrize(
-    "which",
-    [pytest.param(ONE_EACH, id="one each"), pytest.param(ALL, id="all", marks=pytest.mark.long)],
-)
-@pytest.mark.parametrize(
-    "tree",
-    [
-        tree
-        if tree in ("chain4", "lopsided", "dynamic")
-        else pytest.param(tree, marks=pytest.mark.long)
-        for tree in TREES
-    ],
-)
-def test_greedy_trees_give_vanillas_tokens(tree: str, which: tuple[tuple[int, bool], ...]) -> None:
-    for seed, guided in which:
-        models, sampling, plain = vanilla(seed, guided)
-        fast = finish(engine_of(models, Strategy(drafts=TREES[tree]), sampling, batch=4))
-        assert torch.equal(plain.tokens, fast.tokens)
-        assert fast.histogram[:, 1:].sum() > 10, "drafts were accepted"
-        assert fast.step_compression > 1.05
-        assert len(plain.tokens.unique()) > 4, "the images are not one code over and over"
-
-
 def test_greedy_trees_give_vanillas_tokens_within_a_guidance_interval(models: Models) -> None:
     sampling = Sampling(temperature=0, cfg_scale=4.0, cfg_interval=9)
     plain = finish(engine_of(models, Strategy(), sampling, batch=4))
@@ -251,40 +224,7 @@ def test_sampled_images_follow_the_targets_joint_distribution(
 # --- reproducible ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["eagle2", "lantern++"])
-def test_the_same_seed_gives_the_same_tokens(models: Models, name: str) -> None:
-    engine = engine_of(models, NAMED[name], SAMPLED, batch=2)
-    first = finish(engine, seed=5)
-    other = finish(engine, seed=6)
-    again = finish(engine, seed=5)
-    assert torch.equal(first.tokens, again.tokens)
-    assert torch.equal(first.histogram, again.histogram)
-    assert not torch.equal(first.tokens, other.tokens)
-
-
-@pytest.mark.parametrize(
-    ("name", "sampling"), [("eagle2", SAMPLED), ("lantern", SAMPLED), ("lantern++", GREEDY)]
-)
-def test_an_image_is_the_same_alone_and_in_a_batch(
-    models: Models, name: str, sampling: Sampling
-) -> None:
-    together = finish(engine_of(models, NAMED[name], sampling, batch=3))
-    alone = engine_of(models, NAMED[name], sampling)
-    for image in range(3):
-        one = finish(alone, [image])
-        assert torch.equal(one.tokens[0], together.tokens[image])
-        assert int(one.steps) == int(together.steps[image])
-        assert torch.equal(one.histogram[0], together.histogram[image])
-
-
 # --- counted -----------------------------------------------------------------------------------------
-
-
-def test_vanilla_takes_a_step_a_token(models: Models) -> None:
-    decoded = finish(engine_of(models, Strategy(), SAMPLED, batch=3))
-    assert decoded.steps.tolist() == [35, 35, 35]
-    assert decoded.histogram.tolist() == [[35]] * 3
-    assert decoded.step_compression == 1.0
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle2", "lantern"])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 import torch
-from support.engines import GREEDY, SAMPLED, engine_of, finish
+from support.engines import SAMPLED, engine_of
 from support.tiny import tiny_models
-from torch import Tensor
 from unit.decoding.test_prompt_rows import contexts, decode, left_pad, models, tokens_of
 
 from lantern_accel.errors import StrategyError
@@ -17,9 +14,7 @@ from lantern_accel.strategy.strategy import check_settings
 from lantern_accel.strategy.trees import parse_tree, tree_paths
 from lantern_accel.strategy.values import (
     WINDOW_STRATEGIES,
-    Coupling,
     DynamicTree,
-    Fresh,
     Sampling,
     StaticTree,
     Strategy,
@@ -34,37 +29,6 @@ EXACT = ("sjd", "scd")
 def named(name: str, length: int = 6) -> Strategy:
     found = named_strategy(name, static=STATIC, dynamic=DynamicTree(top_k=1, depth=0, total=2))
     return found.override(window=length)
-
-
-@pytest.mark.parametrize("length", [4, 36])
-@pytest.mark.parametrize("name", EXACT)
-def test_greedy_windows_give_vanillas_tokens(name: str, length: int) -> None:
-    interval = Sampling(temperature=0, cfg_scale=4.0, cfg_interval=9)
-    accepted = 0
-    for sampling in (GREEDY, Sampling(temperature=0), interval):
-        small = tiny_models(0)
-        plain = finish(engine_of(small, Strategy(), sampling, batch=4))
-        fast = finish(engine_of(small, named(name, length), sampling, batch=4))
-        assert torch.equal(plain.tokens, fast.tokens)
-        accepted += int(fast.histogram[:, 1:].sum())
-        gained = fast.histogram * torch.arange(1, length + 1)
-        assert gained.sum(1).tolist() == [35] * 4, "every token is counted once"
-    # SJD's fresh drafts are any code at all, and behind a refused draft the tail is the argmax again.
-    assert accepted or name == "sjd", "drafts were accepted"
-
-
-@pytest.mark.parametrize("fresh", [one for one in get_args(Fresh) if one != "head"])
-def test_every_source_of_fresh_drafts_is_exact_when_greedy_and_draws_otherwise(
-    fresh: Fresh,
-) -> None:
-    small = tiny_models(0)
-    plain = finish(engine_of(small, Strategy(), GREEDY, batch=2))
-    couplings: tuple[Coupling, ...] = ("invariant", "maximal")
-    for coupling in couplings if fresh == "uniform" else couplings[:1]:
-        window = Strategy(drafts=parse_tree(f"window:6,{fresh}"), coupling=coupling)
-        assert torch.equal(finish(engine_of(small, window, GREEDY, batch=2)).tokens, plain.tokens)
-        drawn = finish(engine_of(small, window, SAMPLED, batch=2))
-        assert drawn.steps.max() <= 35 and drawn.tokens.max() < 64
 
 
 @pytest.mark.parametrize("newline", [False, True], ids=["anole", "lumina"])
@@ -92,13 +56,6 @@ def test_rows_with_prompts_of_their_own_and_forced_codes(
             assert ends[..., -1].all() and not ends[..., :-1].any()
 
 
-def test_an_image_is_the_same_alone_and_in_a_batch() -> None:
-    small = tiny_models(0)
-    together = finish(engine_of(small, named("scd"), SAMPLED, batch=3), [2, 0, 1])
-    alone = finish(engine_of(small, named("scd"), SAMPLED, batch=1), [0])
-    assert torch.equal(together.tokens[1], alone.tokens[0])
-
-
 @pytest.mark.parametrize("rule", [Lantern(k=10, delta=0.9), LanternPP(k=10, lam=20.0)])
 def test_nothing_is_relaxed_in_a_window(rule: Lantern | LanternPP) -> None:
     with pytest.raises(StrategyError, match="as lantern and lantern"):
@@ -110,21 +67,6 @@ def test_under_the_papers_coupling_a_window_is_sjds() -> None:
         with pytest.raises(ValueError, match="choose the strategy 'sjd'"):
             Strategy(drafts=window, coupling="maximal")
     assert named("sjd").override(coupling="maximal").drafts == Window(length=6, fresh="uniform")
-
-
-def test_steps_after_the_end_change_nothing() -> None:
-    running = engine_of(tiny_models(0), named("scd"), SAMPLED, batch=4)
-    finish(running)
-    kept = {name: value.clone() for name, value in running.state.buffers.items()}
-    with torch.inference_mode():
-        running.step()
-    changed = {
-        name for name, value in running.state.buffers.items() if not torch.equal(value, kept[name])
-    }
-    kept_passes = {"row_tokens", "row_keys", "row_previous"}
-    assert changed <= {"step", "q", "tokens", "newest", "last_length"} | kept_passes
-    image: Tensor = running.state.tokens[:, :36]
-    assert torch.equal(image, kept["tokens"][:, :36])
 
 
 def test_windows_need_no_drafter_and_hold_no_cache_of_one() -> None:

@@ -189,22 +189,6 @@ def test_three_way_guidance_is_two_way_where_the_prompt_has_no_picture() -> None
     assert torch.equal(off, full)
 
 
-def test_the_buckets_length_changes_nothing() -> None:
-    short, long = (decode(PROMPTS, prefix=n) for n in (8, 19))
-    assert torch.equal(tokens_of(short), tokens_of(long))
-
-
-@pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("newline", [False, True], ids=["plain", "newlines"])
-def test_greedy_speculation_gives_vanilla_tokens(tree: str, newline: bool) -> None:
-    vanilla = decode(PROMPTS, newline=newline)
-    for row, prompt in zip(tokens_of(vanilla), PROMPTS, strict=True):
-        assert row.tolist() == reference(prompt, GREEDY, newline=newline)[0]
-    drafted = decode(PROMPTS, Strategy(drafts=TREES[tree]), newline=newline)
-    assert torch.equal(tokens_of(drafted), tokens_of(vanilla))
-    assert int(drafted.state.steps.sum()) < int(vanilla.state.steps.sum())
-
-
 @pytest.mark.parametrize("tree", ["static", "dynamic"])
 def test_three_branches_draft_and_accept(tree: str) -> None:
     three = Sampling(temperature=0, cfg_scale=3.0, cfg_scale_image=1.2)
@@ -232,15 +216,6 @@ def test_relaxed_pictures_obey_the_grammar(rule: int, temperature: float) -> Non
     picture = tokens_of(engine).view(len(PROMPTS), c.height, c.width + 1)
     assert (picture[:, :, -1] == c.newline).all()
     assert (picture[:, :, :-1] < CODES).all()
-
-
-def test_a_sampled_image_does_not_depend_on_its_batch() -> None:
-    strategy = Strategy(drafts=TREES["static"])
-    sampling = Sampling(cfg_scale=3.0, top_k=10)
-    whole = tokens_of(decode(PROMPTS, strategy, sampling, newline=True))
-    for i, prompt in enumerate(PROMPTS):
-        alone = decode([prompt], strategy, sampling, newline=True, images=[i])
-        assert torch.equal(tokens_of(alone)[0], whole[i])
 
 
 def test_newlines_are_always_accepted() -> None:

@@ -35,34 +35,6 @@ def self_drafts(text):
     return Strategy(name="self", drafts=parse_tree(text))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(
-    ("drafts", "bits"),
-    [
-        ("self:1", "int8"),
-        ("self:4", "int4"),
-        ("self:5,window=4", "int8"),
-        ("self:8,window=8,passes=1", "int4"),
-        ("self:16,window=3", "int8"),
-    ],
-)
-def test_the_tokens_are_those_of_plain_decoding(drafts, bits, temperature):
-    target, copy = models(bits)
-    _, plain = decode(PLAIN, target, temperature=temperature)
-    _, made = decode(self_drafts(drafts), target, copy, temperature=temperature)
-    assert torch.equal(made.tokens, plain.tokens)
-    assert (made.steps <= plain.steps).all()
-
-
-def test_images_of_a_batch_are_those_that_are_drawn_alone_and_without_guidance_too():
-    target, copy = models("int6")
-    strategy = self_drafts("self:4")
-    for guided in (True, False):
-        _, many = decode(strategy, target, copy, batch=3, guided=guided)
-        _, plain = decode(PLAIN, target, batch=3, guided=guided)
-        assert torch.equal(many.tokens, plain.tokens)
-
-
 def test_a_copy_that_agrees_is_kept_whole_and_one_that_does_not_costs_steps_alone():
     target, copy = models("int8")
     tokens = target.config.num_tokens

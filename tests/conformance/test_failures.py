@@ -12,7 +12,7 @@ from support.faults import small_shapes
 from lantern_accel.device import Backend, open_backend
 from lantern_accel.errors import BackendError, LanternWarning
 from lantern_accel.testing import Failed, check_tokens, host, next_to_cpu, operations
-from lantern_accel.testing.kit import checks_of, conform, near_misses, run_checks, select
+from lantern_accel.testing.kit import conform, run_checks, select
 from lantern_accel.testing.result import compare
 
 
@@ -69,26 +69,6 @@ def test_one_exception_is_one_cause_with_its_line(backend: Backend) -> None:
     assert 'raise NotImplementedError("no kernel for this")' in first.detail
     assert [one.detail for one in rest] == ["the same as attention.float64"] * 2
     assert "3 failed by 1 cause" in report.summary()
-
-
-def test_a_name_that_is_nearly_a_hook_s_is_told(backend: Backend) -> None:
-    kind = type(
-        "Misspelt", (type(backend),), {"attned": refuse, "own": 1, "__module__": "lantern_accel_x"}
-    )
-    backend.__class__ = kind
-    (told,) = near_misses(backend)
-    assert (
-        told.startswith("Misspelt.attned is not a method of the backend interface")
-        and "mean attend?" in told
-    )
-
-
-def test_checks_of_its_own_that_are_none_are_named(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend, "conformance", lambda: None)
-    with pytest.raises(BackendError, match="failed in conformance: it returned a NoneType"):
-        checks_of(backend)
 
 
 def test_conform_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ with torch.inference_mode():
 print("fine")
 """
 OWN_WINDOWS = "self:4,window=4,passes=3"
-EVERY = tuple(f"{strategy}={how}" for strategy in ("vanilla", "self") for how in ROUNDINGS)
+EVERY = tuple(f"{('vanilla', 'self')[n % 2]}={how}" for n, how in enumerate(ROUNDINGS))
 
 
 @pytest.mark.long
@@ -76,8 +76,7 @@ EVERY = tuple(f"{strategy}={how}" for strategy in ("vanilla", "self") for how in
     ("mode", "drafts", "weights"),
     [
         pytest.param("graph", OWN_WINDOWS, EVERY, id="graph"),
-        # Compiling takes a minute for each: a kind without groups, and one with them.
-        pytest.param("compile", OWN_WINDOWS, ("self=int6", "vanilla=int8"), id="compile"),
+        pytest.param("compile", OWN_WINDOWS, ("self=int6",), id="compile"),
     ],
 )
 def test_rounded_weights_give_the_tokens_of_the_cpu(
@@ -150,8 +149,5 @@ print("fine")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["graph", "compile"])
-def test_a_copy_in_floats_of_8_bits_drafts_and_the_target_decides(
-    on_software_hpu: Run, mode: str
-) -> None:
-    assert "fine" in passes(on_software_hpu(mode, script=FLOATS))
+def test_a_copy_in_floats_of_8_bits_drafts_and_the_target_decides(on_software_hpu: Run) -> None:
+    assert "fine" in passes(on_software_hpu("graph", script=FLOATS))

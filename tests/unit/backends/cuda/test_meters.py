@@ -12,15 +12,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.cuda_double import CudaDouble, doubled_backend
+from support.cuda_double import doubled_backend
 
-from lantern_accel.device.backend import dtype_policy
 from lantern_accel.generation.auto import Auto
 from lantern_accel.generation.engines import Engines
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
 from lantern_accel.testing import tiny
-from lantern_accel_cuda import backend as backend_module
 from lantern_accel_cuda import meters
 from lantern_accel_cuda.meters import Card
 from lantern_accel_cuda.spec import Spec
@@ -179,22 +177,6 @@ print(None if found is None else found.speedup)
     assert said == ["None", "1.5"]
 
 
-def test_a_card_that_answers_little_is_described_by_what_it_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    silent = dict.fromkeys(
-        (
-            "nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetClockInfo",
-            "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetComputeRunningProcesses",
-        )
-    )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "pynvml", nvml(**silent))
-    CudaDouble().install(monkeypatch)
-    card = Card(0)
-    assert card.energy_mj() is None
-    assert card.notes() == ("uuid GPU-1234-56", "temperature 45 C")
-
-
 def test_without_nvml_nothing_is_known_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     backend, _ = doubled_backend(monkeypatch)
@@ -251,29 +233,6 @@ def test_the_memory_s_clock_is_read_while_the_gpu_works(monkeypatch: pytest.Monk
     assert backend.conditions().memory_clock_mhz == 9501 and len(copies) == 1
 
 
-def test_wsl_keeps_a_reserve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    release = tmp_path / "osrelease"
-    assert meters.reserve(release) == 0
-    release.write_text("6.8.0-45-generic\n")
-    assert meters.reserve(release) == 0
-    release.write_text("5.15.153.1-microsoft-standard-WSL2\n")
-    assert meters.reserve(release) == meters.WSL_RESERVE
-    backend, double = doubled_backend(monkeypatch)
-    free = backend.memory().left
-    monkeypatch.setattr(backend_module, "reserve", lambda: meters.WSL_RESERVE)
-    assert backend.memory().left == free - meters.WSL_RESERVE
-    double.free = 10**9
-    assert backend.memory().left == 0
-
-
-def test_dtypes_by_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, double = doubled_backend(monkeypatch)
-    assert dtype_policy(backend).compute == torch.bfloat16
-    double.capability = (7, 5)
-    assert dtype_policy(backend).compute == torch.float16
-    assert not backend.support("bfloat16")
-
-
 @pytest.mark.parametrize("counter", ["energy_accumulator", "power"])
 def test_amd_s_counter_is_read_in_its_own_unit(
     counter: str, monkeypatch: pytest.MonkeyPatch
@@ -290,10 +249,3 @@ def test_amd_s_counter_is_read_in_its_own_unit(
     assert card.energy_mj() == 15_300  # 15.3 microjoules a count
     assert card.conditions() == {"clock_mhz": 1900, "power_w": 250, "temperature_c": 61}
     assert card.notes() == ("clock 1900 MHz", "temperature 61 C")
-
-
-def test_an_amd_gpu_without_amdsmi_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    monkeypatch.setitem(sys.modules, "amdsmi", None)
-    card = Card(0)
-    assert (card.energy_mj(), card.conditions(), card.notes()) == (None, {}, ())

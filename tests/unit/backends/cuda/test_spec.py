@@ -112,15 +112,6 @@ def test_a_card_that_this_torch_has_no_kernels_for_is_refused(
         open_backend("cuda")
 
 
-def test_machine_code_alone_does_not_run_on_the_next_generation(
-    two_cards: CudaDouble, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
-    two_cards.capability = (12, 0)
-    with pytest.raises(BackendError, match="is sm_120; install a torch build that names it"):
-        open_backend("cuda")
-
-
 def test_auto_says_in_one_line_why_the_gpu_does_not_serve(two_cards: CudaDouble) -> None:
     two_cards.capability = (7, 5)
     said = (
@@ -131,19 +122,6 @@ def test_auto_says_in_one_line_why_the_gpu_does_not_serve(two_cards: CudaDouble)
     assert len(lines) == 1
     probe = Spec().probe()
     assert (probe.available, probe.unusable) == (False, True)
-
-
-def test_one_card_of_two_without_kernels_is_listed_and_refused(
-    two_cards: CudaDouble, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: ((8, 6), (7, 5))[i])
-    assert Spec().probe().devices == (
-        "Double of a GPU, 24 GiB",
-        "Double of a GPU, 24 GiB, no kernels in this torch",
-    )
-    open_backend("cuda:0").close()
-    with pytest.raises(BackendError, match=r"cuda:1 .* is sm_75; install a torch build"):
-        open_backend("cuda:1")
 
 
 BUSY = "CUDA error: all CUDA-capable devices are busy or unavailable"
@@ -213,36 +191,6 @@ def test_options_are_checked_by_name_and_value() -> None:
         Options.read({"graphs": "off"})
     with pytest.raises(BackendError, match="got preset='fats'; did you mean fast"):
         Options.read({"preset": "fats"})
-
-
-@pytest.mark.parametrize(
-    ("former", "now"),
-    [
-        ({"attention": "triton"}, "preset=fast, the default"),
-        ({"attention": "sdpa"}, "preset=safe"),
-        ({"attention": "matmul"}, "preset=fast, the default"),
-        ({"kernels": "triton"}, "preset=fast, the default"),
-        ({"kernels": "torch"}, "preset=safe"),
-        ({"compile": "max-autotune-no-cudagraphs"}, "preset=fast, the default"),
-    ],
-)
-def test_an_option_of_before_is_answered_with_what_stands_for_it(
-    former: dict[str, str], now: str
-) -> None:
-    name, value = next(iter(former.items()))
-    with pytest.raises(
-        BackendError, match=f"no option '{name}' any more; .*{name}={value} give {now}"
-    ):
-        open_backend("cuda", former)
-
-
-def test_a_wrong_option_is_told_before_the_device_is_looked_for() -> None:
-    with pytest.raises(BackendError, match="got graph='steps'; did you mean step"):
-        open_backend("cuda", {"graph": "steps"})
-
-
-def test_two_presets_are_compared_on_a_card() -> None:
-    assert Spec().variants == ({}, {"preset": "safe"})
 
 
 def test_without_triton_torch_serves_unless_fast_was_asked_for(

@@ -19,7 +19,7 @@ from lantern_accel.errors import DeviceLostError
 from lantern_accel.files import write_record
 from lantern_accel.testing.result import Failed
 from lantern_accel_cuda import options, trust
-from lantern_accel_cuda.trust import Trust, source_digest
+from lantern_accel_cuda.trust import Trust
 
 KEY = {"card": "Double of a GPU", "driver": "550", "triton": "3.9"}
 
@@ -252,15 +252,6 @@ def test_a_folder_that_cannot_be_written_costs_a_check_and_no_request(
     assert Trust(KEY, checks())("right")
 
 
-def test_a_damaged_record_is_made_anew(tmp_path: Path) -> None:
-    checks = Checks()
-    assert Trust(KEY, checks(), tmp_path)("right")
-    path = next(tmp_path.glob("*.json"))
-    path.write_text("{" + path.read_text())
-    assert Trust(KEY, checks(), tmp_path)("right")
-    assert checks.ran == ["right", "right"]
-
-
 def test_two_that_check_at_once_both_go_on(tmp_path: Path, lines: list[str]) -> None:
     meet = threading.Barrier(2, timeout=30)
     found: list[bool] = []
@@ -314,15 +305,6 @@ def test_a_check_that_was_killed_is_no_fault(tmp_path: Path, lines: list[str]) -
     assert lines == [] and not [*tmp_path.glob("*.running")]
 
 
-def test_an_interrupted_check_leaves_no_note(tmp_path: Path) -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Trust(KEY, {"attend": interrupted}, tmp_path)("attend")
-    assert not [*tmp_path.glob("*.running")]
-
-
 def test_a_check_under_way_elsewhere_is_no_fault(tmp_path: Path) -> None:
     checks = Checks()
     trust = Trust(KEY, checks(), tmp_path)
@@ -332,10 +314,6 @@ def test_a_check_under_way_elsewhere_is_no_fault(tmp_path: Path) -> None:
         note.write_text(said)
         assert Trust({**KEY, "n": said}, checks(), tmp_path)("right")
         assert Trust(KEY, checks(), tmp_path)._unfinished("right") == ""
-
-
-def test_the_source_of_kernels_and_checks_is_part_of_what_is_kept() -> None:
-    assert len(source_digest()) == 16
 
 
 @compiles
@@ -391,10 +369,3 @@ def test_what_is_kept_is_among_the_readings(
     )
     kinds = {kind for record in trust.records().values() for kind in record}
     assert kinds == {"kernels", "products"}
-
-
-def test_without_triton_nothing_is_said(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
-    monkeypatch.setattr(options, "has_triton", lambda: False)
-    backend, _ = doubled_backend(monkeypatch, preset="safe")
-    assert not backend.uses("attend")
-    assert lines == []

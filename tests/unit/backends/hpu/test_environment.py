@@ -312,21 +312,6 @@ def test_the_default_mode_is_what_that_software_decodes_in(
     assert environment.runner(Settings(), other) == "compile"
 
 
-@pytest.mark.parametrize(
-    ("software", "torch", "other"),
-    [
-        ("1.24.1.100", "2.11.0a0+git6fc067b", [{"mode": "graph"}]),
-        ("1.24.1.100", "2.11.0", []),  # stock torch has no lazy mode
-        ("1.22.1.6", "2.7.1a0+git6fc067b", [{"mode": "compile"}]),
-    ],
-)
-def test_one_run_compares_the_modes_and_the_kernels(
-    machine, software: str, torch: str, other: list[dict]
-) -> None:
-    machine(software=software, torch=torch, needs=torch)
-    assert Spec().variants == ({}, *other, {"fused": "false"})
-
-
 def test_int64_outside_lazy_mode_is_refused_by_name(
     machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,12 +346,6 @@ def test_the_software_hpu_runs_eagerly_unless_told_otherwise() -> None:
 def test_a_wrong_option_is_told_before_anything_is_looked_for(options, says: str) -> None:
     with pytest.raises(BackendError, match=says):
         choose_device("hpu", options)
-
-
-def test_options_are_read_in_every_spelling() -> None:
-    assert Settings.read({"fused": "no", "software": "True", "mode": "eager"}) == Settings(
-        mode="eager", fused=False, software=True
-    )
 
 
 def test_a_wrong_variable_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,13 +428,6 @@ def test_a_mode_against_what_the_process_has_loaded(machine, loaded) -> None:
     assert environment.runner(Settings(), {}) == "graph"
 
 
-def test_torch_imported_before_is_no_obstacle_as_long_as_the_bridge_is_not(machine) -> None:
-    assert "torch" in sys.modules or __import__("torch")
-    machine(torch="2.5.1a0+git6fc067b", needs="2.5.1")
-    assert choose_device("hpu", {"mode": "graph"}).index == 0
-    assert os.environ["PT_HPU_LAZY_MODE"] == "1"
-
-
 # --- what is read -------------------------------------------------------------------------------
 
 
@@ -464,10 +436,6 @@ def test_torchs_version_is_read_without_importing_it() -> None:
 
     assert environment.installed_torch() == torch.__version__
     assert environment.release("2.5.1a0+git6fc067b") == ("2", "5")
-
-
-def test_an_sdk_that_does_not_say_what_it_needs_is_given_the_benefit(tmp_path: Path) -> None:
-    assert environment.required_torch(tmp_path) == ""
 
 
 def test_only_gaudis_are_listed(tmp_path: Path) -> None:

@@ -171,14 +171,6 @@ def test_lazy_mode_is_flushed_where_time_is_taken(sdk) -> None:
     assert hpu.log[-2:] == ["mark_step", "synchronize"]
 
 
-@pytest.mark.parametrize(("kernels", "fused"), [(False, True), (True, False)])
-def test_a_missing_kernel_and_one_that_is_not_wanted_are_told(sdk, kernels, fused) -> None:
-    sdk(kernels=kernels)
-    backend = Spec().open(0, {"fused": fused})
-    assert backend.kernels.names == ()
-    assert "fused kernels: none" in backend.facts().notes
-
-
 @pytest.mark.parametrize("kind", [ImportError, AttributeError])
 def test_an_sdk_that_refuses_to_load_says_why(
     sdk, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
@@ -296,18 +288,6 @@ def test_no_meter_is_a_reason_and_nothing_on_the_output(monkeypatch, capsys) -> 
     assert meter.millijoules() is None
     assert meter.reason == "no energy meter: habana-pyhlml says Lib not initialized"
     assert capsys.readouterr().out == ""  # the library prints, and --json writes there
-
-
-def test_a_meter_that_fails_later_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    hlml(monkeypatch, (0,))
-    meter = EnergyMeter()
-
-    def lost(device: int) -> int:
-        raise RuntimeError("AIP Lost")
-
-    monkeypatch.setattr(sys.modules["pyhlml"], "hlmlDeviceGetTotalEnergyConsumption", lost)
-    assert meter.millijoules() is None
-    assert meter.reason.endswith("AIP Lost")
 
 
 # --- keys of what is kept -------------------------------------------------------------------------

@@ -137,27 +137,6 @@ def test_every_capture_is_a_graph_of_its_own_however_many_there_are(opened: Open
     assert backend.counters()["buckets.graphs"] == 12 == hpu.log.count("compile")
 
 
-def test_a_capture_is_a_run_so_that_the_graph_is_not_replayed_for_it(opened: Open) -> None:
-    backend, hpu = opened("graph")
-    counter = torch.zeros(1)
-    hpu.log.clear()
-    replay = backend.capture(adding(counter), "step")
-    # One run to see what falls back, one that is captured; the caller resets its buffers after.
-    assert counter.item() == 2
-    assert [e for e in hpu.log if e not in ("flush", "synchronize")] == [
-        "capture_begin",
-        "capture_end",
-    ]
-    assert hpu.log.index("synchronize") < hpu.log.index("capture_begin")
-    replay()
-    assert (counter.item(), hpu.log[-1]) == (3, "replay")
-    replay.release()
-    replay.release()
-    assert hpu.log[-1] == "reset"
-    with pytest.raises(BackendError, match="was released; capture the step again"):
-        replay()
-
-
 def test_prefill_runs_lazily_because_it_updates_parts_of_buffers(opened: Open) -> None:
     backend, hpu = opened("graph")
     replay = backend.capture(lambda: None, "prefill")
@@ -446,13 +425,6 @@ def test_an_error_that_comes_late_is_what_it_says(opened: Open) -> None:
         assert len(backend.bridge.drain()) == 5
 
 
-@pytest.mark.parametrize("mode", ["compile", "graph"])
-def test_a_move_between_lengths_is_no_graph(opened: Open, mode: str) -> None:
-    backend, hpu = opened(mode)
-    replay = backend.capture(adding(torch.zeros(1)), "widen 16")
-    assert not replay.captured and not {"compile", "capture_begin"} & set(hpu.log)
-
-
 @torch.inference_mode()
 def test_a_request_is_loaded_and_read_without_a_recipe_of_its_own(opened: Open) -> None:
     backend, hpu = opened("eager")
@@ -507,16 +479,6 @@ def test_a_step_that_torch_cannot_compile_names_the_mode_that_runs_it(opened: Op
 
     with pytest.raises(BackendError, match=r"cannot make one graph of the step: .*mode 'eager'"):
         backend.capture(step, "step")
-
-
-def test_memory_that_a_capture_holds_is_told(opened: Open) -> None:
-    backend, hpu = opened("graph")
-
-    def step() -> None:
-        if hpu.capturing_graph is not None:
-            hpu.in_use += 1 << 20
-
-    assert backend.capture(step, "step").nbytes == 1 << 20
 
 
 def test_no_memory_for_a_capture_is_an_error_with_figures(opened: Open) -> None:

@@ -13,9 +13,8 @@ from lantern_accel_cpu.native import build
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["tiny", "bundled"])
 @pytest.mark.skipif(build.PREBUILT.is_file(), reason="the kernels are installed, compiled")
-def test_the_first_command_draws_in_a_bare_environment(tiny_model, tmp_path, model):
+def test_the_first_command_draws_in_a_bare_environment(tmp_path):
     nothing = tmp_path / "bin"
     nothing.mkdir()
     environment = {
@@ -25,7 +24,6 @@ def test_the_first_command_draws_in_a_bare_environment(tiny_model, tmp_path, mod
     }
     code = "import sys; from lantern_accel.cli import main; sys.exit(main(sys.argv[1:]))"
     words = ["generate", "red heart", "--seed", "7", "-o", "heart.png"]
-    words += ["-m", str(tiny_model)] if model == "tiny" else []
     done = subprocess.run(
         [sys.executable, "-c", code, *words],
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300,

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from PIL import Image
 from support.profiles import small_ceilings
 
-import lantern_accel
-from lantern_accel.cli.options import strategy_words
-from lantern_accel.errors import StrategyError
 from lantern_accel_profiles.measure import samples
 from lantern_accel_profiles.measure.reading import read_run
-from lantern_accel_profiles.measure.run import choose_strategies
-from lantern_accel_profiles.report.table import plain_rows, table
+from lantern_accel_profiles.report.table import plain_rows
 
 CELLS = ("--strategy", "vanilla", "--strategy", "eagle", "--repeats", "2")
 ASKED = ("--prompt", "red heart", "--prompt", "dog face")
@@ -74,21 +69,6 @@ def test_settings_of_one_strategy_are_compared_in_a_line_and_a_plot(command, tin
         assert done.returncode == 2 and reason in " ".join(done.stderr.split())
 
 
-def test_strategies_of_files_have_names_of_their_own_and_auto_stays_auto(tiny_model, tmp_path):
-    with lantern_accel.load(tiny_model, device="cpu") as pipeline:
-        files = [str(tmp_path / f"{k}.json") for k in (2, 3)]
-        for file, k, name in zip(files, (2, 3), ("vanilla", "lantern"), strict=True):
-            one = pipeline.strategy("lantern", k=k).override(name=name)
-            Path(file).write_text(one.model_dump_json())
-        words = strategy_words([f"{files[0]};auto:tv_budget=0.02;{files[1]}"], presets=True)
-        found = choose_strategies(pipeline, words, (1.0,))
-        assert [one.name for one in found] == ["vanilla", files[0], "auto", files[1]]
-        assert [one.acceptance.k for one in found[1::2]] == [2, 3]
-        assert found[2].tv_budget == 0.02
-        with pytest.raises(StrategyError, match="two strategies are named 'auto'"):
-            choose_strategies(pipeline, ["auto", "auto:tv_budget=0.02"], (1.0,))
-
-
 @pytest.mark.long
 def test_the_bundled_model_is_measured_by_default_with_what_auto_takes(command, tmp_path):
     out = tmp_path / "bench.json"
@@ -129,19 +109,6 @@ def test_an_interrupted_run_goes_on_with_what_was_measured(
     assert "is JSON, but not a run of" in command(*words).stderr
 
 
-@pytest.mark.long
-def test_a_single_sample_has_no_spread(command, tiny_model, tmp_path):
-    out = tmp_path / "one.json"
-    words = ("--strategy", "eagle", "--repeats", "1", *ASKED, "-o", out)
-    done = command("bench", "--model", tiny_model, *words)
-    assert done.returncode == 0, done.stderr
-    assert "0 %" not in done.stdout
-    assert " to " not in done.stdout
-    row = plain_rows(read_run(out))[1]
-    assert (row["spread"], row["speedup_interval"], row["samples"]) == (None, None, 1)
-    assert table(read_run(out)) == done.stdout.strip()
-
-
 def test_a_relaxed_row_says_what_exact_decoding_has_and_the_bound(command, tiny_model, tmp_path):
     out = tmp_path / "bench.json"
     words = ("--strategy", "eagle", "--strategy", "lantern++", "--tree", "0,1,00", "--repeats", "1")
@@ -169,22 +136,3 @@ def test_a_batch_without_end_is_refused_at_once(command):
         done = command("bench", "--batch", text)
         assert done.returncode == 2
         assert "1024" in done.stderr
-
-
-@pytest.mark.long
-def test_weights_in_fewer_bits_stand_in_the_column_of_relaxation(
-    command, tiny_model, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
-    words = ("bench", "--model", tiny_model, *ASKED, "--repeats", 2, "--weights", "int4")
-    out = tmp_path / "bench.json"
-    done = command(*words, "--strategy", "vanilla,lantern++,self", "-o", out)
-    assert done.returncode == 0, done.stderr
-    assert "quality loss of int4 weights" in done.stderr
-    run = read_run(out)
-    price = run.settings.rounding.total_variation
-    plain, relaxed, own = plain_rows(run)
-    assert plain["total_variation"] == own["total_variation"] == pytest.approx(price)
-    assert relaxed["total_variation"] > price > 0
-    assert f"| {price:.3f} |" in done.stdout.splitlines()[2]
-    assert command(*words[:-2], "-o", out).returncode == 2  # another target: not that run

@@ -56,17 +56,6 @@ def test_anole_draws_with_every_strategy(command, anole, tmp_path, strategy):
     assert stats["sampling"]["cfg_scale"] == 3.0
 
 
-@pytest.mark.long
-def test_anole_in_the_original_layout_draws_its_1024_tokens(command, original, tmp_path):
-    done = command(
-        "generate", "a red fox", "--model", original, "--strategy", "vanilla", "-o",
-        tmp_path / "fox.png", "--json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert size_of(tmp_path / "fox.png") == (64, 64)
-    assert json.loads(done.stdout)["tokens"] == 1024
-
-
 def test_lumina_draws_pictures_that_are_not_square(command, lumina, tmp_path):
     done = command(
         "generate", "a red fox", "--model", lumina, "--strategy", "vanilla", "--size", "16x8",
@@ -82,45 +71,6 @@ def test_a_family_without_a_drafter_says_how_to_get_one(command, lumina, tmp_pat
     done = command(*words, "--strategy", "lantern++")
     assert done.returncode == 2
     assert "lantern-accel train drafter" in done.stderr
-
-
-@pytest.mark.long
-def test_the_command_that_it_names_trains_one(command, lumina, tmp_path):
-    (tmp_path / "prompts.txt").write_text("a red fox\nfox\n")
-    settings = {"steps": 3, "batch_size": 2, "compile": False, "evaluate_every": 2}
-    (tmp_path / "drafter.json").write_text(json.dumps(settings))
-    work, size = tmp_path / "work", ["--size", "16x8"]
-    words = [
-        "train", "drafter", "--model", lumina, "--config", tmp_path / "drafter.json", "--device",
-        "cpu", "--prompts", tmp_path / "prompts.txt", "--samples", 4, "--work", work, *size,
-    ]  # fmt: skip
-    refused = command(*words, "--into", tmp_path / "model")
-    assert refused.returncode == 2
-    assert f"--use drafter={work / 'drafter'}" in refused.stderr
-    assert not work.exists()
-    done = command(*words)
-    assert done.returncode == 0, done.stderr
-    draw = [
-        "generate",
-        "a red fox",
-        "--overwrite",
-        "--model",
-        lumina,
-        "--use",
-        f"drafter={work / 'drafter'}",
-        *size,
-    ]
-    made = command(*draw, "--strategy", "lantern++:k=3", "-o", tmp_path / "fox.png")
-    assert made.returncode == 0, made.stderr
-    assert size_of(tmp_path / "fox.png") == (16, 8)
-    drawn = []
-    for strategy in ("vanilla", "eagle"):
-        done = command(
-            *draw, "--strategy", strategy, "--temperature", 0, "-o", tmp_path / "fox.png",
-            "--json",
-        )  # fmt: skip
-        drawn.append(json.loads(done.stdout)["tokens_sha256"])
-    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize(

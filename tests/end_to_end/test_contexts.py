@@ -125,32 +125,6 @@ def test_requests_of_two_threads_give_the_default_dtype_back(tiny_model):
     assert all(torch.equal(one, want) for one in found) and len(found) == 2
 
 
-@pytest.mark.parametrize("name", ["everything", "autocast float16"])
-def test_commands_draw_as_outside(tiny_model, tmp_path, command, name):
-    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
-
-    def written(folder: str) -> dict[str, bytes]:
-        (tmp_path / folder).mkdir()
-        words = ["--model", tiny_model, "--device", "cpu", "--dtype", "float32", "--seed", 4]
-        ran = command("generate", PROMPTS[0], *words, "-o", tmp_path / folder / "one.png")
-        assert ran.returncode == 0, ran.stderr
-        listed = "--prompts", tmp_path / "prompts.txt", "-o", tmp_path / folder / "many"
-        ran = command("generate", *listed, *words)
-        assert ran.returncode == 0, ran.stderr
-        return {
-            str(p.relative_to(tmp_path / folder)): p.read_bytes()
-            for p in sorted((tmp_path / folder).rglob("*.png"))
-        }
-
-    want = written("outside")
-    with CONTEXTS[name]():
-        before = set_now()
-        made = written("inside")
-        assert set_now() == before
-    assert len(want) == 3 and made.keys() == want.keys()
-    assert all(one == made[path] for path, one in want.items())
-
-
 def test_the_service_draws_as_outside(tiny_model):
     pytest.importorskip("fastapi")
     pytest.importorskip("openai")

@@ -94,25 +94,6 @@ def test_a_stopped_evaluation_goes_on_and_another_one_is_refused(
     assert "has schema version None" in command(*words).stderr
 
 
-@pytest.mark.long
-def test_what_cannot_be_measured_is_said(command, undrafted_model, class_model, tmp_path):
-    out = tmp_path / "eval.json"
-    done = command(
-        "evaluate", "--model", undrafted_model, "--quick", "-o", out, "--part", "frontier",
-        "--part", "likelihood",
-    )  # fmt: skip
-    assert done.returncode == 0
-    (line,) = (one for one in done.stderr.splitlines() if one.startswith("left out: "))
-    assert "frontier: the model has no drafter" in line
-    assert "likelihood: they need captioned images; name a folder" in line
-    done = command(
-        "evaluate", "--model", class_model, "--quick", "-o", tmp_path / "c.json",
-        "--part", "distances",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "c.json").read_text())["distances"] is not None
-
-
 def test_bad_input_is_refused_before_any_work(command, tiny_model, tmp_path):
     done = command("evaluate", "--model", tiny_model, "--part", "likelyhood")
     assert done.returncode == 2

@@ -69,10 +69,7 @@ def run(script: str, *words: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("native", "before"),
     [
-        *[
-            pytest.param("on", before, marks=needs_native)
-            for before in ("drawing", "drawn", "suspended", "own")
-        ],
+        *[pytest.param("on", before, marks=needs_native) for before in ("drawing", "suspended")],
         ("off", "drawing"),
     ],
 )

@@ -208,19 +208,6 @@ def test_a_cache_that_cannot_be_used_is_one_line(
         assert cache_dir() == kept, "said once"
 
 
-def test_a_pipe_among_the_choices_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lantern_accel.strategy.choices import choice_path, read_choice
-
-    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
-    key = {"model": "none"}
-    path = choice_path(key)
-    path.parent.mkdir()
-    os.mkfifo(path)
-    assert read_choice(key) is None
-
-
 def test_a_fault_is_one_sentence_a_file_and_exit_3(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -256,28 +243,3 @@ def test_a_picture_that_is_there_is_kept(
     assert picture.read_bytes() != b"somebody's"
     assert main(words) == 0 and main(words) == 0
     assert {one.name for one in tmp_path.glob("lantern*")} == {"lantern.png", "lantern-a.png"}
-
-
-def test_a_command_that_begins_again_takes_nothing_of_the_one_before(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    whole = [*words, "-n", "4", "--batch", "1"]
-    for count, more in ((3, []), (1, ["--overwrite", "--seed", "4"])):
-        with monkeypatch.context() as patch:
-            stop_after(patch, count, interrupt)
-            assert main([*whole, *more]) == 130
-    for more, says in (
-        (["--seed", "3"], "made with --seed 4, not 3"),
-        (["--top-k", "3"], "made without --top-k, not with 3"),
-        (["--num-images", "2"], "made with --num-images 4, not 2"),
-    ):
-        assert main([*whole, "--resume", "--seed", "4", *more]) == 2
-        assert says in capsys.readouterr().err
-    another = [whole[0], "ghost", *whole[2:], "--seed", "4", "--resume"]
-    assert main(another) == 2
-    assert "image 1 was 'red heart', is 'ghost' now" in capsys.readouterr().err
-    assert main([*whole, "--seed", "4", "--resume"]) == 0
-    found = [Image.open(tmp_path / f"p-{i}.png").text["seed"] for i in range(4)]
-    assert found == ["4"] * 4
-    assert not list(tmp_path.glob(".*.json*"))

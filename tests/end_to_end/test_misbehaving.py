@@ -98,21 +98,6 @@ def test_a_hook_that_ends_the_program_does_not(given: Given, hook: str) -> None:
         plugins.open_backend("card", {"beads": 1} if hook == "configured" else None)
 
 
-def test_a_busy_loop_in_probe_is_left_behind(given: Given) -> None:
-    stop = threading.Event()
-
-    def spin(self: object) -> Probe:
-        while not stop.is_set():
-            pass
-        return Probe.found("late")
-
-    given({"probe": spin})
-    try:
-        assert {one.name: one.state for one in plugins.devices_report()}["card"] == "broken"
-    finally:
-        stop.set()
-
-
 def test_importing_torch_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     importing = threading.Event()
     importing.set()
@@ -178,12 +163,6 @@ def test_a_device_that_answers_with_other_types(given: Given, method: str, value
 def test_a_word_that_a_backend_answers_to_opens_it(given: Given) -> None:
     given({"answers": lambda self, word: word == "beads"})
     assert plugins.open_backend("beads:0").name == "card"
-    with pytest.raises(BackendError, match="no backend is named 'rods'"):
-        plugins.open_backend("rods")
-
-
-def test_an_answer_that_raises_is_a_no(given: Given) -> None:
-    given({"answers": leave})
     with pytest.raises(BackendError, match="no backend is named 'rods'"):
         plugins.open_backend("rods")
 
@@ -266,16 +245,6 @@ def test_finished_images_survive_what_close_does(
     assert said == f"warning: backend 'card' {says[how]}; what was generated is kept\n"
     with pytest.warns(LanternWarning):
         assert drawn(tiny_model).tokens.shape == (1, 16)
-
-
-def test_a_device_that_hangs_when_it_is_closed_leaves_its_facts(
-    given: Given, never: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given(close=never)
-    assert main(["devices", "card", "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out)["name"] == "Card"
-    assert "was not closed within" in err
 
 
 @pytest.mark.long

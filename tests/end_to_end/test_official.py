@@ -21,7 +21,6 @@ from support.official import (
 )
 
 from lantern_accel.checkpoints.weights import open_checkpoint
-from lantern_accel.cli import models as listing
 
 
 def size(path: Path) -> tuple[int, int]:
@@ -120,15 +119,6 @@ def test_text_without_an_encoder_says_what_to_get(command, texts, tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_as_many_prompts_as_features(command, texts, features, tmp_path):
-    done = command(
-        "generate", "a", "b", "--model", texts, "--use", f"embeddings={features}",
-        "-o", tmp_path / "t.png",
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "features of 1 prompts, but 2 were given" in done.stderr
-
-
 def test_without_a_drafter_the_way_to_one_is_named(command, small_classes, tmp_path):
     words = (
         "generate",
@@ -174,56 +164,6 @@ def test_presets_fill_in_what_is_left_open(command, classes, small_classes, tmp_
 # --- lantern-accel models -----------------------------------------------------------------------
 
 
-#: Whose memory is traced where the list is only looked at.
-TRACED = ("lantern-emoji", "llamagen-3b-384")
-
-
-@pytest.mark.long
-def test_the_list_names_every_model(command, monkeypatch):
-    real = listing._memory
-    nothing = {"memory_bytes": {}, "fits": {}}
-    monkeypatch.setattr(listing, "_memory", lambda name: real(name) if name in TRACED else nothing)
-    done = command("models", "--json", "--parts", "--memory")
-    rows = {row["name"]: row for row in json.loads(done.stdout)}
-    assert {"lantern-emoji", "llamagen-b-256", "llamagen-3b-384", "llamagen-t2i-stage2"} <= set(
-        rows
-    )
-    assert {"anole-7b", "lumina-mgpt-7b-768", "flan-t5-xl", "llamagen-drafter"} <= set(rows)
-    assert rows["lantern-emoji"]["at_hand"] and not rows["llamagen-3b-384"]["at_hand"]
-    large = rows["llamagen-3b-384"]
-    assert 12e9 < large["download_bytes"] < 13e9
-    memory = large["memory_bytes"]
-    assert 6.2e9 < memory["bfloat16"] < 9e9
-    assert memory["bfloat16"] + 6e9 < memory["float32"] < 16e9
-    assert set(large["fits"]) >= {"cpu"}
-    text = command("models").stdout
-    row = next(line for line in text.splitlines() if line.startswith("| llamagen-xl-384 |"))
-    assert "LlamaGen-XL" in row and "| no | about 3.4 GB from" in row
-    assert "| lantern-emoji |" in text and "| bundled |" in text
-
-
-@pytest.mark.long
-def test_the_list_has_the_memory_of_every_model(command):
-    rows = json.loads(command("models", "--memory", "--json").stdout)
-    assert len(rows) > 10
-    for row in rows:
-        memory = row["memory_bytes"]
-        assert 0 < memory["bfloat16"] < memory["float32"], row
-        assert row["fits"], row
-
-
-def test_the_list_of_presets_has_sources(command):
-    rows = json.loads(command("models", "--presets", "--json").stdout)
-    assert {"paper-lantern", "paper-lantern++", "official-cli"} <= {row["name"] for row in rows}
-    assert all(row["source"] for row in rows)
-    listed = command("models", "--presets").stdout
-    assert "arXiv 2410.03355" in listed
-    told = [line.split("|")[1:3] for line in listed.splitlines()[2:]]
-    assert len({tuple(one) for one in told}) == len(told), (
-        "a name and its models say which preset it is"
-    )
-
-
 def test_check_says_what_is_there_and_what_is_missing(command, texts):
     done = command("models", "check", texts, "--json")
     assert done.returncode == 0
@@ -263,19 +203,6 @@ def test_check_knows_the_bundled_model(command):
     assert done.returncode == 0
     assert "text encoder: found" in done.stdout
     assert "draft head: found" in done.stdout and "hidden 128, rank 64" in done.stdout
-
-
-@pytest.mark.parametrize("part", ["draft_head", "text"])
-def test_check_finds_a_part_that_is_cut_short(command, tmp_path, part):
-    from lantern_accel.models.bundle import bundled_models
-
-    for file in bundled_models()["lantern-emoji"].iterdir():
-        data = file.read_bytes()
-        (tmp_path / file.name).write_bytes(data[: len(data) // 2] if file.stem == part else data)
-    done = command("models", "check", tmp_path)
-    assert done.returncode == 1
-    assert f"{part}.safetensors cannot be read as a checkpoint" in done.stdout
-    assert done.stdout.count("unusable") == 1
 
 
 @pytest.mark.long

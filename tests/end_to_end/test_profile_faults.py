@@ -81,7 +81,7 @@ def test_a_killed_run_is_completed(tiny_model, prompt_file, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("moments", [(1, 9, 13), (1, 2, 4, 9, 13, 6, 5, 4)], ids=["three", "eight"])
+@pytest.mark.parametrize("moments", [(1, 2, 4, 9, 13, 6, 5, 4)], ids=["eight"])
 def test_a_run_that_ends_after_any_of_its_writes_is_completed(
     profiler, tmp_path, monkeypatch, moments
 ):

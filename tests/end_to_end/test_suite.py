@@ -14,14 +14,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 import lantern_accel
-from lantern_accel.errors import DataError, LanternError, RequestError
+from lantern_accel.errors import DataError, RequestError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel_profiles.evaluation.run import Evaluator
 from lantern_accel_profiles.evaluation.schema import Evaluation, Settings, Suite
 from lantern_accel_profiles.evaluation.suite.captions import read_captions
 from lantern_accel_profiles.evaluation.suite.drawing import SuiteRequest, choose_strategies
 from lantern_accel_profiles.evaluation.suite.protocol import Preprocessing, Protocol
-from lantern_accel_profiles.evaluation.tables import points
 from lantern_accel_profiles.quality.interval import Interval
 
 PROMPTS = ("red heart", "dog face", "a blue fish")
@@ -212,38 +211,6 @@ def test_a_folder_of_another_seed_or_model_is_refused(pipeline, real, tmp_path, 
 
 
 @pytest.mark.long
-def test_another_strategy_joins_the_table_of_before(pipeline, real, tmp_path):
-    out = tmp_path / "a.json"
-    run(pipeline, out, request(pipeline, real, words=["vanilla"]))
-    found = run(pipeline, out, request(pipeline, real, words=["eagle"])).suite
-    assert found is not None
-    assert [row.label for row in found.rows] == ["eagle", "vanilla"]
-    other = read_captions(real.parent / "captions.json", real)
-    fewer = request(pipeline, real, words=["eagle"], captioned=other.first(4))
-    with pytest.raises(RequestError, match="its count is"):
-        run(pipeline, out, fewer)
-
-
-@pytest.mark.long
-def test_weights_in_fewer_bits_are_rows_of_their_own_against_the_full_vanilla(
-    pipeline, tiny_model, real, tmp_path
-):
-    out = tmp_path / "a.json"
-    run(pipeline, out, request(pipeline, real, words=["vanilla"]))
-    with lantern_accel.load(tiny_model, device="cpu", dtype="float32", weights="int8") as rounded:
-        found = run(rounded, out, request(rounded, real, words=["vanilla"])).suite
-        with pytest.raises(DataError, match="with full weights, and the model has int8 ones"):
-            Evaluator(rounded, out, Settings.quick()).run(("likelihood",))
-    assert found is not None
-    assert [row.label for row in found.rows] == ["vanilla, int8 weights", "vanilla"]
-    speed = found.rows[0].speed
-    assert isinstance(speed.total_variation, Interval)
-    assert speed.total_variation.value > 0
-    assert isinstance(speed.speedup, Interval)
-    assert speed.speedup.value != 1  # against the full weights' seconds
-
-
-@pytest.mark.long
 def test_pictures_from_elsewhere_are_measured_next_to_the_others(
     command, pipeline, real, tmp_path, tiny_model
 ):
@@ -277,29 +244,6 @@ def test_pictures_from_elsewhere_are_measured_next_to_the_others(
     found = run(pipeline, tmp_path / "a.json", made).suite
     assert found is not None
     assert [row.label for row in found.rows] == ["vanilla", "here", "fleet"]
-
-
-@pytest.mark.long
-def test_tables_are_written_with_the_first_experiments(pipeline, real, tmp_path):
-    out = tmp_path / "table.json"
-    made = request(pipeline, real, words=["vanilla,lantern++"])
-    lines = [json.dumps({"file": f"{i}.png", "prompt": "red heart"}) for i in range(4)]
-    (real / "captions.jsonl").write_text("\n".join(lines))
-    report = Evaluator(pipeline, out, Settings.quick(), images=real).run(("distances",), made)
-    assert report.distances is not None
-    text = (tmp_path / "table.md").read_text()
-    assert "| lantern++ |" in text
-    assert "Published by others" in text
-    assert "KangJialiang/SJD-PAC" in text
-    assert "## Distance to exact decoding" in text
-    assert "Not measured: HPSv2" in text
-    assert report.suite is not None
-    fid = next(column for column in report.suite.columns if column.key == "fid")
-    marked = points(report.suite, fid)
-    assert 1 <= sum(not point.dominated for point in marked) <= len(marked) == 2
-    pytest.importorskip("matplotlib")
-    assert "](table.png)" in text
-    assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_prompts_alone_get_scores_only(command, tiny_model, tmp_path):
@@ -378,17 +322,3 @@ def test_bad_input_is_refused_in_a_sentence_before_any_picture(
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
     assert not list(tmp_path.rglob("000000.png"))
-
-
-@pytest.mark.long
-def test_a_damaged_record_or_picture_is_drawn_again(pipeline, real, tmp_path):
-    made = request(pipeline, real, words=["vanilla"])
-    first = run(pipeline, tmp_path / "a.json", made).suite
-    folder = next(path for path in (tmp_path / "pictures").iterdir() if path.is_dir())
-    (folder / "chunk-000002.json").write_text("{")
-    (folder / "000005.png").unlink()
-    again = run(pipeline, tmp_path / "a.json", made).suite
-    assert without_times(again) == without_times(first)
-    (tmp_path / "pictures" / "suite.json").write_text("[")
-    with pytest.raises(LanternError, match="is damaged"):
-        run(pipeline, tmp_path / "b.json", made)

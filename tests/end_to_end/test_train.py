@@ -113,27 +113,6 @@ def test_a_continued_run_ends_as_an_unbroken_one(emoji, work):
         workspace.run_target(other, work, None, resume=True, device=device)
 
 
-@pytest.mark.long
-def test_a_target_grows_out_of_one_in_another_folder(emoji, work):
-    emoji("tokenizer", "--work", work, "--config", work / "tokenizer.json")
-    words = ["target", "--work", work, "--config"]
-    small = emoji(*words, work / "target.json", "--folder", "small")
-    assert small.returncode == 0, small.stderr
-    assert (work / "small" / "target.safetensors").is_file()
-    larger = {**TINY["target"], "dim": 48, "n_head": 3, "start_from": "small", "steps": 1}
-    write_json(work / "larger.json", larger)
-    grown = emoji(*words, work / "larger.json")
-    assert grown.returncode == 0, grown.stderr
-    one, other = (
-        load_file(work / f / "target.safetensors")["tok_embeddings.weight"]
-        for f in ("small", "target")
-    )
-    assert other.shape == (32, 48)
-    assert torch.allclose(one.float(), other[:, :32].float(), atol=5e-3)
-    write_json(work / "larger.json", {**larger, "start_from": "nowhere"})
-    assert "holds no trained target" in emoji(*words, work / "larger.json").stderr
-
-
 def test_a_stage_names_the_one_that_is_missing(emoji, work):
     done = emoji("target", "--work", work / "empty")
     assert done.returncode == 2
@@ -190,22 +169,3 @@ def test_an_unknown_style_is_refused_by_name():
 
     with pytest.raises(DataError, match="no style is named 'notto'; there are noto, twemoji"):
         read_config(TargetConfig, None, style_weights={"notto": 2.0})
-
-
-@pytest.mark.long
-def test_a_model_gets_a_drafter_from_its_own_images(command, undrafted_model, tmp_path):
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("red heart\n\ndog face\n")
-    write_json(tmp_path / "drafter.json", {**TINY["drafter"], "batch_size": 2})
-    words = [
-        "train", "drafter", "--model", undrafted_model, "--config", tmp_path / "drafter.json",
-        "--prompts", prompts, "--samples", 5, "--work", tmp_path / "work", "--device", "cpu",
-    ]  # fmt: skip
-    done = command(*words, "--into", tmp_path / "model")
-    assert done.returncode == 0, done.stderr
-    made = command(
-        "generate", "red heart", "--model", tmp_path / "model", "--strategy", "eagle",
-        "-o", tmp_path / "heart.png",
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
-    assert command(*words[:-2], "--prompts", tmp_path / "none.txt").returncode == 2

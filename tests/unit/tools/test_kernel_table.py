@@ -92,42 +92,10 @@ def test_a_kernel_stays_within_its_bounds(tool: Any, kernel: str, shape: str) ->
 @needs_triton
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("generation", [86, 90])
+@pytest.mark.parametrize("generation", [86])
 def test_every_kernel_stays_within_its_bounds(tool: Any, generation: int) -> None:
     for case in tool.cases():
         within(tool, case, generation)
-
-
-#: A loop of two instructions and a barrier, and what is laid behind it and jumps back into it.
-CODE = """
-    /*0010*/  HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
-    /*0020*/  BAR.SYNC.DEFER_BLOCKING 0x0 ;
-    /*0030*/  {instruction} ;
-    /*0040*/  @P0 BRA 0x10 ;
-    /*0050*/  BAR.SYNC.DEFER_BLOCKING 0x0 ;
-    /*0060*/  BRA 0x30 ;
-"""
-
-
-@pytest.mark.parametrize(
-    ("instruction", "multiplied"),
-    [
-        ("HMMA.16816.F32.BF16 R4, R8, R12, R4", 2 * 16 * 8 * 16),
-        ("HMMA.1688.F32.TF32 R4, R8, R12, R4", 16 * 8 * (16 + 8)),
-        ("HGMMA.64x32x16.F32.BF16 R4, R8, R12", 16 * 8 * 16 + 64 * 32 * 16 // 4),
-    ],
-)
-@pytest.mark.parametrize("times", [1, 2])
-def test_repeated_products_are_counted(
-    tool: Any, instruction: str, multiplied: int, times: int
-) -> None:
-    case = tool.Case("few", "", "few", "_few", {}, warps=4, multiplied=4 * multiplied // times)
-    count, repeated, barriers = tool.product(CODE.format(instruction=instruction), case)
-    assert (count, repeated, barriers) == (2, times, 1)
-    taken = tool.Taken(32, 0, 0, count, repeated, barriers)
-    assert tool.sound(case, 86, taken) == (times == 1)
-    # Products that are not found do not pass for products without a repetition.
-    assert not tool.sound(case, 86, tool.Taken(32, 0, 0))
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,8 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-import time
-import zipfile
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -69,16 +66,6 @@ def test_what_is_worth_most_comes_first(tool, tmp_path: Path) -> None:
         "stepcost-s",
         "stepcost-s-batches",
     ]
-
-
-def test_no_more_processes_check_than_may_hold_the_device(
-    tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr("lantern_accel.device.plugins.Chosen.processes", lambda self, jobs: [{}])
-    monkeypatch.setattr(tool, "stages", lambda *args, **more: given.update(more) or [])
-    assert tool.main(["--device", "null", "-o", str(tmp_path)]) == 0
-    assert given["jobs"] == 1
 
 
 def slow_stage(tool, folder: Path, *lines: str, **more: Any) -> Any:
@@ -140,59 +127,6 @@ def test_what_was_stopped_waits_for_what_has_not_begun(
     assert (entry["works"], entry["stopped"]) == (False, 2)
 
 
-def test_a_result_that_cannot_be_shown_costs_no_other(tool, tmp_path: Path) -> None:
-    stage = slow_stage(tool, tmp_path)
-    stage.result.write_text('{"half": ')
-    assert "slow.json` cannot be shown: JSONDecodeError" in tool.shown(stage, tmp_path, True)
-    stage.result.write_text("{}")
-    odd = tool.Stage("slow", [], stage.result, lambda found: found["tree"])
-    assert "cannot be shown: KeyError: 'tree'" in tool.shown(odd, tmp_path, True)
-    (tmp_path / "slow.log").write_text("at check 3\n")
-    part = tool.Stage("slow", [], stage.result, lambda found: "half of it")
-    text = tool.shown(part, tmp_path, False)
-    assert text == "failed or stopped: at check 3\n\nhalf of it"
-
-
-@pytest.mark.long
-def test_no_stage_begins_when_no_time_is_left(
-    tool, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = ["--device", "null", "-o", str(tmp_path), "--only", "device", "--only", "bench"]
-    clock = iter([0.0, 0.0, 1e6])
-    # The tool's own clock: threads of other tests read the module's.
-    watch = SimpleNamespace(monotonic=lambda: next(clock), perf_counter=time.perf_counter)
-    monkeypatch.setattr(tool, "time", watch)
-    assert tool.main([*arguments, "--minutes", "60"]) == 0
-    said = capsys.readouterr()
-    assert "no time is left" in said.out
-    assert "the same command goes on with: bench" in said.out
-    # A second run does nothing again that was done.
-    clock = iter([0.0, 1e6])
-    assert tool.main([*arguments, "--minutes", "60"]) == 0
-    assert "has its result already" in capsys.readouterr().out
-
-
-def test_wheels_that_travel_are_unpacked_where_they_are_needed(
-    tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = f"cp{sys.version_info[0]}{sys.version_info[1]}"
-    wheels = {
-        "lantern_absent-1.2-py3-none-any.whl": True,
-        f"lantern_built-2.0-{here}-{here}-manylinux_2_17_x86_64.whl": True,
-        "lantern_built-2.0-cp38-cp38-manylinux_2_17_x86_64.whl": False,
-        "pytest-1.0-py3-none-any.whl": False,  # a newer one is installed
-        "pytest-999.0-py3-none-any.whl": True,
-    }
-    for name in wheels:
-        with zipfile.ZipFile(tmp_path / name, "w") as held:
-            held.writestr("lantern_absent/__init__.py", "there = True")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    found = [Path(path) for path in tool.wheels.unpacked(tmp_path)]
-    assert {f"{path.name}.whl" for path in found} == {name for name, used in wheels.items() if used}
-    assert all((path / "lantern_absent/__init__.py").is_file() for path in found)
-    assert [Path(path) for path in tool.wheels.unpacked(tmp_path)] == found
-
-
 def test_the_tree_is_small_enough_to_travel(tool) -> None:
     """64 MiB go to a machine without a network: the tracked files, wheels, and what is measured there."""
     command = ["git", "ls-files", "-z"]
@@ -201,23 +135,6 @@ def test_the_tree_is_small_enough_to_travel(tool) -> None:
         pytest.skip("the tests do not run in a clone")
     paths = [TOOLS.parent / os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
     assert sum(path.lstat().st_size for path in paths if path.exists()) < 58.5 * 2**20
-
-
-def test_a_tree_that_is_not_installed_is_found_all_the_same(
-    tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def absent(name: str) -> None:
-        raise importlib.metadata.PackageNotFoundError
-
-    monkeypatch.setattr(tool.importlib.metadata, "distribution", absent)
-    environ = tool.environment(tmp_path)
-    site, root, backends, *_ = environ["PYTHONPATH"].split(os.pathsep)
-    assert (Path(root) / "lantern_accel").is_dir() and Path(backends).name == "backends"
-    (found,) = importlib.metadata.distributions(path=[site])
-    assert found.metadata["Name"] == "lantern-accel"
-    points = {one.name: one.value for one in found.entry_points if one.group == "lantern_accel"}
-    assert {"cpu", "cuda", "hpu", "null"} <= set(points)
-    assert points["cpu"] == "lantern_accel_cpu"
 
 
 def _stored(out: Path) -> None:
@@ -255,15 +172,6 @@ def test_targets_are_met_missed_or_not_measured(tool, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_text())["targets"][0]["met"] is True
 
 
-def test_a_fast_card_is_asked_for_less_of_its_floor(tool, tmp_path: Path) -> None:
-    _stored(tmp_path)
-    path = tmp_path / "stepcost-llamagen-xl-384.json"
-    run = json.loads(path.read_text())
-    run["environment"]["device"]["name"] = "NVIDIA H100 80GB HBM3"
-    path.write_text(json.dumps(run))
-    assert tool.targets(tmp_path)[0]["asked"] == 0.45
-
-
 def test_the_kernels_of_a_step_are_listed_and_what_is_kept_of_them(
     tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,70 +193,3 @@ def test_the_kernels_of_a_step_are_listed_and_what_is_kept_of_them(
     assert all(step["ms"] > 0 and step["kernels"][0]["us"] > 0 for step in found["steps"])
     (stage,) = (one for one in tool.stages("a", tmp_path, False) if one.name.startswith("kernels-"))
     assert stage.script == "step_kernels.py" and "| aten::" in stage.show(found)
-
-
-def test_weights_in_fewer_bits_are_raced_against_all_of_them(tool, tmp_path: Path) -> None:
-    _stored(tmp_path)
-    full = json.loads((tmp_path / "stepcost-llamagen-xl-384.json").read_text())
-    full["steps"] = [full["steps"][0] | {"ms": [12.0]}]
-    (tmp_path / "weights-llamagen-xl-384-int8.json").write_text(json.dumps(full))
-    (tmp_path / "weights-llamagen-xl-384-int4.json").write_text("{")  # killed while it was written
-    tool.write_report("abacus", tmp_path, {})
-    text = (tmp_path / "report.md").read_text()
-    assert "| llamagen-xl-384 | int8 | vanilla | 20 | 12 | 0.60 |" in text and "int4" not in text
-    # They are no set of options: targets are the full model's.
-    assert tool.targets(tmp_path)[0]["options"] == "default"
-
-
-def test_the_best_options_are_judged_against_what_the_card_can_reach(tool, tmp_path: Path) -> None:
-    _stored(tmp_path)
-    path = tmp_path / "stepcost-llamagen-xl-384.json"
-    slow = json.loads(path.read_text())
-    fast = json.loads(path.read_text())
-    fast["steps"][1]["ms"] = [26.0]
-    (tmp_path / "stepcost-llamagen-xl-384-attention=triton.json").write_text(json.dumps(fast))
-
-    def whole() -> dict[str, Any]:
-        found = {(one["size"], one["step"]): one for one in tool.targets(tmp_path)}
-        return found["llamagen-xl-384", "lantern++"]
-
-    one = whole()
-    assert (one["found"], one["options"], one["met"]) == (
-        pytest.approx(1.3),
-        "attention=triton",
-        True,
-    )
-    # 58 rows cost 40 ms of products here: no card is asked for less than its floors are apart.
-    slow["steps"][1] |= {"floor_flops": int(4e9), "ms": [48.0]}
-    path.write_text(json.dumps(slow))
-    (tmp_path / "stepcost-llamagen-xl-384-attention=triton.json").unlink()
-    one = whole()
-    assert (one["asked"], one["found"]) == (pytest.approx(40 / 16 * 1.1), pytest.approx(2.4))
-    assert one["met"] is True
-
-
-def test_what_tune_chose_is_shown(tool) -> None:
-    vanilla = {"name": "vanilla", "drafts": {"kind": "none"}}
-    choice = {"key": {"batch": 4}, "strategy": vanilla, "speedup": 1.25, "source": "tune"}
-    text = tool.stages("abacus", Path("x"), True)[-2].show({"choices": [choice]})
-    assert text.startswith("- batch 4: plain decoding") and text.endswith("1.25x plain decoding")
-
-
-def test_every_variant_is_measured_on_every_size(tool, tmp_path: Path) -> None:
-    names = [one.name for one in tool.stages("abacus", tmp_path, False, variants=VARIANTS)]
-    for size in ("llamagen-xl-384", "llamagen-3b-384"):
-        assert {f"stepcost-{size}", f"stepcost-{size}-attention=triton"} <= set(names)
-
-
-def test_step_costs_and_races_are_shown_as_their_tables(tool, tmp_path: Path) -> None:
-    _stored(tmp_path)
-    stored = json.loads((tmp_path / "stepcost-llamagen-xl-384.json").read_text())
-    by_name = {one.name: one for one in tool.stages("a", tmp_path, True, clone=Path("x"))}
-    shown = by_name["stepcost-llamagen-xl-384"].show(stored)
-    assert "| lantern++ | 1 | 58 |  | 30.000 |" in shown
-    lap = {"seconds": 2.0, "cpu_seconds": 1.0, "work": {"tokens": 100}}
-    runner = {"name": "official", "laps": [lap]}
-    where = invented_run().environment.model_dump(mode="json")
-    race = {"settings": {}, "environment": where, "runners": [runner], "checks": {"alike": 8}}
-    assert by_name["race_official"].show(race).endswith("{'alike': 8}")
-    assert "| official | tokens | 20.000 |" in by_name["race_official"].show(race)

@@ -6,15 +6,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from racing import Done, Lap, Race, Runner, race
+from racing import Done, Race, Runner, race
 from support.runs import invented_run
 
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import RequestError
-from lantern_accel_profiles.measure.environment import describe
-from lantern_accel_profiles.measure.samples import about, interleave
-from lantern_accel_profiles.quality.interval import relative_spread
 from lantern_accel_profiles.store import resume
 
 
@@ -81,47 +77,3 @@ def test_a_report_of_other_settings_or_another_kind_is_refused(tmp_path: Path) -
     out.write_text("{}")
     with pytest.raises(RequestError, match=r"not a run of `race\.py`: its kind is not"):
         resume(out, other, lambda r: r.settings, "race.py")
-
-
-def test_an_interrupted_series_goes_on_with_its_round() -> None:
-    counts = {"a": 3, "b": 2, "c": 2}
-    order = []
-    for name in interleave(list(counts), counts.__getitem__, lambda n: counts[n] >= 4, seed=1):
-        order.append(name)
-        counts[name] += 1
-    assert sorted(order[:2]) == ["b", "c"]
-    assert sorted(order[2:]) == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(1, "about 10 s"), (62, "about 60 s"), (600, "about 10 min"), (9000, "about 2.5 h")],
-)  # fmt: skip
-def test_a_time_is_as_rough_as_an_estimate(seconds: float, words: str) -> None:
-    assert about(seconds) == words
-
-
-def test_units_are_told_apart() -> None:
-    report = _report("a")
-    (runner,) = report.runners
-    runner.laps = [Lap(seconds=2.0, cpu_seconds=4.0, work={"steps": 100, "tokens": 400})]
-    assert runner.ms("steps") == pytest.approx(20)
-    assert runner.ms("tokens", cpu=True) == pytest.approx(10)
-    assert [row.split("|")[2].strip() for row in report.table().splitlines()[2:]] == [
-        "steps",
-        "tokens",
-    ]
-
-
-def test_the_spread_is_half_the_middle_half() -> None:
-    assert relative_spread([2.0]) is None
-    assert relative_spread([1.0, 3.0]) == 0.5
-    assert relative_spread([1.0, 2.0, 3.0, 4.0, 100.0]) == pytest.approx((52 - 1.5) / 2 / 3)
-
-
-def test_the_environment_names_device_and_threads() -> None:
-    with open_backend("cpu") as backend:
-        found = describe(backend, torch.bfloat16)
-    assert found.device.backend == "cpu"
-    assert found.dtype == "bfloat16"
-    assert found.threads == torch.get_num_threads()

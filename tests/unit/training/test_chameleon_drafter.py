@@ -21,7 +21,6 @@ from lantern_accel.checkpoints.layouts import OWN_CONFIG, OWN_WEIGHTS
 from lantern_accel.errors import CheckpointError, DataError, ModelError, RequestError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.models.locate import find_model
-from lantern_accel.training import loop
 from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import DrafterTask, DrafterTrainConfig, free_choices
@@ -76,27 +75,6 @@ def untrained(model: Path, folder: Path) -> Path:
 
 
 @pytest.mark.long
-def test_anole_gets_a_drafter_from_captioned_images(anole: Path, tmp_path: Path) -> None:
-    images = tmp_path / "images"
-    images.mkdir()
-    rng, lines = np.random.default_rng(0), []
-    for i in range(8):
-        # Wider than Anole's pictures: the middle is cut out.
-        Image.fromarray(rng.integers(0, 255, (8, 11, 3), np.uint8)).save(images / f"{i}.png")
-        lines.append(json.dumps({"file": f"{i}.png", "prompt": PROMPTS[i % 3]}))
-    (images / "captions.jsonl").write_text("\n".join(lines))
-    with opened(anole) as pipe:
-        device = TrainDevice(pipe.backend, "float32")
-        settings = config(steps=60, evaluate_every=20, checkpoint_every=30)
-        report = run_model_drafter(pipe, settings, tmp_path / "out", device, images=images)
-    losses = [point["loss"] for point in report["curve"]]
-    assert losses[-1] < 0.8 * losses[0]
-    said = json.loads((tmp_path / "out" / OWN_CONFIG).read_text())
-    assert (said["dim"], said["n_layer"]) == (32, 1)
-    assert greedy(anole, tmp_path / "out") > 1.0
-
-
-@pytest.mark.long
 def test_lumina_gets_a_drafter_from_its_own_pictures(lumina: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with opened(lumina) as pipe:
@@ -142,38 +120,6 @@ def test_captioned_images_take_the_shape_of_the_pictures(lumina: Path, tmp_path:
         words = {"images": tmp_path, "size": (8, 4)}
         report = run_model_drafter(pipe, config(steps=1), tmp_path / "out", device, **words)  # type: ignore[arg-type]
     assert report["images_seen"] == 4
-
-
-@pytest.mark.long
-def test_a_killed_run_ends_as_an_unbroken_one(
-    lumina: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Killed(Exception):
-        pass
-
-    keep = loop.save_checkpoint
-
-    def dying(*args: object, **kwargs: object) -> None:
-        keep(*args, **kwargs)  # type: ignore[arg-type]
-        raise Killed
-
-    words = {"prompts": PROMPTS[:2], "samples": 4, "size": SIZE}
-    with opened(lumina) as pipe:
-        device = TrainDevice(pipe.backend, "float32")
-        run_model_drafter(pipe, config(), tmp_path / "whole", device, **words)  # type: ignore[arg-type]
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(loop, "save_checkpoint", dying)
-            run_model_drafter(pipe, config(), tmp_path / "cut", device, **words)  # type: ignore[arg-type]
-        with pytest.raises(CheckpointError, match=r"has not ended; run the same"):
-            opened(lumina, tmp_path / "cut")
-        run_model_drafter(pipe, config(), tmp_path / "cut", device, **words)  # type: ignore[arg-type]
-    other = write_anole(tmp_path / "Anole-7b-hf", layout="hf")
-    with opened(other) as pipe, pytest.raises(DataError, match="drafter for another model"):
-        device = TrainDevice(pipe.backend, "float32")
-        words.pop("size")
-        run_model_drafter(pipe, config(), tmp_path / "whole", device, **words)  # type: ignore[arg-type]
-    weights = [(tmp_path / name / OWN_WEIGHTS).read_bytes() for name in ("whole", "cut")]
-    assert weights[0] == weights[1]
 
 
 def test_prompts_of_any_length_and_none_share_a_batch(anole: Path) -> None:

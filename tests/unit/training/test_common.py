@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import pytest
 import torch
 
 from lantern_accel.errors import DataError
-from lantern_accel.files import write_json, write_whole
-from lantern_accel.progress import Progress, console_progress
 from lantern_accel.training.loop import (
     TrainConfig,
     fraction_done,
@@ -89,46 +86,6 @@ def test_a_checkpoint_that_is_no_file_is_not_waited_for(kind: str, tmp_path: Pat
         load_checkpoint(path, TrainConfig(steps=3))
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    write_json(path, {"a": 1})
-    before = path.read_bytes()
-
-    def fail(stream: object) -> None:
-        raise RuntimeError("stopped half way")
-
-    with pytest.raises(RuntimeError):
-        write_whole(path, fail)
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["report.json"]
-
-
 def test_unknown_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="extra"):
         TrainConfig.model_validate({"learning_rate": 1.0})
-
-
-def test_lines_tell_step_loss_and_time_left() -> None:
-    stream = io.StringIO()
-    progress = Progress(every=0.0, stream=stream)
-    progress.start("training", 4)
-    for _ in range(4):
-        progress.advance(1, loss=0.5)
-    progress.finish()
-    said = stream.getvalue()
-    assert "training 2/4 loss 0.5" in said
-    assert "s left" in said
-    assert said.count("\n") == 6
-
-
-@pytest.mark.parametrize("progress", [console_progress(), Progress()])
-def test_every_progress_takes_two_stages(
-    progress: Progress, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for total in (2, None):
-        progress.start("stage", total)
-        progress.advance(1, loss=0.5)
-        progress.advance(1)
-        progress.log("said")
-        progress.finish()
-    assert capsys.readouterr().out == ""

@@ -166,8 +166,3 @@ def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="loss of step 5 is not a number; lower lr"):
         train(tmp_path, Broken())
     assert _step(tmp_path) == 3
-
-
-def test_a_run_leaves_a_curve(tmp_path: Path) -> None:
-    _, done = train(tmp_path)
-    assert set(done.curve[0]) == {"step", "loss", "weight"}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
-import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from PIL import Image
 
 from lantern_accel.errors import DataError
 from lantern_emoji import catalogue, data, render, sources
-from lantern_emoji.captions import STYLES
 
 META = {
     "groups": {"1": "people-body", "3": "animals-nature", "8": "symbols", "9": "flags"},
@@ -111,64 +108,11 @@ def test_prepare_then_load(cache: Path) -> None:
     assert again.manifest == made.manifest
 
 
-def test_preparing_twice_renders_once_and_writes_the_same(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data.prepare_data(cache)
-    folder = cache / "data" / "emoji-64"
-    before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
-    monkeypatch.setattr(data, "render_set", lambda *a: pytest.fail("rendered again"))
-    data.prepare_data(cache)
-    assert before == {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
-
-
-def test_nothing_there_or_damage_is_said(tmp_path: Path, cache: Path) -> None:
-    with pytest.raises(DataError, match=r"run .python tools/lantern-emoji data. first"):
-        data.load_data(tmp_path / "nowhere")
-    data.prepare_data(cache)
-    folder = cache / "data" / "emoji-64"
-    lines = (folder / "records.jsonl").read_text().splitlines()
-    (folder / "records.jsonl").write_text("\n".join(lines[:-1]) + "\n")
-    with pytest.raises(DataError, match="incomplete"):
-        data.load_data(cache)
-    (folder / "records.jsonl").write_text("{")
-    with pytest.raises(DataError, match="damaged"):
-        data.load_data(cache)
-
-
-def test_a_set_without_a_readable_picture_is_refused_and_nothing_is_lost(cache: Path) -> None:
-    data.prepare_data(cache)
-    broken = {"img/1f436.png": b"broken", "img/1f431.png": b"too"}
-    package = pack(cache / "downloads", sources.PACKAGES[1], broken)
-    sources.IMAGE_SETS["noto"] = (package, "img/")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "PACKAGES", (sources.NAMES, package, sources.PACKAGES[2]))
-        patch.setattr(data, "_RASTER_PACKAGES", (package,))
-        with pytest.raises(DataError, match=r"no picture of the set 'noto'.*could be read"):
-            data.prepare_data(cache)
-    assert len(data.load_data(cache).records) == 4
-
-
 def test_a_changed_tarball_is_refused(cache: Path) -> None:
     tarball = cache / "downloads" / sources.NAMES.filename
     tarball.write_bytes(tarball.read_bytes() + b"x")
     with pytest.raises(DataError, match="delete the file and try again"):
         data.prepare_data(cache)
-
-
-def test_a_missing_npm_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(DataError, match=r"npm pack emojibase-data@17\.0\.0"):
-        sources.fetch(sources.NAMES, tmp_path)
-
-
-def test_a_failing_npm_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = subprocess.CompletedProcess([], 1, "", "npm error 404\n no such version")
-    monkeypatch.setattr(shutil, "which", lambda name: name)
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: failed)
-    with pytest.raises(DataError, match="npm error 404 no such version"):
-        sources.fetch(sources.NAMES, tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_pictures_are_centred_on_white_with_a_margin() -> None:
@@ -182,11 +126,6 @@ def test_pictures_are_centred_on_white_with_a_margin() -> None:
         assert (image[:, -1] == 255).all()
         assert image[32, 32].tolist() == [255, 0, 0]
         assert image[4, 32].tolist() == image[59, 32].tolist() == [255, 0, 0]
-
-
-def test_an_empty_picture_is_an_error() -> None:
-    with pytest.raises(ValueError, match="transparent"):
-        render.compose(Image.new("RGBA", (8, 8), (0, 0, 0, 0)))
 
 
 def test_selection_weights_and_flips() -> None:
@@ -205,16 +144,3 @@ def test_the_split_is_stable_and_spares_common_things() -> None:
     assert catalogue.split_of("violin") == "heldout"
     share = sum(catalogue.split_of(f"thing {i}") == "heldout" for i in range(3000)) / 3000
     assert 0.02 < share < 0.06
-
-
-def test_names_match_surest_first_and_once() -> None:
-    concepts = catalogue._concepts(ENTRIES, META, [{"1F431": "dog_face"}, {"1F436": ["puppy"]}])
-    matched = catalogue.match_names(concepts, ["dog-face-default", "man-bowing-dark"])
-    assert matched == {"1f436": "dog-face-default"}
-
-
-def test_the_pinned_packages_are_the_image_sets() -> None:
-    assert set(sources.IMAGE_SETS) == set(STYLES)
-    assert all(package.integrity.startswith("sha512-") for package in sources.PACKAGES)
-    assert all("SA" not in package.licence for package in sources.PACKAGES)
-    assert sources.FLUENT_3D.filename == "lobehub-fluent-emoji-3d-1.1.0.tgz"

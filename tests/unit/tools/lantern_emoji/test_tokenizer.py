@@ -16,16 +16,14 @@ from lantern_accel.errors import DataError
 from lantern_accel.nn.vq import VQConfig, VQModel
 from lantern_accel.progress import Progress
 from lantern_accel.training.device import TrainDevice
-from lantern_accel_profiles.quality import features
 from lantern_emoji.augment import augment, flip, place, rotate_hue, to_float, to_uint8
 from lantern_emoji.averages import CodebookAverage
 from lantern_emoji.data import EmojiDataset, Record
-from lantern_emoji.encode import encode_dataset, psnr
+from lantern_emoji.encode import encode_dataset
 from lantern_emoji.folder import load_tokenizer
 from lantern_emoji.tokenizer import (
     TokenizerConfig,
     TokenizerReport,
-    small_vq,
 )
 from lantern_emoji.tokenizer import train_tokenizer as train_on
 
@@ -96,70 +94,6 @@ def test_training_learns(tmp_path: Path) -> None:
     assert longer.mean_psnr > short.mean_psnr + 1.0
 
 
-@pytest.mark.long
-def test_a_killed_run_ends_as_an_unbroken_one(tmp_path: Path) -> None:
-    class Killed(Progress):
-        def advance(self, steps: int = 1, **metrics: float) -> None:
-            super().advance(steps, **metrics)
-            if self._done == 3:
-                raise KeyboardInterrupt
-
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train_tokenizer(config(), squares(), whole)
-    with pytest.raises(KeyboardInterrupt):
-        train_tokenizer(config(), squares(), broken, Killed(every=1e9))
-    assert not (broken / "vq.safetensors").exists()
-    train_tokenizer(config(), squares(), broken)
-    one, other = (load_file(folder / "vq.safetensors") for folder in (whole, broken))
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_another_configuration_is_refused_unless_started_again(tmp_path: Path) -> None:
-    train_tokenizer(config(steps=1), squares(), tmp_path)
-    with pytest.raises(DataError, match="lr was"):
-        train_tokenizer(config(steps=1, lr=0.5), squares(), tmp_path)
-    train_tokenizer(config(steps=1, lr=0.5), squares(), tmp_path, resume=False)
-
-
-@pytest.mark.long
-def test_a_decoder_alone_leaves_every_code_as_it_was(tmp_path: Path) -> None:
-    data = squares()
-    train_tokenizer(config(steps=8, lr=3e-3, checkpoint_every=8), data, tmp_path / "whole")
-    start = load_tokenizer(tmp_path / "whole")
-    alone = config(part="decoder", steps=8, lr=3e-3, checkpoint_every=8)
-    report = train_on(alone, data, tmp_path / "decoder", device(), start=start)
-    made = load_tokenizer(tmp_path / "decoder")
-    assert np.array_equal(encode_dataset(start, data), encode_dataset(made, data))
-    one, other = start.state_dict(), made.state_dict()
-    changed = {k.split(".")[0] for k in one if not torch.equal(one[k], other[k])}
-    assert changed == {"decoder", "post_quant_conv"}
-    first = json.loads((tmp_path / "whole" / "report.json").read_text())["mean_psnr"]
-    assert report.mean_psnr > first
-    with pytest.raises(DataError, match="from a finished tokenizer"):
-        train_on(alone, data, tmp_path / "none", device())
-    wider = config(part="decoder", vq={**TINY.model_dump(), "codebook_size": 32})
-    with pytest.raises(DataError, match="give both the same"):
-        train_on(wider, data, tmp_path / "none", device(), start=start)
-
-
-def test_a_perceptual_loss_without_its_network_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(features, "PACKAGE", "a_package_that_nobody_has")
-    with pytest.raises(DataError, match=r"lantern-accel\[quality\]"):
-        train_tokenizer(config(perceptual=0.1), squares(), tmp_path)
-
-
-def test_a_token_that_does_not_fit_the_image_is_refused() -> None:
-    with pytest.raises(ValueError, match="128 pixels, which do not fit an image of 64"):
-        config(vq={**TINY.model_dump(), "ch_mult": [1] * 8})
-
-
-def test_a_missing_tokenizer_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="train the tokenizer first"):
-        load_tokenizer(tmp_path)
-
-
 def test_views_of_the_dataset() -> None:
     torch.manual_seed(0)
     model, made = VQModel(TINY).eval(), squares()
@@ -220,15 +154,3 @@ def test_pixels_survive_the_round_trip_and_stay_in_range() -> None:
     drawn = augment(to_float(images), torch.ones(4, dtype=torch.bool), torch.Generator(), hue=1.0)
     assert drawn.shape == (4, 3, 16, 16)
     assert float(drawn.abs().max()) <= 1.0 + 1e-5
-
-
-def test_psnr_is_in_decibels() -> None:
-    black = np.zeros((1, 4, 4, 3), np.uint8)
-    assert psnr(black, black + 255).item() == pytest.approx(0.0, abs=1e-9)
-    assert psnr(black, black + 1).item() == pytest.approx(48.13, abs=0.01)
-
-
-def test_the_bundled_sizes_give_256_tokens() -> None:
-    vq = small_vq()
-    assert (64 // vq.downsample) ** 2 == 256
-    assert vq.codebook_size == 2048

@@ -12,8 +12,7 @@ import pytest
 import torch
 from support import native
 
-from lantern_accel import cli
-from lantern_accel.cli import devices, main
+from lantern_accel.cli import main
 from lantern_accel.device import plugins
 from lantern_accel.device.plugins import DeviceStatus, open_backend
 from lantern_accel.families import releases
@@ -118,26 +117,11 @@ def test_a_device_that_cannot_be_opened_is_one_line_and_its_exit_code(
     assert "Traceback" not in err
 
 
-def test_wrong_usage_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["devices", "--jsn"]) == 2
-    assert "--json" in capsys.readouterr().err
-    assert main(["no-such-command"]) == 2
-
-
 def _raise(error: BaseException) -> Callable[..., None]:
     def run(**_: object) -> None:
         raise error
 
     return run
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(KeyboardInterrupt(), 130), (SystemExit(), 0), (SystemExit(4), 4), (SystemExit("no"), 1)],
-)
-def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -> None:
-    monkeypatch.setattr("lantern_accel.cli.app.app", _raise(error))
-    assert main([]) == code
 
 
 def test_an_interrupt_inside_a_command_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +155,3 @@ def test_help_does_not_import_torch() -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
-
-
-def test_public_names() -> None:
-    assert cli.__all__ == ["main"]
-    assert devices.describe(BROKEN) == "broken: ImportError: no tray"

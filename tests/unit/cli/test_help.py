@@ -23,27 +23,6 @@ def test_the_options_of_generate_stand_in_groups():
     assert len([line for line in options if line.startswith("  -")]) == 1, "only --help is left"
 
 
-def test_the_first_line_says_what_the_default_does():
-    from lantern_accel.strategy.values import AUTO
-
-    whole = " ".join(CliRunner().invoke(app, ["--help"]).output.split())
-    assert "same output by default" in whole and "LANTERN" not in whole.split("Options:")[0]
-    text = CliRunner().invoke(app, ["generate", "--help"]).output
-    text = " ".join(text.split())
-    assert "fastest exact strategy" in text and f"{AUTO} (the default" in text
-
-
-def test_generate_has_at_most_thirty_options():
-    from typer.main import get_command
-
-    options = [
-        one
-        for one in get_command(app).commands["generate"].params
-        if one.param_type_name == "option"
-    ]
-    assert len(options) <= 30
-
-
 @pytest.mark.parametrize("title", GROUPS)
 def test_every_name_in_a_group_is_in_one_group(title):
     others = {name for other, names in GROUPS.items() if other != title for name in names}

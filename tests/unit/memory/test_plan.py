@@ -23,7 +23,7 @@ from lantern_accel.errors import BackendError, RequestError
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.registry import entry, family
-from lantern_accel.memory.footprint import LiveBytes, measure, saved_bytes
+from lantern_accel.memory.footprint import LiveBytes, measure
 from lantern_accel.memory.plan import Planner, parse_size, planner_for
 from lantern_accel.models.bundle import bundled_models, read_manifest
 from lantern_accel.nn.vq import VQConfig, VQModel
@@ -103,13 +103,6 @@ def test_the_measured_peak_is_within_a_tenth_of_the_plan(
     path = medium if model == "medium" else model
     found = child("tests/support/peak.py", path, prompt, strategy, batch, dtype, cache=kept)
     assert found["planned"] == pytest.approx(found["measured"], rel=0.1), found
-
-
-@pytest.mark.long
-def test_images_of_any_number_are_made_with_the_activations_of_a_few(medium: Path) -> None:
-    planner = planner_for(medium, dtype="float32")
-    one, many = (planner.plan(batch=n).workspace["pixels"] for n in (1, 64))
-    assert many - one <= 2 * 64 * 128 * 128 * 3, "finished images, once apart and once together"
 
 
 @pytest.mark.long
@@ -239,43 +232,11 @@ def test_advice_names_what_would_fit() -> None:
     assert any("bfloat16" in tip for tip in host.advice(wide, strategy, sampling))
 
 
-@pytest.mark.long
-def test_quantized_weights_are_named_where_nothing_else_fits() -> None:
-    planner = Planner(tiny(), dtype=torch.bfloat16)
-    plain, sampling = planner.strategy("vanilla"), Sampling()
-    peaks = {name: saved_bytes(planner.manifest, name, torch.bfloat16) for name in ("int8", "int4")}
-    for name, saved in peaks.items():
-        whole = planner.plan(plain, sampling)
-        tight = whole.model_copy(update={"capacity": whole.peak - saved})
-        (tip,) = planner.advice(tight, plain, sampling)
-        assert f"--weights {name}" in tip
-    assert planner.advice(tight.model_copy(update={"capacity": 1}), plain, sampling) == []
-
-
 def test_the_text_encoder_counts_in_the_dtype_it_runs_in() -> None:
     planner = published("llamagen-t2i-stage1", 24e9, text_bytes=4_000)
     plain = planner.strategy("vanilla")
     assert planner.plan(plain).workspace["text"] == 2_000
     assert replace(planner, dtype=torch.float32).plan(plain).workspace["text"] == 4_000
-
-
-@pytest.mark.long
-def test_a_model_without_a_drafter_is_planned_without_one() -> None:
-    planner = published("llamagen-b-256", 24e9)
-    assert planner.strategy().name == "auto", "as for generate"
-    assert planner.plan().peak > planner.plan(planner.strategy("vanilla")).peak
-    with pytest.raises(
-        RequestError, match=r"has no drafter; leave --strategy out .* that needs none: 'vanilla'"
-    ):
-        planner.strategy("lantern++")
-
-
-@pytest.mark.long
-def test_auto_is_planned_with_the_windows_that_it_may_draft_in() -> None:
-    planner = published("anole-7b", 24e9)
-    windows = planner.strategy("scd")
-    assert planner.plan().strategy == "auto"
-    assert planner.plan().buffers == planner.plan(windows).buffers
 
 
 @pytest.mark.long

@@ -13,8 +13,6 @@ import pytest
 
 from lantern_accel.cli import main
 from lantern_accel.device import plugins
-from lantern_accel.device.entry_points import Offers
-from lantern_accel.errors import BackendError
 from lantern_accel.porting import scaffold
 from lantern_accel.testing import static
 
@@ -141,14 +139,6 @@ def test_a_name_that_no_device_can_have_is_a_sentence(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_name_of_a_broken_plugin_is_taken(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(plugins, "load_plugins", lambda: Offers({}, {"slate": "no chalk"}))
-    with pytest.raises(BackendError, match=r"has the name 'slate', although .*no chalk"):
-        scaffold.scaffold("slate", tmp_path)
-
-
 @pytest.mark.parametrize("what", ["folder", "file", "broken link", "out is a file"])
 def test_nothing_is_overwritten(
     what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -181,16 +171,3 @@ def test_the_folder_is_there_whole_or_not_at_all(
     with pytest.raises(OSError, match="No space"):
         scaffold.scaffold("slate", tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_is_not_there_is_made(tmp_path: Path) -> None:
-    assert scaffold.scaffold("slate", tmp_path / "a" / "b").parent == tmp_path / "a" / "b"
-
-
-def test_a_name_may_contain_the_template_s(tmp_path: Path) -> None:
-    folder = scaffold.scaffold("abacusbar", tmp_path)
-    project = (folder / "pyproject.toml").read_text(encoding="utf-8")
-    assert 'name = "lantern-accel-abacusbar"' in project
-    assert 'abacusbar = "lantern_accel_abacusbar"' in project
-    assert (folder / "lantern_accel_abacusbar" / "__init__.py").is_file()
-    assert not any("barbar" in one.read_text("utf-8") for one in folder.rglob("*") if one.is_file())

@@ -13,7 +13,7 @@ from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.base import Rows
-from lantern_accel.strategy.values import NoTree, Sampling, Strategy, Window
+from lantern_accel.strategy.values import Sampling, Strategy, Window
 from lantern_accel.testing.tiny import tiny_model
 
 GIVEN = Sampling(temperature=1.1, cfg_scale=2.0, top_k=6)
@@ -32,7 +32,7 @@ def drawn(model: Any, shape: tuple[int, int, int], drafts: Any, seed: int) -> tu
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("drafts", [NoTree(), Window(length=4)], ids=["vanilla", "scd"])
+@pytest.mark.parametrize("drafts", [Window(length=4)], ids=["scd"])
 def test_tokens_follow_the_law_at_two_sizes(drafts: Any) -> None:
     model = tiny_model(TensorOps(), torch.device("cpu"), torch.float32, "emu3")
     for seed, (rows_of, columns) in ((1, (2, 3)), (2, (3, 2))):

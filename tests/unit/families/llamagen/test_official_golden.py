@@ -63,16 +63,6 @@ def test_class_tokens(classes: Path, name: str, scale: float, interval: int) -> 
     assert torch.equal(result.tokens, io[name].long())
 
 
-def test_class_logits(classes: Path) -> None:
-    io = golden("llamagen_c2i/io")
-    with load(classes) as pipeline:
-        target = pipeline.model.target
-        ids = torch.cat((io["class_ids"], target.unconditional(2)))
-        features = target.forward_dense(ids, io["greedy_cfg4"].long().repeat(2, 1)[:, :-1])
-    assert_close(features, io["hidden_normed"], **CLOSE)
-    assert_close(target.head(features), io["full_logits"], **CLOSE)
-
-
 def t2i_features(path: Path, *, left: bool, masked: bool = True) -> Path:
     """Write the recorded caption features, as the file or as a T5 pads them, pads not zero."""
     io = golden("llamagen_t2i/io")

@@ -21,7 +21,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import pytest  # after the settings that torch reads when it is imported
 import torch
 import typer.main
-from support.tiers import leave_products_to_the_long_tier
+from support.tiers import leave_products
 
 #: This process's CPU time when the set-up of a test begins.
 BEGUN = pytest.StashKey[float]()
@@ -55,8 +55,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    leave_products_to_the_long_tier(items)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left = leave_products(items)
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
+    items[:] = [item for item in items if item not in left]
 
 
 def pytest_collection_finish() -> None:

@@ -1,14 +1,45 @@
-"""What the quick tier leaves of a test's cases: each value of each parameter, and no products of them."""
+"""What is run of a test's cases: each value of a parameter, and each pair of two in the long tier."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import pytest
 
 Place = tuple[Hashable, ...]
+
+
+def axes_of(
+    cases: Sequence[Mapping[str, Hashable]],
+    together: Iterable[Sequence[str]] = (),
+    whole: Sequence[str] = (),
+) -> list[list[Place]]:
+    """Return each case's place on every axis; see :func:`quick_cases` for what is one axis."""
+    groups = [tuple(names) for names in together]
+    grouped = {name for names in groups for name in names}
+    groups += [(name,) for name in cases[0] if name not in grouped]
+    merged = tuple(name for names in groups if {*names} & {*whole} for name in names)
+    groups = [names for names in groups if not {*names} & {*whole}] + ([merged] if merged else [])
+    return [[tuple(case[name] for name in names) for case in cases] for names in groups]
+
+
+def pair_cases(axes: Sequence[Sequence[Place]], quick: Sequence[int]) -> list[int]:
+    """Return the further cases that it takes for each pair of two axes' values to occur.
+
+    Of one axis or two that is every case.
+    """
+    if len(axes) < 3:
+        return sorted({*range(len(axes[0]))}.difference(quick))
+    pairs = [set(combinations(enumerate(place), 2)) for place in zip(*axes, strict=True)]
+    missing = set().union(*pairs).difference(*(pairs[at] for at in quick))
+    further = []
+    while missing:
+        further.append(max(range(len(pairs)), key=lambda at: len(pairs[at] & missing)))
+        missing -= pairs[further[-1]]
+    return further
 
 
 def quick_cases(
@@ -21,12 +52,7 @@ def quick_cases(
     ``cases`` give each parameter's value. Parameters of one of ``together`` are one axis, as those of one
     ``parametrize`` are; axes that have names of ``whole`` are one too, so that their product runs.
     """
-    groups = [tuple(names) for names in together]
-    grouped = {name for names in groups for name in names}
-    groups += [(name,) for name in cases[0] if name not in grouped]
-    merged = tuple(name for names in groups if {*names} & {*whole} for name in names)
-    groups = [names for names in groups if not {*names} & {*whole}] + ([merged] if merged else [])
-    axes = [[tuple(case[name] for name in names) for case in cases] for names in groups]
+    axes = axes_of(cases, together, whole)
     values = [list(dict.fromkeys(axis)) for axis in axes]
     most = max(map(len, values))
     # Axes of one length move together only where there is no space for all of their pairs.
@@ -55,11 +81,15 @@ def names_of(marker: pytest.Mark) -> list[str]:
     return [one.strip() for one in names.split(",")] if isinstance(names, str) else list(names)
 
 
-def leave_products_to_the_long_tier(items: Iterable[pytest.Item]) -> None:
-    """Mark cases ``long`` that no value of a parameter needs; ``product`` names those that stay."""
+def leave_products(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """Mark cases ``long`` that no value of a parameter needs, and return those that no pair needs.
+
+    ``product`` names the parameters whose product stays.
+    """
+    left: set[pytest.Item] = set()
     tests: dict[Any, list[Any]] = defaultdict(list)
     for item in items:
-        if getattr(item, "callspec", None) and not item.get_closest_marker("long"):
+        if getattr(item, "callspec", None):
             tests[item.parent, getattr(item, "originalname", item.name)].append(item)
     for cases in tests.values():
         product = cases[0].get_closest_marker("product")
@@ -68,6 +98,14 @@ def leave_products_to_the_long_tier(items: Iterable[pytest.Item]) -> None:
         together = [names_of(one) for one in cases[0].iter_markers("parametrize")]
         # Cases of one value of a ``parametrize`` have the same object.
         given = [{name: id(v) for name, v in case.callspec.params.items()} for case in cases]
-        quick = quick_cases(given, together, product.args if product else ())
+        whole = product.args if product else ()
+        whole = product.args if product else ()
+        free = [at for at, case in enumerate(cases) if not case.get_closest_marker("long")]
+        some = quick_cases([given[at] for at in free], together, whole) if free else []
+        quick = [free[at] for at in some]
+        further = pair_cases(axes_of(given, together, whole), quick)
         for at in {*range(len(cases))}.difference(quick):
             cases[at].add_marker(pytest.mark.long)
+            if at not in further:
+                left.add(cases[at])
+    return left

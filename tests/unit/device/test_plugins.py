@@ -176,8 +176,7 @@ REFUSED: list[tuple[dict[str, str], str, tuple[str, ...]]] = [
     ({}, "abacus:2", ("out of range", "has 2, abacus:0 (rods), abacus:1")),
     ({}, "cpuu", ("did you mean cpu", "lantern-accel devices")),
     *(({}, device, ("write auto, a name, or a name and an index",))
-      for device in ("", " ", ":", ":0", "cpu:", "cpu:x", "cpu:-1", "cpu:0:0", "auto:1", "cpu:" + "9" * 5000,
-      )),
+      for device in ("", " ", ":", ":0", "cpu:", "cpu:x", "cpu:-1", "cpu:0:0", "auto:1", f"cpu:{9**99}")),
 ]  # fmt: skip
 
 

@@ -16,11 +16,11 @@ HERE = Path(__file__).parent
 #: The files, and how many tests pass in each tier, at least: none may be skipped unseen.
 FILES = {
     "test_advance.py": (2, 5),
-    "test_enter.py": (5, 3),
+    "test_enter.py": (5, 1),
     "test_few.py": (10, 8),
     "test_kernels.py": (7, 9),
     "test_race.py": (3, 7),
-    "test_rounded.py": (5, 28),
+    "test_rounded.py": (5, 23),
     "test_tiles.py": (5, 12),
     "test_sampling_kernels.py": (15, 19),
 }

@@ -156,7 +156,7 @@ def test_rotation_and_cache_write_are_the_references_bit_for_bit(shared: bool) -
 
 @interpreted
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["vanilla", "lantern++", "scd"])
+@pytest.mark.parametrize("strategy", ["lantern++"])
 def test_a_step_with_all_kernels_decides_as_the_reference(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

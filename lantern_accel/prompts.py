@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
 from collections import Counter
@@ -98,7 +97,8 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _table(path: Path) -> Iterator[Mapping[str, Any]]:
     """Go through a table's rows, by the names in its first line; an empty cell is left out."""
-    text = read_text_file(path).replace("\r", "\n").lstrip("\n ")
+    whole = read_text_file(path).replace("\r", "\n")
+    text = whole.lstrip("\n ")
     signs = "\t,;" if path.suffix.lower() == ".tsv" else ",;\t"
     if said := re.match('"?sep=(.)"?[,; ]*(\n[\n ]*|$)', text, re.IGNORECASE):
         text, signs = text[said.end() :], said[1]
@@ -112,18 +112,31 @@ def _table(path: Path) -> Iterator[Mapping[str, Any]]:
             f"the first line of {path} names no column prompt, text or caption; separate its names by "
             "a comma, a semicolon or a tab"
         )
-    lines, tab = io.StringIO(text, newline=""), sign == "\t"
-    rows = csv.reader(lines, delimiter=sign, strict=not tab, skipinitialspace=not tab)
+    tab, start = sign == "\t", whole.count("\n") - text.count("\n") + 1
+    lines = re.findall("[^\n]*\n|[^\n]+", text)
+    rows = csv.reader(iter(lines), delimiter=sign, strict=not tab, skipinitialspace=not tab)
     next(rows)
-    for row in (row for row in rows if any(map(str.strip, row))):
+    while (at := rows.line_num) < len(lines):
+        try:
+            row = next(rows)
+            if (
+                rows.line_num > at + 1
+            ):  # quotes around lines: a table with tabs may have an open one
+                list(csv.reader(lines[at : rows.line_num], delimiter=sign, strict=True))
+        except csv.Error as error:
+            raise RequestError(
+                f"line {start + at} of {path} cannot be read ({error}); close the quote that it opens, "
+                "and write one within quotes twice"
+            ) from None
         if any(row[len(names) :]) and not tab:
             raise RequestError(
-                f"line {rows.line_num} of {path} has more cells than the first line has names; put "
+                f"line {start + at} of {path} has more cells than the first line has names; put "
                 f"prompts with {sign!r} in quotes"
             )
         cells = {name: cell for name, cell in zip(names, row, strict=False) if name and cell}
-        whole = re.fullmatch(r" *([0-9]{1,19})([.,]0*)? *", cells.get("seed", ""))
-        yield cells | ({"seed": int(whole[1])} if whole else {})
+        number = re.fullmatch(r" *([0-9]{1,19})([.,]0*)? *", cells.get("seed", ""))
+        if any(map(str.strip, row)):
+            yield cells | ({"seed": int(number[1])} if number else {})
 
 
 def _object(line: str, number: int, path: Path) -> Mapping[str, Any]:

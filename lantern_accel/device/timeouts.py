@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from lantern_accel.errors import LanternWarning
 
@@ -28,17 +29,26 @@ class TooLong(Exception):
 def in_time(call: Callable[[], Made], seconds: float) -> Made:
     """Return what ``call`` returns; raise what it raises, or :class:`TooLong` after ``seconds``.
 
-    It runs in a thread of its own, because a driver that hangs cannot be interrupted. SystemExit and
-    KeyboardInterrupt from inside come out as :class:`RuntimeError`: a plug-in does not end the program.
+    It runs in a thread of its own, because a driver that hangs cannot be interrupted. SystemExit,
+    os._exit and KeyboardInterrupt come out as :class:`RuntimeError`: a plug-in does not end the program.
     The import of torch takes what it takes and does not count.
     """
     box: dict[str, Any] = {}
+    leave, here = os._exit, os.getpid()
+
+    def stay(code: int) -> NoReturn:
+        if threading.current_thread() is thread and os.getpid() == here:
+            raise SystemExit(f"os._exit({code})")
+        leave(code)
 
     def run() -> None:
+        os._exit = stay
         try:
             box["made"] = call()
         except BaseException as error:
             box["error"] = error
+        if os._exit is stay:
+            os._exit = leave
         box["threads"] = _torch_threads()
 
     thread = threading.Thread(target=run, daemon=True, name="lantern-accel plug-in")

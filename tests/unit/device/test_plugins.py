@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -190,6 +191,28 @@ def test_a_device_is_refused(
     assert all(part in str(caught.value) for part in says), str(caught.value)
     if "missing" in parts.get("probe", ""):
         assert plugins.open_backend("auto").name != "abacus"
+
+
+@pytest.mark.parametrize("end", ["os._exit(3)", "sys.exit(3)", "raise KeyboardInterrupt"])
+def test_a_plugin_that_ends_the_process_is_named(install: Install, end: str) -> None:
+    leave = os._exit
+    install(probe=f"import os, sys; {end}")
+    with pytest.raises(BackendError, match=r"'abacus' failed in probe: .*(3|KeyboardInterrupt)"):
+        plugins.open_backend("abacus")
+    assert os._exit is leave
+
+
+def test_a_process_that_a_probe_forks_ends(install: Install) -> None:
+    forks = "pid = os.fork(); pid or os._exit(7)"
+    install(probe=f"import os; {forks}; 1 / (os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) - 7)")
+    with pytest.raises(BackendError, match="ZeroDivisionError"):
+        plugins.open_backend("abacus")
+
+
+def test_an_available_device_must_be_described(install: Install) -> None:
+    install(probe="return Probe(available=True)")
+    with pytest.raises(BackendError, match=r"'abacus' failed in probe: .* description each"):
+        plugins.open_backend("abacus")
 
 
 @pytest.mark.parametrize(

@@ -119,9 +119,8 @@ def _table(path: Path) -> Iterator[Mapping[str, Any]]:
     while (at := rows.line_num) < len(lines):
         try:
             row = next(rows)
-            if (
-                rows.line_num > at + 1
-            ):  # quotes around lines: a table with tabs may have an open one
+            # Several lines in quotes: a table with tabs may have an open one.
+            if rows.line_num > at + 1:
                 list(csv.reader(lines[at : rows.line_num], delimiter=sign, strict=True))
         except csv.Error as error:
             raise RequestError(

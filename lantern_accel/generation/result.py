@@ -49,8 +49,8 @@ class QuantizationLoss(Frozen):
         """Say it in a line."""
         return (
             f"{self.weights} weights: total variation {self.total_variation:.4f} per token from the full "
-            f"ones ({min(self.by_image):.4f} to {max(self.by_image):.4f} by image, {len(self.by_image)} "
-            "images at the model's own sampling)"
+            f"ones, a mean ({min(self.by_image):.4f} to {max(self.by_image):.4f} by image, "
+            f"{len(self.by_image)} images at the model's own sampling)"
         )
 
 
@@ -119,8 +119,10 @@ class GenerationStats(Frozen):
         """Total variation per token in words; "none: exact" where decoding changes no distribution."""
         if not self.strategy.acceptance.relaxed and self.rounding is None:
             return "none: exact"
-        words = f"total variation {self.total_variation:.4f} per token, an upper bound"
-        return words if self.rounding is None else f"{words}; {self.rounding.text()}"
+        relaxed = self.total_variation - (self.rounding.total_variation if self.rounding else 0)
+        bound = [f"total variation {relaxed:.4f} per token, an upper bound"]
+        bound *= self.strategy.acceptance.relaxed
+        return "; ".join(bound if self.rounding is None else [*bound, self.rounding.text()])
 
 
 @dataclass(frozen=True)

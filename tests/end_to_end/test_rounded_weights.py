@@ -118,6 +118,7 @@ def test_every_result_says_what_rounding_costs(tiny_model, tmp_path, command):
     mean = sum(price["by_image"]) / 4
     assert stats["total_variation"] == pytest.approx(mean)
     assert f"int8 weights: total variation {mean:.4f} per token" in " ".join(made.stdout.split())
+    assert "a mean" in made.stdout and "upper bound" not in made.stdout
     with load(tiny_model, "int8") as pipeline:
         result = pipeline.generate("red heart", seed=3, strategy="vanilla")
         assert f"total variation {mean:.4f} per token" in result._repr_html_()

@@ -83,21 +83,25 @@ class Course:
         #: Copies of the lengths that are under way, and the last one that was read.
         self.posted, self._seen = list[Look](), Look(0, 0, 0, 0)
 
-    def join(self, row: int) -> None:
-        """Let another image go on in a row, whose prompt was run into it."""
-        self.known[row], self._joined[row] = 1, self.index
+    def join(self, row: int, known: int = 1) -> None:
+        """Let another image go on in a row, into which its prompt and ``known`` tokens were run."""
+        self.known[row], self._joined[row] = known, self.index
         if self.policy is not None:
             self.policy.forget(row)
 
-    def advance(self) -> Progress:
+    def advance(self, stop: Callable[[], bool] | None = None) -> Progress:
         """Run steps until the host has read how far images are; return that, and choose what follows.
 
         The host looks at the lengths where the schedule says, and the policy chooses the length of the
         steps after that. A device that lets its copies lag runs some steps more, no-ops on complete
-        images. Raises :class:`BackendError` where steps add no token to an image.
+        images. ``stop`` is called before each step; where it returns True, nothing is read.
+        Raises :class:`BackendError` where steps add no token to an image.
         """
         engine, last = self.engine, False
         while not last:
+            if stop is not None and stop():
+                left = tuple(self.tokens - one for one in self.known)
+                return Progress(Block(engine.now, 0, (0,) * len(left), left), tuple(self.known), {})
             if self.step is None:
                 engine.step(self.buckets.size(self._farthest + self._since))
             else:

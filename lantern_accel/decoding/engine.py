@@ -263,9 +263,15 @@ class Engine:
         if policy is not None:
             self.move(policy.begin())
 
-    def advance(self) -> Progress:
+    def advance(self, stop: Callable[[], bool] | None = None) -> Progress:
         """Run steps until the host has read how far images are (:meth:`.Course.advance`)."""
-        return self.course.advance()
+        return self.course.advance(stop)
+
+    def schedule(self, watched: bool) -> SyncSchedule:
+        """Return when the host looks at images that begin together; ``watched``: in any case."""
+        moving, lag = len(self.by_length) > 1, self.session.progress.lag
+        plain = PLAIN_BLOCK if watched or (moving and self.source.returns) else None
+        return SyncSchedule(lag, DRAFTING_BLOCK if moving else plain, plain)
 
     def run(
         self,
@@ -278,24 +284,23 @@ class Engine:
         ``step`` and ``known`` as in :meth:`begin`. ``on_progress`` gets the tokens known by the slowest
         image. Raises :class:`NotFiniteError` where logits were infinite or no numbers.
         """
-        moving, lag = len(self.by_length) > 1, self.session.progress.lag
-        asked = on_progress is not None or (moving and self.source.returns)
-        plain = PLAIN_BLOCK if asked else None
-        self.begin(SyncSchedule(lag, DRAFTING_BLOCK if moving else plain, plain), known, step)
-        course = self.course
-        while True:
+        self.begin(self.schedule(on_progress is not None), known, step)
+        complete = False
+        while not complete:
             progress = self.advance()
             if progress.failed:
-                self._require_replayed(course.index, complete=False)
                 raise self.not_finite(*min(progress.failed.items()))
             if on_progress is not None:
                 on_progress(min(progress.known))
-            if progress.complete:
-                break
-        while course.posted:  # so that the next request reads none of this one's
-            course.read()
-        self._require_replayed(course.index)
+            complete = progress.complete
+        self.finish()
         return self.decoded()
+
+    def finish(self) -> None:
+        """Read what is posted, so that the next request reads none of it; check the steps."""
+        while self.course.posted:
+            self.course.read()
+        self._require_replayed(self.course.index)
 
     def decoded(self, rows: slice = slice(None)) -> Decoded:
         """Return the tokens and counters of the request, or of some of its images, on the host."""
@@ -307,6 +312,7 @@ class Engine:
 
     def not_finite(self, row: int, passes: int) -> NotFiniteError:
         """Return the error that an image's numbers were not finite after ``passes`` passes."""
+        self._require_replayed(self.course.index, complete=False)
         dtype = str(self.verifying.target.weight.dtype).removeprefix("torch.")
         return NotFiniteError(row, passes, dtype)
 

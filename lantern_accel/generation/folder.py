@@ -15,21 +15,25 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
+from torch import Tensor
 
 from lantern_accel.device.context import inference
 from lantern_accel.errors import LanternWarning, NotFiniteError, RequestError, noted, shown
 from lantern_accel.families.base import Conditions
 from lantern_accel.files import check_name, write_json, write_whole
+from lantern_accel.generation.batch import Done, Failed, ImageJob, joined_batch, painting
 from lantern_accel.generation.journal import SCHEMA, Journal, asked_of
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.result import pictures, png_bytes
-from lantern_accel.generation.slots import Drawn, Slots
 from lantern_accel.prompts import Item, read_items
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"
 LOCK = ".lantern.lock"
@@ -54,7 +58,16 @@ def row_of(item: Item) -> dict[str, Any]:
     }
 
 
-class Painter:
+@dataclass(eq=False, kw_only=True)
+class FolderImage(ImageJob):
+    """An item of a folder, what its prompt became, and what was said of the prompt."""
+
+    item: Item
+    conditions: Conditions
+    note: str
+
+
+class FolderImages:
     """Generates items with one strategy; every image depends on its prompt and random stream alone.
 
     ``settings``: those of ``generate``; its batch size is the images decoded together, None for as many
@@ -87,10 +100,10 @@ class Painter:
             "slots": self.size,
         }
 
-    def draw(self, items: Sequence[Item]) -> list[Painted]:
+    def generate(self, items: Sequence[Item]) -> list[Painted]:
         """Generate items; a prompt that the model cannot take comes back with its error."""
         found: list[Painted] = []
-        request, shapes = self.request, dict[Any, list[tuple[Item, Conditions, str]]]()
+        request, shapes = self.request, dict[Any, list[FolderImage]]()
         with inference(self.pipeline.backend):
             for item in items:
                 try:
@@ -101,57 +114,63 @@ class Painter:
                 except RequestError as error:
                     found.append((item, b"", {"error": str(error)}))
                     continue
-                shapes.setdefault(made.shape, []).append((item, made, "; ".join(notes)))
+                drawn = item.number, item.prompt, item.seed, item.index
+                said = "; ".join(notes)
+                image = FolderImage(*drawn, item=item, conditions=made, note=said)
+                shapes.setdefault(made.shape, []).append(image)
                 if notes:
-                    warnings.warn("; ".join(notes), LanternWarning, stacklevel=2)
+                    warnings.warn(said, LanternWarning, stacklevel=2)
             for group in shapes.values():
                 found += self._group(group)
         return found
 
-    def _group(self, left: list[tuple[Item, Conditions, str]]) -> list[Painted]:
+    def _group(self, left: list[FolderImage]) -> list[Painted]:
+        """Generate images of one shape; pixels are made on the host where they must not differ."""
         found: list[Painted] = []
-        runtime, request = self.pipeline.runtime, self.request
+        runtime, request, host = self.pipeline.runtime, self.request, self._host
         size = min(self.size, len(left))
         if self.pipeline.backend.support("capture"):
             size = self.size  # captured steps of the usual size are there
-        asked = request.strategy, request.sampling, left[0][1], size, size
-        slots: Slots[tuple[Item, Conditions, str]] = Slots(runtime, *asked)
-        while left or slots.images:
-            while left and slots.joinable:
-                item, conditions, _ = one = left.pop(0)
+        first = left[0].conditions
+
+        def on_host(tokens: Tensor, images: Sequence[FolderImage]) -> list[Image]:
+            assert host is not None
+            return pictures(host.family.pixels(host, tokens, first.shape))
+
+        paint = painting(runtime, first.shape) if host is None else on_host
+        asked = request.strategy, request.sampling, first, size, size
+        _, batch = joined_batch(runtime, *asked, paint=paint)
+        while left or batch.images:
+            while left and batch.joinable:
+                one = left.pop(0)
                 of = request.sampling, request.negative_prompt, request.size
-                slots.join(one, runtime.rows(conditions, *of), item.seed, item.index)
-            slots.advance()
-            for (item, conditions, note), made in slots.news():
-                if isinstance(made, NotFiniteError):
-                    found.append((item, b"", {"error": str(made)}))
-                elif isinstance(made, Drawn):
-                    line = {"note": note} if note else {}
-                    found.append((item, *self._painted(item, conditions, made, line)))
+                batch.join(one, runtime.rows(one.conditions, *of))
+            for event in batch.advance():
+                if isinstance(event, Failed):
+                    if not isinstance(event.error, NotFiniteError):
+                        raise event.error
+                    found.append((event.images[0].item, b"", {"error": str(event.error)}))
+                elif isinstance(event, Done):
+                    found.append(_written(event))
         return found
 
-    def _painted(
-        self, item: Item, conditions: Conditions, drawn: Drawn, line: dict[str, Any]
-    ) -> tuple[bytes, dict[str, Any]]:
-        """Decode tokens, in float32 on the host where images must not depend on the device."""
-        done, shape, host = drawn.decoded, conditions.shape, self._host
-        if host is None:
-            seeds = [item.seed + item.index]
-            made = self.pipeline.runtime.pictures(done.tokens, shape, [item.prompt], seeds)
-            if not made:
-                raise RequestError(
-                    f"the model {self.pipeline.model.manifest.name!r} makes tokens here and no images; "
-                    "load it with what paints images"
-                )
-        else:
-            made = pictures(host.family.pixels(host, done.tokens, shape))
-        tokens = done.tokens.contiguous().numpy()
-        return png_bytes(made[0]), line | {
+
+def _written(done: Done[FolderImage]) -> Painted:
+    """Return a complete image as PNG, with what the journal says of it."""
+    one, decoded = done.images[0], done.decoded
+    tokens = decoded.tokens.contiguous().numpy()
+    line: dict[str, Any] = {"note": one.note} if one.note else {}
+    return (
+        one.item,
+        png_bytes(done.pictures[0]),
+        line
+        | {
             "tokens_sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
             "tokens": int(tokens.size),
-            "steps": int(done.steps.sum()),
-            "total_variation": float(done.price.sum()),
-        }
+            "steps": int(decoded.steps.sum()),
+            "total_variation": float(decoded.price.sum()),
+        },
+    )
 
 
 def read_share(text: str) -> tuple[int, int]:
@@ -199,12 +218,12 @@ def draw_file(
                 folder.begin({"prompts": str(prompts)})
             return folder.summarise(False)
         with opened() as pipeline:
-            painter, backend = Painter(pipeline, settings), pipeline.backend
-            folder.begin({"prompts": str(prompts), **painter.facts()})
-            chunk = max(CHUNK, 2 * painter.size)
+            images, backend = FolderImages(pipeline, settings), pipeline.backend
+            folder.begin({"prompts": str(prompts), **images.facts()})
+            chunk = max(CHUNK, 2 * images.size)
             for at in range(0, len(left), chunk):
                 began, before = time.perf_counter(), backend.energy_mj()
-                made = [*painter.draw(left[at : at + chunk])]
+                made = images.generate(left[at : at + chunk])
                 after = backend.energy_mj()
                 joules = None if before is None or after is None else (after - before) / 1000
                 folder.keep(made, time.perf_counter() - began, joules)

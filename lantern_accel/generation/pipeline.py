@@ -24,11 +24,19 @@ from lantern_accel.errors import BackendError, DoesNotFitError, LanternError, Re
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.files import check_target
+from lantern_accel.generation.batch import (
+    Batch,
+    Done,
+    Failed,
+    ImageJob,
+    Phases,
+    filled,
+    jobs_of,
+)
 from lantern_accel.generation.calibrate import calibrate
 from lantern_accel.generation.decide import decide, made_for
-from lantern_accel.generation.decision import Decision, Part
+from lantern_accel.generation.decision import Decision
 from lantern_accel.generation.engines import CapturedEngine, explained, of_image
-from lantern_accel.generation.forced import resume
 from lantern_accel.generation.notebook import notebook_bar
 from lantern_accel.generation.request import (
     GenerationRequest,
@@ -248,10 +256,11 @@ class Pipeline:
     ) -> GenerationResult:
         """Generate images for one prompt or a list; see :func:`lantern_accel.generate`.
 
-        ``on_progress`` gets the image tokens known so far and the total (left out, a notebook shows a bar
-        with the time that is left), ``on_images`` each batch when it is done: the index of its first
-        image among those generated, and the images. ``only``: indices of the images to generate, of those
-        that the request would generate; each is what it would be among all.
+        ``on_progress`` gets the image tokens known so far and the total, before each step (left out, a
+        notebook shows a bar with the time that is left), ``on_images`` each batch when it is done: the
+        index of its first image among those generated, and the images. What either raises ends the call:
+        a flag that ``on_progress`` checks stops it after the step that runs. ``only``: indices of the
+        images to generate, of those that the request would generate; each is what it would be among all.
         ``decision``: an earlier result's ``stats.decision``, to decode with that; raises RequestError
         where it was made for something else. ``unfinished``: a file for the tokens so far, every ten
         seconds and at an interrupt, from which the same call with the same seed goes on: with the same
@@ -272,7 +281,9 @@ class Pipeline:
             while True:
                 request = self.request(prompt, **settings)
                 try:
-                    return self._draw(request, on_progress, on_images, only, decision, unfinished)
+                    return self._generate(
+                        request, on_progress, on_images, only, decision, unfinished
+                    )
                 except (BackendError, RuntimeError) as error:  # torch's own are RuntimeErrors
                     self._move_on(error)
                     settings = {**settings, "seed": request.seeds or request.seed}
@@ -310,7 +321,7 @@ class Pipeline:
         self._use(other.runtime, other._otherwise)
 
     @inferring
-    def _draw(
+    def _generate(
         self,
         request: GenerationRequest,
         on_progress: Callable[[int, int], None] | None,
@@ -319,128 +330,91 @@ class Pipeline:
         given: Decision | None,
         path: Path | None = None,
     ) -> GenerationResult:
-        runtime, watch = self.runtime, self.backend.stopwatch
+        """Generate a request's images, batch by batch."""
+        runtime, phases = self.runtime, Phases(self.backend.stopwatch)
         images: list[Image] = []
         parts: list[Decoded] = []
-        spent = dict.fromkeys(("text", "prefill", "decode", "pixels"), 0.0)
+        wanted, before = wanted_images(request, only), self.auto.seconds
         buffers = resumed = 0
-        file = None
-        if path is not None:
-            file = Unfinished(path, f"{self.model.weights_hash} {self.dtype}", request)
-
-        @contextlib.contextmanager
-        def phase(name: str) -> Iterator[None]:
-            with watch() as one:
-                yield
-            spent[name] += one.seconds
-
-        def batch(part: Part, chunk: Sequence[int], announced: int) -> Decoded:
-            """Decode some images with a part of the decision, and hand them out."""
-            nonlocal buffers, resumed
-            full = [*chunk, *[chunk[-1]] * (part.rows - len(chunk))]
-            strategy, first = part.strategy, None
-            exact = request.sampling.greedy and not strategy.acceptance.relaxed
-            if file is not None and (strategy.invariant or exact):
-                first = file.known(full)
-            if first is not None and strategy.drafts.needs_drafter:
-                strategy = self.strategy("vanilla")  # its drafter has not read these tokens
-            ready = self.engines.get(part.rows, strategy, request.sampling, shape)
-            engine = ready.engine
-            if announced:
-                ready.expect(announced)
-            buffers = max(buffers, engine.nbytes)
-            rows = runtime.rows_of(request, conditions, full)
-            with phase("prefill"):
-                ready.begin(rows, *request.randomness(full))
-                if len(chunk) < part.rows:  # rows that nobody asked for are finished
-                    engine.leave_out(len(chunk))
-                if first is not None:
-                    resume(engine, first)
-            tokens, done, now = engine.geometry.tokens, len(images), len(chunk)
-            start = far = 1 if first is None else first.shape[1]
-            resumed += (start - 1) * now
-            drawn = engine.state.tokens[:now]
-
-            def report(known: int) -> None:
-                nonlocal far  # tokens that every image of the batch has
-                far = known
-                if on_progress is not None:
-                    on_progress(done * tokens + known * now, len(wanted) * tokens)
-                if file is not None:
-                    file.note(chunk, drawn[:, :known])
-
-            look = None if on_progress is None and file is None else report
-            try:
-                with phase("decode"), of_image(chunk):
-                    whole = start == tokens
-                    made = engine.decoded() if whole else engine.run(None, look, start)
-                with phase("pixels"):
-                    shown = runtime.pictures_of(request, shape, chunk, made.tokens)
-                if on_images is not None:
-                    on_images(done, shown)
-            except BaseException:  # Ctrl-C and a lost device too: what is drawn is kept
-                with contextlib.suppress(Exception):  # the first error is the one to tell
-                    if file is not None and far > 1:
-                        file.write(chunk, drawn[:, :far])
-                raise
-            images.extend(shown)
-            self._otherwise = None  # this device serves
-            return Decoded(**{name: value[:now] for name, value in vars(made).items()})
-
-        with explained(self.backend, images), watch() as total:
-            with phase("text"):
-                conditions = runtime.conditions(
-                    request.prompts, request.size, request.negative_prompt
-                )
-            wanted, shape = wanted_images(request, only), conditions.shape
-            before, decision = self.auto.seconds, given
-            if decision is None:
-
-                def rows_of(count: int) -> Rows:
-                    first = [*wanted[:count], *[wanted[0]] * (count - len(wanted))]
-                    return runtime.rows_of(request, conditions, first)
-
-                asked = request.strategy, request.sampling, shape, rows_of, len(wanted)
-                decision = decide(runtime, *asked, request.batch_size, request.size)
-            else:
-                decision.check(made_for(runtime), request)
+        name = f"{self.model.weights_hash} {self.dtype}"
+        file = None if path is None else Unfinished(path, name, request)
+        with explained(self.backend, images), self.backend.stopwatch() as total:
+            with phases.timed("text"):
+                made = runtime.conditions(request.prompts, request.size, request.negative_prompt)
+            if given is not None:
+                given.check(made_for(runtime), request)
+            decision = given or decide(
+                runtime, request.strategy, request.sampling, made.shape,
+                lambda count: runtime.rows_of(request, made, filled(wanted, count)),
+                len(wanted), request.batch_size, request.size,
+            )  # fmt: skip
             measuring = self.auto.seconds - before
             chunks = [*decision.chunks(wanted)]
             counts = Counter(part.images for part, _ in chunks)
+
+            def paint(tokens: Tensor, drawn: Sequence[ImageJob]) -> list[Image]:
+                return runtime.pictures_of(request, made.shape, [i.index for i in drawn], tokens)
+
             for part, chunk in chunks:
-                parts.append(batch(part, chunk, counts.pop(part.images, 0)))
-        seconds = PhaseSeconds(total=total.seconds, measuring=measuring, **spent)
+                rows, known = filled(chunk, part.rows), None
+                exact = request.sampling.greedy and not part.strategy.acceptance.relaxed
+                if file is not None and (part.strategy.invariant or exact):
+                    known = file.known(rows)
+                if known is not None and part.strategy.drafts.needs_drafter:
+                    # Its drafter has not read these tokens.
+                    part = part.model_copy(update={"strategy": self.strategy("vanilla")})
+                batch = Batch(runtime, part, request.sampling, made.shape, paint, phases)
+                if announced := counts.pop(part.images, 0):
+                    batch.ready.expect(announced)
+                buffers = max(buffers, batch.engine.nbytes)
+                started = runtime.rows_of(request, made, rows)
+                watched = on_progress is not None or file is not None
+                batch.begin(jobs_of(request, chunk), started, known, watched=watched)
+                resumed += 0 if known is None else (known.shape[1] - 1) * len(chunk)
+                stop = None
+                if watched:
+                    far = on_progress, len(chunk), len(images), len(wanted)
+                    stop = partial(_report, batch, file, *far)
+                parts.append(_run(batch, chunk, stop, file, on_images, images))
+                self._otherwise = None  # this device serves
+        seconds = PhaseSeconds(total=total.seconds, measuring=measuring, **phases.seconds)
         columns = request.num_images if only is None else 0
         if path is not None:
             with contextlib.suppress(OSError):
                 path.unlink()
-        more_of = buffers, columns, resumed
-        return runtime.finished(request, decision, parts, images, seconds, *more_of)
+        return runtime.finished(
+            request, decision, parts, images, seconds, buffers, columns, resumed
+        )
 
     # --- parts of a request, for measurements, training and other libraries --------------------
 
-    def _rows(self, prompts: Sequence[Prompt], sampling: Sampling) -> tuple[Rows, Hashable]:
-        """Return what the images of prompts start from, and their shape."""
-        conditions = self.conditions(prompts)
-        return self.model.family.rows(self.model, conditions, sampling), conditions.shape
-
     @contextlib.contextmanager
-    def _ready(
+    def _begun(
         self,
         made: Callable[[], tuple[Rows, Hashable]],
-        batch: int,
+        seeds: Sequence[tuple[int, int]],
         strategy: Strategy,
         sampling: Sampling,
-    ) -> Iterator[tuple[CapturedEngine, Rows]]:
-        """Give one batch's rows, which ``made`` returns, and their engine, with the device to itself.
+        observer: Observer | None = None,
+        **how: Any,
+    ) -> Iterator[Batch[ImageJob]]:
+        """Give a batch whose images have begun and leave tokens, with the device to itself.
 
-        Steps of auto are timed on the rows if need be.
+        Steps of auto are timed on the rows if need be. ``seeds``: of each image its seed and number;
+        ``how``: as :meth:`~.Batch.begin` takes it.
         """
         with self.request_lock.hold(), explained(self.backend):
             rows, shape = made()
             asked = strategy, sampling, shape, lambda count: rows
-            (part,) = decide(self.runtime, *asked, batch, batch, joins=True).parts
-            yield self.engines.get(part.rows, part.strategy, sampling, shape), rows
+            (part,) = decide(self.runtime, *asked, len(seeds), len(seeds), joins=True).parts
+            batch = Batch[ImageJob](self.runtime, part, sampling, shape)
+            batch.engine.session.observer = observer
+            try:
+                jobs = [ImageJob(index, "", *seed) for index, seed in enumerate(seeds)]
+                batch.begin(jobs, rows, **how)
+                yield batch
+            finally:
+                batch.engine.session.observer = None
 
     @inferring
     def decode_rows(
@@ -448,8 +422,7 @@ class Pipeline:
         made: Callable[[], tuple[Rows, Hashable]],
         strategy: Strategy,
         sampling: Sampling,
-        seed: int | Sequence[int],
-        images: Sequence[int],
+        seeds: Sequence[tuple[int, int]],
         *,
         step: Callable[[], None] | None = None,
         on_progress: Callable[[int], None] | None = None,
@@ -457,22 +430,23 @@ class Pipeline:
     ) -> tuple[Decoded, float]:
         """Decode one batch of rows without pixels; return it and the seconds of prefill and decode.
 
-        ``made`` returns the rows, and the shape of the conditions that they were made of; ``seed``: of
-        all, or one each; ``images``: the indices that pick each image's randomness; ``on_progress``
-        gets the tokens that are known of the slowest image. ``step`` runs in place of the captured
+        ``made`` returns the rows, and the shape of the conditions that they were made of; ``seeds``: of
+        each image its seed and its number, which pick its randomness; ``on_progress`` gets the tokens
+        that are known of the slowest image, before each step. ``step`` runs in place of the captured
         steps (for measurements that look at the state). ``observer`` sees every step judged, operator
         by operator (:attr:`.Session.observer`).
         """
-        with self._ready(made, len(images), strategy, sampling) as (ready, rows):
-            session = ready.engine.session
-            session.observer = observer
-            try:
-                with self.backend.stopwatch() as watch:
-                    ready.begin(rows, seed, images)
-                    decoded = ready.engine.run(step, passing(on_progress))
-            finally:
-                session.observer = None
-        return decoded, watch.seconds
+        report, watched = passing(on_progress), on_progress is not None
+        how = {"step": step, "watched": watched}
+        with self._begun(made, seeds, strategy, sampling, observer, **how) as batch:
+            stop = None if report is None else partial(_report, batch, None, report, 0, 0, 0)
+            done = _run(batch, range(len(seeds)), stop)
+        return done, batch.phases.seconds["prefill"] + batch.phases.seconds["decode"]
+
+    def _rows(self, prompts: Sequence[Prompt], sampling: Sampling) -> tuple[Rows, Hashable]:
+        """Return what the images of prompts start from, and their shape."""
+        conditions = self.conditions(prompts)
+        return self.model.family.rows(self.model, conditions, sampling), conditions.shape
 
     def decode_only(
         self,
@@ -484,10 +458,11 @@ class Pipeline:
         observer: Observer | None = None,
     ) -> tuple[Decoded, float]:
         """Decode one batch of prompts without pixels, as :meth:`decode_rows` does."""
-        made, images = partial(self._rows, prompts, sampling), range(len(prompts))
-        return self.decode_rows(
-            made, strategy, sampling, seed, images, step=step, observer=observer
+        made, seeds = (
+            partial(self._rows, prompts, sampling),
+            [(seed, i) for i in range(len(prompts))],
         )
+        return self.decode_rows(made, strategy, sampling, seeds, step=step, observer=observer)
 
     @inferring
     def step_times(
@@ -495,6 +470,60 @@ class Pipeline:
     ) -> dict[int, list[float]]:
         """Time the steps of every length of a window with several, in turns: milliseconds by length."""
         made = partial(self._rows, prompts, sampling)
-        with self._ready(made, len(prompts), strategy, sampling) as (ready, rows):
-            ready.begin(rows, 0, range(len(prompts)))
-            return calibrate(ready.engine, self.backend.stopwatch, rounds=rounds)
+        with self._begun(made, [(0, i) for i in range(len(prompts))], strategy, sampling) as batch:
+            return calibrate(batch.engine, self.backend.stopwatch, rounds=rounds)
+
+
+def _report(
+    batch: Batch[ImageJob],
+    file: Unfinished | None,
+    on_progress: Callable[..., None] | None,
+    count: int,
+    done: int,
+    wanted: int,
+) -> bool:
+    """Tell a caller how far a batch is, and note its tokens; returns False, so that it goes on.
+
+    ``count``: images of the batch; ``done``: those before it, of ``wanted``; 0 of these: the caller gets
+    the tokens that the slowest image has.
+    """
+    known, tokens = batch.known, batch.tokens
+    if on_progress is not None and wanted:
+        on_progress(done * tokens + known * count, wanted * tokens)
+    elif on_progress is not None:
+        on_progress(known)
+    if file is not None:
+        file.note(batch.snapshot)
+    return False
+
+
+def _run(
+    batch: Batch[ImageJob],
+    chunk: Sequence[int],
+    stop: Callable[[], bool] | None,
+    file: Unfinished | None = None,
+    on_images: OnImages | None = None,
+    images: list[Image] | None = None,
+) -> Decoded:
+    """Run a batch whose images have begun together to its end; add its images to ``images``."""
+    done: Done[ImageJob] | None = None
+    try:
+        with batch.phases.timed("decode"), of_image(chunk):
+            while done is None:
+                (event, *_) = batch.advance(stop)
+                if isinstance(event, Failed):
+                    raise event.error
+                done = event if isinstance(event, Done) else None
+        if stop is not None:
+            stop()
+        if on_images is not None and images is not None:
+            on_images(len(images), done.pictures)
+    except BaseException:  # Ctrl-C and a lost device too: what is drawn is kept
+        with contextlib.suppress(Exception):  # the first error is the one to tell
+            ended = {} if done is None else dict(zip(chunk, done.decoded.tokens, strict=True))
+            if file is not None:
+                file.write(ended or batch.snapshot())
+        raise
+    if images is not None:
+        images.extend(done.pictures)
+    return done.decoded

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.device.context import inference
 from lantern_accel.device.entry_points import why
-from lantern_accel.errors import LanternError, NotFiniteError, RequestError
+from lantern_accel.errors import RequestError
+from lantern_accel.generation.batch import (
+    Batch,
+    Done,
+    Failed,
+    ImageJob,
+    Known,
+    Phases,
+    jobs_of,
+    joined_batch,
+)
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds, png_bytes
-from lantern_accel.generation.slots import Drawn, Slots
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from lantern_accel.device.backend import Backend
     from lantern_accel.families.base import Conditions
+    from lantern_accel.generation.decision import Decision
     from lantern_accel.generation.request import GenerationRequest, RequestLock
     from lantern_accel.generation.runtime import Runtime
 
@@ -70,18 +78,17 @@ class Stream:
     ) -> None:
         self.request = request
         self._result: GenerationResult | None = None
-        self._runtime, self._lock, self._partials = runtime, lock, partials
-        self._seconds = dict.fromkeys(("text", "prefill", "decode", "pixels", "total"), 0.0)
+        self._runtime, self._lock = runtime, lock
+        self._phases, self._total = Phases(runtime.backend.stopwatch), 0.0
         #: Lets threads that share a stream take its events one after another.
         self._taking = threading.RLock()
         self._events: deque[Progress] = deque()
-        self._error: LanternError | None = None
+        self._error: Exception | None = None
         self._over = False
-        self._conditions: Conditions | None = None
-        self._slots: Slots[int] | None = None
-        self._wanted = list(range(request.count))
-        self._shown: dict[int, int] = {}
-        self._done: dict[int, tuple[Decoded, Image | None]] = {}
+        #: The prompts' conditions, the decision, and the running batch.
+        self._begun: tuple[Conditions, Decision, Batch[ImageJob]] | None = None
+        self._waiting = jobs_of(request, range(request.count), partials)
+        self._done: dict[int, Done[ImageJob]] = {}
 
     @property
     def backend(self) -> Backend:
@@ -113,7 +120,7 @@ class Stream:
         """Drop what is not generated yet, and free what is kept of it; from any thread."""
         self._over = True
         self._events.clear()
-        self._slots = self._conditions = None
+        self._begun = None
 
     @property
     def result(self) -> GenerationResult:
@@ -124,13 +131,12 @@ class Stream:
 
     def set_aside(self) -> None:
         """Keep the rows while another call uses the engines; of a failure the next event tells."""
-        slots = self._slots
-        if slots is None:
+        if self._begun is None:
             return
         try:
-            slots.set_aside()
+            self._begun[-1].set_aside()
         except Exception as error:
-            self._slots = None
+            self._begun = None
             self._error = RequestError(
                 "another request took this stream's place, and what it had generated could not be kept "
                 f"({why(error)}); stream it again, or take its events without other calls in between"
@@ -142,84 +148,66 @@ class Stream:
             if self._error is not None:  # it was set aside while this call waited
                 return
             try:
-                with self._timed("total"):
+                with inference(self.backend), self.backend.stopwatch() as total:
                     while not (self._events or self._over or self._error):
                         self._turn()
+                self._total += total.seconds
                 if len(self._done) == self.request.count and not self._over:
                     self._finish()
             except BaseException:  # an interrupt leaves rows that nobody can trust
                 self.close()
                 raise
 
-    def _begin(self) -> tuple[Slots[int], Conditions]:
-        runtime, request = self._runtime, self.request
-        with self._timed("text"):
-            conditions = runtime.conditions(request.prompts, request.size, request.negative_prompt)
-        asked = request.strategy, request.sampling, conditions, request.count, request.batch_size
-        slots = Slots[int](runtime, *asked, request.size)
-        self._conditions, self._slots = conditions, slots
-        return slots, conditions
+    def _begin(self) -> tuple[Conditions, Decision, Batch[ImageJob]]:
+        runtime, request, phases = self._runtime, self.request, self._phases
+        with phases.timed("text"):
+            made = runtime.conditions(request.prompts, request.size, request.negative_prompt)
+
+        def paint(tokens: Tensor, images: Sequence[ImageJob]) -> list[Image]:
+            return runtime.pictures_of(request, made.shape, [one.index for one in images], tokens)
+
+        decision, batch = joined_batch(
+            runtime, request.strategy, request.sampling, made, request.count, request.batch_size,
+            request.size, paint, phases,
+        )  # fmt: skip
+        self._begun = made, decision, batch
+        return self._begun
 
     def _turn(self) -> None:
         """Let images join, run some steps, and keep what is new as events."""
-        runtime, request = self._runtime, self.request
-        slots, conditions = self._slots, self._conditions
-        if slots is None or conditions is None:
-            slots, conditions = self._begin()
-        slots.take_up()
-        while self._wanted and slots.joinable:
-            with self._timed("prefill"):
-                index = self._wanted.pop(0)
-                (seed,), (at,) = request.randomness([index])
-                slots.join(index, runtime.rows_of(request, conditions, [index]), seed, at)
-        with self._timed("decode"):
-            slots.advance()
-        for index, one in slots.news():
-            if isinstance(one, NotFiniteError):
-                self._error = one
+        conditions, _, batch = self._begun or self._begin()
+        batch.take_up()
+        while self._waiting and batch.joinable:
+            image = self._waiting.pop(0)
+            batch.join(image, self._runtime.rows_of(self.request, conditions, [image.index]))
+        with self._phases.timed("decode"):
+            events = batch.advance(lambda: self._over)
+        for event in events:
+            if isinstance(event, Failed):
+                self._error = event.error
                 return
-            self._events.append(self._event(slots, conditions, index, one))
-
-    def _event(
-        self, slots: Slots[int], conditions: Conditions, index: int, one: Drawn | int
-    ) -> Progress:
-        """Return what is known of an image: the complete one, or that of a row."""
-        runtime, request = self._runtime, self.request
-        image: Image | None = None
-        rows = 0
-        if isinstance(one, Drawn):
-            tokens = one.decoded.tokens[0]
-            with self._timed("pixels"):
-                made = runtime.pictures_of(request, conditions.shape, [index], one.decoded.tokens)
-                image = next(iter(made), None)
-            rows = 0 if image is None else image.height
-            self._done[index] = one.decoded, image
-        else:
-            tokens = slots.so_far(one)
-            share = len(tokens) * (self._partials + 1) // slots.tokens
-            if share > self._shown.get(index, 0):
-                image, rows = runtime.partial_picture(tokens, conditions.shape)
-                self._shown[index] = share if image else self._shown.get(index, 0)
-        return Progress(index, tokens, slots.tokens, image, rows, index in self._done)
+            if isinstance(event, Known):
+                tokens = batch.so_far(event.image)
+                known = event.image.index, tokens, batch.tokens, event.picture, event.rows, False
+            else:
+                (image,), tokens = event.images, event.decoded.tokens[0]
+                picture = next(iter(event.pictures), None)
+                rows = 0 if picture is None else picture.height
+                known = image.index, tokens, batch.tokens, picture, rows, True
+                self._done[image.index] = event
+            self._events.append(Progress(*known))
 
     def _finish(self) -> None:
-        request, slots = self.request, self._slots
-        assert slots is not None
-        ordered = [self._done[index] for index in range(request.count)]
+        assert self._begun is not None
+        _, decision, batch = self._begun
+        ordered = [self._done[index] for index in range(self.request.count)]
         self._result = self._runtime.finished(
-            request,
-            slots.decision,
-            [decoded for decoded, _ in ordered],
-            [image for _, image in ordered if image is not None],
-            PhaseSeconds(**self._seconds),
-            slots.engine.nbytes,
-            request.num_images,
+            self.request,
+            decision,
+            [one.decoded for one in ordered],
+            [image for one in ordered for image in one.pictures],
+            PhaseSeconds(total=self._total, **self._phases.seconds),
+            batch.engine.nbytes,
+            self.request.num_images,
         )
-        self._over, self._slots, self._conditions = True, None, None
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        """Let the block infer, and count its seconds for a phase."""
-        with inference(self.backend), self.backend.stopwatch() as watch:
-            yield
-        self._seconds[phase] += watch.seconds
+        self._over, self._begun = True, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -45,18 +45,18 @@ class Unfinished:
         count = min(len(one) for one in rows)
         return torch.stack([one[:count] for one in rows]) if count > 1 else None
 
-    def note(self, images: Sequence[int], tokens: Tensor) -> None:
-        """Write the first tokens ``[B, n]`` of images, as often as :data:`EVERY` says."""
+    def note(self, snapshot: Callable[[], Mapping[int, Tensor]]) -> None:
+        """Write a snapshot, first tokens by image, as often as :data:`EVERY` says."""
         if time.monotonic() - self._written >= EVERY:
-            self.write(images, tokens)
+            self.write(snapshot())
 
-    def write(self, images: Sequence[int], tokens: Tensor) -> None:
-        """Write the first tokens ``[B, n]`` of images now."""
+    def write(self, tokens: Mapping[int, Tensor]) -> None:
+        """Write the first tokens ``[n]`` of images now; nothing where none has two."""
         from safetensors.torch import save
 
-        held = tokens.to("cpu", torch.int32, copy=True)
-        named = {self._name(image): row for image, row in zip(images, held, strict=False)}
-        write_whole(self.path, save(named, {"seed": str(self.request.seed)}))
+        named = {self._name(i): one.to(torch.int32) for i, one in tokens.items() if len(one) > 1}
+        if named:
+            write_whole(self.path, save(named, {"seed": str(self.request.seed)}))
         self._written = time.monotonic()
 
 

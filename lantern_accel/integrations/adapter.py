@@ -76,10 +76,9 @@ class Adapter:
         chosen = pipeline.strategy(self.strategy)
         if isinstance(self.strategy, str):  # its window is as long as this batch wants
             chosen = pipeline.auto.tuned(chosen, len(seeds), sampling)
-        each, images = zip(*seeds, strict=True)
         with pipeline.backend.stopwatch() as watch:
-            of = chosen, sampling, each, images
-            done, _ = pipeline.decode_rows(lambda: (rows, shape), *of, on_progress=on_progress)
+            asked = chosen, sampling, seeds
+            done, _ = pipeline.decode_rows(lambda: (rows, shape), *asked, on_progress=on_progress)
         self.last = Drawn(done.tokens, watch.seconds)
         return self.last
 

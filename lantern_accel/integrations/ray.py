@@ -27,7 +27,7 @@ from lantern_accel.bounds import SEEDS
 from lantern_accel.device.plugins import named_spec
 from lantern_accel.errors import DeviceLostError, LanternError, LanternWarning, RequestError, shown
 from lantern_accel.families.releases import require
-from lantern_accel.generation.folder import Painter
+from lantern_accel.generation.folder import FolderImages
 from lantern_accel.prompts import Item
 from lantern_accel.serving.app import make_app
 from lantern_accel.serving.keys import read_keys
@@ -116,7 +116,7 @@ class Images:
         except LanternError as error:
             node = ray.util.get_node_ip_address()
             raise RequestError(f"node {node} cannot load {shown(model)}: {error}") from None
-        self._painter, self._seed = Painter(self._pipeline, settings), seed
+        self._images, self._seed = FolderImages(self._pipeline, settings), seed
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return a batch with its images; a lost device ends the process, and Ray starts another."""
@@ -131,7 +131,7 @@ class Images:
             except RequestError as error:
                 made[number] = {"error": str(error)}
         try:
-            for item, png, line in self._painter.draw(items):
+            for item, png, line in self._images.generate(items):
                 made[item.number] = {"image": png or None, **line}
         except DeviceLostError as error:
             print(error, flush=True)

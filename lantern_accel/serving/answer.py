@@ -38,7 +38,7 @@ def _common(request: ImageRequest, image: Image) -> dict[str, Any]:
 def usage(done: Sequence[Finished]) -> dict[str, Any]:
     """Count tokens as OpenAI does: the prompt's once per request, the images' all."""
     text = done[0].text_tokens
-    image = sum(one.drawn.decoded.tokens.numel() for one in done)
+    image = sum(one.done.decoded.tokens.numel() for one in done)
     return {
         "input_tokens": text,
         "output_tokens": image,
@@ -53,7 +53,7 @@ def statistics(done: Sequence[Finished], rounding: float) -> dict[str, Any]:
 
     ``rounding``: what quantized weights add, per token.
     """
-    decoded = [one.drawn.decoded for one in done]
+    decoded = [one.done.decoded for one in done]
     tokens = sum(one.tokens.numel() for one in decoded)
     steps = sum(int(one.steps.sum()) for one in decoded)
     return {
@@ -72,8 +72,8 @@ def speculation(done: Sequence[Finished], used: Completed) -> dict[str, Any] | N
     """
     if isinstance(used.strategy.drafts, NoTree):
         return None
-    histogram = steps_by_accepted(one.drawn.decoded for one in done)
-    steps, drafts = sum(histogram), sum(one.drawn.drafts for one in done)
+    histogram = steps_by_accepted(one.done.decoded for one in done)
+    steps, drafts = sum(histogram), sum(one.done.drafts for one in done)
     accepted = sum(count * n for count, n in enumerate(histogram))
     return {
         "acceptance_histogram": histogram,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 
+from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.device.backend import Backend
-from lantern_accel.generation.slots import Drawn
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -63,9 +63,8 @@ class Metrics:
         self.first_partial = seconds("first_partial_seconds", text)
         registry.register(Energy(backend))
 
-    def drew(self, drawn: Drawn) -> None:
+    def drew(self, done: Decoded) -> None:
         """Count a complete image."""
-        done = drawn.decoded
         self.images.inc()
         self.tokens.inc(done.tokens.numel())
         self.steps.inc(int(done.steps.sum()))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lantern_accel.families.base import Conditions, Rows
-from lantern_accel.generation.slots import Drawn
+from lantern_accel.generation.batch import Done, ImageJob
 from lantern_accel.serving.body import ImageRequest
 from lantern_accel.serving.refusals import busy, lost, server_closing, wrong_value
 from lantern_accel.strategy.values import Strategy
@@ -43,7 +43,7 @@ class Finished:
 
     index: int
     image: Image
-    drawn: Drawn
+    done: Done[QueuedImage]
     text_tokens: int
 
 
@@ -99,17 +99,13 @@ class Job:
         self.over = True
 
 
-@dataclass(eq=False)
-class Picture:
+@dataclass(eq=False, kw_only=True)
+class QueuedImage(ImageJob):
     """One image of a job, with what it starts from once that is known."""
 
     job: Job
-    index: int
-    seed: int
-    stream: int
     conditions: Conditions | None = None
     rows: Rows | None = None
-    partials: int = 0
 
 
 class Queue:
@@ -123,7 +119,7 @@ class Queue:
         self.closing = False
         self.broken: str | None = None
         self._stopped = False
-        self._images: list[Picture] = []
+        self._images: list[QueuedImage] = []
         self._news = threading.Condition()
 
     def put(self, job: Job, seconds: float) -> None:
@@ -131,7 +127,11 @@ class Queue:
 
         ``seconds``: what an image takes, to say when to come back.
         """
-        images = [Picture(job, number, *seed) for number, seed in enumerate(job.request.seeds)]
+        body = job.request.body
+        images = [
+            QueuedImage(index, body.prompt, *seed, body.partial_images, job=job)
+            for index, seed in enumerate(job.request.seeds)
+        ]
         job.left = len(images)
         with self._news:
             if self.closing:
@@ -146,18 +146,18 @@ class Queue:
                 raise busy(seconds * (waiting + 1), waiting, self.most)
             self._set([*self._images, *images])
 
-    def _set(self, images: list[Picture]) -> None:
+    def _set(self, images: list[QueuedImage]) -> None:
         self._images = images
         self._gauge.set(len(images))
         self._news.notify()
 
     @property
-    def images(self) -> list[Picture]:
+    def images(self) -> list[QueuedImage]:
         """What waits now, the first one first."""
         with self._news:
             return list(self._images)
 
-    def take_out(self, chosen: Callable[[Picture], bool]) -> list[Picture]:
+    def take_out(self, chosen: Callable[[QueuedImage], bool]) -> list[QueuedImage]:
         """Take out the images that are chosen, and return them."""
         with self._news:
             found = [one for one in self._images if chosen(one)]

@@ -18,12 +18,12 @@ from lantern_accel.errors import (
     NotFiniteError,
     RequestError,
 )
+from lantern_accel.generation.batch import Done, Failed, Known
 from lantern_accel.generation.request import build_request
-from lantern_accel.generation.slots import Drawn
-from lantern_accel.serving.drawing import Drawing
 from lantern_accel.serving.metrics import Metrics
-from lantern_accel.serving.queue import Completed, Event, Job, Picture, Queue
+from lantern_accel.serving.queue import Completed, Event, Finished, Job, Partial, Queue, QueuedImage
 from lantern_accel.serving.refusals import not_started, refusal_of, server_closing, too_late
+from lantern_accel.serving.running import RunningBatch
 
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
@@ -66,7 +66,7 @@ class Studio:
     def __init__(self, pipeline: Pipeline, limits: ServerSettings, metrics: Metrics) -> None:
         self.pipeline, self.limits, self.metrics = pipeline, limits, metrics
         self.queue = Queue(limits.queue, metrics.waiting)
-        self.drawing = Drawing(pipeline, limits.slots, metrics)
+        self.batch = RunningBatch(pipeline, limits.slots, metrics)
         self._each = 1.0
         self._last = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="studio", daemon=True)
@@ -85,7 +85,7 @@ class Studio:
         for name in strategies:
             given = {"strategy": name}
             request = build_request(self.pipeline.model.manifest, example, given)
-            self.drawing.open(request, self.pipeline.conditions([example]))
+            self.batch.open(request, self.pipeline.conditions([example]))
 
     def submit(self, job: Job) -> None:
         """Queue a job's images, all or none; raises :class:`Refusal` for too many, and when closing."""
@@ -101,7 +101,7 @@ class Studio:
 
     def end(self) -> None:
         """Refuse what has not been finished, as :meth:`drain` refuses what waits."""
-        for one in (*self.queue.images, *self.running.values()):
+        for one in (*self.queue.images, *self.running):
             self._end(one.job, server_closing())
 
     def stop(self, seconds: float = 60.0) -> bool:
@@ -120,9 +120,9 @@ class Studio:
         return "draining" if self.queue.closing else "ok"
 
     @property
-    def running(self) -> dict[int, Picture]:
+    def running(self) -> list[QueuedImage]:
         """The images that are being generated, by row."""
-        return self.drawing.running
+        return self.batch.images
 
     # --- in its own thread ---------------------------------------------------------------------
 
@@ -139,63 +139,76 @@ class Studio:
         self._admit()
         if not self.running:
             return
-        for picture, one in self.drawing.advance():
-            try:
-                if isinstance(one, NotFiniteError):
-                    self._end(picture.job, one)
-                elif isinstance(one, Drawn):
-                    self._finish(picture, one)
-                elif (event := self.drawing.show(picture, one)) is not None:
-                    picture.job.deliver(event)
-            except Exception as error:
-                if isinstance(one, int):  # its row is not given up yet
-                    raise
-                if not isinstance(error, RequestError):
-                    log.error("an image could not be made", exc_info=error)
-                self._end(picture.job, error)
+        for event in self.batch.advance():
+            if isinstance(event, Known):
+                self._show(event)
+            elif isinstance(event, Done):
+                self._finish(event)
+            else:
+                self._failed(event)
         self.metrics.running.set(len(self.running))
 
     def _give_up(self) -> None:
         """Free the rows and places of jobs that are over, or out of time."""
         now = time.monotonic()
-        for one in (*self.queue.images, *self.running.values()):
+        for one in (*self.queue.images, *self.running):
             if now - one.job.came > self.limits.deadline:
                 self._end(one.job, too_late(self.limits.deadline))
         dropped = len(self.queue.take_out(lambda one: one.job.over))
-        self.metrics.dropped.inc(dropped + self.drawing.drop_finished())
+        self.metrics.dropped.inc(
+            dropped + self.batch.drop([one for one in self.running if one.job.over])
+        )
 
     def _admit(self) -> None:
         """Let the first images of the queue join, as long as they go with those that run."""
         if not self.running:
             self.pipeline.backend.memory(new_peak=True)
-        for picture in self.queue.images:
+        for image in self.queue.images:
             try:
-                if not self.drawing.join(picture):
+                if not self.batch.join(image):
                     break
             except Exception as error:
-                self._end(picture.job, error)
+                self._end(image.job, error)
                 if not isinstance(error, RequestError):
                     log.warning("an image could not begin: %s", error)
-            self.queue.take_out(partial(is_, picture))
+            self.queue.take_out(partial(is_, image))
         self.metrics.running.set(len(self.running))
 
-    def _finish(self, picture: Picture, drawn: Drawn) -> None:
+    def _show(self, event: Known[QueuedImage]) -> None:
+        """Hand out a partial image, if there is one."""
+        one, job = event.image, event.image.job
+        if event.picture is None or job.over:
+            return
+        if one.shown == 1:
+            self.metrics.first_partial.observe(time.monotonic() - job.came)
+        total = self.batch.batch.tokens
+        job.deliver(Partial(one.index, one.shown - 1, event.picture, event.known, total))
+
+    def _failed(self, event: Failed[QueuedImage]) -> None:
+        """End the job of an image that failed by itself."""
+        if not isinstance(event.error, RequestError | NotFiniteError):
+            log.error("an image could not be made", exc_info=event.error)
+        self._end(event.images[0].job, event.error)
+
+    def _finish(self, event: Done[QueuedImage]) -> None:
         """Hand out a complete image; the last one completes its job."""
-        job, event = picture.job, self.drawing.finish(picture, drawn)
-        now = time.monotonic()
+        (one,), (image,) = event.images, event.pictures
+        job, now = one.job, time.monotonic()
+        job.spent["pixels"] += event.seconds
         began = job.began or now
         since, self._last = now - max(self._last, began), now
         self._each += (since - self._each) / MEMORY
-        self.metrics.drew(drawn)
+        self.metrics.drew(event.decoded)
         if job.over:
             return
-        job.deliver(event)
+        assert one.conditions is not None
+        job.deliver(Finished(one.index, image, event, int(one.conditions.mask.sum())))
         job.left -= 1
         if job.left:
             return
         price, waited = self.pipeline.model.rounding, job.spent.get("waiting", 0.0)
         completed = Completed(
-            self.drawing.slots.decision.strategy,
+            self.batch.batch.strategy,
             notes=(*job.request.notes, *job.notes),
             seconds=now - job.came - waited,
             waited=waited,
@@ -208,13 +221,13 @@ class Studio:
     def _fail(self, error: Exception) -> None:
         """End what runs with an error of the device; the next request finds a new batch."""
         log.error("the running batch failed: %s", error, exc_info=error)
-        failed = [*self.running.values()]
+        failed = [*self.running]
         if isinstance(error, DeviceLostError):
             self.queue.broken = str(error)
             failed += self.queue.take_out(lambda one: True)
         for one in failed:
             self._end(one.job, error)
-        self.drawing.abandon()
+        self.batch.abandon()
 
     def _end(self, job: Job, event: Event) -> None:
         if job.over:

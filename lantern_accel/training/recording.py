@@ -94,8 +94,8 @@ def draw_batch(
     sampling = pipeline.sampling()
     conditions = encoded.of(filled)
     rows = pipeline.model.family.rows(pipeline.model, conditions, sampling)
-    of = strategy, sampling, seed, range(batch)
-    made, _ = pipeline.decode_rows(lambda: (rows, conditions.shape), *of, observer=observer)
+    asked = strategy, sampling, [(seed, number) for number in range(batch)]
+    made, _ = pipeline.decode_rows(lambda: (rows, conditions.shape), *asked, observer=observer)
     return made.tokens if observer is not None else made.tokens[: len(prompts)]
 
 

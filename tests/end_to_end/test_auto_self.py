@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import batch_of, join
 from support.preferring import prefer
-from support.slots import slots_of
 
 import lantern_accel
 from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.families.random_weights import sized
 from lantern_accel.generation import auto as automatic
+from lantern_accel.generation.batch import Done
 from lantern_accel.generation.estimate import Estimate
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.generation.slots import Drawn
 from lantern_accel.memory.plan import Planner
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import projections
@@ -208,20 +208,18 @@ def test_rows_of_a_batch_that_come_and_go_draw_plain_tokens(tiny_model: Path) ->
         sampling = pipeline.sampling()
         asked = pipeline.strategy("self", tree="self:3,int8")
         prompts = ["red heart", "dog face", "red heart"]
-        given = [pipeline.conditions([one]) for one in prompts]
-        slots = slots_of(pipeline, asked, sampling, 2, given[0])
-        rows = [pipeline.model.family.rows(pipeline.model, one, sampling) for one in given]
+        first = pipeline.conditions(prompts[:1])
+        batch = batch_of(pipeline, asked, sampling, 2, first)
         found: dict[int, torch.Tensor] = {}
         waiting, steps = [0, 1, 2], list[int]()
         while len(found) < 3:
-            while waiting and slots.joinable and slots.free:
+            while waiting and batch.joinable:
                 number = waiting.pop(0)
-                slots.join(number, rows[number], 10 + number, 0)
-            slots.advance()
-            for number, one in slots.news():
-                if isinstance(one, Drawn):
-                    found[number] = one.decoded.tokens
-                    steps.append(int(one.decoded.steps))
+                join(pipeline, batch, prompts[number], 10 + number, number)
+            for event in batch.advance():
+                if isinstance(event, Done):
+                    found[event.images[0].index] = event.decoded.tokens
+                    steps.append(int(event.decoded.steps))
         for number, prompt in enumerate(prompts):
             want = pipeline.generate(prompt, seed=10 + number, strategy="vanilla").tokens
             assert torch.equal(found[number], want)

@@ -44,9 +44,9 @@ def run(tiny_model, prompts, tmp_path, monkeypatch):
 
 def watched(monkeypatch, seen):
     """Let ``seen`` have the items of every chunk before they are drawn."""
-    draw = folder.Painter.draw
+    draw = folder.FolderImages.generate
     monkeypatch.setattr(
-        folder.Painter, "draw", lambda self, items: (seen(items), draw(self, items))[1]
+        folder.FolderImages, "generate", lambda self, items: (seen(items), draw(self, items))[1]
     )
 
 
@@ -247,7 +247,7 @@ def test_an_item_is_drawn_by_its_own_seed(tiny_model, tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "red heart", "seed": 9}\n{"prompt": "red heart", "seed": 9}')
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
-        found = folder.Painter(pipeline, {"strategy": "vanilla"}).draw(read_items(path, 1))
+        found = folder.FolderImages(pipeline, {"strategy": "vanilla"}).generate(read_items(path, 1))
         whole = pipeline.generate("red heart", strategy="vanilla", seed=9)
     assert len({picture for _, picture, _ in found}) == 1
     assert found[0][2]["tokens_sha256"] == whole.stats.tokens_sha256

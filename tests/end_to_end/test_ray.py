@@ -41,9 +41,9 @@ def hook():
         import torch
 
         from lantern_accel import api
-        from lantern_accel.generation.folder import Painter
+        from lantern_accel.generation.folder import FolderImages
 
-        draw, load, log = Painter.draw, api.load, os.environ["TEST_RAY_LOG"]
+        draw, load, log = FolderImages.generate, api.load, os.environ["TEST_RAY_LOG"]
 
         def slow(self, items):
             with open(log, "a", encoding="utf-8") as lines:
@@ -58,7 +58,7 @@ def hook():
                 lines.write(f"{os.getpid()} {device} {torch.get_num_threads()}\n")
             return loaded
 
-        Painter.draw, api.load = slow, told
+        FolderImages.generate, api.load = slow, told
 
     class Before(importlib.abc.MetaPathFinder):
         """Patches what the integration imports, where a worker imports it; others stay quick."""

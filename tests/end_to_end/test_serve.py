@@ -323,17 +323,17 @@ def test_a_stop_finishes_what_runs_and_sends_away_what_waits(held):
 
 
 def test_a_batch_that_fails_fails_alone(tiny_model, monkeypatch):
-    from lantern_accel.generation.slots import Slots
+    from lantern_accel.generation.batch import Batch
 
     with serving(tiny_model, ServerSettings(slots=1, grace=30)) as served:
-        advance, failing = Slots.advance, iter([True])
+        advance, failing = Batch.advance, iter([True])
 
-        def broken(slots: Slots) -> None:
+        def broken(slots: Batch, *_: object) -> object:
             if next(failing, False):
                 raise RuntimeError("a wire came loose")
-            advance(slots)
+            return advance(slots, *_)
 
-        monkeypatch.setattr(Slots, "advance", broken)
+        monkeypatch.setattr(Batch, "advance", broken)
         with pytest.raises(openai.InternalServerError) as caught:
             draw(served.client())
         assert caught.value.response.headers["x-should-retry"] == "false"
@@ -343,7 +343,7 @@ def test_a_batch_that_fails_fails_alone(tiny_model, monkeypatch):
 
 def test_a_lost_device_ends_what_runs_and_waits_and_is_told_at_the_door(tiny_model, monkeypatch):
     from lantern_accel.errors import DeviceLostError
-    from lantern_accel.generation.slots import Slots
+    from lantern_accel.generation.batch import Batch
 
     hold = Held(monkeypatch)
     with serving(tiny_model, ServerSettings(slots=1, grace=30)) as served:
@@ -352,10 +352,10 @@ def test_a_lost_device_ends_what_runs_and_waits_and_is_told_at_the_door(tiny_mod
         waiting = begin(served)
         served.until(lambda: served.counted("queue_images") == 1)
 
-        def gone(slots: Slots) -> None:
+        def gone(slots: Batch, *_: object) -> object:
             raise DeviceLostError("the card fell off the bus")
 
-        monkeypatch.setattr(Slots, "advance", gone)
+        monkeypatch.setattr(Batch, "advance", gone)
         hold.go.set()
         for one in (running, waiting):
             with pytest.raises(openai.InternalServerError, match="fell off the bus"):

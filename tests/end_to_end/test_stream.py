@@ -12,8 +12,8 @@ import torch
 
 import lantern_accel
 from lantern_accel.errors import RequestError
+from lantern_accel.generation.batch import Batch
 from lantern_accel.generation.notebook import notebook_bar
-from lantern_accel.generation.slots import Slots
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def leave_by_exception(pipeline):
 
 
 def leave_by_interrupt_in_a_step(pipeline, monkeypatch):
-    monkeypatch.setattr(Slots, "advance", lambda self: (_ for _ in ()).throw(KeyboardInterrupt()))
+    monkeypatch.setattr(Batch, "advance", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     for _ in pipeline.stream("red heart", seed=5, strategy="vanilla"):
         pass
 
@@ -190,11 +190,11 @@ def test_a_stream_whose_rows_cannot_be_kept_says_so_and_costs_others_nothing(pip
     stream = pipeline.stream("red heart", seed=5, strategy="vanilla")
     next(stream)
 
-    def full(self: Slots) -> None:
+    def full(self: Batch, *_: object) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Slots, "set_aside", full)
+        patch.setattr(Batch, "set_aside", full)
         assert pipeline.generate("dog face", seed=5).images
     with pytest.raises(RequestError, match="could not be kept"):
         list(stream)

@@ -91,14 +91,14 @@ class Held:
     """Holds a studio's steps back until it is let go, so that a test can look at what waits."""
 
     def __init__(self, monkeypatch: Any) -> None:
-        from lantern_accel.generation.slots import Slots
+        from lantern_accel.generation.batch import Batch
 
         self.go, self.inside = threading.Event(), threading.Event()
-        advance = Slots.advance
+        advance = Batch.advance
 
-        def held(slots: Slots) -> None:
+        def held(slots: Batch, *_: object) -> object:
             self.inside.set()
             assert self.go.wait(30)
-            advance(slots)
+            return advance(slots, *_)
 
-        monkeypatch.setattr(Slots, "advance", held)
+        monkeypatch.setattr(Batch, "advance", held)

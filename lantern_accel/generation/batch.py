@@ -1,0 +1,481 @@
+"""The running batch: images join, advance and leave. Everything that generates images iterates it.
+
+Images that begin together take one prefill and end together. In a batch whose images join, a row whose
+image is complete takes the next one: its prompt is run by an engine of one image, and what that leaves
+(keys and values, condition, counters) is copied into the row. Nothing is captured or compiled again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.course import Course, SyncSchedule
+from lantern_accel.decoding.decoded import Decoded
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.device.backend import Stopwatch
+from lantern_accel.device.context import inferring
+from lantern_accel.errors import DoesNotFitError, RequestError
+from lantern_accel.families.base import Conditions, Prompt, Rows, Size
+from lantern_accel.generation.decide import decide
+from lantern_accel.generation.decision import Decision, Part
+from lantern_accel.generation.engines import CapturedEngine, explained
+from lantern_accel.generation.forced import resume
+from lantern_accel.generation.request import GenerationRequest
+from lantern_accel.generation.runtime import Runtime
+from lantern_accel.records import format_bytes
+from lantern_accel.strategy.values import Sampling, Strategy
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: What all rows share and a row that joins leaves alone.
+SHARED = ("step",)
+
+
+@dataclass(eq=False)
+class ImageJob:
+    """An image to generate: its index for the caller, its prompt, and what picks its random stream.
+
+    ``seed`` and ``number`` (under this seed) decide its randomness. ``partials``: partial images to make
+    while it is generated; ``shown``: how many of them were made.
+    """
+
+    index: int
+    prompt: Prompt
+    seed: int
+    number: int
+    partials: int = 0
+    shown: int = 0
+
+
+J = TypeVar("J", bound=ImageJob)
+#: Decodes tokens ``[B, N]``, of which the first are of these images, to an image each; or to none.
+Paint = Callable[[Tensor, Sequence[J]], "list[Image]"]
+
+
+@dataclass(frozen=True)
+class Known(Generic[J]):
+    """An image is under way: tokens that are known, and a partial image with its finished pixel rows."""
+
+    image: J
+    known: int
+    picture: Image | None = None
+    rows: int = 0
+
+
+@dataclass(frozen=True)
+class Done(Generic[J]):
+    """Images are complete: tokens and counters, pictures, drafts that were tried, seconds of pixels.
+
+    ``decoded`` has a row for each image, ``pictures`` is empty where there is nothing that paints.
+    """
+
+    images: tuple[J, ...]
+    decoded: Decoded
+    pictures: list[Image]
+    drafts: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Failed(Generic[J]):
+    """Images have failed by themselves: logits were not finite, or no pixels could be made."""
+
+    images: tuple[J, ...]
+    error: Exception
+
+
+class Phases:
+    """Seconds by phase, the device's pending work included; those of an inner phase are its own."""
+
+    def __init__(self, watch: Callable[[], Stopwatch]) -> None:
+        self.seconds = dict.fromkeys(("text", "prefill", "decode", "pixels"), 0.0)
+        self._watch, self._inner = watch, 0.0
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[Stopwatch]:
+        """Count the seconds of the block."""
+        outer, self._inner = self._inner, 0.0
+        try:
+            with self._watch() as one:
+                yield one
+            self.seconds[phase] += one.seconds - self._inner
+            outer += one.seconds
+        finally:
+            self._inner = outer
+
+
+@dataclass
+class _Row(Generic[J]):
+    """An image in a row, and the drafts that its steps have tried."""
+
+    image: J
+    drafts: int = 0
+
+
+class Batch(Generic[J]):
+    """Rows of one engine for images of one strategy, one set of sampling settings and one shape.
+
+    The engines are used by one thread; nobody else may use them meanwhile, unless :meth:`set_aside` was
+    called. :attr:`observer` and ``step`` of :meth:`begin` are for measurements.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        part: Part,
+        sampling: Sampling,
+        shape: Hashable,
+        paint: Paint[J] | None = None,
+        phases: Phases | None = None,
+        *,
+        joins: bool = False,
+    ) -> None:
+        """Make the rows that a decision's ``part`` names.
+
+        ``shape``: of the images' conditions; ``paint``: makes their pixels, None leaves tokens.
+        ``joins``: images join and leave one by one, which needs an engine of one image too. Raises
+        :class:`DoesNotFitError` where the two do not fit together.
+        """
+        self.runtime, self.backend, self.engines = runtime, runtime.backend, runtime.engines
+        self.strategy, self.sampling, self.shape = part.strategy, sampling, shape
+        self.size, self.joins, self.paint = part.rows, joins, paint
+        self.phases = phases or Phases(self.backend.stopwatch)
+        self._rows: dict[int, _Row[J]] = {}
+        #: The engine's buffers, the length of its next step and its rows, while others use it.
+        self._aside: tuple[dict[str, Tensor], int, Course] | None = None
+        self.ready = self._open()
+        if joins:
+            self._empty()
+
+    @inferring
+    def _open(self) -> CapturedEngine:
+        """Return the engine of the rows; where images join, keep that of one image for their prompts."""
+        asked = self.strategy, self.sampling, self.shape
+        if not self.joins or self.size == 1:
+            self.single = self.engines.get(self.size, *asked)
+            return self.single
+        self.single = self.engines.get(1, *asked, steps=False)
+        ready = self.engines.get(self.size, *asked)
+        if self.single not in self.engines.ready:
+            raise DoesNotFitError(
+                f"an engine of {self.size} images and one of a single image do not fit the memory of "
+                f"{self.backend.device} together; decode fewer images at once"
+            )
+        return ready
+
+    @inferring
+    def _empty(self) -> None:
+        """Finish every row, so that a step is a no-op on those without an image."""
+        one = torch.tensor([0])
+        branches = torch.arange(self.engine.geometry.branches) * self.size
+        #: Where a row's entries are in buffers of images, and in buffers of rows.
+        self._places = {
+            row: {len(part): (part + row).to(self.backend.device) for part in (one, branches)}
+            for row in range(self.size)
+        }
+        self.engine.state.reset()
+        self._finish(range(self.size))
+        self._restart()
+
+    # --- sharing the engine --------------------------------------------------------------------
+
+    @property
+    def _buffers(self) -> dict[str, Tensor]:
+        """Everything of the engine that a request writes."""
+        state = {f"state.{name}": one for name, one in self.engine.state.buffers.items()}
+        return state | self.engine.changes
+
+    @inferring
+    def set_aside(self) -> None:
+        """Copy the rows to host memory, so that others may use the engine until :meth:`take_up`.
+
+        Raises :class:`DoesNotFitError` where the host has no memory for them.
+        """
+        if self._aside is not None:
+            return
+        need = sum(one.nbytes for one in self._buffers.values())
+        free = self.backend.memory().left if self.backend.device.type == "cpu" else None
+        if free is not None and need > free:
+            raise DoesNotFitError(
+                f"{format_bytes(need)} of buffers do not fit the {format_bytes(free)} free"
+            )
+        with explained(self.backend):
+            copies = {name: one.to("cpu", copy=True) for name, one in self._buffers.items()}
+        self._aside = copies, self.engine.now, self.engine.course
+
+    @inferring
+    def take_up(self) -> None:
+        """Go on where :meth:`set_aside` stopped, on another engine of the same kind if need be."""
+        if self.ready not in self.engines.ready:  # released, its buffers still hold the rows
+            self.set_aside()
+        if self._aside is None:
+            return
+        self.ready = self._open()
+        (copies, length, course), engine = self._aside, self.engine
+        with explained(self.backend):
+            engine.session.progress.clear()
+            for name, buffer in self._buffers.items():
+                buffer.copy_(copies[name])
+        course.engine = engine
+        engine.now, engine.course, self._aside = length, course, None
+
+    # --- rows ----------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """The engine whose rows these are."""
+        return self.ready.engine
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image."""
+        return self.engine.geometry.tokens
+
+    @property
+    def images(self) -> list[J]:
+        """The images under way, by row."""
+        return [self._rows[row].image for row in sorted(self._rows)]
+
+    @property
+    def joinable(self) -> bool:
+        """Whether an image may join now."""
+        begun = self._rows and self.engine.course.index
+        # Uniforms are counted by steps: images that take them begin together. Keys are a row's own.
+        alike = self.engine.geometry.keyed or not begun
+        return len(self._rows) < self.size and alike
+
+    @property
+    def known(self) -> int:
+        """Tokens that are known of the slowest image, as of the last look; all where none is left."""
+        every = self.engine.course.known
+        return min((every[row] for row in self._rows), default=self.tokens)
+
+    def _finish(self, rows: range | list[int]) -> None:
+        """Set rows to complete. One copy of one shape, whichever rows they are."""
+        length = self.engine.state.length
+        kept = length.cpu()
+        kept[list(rows)] = self.tokens - 1
+        length.copy_(kept)
+
+    def _restart(self) -> None:
+        """Start counting again where no image is under way."""
+        engine = self.engine
+        engine.session.progress.clear()
+        engine.state.step.fill_(1)
+        engine.begin(SyncSchedule(first=True), known=self.tokens)
+
+    @inferring
+    def begin(
+        self,
+        images: Sequence[J],
+        rows: Rows,
+        known: Tensor | None = None,
+        *,
+        watched: bool = False,
+        step: Callable[[], None] | None = None,
+    ) -> None:
+        """Run the prompts of images that begin together, in one pass.
+
+        ``rows``: of every row of the engine; those behind the images only fill the batch. ``known``: the
+        first tokens of every row, integer ``[B, n]``, from which they go on. ``watched``: somebody wants
+        to know how far they are. ``step`` runs in place of the captured steps.
+        """
+        engine, every = self.engine, filled(images, self.size)
+        with explained(self.backend), self.phases.timed("prefill"):
+            self.ready.begin(rows, [one.seed for one in every], [one.number for one in every])
+            if len(images) < self.size:
+                engine.leave_out(len(images))
+            if known is not None:
+                resume(engine, known)
+        first = 1 if known is None else known.shape[1]
+        engine.begin(engine.schedule(watched), first, step)
+        self._rows = {row: _Row(image) for row, image in enumerate(images)}
+
+    @inferring
+    def join(self, image: J, rows: Rows, known: Tensor | None = None) -> None:
+        """Run the prompt of an image into a free row; ``rows``: of this one image.
+
+        ``known``: its first tokens, integer ``[1, n]``, from which it goes on.
+        """
+        row = next(row for row in range(self.size) if row not in self._rows)
+        if not self._rows:
+            self._restart()
+        count = 1 if known is None else known.shape[1]
+        with explained(self.backend), self.phases.timed("prefill"):
+            self.single.begin(rows, [image.seed], [image.number])
+            if known is not None:
+                resume(self.single.engine, known)
+            if self.size > 1:
+                self._copy(self.single.engine, row, self.engine.geometry.prefix + count - 1)
+        finite, place = self.engine.finite, self._places[row][1]
+        # Else a device that replays nothing would show what the last image left.
+        now = torch.stack((self.engine.state.length, finite.count)).index_select(1, place)
+        finite.report.index_copy_(1, place, now)
+        self.engine.course.join(row, count)
+        self._rows[row] = _Row(image)
+
+    def _copy(self, single: Engine, row: int, slots: int) -> None:
+        """Copy what one image has so far into a row; ``slots`` of its caches are in use."""
+        engine, places = self.engine, self._places[row]
+        given = {**single.state.buffers, "count": single.finite.count, "holds": single.finite.holds}
+        taken = {**engine.state.buffers, "count": engine.finite.count, "holds": engine.finite.holds}
+        for name, source in given.items():
+            # Noise of one image may be a table where that of all rows is none.
+            if name not in SHARED and source.numel() and taken[name].numel():
+                taken[name].index_copy_(0, places[len(source)], source)
+        for mine, theirs in zip(engine.caches, single.caches, strict=True):
+            at = places[theirs.layout.rows]
+            for layer in range(theirs.layout.layers):
+                sides = zip(mine.by_head(layer, slots), theirs.by_head(layer, slots), strict=True)
+                for side, source in sides:
+                    side.index_copy_(0, at, source)
+
+    @inferring
+    def advance(
+        self, stop: Callable[[], bool] | None = None
+    ) -> list[Known[J] | Done[J] | Failed[J]]:
+        """Run some steps, and return what came of every image; one that is over has left its row.
+
+        ``stop`` is called before each step. Where it returns True, the steps end there and may go on
+        later; what it raises comes out as it is. Raises :class:`BackendError` where steps add no token.
+        """
+        engine, known, failed = self.engine, self.engine.course.known, dict[int, int]()
+        open_ = [one for row, one in self._rows.items() if known[row] < self.tokens]
+        if open_:
+            with explained(self.backend):
+                progress = engine.advance(stop)
+            failed.update(progress.failed)
+            for one in open_:
+                one.drafts += progress.block.steps * (progress.block.length - 1)
+        if failed and not self.joins:  # a row that fills the batch is the last image again
+            row = min(failed)
+            image = self._rows[min(row, len(self._rows) - 1)].image
+            return [Failed((image,), engine.not_finite(row, failed[row]))]
+        if not self.joins and self.known == self.tokens:
+            engine.finish()
+            return [self._complete(list(self._rows))]
+        events: list[Known[J] | Done[J] | Failed[J]] = []
+        for row in sorted(self._rows):
+            image = self._rows[row].image
+            if row in failed:
+                self.leave(image)
+                events.append(Failed((image,), engine.not_finite(row, failed[row])))
+            elif self.joins and known[row] == self.tokens:
+                events.append(self._complete([row]))
+            else:
+                events.append(self._under_way(image, known[row]))
+        return events
+
+    def _under_way(self, image: J, known: int) -> Known[J]:
+        """Return how far an image is, with the next partial image where its share is known."""
+        if known * (image.partials + 1) // self.tokens > image.shown < image.partials:
+            with self.phases.timed("pixels"):
+                picture, rows = self.runtime.partial_picture(self.so_far(image), self.shape)
+            image.shown += picture is not None  # else no row is finished yet
+            return Known(image, known, picture, rows)
+        return Known(image, known)
+
+    def _complete(self, rows: list[int]) -> Done[J] | Failed[J]:
+        """Take complete images out of rows, which are all of them or one."""
+        ended = [self._rows[row] for row in rows]
+        images = tuple(one.image for one in ended)
+        made = self.engine.decoded(slice(rows[0], rows[0] + 1) if self.joins else slice(None))
+        try:
+            with self.phases.timed("pixels") as watch:
+                pictures = [] if self.paint is None else self.paint(made.tokens, images)
+        except Exception as error:
+            if self.joins:
+                del self._rows[rows[0]]
+            return Failed(images, error)
+        for row in rows:
+            del self._rows[row]
+        own = Decoded(**{name: value[: len(rows)] for name, value in vars(made).items()})
+        return Done(images, own, pictures, sum(one.drafts for one in ended), watch.seconds)
+
+    def _row(self, image: J) -> int:
+        return next(row for row, one in self._rows.items() if one.image is image)
+
+    @inferring
+    def so_far(self, image: J) -> Tensor:
+        """Return the tokens of an image that are known, int64 ``[known]``, on the host."""
+        row = self._row(image)
+        tokens: Tensor = self.engine.state.tokens[row, : self.tokens]
+        with torch.inference_mode(False):  # the caller's own
+            return tokens.to("cpu", torch.int64, copy=True)[: self.engine.course.known[row]]
+
+    def snapshot(self) -> dict[int, Tensor]:
+        """Return the tokens that are known by the images' indices; they go on from these."""
+        return {one.index: self.so_far(one) for one in self.images}
+
+    @inferring
+    def leave(self, image: J) -> None:
+        """Drop an image, and free its row."""
+        row = self._row(image)
+        del self._rows[row]
+        self.engine.course.known[row] = self.tokens
+        with explained(self.backend):
+            self._finish([row])
+
+
+T = TypeVar("T")
+
+
+def filled(images: Sequence[T], rows: int) -> list[T]:
+    """Return an image for each row: the first ones, and the last one again for those left over."""
+    return [*images[:rows], *[images[-1]] * (rows - len(images))]
+
+
+def jobs_of(
+    request: GenerationRequest, indices: Sequence[int], partials: int = 0
+) -> list[ImageJob]:
+    """Return these images of a request."""
+    drawn = zip(indices, *request.randomness(indices), strict=True)
+    return [
+        ImageJob(i, request.prompts[i // request.num_images], *own, partials) for i, *own in drawn
+    ]
+
+
+def joined_batch(
+    runtime: Runtime,
+    asked: Strategy,
+    sampling: Sampling,
+    first: Conditions,
+    images: int,
+    batch: int | None,
+    size: Size | None = None,
+    paint: Paint[J] | None = None,
+    phases: Phases | None = None,
+) -> tuple[Decision, Batch[J]]:
+    """Decide what ``images`` are decoded with, ``batch`` at once, and make rows that they join.
+
+    ``first``: of the first image, whose shape all have; ``size``: width and height that were asked for.
+    """
+
+    def rows(count: int) -> Rows:
+        return runtime.rows(first.pick([0] * count), sampling)
+
+    found = decide(runtime, asked, sampling, first.shape, rows, images, batch, size, joins=True)
+    part = found.parts[0]
+    return found, Batch(runtime, part, sampling, first.shape, paint, phases, joins=True)
+
+
+def painting(runtime: Runtime, shape: Hashable) -> Paint[J]:
+    """Return what decodes images; it raises RequestError for a model that leaves tokens here."""
+
+    def paint(tokens: Tensor, images: Sequence[J]) -> list[Image]:
+        prompts, seeds = [one.prompt for one in images], [one.seed + one.number for one in images]
+        if made := runtime.pictures(tokens, shape, prompts, seeds):
+            return made
+        raise RequestError(
+            f"the model {runtime.model.manifest.name!r} makes tokens here and no images; load it with "
+            "what paints images"
+        )
+
+    return paint

@@ -89,12 +89,12 @@ class Course:
         if self.policy is not None:
             self.policy.forget(row)
 
-    def advance(self, stop: Callable[[], bool] | None = None) -> Progress:
+    def advance(self, stop: Callable[[], object] | None = None) -> Progress:
         """Run steps until the host has read how far images are; return that, and choose what follows.
 
         The host looks at the lengths where the schedule says, and the policy chooses the length of the
         steps after that. A device that lets its copies lag runs some steps more, no-ops on complete
-        images. ``stop`` is called before each step; where it returns True, nothing is read.
+        images. ``stop`` is called before each step; where that is true, nothing is read.
         Raises :class:`BackendError` where steps add no token to an image.
         """
         engine, last = self.engine, False

@@ -263,7 +263,7 @@ class Engine:
         if policy is not None:
             self.move(policy.begin())
 
-    def advance(self, stop: Callable[[], bool] | None = None) -> Progress:
+    def advance(self, stop: Callable[[], object] | None = None) -> Progress:
         """Run steps until the host has read how far images are (:meth:`.Course.advance`)."""
         return self.course.advance(stop)
 

@@ -43,7 +43,7 @@ class ImageJob:
     """An image to generate: its index for the caller, its prompt, and what picks its random stream.
 
     ``seed`` and ``number`` (under this seed) decide its randomness. ``partials``: partial images to make
-    while it is generated; ``shown``: how many of them were made.
+    while it is generated; ``shown``: how many were made; ``drafts``: how many its steps have tried.
     """
 
     index: int
@@ -52,6 +52,7 @@ class ImageJob:
     number: int
     partials: int = 0
     shown: int = 0
+    drafts: int = 0
 
 
 J = TypeVar("J", bound=ImageJob)
@@ -71,15 +72,11 @@ class Known(Generic[J]):
 
 @dataclass(frozen=True)
 class Done(Generic[J]):
-    """Images are complete: tokens and counters, pictures, drafts that were tried, seconds of pixels.
-
-    ``decoded`` has a row for each image, ``pictures`` is empty where there is nothing that paints.
-    """
+    """Images are complete: a row of ``decoded`` and, where anything paints, a picture for each."""
 
     images: tuple[J, ...]
     decoded: Decoded
     pictures: list[Image]
-    drafts: int
     seconds: float = 0.0
 
 
@@ -111,14 +108,6 @@ class Phases:
             self._inner = outer
 
 
-@dataclass
-class _Row(Generic[J]):
-    """An image in a row, and the drafts that its steps have tried."""
-
-    image: J
-    drafts: int = 0
-
-
 class Batch(Generic[J]):
     """Rows of one engine for images of one strategy, one set of sampling settings and one shape.
 
@@ -147,7 +136,7 @@ class Batch(Generic[J]):
         self.strategy, self.sampling, self.shape = part.strategy, sampling, shape
         self.size, self.joins, self.paint = part.rows, joins, paint
         self.phases = phases or Phases(self.backend.stopwatch)
-        self._rows: dict[int, _Row[J]] = {}
+        self._rows: dict[int, J] = {}
         #: The engine's buffers, the length of its next step and its rows, while others use it.
         self._aside: tuple[dict[str, Tensor], int, Course] | None = None
         self.ready = self._open()
@@ -241,7 +230,7 @@ class Batch(Generic[J]):
     @property
     def images(self) -> list[J]:
         """The images under way, by row."""
-        return [self._rows[row].image for row in sorted(self._rows)]
+        return [self._rows[row] for row in sorted(self._rows)]
 
     @property
     def joinable(self) -> bool:
@@ -296,7 +285,7 @@ class Batch(Generic[J]):
                 resume(engine, known)
         first = 1 if known is None else known.shape[1]
         engine.begin(engine.schedule(watched), first, step)
-        self._rows = {row: _Row(image) for row, image in enumerate(images)}
+        self._rows = dict(enumerate(images))
 
     @inferring
     def join(self, image: J, rows: Rows, known: Tensor | None = None) -> None:
@@ -319,7 +308,7 @@ class Batch(Generic[J]):
         now = torch.stack((self.engine.state.length, finite.count)).index_select(1, place)
         finite.report.index_copy_(1, place, now)
         self.engine.course.join(row, count)
-        self._rows[row] = _Row(image)
+        self._rows[row] = image
 
     def _copy(self, single: Engine, row: int, slots: int) -> None:
         """Copy what one image has so far into a row; ``slots`` of its caches are in use."""
@@ -339,12 +328,12 @@ class Batch(Generic[J]):
 
     @inferring
     def advance(
-        self, stop: Callable[[], bool] | None = None
+        self, stop: Callable[[], object] | None = None
     ) -> list[Known[J] | Done[J] | Failed[J]]:
-        """Run some steps, and return what came of every image; one that is over has left its row.
+        """Run some steps, and return what came of every image; one that joined leaves at its end.
 
-        ``stop`` is called before each step. Where it returns True, the steps end there and may go on
-        later; what it raises comes out as it is. Raises :class:`BackendError` where steps add no token.
+        ``stop`` is called before each step. Where that is true, the steps end there and may go on later;
+        what it raises comes out as it is. Raises :class:`BackendError` where steps add no token.
         """
         engine, known, failed = self.engine, self.engine.course.known, dict[int, int]()
         open_ = [one for row, one in self._rows.items() if known[row] < self.tokens]
@@ -356,14 +345,14 @@ class Batch(Generic[J]):
                 one.drafts += progress.block.steps * (progress.block.length - 1)
         if failed and not self.joins:  # a row that fills the batch is the last image again
             row = min(failed)
-            image = self._rows[min(row, len(self._rows) - 1)].image
+            image = self._rows[min(row, len(self._rows) - 1)]
             return [Failed((image,), engine.not_finite(row, failed[row]))]
         if not self.joins and self.known == self.tokens:
             engine.finish()
             return [self._complete(list(self._rows))]
         events: list[Known[J] | Done[J] | Failed[J]] = []
         for row in sorted(self._rows):
-            image = self._rows[row].image
+            image = self._rows[row]
             if row in failed:
                 self.leave(image)
                 events.append(Failed((image,), engine.not_finite(row, failed[row])))
@@ -383,24 +372,31 @@ class Batch(Generic[J]):
         return Known(image, known)
 
     def _complete(self, rows: list[int]) -> Done[J] | Failed[J]:
-        """Take complete images out of rows, which are all of them or one."""
-        ended = [self._rows[row] for row in rows]
-        images = tuple(one.image for one in ended)
+        """Decode complete images: all rows, or one, which is free then."""
+        images = tuple(self._rows[row] for row in rows)
         made = self.engine.decoded(slice(rows[0], rows[0] + 1) if self.joins else slice(None))
+        if self.joins:
+            del self._rows[rows[0]]
         try:
             with self.phases.timed("pixels") as watch:
                 pictures = [] if self.paint is None else self.paint(made.tokens, images)
         except Exception as error:
-            if self.joins:
-                del self._rows[rows[0]]
             return Failed(images, error)
-        for row in rows:
-            del self._rows[row]
         own = Decoded(**{name: value[: len(rows)] for name, value in vars(made).items()})
-        return Done(images, own, pictures, sum(one.drafts for one in ended), watch.seconds)
+        return Done(images, own, pictures, watch.seconds)
+
+    def run(self, stop: Callable[[], object] | None = None) -> Done[J]:
+        """Advance images that have begun together to their end; raises what one failed with."""
+        with self.phases.timed("decode"):
+            while True:
+                event = self.advance(stop)[0]
+                if isinstance(event, Failed):
+                    raise event.error
+                if isinstance(event, Done):
+                    return event
 
     def _row(self, image: J) -> int:
-        return next(row for row, one in self._rows.items() if one.image is image)
+        return next(row for row, one in self._rows.items() if one is image)
 
     @inferring
     def so_far(self, image: J) -> Tensor:
@@ -436,10 +432,9 @@ def jobs_of(
     request: GenerationRequest, indices: Sequence[int], partials: int = 0
 ) -> list[ImageJob]:
     """Return these images of a request."""
-    drawn = zip(indices, *request.randomness(indices), strict=True)
-    return [
-        ImageJob(i, request.prompts[i // request.num_images], *own, partials) for i, *own in drawn
-    ]
+    prompts = [request.prompts[index // request.num_images] for index in indices]
+    given = zip(indices, prompts, *request.randomness(indices), strict=True)
+    return [ImageJob(*one, partials) for one in given]
 
 
 def joined_batch(

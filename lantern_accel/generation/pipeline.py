@@ -24,15 +24,7 @@ from lantern_accel.errors import BackendError, DoesNotFitError, LanternError, Re
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.files import check_target
-from lantern_accel.generation.batch import (
-    Batch,
-    Done,
-    Failed,
-    ImageJob,
-    Phases,
-    filled,
-    jobs_of,
-)
+from lantern_accel.generation.batch import Batch, ImageJob, Phases, filled, jobs_of
 from lantern_accel.generation.calibrate import calibrate
 from lantern_accel.generation.decide import decide, made_for
 from lantern_accel.generation.decision import Decision
@@ -367,15 +359,25 @@ class Pipeline:
                 if announced := counts.pop(part.images, 0):
                     batch.ready.expect(announced)
                 buffers = max(buffers, batch.engine.nbytes)
-                started = runtime.rows_of(request, made, rows)
+                first, tokens = runtime.rows_of(request, made, rows), batch.tokens
                 watched = on_progress is not None or file is not None
-                batch.begin(jobs_of(request, chunk), started, known, watched=watched)
+                batch.begin(jobs_of(request, chunk), first, known, watched=watched)
                 resumed += 0 if known is None else (known.shape[1] - 1) * len(chunk)
-                stop = None
-                if watched:
-                    far = on_progress, len(chunk), len(images), len(wanted)
-                    stop = partial(_report, batch, file, *far)
-                parts.append(_run(batch, chunk, stop, file, on_images, images))
+                before_it, whole = len(images) * tokens, len(wanted) * tokens
+                report = partial(_report, batch, file, on_progress, before_it, whole)
+                try:
+                    with of_image(chunk):
+                        done = batch.run(report if watched else None)
+                    report()
+                    if on_images is not None:
+                        on_images(len(images), done.pictures)
+                except BaseException:  # Ctrl-C and a lost device too: what is drawn is kept
+                    with contextlib.suppress(Exception):  # the first error is the one to tell
+                        if file is not None:
+                            file.write(batch.snapshot())
+                    raise
+                images.extend(done.pictures)
+                parts.append(done.decoded)
                 self._otherwise = None  # this device serves
         seconds = PhaseSeconds(total=total.seconds, measuring=measuring, **phases.seconds)
         columns = request.num_images if only is None else 0
@@ -436,12 +438,13 @@ class Pipeline:
         steps (for measurements that look at the state). ``observer`` sees every step judged, operator
         by operator (:attr:`.Session.observer`).
         """
-        report, watched = passing(on_progress), on_progress is not None
-        how = {"step": step, "watched": watched}
+        told = passing(on_progress)
+        how = {"step": step, "watched": told is not None}
         with self._begun(made, seeds, strategy, sampling, observer, **how) as batch:
-            stop = None if report is None else partial(_report, batch, None, report, 0, 0, 0)
-            done = _run(batch, range(len(seeds)), stop)
-        return done, batch.phases.seconds["prefill"] + batch.phases.seconds["decode"]
+            done = batch.run(told and (lambda: told(batch.known)))
+            if told is not None:
+                told(batch.known)
+        return done.decoded, batch.phases.seconds["prefill"] + batch.phases.seconds["decode"]
 
     def _rows(self, prompts: Sequence[Prompt], sampling: Sampling) -> tuple[Rows, Hashable]:
         """Return what the images of prompts start from, and their shape."""
@@ -460,7 +463,7 @@ class Pipeline:
         """Decode one batch of prompts without pixels, as :meth:`decode_rows` does."""
         made, seeds = (
             partial(self._rows, prompts, sampling),
-            [(seed, i) for i in range(len(prompts))],
+            [(seed, i) for i, _ in enumerate(prompts)],
         )
         return self.decode_rows(made, strategy, sampling, seeds, step=step, observer=observer)
 
@@ -477,53 +480,12 @@ class Pipeline:
 def _report(
     batch: Batch[ImageJob],
     file: Unfinished | None,
-    on_progress: Callable[..., None] | None,
-    count: int,
-    done: int,
-    wanted: int,
-) -> bool:
-    """Tell a caller how far a batch is, and note its tokens; returns False, so that it goes on.
-
-    ``count``: images of the batch; ``done``: those before it, of ``wanted``; 0 of these: the caller gets
-    the tokens that the slowest image has.
-    """
-    known, tokens = batch.known, batch.tokens
-    if on_progress is not None and wanted:
-        on_progress(done * tokens + known * count, wanted * tokens)
-    elif on_progress is not None:
-        on_progress(known)
+    on_progress: Callable[[int, int], None] | None,
+    before: int,
+    whole: int,
+) -> None:
+    """Tell a caller the tokens so far, ``before`` the batch and in it, of the ``whole``; note them."""
+    if on_progress is not None:
+        on_progress(before + batch.known * len(batch.images), whole)
     if file is not None:
         file.note(batch.snapshot)
-    return False
-
-
-def _run(
-    batch: Batch[ImageJob],
-    chunk: Sequence[int],
-    stop: Callable[[], bool] | None,
-    file: Unfinished | None = None,
-    on_images: OnImages | None = None,
-    images: list[Image] | None = None,
-) -> Decoded:
-    """Run a batch whose images have begun together to its end; add its images to ``images``."""
-    done: Done[ImageJob] | None = None
-    try:
-        with batch.phases.timed("decode"), of_image(chunk):
-            while done is None:
-                (event, *_) = batch.advance(stop)
-                if isinstance(event, Failed):
-                    raise event.error
-                done = event if isinstance(event, Done) else None
-        if stop is not None:
-            stop()
-        if on_images is not None and images is not None:
-            on_images(len(images), done.pictures)
-    except BaseException:  # Ctrl-C and a lost device too: what is drawn is kept
-        with contextlib.suppress(Exception):  # the first error is the one to tell
-            ended = {} if done is None else dict(zip(chunk, done.decoded.tokens, strict=True))
-            if file is not None:
-                file.write(ended or batch.snapshot())
-        raise
-    if images is not None:
-        images.extend(done.pictures)
-    return done.decoded

@@ -73,7 +73,7 @@ def speculation(done: Sequence[Finished], used: Completed) -> dict[str, Any] | N
     if isinstance(used.strategy.drafts, NoTree):
         return None
     histogram = steps_by_accepted(one.done.decoded for one in done)
-    steps, drafts = sum(histogram), sum(one.done.drafts for one in done)
+    steps, drafts = sum(histogram), sum(one.done.images[0].drafts for one in done)
     accepted = sum(count * n for count, n in enumerate(histogram))
     return {
         "acceptance_histogram": histogram,

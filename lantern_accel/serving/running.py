@@ -7,14 +7,14 @@ until the batch has run out, and then has an engine of its own settings.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lantern_accel.device.context import inferring
 from lantern_accel.errors import RequestError, noted
 from lantern_accel.families.base import Conditions
-from lantern_accel.generation.batch import Batch, Done, Failed, Known, joined_batch, painting
+from lantern_accel.generation.batch import Batch, Done, Failed, Known, Paint, joined_batch, painting
 from lantern_accel.generation.request import GenerationRequest
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Job, QueuedImage
@@ -61,7 +61,7 @@ class RunningBatch:
             strategy = pipeline.auto.tuned(strategy, self.size, request.sampling)
         self._batch = self._shared = None
         asked = strategy, request.sampling, conditions, self.size, self.size
-        paint = painting(pipeline.runtime, conditions.shape)
+        paint: Paint[QueuedImage] = painting(pipeline.runtime, conditions.shape)
         self._batch = joined_batch(pipeline.runtime, *asked, paint=paint)[1]
 
     @inferring
@@ -116,12 +116,12 @@ class RunningBatch:
         self.metrics.turns.inc()
         return events
 
-    def drop(self, images: Iterable[QueuedImage]) -> int:
-        """Free the rows of images; return how many."""
-        given = [*images]
-        for one in given:
+    def drop_finished(self) -> int:
+        """Free the rows of jobs that are over; return how many."""
+        over = [one for one in self.images if one.job.over]
+        for one in over:
             self.batch.leave(one)
-        return len(given)
+        return len(over)
 
     def abandon(self) -> None:
         """Let go of the batch and its engines, after an error of the device."""

@@ -155,9 +155,7 @@ class Studio:
             if now - one.job.came > self.limits.deadline:
                 self._end(one.job, too_late(self.limits.deadline))
         dropped = len(self.queue.take_out(lambda one: one.job.over))
-        self.metrics.dropped.inc(
-            dropped + self.batch.drop([one for one in self.running if one.job.over])
-        )
+        self.metrics.dropped.inc(dropped + self.batch.drop_finished())
 
     def _admit(self) -> None:
         """Let the first images of the queue join, as long as they go with those that run."""

@@ -115,7 +115,7 @@ def test_a_process_ends_where_its_device_is_lost(ray, model, monkeypatch):
         """In place of the end of the process."""
 
     images = ray.Images(model, "cpu")
-    monkeypatch.setattr(images._painter, "draw", mock.Mock(side_effect=DeviceLostError("gone")))
+    monkeypatch.setattr(images._images, "generate", mock.Mock(side_effect=DeviceLostError("gone")))
     monkeypatch.setattr(ray.os, "_exit", mock.Mock(side_effect=Ended))
     with pytest.raises(Ended):
         images({"prompt": np.array(["red heart"])})

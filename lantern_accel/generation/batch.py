@@ -72,7 +72,7 @@ class Known(Generic[J]):
 
 @dataclass(frozen=True)
 class Done(Generic[J]):
-    """Images are complete: a row of ``decoded`` and, where anything paints, a picture for each."""
+    """Images are complete: a row of ``decoded`` for each, and its pixels where anything paints."""
 
     images: tuple[J, ...]
     decoded: Decoded

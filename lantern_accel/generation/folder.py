@@ -159,18 +159,13 @@ def _written(done: Done[FolderImage]) -> Painted:
     """Return a complete image as PNG, with what the journal says of it."""
     one, decoded = done.images[0], done.decoded
     tokens = decoded.tokens.contiguous().numpy()
-    line: dict[str, Any] = {"note": one.note} if one.note else {}
-    return (
-        one.item,
-        png_bytes(done.pictures[0]),
-        line
-        | {
-            "tokens_sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
-            "tokens": int(tokens.size),
-            "steps": int(decoded.steps.sum()),
-            "total_variation": float(decoded.price.sum()),
-        },
-    )
+    line: dict[str, Any] = {
+        "tokens_sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
+        "tokens": int(tokens.size),
+        "steps": int(decoded.steps.sum()),
+        "total_variation": float(decoded.price.sum()),
+    }
+    return one.item, png_bytes(done.pictures[0]), line | ({"note": one.note} if one.note else {})
 
 
 def read_share(text: str) -> tuple[int, int]:

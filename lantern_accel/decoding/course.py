@@ -94,8 +94,8 @@ class Course:
 
         The host looks at the lengths where the schedule says, and the policy chooses the length of the
         steps after that. A device that lets its copies lag runs some steps more, no-ops on complete
-        images. ``stop`` is called before each step; where that is true, nothing is read.
-        Raises :class:`BackendError` where steps add no token to an image.
+        images. ``stop`` is called before each step; where that is true, nothing is read. Raises
+        :class:`BackendError` where steps add no token to an image.
         """
         engine, last = self.engine, False
         while not last:

@@ -13,13 +13,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.buckets import usual
-from lantern_accel.decoding.course import (
-    DRAFTING_BLOCK,
-    PLAIN_BLOCK,
-    Course,
-    Progress,
-    SyncSchedule,
-)
+from lantern_accel.decoding.course import DRAFTING_BLOCK, PLAIN_BLOCK, Course, SyncSchedule
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.drafts import Sizing, Source, serving
 from lantern_accel.decoding.geometry import Geometry, geometry_of
@@ -263,10 +257,6 @@ class Engine:
         if policy is not None:
             self.move(policy.begin())
 
-    def advance(self, stop: Callable[[], object] | None = None) -> Progress:
-        """Run steps until the host has read how far images are (:meth:`.Course.advance`)."""
-        return self.course.advance(stop)
-
     def schedule(self, watched: bool) -> SyncSchedule:
         """Return when the host looks at images that begin together; ``watched``: in any case."""
         moving, lag = len(self.by_length) > 1, self.session.progress.lag
@@ -285,16 +275,15 @@ class Engine:
         image. Raises :class:`NotFiniteError` where logits were infinite or no numbers.
         """
         self.begin(self.schedule(on_progress is not None), known, step)
-        complete = False
-        while not complete:
-            progress = self.advance()
+        while True:
+            progress = self.course.advance()
             if progress.failed:
                 raise self.not_finite(*min(progress.failed.items()))
             if on_progress is not None:
                 on_progress(min(progress.known))
-            complete = progress.complete
-        self.finish()
-        return self.decoded()
+            if progress.complete:
+                self.finish()
+                return self.decoded()
 
     def finish(self) -> None:
         """Read what is posted, so that the next request reads none of it; check the steps."""

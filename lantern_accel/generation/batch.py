@@ -339,7 +339,7 @@ class Batch(Generic[J]):
         open_ = [one for row, one in self._rows.items() if known[row] < self.tokens]
         if open_:
             with explained(self.backend):
-                progress = engine.advance(stop)
+                progress = engine.course.advance(stop)
             failed.update(progress.failed)
             for one in open_:
                 one.drafts += progress.block.steps * (progress.block.length - 1)

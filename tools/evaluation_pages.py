@@ -56,7 +56,7 @@ def frontier(report: Evaluation) -> Iterator[str]:
     yield "| setting | tokens per step | TV per token |"
     yield "|---|---|---|"
     for p in report.frontier or []:
-        tokens, moved = shown(p.step_compression, 2), shown(p.total_variation, 4)
+        tokens, moved = shown(p.step_compression, 2), shown(p.total_variation_per_token, 4)
         yield f"| {setting(p)} | {tokens} | {moved if p.strategy.acceptance.relaxed else '0'} |"
 
 
@@ -166,7 +166,7 @@ def draw_frontier(report: Evaluation) -> Any:
         if point.strategy.tv_budget is not None:
             name = f"{point.strategy.name}, k = {rule.k}, budget"
             text = f"{point.strategy.tv_budget:g}"
-        where = (point.total_variation.value, point.step_compression.value, text)
+        where = (point.total_variation_per_token.value, point.step_compression.value, text)
         series.setdefault(name, []).append(where)
     seen: dict[str, int] = {}
     for name, points in series.items():

@@ -253,7 +253,7 @@ def _strategies() -> Iterator[Row]:
             cells = f"`{strategy}` | {batch} | {row['tokens_per_second']:.0f} | "
             cells += f"{row['speedup'] or 1:.2f}x | {low:.2f}x to {high:.2f}x | "
             cells += f"{row['step_compression']:.2f}"
-            moved = row["total_variation"] or 0.0
+            moved = row["total_variation_per_token"] or 0.0
             yield Row(f"{strategy}, batch {batch}", f"{cells} | {moved:.3f}", data, run.command)
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lantern_accel.cli.console import bar, print_json, say, telling, warn
+from lantern_accel.cli.console import bar, note, print_json, say, telling, warn
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
 from lantern_accel.generation.journal import asked_of
+from lantern_accel.generation.like import Like
+from lantern_accel.generation.result import LOSS
 from lantern_accel.generation.settings import check_prompts, option_name, read_settings
 from lantern_accel.prompts import read_prompts
 from lantern_accel.strategy.choose import read_strategy
@@ -23,7 +26,7 @@ from lantern_accel.strategy.values import StaticTree
 if TYPE_CHECKING:
     from lantern_accel.cli.pictures import Pictures
     from lantern_accel.generation.pipeline import Pipeline
-    from lantern_accel.generation.result import GenerationResult
+    from lantern_accel.generation.result import GenerationResult, GenerationStats
 
 
 @with_options
@@ -52,6 +55,12 @@ def generate(
         metavar="FILE",
         help="Prompts from a file: one per line, .jsonl, .csv, .tsv, .parquet, or COCO's .json.",
     ),
+    like: Path | None = typer.Option(
+        None,
+        metavar="FILE.png",
+        help="Make a PNG's image again: prompt, strategy, seed, model, dtype and device are the file's. "
+        "--model, --use, --device and --dtype may differ.",
+    ),
     share: str | None = typer.Option(
         None,
         metavar="K/N",
@@ -71,7 +80,7 @@ def generate(
     no_metadata: bool = typer.Option(
         False,
         "--no-metadata",
-        help="Leave prompt, seed, model, strategy and version out of a PNG's text.",
+        help="Leave out of a PNG's text what --like makes the image again from.",
     ),
     verbose: bool = typer.Option(
         False, "--verbose", help="Also print what was decided before the first image."
@@ -85,7 +94,19 @@ def generate(
     """
     from lantern_accel.cli.pictures import Pictures, check_files, free_name
 
-    if settings["strategy"] is not None:
+    made = None
+    if like is not None:
+        clash = {"PROMPT": prompts, "--prompts": prompts_file, "--share": share, "--resume": resume,
+                 "--grid": grid, "--weights": load.weights != LoadingParts.weights}  # fmt: skip
+        clash |= {option_name(name): value is not None for name, value in settings.items()}
+        for name, given in clash.items():
+            if given:
+                raise RequestError(f"--like takes it from {like}; leave {name} out")
+        made = Like.read(like)
+        prompts, settings = [made.prompt], {**made.settings}
+        said = [name for name in made.loading if getattr(load, name) != getattr(LoadingParts, name)]
+        load = replace(load, **{n: v for n, v in made.loading.items() if n not in said})
+    elif settings["strategy"] is not None:
         named = strategy_words([settings["strategy"]], presets=True)
         if len(named) > 1:
             raise RequestError("--strategy draws with one strategy; name one of them")
@@ -105,12 +126,13 @@ def generate(
     words = [*(prompts or []), *(read_prompts(prompts_file) if prompts_file else [])]
     check_prompts(words)
     asked = read_settings(settings, option_name)
-    count = len(words) * (asked.num_images or 1)
+    count = 1 if made else len(words) * (asked.num_images or 1)
     files = 1 if grid else count
     if output is None:
         output = Path("lantern.png") if overwrite or resume else free_name(files)
     check_files(output, stats_path, files, overwrite=overwrite, resume=resume)
-    with load.opened(quiet, size=asked.size, strategy=asked.drafting) as pipeline:
+    loading = load.opened(quiet, size=asked.size, strategy=asked.drafting)
+    with made.opened(loading) if made else loading as pipeline:
         prompt = words[0] if len(words) == 1 else words
         pipeline.request(prompt, **settings)
         if not quiet:
@@ -121,7 +143,7 @@ def generate(
             pictures.resume(asked.seed, overwrite)
         better = None
         try:
-            result = _draw(pipeline, prompt, settings, pictures, quiet)
+            result = _draw(pipeline, prompt, settings, pictures, quiet, made)
             if result is not None and asked.batch_size is None and not quiet and not as_json:
                 better = pipeline.auto.faster_batch(result.stats)
         except BaseException:  # Ctrl-C and a lost device too: what is finished is kept
@@ -133,6 +155,8 @@ def generate(
     elif grid:
         pictures.write_grid(asked.num_images or 1)
     pictures.done()
+    if made and result is not None and not quiet:
+        _compare(made, result.stats)
     stats = [] if result is None else result.stats.model_dump(mode="json")
     if as_json:
         print_json(stats)
@@ -152,6 +176,18 @@ def generate(
             say(", ".join(map(str, pictures.written)), label="wrote", style="bold green")
 
 
+def _compare(like: Like, stats: GenerationStats) -> None:
+    """Say whether an image has the tokens of the PNG that it was made after."""
+    if stats.tokens_sha256 == like.tokens_sha256:
+        return note(f"the tokens are those of {like.path}")
+    pairs = [
+        (getattr(like.decision, n), getattr(stats.decision, n))
+        for n in ("backend", "device", "dtype")
+    ]
+    why = ", ".join(f"{was} is {now} here" for was, now in pairs if was != now)
+    warn(f"the tokens are not those of {like.path}: {why or 'its batch was another'}", "differs")
+
+
 def _warn_of_unseen(model: str, prompts: Sequence[str | int]) -> None:
     """Warn of words that a bundled model was not trained on, with near names that work."""
     from lantern_accel.models.taught import taught, unseen
@@ -169,6 +205,7 @@ def _draw(
     settings: dict[str, Any],
     pictures: Pictures,
     quiet: bool,
+    like: Like | None = None,
 ) -> GenerationResult | None:
     """Generate the missing images; each batch is written when it is done. None: nothing was missing."""
     journal = pictures.journal
@@ -183,12 +220,18 @@ def _draw(
         for offset, image in enumerate(images):
             pictures.add(left[first + offset], image)
 
+    only = None if len(left) == pictures.count else left
+    if like is not None:  # one image of those under its seed
+        from lantern_accel.generation.decide import made_for
+
+        decision = like.decision.model_copy(update=made_for(pipeline.runtime))
+        only, settings = [like.image], {**settings, "decision": decision}
     with telling(quiet), bar("decoding", quiet, unit="tokens") as report:
         return pipeline.generate(
             prompt,
             on_progress=report,
             on_images=keep,
-            only=None if len(left) == pictures.count else left,
+            only=only,
             unfinished=pictures.unfinished,
             **{**settings, "seed": journal.seed},
         )
@@ -216,7 +259,7 @@ def _summary(result: GenerationResult) -> None:
         how += f" ({stats.strategy.detail})"
     if seconds.measuring:
         lines["measured"] = f"which drafts are faster here, in {seconds.measuring:.1f} s"
-    lines["quality loss"] = stats.quality_loss
+    lines[LOSS] = stats.quality_loss
     lines["with"] = (
         f"{how} on {stats.device} ({stats.device_name}, {stats.dtype}), model {stats.model}, "
         f"seed {stats.seed}"
@@ -258,5 +301,7 @@ def _draw_folder(
         say(f"{one['images']} images, {speed:.2f} images/s", label="generated", style="bold")
     for number, text in list(summary["failed"].items())[:10]:
         warn(f"row {int(number) + 1}: {text}", "not generated")
+    if (moved := one["total_variation_per_token"]) is not None:
+        say(f"{moved:.4f}", label=LOSS, style="bold")
     text = f"{summary['images']} images in {output}, seed {summary['seed']}"
     say(text, label="wrote", style="bold green")

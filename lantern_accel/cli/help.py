@@ -18,7 +18,7 @@ from lantern_accel.errors import EXIT_CODES
 GROUPS: dict[str, tuple[str, ...]] = {
     "What to generate, and where it goes": (
         "output", "overwrite", "stats_path", "as_json", "prompts", "prompts_file", "prompt", "num_images",
-        "size", "seed", "grid", "verbose", "no_metadata", "resume", "quiet", "share",
+        "size", "seed", "grid", "verbose", "no_metadata", "resume", "quiet", "share", "like",
     ),
     "Model": ("model", "use", "weights"),
     "Device": ("device", "dtype", "threads", "option", "batch", "batch_size"),

@@ -56,8 +56,8 @@ class ImageJob:
 
 
 J = TypeVar("J", bound=ImageJob)
-#: Decodes tokens ``[B, N]``, of which the first are of these images, to an image each; or to none.
-Paint = Callable[[Tensor, Sequence[J]], "list[Image]"]
+#: Decodes the tokens of rows, of which the first are of these images, to an image each; or to none.
+Paint = Callable[[Decoded, Sequence[J]], "list[Image]"]
 
 
 @dataclass(frozen=True)
@@ -379,7 +379,7 @@ class Batch(Generic[J]):
             del self._rows[rows[0]]
         try:
             with self.phases.timed("pixels") as watch:
-                pictures = [] if self.paint is None else self.paint(made.tokens, images)
+                pictures = [] if self.paint is None else self.paint(made, images)
         except Exception as error:
             return Failed(images, error)
         own = Decoded(**{name: value[: len(rows)] for name, value in vars(made).items()})
@@ -464,9 +464,9 @@ def joined_batch(
 def painting(runtime: Runtime, shape: Hashable) -> Paint[J]:
     """Return what decodes images; it raises RequestError for a model that leaves tokens here."""
 
-    def paint(tokens: Tensor, images: Sequence[J]) -> list[Image]:
+    def paint(decoded: Decoded, images: Sequence[J]) -> list[Image]:
         prompts, seeds = [one.prompt for one in images], [one.seed + one.number for one in images]
-        if made := runtime.pictures(tokens, shape, prompts, seeds):
+        if made := runtime.pictures(decoded.tokens, shape, prompts, seeds):
             return made
         raise RequestError(
             f"the model {runtime.model.manifest.name!r} makes tokens here and no images; load it with "

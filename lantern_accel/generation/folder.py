@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import re
 import secrets
 import time
@@ -20,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
-from torch import Tensor
 
+from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.device.context import inference
 from lantern_accel.errors import LanternWarning, NotFiniteError, RequestError, noted, shown
 from lantern_accel.families.base import Conditions
@@ -29,7 +28,7 @@ from lantern_accel.files import check_name, write_json, write_whole
 from lantern_accel.generation.batch import Done, Failed, ImageJob, joined_batch, painting
 from lantern_accel.generation.journal import SCHEMA, Journal, asked_of
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.generation.result import pictures, png_bytes
+from lantern_accel.generation.result import pictures, png_bytes, tokens_sha256
 from lantern_accel.prompts import Item, read_items
 
 if TYPE_CHECKING:
@@ -131,11 +130,12 @@ class FolderImages:
         size = min(self.size, len(left))
         if self.pipeline.backend.support("capture"):
             size = self.size  # captured steps of the usual size are there
-        first = left[0].conditions
+        first, loss = left[0].conditions, self.pipeline.model.rounding
+        rounding = 0.0 if loss is None else loss.total_variation_per_token
 
-        def on_host(tokens: Tensor, images: Sequence[FolderImage]) -> list[Image]:
+        def on_host(decoded: Decoded, images: Sequence[FolderImage]) -> list[Image]:
             assert host is not None
-            return pictures(host.family.pixels(host, tokens, first.shape))
+            return pictures(host.family.pixels(host, decoded.tokens, first.shape))
 
         paint = painting(runtime, first.shape) if host is None else on_host
         asked = request.strategy, request.sampling, first, size, size
@@ -151,19 +151,22 @@ class FolderImages:
                         raise event.error
                     found.append((event.images[0].item, b"", {"error": str(event.error)}))
                 elif isinstance(event, Done):
-                    found.append(_written(event))
+                    found.append(_written(event, rounding))
         return found
 
 
-def _written(done: Done[FolderImage]) -> Painted:
-    """Return a complete image as PNG, with what the journal says of it."""
+def _written(done: Done[FolderImage], weights: float) -> Painted:
+    """Return a complete image as PNG, with what the journal says of it.
+
+    ``weights``: the total variation per token that quantized weights cost.
+    """
     one, decoded = done.images[0], done.decoded
-    tokens = decoded.tokens.contiguous().numpy()
+    tokens = decoded.tokens.numel()
     line: dict[str, Any] = {
-        "tokens_sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
-        "tokens": int(tokens.size),
+        "tokens_sha256": tokens_sha256(decoded.tokens),
+        "tokens": tokens,
         "steps": int(decoded.steps.sum()),
-        "total_variation": float(decoded.price.sum()),
+        "total_variation_per_token": float(decoded.price.sum()) / tokens + weights,
     }
     return one.item, png_bytes(done.pictures[0]), line | ({"note": one.note} if one.note else {})
 
@@ -240,7 +243,8 @@ class RunFolder:
         self.journal = Journal(path, path / RUN, path / JOURNAL, asked)
         self.failed: dict[int, str] = {}
         #: Of the images of this call.
-        self.counts = {"images": 0, "tokens": 0, "steps": 0, "total_variation": 0.0}
+        self.counts = {"images": 0, "tokens": 0, "steps": 0}
+        self.moved = 0.0  # total variation, summed over tokens
         self.seconds = 0.0
         self.joules: float | None = 0.0
         self._began = time.time()
@@ -294,6 +298,7 @@ class RunFolder:
                 continue
             write_whole(self.path / file_of(item), picture)
             lines.append({"number": item.number, **row_of(item), **said})
+            self.moved += said["total_variation_per_token"] * said["tokens"]
             for count in self.counts:
                 self.counts[count] += said.get(count, 1)
         self.journal.add(lines)
@@ -314,7 +319,7 @@ class RunFolder:
                 "seconds_of_images": self.seconds,
                 "images_per_second": drawn / self.seconds if speed else None,
                 "tokens_per_step": (tokens - drawn) / steps if steps else None,
-                "total_variation_per_token": one["total_variation"] / tokens if tokens else None,
+                "total_variation_per_token": self.moved / tokens if tokens else None,
                 "joules": joules,
                 "joules_per_image": joules / drawn if joules and drawn else None,
                 "simulated": simulated,

@@ -344,8 +344,9 @@ class Pipeline:
             chunks = [*decision.chunks(wanted)]
             counts = Counter(part.images for part, _ in chunks)
 
-            def paint(tokens: Tensor, drawn: Sequence[ImageJob]) -> list[Image]:
-                return runtime.pictures_of(request, made.shape, [i.index for i in drawn], tokens)
+            def paint(decoded: Decoded, drawn: Sequence[ImageJob]) -> list[Image]:
+                indices = [one.index for one in drawn]
+                return runtime.pictures_of(request, made.shape, indices, decoded, decision, part)
 
             for part, chunk in chunks:
                 rows, known = filled(chunk, part.rows), None

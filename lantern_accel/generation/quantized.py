@@ -104,7 +104,7 @@ def measure(
             write_record(_path(full, backend, dtype, how), loss.model_dump(mode="json"))
             tell(
                 f"quality loss of {how.name} weights, measured once: {number + 1} of {IMAGES} images of "
-                f"{tokens} tokens, total variation {loss.total_variation:.4f}"
+                f"{tokens} tokens, total variation {loss.total_variation_per_token:.4f}"
             )
     finally:
         pipeline.engines.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import io
 from collections.abc import Sequence
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+    from lantern_accel.decoding.decoded import Decoded
     from lantern_accel.generation.request import GenerationRequest
 
 #: Version of the JSON that ``--stats`` writes.
-STATS_SCHEMA = 1
+STATS_SCHEMA = 2
+#: What people read for ``total_variation_per_token``.
+LOSS = "total variation per token"
 
 
 class QuantizationLoss(Frozen):
@@ -41,14 +45,14 @@ class QuantizationLoss(Frozen):
     sampling: Sampling = Field(description="what both models were sampled with")
 
     @property
-    def total_variation(self) -> float:
+    def total_variation_per_token(self) -> float:
         """The mean over images."""
         return sum(self.by_image) / len(self.by_image)
 
     def text(self) -> str:
         """Say it in a line."""
         return (
-            f"{self.weights} weights: total variation {self.total_variation:.4f} per token from the full "
+            f"{self.weights} weights: TV {self.total_variation_per_token:.4f} per token from the full "
             f"ones, a mean ({min(self.by_image):.4f} to {max(self.by_image):.4f} by image, "
             f"{len(self.by_image)} images at the model's own sampling)"
         )
@@ -79,8 +83,8 @@ class GenerationStats(Frozen):
     steps: int = Field(description="target forwards after prefill, summed over images")
     step_compression: float
     accepted_histogram: list[int] = Field(description="steps by number of accepted drafts")
-    total_variation: float = Field(
-        description="a generated token: relaxed mass used, plus what quantized weights add"
+    total_variation_per_token: float = Field(
+        description="an upper bound: relaxed mass used, plus what quantized weights add"
     )
     rounding: QuantizationLoss | None = Field(
         None, description="what quantized weights add; None: they are the model's own"
@@ -116,13 +120,15 @@ class GenerationStats(Frozen):
 
     @property
     def quality_loss(self) -> str:
-        """Total variation per token in words; "none: exact" where decoding changes no distribution."""
+        """The value of :data:`LOSS` in words; "0: exact" where decoding changes no distribution."""
         if not self.strategy.acceptance.relaxed and self.rounding is None:
-            return "none: exact"
-        relaxed = self.total_variation - (self.rounding.total_variation if self.rounding else 0)
-        bound = [f"total variation {relaxed:.4f} per token, an upper bound"]
-        bound *= self.strategy.acceptance.relaxed
-        return "; ".join(bound if self.rounding is None else [*bound, self.rounding.text()])
+            return "0: exact"
+        given = self.rounding
+        relaxed = self.total_variation_per_token - (
+            given.total_variation_per_token if given is not None else 0
+        )
+        bound = [f"{relaxed:.4f} (upper bound)"] * self.strategy.acceptance.relaxed
+        return "; ".join(bound if given is None else [*bound, given.text()])
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,7 @@ class GenerationResult:
             + (", ..." if len(stats.prompts) > 8 else ""),
             "strategy": stats.strategy.name + (f": {stats.auto}" if stats.auto else ""),
             "tokens per step": f"{stats.step_compression:.2f}",
-            "quality loss": stats.quality_loss,
+            LOSS: stats.quality_loss,
             "tokens per second": "not measured: a device in software"
             if speed is None
             else f"{speed:.0f}",
@@ -188,8 +194,8 @@ class GenerationResult:
     def save(self, path: str | Path, *, metadata: bool = True) -> list[Path]:
         """Write the image to ``path``, or several as ``name-0.png``, ``name-1.png``, ...
 
-        A PNG says what it was generated from (prompt, seed, model, strategy, version), in its ``text``;
-        without ``metadata`` it does not.
+        A PNG says in its ``text`` what it was generated from and its total variation per token, so that
+        ``lantern-accel generate --like`` makes it again; without ``metadata`` it does not.
         """
         if not self.images:
             raise RequestError(
@@ -210,19 +216,35 @@ def png_bytes(image: Image) -> bytes:
     return stream.getvalue()
 
 
+def tokens_sha256(tokens: Tensor) -> str:
+    """Return the SHA-256 of tokens as int64."""
+    return hashlib.sha256(tokens.long().contiguous().numpy().tobytes()).hexdigest()
+
+
 def describe(
-    images: Sequence[Image], request: GenerationRequest, indices: Sequence[int], model: str
+    images: Sequence[Image],
+    request: GenerationRequest,
+    indices: Sequence[int],
+    decoded: Decoded,
+    decision: Decision,
+    rounding: QuantizationLoss | None,
 ) -> None:
-    """Note in the ``info`` of images what they were generated from; ``indices``: those of the request."""
-    for image, index in zip(images, indices, strict=True):
+    """Note in ``info`` what :mod:`~.like` makes images again from; ``decision``: of their part alone."""
+    added = 0.0 if rounding is None else rounding.total_variation_per_token
+    for row, (image, index) in enumerate(zip(images, indices, strict=True)):
+        tokens = decoded.tokens[row]
         about = {
             "prompt": request.prompts[index // request.num_images],
             "seed": request.randomness([index])[0][0],
             "image": request.randomness([index])[1][0],
-            "model": model,
+            "model": decision.model,
+            "weights": "" if rounding is None else rounding.weights,
             "strategy": request.strategy.name,
             "negative_prompt": request.negative_prompt or "",
             "sampling": request.sampling.model_dump_json(exclude_none=True),
+            "total_variation_per_token": float(decoded.price[row]) / len(tokens) + added,
+            "tokens_sha256": tokens_sha256(tokens),
+            "decision": decision.model_dump_json(),
             "lantern_accel": __version__,
         }
         image.info.update({name: str(value) for name, value in about.items() if value != ""})
@@ -232,7 +254,8 @@ def describe(
 LABEL = 14
 #: What :func:`describe` notes.
 DESCRIBED = (
-    "prompt", "negative_prompt", "seed", "image", "model", "strategy", "sampling", "lantern_accel",
+    "prompt", "negative_prompt", "seed", "image", "model", "weights", "strategy", "sampling",
+    "total_variation_per_token", "tokens_sha256", "decision", "lantern_accel",
 )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from lantern_accel.device.context import inferring
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.generation.auto import Auto
-from lantern_accel.generation.decision import Decision, describe_auto
+from lantern_accel.generation.decision import Decision, Part, describe_auto
 from lantern_accel.generation.engines import Engines
 from lantern_accel.generation.request import GenerationRequest
 from lantern_accel.generation.result import (
@@ -28,6 +27,7 @@ from lantern_accel.generation.result import (
     PhaseSeconds,
     describe,
     pictures,
+    tokens_sha256,
 )
 from lantern_accel.strategy.values import AUTO, Sampling
 
@@ -129,13 +129,20 @@ class Runtime:
         return pictures(self.pixels(tokens, shape)[:count])
 
     def pictures_of(
-        self, request: GenerationRequest, shape: Hashable, images: Sequence[int], tokens: Tensor
+        self,
+        request: GenerationRequest,
+        shape: Hashable,
+        images: Sequence[int],
+        decoded: Decoded,
+        decision: Decision,
+        part: Part,
     ) -> list[Image]:
-        """Decode a request's images, which say what they were made from."""
+        """Decode a request's images, which say what they were made from: ``part`` of ``decision``."""
         prompts = [request.prompts[index // request.num_images] for index in images]
         seeds = [seed + at for seed, at in zip(*request.randomness(images), strict=True)]
-        made = self.pictures(tokens, shape, prompts, seeds)
-        describe(made, request, images[: len(made)], self.model.manifest.name)
+        made = self.pictures(decoded.tokens, shape, prompts, seeds)
+        used = decision.model_copy(update={"parts": (part.model_copy(update={"free": None}),)})
+        describe(made, request, images[: len(made)], decoded, used, self.model.rounding)
         return made
 
     @inferring
@@ -202,13 +209,13 @@ class Runtime:
             auto += self.auto.doubt if seconds.measuring else ""
         stats = GenerationStats(
             tokens=tokens,
-            tokens_sha256=hashlib.sha256(drawn.long().contiguous().numpy().tobytes()).hexdigest(),
+            tokens_sha256=tokens_sha256(drawn),
             steps=steps,
             step_compression=(tokens - count - resumed) / steps if steps else 1.0,
             resumed=resumed,
             accepted_histogram=steps_by_accepted(parts),
-            total_variation=sum(float(p.price.sum()) for p in parts) / tokens
-            + (0.0 if rounding is None else rounding.total_variation),
+            total_variation_per_token=sum(float(p.price.sum()) for p in parts) / tokens
+            + (0.0 if rounding is None else rounding.total_variation_per_token),
             rounding=rounding,
             seconds=seconds,
             tokens_per_second=None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.device.context import inference
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import RequestError
@@ -163,8 +164,9 @@ class Stream:
         with phases.timed("text"):
             made = runtime.conditions(request.prompts, request.size, request.negative_prompt)
 
-        def paint(tokens: Tensor, images: Sequence[ImageJob]) -> list[Image]:
-            return runtime.pictures_of(request, made.shape, [one.index for one in images], tokens)
+        def paint(decoded: Decoded, images: Sequence[ImageJob]) -> list[Image]:
+            indices, part = [one.index for one in images], decision.parts[0]
+            return runtime.pictures_of(request, made.shape, indices, decoded, decision, part)
 
         decision, batch = joined_batch(
             runtime, request.strategy, request.sampling, made, request.count, request.batch_size,

@@ -48,7 +48,10 @@ class Metrics:
         self.images = counter("images", "Complete images.")
         self.tokens = counter("tokens", "Image tokens of complete images.")
         self.steps = counter("steps", "Target passes of complete images, prefill left out.")
-        self.price = counter("total_variation", "Relaxed mass used by complete images.")
+        self.price = counter(
+            "total_variation",
+            "Total variation, an upper bound: summed over tokens of complete images.",
+        )
         self.turns = counter("turns", "Runs of steps between two looks at the batch.")
         self.dropped = counter("cancelled_images", "Images that were given up half-way.")
         self.failed = counter("failed_requests", "Requests that failed, not refused ones.", "code")

@@ -210,7 +210,7 @@ class Studio:
             notes=(*job.request.notes, *job.notes),
             seconds=now - job.came - waited,
             waited=waited,
-            rounding=0.0 if price is None else price.total_variation,
+            rounding=0.0 if price is None else price.total_variation_per_token,
             stages=job.spent,
             peak=self.pipeline.backend.memory().peak,
         )

@@ -51,7 +51,7 @@ def test_a_choice_is_kept_and_a_seed_repeats(tiny_model, own, monkeypatch):
     assert len(timed) == 2, "another batch has costs of its own"
     assert torch.equal(first.tokens, again.tokens) and torch.equal(first.tokens, later.tokens)
     assert first.stats.strategy.name == "auto"
-    assert "exact" in first.stats.auto and first.stats.total_variation == 0
+    assert "exact" in first.stats.auto and first.stats.total_variation_per_token == 0
     assert len(list((own / "choices").glob("*.json"))) == 2
 
 

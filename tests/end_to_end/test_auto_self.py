@@ -73,7 +73,7 @@ def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
         tree = drawn.stats.strategy.drafts
         assert isinstance(tree, SelfDrafts) and tree.weights == "int8"
         assert "drafts of the model's own weights in int8" in drawn.stats.auto
-        assert drawn.stats.total_variation == 0
+        assert drawn.stats.total_variation_per_token == 0
         (path,) = kept.glob("*.json")
         key = json.loads(path.read_text())["key"]
         choice = choices.read_choice(key)

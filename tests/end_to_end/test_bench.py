@@ -56,7 +56,7 @@ def test_settings_of_one_strategy_are_compared_in_a_line_and_a_plot(command, tin
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [row["strategy"] for row in rows] == ["vanilla", *asked.split(";")]
-    loss = [row["total_variation"] for row in rows]
+    loss = [row["total_variation_per_token"] for row in rows]
     assert loss[0] == 0 < loss[1] < loss[2]
     with Image.open(tmp_path / "a.png") as plot:
         assert plot.size[0] > 400
@@ -119,7 +119,7 @@ def test_a_relaxed_row_says_what_exact_decoding_has_and_the_bound(command, tiny_
     assert eagle["exact_step_compression"] is None
     (said,) = [line for line in done.stdout.splitlines() if line.startswith("lantern++: exact")]
     assert f"{eagle['step_compression']:.2f} tok/step" in said
-    assert f"{relaxed['total_variation']:.3f}" in said
+    assert f"{relaxed['total_variation_per_token']:.3f}" in said
 
 
 @pytest.mark.parametrize(

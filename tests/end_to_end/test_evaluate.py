@@ -53,7 +53,7 @@ def test_every_part_is_measured_and_the_same_twice(command, tiny_model, folder, 
     assert one.frontier is not None
     assert {p.strategy.name for p in one.frontier} == {"eagle", "eagle2", "lantern", "lantern++"}
     exact = [p for p in one.frontier if p.strategy.acceptance.kind == "exact"]
-    assert all(p.total_variation.value == 0 for p in exact)
+    assert all(p.total_variation_per_token.value == 0 for p in exact)
     assert any(p.strategy.tv_budget for p in one.frontier)
     assert one.distances is not None
     greedy = {

@@ -85,6 +85,18 @@ def test_the_images_are_those_of_one_generate(run, tiny_model, prompts, tmp_path
     assert json.loads((tmp_path / "out/summary.json").read_text()) == summary
 
 
+def test_a_folder_says_what_relaxation_lost_per_token(run, tiny_model, tmp_path):
+    rule = {"strategy": "lantern++", "k": 5, "lam": 3}
+    mine = run(seed=5, **rule)["this_call"]
+    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
+        stats = pipeline.generate(PROMPTS, seed=5, **rule).stats
+    assert stats.total_variation_per_token > 0
+    assert mine["total_variation_per_token"] == pytest.approx(stats.total_variation_per_token)
+    lines = [json.loads(line) for line in (tmp_path / "out/journal.jsonl").read_text().splitlines()]
+    lost = [one["total_variation_per_token"] for one in lines]
+    assert sum(lost) / len(lost) == pytest.approx(stats.total_variation_per_token)
+
+
 @pytest.mark.parametrize("slots", [1, 3])
 def test_the_batch_changes_no_image(run, tmp_path, slots):
     run("two", seed=5)

@@ -11,7 +11,7 @@ from PIL import Image
 
 import lantern_accel
 from lantern_accel.cli import main
-from lantern_accel.generation.result import LABEL
+from lantern_accel.generation.result import LABEL, LOSS
 from lantern_accel.generation.row_costs import RowCosts
 from lantern_accel.strategy.values import STRATEGIES
 
@@ -39,10 +39,10 @@ def test_every_strategy_writes_a_picture_and_its_figures(command, tiny_model, tm
     assert (stats["step_compression"] == 1) == (strategy == "vanilla" or stats["steps"] == 15)
     assert sum(stats["accepted_histogram"]) == stats["steps"]
     assert lantern_accel.GenerationStats.model_validate(stats).model_dump(mode="json") == stats
-    loss = "none: exact"
+    loss = "0: exact"
     if "lantern" in strategy:
-        loss = f"total variation {stats['total_variation']:.4f} per token, an upper bound"
-    assert f"quality loss: {loss} with: " in " ".join(done.stdout.split())
+        loss = f"{stats['total_variation_per_token']:.4f} (upper bound)"
+    assert f"{LOSS}: {loss} with: " in " ".join(done.stdout.split())
 
 
 def test_json_to_standard_output_is_nothing_but_json(command, tiny_model, tmp_path):

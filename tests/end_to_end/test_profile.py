@@ -100,7 +100,7 @@ def test_every_relaxed_strategy_has_its_price(measured):
     run = read_run(measured)
     (price,) = run.quality
     assert price.strategy.name == "lantern++"
-    assert isinstance(price.total_variation, Interval)
+    assert isinstance(price.total_variation_per_token, Interval)
     assert 0 <= price.agreement.value <= 1
     assert price.images == 4
     assert {strip.strategy for strip in run.contact_sheet} == {"vanilla", "lantern++"}

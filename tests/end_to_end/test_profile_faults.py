@@ -269,10 +269,12 @@ def test_relaxation_of_nothing_agrees_with_exact_decoding(tiny_model):
         study = PriceStudy(pipeline, ["red heart", "dog face"], 3, 0, 1.0)
         nothing = study.measure(pipeline.strategy("lantern++", lam=1.0, k=4))
         assert nothing.agreement.value == 1.0
-        assert nothing.total_variation.value == pytest.approx(0, abs=1e-12)  # float64's rounding
+        assert nothing.total_variation_per_token.value == pytest.approx(
+            0, abs=1e-12
+        )  # float64's rounding
         assert nothing.first_difference.value == 16
         much = study.measure(pipeline.strategy("lantern", delta=1.0, k=40))
-        assert much.total_variation.value > 0
+        assert much.total_variation_per_token.value > 0
         assert much.agreement.value < 1
         assert is_measured(much.chance_agreement)
 

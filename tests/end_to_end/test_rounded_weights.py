@@ -89,7 +89,7 @@ def test_the_price_is_the_total_variation_along_the_rounded_models_images(tiny_m
     for i, said in enumerate(price.by_image):
         p, q = rows["full"][i].double(), rows["int4"][i].double()
         assert float(0.5 * (p - q).abs().sum(-1).mean()) == pytest.approx(said, abs=1e-6)
-    assert price.total_variation > 0.001
+    assert price.total_variation_per_token > 0.001
     assert price.weights == "int4"
 
 
@@ -116,17 +116,17 @@ def test_every_result_says_what_rounding_costs(tiny_model, tmp_path, command):
     assert price["weights"] == "int8"
     assert len(price["by_image"]) == 4
     mean = sum(price["by_image"]) / 4
-    assert stats["total_variation"] == pytest.approx(mean)
-    assert f"int8 weights: total variation {mean:.4f} per token" in " ".join(made.stdout.split())
+    assert stats["total_variation_per_token"] == pytest.approx(mean)
+    assert f"int8 weights: TV {mean:.4f} per token" in " ".join(made.stdout.split())
     assert "a mean" in made.stdout and "upper bound" not in made.stdout
     with load(tiny_model, "int8") as pipeline:
         result = pipeline.generate("red heart", seed=3, strategy="vanilla")
-        assert f"total variation {mean:.4f} per token" in result._repr_html_()
-        assert result.stats.rounding.total_variation == pytest.approx(mean)
+        assert f"TV {mean:.4f} per token" in result._repr_html_()
+        assert result.stats.rounding.total_variation_per_token == pytest.approx(mean)
     with load(tiny_model) as pipeline:
         result = pipeline.generate("red heart", seed=3, strategy="vanilla")
         assert result.stats.rounding is None
-        assert result.stats.total_variation == 0
+        assert result.stats.total_variation_per_token == 0
 
 
 def test_a_price_is_measured_once_and_an_interrupted_one_goes_on(tiny_model, monkeypatch):

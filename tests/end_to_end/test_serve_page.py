@@ -57,7 +57,7 @@ def test_it_draws_strategies_side_by_side_as_they_decode(browser, tiny_model, wi
         assert "0, exact" in plain.text_content()
         assert "1.00" in plain.text_content()  # tokens per step
         relaxed = page.locator("article[data-strategy='lantern++']").text_content()
-        assert "quality loss (TV per token)0." in relaxed
+        assert "total variation per token (upper bound)0." in relaxed
         sizes = page.evaluate(
             "[...document.images].map((i) => [i.naturalWidth, i.naturalHeight, i.alt])"
         )

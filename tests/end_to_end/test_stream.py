@@ -210,7 +210,7 @@ def test_a_wrong_stream_is_refused_before_it_begins(pipeline, given):
 def test_a_result_shows_its_figures_in_a_notebook(pipeline):
     page = pipeline.generate("red heart", seed=5, strategy="lantern++")._repr_html_()
     assert "data:image/png;base64,iVBORw0KGgo" in page
-    assert " per token, an upper bound" in page and "lantern++" in page
+    assert "(upper bound)" in page and "lantern++" in page
     plain = pipeline.generate("<b>red heart</b>", seed=5, strategy="vanilla")._repr_html_()
     assert "none: exact" in plain and "<b>" not in plain
 

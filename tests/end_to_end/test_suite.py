@@ -160,8 +160,8 @@ def test_a_suite_that_was_killed_three_times_ends_with_the_same_table(
     assert [row.label for row in stopped.rows] == ["vanilla", "lantern:k=4,delta=0.5"]
     assert stopped.prompts_cut == 1
     assert relaxed.strategy.acceptance.model_dump()["delta"] == 0.5
-    assert isinstance(exact.speed.total_variation, Interval)
-    assert exact.speed.total_variation.value == 0
+    assert isinstance(exact.speed.total_variation_per_token, Interval)
+    assert exact.speed.total_variation_per_token.value == 0
     for row in stopped.rows:
         measured = {key for key, value in row.metrics.items() if isinstance(value, Interval)}
         expected = {"fid", "fid_infinity", "kid", "inception_score", "precision", "recall", "clip"}

@@ -82,7 +82,7 @@ def invented_sample(
         tokens=TOKENS * batch,
         steps=count * batch,
         accepted_histogram=[count * batch],
-        total_variation=moved,
+        total_variation_per_token=moved,
         energy_mj=None,
         others_cpu=0.02,
     )
@@ -127,7 +127,7 @@ def invented_price(strategy: Strategy, temperature: float = 1.0) -> Quality:
         strategy=strategy,
         temperature=temperature,
         images=64,
-        total_variation=Interval(value=moved, low=moved * 0.95, high=moved * 1.05, n=64),
+        total_variation_per_token=Interval(value=moved, low=moved * 0.95, high=moved * 1.05, n=64),
         agreement=Interval(value=0.14, low=0.1, high=0.18, n=16),
         chance_agreement=0.03,
         first_difference=Interval(value=8.0, low=6.0, high=10.0, n=16),

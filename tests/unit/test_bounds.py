@@ -39,7 +39,7 @@ def test_values_are_shown_whatever_they_are() -> None:
 @pytest.mark.parametrize("value", [5.0, -1.0])
 def test_a_total_variation_is_a_share(value: float) -> None:
     data = invented_run().model_dump(mode="json")
-    data["cells"][0]["samples"][0]["total_variation"] = value
+    data["cells"][0]["samples"][0]["total_variation_per_token"] = value
     with pytest.raises(ValueError, match="lies between 0 and 1"):
         Run.model_validate(data)
 

@@ -119,8 +119,8 @@ def default_point(points: Sequence[FrontierPoint], name: str) -> FrontierPoint:
     """
     own = [p for p in points if p.strategy.name == name and p.strategy.tv_budget is None]
     open_ = sorted(
-        (p for p in own if p.total_variation.value < MOST_MOVED),
-        key=lambda p: p.total_variation.value,
+        (p for p in own if p.total_variation_per_token.value < MOST_MOVED),
+        key=lambda p: p.total_variation_per_token.value,
     )
     if not open_:
         raise ValueError(f"no point of {name!r} moves less than {MOST_MOVED} of a token's mass")
@@ -158,7 +158,7 @@ def frontier(
             FrontierPoint(
                 strategy=strategy,
                 step_compression=paired(share, gained, steps),
-                total_variation=mean(moved),
+                total_variation_per_token=mean(moved),
                 steps=steps,
                 images=len(steps),
             )
@@ -167,7 +167,7 @@ def frontier(
             f"{strategy.name} {strategy.acceptance.model_dump(exclude={'kind'})}"
             f"{'' if strategy.tv_budget is None else f' within {strategy.tv_budget:g}'}: "
             f"{points[-1].step_compression.value:.2f} tokens per step, "
-            f"total variation {points[-1].total_variation.value:.4f}"
+            f"total variation {points[-1].total_variation_per_token.value:.4f}"
         )
     return points
 

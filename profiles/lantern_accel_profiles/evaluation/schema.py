@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from lantern_accel.records import Record
 from lantern_accel.strategy.values import Strategy
 from lantern_accel_profiles.evaluation.suite.protocol import Protocol, PublishedRow
-from lantern_accel_profiles.quality.interval import Interval
+from lantern_accel_profiles.quality.interval import LOSS, Interval
 from lantern_accel_profiles.quality.scoring import Ambiguity, Likelihood
 
 
@@ -69,8 +69,9 @@ class FrontierPoint(Record):
     step_compression: Interval = Field(
         description="tokens per target forward: the mean accepted length"
     )
-    total_variation: Interval = Field(
-        description="distance between a token's distribution and the target's, mean over tokens"
+    total_variation_per_token: Interval = Field(
+        validation_alias=LOSS,
+        description="distance between a token's distribution and the target's, mean over tokens",
     )
     steps: list[int] = Field(description="target forwards of each image, in the order of prompts")
     images: int
@@ -122,8 +123,9 @@ class Speed(Record):
         "weights where they are in the folder"
     )
     tokens_per_step: Reading = Field(description="tokens per target forward: mean accepted length")
-    total_variation: Reading = Field(
-        description="relaxed mass per token, the bound of a step, and what quantized weights add"
+    total_variation_per_token: Reading = Field(
+        validation_alias=LOSS,
+        description="relaxed mass per token, the bound of a step, and what quantized weights add",
     )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 #: Digits after the point, by column.
-_DIGITS = {"precision": 3, "recall": 3, "hpsv2": 4, "total_variation": 4}
+_DIGITS = {"precision": 3, "recall": 3, "hpsv2": 4, "total_variation_per_token": 4}
 DASH = "—"
 #: Panels in one row of the plot.
 COLUMNS = 3
@@ -150,7 +150,7 @@ PARTS: dict[str, tuple[str, dict[str, tuple[str, int | None]]]] = {
     "frontier": (
         "Tokens per step and the true total variation",
         {"strategy": ("strategy", 0), "tokens per step": ("step_compression", 2),
-         "TV per token": ("total_variation", 4)},
+         "TV per token": ("total_variation_per_token", 4)},
     ),
     "distances": (
         "Distance to exact decoding",
@@ -213,7 +213,7 @@ def tables(suite: Suite) -> list[Table]:
     for row in suite.rows:
         s = row.speed
         speed = ((s.seconds_per_image, 3, ""), (s.speedup, 2, "x"), (s.tokens_per_step, 2, ""),
-                 (s.total_variation, 4, ""))  # fmt: skip
+                 (s.total_variation_per_token, 4, ""))  # fmt: skip
         cells = [figure_text(*figure) for figure in speed]
         cells += [figure_text(row.metrics.get(c.key), _DIGITS.get(c.key, 2)) for c in measured]
         rows.append([row.label, *cells])

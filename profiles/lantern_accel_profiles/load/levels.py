@@ -174,7 +174,7 @@ def _kept(sample: Sample, counted: bool) -> LoadSample:
         stages=figures.get("stages", SILENT),
         tokens=figures.get("tokens"),
         steps=figures.get("steps"),
-        total_variation=figures.get("total_variation_per_token", SILENT),
+        total_variation_per_token=figures.get("total_variation_per_token", SILENT),
     )
 
 

@@ -131,7 +131,7 @@ class PriceStudy:
             strategy=strategy,
             temperature=self.temperature,
             images=self.images,
-            total_variation=intervals.mean(relaxed.moved.tolist()),
+            total_variation_per_token=intervals.mean(relaxed.moved.tolist()),
             agreement=intervals.mean(equal.mean(dim=1).tolist()),
             chance_agreement=float((self.draw(PLAIN).tokens == other).float().mean()),
             first_difference=intervals.mean(equal.cumprod(dim=1).sum(dim=1).tolist()),

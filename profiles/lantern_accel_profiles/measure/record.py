@@ -22,6 +22,7 @@ from lantern_accel.records import Record
 from lantern_accel.records import not_measured as not_measured
 from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.values import Sampling, Strategy
+from lantern_accel_profiles.quality.interval import LOSS
 from lantern_accel_profiles.quality.interval import Interval as Interval
 from lantern_accel_profiles.store import LONGEST_NAME
 
@@ -220,9 +221,11 @@ class Sample(_Record):
     tokens: int = Field(ge=1)
     steps: int = Field(ge=1)
     accepted_histogram: list[int]
-    total_variation: float = Field(description="relaxed mass used per generated token")
+    total_variation_per_token: float = Field(
+        validation_alias=LOSS, description="relaxed mass used per generated token"
+    )
     energy_mj: float | None = None
-    _share = field_validator("total_variation")(_is_a_share)
+    _share = field_validator("total_variation_per_token")(_is_a_share)
     others_cpu: Reading = Field(description="share of the host's cores that others used meanwhile")
 
 
@@ -357,7 +360,9 @@ class LoadSample(_Record):
     )
     tokens: int | None = None
     steps: int | None = None
-    total_variation: Reading = Field(description="relaxed mass used per generated token")
+    total_variation_per_token: Reading = Field(
+        validation_alias=LOSS, description="relaxed mass used per generated token"
+    )
 
     @property
     def seconds(self) -> float:
@@ -436,7 +441,9 @@ class Quality(_Record):
     strategy: Strategy
     temperature: float
     images: int = Field(ge=1)
-    total_variation: Interval | NotMeasured = Field(description="relaxed mass per generated token")
+    total_variation_per_token: Interval | NotMeasured = Field(
+        validation_alias=LOSS, description="relaxed mass per generated token"
+    )
     agreement: Interval | NotMeasured = Field(
         description="share of tokens equal to exact decoding with the same tree and uniforms"
     )
@@ -445,7 +452,7 @@ class Quality(_Record):
         description="equal tokens before the first different one, mean"
     )
     distance: Distance | NotMeasured
-    _share = field_validator("total_variation")(_is_a_share)
+    _share = field_validator("total_variation_per_token")(_is_a_share)
 
 
 class Strip(_Record):

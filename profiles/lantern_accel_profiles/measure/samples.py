@@ -236,7 +236,7 @@ def take_sample(
             tokens=stats.tokens,
             steps=stats.steps,
             accepted_histogram=stats.accepted_histogram,
-            total_variation=stats.total_variation,
+            total_variation_per_token=stats.total_variation_per_token,
             energy_mj=None if before is None or after is None else float(after - before),
             others_cpu=load.others(),
         )

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
 from lantern_accel.records import Record, not_measured
 
@@ -26,6 +26,8 @@ Verdict = Literal["faster", "slower", "same", "ambiguous"]
 SAME = 0.05
 #: Samples below which no verdict is given.
 FEWEST = 5
+#: The field ``total_variation_per_token``, which older files call ``total_variation``.
+LOSS = AliasChoices("total_variation_per_token", "total_variation")
 
 
 class Interval(Record):

@@ -141,7 +141,7 @@ def _load_point(run: Run, cell: LoadCell, terms: Terms) -> tuple[Point, list[flo
     if not seconds or not came:
         return None
     rounding = run.settings.rounding
-    spent = readings([s.total_variation for s in cell.samples]) if cell.relaxed else [0.0]
+    spent = readings([s.total_variation_per_token for s in cell.samples]) if cell.relaxed else [0.0]
     moved = None if isinstance(spent, str) else float(np.mean(spent))
     if moved is not None and rounding is not None:
         moved += float(np.mean(rounding.by_image))

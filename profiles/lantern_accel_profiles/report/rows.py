@@ -94,11 +94,12 @@ class Row(Record):
         return self.strategy != "vanilla" and not self.detail.startswith(PLAIN)
 
     @property
-    def total_variation(self) -> Interval | None:
+    def total_variation_per_token(self) -> Interval | None:
         """What relaxation and quantized weights move of a token together, at most; None: not known."""
         parts = [] if self.rounding is None else [self.rounding]
         if self.relaxed:
-            relaxed = self.quality.total_variation if isinstance(self.quality, Quality) else None
+            loss = self.quality
+            relaxed = loss.total_variation_per_token if isinstance(loss, Quality) else None
             if not isinstance(relaxed, Interval):
                 return None
             parts.append(relaxed)
@@ -112,7 +113,7 @@ class Row(Record):
     @property
     def moved(self) -> float | None:
         """The share of a token's probability that is moved away, 0 where exact; None: not known."""
-        moved = self.total_variation
+        moved = self.total_variation_per_token
         return None if moved is None else moved.value
 
     @model_validator(mode="after")
@@ -148,7 +149,7 @@ def is_quality_known(quality: Quality | str | None) -> bool:
     """
     return (
         isinstance(quality, Quality)
-        and isinstance(quality.total_variation, Interval)
+        and isinstance(quality.total_variation_per_token, Interval)
         and isinstance(quality.agreement, Interval)
     )
 

@@ -27,7 +27,7 @@ def write_plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     with plot_style():
         figure, (axis, *_) = panels(1, width=6.4, height=4.2)
         for number, row in enumerate(rows):
-            x, y = row["total_variation"], row["speedup"] or 1.0
+            x, y = row["total_variation_per_token"], row["speedup"] or 1.0
             low, high = row["speedup_interval"] or (y, y)
             name = str(row["strategy"])
             colour = colour_of(name.partition(":")[0], number)

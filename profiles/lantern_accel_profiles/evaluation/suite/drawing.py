@@ -103,7 +103,7 @@ class Chunk:
     tokens: int
     steps: int
     seconds: float
-    total_variation: float
+    total_variation_per_token: float
     warm: bool
     simulated: bool
     details: dict[str, Any]
@@ -203,7 +203,7 @@ class Drawn:
                     tokens=stats.tokens,
                     steps=stats.steps,
                     seconds=stats.seconds.prefill + stats.seconds.decode,
-                    total_variation=stats.total_variation,
+                    total_variation_per_token=stats.total_variation_per_token,
                     warm=not first,
                     simulated=stats.simulated,
                     details=stats.model_dump(mode="json", exclude=set(_LEFT_OUT)),

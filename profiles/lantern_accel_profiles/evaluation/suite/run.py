@@ -31,7 +31,7 @@ from lantern_accel_profiles.quality.interval import paired, share
 def speed_of(chunks: Sequence[Chunk], vanilla: Sequence[Chunk] | None) -> Speed:
     """Return a strategy's speed from its chunks; ``vanilla``'s are of the same prompts."""
     counted = ([float(c.tokens - c.images) for c in chunks], [float(c.steps) for c in chunks])
-    moved = [c.total_variation * c.tokens for c in chunks]
+    moved = [c.total_variation_per_token * c.tokens for c in chunks]
     warm = [c for c in chunks if c.warm]
     seconds: Reading
     faster: Reading
@@ -58,7 +58,7 @@ def speed_of(chunks: Sequence[Chunk], vanilla: Sequence[Chunk] | None) -> Speed:
         tokens_per_step=paired(share, *counted)
         if all(counted[1])
         else not_measured("no step was taken"),
-        total_variation=paired(share, moved, [float(c.tokens) for c in chunks]),
+        total_variation_per_token=paired(share, moved, [float(c.tokens) for c in chunks]),
     )
 
 

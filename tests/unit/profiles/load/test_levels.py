@@ -28,7 +28,7 @@ def level(clients: int, seconds: list[float], **changes: object) -> LoadCell:
     samples = [
         LoadSample(
             prompt="fish", seed=n, began=0.0, first=s / 2, ended=s, outcome="ok", counted=True,
-            stages=gap, total_variation=0.0,
+            stages=gap, total_variation_per_token=0.0,
         )
         for n, s in enumerate(seconds)
     ]  # fmt: skip

@@ -140,7 +140,8 @@ def test_an_unpriced_relaxed_strategy_shows_no_speedup() -> None:
 def test_a_price_without_its_moved_mass_is_no_price() -> None:
     run = invented_run()
     run.quality = [
-        q.model_copy(update={"total_variation": not_measured("lost")}) for q in run.quality
+        q.model_copy(update={"total_variation_per_token": not_measured("lost")})
+        for q in run.quality
     ]
     assert str(rows_of(run)["lantern++"].speedup).startswith("not measured: the fidelity")
 

@@ -69,7 +69,8 @@ def loaded(name: str, levels: dict[int, float], **cell: Any) -> Run:
         samples = [
             LoadSample(
                 prompt="fish", seed=n, began=max(0.0, (n - clients + 1) * every), ended=(n + 1) * every,
-                first=(n + 0.5) * every, outcome="ok", counted=True, stages=gap, total_variation=0.0,
+                first=(n + 0.5) * every, outcome="ok", counted=True, stages=gap,
+                total_variation_per_token=0.0,
             )
             for n in range(40)
         ]  # fmt: skip

@@ -34,7 +34,9 @@ def test_every_row_has_the_price_of_the_weights() -> None:
     for name, row in fewer.items():
         assert row.rounding is not None and row.rounding.value == pytest.approx(0.012)
         assert row.moved == pytest.approx((plain[name].moved or 0) + 0.012)
-        assert row.total_variation is not None and row.total_variation.low >= 0.005
+        assert (
+            row.total_variation_per_token is not None and row.total_variation_per_token.low >= 0.005
+        )
         assert row.fidelity.startswith("TV 0.0") and "int8 weights" in row.detail
     assert plain["vanilla"].fidelity == "exact" and plain["vanilla"].moved == 0
     assert plain["vanilla"].rounding is None and "weights" not in plain["vanilla"].detail
@@ -46,7 +48,7 @@ def test_relaxed_rows_without_their_own_price_have_none() -> None:
     run = rounded()
     run.quality = []
     row = rows_of(run)[relaxed]
-    assert row.moved is None and row.total_variation is None
+    assert row.moved is None and row.total_variation_per_token is None
     assert row.fidelity == "its fidelity was not measured"
 
 

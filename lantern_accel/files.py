@@ -193,10 +193,10 @@ def check_name(name: str) -> None:
         )
 
 
-def check_target(path: Path, parents: bool = True) -> None:
+def check_target(path: Path) -> None:
     """Raise RequestError where a file could not be written, before the work that makes its content.
 
-    ``parents``: folders above it may be absent, since :func:`write_whole` makes them.
+    Folders above it may be absent: :func:`write_whole` makes them.
     """
     try:
         if len(os.fsencode(path.name)) > 255:
@@ -207,15 +207,10 @@ def check_target(path: Path, parents: bool = True) -> None:
             return
         check_name(path.name)
         folder = path.resolve().parent
-        while parents and not folder.exists() and folder != folder.parent:
+        while not folder.exists() and folder != folder.parent:
             folder = folder.parent
         if not folder.is_dir():
-            what = (
-                "does not exist; create it"
-                if not folder.exists()
-                else "is not a folder; choose one"
-            )
-            raise RequestError(f"{path} cannot be written: {folder} {what}")
+            raise RequestError(f"{path} cannot be written: {folder} is not a folder; choose one")
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL in the name

@@ -274,12 +274,12 @@ def _tell_plan(made: MemoryPlan, largest: int | None, usual: dict[str, dict[str,
         held["neighbour table"] = made.tables
     most = max(made.workspace, key=lambda phase: made.workspace[phase], default="")
     for phase, count in made.workspace.items():
-        note = "(counts)" if phase == most else "(at another time)"
+        note = "(largest, in the peak)" if phase == most else "(at another time, not in the peak)"
         held[f"workspace: {phase} {note}"] = count
     held[f"process and driver ({'measured' if made.runtime_measured else 'assumed'})"] = (
         made.runtime
     )
-    show_table(["what", "memory"], [[what, format_bytes(count)] for what, count in held.items()])
+    show_table(["what", "MiB"], [[what, f"{count / 2**20:,.0f}"] for what, count in held.items()])
     where = f" of {format_bytes(made.capacity)}" if made.capacity else ""
     if where and made.device != format_bytes(made.capacity or 0):
         where += f" on {made.device}"

@@ -45,7 +45,7 @@ def check_files(
     picture_format(output)
     files = [numbered(output, index, count) for index in range(count)]
     for path in (files[0], files[-1], *([figures] if figures else [])):
-        check_target(path, parents=False)
+        check_target(path)
     if figures is not None and figures.resolve() in {path.resolve() for path in files}:
         raise RequestError(f"--stats and --output both name {figures}; choose two files")
     kept = next((path for path in files if path.is_file()), None)

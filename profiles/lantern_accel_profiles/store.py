@@ -5,6 +5,7 @@ Nothing here imports torch: whether a file can be written is asked before the de
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import time
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from lantern_accel.errors import RequestError
 from lantern_accel.files import check_target, write_json
@@ -26,6 +27,10 @@ TRACE_BYTES = 256 * 2**20
 LONGEST_NAME = 80
 #: Seconds between two writes of a file while samples are taken.
 WRITE_EVERY = 1.0
+#: A commit that is known, and as many of its characters as people read.
+COMMIT, READ = re.compile(r"[0-9a-f]{7,64}"), 7
+#: What pydantic calls a field that a record of another version has, or lacks.
+OTHER_FORM = {"missing", "extra_forbidden"}
 
 
 # --- asked before any work ------------------------------------------------------------------------
@@ -93,14 +98,23 @@ def from_data(
             f"{path} is JSON, but not a run of `{command}`: its kind is not {kind!r}; leave it out or "
             f"measure one with `{command} -o`"
         )
-    version = data.get("schema_version")
-    if type(version) is not int or version != newest:
-        newer = type(version) is int and version > newest
-        raise RequestError(
-            f"{path} has schema version {version!r}, this lantern-accel reads {newest}; "
-            + ("upgrade lantern-accel or measure it again" if newer else "measure it again")
-        )
-    return validated(model, path, data)
+    version, environment = data.get("schema_version"), data.get("environment")
+    known = type(version) is int and version == newest
+    found = environment.get("commit") if isinstance(environment, dict) else None
+    commit = found[:READ] if isinstance(found, str) and COMMIT.fullmatch(found) else ""
+    try:
+        if known:
+            return model.model_validate(data)
+    except ValidationError as error:
+        if not commit or not OTHER_FORM.intersection(one["type"] for one in error.errors()):
+            return validated(model, path, data)  # raises the same with the field's name
+    newer = type(version) is int and version > newest
+    raise RequestError(
+        f"{path} has schema version {version!r}{commit and ' of commit '}{commit}, this lantern-accel "
+        f"reads {newest}{' in another form' if known else ''}; "
+        + ("upgrade lantern-accel or " if newer else "")
+        + f"measure it again with `{command}`{commit and ', or check out '}{commit}"
+    )
 
 
 # --- resuming and writing -------------------------------------------------------------------------

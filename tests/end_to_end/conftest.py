@@ -17,7 +17,7 @@ from support.profiles import PROMPTS, small_ceilings
 import lantern_accel
 from lantern_accel_profiles.measure.prompts import read_prompts
 from lantern_accel_profiles.measure.record import Plan
-from lantern_accel_profiles.measure.run import Profiler, Request, choose_strategies
+from lantern_accel_profiles.measure.run import Profiler, ProfileRequest, choose_strategies
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -87,7 +87,7 @@ def profiler(tiny_model, prompt_file, tmp_path):
             "prompts": read_prompts(prompt_file, pipeline),
             "plan": Plan(quick=True, samples=3, seconds=0, quality_images=4),
         }
-        return Profiler(pipeline, Request(**(values | changes)), out, resume=resume)
+        return Profiler(pipeline, ProfileRequest(**(values | changes)), out, resume=resume)
 
     yield make
     for pipeline in opened:

@@ -73,8 +73,8 @@ def test_the_answer_fits_one_screen(browser: Any, tmp_path: Path, scheme: str) -
     from lantern_accel.device.datasheets import profiles_dir
     from lantern_accel_profiles.measure.reading import read_run
     from lantern_accel_profiles.report.comparison import compare
+    from lantern_accel_profiles.report.points import Terms
     from lantern_accel_profiles.report.render import write
-    from lantern_accel_profiles.report.terms import Terms
 
     runs = [read_run(path) for path in sorted((profiles_dir() / "measured").glob("*.json"))]
     path = tmp_path / "report.html"

@@ -17,7 +17,7 @@ import lantern_accel
 from lantern_accel.errors import DataError, RequestError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel_profiles.evaluation.run import Evaluator
-from lantern_accel_profiles.evaluation.schema import Evaluation, Settings, Suite
+from lantern_accel_profiles.evaluation.schema import Evaluation, EvaluationSettings, Suite
 from lantern_accel_profiles.evaluation.suite.captions import read_captions
 from lantern_accel_profiles.evaluation.suite.drawing import SuiteRequest, choose_strategies
 from lantern_accel_profiles.evaluation.suite.protocol import Preprocessing, Protocol
@@ -119,7 +119,7 @@ def without_times(suite: Suite | None) -> dict[str, Any]:
 
 
 def run(pipeline: Pipeline, out: Path, made: SuiteRequest) -> Evaluation:
-    return Evaluator(pipeline, out, Settings.quick()).run((), made)
+    return Evaluator(pipeline, out, EvaluationSettings.quick()).run((), made)
 
 
 @pytest.fixture

@@ -26,14 +26,14 @@ from lantern_accel_profiles.measure.record import (
     Distance,
     Environment,
     Interval,
-    Memory,
+    MemoryPeak,
     Plan,
     PromptSet,
     Quality,
     Run,
+    RunSession,
     RunSettings,
     Sample,
-    Session,
     Strip,
     Warmup,
     Work,
@@ -105,7 +105,9 @@ def invented_cell(
         "captured": False,
         "warmup": [Warmup(session=1, seconds=1.0) for _ in range(4)],
         "settled": True,
-        "memory": Memory(peak_bytes=3.4e8, definition="what a test says", buffers_bytes=5_000_000),
+        "memory": MemoryPeak(
+            peak_bytes=3.4e8, definition="what a test says", buffers_bytes=5_000_000
+        ),
         "step_ms": {name: step * part for name, part in share.items()},
         "work": {
             "prefill": work,
@@ -212,7 +214,7 @@ def invented_run(
             launch_seconds=3e-6,
             captured_launch_seconds="not measured: backend 'abacus' runs each step eagerly",
         ),
-        "sessions": [Session(started="2026-01-01T00:00:00+00:00", load_seconds=0.3)],
+        "sessions": [RunSession(started="2026-01-01T00:00:00+00:00", load_seconds=0.3)],
         "cells": cells
         if cells is not None
         else [invented_cell(s, b, speed) for b in batches for s in chosen],

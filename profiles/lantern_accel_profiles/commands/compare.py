@@ -19,7 +19,7 @@ from lantern_accel_profiles.commands.tables import show_markdown
 if TYPE_CHECKING:
     from lantern_accel.device.conformance import Report as ConformanceReport
     from lantern_accel_profiles.measure.record import Run
-    from lantern_accel_profiles.report.terms import Terms
+    from lantern_accel_profiles.report.points import Terms
 
 #: Columns that a narrow terminal keeps; a relaxed speed is never shown without its fidelity.
 NARROW = [
@@ -164,7 +164,7 @@ def read_terms(
     runs: list[Run], called: list[set[str]], rent: list[str], buy: list[str], power: str | None
 ) -> Terms:
     """Return what devices and power cost, by the names of runs; raises RequestError."""
-    from lantern_accel_profiles.report.terms import Terms
+    from lantern_accel_profiles.report.points import Terms
 
     rents, units = read_amounts("--rent", rent, runs, called)
     bought, more = read_amounts("--buy", buy, runs, called)

@@ -118,7 +118,7 @@ def evaluate(
     choose_device(load.device, load.options)  # before torch: some devices read the environment then
     from lantern_accel.progress import console_progress
     from lantern_accel.training.imageset import CAPTIONS
-    from lantern_accel_profiles.evaluation.schema import PARTS, Settings
+    from lantern_accel_profiles.evaluation.schema import PARTS, EvaluationSettings
     from lantern_accel_profiles.evaluation.tables import (
         check_targets,
         first_experiments,
@@ -159,7 +159,7 @@ def evaluate(
             drawn = prompt or FORTY
             draw_grid(pipeline, drawn, grid, seed=seed, strategies=names, say=note)
             return say(str(grid), label="wrote", style="bold green")
-        settings = Settings.quick(seed) if quick else Settings(seed=seed)
+        settings = EvaluationSettings.quick(seed) if quick else EvaluationSettings(seed=seed)
         source = context.obj(settings.images, settings.seed) if context.obj else None
         made = None if ready is None else _request(ready, suite, pipeline, names, seed)
         run = Evaluator(pipeline, output, settings, images, source, console_progress())

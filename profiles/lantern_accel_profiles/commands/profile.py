@@ -14,8 +14,7 @@ from lantern_accel import bounds
 from lantern_accel.cli.console import note, print_json, say
 from lantern_accel.cli.options import Loading, Weights, strategy_words, with_options
 from lantern_accel.errors import RequestError
-from lantern_accel_profiles.commands.numbers import numbers, whole_numbers
-from lantern_accel_profiles.commands.tables import show_markdown
+from lantern_accel_profiles.commands.tables import numbers, show_markdown, whole_numbers
 from lantern_accel_profiles.report.tradeoff import check_plot, write_plot
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ def measure_run(
         from lantern_accel_profiles.measure.run import Profiler
 
         given = {key: value for key, value in changes.items() if value is not None}
-        request = asked.Request(
+        request = asked.ProfileRequest(
             strategies=asked.choose_strategies(
                 pipeline, names or asked.usual_names(pipeline), temperatures, tree, window
             ),

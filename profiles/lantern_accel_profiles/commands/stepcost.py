@@ -11,8 +11,7 @@ from lantern_accel import bounds
 from lantern_accel.cli.console import note, print_json
 from lantern_accel.cli.options import Dtype, OnDevice, strategy_words, with_options
 from lantern_accel.files import check_target
-from lantern_accel_profiles.commands.numbers import numbers, whole_numbers
-from lantern_accel_profiles.commands.tables import show_markdown
+from lantern_accel_profiles.commands.tables import numbers, show_markdown, whole_numbers
 
 
 @with_options

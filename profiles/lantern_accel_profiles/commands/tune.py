@@ -12,7 +12,7 @@ from lantern_accel.cli.console import note, say
 from lantern_accel.cli.options import Loading, strategy_words, with_options
 from lantern_accel.files import check_target, write_json
 from lantern_accel.strategy.values import AUTO
-from lantern_accel_profiles.commands.numbers import whole_numbers
+from lantern_accel_profiles.commands.tables import whole_numbers
 
 if TYPE_CHECKING:
     from lantern_accel.strategy.choices import Choice

@@ -15,9 +15,9 @@ from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.strategy.values import Strategy
 from lantern_accel.training.imageset import to_pixels
 from lantern_accel_profiles.evaluation.schema import (
+    EvaluationSettings,
     FrontierPoint,
     Interchange,
-    Settings,
     StrategyDistance,
 )
 from lantern_accel_profiles.quality.features import EfficientNetLite0, in_parts
@@ -91,7 +91,7 @@ def interchange(
 # --- the frontier ---------------------------------------------------------------------------------
 
 
-def strategies(pipeline: Pipeline, settings: Settings) -> Iterator[Strategy]:
+def strategies(pipeline: Pipeline, settings: EvaluationSettings) -> Iterator[Strategy]:
     """Yield the points: exact over both trees, LANTERN's k and delta, LANTERN++'s k and lambda, budgets.
 
     Under a budget a rule may add whatever the budget allows.
@@ -135,7 +135,7 @@ def default_point(points: Sequence[FrontierPoint], name: str) -> FrontierPoint:
 def frontier(
     pipeline: Pipeline,
     prompts: Sequence[str | int],
-    settings: Settings,
+    settings: EvaluationSettings,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[FrontierPoint]:
     """Measure every point on the same prompts and random numbers."""

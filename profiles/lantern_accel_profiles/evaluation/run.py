@@ -24,9 +24,9 @@ from lantern_accel_profiles.evaluation.parts import distances, frontier, interch
 from lantern_accel_profiles.evaluation.schema import (
     PARTS,
     Evaluation,
+    EvaluationSettings,
     FrontierPoint,
     Interchange,
-    Settings,
     StrategyDistance,
     Suite,
 )
@@ -62,7 +62,7 @@ class Evaluator:
 
     pipeline: Pipeline
     out: Path
-    settings: Settings = field(default_factory=Settings)
+    settings: EvaluationSettings = field(default_factory=EvaluationSettings)
     images: Path | None = None
     source: Source | None = None
     say: Progress = field(default_factory=Progress)

@@ -13,7 +13,7 @@ from lantern_accel_profiles.quality.interval import LOSS, Interval
 from lantern_accel_profiles.quality.scoring import Ambiguity, Likelihood
 
 
-class Settings(Record):
+class EvaluationSettings(Record):
     """How much is measured, and from which seed; the same settings give the same figures."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -33,7 +33,7 @@ class Settings(Record):
     distance_images: int = Field(40, ge=2, description="images per strategy in the distances")
 
     @classmethod
-    def quick(cls, seed: int = 0) -> Settings:
+    def quick(cls, seed: int = 0) -> EvaluationSettings:
         """Return settings that finish in a minute or two: for a look, not for figures to quote."""
         return cls(
             seed=seed,
@@ -129,7 +129,7 @@ class Speed(Record):
     )
 
 
-class Row(Record):
+class Scored(Record):
     """One strategy. ``details``: what generation says of the run (device, dtype, weights, ...)."""
 
     label: str
@@ -158,7 +158,7 @@ class Suite(Record):
     resamples: int = Field(ge=2, description="of FID's bootstrap")
     prompts_cut: int = Field(0, description="prompts that were longer than the model's prefix")
     columns: list[Metric] = Field(default_factory=list)
-    rows: list[Row] = Field(default_factory=list)
+    rows: list[Scored] = Field(default_factory=list)
     published: list[PublishedRow] = Field(default_factory=list)
 
     @property
@@ -177,7 +177,7 @@ class Evaluation(Record):
     schema_version: Literal[2] = 2
     model: str
     weights_hash: str
-    settings: Settings
+    settings: EvaluationSettings
     environment: dict[str, Any]
     features: str | None = Field(None, description="the network behind the feature distances")
     skipped: dict[str, str] = Field(default_factory=dict)

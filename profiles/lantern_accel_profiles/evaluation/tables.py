@@ -66,7 +66,7 @@ def markdown(found: Sequence[Table]) -> str:
 
 
 @dataclass(frozen=True)
-class Point:
+class FrontPoint:
     """A strategy's place in one panel; ``dominated``: another is as good in both, better in one."""
 
     label: str
@@ -76,7 +76,7 @@ class Point:
     dominated: bool
 
 
-def points(suite: Suite, metric: Metric) -> list[Point]:
+def points(suite: Suite, metric: Metric) -> list[FrontPoint]:
     """Return the strategies that have both figures; speed in images per second.
 
     Dominance is of the values: two that differ by less than their intervals may change places.
@@ -90,7 +90,7 @@ def points(suite: Suite, metric: Metric) -> list[Point]:
     sign = 1.0 if metric.better == "higher" else -1.0
     places = [(speed.value, sign * value.value) for _, _, speed, value in found]
     beaten = [any(a >= x and b >= y and (a, b) != (x, y) for a, b in places) for x, y in places]
-    return [Point(*one, dominated) for one, dominated in zip(found, beaten, strict=True)]
+    return [FrontPoint(*one, dominated) for one, dominated in zip(found, beaten, strict=True)]
 
 
 def write_plot(suite: Suite, path: Path) -> bool:
@@ -109,7 +109,7 @@ def write_plot(suite: Suite, path: Path) -> bool:
     return True
 
 
-def _panel(axis: Axes, metric: Metric, found: Sequence[Point]) -> None:
+def _panel(axis: Axes, metric: Metric, found: Sequence[FrontPoint]) -> None:
     for i, point in enumerate(found):
         colour = colour_of(point.strategy, i)
         x, y = point.speed, point.value
@@ -163,13 +163,13 @@ PARTS: dict[str, tuple[str, dict[str, tuple[str, int | None]]]] = {
 def figure_text(value: object, places: int | None, unit: str = "") -> str:
     """Return a figure as a table shows it, with its interval; a dash where it was not measured.
 
-    ``places`` after the point; None: as many digits as it needs.
+    One sample has no interval. ``places`` after the point; None: as many digits as it needs.
     """
     if isinstance(value, Strategy):
         return in_words(value)
     if isinstance(value, Interval):
         figure, low, high = (f"{x:.{places or 0}f}" for x in (value.value, value.low, value.high))
-        return f"{figure}{unit} [{low}, {high}]"
+        return f"{figure}{unit} [{low}, {high}]" if value.n > 1 else f"{figure}{unit}"
     if isinstance(value, float):
         return (f"{value:g}" if places is None else f"{value:.{places}f}") + unit
     return DASH if value is None or str(value).startswith(NOT_MEASURED) else str(value)

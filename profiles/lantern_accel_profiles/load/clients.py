@@ -21,7 +21,7 @@ IMPOSSIBLE = "13x17"
 
 
 @dataclass
-class Sample:
+class Reply:
     """What one client saw. Times are seconds since the load began; None where it never came to that.
 
     ``kind``: drawn, leaves, impossible or deaf. ``outcome``: ok, refused (4xx as it should be), left,
@@ -64,7 +64,7 @@ class Clients:
         """Return the seconds since the load began."""
         return time.perf_counter() - self.zero
 
-    def body(self, sample: Sample) -> dict[str, Any]:
+    def body(self, sample: Reply) -> dict[str, Any]:
         """Return the JSON of a request."""
         o = self.options
         given = {"strategy": o.strategy, "size": o.size, "model": o.model}
@@ -76,7 +76,7 @@ class Clients:
             body["size"] = IMPOSSIBLE
         return body
 
-    async def noted(self, sample: Sample, work: Awaitable[None] | None = None) -> None:
+    async def noted(self, sample: Reply, work: Awaitable[None] | None = None) -> None:
         """Let one client do its work, by default :meth:`ask`, and note its times and what failed."""
         sample.began = self.now()
         try:
@@ -85,7 +85,7 @@ class Clients:
             sample.error = f"{type(error).__name__}: {error}"[:300]
         sample.ended = self.now()
 
-    async def ask(self, sample: Sample) -> None:
+    async def ask(self, sample: Reply) -> None:
         """Send a request, again where the service is busy, and read the answer."""
         while True:
             async with self.http.stream("POST", PATH, json=self.body(sample)) as answer:
@@ -108,7 +108,7 @@ class Clients:
         self.strategy = found.get("strategy", "unknown")
         self.relaxed = found.get("relaxed", False)
 
-    async def _read(self, sample: Sample, answer: httpx.Response) -> dict[str, Any]:
+    async def _read(self, sample: Reply, answer: httpx.Response) -> dict[str, Any]:
         """Return an answer, or the completed event of a stream, whose first partial image is noted."""
         found: dict[str, Any]
         if not self.options.partials:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from lantern_accel.errors import RequestError
 from lantern_accel_profiles import store
-from lantern_accel_profiles.load.clients import Clients, Sample
+from lantern_accel_profiles.load.clients import Clients, Reply
 from lantern_accel_profiles.load.options import Options
 from lantern_accel_profiles.load.service import ENDS, ServiceLoad
 from lantern_accel_profiles.measure.prompts import BUILT_IN, prompts_of
@@ -19,7 +19,7 @@ from lantern_accel_profiles.measure.record import (
     LoadSample,
     Plan,
     Run,
-    Session,
+    RunSession,
     is_measured,
     not_measured,
 )
@@ -66,10 +66,10 @@ class Levels:
         self.clients, self.prompts, self.slots = clients, list(prompts), slots
         self.numbers = itertools.count()
 
-    def next(self) -> Sample:
+    def next(self) -> Reply:
         """Return the next request; the seed changes when all prompts were asked for."""
         at, many = next(self.numbers), len(self.prompts)
-        return Sample(at, "drawn", self.prompts[at % many], at // many)
+        return Reply(at, "drawn", self.prompts[at % many], at // many)
 
     async def warm_up(self) -> None:
         """Generate every prompt once, and leave out those that the model does not take."""
@@ -161,7 +161,7 @@ class Levels:
             await asyncio.sleep(0.05)
 
 
-def _kept(sample: Sample, counted: bool) -> LoadSample:
+def _kept(sample: Reply, counted: bool) -> LoadSample:
     figures, gap = sample.statistics, not_measured("no partial image came")
     return LoadSample(
         prompt=sample.prompt,
@@ -214,7 +214,7 @@ async def _search(levels: Levels, fresh: Run, started: float, say: Callable[[str
     run = store.resume(o.output, fresh, identity, fresh.command)
     run.settings.plan, run.state = plan, "running"
     keep = store.Keeper(o.output, run)
-    run.sessions.append(session := Session(started=now(), load_seconds=started))
+    run.sessions.append(session := RunSession(started=now(), load_seconds=started))
     mine = [one for one in run.loads if one.strategy == levels.clients.strategy]
     if o.output is not None:
         for one in mine:

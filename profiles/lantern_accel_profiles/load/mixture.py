@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
-from lantern_accel_profiles.load.clients import PATH, Clients, Sample
+from lantern_accel_profiles.load.clients import PATH, Clients, Reply
 from lantern_accel_profiles.load.options import Options
 from lantern_accel_profiles.load.service import resident
 
@@ -26,11 +26,11 @@ class Mixture:
         self.options, self.prompts = options, prompts
         self.clients = Clients(options)
         self.random = random.Random(options.seed)
-        self.samples: list[Sample] = []
+        self.samples: list[Reply] = []
         self.memory: list[tuple[float, int]] = []
         self.deaf: list[socket.socket] = []
 
-    def plan(self) -> list[Sample]:
+    def plan(self) -> list[Reply]:
         """Return the requests in a random order, which ``--seed`` fixes."""
         o, prompts = self.options, self.prompts
         leaving = set(self.random.sample(range(o.requests), round(o.cancel * o.requests)))
@@ -38,7 +38,7 @@ class Mixture:
         kinds += ["impossible"] * o.impossible + ["deaf"] * o.deaf
         self.random.shuffle(kinds)
         return [
-            Sample(n, kind, prompts[n % len(prompts)], n // len(prompts) % o.seeds)
+            Reply(n, kind, prompts[n % len(prompts)], n // len(prompts) % o.seeds)
             for n, kind in enumerate(kinds)
         ]
 
@@ -65,7 +65,7 @@ class Mixture:
             one.close()
         return self._figures(seconds, before, after, wrong)
 
-    async def _behave(self, sample: Sample) -> None:
+    async def _behave(self, sample: Reply) -> None:
         """Be one client of its kind."""
         if sample.kind == "deaf":
             self.deaf.append(await asyncio.to_thread(self._shout, sample))
@@ -77,7 +77,7 @@ class Mixture:
         except asyncio.TimeoutError:
             sample.outcome = "left"
 
-    def _shout(self, sample: Sample) -> socket.socket:
+    def _shout(self, sample: Reply) -> socket.socket:
         """Send a request and never read what comes; return the open connection."""
         address = urlsplit(self.options.url)
         body = json.dumps(self.clients.body(sample)).encode()
@@ -100,7 +100,7 @@ class Mixture:
         for sample in answered:
             key = (sample.prompt, sample.seed)
             if key not in alone:
-                again = Sample(-1, "drawn", *key)
+                again = Reply(-1, "drawn", *key)
                 await self.clients.ask(again)
                 alone[key] = again.digest
             if alone[key] != sample.digest:

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from lantern_accel.errors import LanternError
-from lantern_accel_profiles.measure.environment import HostLoad
+from lantern_accel_profiles.measure.environment import LoadWatch
 
 #: Seconds that a service has to load its model, and to finish what clients left.
 STARTS, ENDS = 900.0, 60.0
@@ -55,7 +55,7 @@ def run_service(words: str, queue: int) -> Iterator[tuple[str, int, float]]:
             process.wait()
 
 
-class ServiceLoad(HostLoad):
+class ServiceLoad(LoadWatch):
     """What others use of the host, next to this client and the service, whose number is ``pid``."""
 
     def __init__(self, pid: int | None) -> None:

@@ -93,7 +93,7 @@ def commit_of(folder: Path) -> tuple[str, bool | NotMeasured]:
 _once = cache(commit_of)
 
 
-class HostLoad(host_load.HostLoad):
+class LoadWatch(host_load.HostLoad):
     """The share of the host's cores that other processes used since a moment, as a reading."""
 
     def others(self) -> Reading:
@@ -104,7 +104,7 @@ class HostLoad(host_load.HostLoad):
 
 def busy_note(seconds: float = 0.5) -> str:
     """Look for a moment, and say where other programs use the host's cores; empty where few do."""
-    load = HostLoad()
+    load = LoadWatch()
     time.sleep(seconds)
     return busy_words(load.others())
 

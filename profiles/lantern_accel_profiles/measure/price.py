@@ -59,7 +59,7 @@ def relaxed_mass(done: Decoded) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Priced:
     """Images of one strategy: tokens int64 ``[n, N]``, mass moved per token ``[n]``, pixels uint8."""
 
     tokens: Tensor
@@ -82,10 +82,12 @@ class PriceStudy:
     temperature: float
     beat: Callable[[str], None] = lambda text: None
     drawn: int = 0
-    _sets: dict[tuple[str, int], Drawn] = field(default_factory=dict)
+    _sets: dict[tuple[str, int], Priced] = field(default_factory=dict)
     _features: dict[tuple[str, int], intervals.Array] = field(default_factory=dict)
 
-    def draw(self, strategy: Strategy, seed: int | None = None, images: int | None = None) -> Drawn:
+    def draw(
+        self, strategy: Strategy, seed: int | None = None, images: int | None = None
+    ) -> Priced:
         """Return this strategy's images, all or the first few, decoding them on first use."""
         seed = self.seed if seed is None else seed
         images = self.images if images is None else images
@@ -95,7 +97,7 @@ class PriceStudy:
             self._sets[key] = self._decode(strategy, seed, images)
         return self._sets[key]
 
-    def _decode(self, strategy: Strategy, seed: int, images: int) -> Drawn:
+    def _decode(self, strategy: Strategy, seed: int, images: int) -> Priced:
         sampling = self.pipeline.sampling(temperature=self.temperature)
         tokens, moved, pixels = [], [], []
         for start in range(0, images, BATCH):
@@ -111,7 +113,7 @@ class PriceStudy:
             pixels.append(self.pipeline.pixels(done.tokens))
             self.drawn += count
             self.beat(f"quality loss: {strategy.name}: {start + count} of {images} images")
-        return Drawn(torch.cat(tokens), torch.cat(moved), torch.cat(pixels))
+        return Priced(torch.cat(tokens), torch.cat(moved), torch.cat(pixels))
 
     def measure(self, strategy: Strategy) -> Quality:
         """Return the quality loss of a relaxed strategy."""

@@ -131,7 +131,7 @@ def _is_a_moment(text: str | None) -> str | None:
     raise ValueError(f"{str(text)[:40]!r} is not a date and time as ISO 8601 writes them")
 
 
-class Session(_Record):
+class RunSession(_Record):
     """One process that worked on the run; a resumed run has several."""
 
     started: str = Field(description="UTC, ISO 8601")
@@ -185,7 +185,7 @@ class Work(_Record):
     )
 
 
-class Memory(_Record):
+class MemoryPeak(_Record):
     """Memory while this cell ran alone."""
 
     peak_bytes: Reading
@@ -264,7 +264,7 @@ class Cell(_Record):
     )
     warmup: list[Warmup] = Field(description="the cold decoding is the first")
     settled: bool = Field(description="warm-up ended because times and counters stood still")
-    memory: Memory | NotMeasured
+    memory: MemoryPeak | NotMeasured
     step_ms: dict[str, float] | NotMeasured = Field(description="one step by phase")
     step_ms_from: Literal["eager", "recording"] = Field(
         "eager",
@@ -477,7 +477,7 @@ class Run(_Record):
     environment: Environment
     clock: ClockCheck | NotMeasured
     ceilings: Ceilings | NotMeasured
-    sessions: list[Session]
+    sessions: list[RunSession]
     cells: list[Cell] = Field(default_factory=list)
     steps: list[StepCell] = Field(default_factory=list, description="steps alone, of `stepcost`")
     loads: list[LoadCell] = Field(

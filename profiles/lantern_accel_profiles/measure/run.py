@@ -38,8 +38,8 @@ from lantern_accel_profiles.measure.record import (
     Plan,
     PromptSet,
     Run,
+    RunSession,
     RunSettings,
-    Session,
     is_measured,
     not_measured,
 )
@@ -59,7 +59,7 @@ USUAL = (AUTO, "eagle", "eagle2", "lantern", "lantern++", "scd")
 
 
 @dataclass
-class Request:
+class ProfileRequest:
     """What a run is asked to measure; ``conform`` checks the backend, None leaves that out.
 
     ``window``: somebody chose the length of windows, so that batches do not shorten them; ``wait``:
@@ -149,7 +149,7 @@ def command_of(arguments: Sequence[str], program: str = "lantern-accel") -> str:
 Say = Callable[[str], None]
 
 
-def settings_of(pipeline: Pipeline, request: Request) -> RunSettings:
+def settings_of(pipeline: Pipeline, request: ProfileRequest) -> RunSettings:
     """Return what a run of this request on this pipeline is a run of."""
     model = pipeline.model
     return RunSettings(
@@ -173,7 +173,7 @@ def add_service_run(app: FastAPI, pipeline: Pipeline) -> None:
     A client that loads the service adds its prompts and its figures.
     """
     plan = Plan(quick=False, samples=1, seconds=0.0, quality_images=0)
-    request = Request([], prompts_of("the client's", []), plan)
+    request = ProfileRequest([], prompts_of("the client's", []), plan)
 
     @app.get("/run")
     def run() -> dict[str, Any]:
@@ -235,7 +235,7 @@ class Measurement:
         environment.wait_for_quiet(wait, self.say)
         run = self.run
         run.state = "running"
-        run.sessions.append(session := Session(started=now(), load_seconds=load_seconds))
+        run.sessions.append(session := RunSession(started=now(), load_seconds=load_seconds))
         try:
             self.keep()
             self.say("checking the stopwatch")
@@ -271,7 +271,7 @@ class Measurement:
         where = "lost; -o keeps it" if self.out is None else f"kept in {self.out}"
         return f"what was finished is {where}; go on with the same command"
 
-    def _end(self, session: Session, reason: str) -> None:
+    def _end(self, session: RunSession, reason: str) -> None:
         session.ended, session.reason = now(), reason
         self.keep()
 
@@ -282,7 +282,7 @@ class Profiler(Measurement):
     def __init__(
         self,
         pipeline: Pipeline,
-        request: Request,
+        request: ProfileRequest,
         out: Path | None = None,
         *,
         resume: bool = False,

@@ -21,12 +21,12 @@ from lantern_accel.device.context import inferring
 from lantern_accel.generation.pipeline import CapturedEngine, Pipeline, Prompt
 from lantern_accel.generation.result import GenerationResult
 from lantern_accel.strategy.values import Strategy
-from lantern_accel_profiles.measure.environment import HostLoad
+from lantern_accel_profiles.measure.environment import LoadWatch
 from lantern_accel_profiles.measure.record import (
     STEP_PHASES,
     WARMUPS,
     Cell,
-    Memory,
+    MemoryPeak,
     Plan,
     Sample,
     Warmup,
@@ -144,7 +144,7 @@ def measure_cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], sess
     backend.memory(new_peak=True)
     cell.warmup = [first, warm_up(pipeline, cell, prompts, 1, session)]
     use = backend.memory()
-    cell.memory = Memory(
+    cell.memory = MemoryPeak(
         peak_bytes=not_measured(f"backend {backend.name!r} reads no peak")
         if use.peak is None
         else float(use.peak),
@@ -216,7 +216,7 @@ def take_sample(
 ) -> None:
     """Serve one timed request and add its figures to the cell."""
     backend = pipeline.backend
-    load = HostLoad()
+    load = LoadWatch()
     before = backend.energy_mj()
     began = time.perf_counter()
     stats = request(pipeline, cell, prompts, seed).stats

@@ -142,7 +142,7 @@ class Reference:
         return cls(mean, _root(covariance))
 
 
-class Sample:
+class FeatureSet:
     """Features ``[n, d]`` of generated images, ready for distances of many of their subsets."""
 
     def __init__(self, features: NDArray[np.floating], reference: Reference) -> None:
@@ -184,7 +184,7 @@ def frechet(
     FID-infinity has the same spread and the standard error of the line; the reference is taken as it
     is, so that the bias of a small one remains.
     """
-    sample = Sample(features, reference)
+    sample = FeatureSet(features, reference)
     n = len(sample)
     value = sample.distance()
     generator = np.random.default_rng(11)

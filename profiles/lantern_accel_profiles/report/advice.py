@@ -8,9 +8,8 @@ from typing import NamedTuple
 from lantern_accel.strategy.values import AUTO
 from lantern_accel_profiles.measure.record import Interval, is_measured
 from lantern_accel_profiles.report.offers import IN_TIME, NO_METER, Offer, ranked_by_cost
-from lantern_accel_profiles.report.points import Point
+from lantern_accel_profiles.report.points import Cost, Point, Terms
 from lantern_accel_profiles.report.record import ModelSection
-from lantern_accel_profiles.report.terms import Cost, Terms
 from lantern_accel_profiles.report.writing import (
     as_sentence_list,
     interval,
@@ -23,7 +22,7 @@ from lantern_accel_profiles.report.writing import (
 )
 
 
-class Table(NamedTuple):
+class ReportTable(NamedTuple):
     """A table as text; a row has a cell for each column of the head."""
 
     head: list[str]
@@ -109,7 +108,7 @@ def notes(section: ModelSection, terms: Terms) -> list[str]:
 # --- tables -----------------------------------------------------------------------------------
 
 
-def offers_table(section: ModelSection, terms: Terms) -> Table:
+def offers_table(section: ModelSection, terms: Terms) -> ReportTable:
     """Return what each device gives, a column for what any of them has."""
     given = [one for one in section.offers if one.point is not None]
     points = [one.point for one in given if one.point is not None]
@@ -142,7 +141,7 @@ def offers_table(section: ModelSection, terms: Terms) -> Table:
         row += [_behind_words(one)] if len(given) > 1 else []
         row += [f"{one.confidence}: {', '.join(one.because)}"]
         rows.append([*row, "; ".join(one.missing) or "nothing"])
-    return Table(head, rows)
+    return ReportTable(head, rows)
 
 
 def _device(offer: Offer, section: ModelSection) -> str:
@@ -185,7 +184,7 @@ def _or_reason(value: float | str) -> str:
     return number(value) if is_measured(value) else reason(value)
 
 
-def points_table(points: Sequence[Point], many_temperatures: bool) -> Table:
+def points_table(points: Sequence[Point], many_temperatures: bool) -> ReportTable:
     """Return the curve as a table, the fastest point of each device first."""
     head = ["Device", "Strategy", "Images/s", "Seconds per request", "p95, s", "Fidelity", "Remark"]
     order = list(dict.fromkeys(one.run for one in points))
@@ -207,10 +206,10 @@ def points_table(points: Sequence[Point], many_temperatures: bool) -> Table:
                 remark.strip(),
             ]
         )
-    return Table(head, rows)
+    return ReportTable(head, rows)
 
 
-def equal_table(section: ModelSection) -> Table:
+def equal_table(section: ModelSection) -> ReportTable:
     """Return each device's speed-up within each budget of total variation."""
     budgets = list(dict.fromkeys(one.budget for one in section.equal_quality))
     rows: dict[str, list[str]] = {}
@@ -225,6 +224,6 @@ def equal_table(section: ModelSection) -> Table:
         rows.setdefault(one.run, [f"{one.run}, batch {one.batch}"]).append(words)
     if all(len(set(cells[1:])) == 1 for cells in rows.values()):
         most = f"TV of at most {max(budgets, default=0.0):g}, and exact"
-        return Table(["Device", most], [cells[:2] for cells in rows.values()])
+        return ReportTable(["Device", most], [cells[:2] for cells in rows.values()])
     head = ["Device", *(f"TV {budget:g}" if budget else "exact" for budget in budgets)]
-    return Table(head, list(rows.values()))
+    return ReportTable(head, list(rows.values()))

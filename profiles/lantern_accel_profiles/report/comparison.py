@@ -13,10 +13,9 @@ from lantern_accel.device.datasheets import DeviceProfile, all_profiles
 from lantern_accel_profiles.measure.record import NOT_MEASURED, Run
 from lantern_accel_profiles.report.names import differences, readable_names, setup_of
 from lantern_accel_profiles.report.offers import offers
-from lantern_accel_profiles.report.points import points_of
+from lantern_accel_profiles.report.points import Terms, points_of
 from lantern_accel_profiles.report.record import Comparison, Gap, ModelSection, RunSummary
 from lantern_accel_profiles.report.rows import row_of, same_rounds
-from lantern_accel_profiles.report.terms import Terms
 from lantern_accel_profiles.report.verdict import answer, at_setting, equal_quality
 
 

@@ -39,7 +39,7 @@ _SENTINEL = {name: f"#{0x0A0B00 + i:06x}" for i, name in enumerate(PALETTE)}
 
 
 @dataclass(frozen=True)
-class Figure:
+class Plot:
     """One plot: inline SVG, what it shows, and how to read it."""
 
     svg: str
@@ -89,7 +89,7 @@ def load_pyplot() -> ModuleType:
 
 @contextmanager
 def draw_axes(
-    into: list[Figure],
+    into: list[Plot],
     name: str,
     title: str,
     caption: str,
@@ -109,7 +109,7 @@ def draw_axes(
             yield axes
             stream = io.BytesIO()
             figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-            into.append(Figure(_apply_theme(stream.getvalue().decode()), title, caption, wide))
+            into.append(Plot(_apply_theme(stream.getvalue().decode()), title, caption, wide))
         finally:
             plt.close(figure)
 
@@ -134,9 +134,9 @@ def note(axes: Axes, text: str, point: tuple[float, float], away: tuple[int, int
     )
 
 
-def figures(comparison: Comparison) -> dict[str, list[Figure]]:
+def figures(comparison: Comparison) -> dict[str, list[Plot]]:
     """Draw all plots of each model, the curve first; a plot without data is left out."""
-    found: dict[str, list[Figure]] = {}
+    found: dict[str, list[Plot]] = {}
     for section in comparison.models:
         made = found.setdefault(section.model, [])
         for wide in (True, False) if section.points else ():  # for screens, and for phones
@@ -144,7 +144,7 @@ def figures(comparison: Comparison) -> dict[str, list[Figure]]:
     return found
 
 
-def _draw_curve(section: ModelSection, bound: float | None, into: list[Figure], wide: bool) -> None:
+def _draw_curve(section: ModelSection, bound: float | None, into: list[Plot], wide: bool) -> None:
     """Draw images per second over seconds; a line joins the batch sizes of a device and strategy."""
     points, runs = section.points, section.runs
     with draw_axes(

@@ -19,9 +19,9 @@ from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
 from lantern_accel_profiles.measure.record import STEP_PHASES, Run, is_measured
 from lantern_accel_profiles.quality.interval import FEWEST
-from lantern_accel_profiles.report.names import COMMIT
 from lantern_accel_profiles.report.rows import clock_jumps, disturbed, others_share
 from lantern_accel_profiles.report.writing import percent
+from lantern_accel_profiles.store import COMMIT
 
 #: How far a figure may lie above a datasheet's limit: clocks and datasheets give rounded figures.
 SLACK = 1.05

@@ -7,11 +7,10 @@ import re
 from collections.abc import Callable, Sequence
 
 from lantern_accel_profiles.measure.record import Run
+from lantern_accel_profiles.store import COMMIT, READ
 
 #: What ``lantern-accel profile`` names a run that nobody named: device, moment, chance.
 GENERATED = re.compile(r".+-(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)-[0-9a-f]{8}")
-#: A commit that is known, and as many of its characters as people read.
-COMMIT, READ = re.compile(r"[0-9a-f]{7,64}"), 7
 
 
 def short_device(name: str) -> str:

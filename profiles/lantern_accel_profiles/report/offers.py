@@ -20,8 +20,7 @@ from lantern_accel_profiles.measure.record import (
 from lantern_accel_profiles.quality.interval import Verdict, unpaired_ratio
 from lantern_accel_profiles.quality.interval import verdict as judge
 from lantern_accel_profiles.report.names import CONDITIONS, PROPERTIES, differences, hardware_words
-from lantern_accel_profiles.report.points import Key, Point
-from lantern_accel_profiles.report.terms import Cost, Terms
+from lantern_accel_profiles.report.points import Cost, Key, Point, Terms
 from lantern_accel_profiles.report.writing import as_sentence_list
 
 #: The share of requests that must keep a bound on latency.

@@ -18,15 +18,14 @@ from lantern_accel_profiles.measure.record import (
     Environment,
     Interval,
     NotMeasured,
+    RunSession,
     RunSettings,
-    Session,
     Strip,
 )
 from lantern_accel_profiles.quality.interval import Verdict
 from lantern_accel_profiles.report.offers import Offer
-from lantern_accel_profiles.report.points import Point
+from lantern_accel_profiles.report.points import Point, Terms
 from lantern_accel_profiles.report.rows import Row
-from lantern_accel_profiles.report.terms import Terms
 
 COMPARISON: Literal["lantern_accel.comparison"] = "lantern_accel.comparison"
 
@@ -64,7 +63,7 @@ class RunSummary(Record):
     environment: Environment
     clock: ClockCheck | NotMeasured
     ceilings: Ceilings | NotMeasured
-    sessions: list[Session]
+    sessions: list[RunSession]
 
 
 class ModelSection(Record):

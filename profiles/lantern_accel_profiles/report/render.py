@@ -126,7 +126,7 @@ def _render(environment: Environment, template: str, comparison: Comparison, **m
     return str(text)
 
 
-def _tables(comparison: Comparison, section: ModelSection) -> dict[str, advice.Table]:
+def _tables(comparison: Comparison, section: ModelSection) -> dict[str, advice.ReportTable]:
     many = len({point.temperature for point in section.points}) > 1
     return {
         "offers": advice.offers_table(section, comparison.terms),

@@ -15,7 +15,7 @@ def check_plot(path: Path) -> None:
     """Raise RequestError before any work where a plot cannot be written to ``path``."""
     if path.suffix.lower() not in (".png", ".svg"):
         raise RequestError(f"{path} has no format for a plot; name it .png or .svg")
-    check_target(path, parents=False)
+    check_target(path)
     try:
         import matplotlib  # noqa: F401, asked for before minutes of measuring
     except ImportError:

@@ -14,7 +14,7 @@ from lantern_accel.cli.app import app
 from lantern_accel.cli.options import strategy_words
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.values import DynamicTree, StaticTree, named_strategy
-from lantern_accel_profiles.commands.numbers import numbers, whole_numbers
+from lantern_accel_profiles.commands.tables import numbers, whole_numbers
 
 
 def commands(of: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from lantern_accel.cli import main
 from lantern_accel.cli.console import show_table
 from lantern_accel.records import markdown_table
 from lantern_accel_profiles.commands.tables import show_markdown
@@ -59,3 +60,12 @@ def test_a_narrow_terminal_gets_the_main_columns(monkeypatch: pytest.MonkeyPatch
     out = shown.getvalue()
     assert "│ a    │   1.0 │" in out
     assert "in a wider terminal" in out and "a long column" in out.splitlines()[-1]
+
+
+def test_a_plan_of_memory_has_one_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "plan", "lantern-emoji"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert "| MiB |" in rows[0]
+    assert len(rows) > 4 and all(
+        row.split("|")[2].strip().replace(",", "").isdigit() for row in rows[2:]
+    )

@@ -109,7 +109,7 @@ class Chunk:
     details: dict[str, Any]
 
 
-class Drawn:
+class SuiteImages:
     """The folder of one suite on one model: an image per prompt and strategy, a record per chunk."""
 
     def __init__(self, pipeline: Pipeline, request: SuiteRequest) -> None:

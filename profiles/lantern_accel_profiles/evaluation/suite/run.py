@@ -14,11 +14,11 @@ from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.progress import Progress
 from lantern_accel.records import not_measured
 from lantern_accel.store import check_same
-from lantern_accel_profiles.evaluation.schema import Reading, Row, Speed, Suite
+from lantern_accel_profiles.evaluation.schema import Reading, Scored, Speed, Suite
 from lantern_accel_profiles.evaluation.suite.captions import digest
 from lantern_accel_profiles.evaluation.suite.drawing import (
     Chunk,
-    Drawn,
+    SuiteImages,
     SuiteRequest,
     drawn_pictures,
 )
@@ -98,7 +98,7 @@ class SuiteRun:
             check_same("the output's suite", before.question, self.suite.question, "file with -o")
         if len(r.prompts) < 2:
             raise RequestError("a suite needs two images at least; give more prompts")
-        self.drawn = Drawn(pipeline, request)
+        self.drawn = SuiteImages(pipeline, request)
 
     def run(self) -> Suite:
         """Generate and measure every strategy; return the table."""
@@ -139,7 +139,7 @@ class SuiteRun:
             self.pipeline.release_engines()  # the metrics' networks may need the memory
             if strategy.name == "vanilla" and vanilla is None:
                 vanilla = chunks
-            row = Row(
+            row = Scored(
                 label=label,
                 strategy=strategy,
                 images=len(prompts),
@@ -152,7 +152,9 @@ class SuiteRun:
             figures = judged(label, paths, r.work / f"elsewhere-{digest([label])[:8]}")
             unknown = not_measured("the images were generated elsewhere")
             speed = Speed(**dict.fromkeys(Speed.model_fields, unknown))
-            row = Row(label=label, strategy=None, images=len(paths), speed=speed, metrics=figures)
+            row = Scored(
+                label=label, strategy=None, images=len(paths), speed=speed, metrics=figures
+            )
             self._keep(row)
         return self.suite
 
@@ -172,7 +174,7 @@ class SuiteRun:
                 return whole if len(whole) == len(chunks) else None
         return None
 
-    def _keep(self, row: Row) -> None:
+    def _keep(self, row: Scored) -> None:
         """Put a row into the table, with those of other strategies that the file had before."""
         old = self.before.rows if self.before is not None else []
         ours = {r.label: r for r in self.suite.rows} | {row.label: row}

@@ -15,8 +15,8 @@ from lantern_accel_profiles.evaluation.suite.networks import Inception, OpenClip
 from lantern_accel_profiles.evaluation.suite.pictures import features_of
 from lantern_accel_profiles.evaluation.suite.protocol import PROTOCOLS
 from lantern_accel_profiles.quality.set_metrics import (
+    FeatureSet,
     Reference,
-    Sample,
     inception_score,
     precision_recall,
 )
@@ -71,7 +71,7 @@ def test_figures_are_torch_fidelity_s_own_on_the_same_pictures(weights, tmp_path
     ours, truth = (
         features_of(paths, net, PROTOCOLS["sjd"].preprocessing) for paths in (fake, real)
     )
-    fid = Sample(ours.features, Reference.of_features(truth.features)).distance()
+    fid = FeatureSet(ours.features, Reference.of_features(truth.features)).distance()
     assert fid == pytest.approx(theirs["frechet_inception_distance"], abs=1e-3)
     assert ours.logits is not None
     score = inception_score(ours.logits, splits=2).value
@@ -92,7 +92,7 @@ def test_fid_is_torchmetrics_own_on_the_same_pictures(weights, tmp_path) -> None
         stack = np.stack([np.asarray(Image.open(path)) for path in paths])
         metric.update(torch.from_numpy(stack).permute(0, 3, 1, 2), real=real)
         found.append(features_of(paths, net, PROTOCOLS["sjd"].preprocessing).features)
-    ours = Sample(found[0], Reference.of_features(found[1])).distance()
+    ours = FeatureSet(found[0], Reference.of_features(found[1])).distance()
     assert ours == pytest.approx(float(metric.compute()), abs=1e-3)
 
 

@@ -63,16 +63,16 @@ def test_our_own_work_is_not_the_others(monkeypatch: pytest.MonkeyPatch) -> None
     # The module's own clock: threads of other tests read the shared one.
     monkeypatch.setattr(host_load, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     # A second of two cores: 1 busy of 2, of which 0.25 ours.
-    assert environment.HostLoad().others() == pytest.approx(0.375)
+    assert environment.LoadWatch().others() == pytest.approx(0.375)
 
 
 def test_what_the_clock_cannot_show_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = environment.HostLoad()
+    load = environment.LoadWatch()
     found = load.others()
     assert str(found).startswith("not measured: ")
     monkeypatch.setattr(host_load, "_system_ticks", lambda: None)
     time.sleep(0)
-    assert environment.HostLoad().others() == "not measured: the system has no /proc/stat"
+    assert environment.LoadWatch().others() == "not measured: the system has no /proc/stat"
 
 
 def test_a_busy_machine_is_waited_for_where_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

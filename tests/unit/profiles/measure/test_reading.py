@@ -59,10 +59,38 @@ def test_a_foreign_file_is_refused_with_the_reason(tmp_path: Path, content: str 
     assert FOREIGN[content] in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "fragment"),
+    [
+        ({"schema_version": 1}, "schema version 1 of commit abcdef0, .* reads 2; measure"),
+        ({"schema_version": 3}, "schema version 3 of commit abcdef0, .*; upgrade"),
+        ({"sessions": None, "older": 1}, "schema version 2 of commit abcdef0, .* another form"),
+    ],
+)
+def test_a_run_in_another_form_is_refused_by_schema_and_commit(
+    stored: Path, change: dict[str, Any], fragment: str
+) -> None:
+    data = json.loads(stored.read_text()) | change
+    data["environment"]["commit"] = "abcdef0123" * 4
+    stored.write_text(json.dumps(data))
+    with pytest.raises(RequestError, match=fragment) as refused:
+        read_run(stored)
+    assert "check out abcdef0" in str(refused.value)
+    assert not {"sessions", "older"} & set(str(refused.value).split())
+
+
+def test_a_wrong_value_is_refused_by_its_field(stored: Path) -> None:
+    data = json.loads(stored.read_text())
+    data["environment"] |= {"commit": "abcdef0123" * 4, "threads": "many"}
+    stored.write_text(json.dumps(data))
+    with pytest.raises(RequestError, match=r"environment\.threads"):
+        read_run(stored)
+
+
 #: Where a run is changed, to what, and fragments of the refusal.
 CHANGES: list[tuple[str, Any, tuple[str, ...]]] = [
     ("name", "a\n# b", ("has a control character; take it out",)),
-    ("cells.0.secret", 1, ("cells.0.secret",)),
+    ("cells.0.secret", 1, ("another form", "check out")),
     *((f"cells.0.samples.0.{field}", value, (f"cells.0.samples.0.{field}", "greater than"))
       for field, value in (("decode", 0), ("images", 0), ("steps", 0), ("total", 0), ("wall", -1))),
     # Samples that contradict their cell: plain decoding takes 255 steps for 256 tokens.

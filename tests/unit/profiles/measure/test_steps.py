@@ -29,7 +29,7 @@ from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import weight_bytes
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
-from lantern_accel_profiles.commands.numbers import numbers
+from lantern_accel_profiles.commands.tables import numbers
 from lantern_accel_profiles.measure import steps, work
 from lantern_accel_profiles.measure.record import Run, StepCell
 from lantern_accel_profiles.report.table import step_rows, step_table

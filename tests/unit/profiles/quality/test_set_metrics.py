@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from lantern_accel_profiles.quality.set_metrics import (
+    FeatureSet,
     Reference,
-    Sample,
     frechet,
     inception_score,
     precision_recall,
@@ -35,9 +35,9 @@ def test_fid_of_two_gaussians_is_the_closed_form() -> None:
     y = gaussian(np.zeros(3), turn @ np.diag(second) @ turn.T, 80, 2)
     expected = shift @ shift + ((np.sqrt(first) - np.sqrt(second)) ** 2).sum()
     reference = Reference.of_features(y)
-    assert Sample(x, reference).distance() == pytest.approx(expected, abs=1e-9)
+    assert FeatureSet(x, reference).distance() == pytest.approx(expected, abs=1e-9)
     stored = Reference.of_moments(y.mean(0), np.cov(y, rowvar=False))
-    assert Sample(x, stored).distance() == pytest.approx(expected, abs=1e-9)
+    assert FeatureSet(x, stored).distance() == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("sizes", [(40, 60), (9, 60), (40, 7), (6, 5)])
@@ -53,7 +53,7 @@ def test_fid_is_the_library_s_with_a_tiny_network(sizes: tuple[int, int]) -> Non
         metric.update(real, real=True)
         metric.update(fake, real=False)
         seen = [net(x).numpy() for x in (fake, real)]
-    ours = Sample(seen[0], Reference.of_features(seen[1])).distance()
+    ours = FeatureSet(seen[0], Reference.of_features(seen[1])).distance()
     # Null eigenvalues of a general product leave square roots of rounding noise in the library.
     assert ours == pytest.approx(float(metric.compute()), abs=1e-3)
     covariances = [np.cov(x, rowvar=False) for x in seen]
@@ -65,7 +65,7 @@ def test_fid_is_the_library_s_with_a_tiny_network(sizes: tuple[int, int]) -> Non
 
 def test_fid_of_a_set_to_itself_is_nothing() -> None:
     x = np.random.default_rng(1).normal(size=(30, 8))
-    assert Sample(x, Reference.of_features(x)).distance() == pytest.approx(0.0, abs=1e-6)
+    assert FeatureSet(x, Reference.of_features(x)).distance() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_counts_are_copies_of_images() -> None:
@@ -73,8 +73,10 @@ def test_counts_are_copies_of_images() -> None:
     x, y = rng.normal(size=(12, 5)), rng.normal(size=(20, 5))
     counts = rng.integers(0, 3, 12)
     reference = Reference.of_features(y)
-    copied = Sample(np.repeat(x, counts, axis=0), reference).distance()
-    assert Sample(x, reference).distance(counts.astype(float)) == pytest.approx(copied, abs=1e-9)
+    copied = FeatureSet(np.repeat(x, counts, axis=0), reference).distance()
+    assert FeatureSet(x, reference).distance(counts.astype(float)) == pytest.approx(
+        copied, abs=1e-9
+    )
 
 
 def test_the_extrapolation_takes_most_of_the_bias_away() -> None:
@@ -94,7 +96,7 @@ def test_the_interval_holds_the_value_and_covers_what_other_images_give() -> Non
     reference = Reference.of_moments(np.zeros(6), np.eye(6))
     value, _ = frechet(rng.normal(size=(150, 6)) + 0.5, reference)
     assert value.low < value.value < value.high
-    others = [Sample(rng.normal(size=(150, 6)) + 0.5, reference).distance() for _ in range(40)]
+    others = [FeatureSet(rng.normal(size=(150, 6)) + 0.5, reference).distance() for _ in range(40)]
     width = value.high - value.low
     assert 0.5 < width / (3.92 * np.std(others)) < 2.0
 
@@ -188,6 +190,6 @@ def test_what_is_no_set_of_features_is_refused() -> None:
     with pytest.raises(ValueError, match="not finite"):
         Reference.of_features(np.full((3, 4), np.nan))
     with pytest.raises(ValueError, match="4 and of 5 dimensions"):
-        Sample(np.zeros((3, 4)), Reference.of_features(np.zeros((3, 5))))
+        FeatureSet(np.zeros((3, 4)), Reference.of_features(np.zeros((3, 5))))
     with pytest.raises(ValueError, match="at least two images"):
         unpaired_distance(np.zeros((1, 4)), np.zeros((3, 4)))

@@ -14,15 +14,15 @@ from lantern_accel_profiles.commands.compare import NARROW, read_amount, read_am
 from lantern_accel_profiles.measure.record import Run
 from lantern_accel_profiles.report import render
 from lantern_accel_profiles.report.advice import (
-    Table,
+    ReportTable,
     headline,
     notes,
     offers_table,
 )
 from lantern_accel_profiles.report.comparison import compare
 from lantern_accel_profiles.report.offers import Offer
+from lantern_accel_profiles.report.points import Terms
 from lantern_accel_profiles.report.record import Comparison
-from lantern_accel_profiles.report.terms import Terms
 
 
 def timed(
@@ -202,7 +202,7 @@ def test_without_a_meter_power_is_left_out_by_name() -> None:
     assert offered(bare, power=0.3).cost is None
 
 
-def cell(table: Table, row: int, name: str) -> str:
+def cell(table: ReportTable, row: int, name: str) -> str:
     return table.rows[row][table.head.index(name)]
 
 
@@ -228,7 +228,7 @@ def test_costs_are_ranked_only_where_they_have_the_same_parts() -> None:
     assert "EUR of power, without the device" in str(offers_table_of(slow, fast, **terms).rows)
 
 
-def offers_table_of(*runs: Run, **terms: object) -> Table:
+def offers_table_of(*runs: Run, **terms: object) -> ReportTable:
     asked = Terms.model_validate(terms)
     return offers_table(compare(runs, profiles=[], terms=asked).models[0], asked)
 

@@ -14,9 +14,9 @@ from lantern_accel_profiles.measure.record import LoadCell, LoadSample, PromptSe
 from lantern_accel_profiles.report.advice import headline, points_table
 from lantern_accel_profiles.report.comparison import compare
 from lantern_accel_profiles.report.filing import examine
+from lantern_accel_profiles.report.points import Terms
 from lantern_accel_profiles.report.render import to_markdown
 from lantern_accel_profiles.report.rows import clock_jumps
-from lantern_accel_profiles.report.terms import Terms
 
 
 def test_other_weights_and_other_prompts_are_refused_by_name() -> None:

@@ -20,8 +20,8 @@ from lantern_accel_profiles.measure.reading import read_run
 from lantern_accel_profiles.measure.record import Interval, Run
 from lantern_accel_profiles.report import render
 from lantern_accel_profiles.report.comparison import compare
+from lantern_accel_profiles.report.points import Terms
 from lantern_accel_profiles.report.record import Comparison
-from lantern_accel_profiles.report.terms import Terms
 from lantern_accel_profiles.report.writing import interval, number, size
 
 pytest.importorskip("jinja2")

@@ -12,7 +12,7 @@ from lantern_accel.device.datasheets import profiles_dir
 from lantern_accel.generation.result import QuantizationLoss
 from lantern_accel.strategy.values import Sampling
 from lantern_accel_profiles.measure.reading import read_run
-from lantern_accel_profiles.measure.record import Run, Session
+from lantern_accel_profiles.measure.record import Run, RunSession
 from lantern_accel_profiles.report.comparison import compare
 from lantern_accel_profiles.report.filing import publication_faults
 from lantern_accel_profiles.report.names import readable_names, short_device
@@ -336,7 +336,7 @@ def test_a_report_keeps_the_name_that_the_file_has() -> None:
 def metered() -> Run:
     run = invented_run()
     run.sessions = [
-        Session(started="2026-01-01T00:00:00+00:00", load_seconds=1, ended="2026-01-01T01:00:00")
+        RunSession(started="2026-01-01T00:00:00+00:00", load_seconds=1, ended="2026-01-01T01:00:00")
     ]
     for cell in run.cells:
         cell.samples = [s.model_copy(update={"energy_mj": 9e3}) for s in cell.samples]

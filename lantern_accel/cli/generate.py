@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -135,8 +134,6 @@ def generate(
     with made.opened(loading) if made else loading as pipeline:
         prompt = words[0] if len(words) == 1 else words
         pipeline.request(prompt, **settings)
-        if not quiet:
-            _warn_of_unseen(load.model, words)
         asks = asked_of(load.keywords(), asked.model_dump())
         pictures = Pictures(output, words, count // len(words), not grid, asks, not no_metadata)
         if resume:
@@ -186,17 +183,6 @@ def _compare(like: Like, stats: GenerationStats) -> None:
     ]
     why = ", ".join(f"{was} is {now} here" for was, now in pairs if was != now)
     warn(f"the tokens are not those of {like.path}: {why or 'its batch was another'}", "differs")
-
-
-def _warn_of_unseen(model: str, prompts: Sequence[str | int]) -> None:
-    """Warn of words that a bundled model was not trained on, with near names that work."""
-    from lantern_accel.models.taught import taught, unseen
-
-    with suppress(RequestError):  # it says nothing of its training
-        for word, near in unseen(prompts, taught(model)).items():
-            text = f"{model} was not trained on the word {word!r}, and its image will not show it"
-            names = f"; near names: {', '.join(near)}" if near else ""
-            warn(f"{text}{names}; `lantern-accel models prompts` lists all", "unknown word")
 
 
 def _draw(

@@ -300,10 +300,18 @@ def _tell_plan(made: MemoryPlan, largest: int | None, usual: dict[str, dict[str,
 def prompts(
     name: str = typer.Argument("lantern-emoji", metavar="NAME", help="A bundled model."),
 ) -> None:
-    """List what a bundled model was trained to draw, the most frequent first: these work best."""
-    from lantern_accel.models.taught import taught
+    """List the names that a bundled model was trained on, the most frequent first: these work best."""
+    from lantern_accel.families.llamagen.taught import Taught
+    from lantern_accel.models.bundle import bundled_models
 
-    print("\n".join(taught(name)))
+    path = bundled_models().get(name)
+    names = [] if path is None else Taught(path).names
+    if not names:
+        raise RequestError(
+            f"the training prompts of {name!r} are not known; name a bundled model, such as "
+            "lantern-emoji"
+        )
+    print("\n".join(names))
 
 
 @commands.command("fetch")

@@ -31,6 +31,7 @@ from lantern_accel.families.llamagen.features import FeatureFile
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, llamagen_config
 from lantern_accel.families.llamagen.t5 import T5Text, encoder_parameters
+from lantern_accel.families.llamagen.taught import Taught
 from lantern_accel.families.llamagen.text import TextEncoder, WordText
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.tokenizer import check_texts, check_vocabulary, read_tokenizer
@@ -163,7 +164,7 @@ class LlamaGenFamily(VQFamily[LlamaGenManifest]):
         encoder.eval().requires_grad_(False)
         words = read_tokenizer(found.files["text_tokenizer"])
         check_vocabulary(words, manifest.text.vocab_size, found.files["text_tokenizer"])
-        return WordText(encoder, words)
+        return WordText(encoder, words, Taught(found.files["text"].parent))
 
     def conditions(
         self,

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import LanternWarning, RequestError, shown
+from lantern_accel.families.llamagen.taught import Taught
 from lantern_accel.families.llamagen.words import normalise
 from lantern_accel.nn.sizes import Sizes
 from lantern_accel.nn.transformer import REFERENCE, Block, Pass, RMSNorm
@@ -115,12 +116,15 @@ def tokenize(
 class WordText:
     """The bundled model's source of caption features: its word tokenizer and encoder, on the host."""
 
-    def __init__(self, encoder: TextEncoder, tokenizer: Tokenizer) -> None:
+    def __init__(self, encoder: TextEncoder, tokenizer: Tokenizer, taught: Taught) -> None:
         self.encoder = encoder
         self.tokenizer = tokenizer
+        self.taught = taught
 
     def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        prompts = [self.taught.spelled(prompt) for prompt in prompts]
         words, mask = tokenize(self.tokenizer, prompts, self.encoder.config)
+        self.taught.warn(prompts)
         features: Tensor = self.encoder(words, mask)
         return features, mask
 

@@ -38,7 +38,7 @@ def run(app: Callable[..., Any], argv: Sequence[str] | None, name: str) -> int:
 
         warnings.showwarning = show
         words = None if argv is None else list(argv)
-        return guarded(lambda: app(args=words, prog_name=name))
+        return guarded(lambda: app(args=words, prog_name=name, standalone_mode=False))
 
 
 def run_single(command: Callable[..., Any], argv: Sequence[str] | None = None) -> int:

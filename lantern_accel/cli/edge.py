@@ -13,9 +13,19 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
+
+from pydantic import ValidationError
 
 from lantern_accel.cli.console import say
-from lantern_accel.errors import Ended, FetchError, LanternError
+from lantern_accel.errors import (
+    Ended,
+    FetchError,
+    LanternError,
+    did_you_mean,
+    out_of_bounds,
+    shown,
+)
 from lantern_accel.files import cache_dir, disk_is_full
 
 #: Some of :data:`lantern_accel.errors.EXIT_CODES`.
@@ -49,14 +59,14 @@ def show_tracebacks(wanted: bool) -> None:
 _debug = False
 
 
-def guarded(command: Callable[[], None]) -> int:
+def guarded(command: Callable[[], object]) -> int:
     """Run a command; return its exit code, one of :data:`lantern_accel.errors.EXIT_CODES`."""
     try:
         with ending_as_interrupt():
             try:
-                command()
-                code = 0
-            except SystemExit as stop:  # how typer ends, also after a command that worked
+                ended = command()  # typer returns the code of an exit that a command raised
+                code = ended if isinstance(ended, int) else 0
+            except SystemExit as stop:
                 code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
             sys.stdout.flush()
             return code
@@ -64,6 +74,9 @@ def guarded(command: Callable[[], None]) -> int:
         return ENDED
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read the output has ended
+        _drop_stdout()
+        return 1
     except Exception as error:
         if not isinstance(error, LanternError):
             _drop_stdout()
@@ -85,6 +98,8 @@ def _explain(error: Exception) -> tuple[int, str]:
     """Return an error's exit code, and what is said to the user; the traceback of a fault is kept."""
     if isinstance(error, LanternError):
         return error.exit_code, str(error)
+    if hasattr(error, "ctx") and hasattr(error, "message"):  # typer's, of any of its releases
+        return WRONG, _misused(error)
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         full = disk_is_full(error)
@@ -99,6 +114,36 @@ def _explain(error: Exception) -> tuple[int, str]:
     kept = _keep(traceback.format_exc())
     more = f"; its traceback is in {kept}, please report it" if kept else ""
     return FAULT, f"this should not have happened: {type(error).__name__}: {text}{more}"
+
+
+def _misused(error: Any) -> str:
+    """Return what is wrong with a command's words, in this project's form, from what typer raised."""
+    path = "lantern-accel" if error.ctx is None else error.ctx.command_path
+    way = f"; `{path} --help` lists what it takes"
+    param, wrong = getattr(error, "param", None), error.__cause__
+    if isinstance(wrong, ValidationError) and param is not None:
+        first = wrong.errors()[0]
+        kind, given = first["type"], shown(first["input"])
+        bound = out_of_bounds(kind, first.get("ctx"))
+        takes = f"takes {_KINDS.get(kind.split('_')[0], 'another value')}"
+        return f"{param.opts[0]} {bound or takes}, not {given}"
+    message = str(error.message).rstrip(".").replace(". Did", "; did")
+    if not message or message.startswith("Usage"):
+        needed = (
+            "a command" if param is None else getattr(param, "metavar", None) or param.name.upper()
+        )
+        return f"`{path}` needs {needed}{way}"
+    if (option := getattr(error, "option_name", None)) and message.startswith("No such option"):
+        known = (
+            [] if error.ctx is None else [n for one in error.ctx.command.params for n in one.opts]
+        )
+        near = did_you_mean(option, known)
+        return f"`{path}` has no option {option}{near if near.endswith('?') else ''}{way}"
+    return f"{message[0].lower()}{message[1:]}{way}"
+
+
+#: Kinds of values, by the first word of pydantic's names of what cannot be read.
+_KINDS = {"float": "a number", "int": "a whole number", "bool": "true or false"}
 
 
 def _drop_stdout() -> None:

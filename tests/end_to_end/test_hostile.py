@@ -21,7 +21,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert main(words) == 2, words
     out, told = capsys.readouterr()
     assert not out and "Traceback" not in told
-    assert told.startswith("error: ") or "Error: Invalid value for" in told
+    assert told.startswith("error: ")
     assert len(told) < 900, "what was given is shown in short"
     return told
 
@@ -51,8 +51,8 @@ def test_what_generate_cannot_read(
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["stepcost", "--cfg-scale", "inf"], "Invalid value for '--cfg-scale'"),
-        (["stepcost", "--cfg-scale", LONG], "Invalid value for '--cfg-scale'"),
+        (["stepcost", "--cfg-scale", "inf"], "--cfg-scale"),
+        (["stepcost", "--cfg-scale", LONG], "--cfg-scale"),
         (["stepcost", "--nodes", f"8,{LONG}"], "--nodes takes numbers from 2 to 1024"),
         (["models", "plan", "lantern-emoji", "--memory", ""], "'' is not a size"),
         (["models", "plan", "lantern-emoji", "--memory", "٣GB"], "is not a size"),

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The most lines of README and CHANGELOG, the most pages (README and docs/*.md), and their lines.
-README_LINES, CHANGELOG_LINES, PAGES, PAGES_LINES = 90, 25, 17, 2500
+README_LINES, CHANGELOG_LINES, PAGES, PAGES_LINES = 100, 25, 18, 2600
 WRITTEN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: A number with a unit of speed: a decimal one, or any speed-up or rate.
 SPEED = re.compile(

@@ -13,8 +13,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import cast
 
+import typer
 from pydantic import ValidationError
 
 from lantern_accel.cli.console import say
@@ -98,8 +99,8 @@ def _explain(error: Exception) -> tuple[int, str]:
     """Return an error's exit code, and what is said to the user; the traceback of a fault is kept."""
     if isinstance(error, LanternError):
         return error.exit_code, str(error)
-    if hasattr(error, "ctx") and hasattr(error, "message"):  # typer's, of any of its releases
-        return WRONG, _misused(error)
+    if isinstance(error, _USAGE):
+        return WRONG, _misused(cast(typer.BadParameter, error))
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         full = disk_is_full(error)
@@ -116,7 +117,7 @@ def _explain(error: Exception) -> tuple[int, str]:
     return FAULT, f"this should not have happened: {type(error).__name__}: {text}{more}"
 
 
-def _misused(error: Any) -> str:
+def _misused(error: typer.BadParameter) -> str:
     """Return what is wrong with a command's words, in this project's form, from what typer raised."""
     path = "lantern-accel" if error.ctx is None else error.ctx.command_path
     way = f"; `{path} --help` lists what it takes"
@@ -142,8 +143,10 @@ def _misused(error: Any) -> str:
     return f"{message[0].lower()}{message[1:]}{way}"
 
 
+#: All that typer raises for a command's words; older releases have it from click.
+_USAGE = typer.BadParameter.__mro__[1]
 #: Kinds of values, by the first word of pydantic's names of what cannot be read.
-_KINDS = {"float": "a number", "int": "a whole number", "bool": "true or false"}
+_KINDS = {"float": "a number", "int": "an integer", "bool": "true or false"}
 
 
 def _drop_stdout() -> None:

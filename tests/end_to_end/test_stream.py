@@ -212,7 +212,7 @@ def test_a_result_shows_its_figures_in_a_notebook(pipeline):
     assert "data:image/png;base64,iVBORw0KGgo" in page
     assert "(upper bound)" in page and "lantern++" in page
     plain = pipeline.generate("<b>red heart</b>", seed=5, strategy="vanilla")._repr_html_()
-    assert "none: exact" in plain and "<b>" not in plain
+    assert "0: exact" in plain and "<b>" not in plain
 
 
 def test_a_notebook_gets_a_bar_with_the_time_that_is_left(pipeline, monkeypatch, capsys):

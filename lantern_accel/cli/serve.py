@@ -28,7 +28,7 @@ def serve(
         None,
         min=1,
         max=MOST_BATCH,
-        help="Images decoded together. Default: as many as `generate` takes on this device.",
+        help="Images decoded together. Default: 4 or more, as the device prefers and as fit.",
     ),
     queue: int = typer.Option(
         64, min=1, max=100_000, help="Images that may wait; more are answered with 429."
@@ -85,9 +85,9 @@ def serve(
     }
     with load.opened() as pipeline:
         from lantern_accel.serving.app import Server, make_app
-        from lantern_accel.serving.studio import ServerSettings
+        from lantern_accel.serving.studio import ServerSettings, usual_slots
 
-        settings = ServerSettings(slots or pipeline.backend.preferences.default_batch, **given)
+        settings = ServerSettings(slots or usual_slots(pipeline), **given)
         app = make_app(pipeline, settings)
         if strategy:
             app.state.studio.warm_up(strategy)

@@ -31,7 +31,7 @@ from lantern_accel.generation.folder import FolderImages
 from lantern_accel.prompts import Item
 from lantern_accel.serving.app import make_app
 from lantern_accel.serving.keys import read_keys
-from lantern_accel.serving.studio import ServerSettings
+from lantern_accel.serving.studio import ServerSettings, usual_slots
 
 require("ray")
 
@@ -250,7 +250,7 @@ class Replica:
     def __init__(self, device: str, given: Arguments, keys: tuple[str, ...], alone: bool) -> None:
         """Load the model; ``alone``: no :class:`Front` is before it."""
         self._pipeline = load(given.model, device=device, dtype=given.dtype)
-        slots = given.slots or self._pipeline.backend.preferences.default_batch
+        slots = given.slots or usual_slots(self._pipeline)
         limits = ServerSettings(slots, given.queue, given.deadline, keys, grace=given.grace)
         self._service = make_app(self._pipeline, limits)
         self._studio = self._service.state.studio

@@ -30,8 +30,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lantern_accel.serving")
 
+#: Rows of a service's batch, at least where they fit: docs/serving.md has the measurement.
+LEAST_SLOTS = 4
 #: Images over which the time of one is averaged, to say when to come back.
 MEMORY = 16
+
+
+def usual_slots(pipeline: Pipeline) -> int:
+    """Return how many images a service decodes together where nobody said it, of those that fit."""
+    most = max(LEAST_SLOTS, pipeline.backend.preferences.default_batch)
+    sampling = pipeline.model.manifest.defaults.sampling
+    return max(1, pipeline.engines.capacity.largest(most, pipeline.strategy("auto"), sampling))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ pytest.importorskip("fastapi")
 
 from support.server import Held, Served, pixels, same, serving  # noqa: E402
 
-from lantern_accel.serving.studio import ServerSettings  # noqa: E402, after importorskip
+from lantern_accel.device.backend import MemoryUse  # noqa: E402
+from lantern_accel.serving.studio import ServerSettings, usual_slots  # noqa: E402, after importorskip
 
 
 @pytest.fixture(scope="module")
@@ -406,3 +407,15 @@ def test_keys_open_the_door_and_health_needs_none(tiny_model):
         assert httpx.get(f"{served.url}/health").status_code == 200
         assert httpx.get(f"{served.url}/").status_code == 200
         assert httpx.get(f"{served.url}/metrics").status_code == 401
+
+
+def test_a_service_has_four_rows_or_as_many_as_fit(tiny_model, monkeypatch):
+    import lantern_accel
+
+    with lantern_accel.load(tiny_model, device="cpu") as pipeline:
+        assert usual_slots(pipeline) == 4
+        capacity, defaults = pipeline.engines.capacity, pipeline.model.manifest.defaults
+        need = capacity.needed(2, pipeline.strategy("auto"), defaults.sampling)
+        use = MemoryUse(limit=2**34, free=need)
+        monkeypatch.setattr(pipeline.backend, "memory", lambda: use)
+        assert usual_slots(pipeline) < 4

@@ -153,8 +153,8 @@ def main(words: list[str] | None = None) -> int:
             rows = race(draw, prompts, batch, given.seeds, given.repeats, strategies)
             found = {name: summary(rows, name) for name in strategies[1:]}
             asked = raced.strategy("auto")
-            chosen = raced.auto.resolve(asked, batch, raced.sampling())
-            choice = raced.auto.choice(asked, batch, raced.sampling())
+            chosen = raced.measurements.resolve(asked, batch, raced.sampling())
+            choice = raced.measurements.choice(asked, batch, raced.sampling())
             result["batches"][batch] = {
                 "summary": found,
                 "rows": rows,

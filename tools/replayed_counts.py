@@ -133,7 +133,7 @@ class Replay:
 
         pipeline.engines._capture_all = captured
         # Counts that are replayed are no reason to choose anything later.
-        auto = pipeline.auto
+        auto = pipeline.measurements
         auto.keep = lambda choice: auto._known.__setitem__(repr(choice.key), choice)
 
     def _wrap(self, engine: Any) -> None:

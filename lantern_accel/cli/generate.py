@@ -138,11 +138,8 @@ def generate(
         pictures = Pictures(output, words, count // len(words), not grid, asks, not no_metadata)
         if resume:
             pictures.resume(asked.seed, overwrite)
-        better = None
         try:
             result = _draw(pipeline, prompt, settings, pictures, quiet, made)
-            if result is not None and asked.batch_size is None and not quiet and not as_json:
-                better = pipeline.auto.faster_batch(result.stats)
         except BaseException:  # Ctrl-C and a lost device too: what is finished is kept
             if kept := pictures.keep():
                 warn(", ".join(map(str, kept)), "kept")
@@ -164,9 +161,6 @@ def generate(
             say("every image is there already", label="nothing to generate", style="bold")
         else:
             _summary(result)
-            if better is not None:
-                text = f"--batch {better} is likely faster here for {result.stats.images} images"
-                say(text, label="hint", style="bold")
             for line in result.stats.decision.text() if verbose else ():
                 say(line, label="decided", style="bold")
         if pictures.written:
@@ -208,9 +202,7 @@ def _draw(
 
     only = None if len(left) == pictures.count else left
     if like is not None:  # one image of those under its seed
-        from lantern_accel.generation.decide import made_for
-
-        decision = like.decision.model_copy(update=made_for(pipeline.runtime))
+        decision = like.decision.model_copy(update=pipeline.runtime.place)
         only, settings = [like.image], {**settings, "decision": decision}
     with telling(quiet), bar("decoding", quiet, unit="tokens") as report:
         return pipeline.generate(

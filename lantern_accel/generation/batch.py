@@ -22,7 +22,6 @@ from lantern_accel.device.backend import Stopwatch
 from lantern_accel.device.context import inferring
 from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.families.base import Conditions, Prompt, Rows, Size
-from lantern_accel.generation.decide import decide
 from lantern_accel.generation.decision import Decision, Part
 from lantern_accel.generation.engines import CapturedEngine, explained
 from lantern_accel.generation.forced import resume
@@ -456,7 +455,7 @@ def joined_batch(
     def rows(count: int) -> Rows:
         return runtime.rows(first.pick([0] * count), sampling)
 
-    found = decide(runtime, asked, sampling, first.shape, rows, images, batch, size, joins=True)
+    found = runtime.decide(asked, sampling, first.shape, rows, images, batch, size, joins=True)
     part = found.parts[0]
     return found, Batch(runtime, part, sampling, first.shape, paint, phases, joins=True)
 

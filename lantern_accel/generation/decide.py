@@ -1,70 +1,79 @@
-"""Decides, once and before a request's engines, what it is decoded with."""
+"""Decides what images are decoded with, by values: what is asked, what was measured, and what fits.
+
+It makes no engine and takes no time: :class:`~.measurements.Measurements` was asked before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from lantern_accel.decoding.engine import Engine
-from lantern_accel.device.context import inferring
-from lantern_accel.errors import DoesNotFitError
-from lantern_accel.families.base import Rows, Size
+from lantern_accel.families.base import Size
 from lantern_accel.generation.decision import Decision, Part
-from lantern_accel.generation.engines import explained
-from lantern_accel.generation.runtime import Runtime
-from lantern_accel.strategy.values import AUTO, Sampling, Strategy
+from lantern_accel.generation.estimate import ENOUGH, Estimate
+from lantern_accel.records import Frozen
+from lantern_accel.strategy.rules import Exact
+from lantern_accel.strategy.values import AUTO, NoTree, Sampling, Strategy
+
+if TYPE_CHECKING:
+    from lantern_accel.memory.limits import Capacity
 
 
-def made_for(runtime: Runtime) -> dict[str, str]:
-    """Return what a decision serves for, by the names of its fields."""
-    backend, model = runtime.backend, runtime.model
-    return {
-        "model": model.manifest.name,
-        "weights_hash": model.weights_hash,
-        "backend": f"{backend.name} {backend.version}",
-        "device": backend.facts().name,
-        "dtype": str(runtime.dtype).removeprefix("torch."),
-    }
+class Timings(Frozen):
+    """What is known of auto's candidates for some rows: sources that were ``timed``, in one measurement.
 
-
-@inferring
-def decide(
-    runtime: Runtime,
-    asked: Strategy,
-    sampling: Sampling,
-    shape: Hashable,
-    rows: Callable[[int], Rows],
-    images: int,
-    batch: int | None = None,
-    size: Size | None = None,
-    *,
-    joins: bool = False,
-) -> Decision:
-    """Decide what some images are decoded with, ``batch`` at once; None: as many as fit.
-
-    ``auto`` reads what is kept for this device and model, or times its candidates on the first images.
-    ``shape``: of the images; ``rows``: what the first images start from, by their number. ``joins``:
-    images join and leave the rows of one batch, so that it has no other rows and there is no rest.
+    ``taken``: what is decoded with in any case, since ``tune`` raced it, or since nothing is timed here.
     """
-    if asked.name == AUTO:  # before anything is timed
-        runtime.engines.check(asked, sampling)
-    capacity, parts = runtime.engines.capacity, list[Part]()
-    for together, padded in capacity.batches(images, batch, asked, sampling, shape).items():
-        count, used = together if joins else padded, asked
-        if asked.name == AUTO:
 
-            def begun(source: Strategy, count: int = count) -> Engine | None:
-                try:
-                    ready = runtime.engines.get(count, source, sampling, shape)
-                except DoesNotFitError:  # not together with the first
-                    return None
-                ready.begin(rows(count), 0, range(count))
-                return ready.engine
+    timed: tuple[Estimate, ...] = ()
+    taken: Strategy | None = None
 
-            with explained(runtime.backend):
-                used = runtime.auto.choose(asked, count, sampling, begun)
-        free, need = capacity.free, capacity.bytes_of(count, used, sampling, shape)
-        parts.append(Part(images=together, rows=count, strategy=used, memory=need, free=free))
-        if joins:
-            break
-    of = made_for(runtime)
-    return Decision(asked=asked.name, sampling=sampling, size=size, parts=tuple(parts), **of)
+
+@dataclass(frozen=True)
+class Workload:
+    """Images of one shape to decode with one strategy.
+
+    ``rows``: of a batch by its images, the largest batch first; ``size``: width and height that were
+    asked for; ``place``: model, device and dtype, by the names of a decision's fields.
+    """
+
+    strategy: Strategy
+    sampling: Sampling
+    rows: Mapping[int, int]
+    place: Mapping[str, str]
+    shape: Hashable = None
+    size: Size | None = None
+
+
+def decide(work: Workload, measurements: Mapping[int, Timings], capacity: Capacity) -> Decision:
+    """Return what images are decoded with; ``measurements``: of auto's candidates, by rows."""
+    parts = []
+    for images, rows in work.rows.items():
+        used, best = work.strategy, None
+        if used.name == AUTO:
+            used, best = chosen(used, measurements[rows], rows, capacity)
+        need, exact = capacity.bytes_of(rows, used, work.sampling, work.shape), best and best.exact
+        sizes = {"images": images, "rows": rows, "memory": need, "free": capacity.free}
+        parts.append(Part(strategy=used, exact_tokens_per_step=exact, **sizes))
+    asked = {"asked": work.strategy.name, "sampling": work.sampling, "size": work.size}
+    return Decision(**work.place, **asked, parts=tuple(parts))
+
+
+def chosen(
+    asked: Strategy, timings: Timings, batch: int, capacity: Capacity | None = None
+) -> tuple[Strategy, Estimate | None]:
+    """Return what auto decodes a batch with, and its estimate where it was timed.
+
+    That is the source with the highest predicted speed. Plain decoding, where none is :data:`.ENOUGH`
+    faster, or where a copy to draft with does not fit.
+    """
+    strategy, best = timings.taken, None
+    if strategy is None:
+        best = max(timings.timed, key=lambda one: one.promise(batch))
+        strategy = best.strategy if best.promise(batch) >= ENOUGH else None
+    if strategy is not None and (capacity is None or capacity.holds(strategy)):
+        return strategy, best
+    # Nothing is drafted, so that nothing is relaxed.
+    update = {"drafts": NoTree(), "acceptance": Exact(), "tv_budget": None}
+    return asked.model_copy(update=update), None

@@ -21,7 +21,8 @@ class Part(Frozen):
 
     ``rows`` of the engine, of which ``images`` are asked for; ``memory``: bytes that buffers, tables and
     workspace take by an estimate, or by a bound far above it where that fits, of ``free`` ones; None:
-    the device does not say what it has left.
+    the device does not say what it has left. ``exact_tokens_per_step``: what exact decoding had with
+    relaxed drafts when ``auto`` timed them.
     """
 
     images: int = Field(ge=1)
@@ -29,6 +30,7 @@ class Part(Frozen):
     strategy: Strategy
     memory: int
     free: int | None
+    exact_tokens_per_step: float | None = None
 
 
 class Decision(Frozen):

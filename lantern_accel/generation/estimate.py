@@ -19,11 +19,13 @@ ENOUGH = 1.15
 class Estimate(Frozen):
     """A source of drafts: a strategy whose lengths have tokens per step and costs.
 
-    ``times``: the least milliseconds that a step took, by length.
+    ``times``: the least milliseconds that a step took, by length. ``exact``: of relaxed drafts, the
+    tokens per step that exact decoding had with them, counted alike.
     """
 
     strategy: Strategy
     times: dict[int, float] = Field(default_factory=dict)
+    exact: float | None = None
 
     @classmethod
     def of(
@@ -55,7 +57,7 @@ class Estimate(Frozen):
             for one in self.strategy.lengths
         )
         strategy = self.strategy.with_drafts(draft_lengths=lengths)
-        return Estimate(strategy=strategy, times=self.times)
+        return self.model_copy(update={"strategy": strategy})
 
     def promise(self, images: int) -> float:
         """Return the predicted speed of a batch at the best timed length, over plain decoding."""

@@ -26,7 +26,6 @@ from lantern_accel.families.manifest import Manifest
 from lantern_accel.files import check_target
 from lantern_accel.generation.batch import Batch, ImageJob, Phases, filled, jobs_of
 from lantern_accel.generation.calibrate import calibrate
-from lantern_accel.generation.decide import decide, made_for
 from lantern_accel.generation.decision import Decision
 from lantern_accel.generation.engines import CapturedEngine, explained, of_image
 from lantern_accel.generation.notebook import notebook_bar
@@ -78,7 +77,7 @@ class Pipeline:
         """Serve by what is loaded: the model, the device, its engines, and what auto knows of it."""
         self.runtime, self._otherwise = runtime, otherwise
         self.model, self.backend, self.dtype = runtime.model, runtime.backend, runtime.dtype
-        self.engines, self.auto = runtime.engines, runtime.auto
+        self.engines, self.measurements = runtime.engines, runtime.measurements
 
     def __repr__(self) -> str:
         name, device = self.model.manifest.name, self.backend.device
@@ -113,7 +112,7 @@ class Pipeline:
     @property
     def manifest(self) -> Manifest:
         """The model's manifest, with the default trees that this device's costs favour."""
-        return self.auto.manifest
+        return self.measurements.manifest
 
     def conditions(self, prompts: Sequence[Prompt], size: Size | None = None) -> Conditions:
         """Return what the prompts become before decoding, one condition per prompt."""
@@ -129,15 +128,26 @@ class Pipeline:
 
     # --- settings ------------------------------------------------------------------------------
 
-    def strategy(self, strategy: str | Strategy = AUTO, **changes: Any) -> Strategy:
+    def strategy(
+        self,
+        strategy: str | Strategy = AUTO,
+        *,
+        tuned_for: tuple[int, Sampling] | None = None,
+        **changes: Any,
+    ) -> Strategy:
         """Return a strategy by name, with this model's defaults, and changes applied.
 
-        A tree that nobody chose has no more nodes than the device's costs favour.
+        A tree that nobody chose has no more nodes than the device's costs favour. ``tuned_for``: rows
+        and sampling for which drafts that nobody chose are the best known here.
 
         ``changes``: ``tree`` (a tree, or text as ``--tree`` takes it), ``accept``, ``k``, ``delta``,
         ``lam``, ``residual``, ``neighbour_space``; None leaves the default.
         """
-        return choose_strategy(self.manifest.defaults, strategy, **changes)
+        made = choose_strategy(self.manifest.defaults, strategy, **changes)
+        own = isinstance(strategy, Strategy) or changes.get("tree") or changes.get("window")
+        if tuned_for is None or own:
+            return made
+        return self.measurements.tuned(made, *tuned_for)
 
     def sampling(self, **overrides: Any) -> Sampling:
         """Return this model's sampling settings with overrides (None leaves the default)."""
@@ -152,8 +162,10 @@ class Pipeline:
     def _tuned(
         self, strategy: Strategy, batch: int | None, count: int, sampling: Sampling
     ) -> Strategy:
-        rows = next(iter(self.engines.capacity.batches(count, batch, strategy, sampling).values()))
-        return self.auto.tuned(strategy, rows, sampling)
+        rows = 1
+        if strategy.drafts.device_sets == "length":  # nothing else depends on the rows
+            rows = max(self.engines.capacity.batches(count, batch, strategy, sampling).values())
+        return self.measurements.tuned(strategy, rows, sampling)
 
     # --- engines -------------------------------------------------------------------------------
 
@@ -170,7 +182,7 @@ class Pipeline:
         ``auto`` stands for what is known of this batch. ``shape``: that of the conditions it will start
         from, where a model's are not all alike.
         """
-        used = self.auto.resolve(strategy, batch, sampling)
+        used = self.measurements.resolve(strategy, batch, sampling)
         return self.engines.get(batch, used, sampling, shape)
 
     @inferring
@@ -212,8 +224,7 @@ class Pipeline:
         shape = self.model.family.usual_shape(self.model)
         chosen = self.strategy(given)
         size = self.engines.capacity.batches(batch, batch, chosen, sampling, shape)[batch]
-        if isinstance(given, str):
-            chosen = self.auto.tuned(chosen, size, sampling)
+        chosen = self.strategy(given, tuned_for=(size, sampling))
         ready = self.engine(size, chosen, sampling, shape)
         engine, state, model = ready.engine, ready.engine.state, self.model
         condition, mask = torch.zeros_like(state.condition), torch.ones_like(state.prefix_mask)
@@ -326,7 +337,7 @@ class Pipeline:
         runtime, phases = self.runtime, Phases(self.backend.stopwatch)
         images: list[Image] = []
         parts: list[Decoded] = []
-        wanted, before = wanted_images(request, only), self.auto.seconds
+        wanted, before = wanted_images(request, only), self.measurements.seconds
         buffers = resumed = 0
         name = f"{self.model.weights_hash} {self.dtype}"
         file = None if path is None else Unfinished(path, name, request)
@@ -334,13 +345,13 @@ class Pipeline:
             with phases.timed("text"):
                 made = runtime.conditions(request.prompts, request.size, request.negative_prompt)
             if given is not None:
-                given.check(made_for(runtime), request)
-            decision = given or decide(
-                runtime, request.strategy, request.sampling, made.shape,
+                given.check(runtime.place, request)
+            decision = given or runtime.decide(
+                request.strategy, request.sampling, made.shape,
                 lambda count: runtime.rows_of(request, made, filled(wanted, count)),
                 len(wanted), request.batch_size, request.size,
             )  # fmt: skip
-            measuring = self.auto.seconds - before
+            measuring = self.measurements.seconds - before
             chunks = [*decision.chunks(wanted)]
             counts = Counter(part.images for part, _ in chunks)
 
@@ -409,7 +420,7 @@ class Pipeline:
         with self.request_lock.hold(), explained(self.backend):
             rows, shape = made()
             asked = strategy, sampling, shape, lambda count: rows
-            (part,) = decide(self.runtime, *asked, len(seeds), len(seeds), joins=True).parts
+            (part,) = self.runtime.decide(*asked, len(seeds), len(seeds), joins=True).parts
             batch = Batch[ImageJob](self.runtime, part, sampling, shape)
             batch.engine.session.observer = observer
             try:

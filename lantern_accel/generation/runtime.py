@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,9 +17,10 @@ from lantern_accel.device.backend import Backend
 from lantern_accel.device.context import inferring
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
-from lantern_accel.generation.auto import Auto
+from lantern_accel.generation.decide import Workload, decide
 from lantern_accel.generation.decision import Decision, Part, describe_auto
 from lantern_accel.generation.engines import Engines
+from lantern_accel.generation.measurements import Measurements
 from lantern_accel.generation.request import GenerationRequest
 from lantern_accel.generation.result import (
     GenerationResult,
@@ -29,7 +30,8 @@ from lantern_accel.generation.result import (
     pictures,
     tokens_sha256,
 )
-from lantern_accel.strategy.values import AUTO, Sampling
+from lantern_accel.strategy.lengths import beside_exact
+from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -39,12 +41,53 @@ EMPTY = 0xF0
 
 
 class Runtime:
-    """A loaded model on an opened device: its conditions, engines and pixels, and what auto knows."""
+    """A loaded model on an opened device: its conditions, engines, measurements and pixels."""
 
     def __init__(self, model: Model, backend: Backend, dtype: torch.dtype) -> None:
         self.model, self.backend, self.dtype = model, backend, dtype
         self.engines = Engines(model, backend, dtype)
-        self.auto = Auto(self.engines)
+        self.measurements = Measurements(self.engines)
+
+    @property
+    def place(self) -> dict[str, str]:
+        """What a decision serves for, by the names of its fields."""
+        backend, model = self.backend, self.model
+        return {
+            "model": model.manifest.name,
+            "weights_hash": model.weights_hash,
+            "backend": f"{backend.name} {backend.version}",
+            "device": backend.facts().name,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+    @inferring
+    def decide(
+        self,
+        asked: Strategy,
+        sampling: Sampling,
+        shape: Hashable,
+        rows: Callable[[int], Rows],
+        images: int,
+        batch: int | None = None,
+        size: Size | None = None,
+        *,
+        joins: bool = False,
+    ) -> Decision:
+        """Decide what some images are decoded with, ``batch`` at once; None: as many as fit.
+
+        ``shape``: of the images; ``rows``: what the first ones start from, by their number. ``joins``:
+        images join and leave the rows of one batch, so that it has no other rows and there is no rest.
+        """
+        capacity, measured = self.engines.capacity, {}
+        if asked.name == AUTO:  # before anything is timed
+            self.engines.check(asked, sampling)
+        batches = capacity.batches(images, batch, asked, sampling, shape)
+        if joins:
+            batches = {max(batches): max(batches)}
+        for count in batches.values() if asked.name == AUTO else ():
+            measured[count] = self.measurements.ask(asked, count, sampling, shape, rows)
+        work = Workload(asked, sampling, batches, self.place, shape, size)
+        return decide(work, measured, capacity)
 
     @inferring
     def conditions(
@@ -202,11 +245,17 @@ class Runtime:
             drawn = torch.cat([p.tokens for p in parts])
         tokens, count = drawn.numel(), len(drawn)
         busy = seconds.prefill + seconds.decode
-        used, auto = decision.strategy, None
+        moved, used, auto = (
+            sum(float(p.price.sum()) for p in parts) / tokens,
+            decision.strategy,
+            None,
+        )
         if decision.asked == AUTO:
             passes = f"; {steps} forward passes, not {tokens - count - resumed}"
             auto = describe_auto(used, decision.parts[0].rows, passes)
-            auto += self.auto.doubt if seconds.measuring else ""
+            exact = decision.parts[0].exact_tokens_per_step
+            auto += "" if exact is None else f"; {beside_exact(exact, moved)}"
+            auto += self.measurements.doubt if seconds.measuring else ""
         stats = GenerationStats(
             tokens=tokens,
             tokens_sha256=tokens_sha256(drawn),
@@ -214,7 +263,7 @@ class Runtime:
             step_compression=(tokens - count - resumed) / steps if steps else 1.0,
             resumed=resumed,
             accepted_histogram=steps_by_accepted(parts),
-            total_variation_per_token=sum(float(p.price.sum()) for p in parts) / tokens
+            total_variation_per_token=moved
             + (0.0 if rounding is None else rounding.total_variation_per_token),
             rounding=rounding,
             seconds=seconds,

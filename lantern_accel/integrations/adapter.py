@@ -73,9 +73,7 @@ class Adapter:
         """
         pipeline = self.pipeline
         assert pipeline is not None
-        chosen = pipeline.strategy(self.strategy)
-        if isinstance(self.strategy, str):  # its window is as long as this batch wants
-            chosen = pipeline.auto.tuned(chosen, len(seeds), sampling)
+        chosen = pipeline.strategy(self.strategy, tuned_for=(len(seeds), sampling))
         with pipeline.backend.stopwatch() as watch:
             asked = chosen, sampling, seeds
             done, _ = pipeline.decode_rows(lambda: (rows, shape), *asked, on_progress=on_progress)

@@ -18,7 +18,6 @@ from lantern_accel.generation.batch import Batch, Done, Failed, Known, Paint, jo
 from lantern_accel.generation.request import GenerationRequest
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Job, QueuedImage
-from lantern_accel.strategy.values import AUTO
 
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
@@ -56,9 +55,8 @@ class RunningBatch:
 
     def open(self, request: GenerationRequest, conditions: Conditions) -> None:
         """Make the engine of a request's settings, in place of the one before."""
-        pipeline, strategy = self.pipeline, request.strategy
-        if strategy.name != AUTO:  # as `generate` does with a strategy by name
-            strategy = pipeline.auto.tuned(strategy, self.size, request.sampling)
+        pipeline, sampling = self.pipeline, request.sampling
+        strategy = pipeline.measurements.tuned(request.strategy, self.size, sampling)
         self._batch = self._shared = None
         asked = strategy, request.sampling, conditions, self.size, self.size
         paint: Paint[QueuedImage] = painting(pipeline.runtime, conditions.shape)

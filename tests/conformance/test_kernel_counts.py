@@ -18,8 +18,8 @@ from lantern_accel.device.plan import Filter
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.device.preferences import Preferences
 from lantern_accel.families.random_weights import random_model, sized, with_head
-from lantern_accel.generation.auto import Auto
 from lantern_accel.generation.engines import Engines
+from lantern_accel.generation.measurements import Measurements
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy, Window, named_strategy
 from lantern_accel.testing import static
@@ -292,12 +292,12 @@ def test_the_first_image_of_a_large_model_waits_for_three_graphs() -> None:
     model = random_model(sized("llamagen-xl-384"), backend, torch.bfloat16)
     engines = Engines(model, backend, torch.bfloat16)
     sampling = model.manifest.defaults.sampling
-    windows = Auto(engines).windows(Strategy(name=AUTO), 1, sampling)
+    windows = Measurements(engines).windows(Strategy(name=AUTO), 1, sampling)
     with torch.inference_mode():
         engines.get(1, windows, sampling)
     assert backend.captured == ["prefill", "step 1", "step 16", "widen 16"]
     # A batch of 8 has 128 rows at 8 tokens an image, which is what a pass has at the cost of one.
-    assert Auto(engines).windows(Strategy(name=AUTO), 8, sampling).drafts.size == (8, 7)
+    assert Measurements(engines).windows(Strategy(name=AUTO), 8, sampling).drafts.size == (8, 7)
 
 
 def few(device: str, strategy: str, count: int) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 import lantern_accel
 from lantern_accel.errors import RequestError, StrategyError
-from lantern_accel.generation import auto as automatic
+from lantern_accel.generation import measurements as automatic
 from lantern_accel.generation.estimate import Estimate
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.sources import with_tokens_per_step
@@ -159,7 +159,7 @@ def test_drafts_that_promise_little_are_left_to_plain_decoding(
         asked = pipeline.strategy("auto", relaxed=relaxed or None)
         sampling = pipeline.sampling()
         found = [promising(asked, promise) for promise in promises]
-        pipeline.auto.settle(found, asked, 1, sampling, again=0)
+        pipeline.measurements.settle(found, asked, 1, sampling, again=0)
         drawn = pipeline.generate("red heart", seed=1, strategy=asked)
     assert isinstance(drawn.stats.strategy.drafts, NoTree) == plain
     assert drawn.stats.auto.startswith("plain decoding") == plain
@@ -168,11 +168,11 @@ def test_drafts_that_promise_little_are_left_to_plain_decoding(
 def test_a_choice_that_needs_a_drafter_is_left_where_there_is_none(undrafted_model, own):
     with load(undrafted_model) as pipeline:
         asked, sampling = pipeline.strategy("auto", relaxed=True), pipeline.sampling()
-        key = pipeline.auto.key(asked, 1, sampling)
+        key = pipeline.measurements.key(asked, 1, sampling)
         tree = pipeline.strategy("lantern++")
-        pipeline.auto.keep(choices.Choice(key=key, strategy=tree, source="tune"))
-        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).drafts, Window)
-        assert pipeline.auto.chain(asked) is None
+        pipeline.measurements.keep(choices.Choice(key=key, strategy=tree, source="tune"))
+        assert isinstance(pipeline.measurements.resolve(asked, 1, sampling).drafts, Window)
+        assert pipeline.measurements.chain(asked) is None
 
 
 def test_a_drafters_chain_is_tried_where_relaxation_is_asked_for(tiny_model, own, monkeypatch):
@@ -180,12 +180,18 @@ def test_a_drafters_chain_is_tried_where_relaxation_is_asked_for(tiny_model, own
         cost = 1.01 if self.strategy.drafts.kind == "chain" else 50.0
         return {n: [1.0 if n == 1 else cost] for n in self.lengths}
 
+    def count(self, length, steps):
+        return (3 if self.strategy.acceptance.relaxed else 2) * steps, steps
+
+    busy = [0.5]
     monkeypatch.setattr(automatic, "calibrate", calibrate)
+    monkeypatch.setattr(automatic, "count", count)
+    monkeypatch.setattr(automatic.HostLoad, "share", lambda self: busy[0])
     with load(tiny_model) as pipeline:
-        assert pipeline.auto.chain(pipeline.strategy("auto")) is None
+        assert pipeline.measurements.chain(pipeline.strategy("auto")) is None
         drawn = pipeline.generate("red heart", seed=3, relaxed=True, tv_budget=0.5)
         asked, sampling = pipeline.strategy("auto", tv_budget=0.5), pipeline.sampling()
-        choice = pipeline.auto.choice(asked, 1, sampling)
+        choice = pipeline.measurements.choice(asked, 1, sampling)
         windows, chain = map(Estimate.model_validate, choice.evidence["timed"])
         assert windows.strategy.drafts.kind == "window" and not windows.strategy.acceptance.relaxed
         assert chain.strategy.drafts.kind == "chain" and chain.strategy.acceptance.relaxed
@@ -193,12 +199,19 @@ def test_a_drafters_chain_is_tried_where_relaxation_is_asked_for(tiny_model, own
             "drafts were counted"
         )
         assert drawn.stats.strategy.tv_budget in (None, 0.5)
+        assert (chain.exact, windows.exact) == (2.0, None)
+        assert drawn.stats.strategy.acceptance.relaxed
+        busy[0] = 0.0  # the chain is timed again, and not counted
+        again = pipeline.generate("red heart", seed=3, relaxed=True, tv_budget=0.5)
+        for one in (drawn.stats, again.stats):
+            moved = f"TV {one.total_variation_per_token:.3f} adds"
+            assert "with these drafts has 2.00" in one.auto and moved in one.auto
 
 
 def test_windows_stay_exact_where_a_drafters_drafts_may_be_relaxed(tiny_model, own):
     with load(tiny_model) as pipeline:
         asked, sampling = pipeline.strategy("auto", tv_budget=0.02), pipeline.sampling()
-        windows = pipeline.auto.resolve(asked, 1, sampling)
+        windows = pipeline.measurements.resolve(asked, 1, sampling)
         assert isinstance(windows.drafts, Window) and windows.tv_budget is None
         assert not windows.acceptance.relaxed
 
@@ -280,9 +293,11 @@ def test_a_budget_too_short_for_a_final_says_so(tiny_model, own):
 def test_a_choice_may_be_plain_decoding(tiny_model, own):
     with load(tiny_model) as pipeline:
         asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
-        key = pipeline.auto.key(asked, 1, sampling)
+        key = pipeline.measurements.key(asked, 1, sampling)
         plain = Strategy(name="vanilla")
-        pipeline.auto.keep(choices.Choice(key=key, strategy=plain, speedup=1.0, source="tune"))
+        pipeline.measurements.keep(
+            choices.Choice(key=key, strategy=plain, speedup=1.0, source="tune")
+        )
         drawn = pipeline.generate("red heart", seed=1)
         want = pipeline.generate("red heart", seed=1, strategy="vanilla")
     assert isinstance(drawn.stats.strategy.drafts, NoTree)
@@ -319,7 +334,7 @@ def test_phases_are_of_the_engine_that_decodes_after_auto_has_chosen_again(
         def learning(*given: Any) -> Any:
             found = warm_up(*given)
             learned = pipeline.strategy("vanilla" if given[3] == 0 else "scd")
-            monkeypatch.setattr(pipeline.auto, "resolve", lambda *asked: learned)
+            monkeypatch.setattr(pipeline.measurements, "resolve", lambda *asked: learned)
             return found
 
         monkeypatch.setattr(samples, "warm_up", learning)

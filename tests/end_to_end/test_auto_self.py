@@ -15,7 +15,7 @@ from support.preferring import prefer
 import lantern_accel
 from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.families.random_weights import sized
-from lantern_accel.generation import auto as automatic
+from lantern_accel.generation import measurements as automatic
 from lantern_accel.generation.batch import Done
 from lantern_accel.generation.estimate import Estimate
 from lantern_accel.generation.pipeline import Pipeline
@@ -58,7 +58,7 @@ def costs(monkeypatch: pytest.MonkeyPatch, copy: float, others: float) -> None:
         made: Strategy | None = self.copies(asked)
         return [] if made is None else [made]
 
-    monkeypatch.setattr(automatic.Auto, "likely_copies", likely)
+    monkeypatch.setattr(automatic.Measurements, "likely_copies", likely)
 
 
 def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
@@ -106,20 +106,20 @@ def test_the_copy_that_is_tried_is_predicted_before_one_is_made(
     with load(tiny_model) as pipeline:
         asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
         windows = Estimate(strategy=promised(asked, 1.0))
-        made, _ = pipeline.auto.likely_copies(asked, windows, 2, sampling)
+        made, _ = pipeline.measurements.likely_copies(asked, windows, 2, sampling)
         tree: Any = made.drafts
         assert tree.weights == "int6" and tree.window > 0 and tree.passes > 0
         rows = 2 * sampling.branches
         assert asked_rows == [[n * rows for n in (1, 2, 4, 8, 16)]], "all rows cost alike"
         dear = Estimate(strategy=promised(asked, 50.0))
-        assert pipeline.auto.likely_copies(asked, dear, 2, sampling) == []
+        assert pipeline.measurements.likely_copies(asked, dear, 2, sampling) == []
         assert not pipeline.engines.capacity.copies, "nothing was made yet"
         want = pipeline.generate("red heart", seed=3, strategy="vanilla").tokens
         drawn = pipeline.generate("red heart", seed=3)
         assert torch.equal(drawn.tokens, want)
         assert pipeline.engines.capacity.copies <= {"int6"}
         relaxed = pipeline.strategy("auto", relaxed=True)
-        assert pipeline.auto.likely_copies(relaxed, windows, 1, sampling) == []
+        assert pipeline.measurements.likely_copies(relaxed, windows, 1, sampling) == []
 
 
 def promised(asked: Strategy, cost: float) -> Strategy:
@@ -156,7 +156,7 @@ def test_copies_of_the_users_own_stay(
 
 def test_who_gets_no_copy(tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with load(tiny_model) as pipeline:
-        auto = pipeline.auto
+        auto = pipeline.measurements
         asked = pipeline.strategy("auto")
         made = auto.copies(asked)
         assert made is not None and [p.length for p in made.drafts.draft_lengths] == list(AUTO_SELF)
@@ -174,15 +174,15 @@ def test_a_choice_whose_copy_does_not_fit_is_decoded_plainly(
 ) -> None:
     with load(tiny_model) as pipeline:
         asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
-        key = pipeline.auto.key(asked, 1, sampling)
-        copy = pipeline.auto.copies(asked)
+        key = pipeline.measurements.key(asked, 1, sampling)
+        copy = pipeline.measurements.copies(asked)
         assert copy is not None
-        pipeline.auto.keep(choices.Choice(key=key, strategy=copy, source="tune"))
-        assert pipeline.auto.resolve(asked, 1, sampling).drafts == copy.drafts
+        pipeline.measurements.keep(choices.Choice(key=key, strategy=copy, source="tune"))
+        assert pipeline.measurements.resolve(asked, 1, sampling).drafts == copy.drafts
         full = MemoryUse(limit=1000, in_use=999)
         monkeypatch.setattr(type(pipeline.backend), "memory", lambda self: full)
-        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).drafts, NoTree)
-        assert pipeline.auto.copies(asked) is None
+        assert isinstance(pipeline.measurements.resolve(asked, 1, sampling).drafts, NoTree)
+        assert pipeline.measurements.copies(asked) is None
 
 
 @pytest.mark.long

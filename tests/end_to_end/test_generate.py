@@ -10,9 +10,7 @@ import torch
 from PIL import Image
 
 import lantern_accel
-from lantern_accel.cli import main
 from lantern_accel.generation.result import LABEL, LOSS
-from lantern_accel.generation.row_costs import RowCosts
 from lantern_accel.strategy.values import STRATEGIES
 
 
@@ -232,28 +230,3 @@ def test_a_manifest_whose_parts_do_not_fit(command, tiny_model, tmp_path):
     done = command("generate", "dog", "--model", folder, "-o", tmp_path / "x.png")
     assert done.returncode == 2
     assert "model.json" in done.stderr
-
-
-def test_a_batch_size_that_costs_favour_is_named_and_changes_no_image(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said, images = [], []
-    for name, more in (("one", ()), ("eight", ("--batch", "8"))):
-        words = ["generate", "red heart", "-n", "8", "--model", str(tiny_model), "--seed", "3"]
-        words += ["-s", "vanilla", "-d", "cpu", "-o", str(tmp_path / f"{name}.png"), *more]
-        assert main(words) == 0
-        said.append(capsys.readouterr().out)
-        files = [tmp_path / f"{name}-{index}.png" for index in range(8)]
-        images.append([Image.open(path).tobytes() for path in files])
-    assert "--batch 8 is likely faster here for 8 images" in said[0]
-    assert "likely faster" not in said[1]
-    assert images[0] == images[1]
-
-
-def test_no_larger_batch_is_named_where_rows_take_their_time(tiny_model: Path) -> None:
-    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
-        made = pipeline.generate("red heart", strategy="vanilla", num_images=2, batch_size=1).stats
-        many = made.model_copy(update={"images": 16})
-        assert pipeline.auto.faster_batch(many) == 8, "16 gain little by the tests' costs"
-        pipeline.auto.costs = RowCosts(costs={n: float(n) for n in (1, 2, 4, 8, 16, 32, 64)})
-        assert pipeline.auto.faster_batch(many) is None

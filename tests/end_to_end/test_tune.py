@@ -136,7 +136,7 @@ def small(monkeypatch, tmp_path):
 def test_a_damaged_tree_is_not_used(tiny_model, tmp_path, monkeypatch):
     small(monkeypatch, tmp_path)
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
-        key = pipe.auto.tree_key(pipe.strategy("eagle"), 1.0)
+        key = pipe.measurements.tree_key(pipe.strategy("eagle"), 1.0)
         path = choices.choice_path(key)
         path.parent.mkdir(parents=True)
         path.write_text("{")

@@ -62,7 +62,7 @@ def test_chameleons_tokens_are_vanillas(write, tmp_path):
 def test_windows_that_nobody_chose_fit_a_small_image(tmp_path, name):
     model = write_tiny_model(tmp_path / "tiny", drafter=False, grid=3)
     with lantern_accel.load(model, device="cpu", dtype="float32") as pipe:
-        pipe.auto.costs = RowCosts.free(64)  # rows cost nothing: the longest window is best
+        pipe.measurements.costs = RowCosts.free(64)  # rows cost nothing: the longest window is best
         done = pipe.generate("red heart", strategy=name, seed=1)
         assert done.stats.strategy.drafts.length == 9
         assert torch.equal(
@@ -84,6 +84,10 @@ def test_windows_that_nobody_chose_are_shorter_in_batches(classes):
         assert length(strategy="scd", num_images=4, batch_size=4, window=16) == 16
         assert length(strategy="scd", num_images=4, batch_size=4, tree="window:16") == 16
         assert length(strategy=pipe.strategy("scd"), num_images=4, batch_size=4) == 16
+        four = 4, pipe.sampling()
+        assert pipe.strategy("scd", tuned_for=four).drafts.length == 4
+        assert pipe.strategy("scd", tuned_for=four, window=16).drafts.length == 16
+        assert pipe.strategy(pipe.strategy("scd"), tuned_for=four).drafts.length == 16
         four = pipe.generate([1, 2, 3, 4], strategy="scd", temperature=0, batch_size=4)
         assert torch.equal(
             four.tokens, pipe.generate([1, 2, 3, 4], strategy="vanilla", temperature=0).tokens

@@ -59,8 +59,8 @@ def tune(
         from lantern_accel_profiles.tuning import search_for
 
         auto = strategy == AUTO
-        changes = {"relaxed": relaxed or None, "tv_budget": tv_budget} if auto else {}
-        asked = pipeline.strategy(strategy, **changes)
+        more, budget = (relaxed or None, tv_budget) if auto else (None, None)
+        asked = pipeline.strategy(strategy, relaxed=more, tv_budget=budget)
         search = search_for(pipeline, asked, temperature=temperature, budget=max_seconds, say=note)
         tree = asked.name != AUTO
         choices = search.run([1] if tree else sizes, repeats)

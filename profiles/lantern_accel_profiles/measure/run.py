@@ -122,7 +122,7 @@ def choose_strategies(
     for temperature in temperatures:
         sampling = pipeline.sampling(temperature=temperature)
         for one in found:
-            pipeline.engines.check(pipeline.auto.tuned(one, 1, sampling), sampling)
+            pipeline.engines.check(pipeline.measurements.tuned(one, 1, sampling), sampling)
     return found
 
 
@@ -300,9 +300,9 @@ class Profiler(Measurement):
     def _strategies(self, temperature: float, batch: int) -> list[Strategy]:
         """Return the wanted strategies as a request would have them: trees tuned, windows fitted."""
         sampling = self.pipeline.sampling(temperature=temperature)
-        auto, asked = self.pipeline.auto, self.request.window  # a window that was asked for stays
+        tuned, asked = self.pipeline.measurements.tuned, self.request.window  # which stays
         return [
-            one if asked and one.drafts.kind == "window" else auto.tuned(one, batch, sampling)
+            one if asked and one.drafts.kind == "window" else tuned(one, batch, sampling)
             for one in self.request.strategies
         ]
 

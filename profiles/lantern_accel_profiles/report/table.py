@@ -7,6 +7,7 @@ import statistics
 from typing import Any
 
 from lantern_accel.records import markdown_table
+from lantern_accel.strategy.lengths import beside_exact
 from lantern_accel_profiles.measure.record import Cell, Run, is_measured
 from lantern_accel_profiles.measure.work import floor_of
 from lantern_accel_profiles.quality import interval as intervals
@@ -91,10 +92,8 @@ def table(run: Run) -> str:
             f"| {row['step_compression']:.2f} | {row['total_variation_per_token']:.3f} |"
         )
         if (exact := row["exact_step_compression"]) is not None:
-            doubts.append(
-                f"{row['strategy']}{at}: exact decoding with these drafts has {exact:.2f} tok/step; "
-                f"TV {row['total_variation_per_token']:.3f} adds no more to acceptance"
-            )
+            bound = beside_exact(exact, row["total_variation_per_token"])
+            doubts.append(f"{row['strategy']}{at}: {bound}")
     for reason in dict.fromkeys(doubts):
         lines += ["", reason]
     return "\n".join(lines)

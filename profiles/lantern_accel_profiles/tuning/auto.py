@@ -67,7 +67,7 @@ class AutoTuner(Search[AutoEvidence]):
     @cached_property
     def windows(self) -> Strategy:
         """Exact windows of the lengths that may be faster for one image, of which nothing is known."""
-        found = self.pipeline.auto.windows(self.strategy, 1, self.sampling)
+        found = self.pipeline.measurements.windows(self.strategy, 1, self.sampling)
         bare = tuple(DraftLength(length=one.length) for one in found.lengths)
         return found.with_drafts(draft_lengths=bare).model_copy(update={"name": "windows"})
 
@@ -127,8 +127,8 @@ class AutoTuner(Search[AutoEvidence]):
     def _best_copy(self, windows: Estimate, batch: int) -> Strategy | None:
         """Return the copy's drafts predicted fastest for a batch; None where none are faster."""
         e, found = self.evidence, list[Estimate]()
-        auto = self.pipeline.auto
-        for likely in auto.likely_copies(self.strategy, windows, batch, self.sampling):
+        known = self.pipeline.measurements
+        for likely in known.likely_copies(self.strategy, windows, batch, self.sampling):
             drafts, one = likely.drafts, likely.model_copy(update={"name": "self"})
             assert isinstance(drafts, SelfDrafts)
             own = f", windows of {drafts.window}" if drafts.window else ""
@@ -157,8 +157,9 @@ class AutoTuner(Search[AutoEvidence]):
         if (drafts := self._best_copy(windows, batch)) is not None:
             found["self"] = drafts
         if self.strategy.acceptance.relaxed and self.pipeline.model.drafter is not None:
-            tree = self.pipeline.strategy("lantern++", tv_budget=self.strategy.tv_budget)
-            found[tree.name] = self.pipeline.auto.tuned(tree, batch, self.sampling)
+            rows, budget = (batch, self.sampling), self.strategy.tv_budget
+            named = self.pipeline.strategy("lantern++", tuned_for=rows, tv_budget=budget)
+            found[named.name] = named
         return found
 
     def final(self, batch: int, repeats: int) -> dict[str, Cell]:
@@ -187,7 +188,6 @@ class AutoTuner(Search[AutoEvidence]):
         if best in (AUTO, "self"):
             strategy = strategy.model_copy(update={"name": AUTO})
         choice = self.chosen(batch, strategy, best, cells)
-        self.pipeline.auto.keep(choice)
         words = ", ".join(f"{n} {c.tokens_per_second / plain:.2f}x" for n, c in cells.items())
         self.say(f"batch {batch}: {best} ({words})")
         return choice

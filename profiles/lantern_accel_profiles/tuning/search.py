@@ -13,7 +13,7 @@ from lantern_accel.errors import RequestError
 from lantern_accel.generation.built_in_prompts import built_in_prompts
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.records import Record
-from lantern_accel.strategy.choices import Choice, Measured, choice_path, write_choice
+from lantern_accel.strategy.choices import Choice, Measured, choice_path
 from lantern_accel.strategy.values import Strategy
 from lantern_accel_profiles import store
 from lantern_accel_profiles.measure.environment import check_clock
@@ -71,7 +71,7 @@ class Search(ABC, Generic[EvidenceT]):
 
     def key(self, batch: int) -> dict[str, Any]:
         """Return what the choice for a batch depends on; 0: what was measured for all of them."""
-        return self.pipeline.auto.key(self.strategy, batch, self.sampling)
+        return self.pipeline.measurements.key(self.strategy, batch, self.sampling)
 
     def settings(self) -> dict[str, Any]:
         """Return what the evidence depends on besides the key and the prompts."""
@@ -178,5 +178,5 @@ class Search(ABC, Generic[EvidenceT]):
             ],
             evidence=evidence,
         )
-        write_choice(choice)
+        self.pipeline.measurements.keep(choice)
         return choice

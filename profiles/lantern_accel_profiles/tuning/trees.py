@@ -116,7 +116,7 @@ class TreeTuner(Search[TreeEvidence]):
     kind = TreeEvidence
 
     def key(self, batch: int) -> dict[str, Any]:
-        return self.pipeline.auto.tree_key(self.strategy, self.temperature)
+        return self.pipeline.measurements.tree_key(self.strategy, self.temperature)
 
     def settings(self) -> dict[str, Any]:
         timed = [list(pair) for pair in TIMED]

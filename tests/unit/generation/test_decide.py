@@ -1,8 +1,9 @@
-"""A request's decision is one value: recorded in the result, kept as JSON, and given back."""
+"""A request's decision is one value: made from a table of measurements, recorded, and given back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,21 @@ from support.models import write_tiny_model
 
 import lantern_accel
 from lantern_accel.errors import RequestError
+from lantern_accel.generation.decide import Timings, Workload, decide
 from lantern_accel.generation.decision import Decision
+from lantern_accel.generation.estimate import Estimate
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.strategy.values import NoTree
+from lantern_accel.strategy.rules import Exact, LanternPP
+from lantern_accel.strategy.sources import DraftLength
+from lantern_accel.strategy.values import (
+    AUTO,
+    ChainTree,
+    NoTree,
+    Sampling,
+    SelfDrafts,
+    Strategy,
+    Window,
+)
 
 
 @pytest.fixture
@@ -55,7 +68,7 @@ def test_nothing_is_timed_where_a_decision_is_given(
             )
         }
     )
-    monkeypatch.setattr(pipeline.auto, "choose", None)
+    monkeypatch.setattr(pipeline.measurements, "ask", None)
     again = pipeline.generate("red heart", seed=3, decision=plain)
     assert isinstance(again.stats.strategy.drafts, NoTree)
     assert torch.equal(again.tokens, drawn.tokens)
@@ -82,6 +95,98 @@ def test_a_decision_that_does_not_fit_is_refused(
 
 
 def test_a_stream_records_one_too(pipeline: Pipeline) -> None:
-    stream = pipeline.stream("red heart", seed=3, strategy="vanilla")
+    stream = pipeline.stream("red heart", seed=3, strategy="vanilla", num_images=3, batch_size=2)
     assert [one.done for one in stream][-1]
-    assert stream.result.stats.decision.asked == "vanilla"
+    decision = stream.result.stats.decision
+    assert decision.asked == "vanilla"
+    assert [(one.images, one.rows) for one in decision.parts] == [(2, 2)], "the third image joins"
+
+
+# --- by values: no model, no engine, no clock -----------------------------------------------------
+
+AUTO_STRATEGY = Strategy(name=AUTO, drafts=Window(), acceptance=LanternPP())
+PLACE = dict.fromkeys(("model", "weights_hash", "backend", "device", "dtype"), "x")
+
+
+@dataclass
+class Table:
+    """A device of ten units, in which a batch takes one a row, and a copy of the target five."""
+
+    free: int = 10
+    copies: bool = True
+
+    def holds(self, strategy: Strategy) -> bool:
+        return self.copies or strategy.drafts.copy_weights is None
+
+    def bytes_of(self, batch: int, strategy: Strategy, *more: object) -> int:
+        return batch + 5 * (strategy.drafts.copy_weights is not None)
+
+
+def timed(drafts: Window | SelfDrafts | ChainTree, *costs: float) -> Estimate:
+    """Return a source whose steps of lengths 2, 4, ... cost so much, and add as many tokens as that."""
+    lengths = [DraftLength(length=1, cost=1.0, tokens_per_step=1.0)]
+    for power, cost in enumerate(costs, 1):
+        brings = float(2**power)
+        lengths.append(DraftLength(length=2**power, cost=cost, tokens_per_step=brings))
+    rule = LanternPP() if isinstance(drafts, ChainTree) else Exact()
+    made = Strategy(name=AUTO, drafts=drafts, acceptance=rule)
+    return Estimate(strategy=made.with_drafts(draft_lengths=tuple(lengths)))
+
+
+WINDOW = Window.over((1, 2, 4))
+COPY = SelfDrafts.over([1, 2, 4])
+CHAIN = ChainTree.over([1, 2, 4])
+#: What is timed of each source, whether a copy fits, and what is decoded with: its kind and memory.
+CASES: list[tuple[str, list[Estimate], bool, str, int]] = [
+    ("nothing pays", [timed(WINDOW, 1.9, 3.9), timed(CHAIN, 1.8, 3.6)], True, "none", 2),
+    ("a window", [timed(WINDOW, 1.2, 1.5), timed(CHAIN, 1.4, 2.0)], True, "window", 2),
+    ("a chain", [timed(WINDOW, 1.5, 2.5), timed(CHAIN, 1.1, 1.3)], True, "chain", 2),
+    ("a copy", [timed(WINDOW, 1.5, 2.5), timed(COPY, 1.1, 1.3)], True, "self", 7),
+    (
+        "a copy that does not fit",
+        [timed(WINDOW, 1.5, 2.5), timed(COPY, 1.1, 1.3)],
+        False,
+        "none",
+        2,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("found", "copies", "kind", "memory"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
+def test_what_was_measured_decides(
+    found: list[Estimate], copies: bool, kind: str, memory: int
+) -> None:
+    work = Workload(AUTO_STRATEGY, Sampling(), {2: 2}, PLACE)
+    (part,) = decide(work, {2: Timings(timed=tuple(found))}, Table(copies=copies)).parts
+    assert (part.strategy.drafts.kind, part.memory, part.free) == (kind, memory, 10)
+    assert part.strategy.acceptance.relaxed == (kind == "chain"), "plain decoding relaxes nothing"
+
+
+def test_each_batch_has_measurements_of_its_own() -> None:
+    table = {
+        4: Timings(timed=(timed(WINDOW, 1.9, 3.9),)),
+        1: Timings(timed=(timed(WINDOW, 1.1, 1.2),)),
+    }
+    made = decide(Workload(AUTO_STRATEGY, Sampling(), {3: 4, 1: 1}, PLACE), table, Table())
+    assert [(p.images, p.rows, p.strategy.drafts.kind) for p in made.parts] == [
+        (3, 4, "none"), (1, 1, "window"),
+    ]  # fmt: skip
+
+
+def test_what_tune_found_is_taken_and_a_named_strategy_needs_no_measurement() -> None:
+    tuned = timed(WINDOW, 1.9, 3.9).strategy  # raced, so that no prediction is asked
+    work = Workload(AUTO_STRATEGY, Sampling(), {1: 1}, PLACE)
+    assert decide(work, {1: Timings(taken=tuned)}, Table()).strategy == tuned
+    named = Strategy(name="scd", drafts=Window())
+    made = decide(Workload(named, Sampling(), {1: 1}, PLACE), {}, Table())
+    assert made.strategy == named and made.asked == "scd"
+
+
+def test_a_relaxed_decision_has_what_exact_decoding_had() -> None:
+    chain = timed(CHAIN, 1.1, 1.3).model_copy(update={"exact": 2.06})
+    for found, exact in ((chain, 2.06), (timed(WINDOW, 1.1, 1.3), None)):
+        work = Workload(AUTO_STRATEGY, Sampling(), {1: 1}, PLACE)
+        (part,) = decide(work, {1: Timings(timed=(found,))}, Table()).parts
+        assert part.exact_tokens_per_step == exact

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lantern_accel.device.preferences import Preferences
-from lantern_accel.generation import auto as automatic
+from lantern_accel.generation import measurements as automatic
 from lantern_accel.generation.estimate import Estimate
 from lantern_accel.generation.row_costs import RowCosts
 from lantern_accel.strategy.lengths import rate_of, tokens_of
@@ -117,7 +117,7 @@ def lengths_of(costs: dict[int, float], rate: float, fits: bool = True) -> list[
     rows = RowCosts.of_times({2 * n: ms for n, ms in costs.items()})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(automatic, "known_tokens_per_step", lambda *given: known)
-        made = automatic.Auto(engines).windows(Strategy(), 1, Sampling(cfg_scale=3.0), rows)
+        made = automatic.Measurements(engines).windows(Strategy(), 1, Sampling(cfg_scale=3.0), rows)
     assert made.drafts.size[0] == made.lengths[-1].length
     assert all((one.tokens_per_step or 0) >= 1 for one in made.lengths)
     return [one.length for one in made.lengths]

@@ -11,7 +11,7 @@ from support.models import write_tiny_model
 import lantern_accel
 from lantern_accel.cli.console import telling
 from lantern_accel.device import waiting
-from lantern_accel.generation import auto
+from lantern_accel.generation import measurements
 from lantern_accel.generation.decision import describe_auto
 from lantern_accel.strategy.values import NoTree, Strategy, Window
 
@@ -36,7 +36,7 @@ def test_auto_says_what_was_counted_and_predicts_nothing():
 @pytest.mark.parametrize("others", [0.0, 0.75])
 def test_the_first_timing_is_in_the_figures_with_a_busy_machine(monkeypatch, tmp_path, others):
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
-    monkeypatch.setattr(auto.HostLoad, "share", lambda self: others)
+    monkeypatch.setattr(measurements.HostLoad, "share", lambda self: others)
     model = write_tiny_model(tmp_path / "tiny")
     with lantern_accel.load(model, device="cpu") as pipeline:
         stats = pipeline.generate("red heart", seed=1).stats

@@ -15,7 +15,7 @@ from support.models import write_tiny_model
 
 import lantern_accel
 from lantern_accel.errors import RequestError
-from lantern_accel.generation import auto as automatic
+from lantern_accel.generation import measurements as automatic
 from lantern_accel.strategy.length_policy import AcceptancePolicy
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import (

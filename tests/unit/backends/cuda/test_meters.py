@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cuda_double import doubled_backend
 
-from lantern_accel.generation.auto import Auto
 from lantern_accel.generation.engines import Engines
+from lantern_accel.generation.measurements import Measurements
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
 from lantern_accel.testing import tiny
@@ -131,7 +131,7 @@ def test_what_is_kept_of_measurements_serves_whatever_the_card_reads_now(
             backend, double = doubled_backend(patch)
             double.free = 20 * 2**30 - hash(repr(answers)) % 2**30
             model = tiny.tiny_model(backend, backend.device, torch.float32)
-            auto = Auto(Engines(model, backend, torch.float32))
+            auto = Measurements(Engines(model, backend, torch.float32))
             keys.append((backend.facts().notes, auto.key(usual(), 1, Sampling())))
             trees = auto.tree_key(usual(), 1.0)
             keys[-1] += (trees,)
@@ -149,7 +149,7 @@ import sys, types
 import pytest, torch
 from test_meters import nvml, usual
 from support.cuda_double import doubled_backend
-from lantern_accel.generation.auto import Auto
+from lantern_accel.generation.measurements import Measurements
 from lantern_accel.generation.engines import Engines
 from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.values import Sampling
@@ -157,7 +157,7 @@ from lantern_accel.testing import tiny
 sys.modules["pynvml"] = nvml(nvmlDeviceGetTemperature=int(sys.argv[1]))
 backend, _ = doubled_backend(pytest.MonkeyPatch())
 model = tiny.tiny_model(backend, backend.device, torch.float32)
-auto = Auto(Engines(model, backend, torch.float32))
+auto = Measurements(Engines(model, backend, torch.float32))
 found = auto.choice(usual(), 1, Sampling())
 if found is None:
     key = auto.key(usual(), 1, Sampling())

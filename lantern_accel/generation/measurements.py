@@ -1,20 +1,21 @@
-"""Chooses what a batch is decoded with: by what tuning kept for this device, or by timing a few steps.
+"""Measures the candidates of ``auto``: times their steps, counts accepted drafts, and keeps both.
 
-The first request of a kind times steps on its own prompts, and counts drafts that are accepted.
+The first request of a kind times steps on its own prompts. Nothing else builds engines to time them.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.host_load import BUSY, HostLoad
 from lantern_accel.device.waiting import waiting
+from lantern_accel.errors import DoesNotFitError
+from lantern_accel.families.base import Rows
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.generation.calibrate import calibrate, count
 from lantern_accel.generation.copies import (
@@ -24,9 +25,9 @@ from lantern_accel.generation.copies import (
     own_windows,
     product_times,
 )
-from lantern_accel.generation.engines import Engines, copies_of
+from lantern_accel.generation.decide import Timings, chosen
+from lantern_accel.generation.engines import Engines, copies_of, explained
 from lantern_accel.generation.estimate import ENOUGH, Estimate
-from lantern_accel.generation.result import GenerationStats
 from lantern_accel.generation.row_costs import (
     TOKENS,
     RowCosts,
@@ -45,7 +46,7 @@ from lantern_accel.strategy.choices import (
     warn_of_stale,
     write_choice,
 )
-from lantern_accel.strategy.lengths import in_batch, tokens_at_one_rate
+from lantern_accel.strategy.lengths import tokens_at_one_rate
 from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import (
@@ -54,7 +55,6 @@ from lantern_accel.strategy.values import (
     AUTO_LENGTHS,
     AUTO_SELF,
     ChainTree,
-    NoTree,
     Sampling,
     SelfDrafts,
     Strategy,
@@ -73,14 +73,12 @@ REQUESTS = 4
 #: Rounds and milliseconds at least that a later one takes, and the share of the best predicted speed that
 #: a source needs for it.
 AGAIN, NEAR = (1, 250.0), 0.7
-#: Batch sizes that may be advised, the predicted gain that one needs, and the share of the best speed.
-BATCHES, CLEARLY, BATCH_NEARLY = (2, 4, 8, 16, 32), 1.3, 0.8
 #: From a strategy, its engine with a request started on it; None: it does not fit the memory.
 Begun = Callable[[Strategy], Engine | None]
 
 
-class Auto:
-    """Chooses for one loaded model on one device."""
+class Measurements:
+    """What is measured of drafts for one loaded model on one device, in memory and in the cache."""
 
     def __init__(self, engines: Engines) -> None:
         self.engines = engines
@@ -171,36 +169,20 @@ class Auto:
             warn_of_stale(key)
         return strategy if found is None else strategy.override(tree=found.strategy.drafts)
 
+    def known(self, asked: Strategy, batch: int, sampling: Sampling) -> Timings:
+        """Return what is kept of the candidates at this batch; windows by priors where nothing is."""
+        found = self.choice(asked, batch, sampling)
+        if found is None or (found.strategy.needs_drafter and self.model.drafter is None):
+            return Timings(taken=self.windows(asked, batch, sampling))
+        timed = found.evidence.get("timed")
+        return Timings.model_validate({"timed": timed} if timed else {"taken": found.strategy})
+
     def resolve(self, strategy: Strategy, batch: int, sampling: Sampling) -> Strategy:
         """Return what auto stands for at this batch, as far as is known; other strategies as they are."""
         if strategy.name != AUTO:
             return strategy
-        found = self.choice(strategy, batch, sampling)
-        if found is None or (found.strategy.needs_drafter and self.model.drafter is None):
-            return self.windows(strategy, batch, sampling)
-        return found.strategy if self.engines.capacity.holds(found.strategy) else _plainly(strategy)
-
-    def faster_batch(self, of: GenerationStats) -> int | None:
-        """Return a batch size that likely had been faster, by the costs of rows; None: none is.
-
-        Work per image is left out, so that only a clear gain counts, by the smallest such batch.
-        """
-        used, sampling, now = of.strategy, of.sampling, of.batch_size
-        if self.backend.simulated or now >= of.images:
-            return None
-        worth = {one.length: one.tokens_per_step or 1.0 for one in used.lengths}
-        worth = worth or {used.drafts.size[0]: of.step_compression}
-
-        def speed(batch: int) -> float:
-            rows = batch * sampling.branches
-            costs = {n: self.costs.of(n * rows, sampling.branches) for n in worth}
-            return max(batch * in_batch(worth[n], batch) / costs[n] for n in worth)
-
-        more = [n for n in BATCHES if now < n <= of.images]
-        fits = self.engines.capacity.fits
-        speeds = {n: speed(n) for n in more if fits(n, used, sampling)}
-        least = max(CLEARLY * speed(now), BATCH_NEARLY * max(speeds.values(), default=0.0))
-        return next((n for n, one in speeds.items() if one >= least), None)
+        known = self.known(strategy, batch, sampling)
+        return chosen(strategy, known, batch, self.engines.capacity)[0]
 
     # --- candidates ----------------------------------------------------------------------------
 
@@ -221,7 +203,7 @@ class Auto:
         lengths = auto_lengths(costs or self.costs, rows, batch, tokens, brings)
         if self.backend.preferences.compiles:
             lengths = (1, window_tokens(self.costs, rows, batch, lengths[-1]))[: len(lengths)]
-        exact = asked.model_copy(update={"acceptance": Exact(), "tv_budget": None})
+        exact = exactly(asked)
         while True:
             made = tuple(
                 DraftLength(length=n, cost=cost, tokens_per_step=brings[n]) for n in lengths
@@ -280,37 +262,53 @@ class Auto:
         found = likely_copies(times, rows, timed, tokens, windows.times.get(1))
         return [usual.with_drafts(one.tree) for one in found if one.speedup >= ENOUGH]
 
-    # --- choosing ------------------------------------------------------------------------------
+    # --- measuring -----------------------------------------------------------------------------
 
-    def choose(self, asked: Strategy, batch: int, sampling: Sampling, begun: Begun) -> Strategy:
-        """Return what auto decodes a request with, whose prompt steps are timed on where they must be.
+    def ask(
+        self,
+        asked: Strategy,
+        batch: int,
+        sampling: Sampling,
+        shape: Hashable,
+        rows: Callable[[int], Rows],
+    ) -> Timings:
+        """Return what is known of auto's candidates; time them on a request's prompts where it must be.
 
-        ``begun`` starts the request on the engine of a source, each time that it is called.
+        ``rows``: what the request's first images start from, by their number; ``shape``: of its images.
         """
         kept = self.choice(asked, batch, sampling)
-        if not self.backend.simulated and (kept is None or kept.again):
-            held, load, began = self.engines.capacity.copies, HostLoad(), time.monotonic()
-            with waiting("measuring which drafts are faster here, once", _LOG):
-                if kept is None:
-                    found = self._compared(asked, batch, sampling, begun)
-                else:
-                    found = self._compared_again(kept, batch, begun)
-            others, self.seconds = load.share(), self.seconds + time.monotonic() - began
-            again, self.doubt = 0, ""
-            if not isinstance(others, str) and others >= BUSY:
-                again, cores = (REQUESTS if kept is None else kept.again) - 1, os.cpu_count() or 1
-                self.doubt = (
-                    "; chosen on a busy machine, where other programs used "
-                    f"{others * cores:.1f} of {cores} cores"
-                    + ("; the next images measure again" if again else "")
-                )
-            if found:
-                self.settle(found, asked, batch, sampling, again)
-                if kept is not None:
-                    held -= copies_of(kept.strategy)
-                held |= copies_of(self.resolve(asked, batch, sampling))
-                self.engines.keep_copies(held)
-        return self.resolve(asked, batch, sampling)
+        if self.backend.simulated or (kept is not None and not kept.again):
+            return self.known(asked, batch, sampling)
+
+        def begun(source: Strategy) -> Engine | None:
+            try:
+                ready = self.engines.get(batch, source, sampling, shape)
+            except DoesNotFitError:  # not together with the first
+                return None
+            ready.begin(rows(batch), 0, range(batch))
+            return ready.engine
+
+        held, load, began = self.engines.capacity.copies, HostLoad(), time.monotonic()
+        text = "measuring which drafts are faster here, once"
+        with explained(self.backend), waiting(text, _LOG):
+            if kept is None:
+                found = self._compared(asked, batch, sampling, begun)
+            else:
+                known = self.known(asked, batch, sampling).timed
+                found = self._compared_again(known, batch, begun)
+        others, self.seconds = load.share(), self.seconds + time.monotonic() - began
+        again, self.doubt = 0, ""
+        if not isinstance(others, str) and others >= BUSY:
+            again = (REQUESTS if kept is None else kept.again) - 1
+            later = "; the next images measure again" if again else ""
+            self.doubt = f"; chosen on a busy machine{later}"
+        if found:
+            self.settle(found, asked, batch, sampling, again)
+            if kept is not None:
+                held -= copies_of(kept.strategy)
+            held |= copies_of(self.resolve(asked, batch, sampling))
+            self.engines.keep_copies(held)
+        return self.known(asked, batch, sampling)
 
     def _compared(
         self, asked: Strategy, batch: int, sampling: Sampling, begun: Begun
@@ -330,40 +328,50 @@ class Auto:
         timed = (self._timed(one, begun) for one in others)
         return [windows, *(one for one in timed if one is not None)]
 
-    def _compared_again(self, kept: Choice, batch: int, begun: Begun) -> list[Estimate]:
+    def _compared_again(
+        self, found: Sequence[Estimate], batch: int, begun: Begun
+    ) -> list[Estimate]:
         """Time once more what may yet prove best, by the copies that are there."""
-        found = [Estimate.model_validate(one) for one in kept.evidence["timed"]]
         least = NEAR * max(ENOUGH, *(one.promise(batch) for one in found))
         held = self.engines.capacity.copies
         return [
-            (self._timed(one.strategy, begun, one.times) or one)
+            (self._timed(one.strategy, begun, one) or one)
             if one.promise(batch) >= least and copies_of(one.strategy) <= held
             else one
             for one in found
         ]
 
     def _timed(
-        self, strategy: Strategy, begun: Begun, before: Mapping[int, float] | None = None
+        self, strategy: Strategy, begun: Begun, before: Estimate | None = None
     ) -> Estimate | None:
         """Time the steps of a source, and count its drafts for a few where nothing is known of them.
 
-        ``before``: the least times so far, in milliseconds by length. None: it does not fit the memory.
+        ``before``: what was timed so far. None: it does not fit the memory.
         """
         engine = begun(strategy)
         if engine is None:
             return None
         times = calibrate(engine, self.backend.stopwatch, *(AGAIN if before else ()))
-        for length, ms in (before or {}).items():
+        for length, ms in before.times.items() if before else ():
             times.setdefault(length, []).append(ms)
-        length, tokens = max(times), dict[int, float]()
+        length, tokens, exact = max(times), dict[int, float](), before and before.exact
         if length > 1 and strategy.lengths[-1].tokens_per_step is None:
-            begun(strategy)
-            most = COPY_STEPS if copies_of(strategy) else DRAFTER_STEPS
-            steps = max(1, min(most, (engine.geometry.tokens - 1) // length))
-            gained, spent = count(engine, length, steps)
-            every = (one.length for one in strategy.lengths)
-            tokens = tokens_at_one_rate(gained / spent, length, every)
-        return Estimate.of(strategy, times, tokens)
+            every = [one.length for one in strategy.lengths]
+            counted = self._counted(strategy, begun, length)
+            tokens = tokens_at_one_rate(counted or 1.0, length, every)
+            if strategy.acceptance.relaxed and not self.backend.preferences.compiles:
+                exact = self._counted(exactly(strategy), begun, length)
+        return Estimate.of(strategy, times, tokens).model_copy(update={"exact": exact})
+
+    def _counted(self, strategy: Strategy, begun: Begun, length: int) -> float | None:
+        """Count the tokens per step of a few steps of one length; None: it does not fit the memory."""
+        if (engine := begun(strategy)) is None:
+            return None
+        most = COPY_STEPS if copies_of(strategy) else DRAFTER_STEPS
+        gained, spent = count(
+            engine, length, max(1, min(most, (engine.geometry.tokens - 1) // length))
+        )
+        return gained / spent
 
     def settle(
         self, found: Sequence[Estimate], asked: Strategy, batch: int, sampling: Sampling, again: int
@@ -373,24 +381,20 @@ class Auto:
         ``again``: how many later requests time it again.
         """
         plain = min(one.times[1] for one in found)
-        weighed = [one.weighed(plain) for one in found]
-        best = max(weighed, key=lambda one: one.promise(batch))
-        speedup, strategy = best.promise(batch), best.strategy
-        if speedup < ENOUGH:
-            speedup, strategy = 1.0, _plainly(asked)
+        timings = Timings(timed=tuple(one.weighed(plain) for one in found))
+        strategy, best = chosen(asked, timings, batch)
         self.keep(
             Choice(
                 key=self.key(asked, batch, sampling),
                 strategy=strategy,
-                speedup=speedup,
+                speedup=1.0 if best is None else best.promise(batch),
                 source="while generating",
-                evidence={"timed": [one.model_dump(mode="json") for one in weighed]},
+                evidence=timings.model_dump(mode="json", include={"timed"}),
                 again=again,
             )
         )
 
 
-def _plainly(strategy: Strategy) -> Strategy:
-    """Return plain decoding in a strategy's name: nothing is drafted, so that nothing is relaxed."""
-    update = {"drafts": NoTree(), "acceptance": Exact(), "tv_budget": None}
-    return strategy.model_copy(update=update)
+def exactly(strategy: Strategy) -> Strategy:
+    """Return the same drafts under the exact rule."""
+    return strategy.model_copy(update={"acceptance": Exact(), "tv_budget": None})

@@ -73,7 +73,10 @@ def guarded(command: Callable[[], object]) -> int:
             return code
     except Ended:
         return ENDED
-    except KeyboardInterrupt:
+    except (
+        KeyboardInterrupt,
+        typer.Abort,
+    ):  # older releases of typer raise the second for the first
         return INTERRUPTED
     except BrokenPipeError:  # whoever read the output has ended
         _drop_stdout()

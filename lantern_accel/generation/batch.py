@@ -88,7 +88,7 @@ class Failed(Generic[J]):
 
 
 class Phases:
-    """Seconds by phase, the device's pending work included; those of an inner phase are its own."""
+    """Seconds by phase, the device's pending work included; without those of inner phases."""
 
     def __init__(self, watch: Callable[[], Stopwatch]) -> None:
         self.seconds = dict.fromkeys(("text", "prefill", "decode", "pixels"), 0.0)
@@ -111,7 +111,7 @@ class Batch(Generic[J]):
     """Rows of one engine for images of one strategy, one set of sampling settings and one shape.
 
     The engines are used by one thread; nobody else may use them meanwhile, unless :meth:`set_aside` was
-    called. :attr:`observer` and ``step`` of :meth:`begin` are for measurements.
+    called.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class Batch(Generic[J]):
 
     @property
     def engine(self) -> Engine:
-        """The engine whose rows these are."""
+        """The engine that decodes the rows."""
         return self.ready.engine
 
     @property
@@ -449,7 +449,7 @@ def joined_batch(
 ) -> tuple[Decision, Batch[J]]:
     """Decide what ``images`` are decoded with, ``batch`` at once, and make rows that they join.
 
-    ``first``: of the first image, whose shape all have; ``size``: width and height that were asked for.
+    ``first``: of the first image; all have its shape. ``size``: the width and height of the request.
     """
 
     def rows(count: int) -> Rows:

@@ -38,7 +38,7 @@ class Like(Frozen):
 
         try:
             with Image.open(path, formats=["PNG"]) as picture:
-                text: dict[str, str] = picture.text  # type: ignore[attr-defined]
+                text: dict[str, str] = picture.text  # type: ignore[attr-defined]  # of PNGs alone
             said = {name: text[name] for name in cls.model_fields if name in text}
             decision = Decision.model_validate_json(said.pop("decision", ""))
             return cls.model_validate({**said, "path": path, "decision": decision})

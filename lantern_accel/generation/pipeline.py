@@ -473,10 +473,8 @@ class Pipeline:
         observer: Observer | None = None,
     ) -> tuple[Decoded, float]:
         """Decode one batch of prompts without pixels, as :meth:`decode_rows` does."""
-        made, seeds = (
-            partial(self._rows, prompts, sampling),
-            [(seed, i) for i, _ in enumerate(prompts)],
-        )
+        made = partial(self._rows, prompts, sampling)
+        seeds = [(seed, i) for i in range(len(prompts))]
         return self.decode_rows(made, strategy, sampling, seeds, step=step, observer=observer)
 
     @inferring

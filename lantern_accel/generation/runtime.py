@@ -76,7 +76,7 @@ class Runtime:
         """Decide what some images are decoded with, ``batch`` at once; None: as many as fit.
 
         ``shape``: of the images; ``rows``: what the first ones start from, by their number. ``joins``:
-        images join and leave the rows of one batch, so that it has no other rows and there is no rest.
+        images join and leave the rows of one batch, so that there is no second batch for the rest.
         """
         capacity, measured = self.engines.capacity, {}
         if asked.name == AUTO:  # before anything is timed

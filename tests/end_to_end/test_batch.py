@@ -66,7 +66,7 @@ def test_who_joins_a_running_batch_gets_the_image_of_his_own(pipeline, strategy,
         together.append(len({len(batch.so_far(one)) for one in batch.images}))
         return advance()
 
-    batch.advance = counted  # type: ignore[method-assign]
+    batch.advance = counted  # type: ignore[method-assign]  # counts this batch alone
     found = staggered(batch, join, jobs, every=1)
     assert max(together) > 1, "rows of different lengths never ran together"
     for number, (prompt, seed) in enumerate(jobs):

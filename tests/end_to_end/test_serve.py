@@ -16,7 +16,7 @@ pytest.importorskip("fastapi")
 
 from support.server import Held, Served, pixels, same, serving  # noqa: E402
 
-from lantern_accel.device.backend import MemoryUse  # noqa: E402
+from lantern_accel.device.backend import MemoryUse  # noqa: E402, after importorskip
 from lantern_accel.serving.studio import ServerSettings, usual_slots  # noqa: E402, after importorskip
 
 

@@ -13,6 +13,8 @@ from lantern_accel.families.llamagen.words import normalise
 #: Words that name a style or a place, or connect others in a prompt.
 GLUE = {"a", "an", "the", "of", "on", "in", "with", "and", "emoji", "icon", "picture", "style"}
 GLUE |= {"fluent", "noto", "twemoji", "openmoji", "flat", "3d", "modern"}
+#: Words of a prompt that are looked up: about as many as a model of this kind reads.
+MOST_WORDS = 16
 #: The sign that asks for the coloured form of an emoji; texts write it or leave it out.
 COLOURED = "\ufe0f"
 
@@ -47,7 +49,8 @@ class Taught:
         """Return words that no name has, each with at most three names near in meaning, else spelling."""
         if not self.names:
             return {}
-        words = dict.fromkeys(word for one in prompts for word in normalise(one).split())
+        read = (word for one in prompts for word in normalise(one).split()[:MOST_WORDS])
+        words = dict.fromkeys(read)
         return {word: self._near(word) for word in words if word not in self._words}
 
     def _near(self, word: str) -> list[str]:

@@ -60,6 +60,11 @@ def test_an_emoji_is_its_name(taught, prompt, spelled):
     assert taught.spelled(prompt).strip() == spelled
 
 
+def test_only_words_that_the_model_reads_are_looked_up(taught):
+    many = [f"zyzzyva{number}" for number in range(600)]
+    assert [*taught.unseen([" ".join(many)])] == many[:16]
+
+
 def test_a_model_without_lists_warns_of_nothing(tmp_path):
     taught = Taught(tmp_path)
     with warnings.catch_warnings():

@@ -218,7 +218,9 @@ def stack():
 
 
 def drawn(client, number: int, **more):
-    return client.images.generate(prompt=PROMPTS[number], extra_body={"seed": number}, **more)
+    # Drafts may complete the few tokens before the first look, so that there is no partial image.
+    own = {"seed": number} | ({"strategy": "vanilla"} if "stream" in more else {})
+    return client.images.generate(prompt=PROMPTS[number], extra_body=own, **more)
 
 
 def loads(log: Path) -> list[list[str]]:

@@ -2,34 +2,44 @@
 
 A table stands in its page between ``<!-- NAME -->`` and ``<!-- /NAME -->``. Each row is made from a file
 below ``profiles/`` or ``docs/evaluation/`` and listed in figures.json with that file, its commit and the
-command that measured it. A test makes the rows again and looks for each in its page. A machine, model,
-dtype and batch size have one row: the newest measurement.
+command that measured it. A test makes the rows again and looks for each in its page.
+
+What ``python tools/publish.py`` measured is in ``profiles/published``, a file a machine; the chart
+docs/speed.png is drawn from the newest. A row says "older code" where kernels have changed since.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import re
 import runpy
 import statistics
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lantern_accel_profiles.evaluation.schema import Evaluation
 from lantern_accel_profiles.measure.reading import read_run
+from lantern_accel_profiles.report.names import short_device
 from lantern_accel_profiles.report.table import plain_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs" / "figures.json"
+PUBLISHED, CHART = ROOT / "profiles" / "published", ROOT / "docs" / "speed.png"
+#: Where code is that decides speed: rows are marked that were measured before it changed.
+KERNELS = ("backends/lantern_accel_cpu/native", "lantern_accel/decoding")
+#: Kinds of prompts that are published: composed ones, and a draw from the training list.
+KINDS = ("composed", "training list")
+PUBLISH = "python tools/publish.py"
 README, BENCHMARKS, QUANTIZATION = "README.md", "docs/benchmarks.md", "docs/quantization.md"
 SERVING, BACKENDS, EVALUATION = "docs/serving.md", "docs/backends.md", "docs/evaluation.md"
 NOTES = "dev/measurements.md"
 #: Where tools are that settled their question and have been removed.
 GONE = "git show 8c0ad61:tools/"
-RACE, STEPS = "python tools/race_auto.py", "lantern-accel stepcost"
+RACE, STEPS = "git show cccd230a:tools/race_auto.py", "lantern-accel stepcost"
 #: The days of the commits that were measured.
 DAYS = {
     "00ef6c56": "2026-11-22", "3a313aa9": "2026-11-23", "dad89361": "2026-11-23",
@@ -38,47 +48,44 @@ DAYS = {
     "a2c8f44f": "2026-11-25", "547adf8f": "2026-11-26", "803d0de1": "2026-11-26",
     "addb6cb2": "2026-11-26", "dd79a7f0": "2026-11-27", "55a880d9": "2026-11-27",
 }  # fmt: skip
-BUNDLED, B, XL = "bundled", "LlamaGen-B, 256 px", "LlamaGen-XL, 384 px"
-#: Races of `auto` by machine: file below profiles/auto, model, dtype, prompts.
-RACES = {
-    "zen5": (
-        ("epyc-composed-batch1", BUNDLED, "bfloat16", "24 composed"),
-        ("epyc-float32-batch1", BUNDLED, "float32", "12 random"),
-        ("epyc-batch4", BUNDLED, "bfloat16", "12 random"),
-        ("epyc-float32-batch4", BUNDLED, "float32", "6 random"),
-        ("epyc-batch16", BUNDLED, "bfloat16", "6 random"),
-        ("epyc-batch32", BUNDLED, "bfloat16", "4 random"),
-        ("epyc-llamagen-b-256", B, "bfloat16", "8 random"),
-        ("epyc-llamagen-xl-384", XL, "bfloat16", "8 random"),
-    ),
-    "xeon": (
-        ("xeon-prompts", BUNDLED, "bfloat16", "12 random"),
-        ("xeon-batch4", BUNDLED, "bfloat16", "4 random"),
-        ("xeon-llamagen-b-256", B, "bfloat16", "4 random"),
-    ),
-    "zen3": (
-        ("zen3-prompts-draw-6173", BUNDLED, "bfloat16", "12 random"),
-        ("zen3-llamagen-b-256-draw-6173", B, "bfloat16", "8 random"),
-        ("zen3-llamagen-xl-384-draw-6173", XL, "bfloat16", "3 random"),
-    ),
-}  # fmt: skip
-#: Races with other prompts or of older commits, and of named strategies.
-OTHER_RACES = (
+#: Older races of `auto`: file below profiles/auto, label. Each has prompts of its own.
+RACES = (
+    ("epyc-composed-batch1", "Zen 5, bundled, 24 composed"),
     ("epyc-batch1", "Zen 5, bundled, 24 random"),
+    ("epyc-float32-batch1", "Zen 5, bundled, float32, 12 random"),
+    ("epyc-batch4", "Zen 5, bundled, batch 4, 12 random"),
+    ("epyc-float32-batch4", "Zen 5, bundled, float32, batch 4, 6 random"),
+    ("epyc-batch16", "Zen 5, bundled, batch 16, 6 random"),
+    ("epyc-batch32", "Zen 5, bundled, batch 32, 4 random"),
+    ("epyc-llamagen-b-256", "Zen 5, LlamaGen-B, 8 random"),
+    ("epyc-llamagen-xl-384", "Zen 5, LlamaGen-XL, 8 random"),
     ("epyc-couplings", "Zen 5, bundled, 24 composed, before the draft head"),
     ("epyc-lantern", "Zen 5, bundled, 12 random, before the draft head"),
+    ("xeon-prompts", "Xeon, bundled, 12 random"),
+    ("xeon-batch4", "Xeon, bundled, batch 4, 4 random"),
+    ("xeon-llamagen-b-256", "Xeon, LlamaGen-B, 4 random"),
     ("zen3-composed-batch1", "Zen 3, bundled, 24 composed"),
+    ("zen3-prompts-draw-6173", "Zen 3, bundled, 12 random, draw 6173"),
     ("zen3-prompts-lantern", "Zen 3, bundled, 12 random"),
+    ("zen3-llamagen-b-256-draw-6173", "Zen 3, LlamaGen-B, 8 random, draw 6173"),
     ("zen3-llamagen-b-256", "Zen 3, LlamaGen-B, 8 random, draw 2511"),
+    ("zen3-llamagen-xl-384-draw-6173", "Zen 3, LlamaGen-XL, 3 random, draw 6173"),
     ("zen3-llamagen-xl-384", "Zen 3, LlamaGen-XL, 3 random, draw 2511"),
 )
-#: Rows of the README: machine and race.
+#: Of these, what the README shows: races of the composed prompts that are published.
 MACHINES = (
-    ("AMD EPYC, Zen 5 (AVX-512)", "epyc-composed-batch1"),
-    ("Intel Xeon (AMX)", "xeon-prompts"),
-    ("AMD EPYC, Zen 3 (AVX2)", "zen3-prompts-draw-6173"),
-    ("AMD EPYC, Zen 5 (AVX-512)", "epyc-batch4"),
+    ("epyc-composed-batch1", "AMD EPYC, Zen 5 (AVX-512)"),
+    ("zen3-composed-batch1", "AMD EPYC, Zen 3 (AVX2)"),
 )
+#: What is timed beside this package, as the pages name it.
+PROGRAMS = {
+    "official": "official sampler",
+    "transformers": "transformers' `generate`",
+    "ours": "plain decoding here",
+}
+SIZES_NAMED = {
+    "bundled": "bundled size", "B": "LlamaGen-B", "b": "LlamaGen-B", "xl": "LlamaGen-XL",
+}  # fmt: skip
 #: Runs of stepcost: file below profiles/stepcost, machine, model.
 SIZES = (
     ("epyc-janus-pro-7b", "Zen 5", "Janus-Pro 7B"),
@@ -110,12 +117,16 @@ COUPLED = {
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: what it is, its cells, and where they come from."""
+    """One row of a table: what it is, its cells, and where they come from.
+
+    ``prompts``: what the columns of figures were measured on, in the table's order; "" is not measured.
+    """
 
     name: str
     cells: str
     data: str
     command: str
+    prompts: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -133,6 +144,8 @@ class Table:
 
     def markdown(self) -> str:
         """Return the table's lines."""
+        if not self.rows:
+            return f"Not measured yet: `{PUBLISH}`."
         rule = "|---" * (self.head.count("|") + 1) + "|"
         return "\n".join([f"| {self.head} |", rule, *(row.text for row in self.rows)])
 
@@ -140,16 +153,38 @@ class Table:
 def tables() -> dict[str, Table]:
     """Return every table by its name, as the pages mark it."""
     ratio = "speed-up, median | by prompt | tokens per step"
-    race = f"model | dtype | batch size | prompts | {ratio} | day, commit"
-    one = f"machine | batch size | {ratio}"
+    one = " | ".join(f"{kind}: s per image, plain | `auto` | speed-up" for kind in KINDS)
+    raced = "s per image | speed-up, median | by prompt | run 1, run 2 | tokens per step"
     bench = (
         "strategy | batch size | tokens/s | speed-up | interval | tokens per step | TV per token"
     )
     found: dict[str, tuple[str, str, Iterable[Row]]] = {
-        "machines": (README, one, _machines()),
-        **{machine: (BENCHMARKS, race, _races(rows)) for machine, rows in RACES.items()},
-        "strategies": (BENCHMARKS, bench, _strategies()),
-        "float32": (BENCHMARKS, "strategy | time, float32 over bfloat16", _float32()),
+        "machines": (README, f"machine | batch size | {one} | day, commit", _machines()),
+        **{
+            kind.split()[0]: (
+                BENCHMARKS,
+                f"machine | strategy | batch size | {raced} | TV per token | day, commit",
+                _raced("bundled", (kind,)),
+            )
+            for kind in KINDS
+        },
+        "sized": (
+            BENCHMARKS,
+            f"machine | strategy | acceptance | batch size | {raced} | day, commit",
+            _raced("sized", KINDS),
+        ),
+        "beside": (
+            BENCHMARKS,
+            "machine | size | program | s per image | over plain decoding here | day, commit",
+            _beside(),
+        ),
+        "passes": (
+            BENCHMARKS,
+            "machine | size | program, weights | 1 row | 2 | 4 | 8 | 16 | 32 | day, commit",
+            _passes(),
+        ),
+        "strategies": (BENCHMARKS, f"{bench} | day, commit", _strategies()),
+        "float32": (BENCHMARKS, "strategy | time, float32 over bfloat16 | day, commit", _float32()),
         "sizes": (
             BENCHMARKS, "machine | model | plain step | 8 nodes over plain | day, commit", _sizes()
         ),
@@ -203,14 +238,30 @@ def _read(data: str) -> Any:
 @functools.cache
 def _commit(data: str) -> str | None:
     """Return the first digits of the commit that was measured; None: the file does not say."""
-    environment = _read(data).get("environment", {})
+    found = _read(data)
+    environment = found.get("environment", {})
     commit = environment.get("commit") if isinstance(environment, dict) else None
+    commit = found.get("commit", commit)
     return str(commit)[:8] if commit else None
 
 
+@functools.cache
+def kernels() -> str:
+    """Return a digest of the code that decides speed."""
+    found = hashlib.sha256()
+    for path in sorted(path for folder in KERNELS for path in (ROOT / folder).rglob("*.[pch]*")):
+        if path.is_file() and "build-" not in str(path) and "__pycache__" not in path.parts:
+            found.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
 def _when(data: str) -> str:
-    commit = _commit(data)
-    return f"{DAYS[commit]}, {commit}" if commit else "not recorded"
+    """Return the day and commit of a measurement, and whether kernels have changed since."""
+    commit, found = _commit(data), _read(data)
+    if commit is None:
+        return "not recorded"
+    age = "" if found.get("kernels") == kernels() else ", older code"
+    return f"{found.get('date') or DAYS[commit]}, {commit}{age}"
 
 
 def _ratio(found: Any) -> str:
@@ -218,26 +269,160 @@ def _ratio(found: Any) -> str:
     return f"{found['median']:.2f}x | {low:.2f}x to {high:.2f}x | {tokens:.2f}"
 
 
+def published() -> list[tuple[str, dict[str, Any]]]:
+    """Return the files of machines that publish.py wrote, and what they hold, by their names."""
+    files = sorted(PUBLISHED.glob("*.json"))
+    return [(path.relative_to(ROOT).as_posix(), _read(str(path))) for path in files]
+
+
+def machine_of(found: dict[str, Any]) -> str:
+    """Return a machine's name, its kernels and its cores."""
+    facts = found["environment"]["device"]
+    name, design = short_device(facts["name"]), facts.get("generation")
+    notes = [note.split(": ") for note in facts["notes"]]
+    kinds = [note[1].split(",")[0].upper() for note in notes if note[0] == "native kernels"]
+    words = ", ".join([*([design] if design else []), *kinds])
+    return f"{name} ({words}), {facts['cores']} {'virtual ' * bool(facts['virtual'])}cores"
+
+
+def prompt_set(prompts: Iterable[str]) -> str:
+    """Return a name of a set of prompts: equal for equal ones."""
+    return hashlib.sha256("\n".join(sorted({*prompts})).encode()).hexdigest()[:12]
+
+
+@dataclass
+class Raced:
+    """A strategy against plain decoding: figures of prompts, over all runs."""
+
+    prompts: str
+    runs: dict[int, list[float]] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+    tokens: list[float] = field(default_factory=list)
+    lost: list[float] = field(default_factory=list)
+
+    @property
+    def by_prompt(self) -> list[float]:
+        return [statistics.median(each) for each in self.ratios.values()]
+
+    @property
+    def ratio(self) -> str:
+        return f"{statistics.median(self.by_prompt):.2f}x"
+
+    @property
+    def image(self) -> str:
+        return f"{statistics.median(self.seconds):.3g} s"
+
+    @property
+    def cells(self) -> str:
+        least, most = min(self.by_prompt), max(self.by_prompt)
+        runs = ", ".join(f"{statistics.median(one):.2f}x" for _, one in sorted(self.runs.items()))
+        tokens = statistics.mean(self.tokens)
+        return f"{self.image} | {self.ratio} | {least:.2f}x to {most:.2f}x | {runs} | {tokens:.2f}"
+
+
+def raced(
+    found: dict[str, Any], part: str, cell: tuple[str, bool, int], kinds: Iterable[str]
+) -> Raced:
+    """Return a strategy's figures against plain decoding in the same run, prompt and seed."""
+    asked = {prompt for kind in kinds for prompt in found["prompts"][kind]}
+    rows = [r for r in found["rows"] if r["part"] == part and r["prompt"] in asked]
+    plain = {
+        (r["run"], r["batch"], r["prompt"]): r["seconds"]
+        for r in rows
+        if r["strategy"] == "vanilla"
+    }
+    made = Raced(prompt_set(r["prompt"] for r in rows))
+    for row in rows:
+        if (row["strategy"], row["head"], row["batch"]) == cell:
+            base = plain[row["run"], cell[2], row["prompt"]]
+            ratios = [a / b for a, b in zip(base, row["seconds"], strict=True)]
+            made.ratios.setdefault(row["prompt"], []).extend(ratios)
+            made.runs.setdefault(row["run"], []).append(statistics.median(ratios))
+            made.seconds.append(statistics.median(row["seconds"]))
+            made.tokens.extend(row["tokens_per_step"])
+            made.lost.extend(row["lost"])
+    return made
+
+
+def _cells(found: dict[str, Any], part: str) -> list[tuple[str, bool, int]]:
+    rows = (row for row in found["rows"] if row["part"] == part)
+    return list(dict.fromkeys((row["strategy"], row["head"], row["batch"]) for row in rows))
+
+
 def _machines() -> Iterator[Row]:
-    for machine, name in MACHINES:
+    for data, found in published():
+        for batch in sorted({batch for _, _, batch in _cells(found, "bundled")}):
+            cells, prompts = [machine_of(found), str(batch)], []
+            for kind in KINDS:
+                plain, auto = (
+                    raced(found, "bundled", (name, True, batch), (kind,))
+                    for name in ("vanilla", "auto")
+                )
+                cells += [plain.image, auto.image, auto.ratio]
+                prompts.append(auto.prompts)
+            cells.append(_when(data))
+            yield Row(f"{data}, {batch}", " | ".join(cells), data, PUBLISH, tuple(prompts))
+    for name, machine in MACHINES:
         data = f"profiles/auto/{name}.json"
-        ((batch, found),) = _read(data)["batches"].items()
-        yield Row(name, f"{machine} | {batch} | {_ratio(found['summary']['auto'])}", data, RACE)
+        one = _read(data)["batches"]["1"]
+        cells = [machine, "1", "-", "-", f"{one['summary']['auto']['median']:.2f}x", "-", "-", "-"]
+        asked = prompt_set(row["prompt"] for row in one["rows"])
+        yield Row(name, " | ".join([*cells, _when(data)]), data, RACE, (asked, ""))
 
 
-def _races(rows: Iterable[tuple[str, str, str, str]]) -> Iterator[Row]:
-    for name, model, dtype, prompts in rows:
-        data = f"profiles/auto/{name}.json"
-        ((batch, found),) = _read(data)["batches"].items()
-        cells = f"{model} | {dtype} | {batch} | {prompts} | {_ratio(found['summary']['auto'])}"
-        yield Row(name, f"{cells} | {_when(data)}", data, RACE)
+def _raced(part: str, kinds: tuple[str, ...]) -> Iterator[Row]:
+    for data, found in published():
+        for cell in _cells(found, part):
+            name, head, batch = cell
+            one = raced(found, part, cell, kinds)
+            label = f"`{name}`"
+            if part == "sized":
+                drafts = f"replayed, with{'' if head else 'out'} draft head"
+                label += f" | {drafts if name != 'vanilla' else 'none'}"
+            elif not head:
+                label += ", no draft head"
+            cells = f"{machine_of(found)} | {label} | {batch} | {one.cells}"
+            cells += f" | {statistics.mean(one.lost):.3f}" * (part == "bundled")
+            named = f"{data}, {label}, batch {batch}"
+            yield Row(named, f"{cells} | {_when(data)}", data, PUBLISH, (one.prompts,))
+
+
+def beside(found: dict[str, Any]) -> dict[tuple[str, str], float]:
+    """Return median seconds an image by size and program."""
+    times: dict[tuple[str, str], list[float]] = {}
+    for row in found["rows"]:
+        if row["part"].startswith("beside"):
+            times.setdefault((row["model"], row["program"]), []).extend(row["seconds"])
+    return {key: statistics.median(each) for key, each in times.items()}
+
+
+def _beside() -> Iterator[Row]:
+    for data, found in published():
+        for (size, program), seconds in (times := beside(found)).items():
+            ratio = f"{seconds / times[size, 'ours']:.1f}x"
+            cells = f"{machine_of(found)} | {SIZES_NAMED[size]} | {PROGRAMS[program]}"
+            cells += f" | {seconds:.3g} s | {ratio} | {_when(data)}"
+            yield Row(f"{data}, {size}, {program}", cells, data, PUBLISH)
+
+
+def _passes() -> Iterator[Row]:
+    for data, found in published():
+        for row in found["rows"]:
+            if row["part"].startswith("passes"):
+                label = f"{row['program']}, {row['weights'].replace('full', 'bfloat16')}"
+                ms = " | ".join(f"{one:.3g} ms" for one in row["ms"].values())
+                cells = f"{machine_of(found)} | {SIZES_NAMED[row['model']]} | {label} | {ms}"
+                named = f"{data}, {row['model']}, {label}"
+                yield Row(named, f"{cells} | {_when(data)}", data, PUBLISH)
 
 
 def _others() -> Iterator[Row]:
-    for name, label in OTHER_RACES:
+    for name, label in RACES:
         data = f"profiles/auto/{name}.json"
-        for strategy, found in _read(data)["batches"]["1"]["summary"].items():
-            cells = f"{label} | `{strategy}` | {_ratio(found)} | {_when(data)}"
+        ((_, found),) = _read(data)["batches"].items()
+        for strategy, figures in found["summary"].items():
+            cells = f"{label} | `{strategy}` | {_ratio(figures)} | {_when(data)}"
             yield Row(f"{name}, {strategy}", cells, data, RACE)
 
 
@@ -254,7 +439,9 @@ def _strategies() -> Iterator[Row]:
             cells += f"{row['speedup'] or 1:.2f}x | {low:.2f}x to {high:.2f}x | "
             cells += f"{row['step_compression']:.2f}"
             moved = row["total_variation_per_token"] or 0.0
-            yield Row(f"{strategy}, batch {batch}", f"{cells} | {moved:.3f}", data, run.command)
+            cells += f" | {moved:.3f} | {_when(data)}"
+            asked = (run.settings.prompts.sha256,)
+            yield Row(f"{strategy}, batch {batch}", cells, data, run.command, asked)
 
 
 def _float32() -> Iterator[Row]:
@@ -266,7 +453,7 @@ def _float32() -> Iterator[Row]:
     for strategy, rate in rates.items():
         ratio = f"{rate['bfloat16'] / rate['float32']:.2f}x"
         command = "lantern-accel bench --batch 1 --repeats 4 --dtype float32 --strategy eagle"
-        yield Row(strategy, f"`{strategy}` | {ratio}", data, command)
+        yield Row(strategy, f"`{strategy}` | {ratio} | {_when(data)}", data, command)
 
 
 def _step(found: Any) -> tuple[float, float]:
@@ -396,12 +583,62 @@ def _busy() -> Iterator[Row]:
         yield Row(name, cells, data, GONE + "busy_machine.py")
 
 
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Draw the seconds of an image by program, for the bundled size and LlamaGen-B's."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    times = beside(found)
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 2.6), layout="constrained")
+    for axis, (size, part, title) in zip(
+        axes,
+        (
+            ("bundled", "bundled", "bundled model"),
+            ("B", "sized", "LlamaGen-B, acceptance replayed"),
+        ),
+        strict=True,
+    ):
+        bars = {
+            PROGRAMS[name].replace("`", ""): times[size, name]
+            for name in ("official", "transformers")
+            if (size, name) in times
+        }
+        for name, label in (("vanilla", "plain decoding here"), ("auto", "auto here")):
+            seconds = raced(found, part, (name, True, 1), KINDS).seconds
+            bars[label] = statistics.median(seconds)
+        colours = ["#9aa5b1"] * (len(bars) - 2) + ["#4c78a8", "#e4572e"]
+        drawn = axis.barh(list(bars), list(bars.values()), color=colours)
+        axis.bar_label(drawn, fmt="%.2f s", padding=3)
+        axis.invert_yaxis()
+        axis.margins(x=0.18)
+        axis.set_title(title, fontsize=10)
+        axis.spines[["top", "right"]].set_visible(False)
+    commit, day = found["commit"][:8], found["date"]
+    figure.supxlabel(
+        f"seconds per image, batch 1 ({machine_of(found)}; {day}, commit {commit})", fontsize=8
+    )
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def chart() -> str:
+    """Return the README's line with the chart; "" where no machine is published."""
+    if not published():
+        return ""
+    return f"![Seconds per image by program](docs/{CHART.name})\n"
+
+
 def rewritten(page: str, text: str) -> str:
     """Return a page with its marked tables as the data have them."""
     for name, made in tables().items():
         if made.page == page and made.head:
             marks = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.S)
             text = marks.sub(lambda m, made=made: f"{m[1]}{made.markdown()}\n{m[2]}", text)  # type: ignore[misc]  # mypy knows no default of a lambda's argument
+    if page == README:
+        marks = re.compile("(<!-- chart -->\n).*?(<!-- /chart -->)", re.S)
+        text = marks.sub(lambda m: f"{m[1]}{chart()}{m[2]}", text)
     return text
 
 
@@ -409,4 +646,6 @@ if __name__ == "__main__":
     for of in sorted({made.page for made in tables().values()}):
         if (path := ROOT / of).is_file():
             path.write_text(rewritten(of, path.read_text(encoding="utf-8")), encoding="utf-8")
+    if machines := published():
+        draw(max((found for _, found in machines), key=lambda one: str(one["date"])), CHART)
     OUT.write_text(json.dumps({"figures": figures()}, indent=1) + "\n", encoding="utf-8")

@@ -22,11 +22,7 @@ accel bench --batch 1,4,16 --repeats 4 --strategy eagle,scd -o "$bench-batches.j
 accel bench --batch 1 --repeats 4 --dtype float32 --strategy eagle -o "$bench-float32.json"
 accel bench --batch 1 --repeats 4 --dtype bfloat16 --strategy eagle -o "$bench-bfloat16.json"
 
-composed="--file tools/lantern-emoji/composed.txt" drawn="--file tools/lantern-emoji/prompts.txt --draw 2511"
-# shellcheck disable=SC2086
-"$PYTHON" tools/race_auto.py $composed --prompts 24 --strategy auto@maximal -o "profiles/auto/$MACHINE-composed-batch1.json"
-# shellcheck disable=SC2086
-"$PYTHON" tools/race_auto.py $drawn --prompts 24 -o "profiles/auto/$MACHINE-batch1.json"
+"$PYTHON" tools/publish.py
 
 accel tune --dtype float32 --batch 1 -o tune.json
 "$PYTHON" tools/ship_worth.py tune.json profiles/choices/lantern-emoji.json

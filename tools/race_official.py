@@ -1,13 +1,15 @@
-"""Race the official LlamaGen sampler against ours on the same random weights.
+"""Race the official LlamaGen sampler, and transformers' loop, against ours on random weights.
 
 ``python tools/race_official.py CLONE --size B --pixels 256 --device cpu --dtype bfloat16 -o race.json``
 with a clone of FoundationVision/LlamaGen. Nothing of it is copied: it is imported from the clone. The
 size ``bundled`` has the width, depth and codes of ``lantern-emoji``, and classes in place of captions.
 
 Runners: ``official`` is ``generate`` as its sampling script calls it; ``gpt-fast`` compiles the official
-``decode_one_token`` whole, sampling included, as gpt-fast does; ``ours`` is the strategy vanilla,
-captured where the device captures. ``gpt-fast`` keeps the official caches between calls, which the
-official code makes anew each time: this favours it, since new caches would be compiled for again.
+``decode_one_token`` whole, sampling included, as gpt-fast does; ``transformers`` is ``generate`` of a
+LlamaForCausalLM of the same sizes, with a static cache and guidance's rows, which are not combined;
+``ours`` is the strategy vanilla, captured where the device captures. The last two need no clone.
+``gpt-fast`` keeps the official caches between calls, which the official code makes anew each time: this
+favours it, since new caches would be compiled for again.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ RUNNERS = {
     "official": "eager, caches made anew each call",
     "gpt-fast": "torch.compile(decode_one_token, mode=reduce-overhead, fullgraph=True), caches kept",
     "ours": "vanilla",
+    "transformers": "generate of LlamaForCausalLM, static cache; guided rows are not combined",
 }
 #: Greedy tokens that are compared before the race.
 GREEDY = 32
@@ -92,24 +95,69 @@ def official_model(gpt: Any, size: str, pixels: int, seed: int) -> Any:
     return model.eval()
 
 
-def our_target(official: Any, size: str, pixels: int, backend: Backend) -> LlamaGenGPT:
-    """Build our target on the weights of the official model, in their dtype."""
-    weight = official.output.weight
+def our_target(
+    official: Any, size: str, pixels: int, backend: Backend, dtype: torch.dtype
+) -> LlamaGenGPT:
+    """Build our target on the weights of the official model, or on random ones."""
     target = LlamaGenGPT(config_of(size, pixels), ops=backend)
     tables = target.rope_cos, target.rope_sin
-    held = HeldFile(Path("the official model"), official.state_dict())
-    fill(
-        target,
-        Checkpoint(held.path, [held]),
-        recipes_of(renamed(held.tensors, LLAMA)),
-        dtype=weight.dtype,
-        device=backend.device,
-        what=held.path.name,
-    )
+    if official is None:
+        with torch.no_grad():
+            for weight in target.parameters():
+                weight.normal_(std=0.02)
+        target.to(backend.device, dtype)
+    else:
+        held = HeldFile(Path("the official model"), official.state_dict())
+        fill(
+            target,
+            Checkpoint(held.path, [held]),
+            recipes_of(renamed(held.tensors, LLAMA)),
+            dtype=dtype,
+            device=backend.device,
+            what=held.path.name,
+        )
     target.eval().requires_grad_(False)
     target.rope_cos, target.rope_sin = (table.to(backend.device) for table in tables)
     pack(target, backend)
     return target
+
+
+def transformers_loop(
+    given: argparse.Namespace, backend: Backend, dtype: torch.dtype
+) -> Callable[[], torch.Tensor]:
+    """Return transformers' loop on random weights of the size, with as many rows as guidance has."""
+    import transformers
+
+    sizes = config_of(given.size, given.pixels)
+    config = transformers.LlamaConfig(
+        hidden_size=sizes.dim,
+        intermediate_size=sizes.hidden_dim,
+        num_hidden_layers=sizes.n_layer,
+        num_attention_heads=sizes.n_head,
+        num_key_value_heads=sizes.n_head,
+        vocab_size=sizes.vocab_size,
+        max_position_embeddings=sizes.num_tokens + 1,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    torch.manual_seed(given.seed)
+    model: Any = transformers.LlamaForCausalLM(config).eval().to(backend.device, dtype)
+    rows = given.batch * (2 if given.cfg > 1 else 1)
+    start = torch.ones(rows, 1, dtype=torch.long, device=backend.device)
+    settings = {"do_sample": True, "top_k": given.top_k, "cache_implementation": "static"}
+    count = sizes.num_tokens
+
+    @torch.inference_mode()
+    def generate() -> torch.Tensor:
+        mask = torch.ones_like(start)
+        made = model.generate(
+            start, attention_mask=mask, min_new_tokens=count, max_new_tokens=count, **settings
+        )
+        tokens: torch.Tensor = made[: given.batch, 1:]
+        return tokens
+
+    return generate
 
 
 def sibling(model: Any) -> Any:
@@ -169,7 +217,7 @@ def same_tokens(
 
 def run(given: argparse.Namespace) -> Race:
     """Build both, check that they are one model, race them."""
-    gpt, sampler = _modules(Path(given.clone))
+    gpt, sampler = _modules(Path(given.clone)) if given.clone else (None, None)
     options: dict[str, Any] = dict(pair.split("=", 1) for pair in given.option)
     with open_backend(given.device, options) as backend, warnings.catch_warnings():
         # The official code asks for attention's backends by a name that torch wants replaced.
@@ -193,9 +241,8 @@ def run(given: argparse.Namespace) -> Race:
         report = resume(given.output, report, lambda stored: stored.settings, "race_official.py")
         known = {runner.name for runner in report.runners}
         report.runners += [Runner(name=n, note=RUNNERS[n]) for n in given.runner if n not in known]
-        base = official_model(gpt, given.size, given.pixels, given.seed).to(dtype)
-        target = our_target(base, given.size, given.pixels, backend)
-        base.to(backend.device)
+        base = gpt and official_model(gpt, given.size, given.pixels, given.seed).to(dtype)
+        target = our_target(base, given.size, given.pixels, backend, dtype)
         classes = torch.tensor([CLASSES[i % len(CLASSES)] for i in range(given.batch)])
         classes = classes.to(backend.device)
 
@@ -221,10 +268,12 @@ def run(given: argparse.Namespace) -> Race:
 
             return generate
 
-        say("greedy tokens of both, compared", to_stderr=True, style="dim")
-        greedy = ours(sampling.model_copy(update={"temperature": 0.0, "top_k": 0}))
-        report.checks = same_tokens(official(base, greedy=True), greedy, GREEDY, dtype)
-        del greedy
+        if base is not None:
+            base.to(backend.device)
+            say("greedy tokens of both, compared", to_stderr=True, style="dim")
+            greedy = ours(sampling.model_copy(update={"temperature": 0.0, "top_k": 0}))
+            report.checks = same_tokens(official(base, greedy=True), greedy, GREEDY, dtype)
+            del greedy
         torch.set_float32_matmul_precision("high")  # as the official script has it
         racers: dict[str, Callable[[], torch.Tensor]] = {}
         for name in given.runner:
@@ -234,6 +283,8 @@ def run(given: argparse.Namespace) -> Race:
                 model = sibling(base)
                 keep_caches(model)
                 racers[name] = _gpt_fast(sampler, official(model))
+            elif name == "transformers":
+                racers[name] = transformers_loop(given, backend, dtype)
             else:
                 racers[name] = ours(sampling)
         return race(
@@ -273,7 +324,7 @@ def _gpt_fast(sampler: Any, generate: Callable[[], torch.Tensor]) -> Callable[[]
 def main(arguments: list[str] | None = None) -> int:
     """Read the command line, race, print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("clone", help="folder of a clone of FoundationVision/LlamaGen")
+    parser.add_argument("clone", nargs="?", help="folder of a clone of FoundationVision/LlamaGen")
     parser.add_argument("--size", default="B", choices=["bundled", "B", "L", "XL", "XXL", "3B"])
     parser.add_argument("--pixels", type=int, default=256, choices=[256, 384, 512])
     parser.add_argument("--device", default="auto")
@@ -297,6 +348,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, default=None, help="JSON; a race goes on")
     given = parser.parse_args(arguments)
     given.runner = given.runner or ["official", "ours"]
+    if given.clone is None and {"official", "gpt-fast"} & {*given.runner}:
+        parser.error("official code needs CLONE; without, give --runner transformers --runner ours")
     try:
         report = run(given)
     except LanternError as error:

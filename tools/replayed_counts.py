@@ -25,7 +25,7 @@ Steps = list[tuple[int, int]]
 def source_of(tree: Any) -> str:
     """Name where drafts come from; raises RequestError for a source that is not recorded."""
     if isinstance(tree, Window):
-        return "window"
+        return "window" if tree.fresh != "head" else "window by a draft head"
     if isinstance(tree, SelfDrafts):
         own = f", {tree.passes} passes of windows of {tree.window}" if tree.window else ""
         return f"copy in {tree.weights}, {tree.length} drafts{own}"
@@ -72,18 +72,20 @@ class Recorder:
         self.pipeline, self.prompts, self.batch, self.seeds = pipeline, prompts, batch, seeds
         self.say = say
         self.counts = Counts(pipeline.model.manifest.target.num_tokens)
-        self._done: set[str] = set()
+        self._done: set[tuple[str, int]] = set()
 
     def record(self, tree: Window | SelfDrafts) -> None:
         """Count what steps of a tree's lengths bring, once."""
         name = source_of(tree)
-        if name in self._done:
+        lengths = [one.length for one in tree.draft_lengths if one.length > 1]
+        lengths = [length for length in lengths if (name, length) not in self._done]
+        if not lengths:
             return
-        self._done.add(name)
+        self._done.update((name, length) for length in lengths)
         strategy = Strategy(name="recorded", drafts=tree)
         for number in range(len(self.prompts)):
             for seed in self.seeds:
-                for length in (one.length for one in tree.draft_lengths if one.length > 1):
+                for length in lengths:
                     self.counts.steps[name, length, number, seed] = self._steps(
                         strategy, number, seed, length
                     )

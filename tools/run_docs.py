@@ -54,7 +54,7 @@ LEFT_OUT = {
     r"^lantern-accel tune": "takes minutes; tests/end_to_end/test_tune.py",
     r"kills|mutants\.py": "takes an hour or the whole machine",
     r"tests/fuzz": "tests/fuzz/test_fuzz.py tries some inputs",
-    r"race_auto": "measures, for which the machine must be idle",
+    r"race_llama|publish": "measures, for which the machine must be idle",
 }  # fmt: skip
 #: What is run with smaller settings: where, and what takes which place ("": it is added).
 SMALLER = (

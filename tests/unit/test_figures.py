@@ -20,6 +20,8 @@ SPEED = re.compile(
     r"|\d[\d,]*(?:x| tokens/s| images/s))(?!\w)"
 )
 
+AGE = re.compile(r"\| \d{4}-\d\d-\d\d, [0-9a-f]{8}(, older code)? \|$")
+
 
 def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
@@ -69,16 +71,86 @@ def test_marked_tables_have_the_rows_of_the_data_and_no_others(tool: Any) -> Non
         assert tool.rewritten(page, text) == text, f"{page}: run python tools/figures.py"
 
 
-def test_no_machine_and_model_has_two_figures(tool: Any) -> None:
-    for machine, rows in tool.RACES.items():
-        batches = [
-            next(iter(json.loads((ROOT / f"profiles/auto/{file}.json").read_bytes())["batches"]))
-            for file, *_ in rows
-        ]
-        keys = [
-            (model, dtype, batch) for (_, model, dtype, _), batch in zip(rows, batches, strict=True)
-        ]
-        assert len(set(keys)) == len(keys), machine
+def mixed(made: Any) -> bool:
+    """Whether a column of a table holds figures of two sets of prompts."""
+    columns = zip(*(row.prompts for row in made.rows), strict=True)
+    return any(len({one for one in column if one}) > 1 for column in columns)
+
+
+def ageless(made: Any) -> list[str]:
+    """List rows that lack a day and commit in a column of that name."""
+    aged = made.head.endswith("day, commit")
+    return [row.text for row in made.rows if not (aged and AGE.search(row.text))]
+
+
+def test_no_table_mixes_prompts_or_leaves_out_an_age(tool: Any) -> None:
+    pages = {tool.README, tool.BENCHMARKS}
+    for name_of, made in tool.tables().items():
+        if made.page in pages:
+            assert not mixed(made), name_of
+            assert not ageless(made), name_of
+    rows = [tool.Row(one, "a | 2026-11-29, 0123abcd", "", "", (one, "")) for one in "ab"]
+    assert mixed(tool.Table("", "", tuple(rows))), "another set of prompts is seen"
+    assert ageless(tool.Table("", "x | day, commit", (tool.Row("", "a | b", "", ""),)))
+    assert ageless(tool.Table("", "x | y", tuple(rows[:1])))
+
+
+def machine(tool: Any, **changes: Any) -> dict[str, Any]:
+    """Return what publish.py writes: two runs in which auto is twice and four times as fast."""
+    asked = {kind: [f"{kind} {n}" for n in range(2)] for kind in tool.KINDS}
+    facts = {
+        "name": "Some Processor",
+        "cores": 2,
+        "virtual": True,
+        "notes": ["native kernels: x: y"],
+    }
+    lines = [
+        {"part": part, "run": run, "strategy": name, "head": True, "batch": 1, "prompt": prompt,
+         "seconds": [8.0 if name == "vanilla" else 8.0 / (2 * run)], "lost": [0.0],
+         "tokens_per_step": [3.0]}
+        for part in ("bundled", "sized")
+        for run in (1, 2)
+        for name in ("vanilla", "auto")
+        for prompts in asked.values()
+        for prompt in prompts
+    ]  # fmt: skip
+    for size in ("bundled", "B"):
+        for program, seconds in (("official", 30.0), ("ours", 10.0)):
+            lines.append({"part": f"beside-{size}", "run": 1, "model": size, "program": program})
+            lines[-1]["seconds"] = [seconds]
+    made = {
+        "commit": "0123456789ab",
+        "date": "2026-11-29",
+        "kernels": tool.kernels(),
+        "rows": lines,
+    }
+    return {**made, "prompts": asked, "environment": {"device": facts}, **changes}
+
+
+def test_a_published_machine_fills_the_tables_and_the_chart(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "published"
+    folder.mkdir()
+    monkeypatch.setattr(tool, "PUBLISHED", folder)
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    monkeypatch.setattr(tool, "MACHINES", ())
+    found = machine(tool)
+    (folder / "some.json").write_text(json.dumps(found))
+    (one,) = tool._machines()
+    label = "Some (X), 2 virtual cores"
+    cells = "8 s | 3 s | 3.00x"  # the median of 4 s and 2 s
+    assert one.text == f"| {label} | 1 | {cells} | {cells} | 2026-11-29, 01234567 |"
+    assert len(set(one.prompts)) == 2, "each kind of prompts is a set of its own"
+    plain, auto = tool._raced("bundled", ("composed",))
+    assert "| 1.00x | 1.00x to 1.00x | 1.00x, 1.00x |" in plain.text
+    assert "| 3.00x | 3.00x to 3.00x | 2.00x, 4.00x |" in auto.text
+    assert [row.text.count("| 3.0x |") for row in tool._beside()] == [1, 0, 1, 0]
+    (folder / "some.json").write_text(json.dumps(machine(tool, kernels="others")))
+    assert next(tool._machines()).text.endswith("older code |")
+    tool.draw(found, tmp_path / "speed.png")
+    assert (tmp_path / "speed.png").stat().st_size > 5000
+    assert "speed.png" in tool.chart()
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import runpy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,6 @@ from lantern_accel.strategy.length_policy import AcceptancePolicy
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import (
     ChainTree,
-    NoTree,
     SelfDrafts,
     Strategy,
     Window,
@@ -47,6 +45,8 @@ def test_steps_are_found_by_their_place(tool: Any) -> None:
     assert gains == [3] * 6 + [1] * 2 + [4] * 12
     with pytest.raises(RequestError, match="no steps of 2 tokens from a window"):
         counts.gain("window", 2, (0, 1), 0, 0.5)
+    by_head = Window.over((1, 2)).model_copy(update={"fresh": "head"})
+    assert tool.source_of(by_head) != tool.source_of(Window.over((1, 2))), "other counts"
     with pytest.raises(RequestError, match="the drafter's chains"):
         tool.source_of(ChainTree.over((1, 2)))
 
@@ -64,7 +64,8 @@ def test_another_models_steps_bring_what_was_recorded(
         recorder = tool.Recorder(small, ["red heart", "dog face"], 2, [0, 1])
         counts = recorder.counts
         assert not counts.steps, "nothing is recorded before an engine is made"
-        recorder.record(Window.over((1, 2, 4)))
+        recorder.record(Window.over((1, 2)))
+        recorder.record(Window.over((1, 2, 4)))  # a length more
         recorder.record(copy)
         assert set(counts.steps) == {
             (source, length, number, seed)
@@ -90,16 +91,17 @@ def test_another_models_steps_bring_what_was_recorded(
 
 
 @pytest.mark.parametrize("conditioning", ["text", "class"])
-def test_a_race_of_a_size_says_that_its_counts_are_replayed(
+def test_a_size_is_raced_with_and_without_the_head(
     tool: Any,
     conditioning: str,
     tiny_model: Path,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 0)
+    publish = importlib.import_module("publish")
+    monkeypatch.setattr(publish, "BATCHES", (1,))
     size = tmp_path / "small.json"
     sizes: dict[str, Any] = {
         "dim": 64,
@@ -112,15 +114,8 @@ def test_a_race_of_a_size_says_that_its_counts_are_replayed(
     if conditioning == "class":
         sizes |= {"conditioning": "class", "prefix_length": 1, "num_classes": 10}
     size.write_text(json.dumps(sizes))
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("red heart\n")
-    out = tmp_path / "race.json"
-    words = f"--model {tiny_model} --size {size} --file {prompts} --seeds 1 --repeats 1 --threads 1"
-    main = runpy.run_path(str(TOOLS / "race_auto.py"))["main"]
-    assert main([*words.split(), "--device", "cpu", "--dtype", "float32", "-o", str(out)]) == 0
-    assert "acceptance replayed from" in capsys.readouterr().out
-    made = SimpleNamespace(**json.loads(out.read_text()))
-    assert made.size == str(size) and made.acceptance.startswith("replayed from")
-    tree = Strategy.model_validate(made.batches["1"]["auto"]).drafts
-    assert isinstance(tree, NoTree | SelfDrafts) or tree.kind == "window"
+    given = SimpleNamespace(prompts={"composed": ["red heart"]}, seeds=(1,))
+    rows = list(publish.sized(given, str(tiny_model), str(size)))
+    assert [(row["strategy"], row["head"]) for row in rows] == list(publish.STRATEGIES[:3])
+    assert all(row["seconds"][0] > 0 and row["prompt"] == "red heart" for row in rows)
     assert not list((tmp_path / "cache/choices").glob("*.json")), "replayed counts choose nothing"

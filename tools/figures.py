@@ -36,7 +36,6 @@ KINDS = ("composed", "training list")
 PUBLISH = "python tools/publish.py"
 README, BENCHMARKS, QUANTIZATION = "README.md", "docs/benchmarks.md", "docs/quantization.md"
 SERVING, BACKENDS, EVALUATION = "docs/serving.md", "docs/backends.md", "docs/evaluation.md"
-NOTES = "dev/measurements.md"
 #: Where tools are that settled their question and have been removed.
 GONE = "git show 8c0ad61:tools/"
 RACE, STEPS = "git show cccd230a:tools/race_auto.py", "lantern-accel stepcost"
@@ -48,31 +47,7 @@ DAYS = {
     "a2c8f44f": "2026-11-25", "547adf8f": "2026-11-26", "803d0de1": "2026-11-26",
     "addb6cb2": "2026-11-26", "dd79a7f0": "2026-11-27", "55a880d9": "2026-11-27",
 }  # fmt: skip
-#: Older races of `auto`: file below profiles/auto, label. Each has prompts of its own.
-RACES = (
-    ("epyc-composed-batch1", "Zen 5, bundled, 24 composed"),
-    ("epyc-batch1", "Zen 5, bundled, 24 random"),
-    ("epyc-float32-batch1", "Zen 5, bundled, float32, 12 random"),
-    ("epyc-batch4", "Zen 5, bundled, batch 4, 12 random"),
-    ("epyc-float32-batch4", "Zen 5, bundled, float32, batch 4, 6 random"),
-    ("epyc-batch16", "Zen 5, bundled, batch 16, 6 random"),
-    ("epyc-batch32", "Zen 5, bundled, batch 32, 4 random"),
-    ("epyc-llamagen-b-256", "Zen 5, LlamaGen-B, 8 random"),
-    ("epyc-llamagen-xl-384", "Zen 5, LlamaGen-XL, 8 random"),
-    ("epyc-couplings", "Zen 5, bundled, 24 composed, before the draft head"),
-    ("epyc-lantern", "Zen 5, bundled, 12 random, before the draft head"),
-    ("xeon-prompts", "Xeon, bundled, 12 random"),
-    ("xeon-batch4", "Xeon, bundled, batch 4, 4 random"),
-    ("xeon-llamagen-b-256", "Xeon, LlamaGen-B, 4 random"),
-    ("zen3-composed-batch1", "Zen 3, bundled, 24 composed"),
-    ("zen3-prompts-draw-6173", "Zen 3, bundled, 12 random, draw 6173"),
-    ("zen3-prompts-lantern", "Zen 3, bundled, 12 random"),
-    ("zen3-llamagen-b-256-draw-6173", "Zen 3, LlamaGen-B, 8 random, draw 6173"),
-    ("zen3-llamagen-b-256", "Zen 3, LlamaGen-B, 8 random, draw 2511"),
-    ("zen3-llamagen-xl-384-draw-6173", "Zen 3, LlamaGen-XL, 3 random, draw 6173"),
-    ("zen3-llamagen-xl-384", "Zen 3, LlamaGen-XL, 3 random, draw 2511"),
-)
-#: Of these, what the README shows: races of the composed prompts that are published.
+#: Older races of the composed prompts, below profiles/auto; the developer notes have the others.
 MACHINES = (
     ("epyc-composed-batch1", "AMD EPYC, Zen 5 (AVX-512)"),
     ("zen3-composed-batch1", "AMD EPYC, Zen 3 (AVX2)"),
@@ -102,17 +77,6 @@ OFFICIAL = (
     ("lantern-golden-cpu-2-threads-float32", "LANTERN loop, tiny model | float32"),
     ("lantern-golden-cpu-2-threads-bfloat16", "LANTERN loop, tiny model | bfloat16"),
 )
-#: Rows of windows and of couplings: as the data name them, and as the page does.
-WINDOWS = {
-    "16 uniform": "`uniform`, four passes recalled",
-    "16 passes=0": "`above`, no recall",
-    "16 scd": "`above`, four passes recalled (`scd`)",
-}
-COUPLED = {
-    "eagle chain:4": "chain of 4",
-    "eagle naive_extend_57": "static tree of 57 drafts",
-    "eagle dynamic:10,4,59": "dynamic tree of 58 drafts",
-}
 
 
 @dataclass(frozen=True)
@@ -152,12 +116,8 @@ class Table:
 
 def tables() -> dict[str, Table]:
     """Return every table by its name, as the pages mark it."""
-    ratio = "speed-up, median | by prompt | tokens per step"
     one = " | ".join(f"{kind}: s per image, plain | `auto` | speed-up" for kind in KINDS)
     raced = "s per image | speed-up, median | by prompt | run 1, run 2 | tokens per step"
-    bench = (
-        "strategy | batch size | tokens/s | speed-up | interval | tokens per step | TV per token"
-    )
     found: dict[str, tuple[str, str, Iterable[Row]]] = {
         "machines": (README, f"machine | batch size | {one} | day, commit", _machines()),
         **{
@@ -183,7 +143,6 @@ def tables() -> dict[str, Table]:
             "machine | size | program, weights | 1 row | 2 | 4 | 8 | 16 | 32 | day, commit",
             _passes(),
         ),
-        "strategies": (BENCHMARKS, f"{bench} | day, commit", _strategies()),
         "float32": (BENCHMARKS, "strategy | time, float32 over bfloat16 | day, commit", _float32()),
         "sizes": (
             BENCHMARKS, "machine | model | plain step | 8 nodes over plain | day, commit", _sizes()
@@ -201,16 +160,6 @@ def tables() -> dict[str, Table]:
         "load": (SERVING, "rows | images/s | latency p50 | p95 | p99 | first partial image p50", _load()),
         "distances": (EVALUATION, "", _evaluation("distances")),
         "xla": (BACKENDS, "strategy | cpu, tokens/s | xla, tokens/s", _xla()),
-        "other-races": (NOTES, f"race | strategy | {ratio} | day, commit", _others()),
-        "couplings": (NOTES, "drafts | `invariant` | `maximal`", _couplings()),
-        "windows": (NOTES, "window of 16 | tokens per step | steps of one token", _windows()),
-        "costs": (NOTES, "drafts | cost of a step | tokens per step | predicted speed-up", _costs()),
-        "rows": (NOTES, "machine | model | 8 rows | 16 rows | 32 rows | 64 rows", _rows()),
-        "floor": (
-            NOTES, "dtype, threads | one node | of the floor | nine nodes | nine over one", _floor()
-        ),
-        "busy": (NOTES, "strategy | alone | busy machine | ratio", _busy()),
-        "frontier": (NOTES, "", _evaluation("frontier")),
     }  # fmt: skip
     return {name: Table(page, head, tuple(rows)) for name, (page, head, rows) in found.items()}
 
@@ -262,11 +211,6 @@ def _when(data: str) -> str:
         return "not recorded"
     age = "" if found.get("kernels") == kernels() else ", older code"
     return f"{found.get('date') or DAYS[commit]}, {commit}{age}"
-
-
-def _ratio(found: Any) -> str:
-    low, high, tokens = found["least"], found["most"], found["tokens_per_step"]
-    return f"{found['median']:.2f}x | {low:.2f}x to {high:.2f}x | {tokens:.2f}"
 
 
 def published() -> list[tuple[str, dict[str, Any]]]:
@@ -417,33 +361,6 @@ def _passes() -> Iterator[Row]:
                 yield Row(named, f"{cells} | {_when(data)}", data, PUBLISH)
 
 
-def _others() -> Iterator[Row]:
-    for name, label in RACES:
-        data = f"profiles/auto/{name}.json"
-        ((_, found),) = _read(data)["batches"].items()
-        for strategy, figures in found["summary"].items():
-            cells = f"{label} | `{strategy}` | {_ratio(figures)} | {_when(data)}"
-            yield Row(f"{name}, {strategy}", cells, data, RACE)
-
-
-def _strategies() -> Iterator[Row]:
-    for name in ("batch1", "batches"):
-        data = f"profiles/bench/epyc-lantern-emoji-{name}.json"
-        run = read_run(ROOT / data)
-        for row in plain_rows(run):
-            strategy, batch = row["strategy"], row["batch"]
-            if strategy == "auto" or (name == "batches" and batch == 1):
-                continue  # raced above; and measured in the first run
-            low, high = row["speedup_interval"] or (1.0, 1.0)
-            cells = f"`{strategy}` | {batch} | {row['tokens_per_second']:.0f} | "
-            cells += f"{row['speedup'] or 1:.2f}x | {low:.2f}x to {high:.2f}x | "
-            cells += f"{row['step_compression']:.2f}"
-            moved = row["total_variation_per_token"] or 0.0
-            cells += f" | {moved:.3f} | {_when(data)}"
-            asked = (run.settings.prompts.sha256,)
-            yield Row(f"{strategy}, batch {batch}", cells, data, run.command, asked)
-
-
 def _float32() -> Iterator[Row]:
     rates: dict[str, dict[str, float]] = {}
     for dtype in ("float32", "bfloat16"):
@@ -469,15 +386,6 @@ def _sizes() -> Iterator[Row]:
         plain, wide = _step(_read(data := f"profiles/stepcost/{name}.json"))
         cells = f"{machine} | {model} | {plain:.1f} ms | {wide / plain:.2f}x | {_when(data)}"
         yield Row(name, cells, data, f"{STEPS} --size")
-
-
-def _rows() -> Iterator[Row]:
-    for name, machine, model in SIZES:
-        steps = _read(data := f"profiles/stepcost/{name}.json")["steps"]
-        ms = {s["nodes"]: statistics.median(s["ms"]) for s in steps if s["kind"] == "pass"}
-        if ms:
-            cells = " | ".join(f"{ms[n] / ms[2]:.2f}" for n in (8, 16, 32, 64))
-            yield Row(name, f"{machine} | {model} | {cells}", data, f"{STEPS} --size")
 
 
 def _quantized() -> Iterator[Row]:
@@ -537,50 +445,6 @@ def _xla() -> Iterator[Row]:
     for name in ("vanilla", "scd"):
         cells = f"{name} | " + " | ".join(f"{rate:.3g}" for rate in rates[name])
         yield Row(name, cells, data, "lantern-accel profile")
-
-
-def _couplings() -> Iterator[Row]:
-    rows = _read(data := "profiles/bench/epyc-couplings.json")["rows"]
-    for name, label in COUPLED.items():
-        both = [f"{rows[one]['pooled']:.2f}" for one in (name, f"{name}, maximal")]
-        yield Row(name, f"{label} | {' | '.join(both)}", data, GONE + "window_sources.py")
-
-
-def _windows() -> Iterator[Row]:
-    rows = _read(data := "profiles/bench/epyc-couplings.json")["rows"]
-    for name, label in WINDOWS.items():
-        cells = f"{label} | {rows[name]['pooled']:.2f} | {100 * rows[name]['one_token']:.0f} %"
-        yield Row(name, cells, data, GONE + "window_sources.py")
-
-
-def _costs() -> Iterator[Row]:
-    data = "profiles/auto/epyc-composed-batch1.json"
-    for one in _read(data)["batches"]["1"]["auto"]["drafts"]["draft_lengths"]:
-        drafts = "none" if one["length"] == 1 else f"window of {one['length']}"
-        cost, tokens = one["cost"], one["tokens_per_step"]
-        yield Row(
-            drafts, f"{drafts} | {cost:.2f} | {tokens:.2f} | {tokens / cost:.2f}x", data, RACE
-        )
-
-
-def _floor() -> Iterator[Row]:
-    data = "profiles/bench/epyc-floor.json"
-    for run in _read(data)["runs"]:
-        one, nine = run["steps"]["vanilla"], run["steps"]["tree"]
-        label = f"{run['dtype']}, {run['threads']}"
-        cells = f"{label} | {1e3 * one['seconds']:.1f} ms | {100 * one['share_of_floor']:.0f} % | "
-        cells += f"{1e3 * nine['seconds']:.1f} ms | {run['tree_in_vanilla_steps']:.2f}"
-        yield Row(label, cells, data, GONE + "cpu_floor.py")
-
-
-def _busy() -> Iterator[Row]:
-    found = _read(data := "profiles/busy/epyc.json")["strategies"]
-    for name, both in found.items():
-        quiet, busy = both["quiet"], both["busy"]
-        ratios = [b / q for b, q in zip(busy, quiet, strict=True)]
-        cells = f"`{name}` | {statistics.median(quiet):.2f} s | {statistics.median(busy):.2f} s | "
-        cells += f"{both['ratio']:.1f}x ({min(ratios):.1f}x to {max(ratios):.1f}x)"
-        yield Row(name, cells, data, GONE + "busy_machine.py")
 
 
 def draw(found: dict[str, Any], path: Path) -> None:

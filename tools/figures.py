@@ -36,16 +36,12 @@ KINDS = ("composed", "training list")
 PUBLISH = "python tools/publish.py"
 README, BENCHMARKS, QUANTIZATION = "README.md", "docs/benchmarks.md", "docs/quantization.md"
 SERVING, BACKENDS, EVALUATION = "docs/serving.md", "docs/backends.md", "docs/evaluation.md"
-#: Where tools are that settled their question and have been removed.
-GONE = "git show 8c0ad61:tools/"
 RACE, STEPS = "git show cccd230a:tools/race_auto.py", "lantern-accel stepcost"
 #: The days of the commits that were measured.
 DAYS = {
-    "00ef6c56": "2026-11-22", "3a313aa9": "2026-11-23", "dad89361": "2026-11-23",
-    "046f1c58": "2026-11-24", "4f0b639d": "2026-11-24", "c88376de": "2026-11-24",
-    "f31a0938": "2026-11-24", "2358f9c5": "2026-11-25", "275f328b": "2026-11-25",
-    "a2c8f44f": "2026-11-25", "547adf8f": "2026-11-26", "803d0de1": "2026-11-26",
-    "addb6cb2": "2026-11-26", "dd79a7f0": "2026-11-27", "55a880d9": "2026-11-27",
+    "00ef6c56": "2026-11-22", "2358f9c5": "2026-11-25", "4f0b639d": "2026-11-24",
+    "803d0de1": "2026-11-26", "c88376de": "2026-11-24", "dd79a7f0": "2026-11-27",
+    "f31a0938": "2026-11-24",
 }  # fmt: skip
 #: Older races of the composed prompts, below profiles/auto; the developer notes have the others.
 MACHINES = (
@@ -67,15 +63,6 @@ SIZES = (
     ("epyc-glm-image", "Zen 5", "GLM-Image (prior)"),
     ("xeon-llamagen-b", "Xeon", "LlamaGen-B"),
     ("xeon-llamagen-xl", "Xeon", "LlamaGen-XL"),
-)
-#: Races with official code: file below profiles/races, label.
-OFFICIAL = (
-    ("llamagen-bundled-cpu-2-threads-float32", "LlamaGen sampler, bundled size | float32"),
-    ("llamagen-bundled-cpu-2-threads-bfloat16", "LlamaGen sampler, bundled size | bfloat16"),
-    ("llamagen-b-cpu-2-threads-float32", "LlamaGen sampler, LlamaGen-B | float32"),
-    ("llamagen-b-cpu-2-threads-bfloat16", "LlamaGen sampler, LlamaGen-B | bfloat16"),
-    ("lantern-golden-cpu-2-threads-float32", "LANTERN loop, tiny model | float32"),
-    ("lantern-golden-cpu-2-threads-bfloat16", "LANTERN loop, tiny model | bfloat16"),
 )
 
 
@@ -146,11 +133,6 @@ def tables() -> dict[str, Table]:
         "float32": (BENCHMARKS, "strategy | time, float32 over bfloat16 | day, commit", _float32()),
         "sizes": (
             BENCHMARKS, "machine | model | plain step | 8 nodes over plain | day, commit", _sizes()
-        ),
-        "official": (
-            BENCHMARKS,
-            "official code, size | dtype | official | this project | ratio | by image | day, commit",
-            _official(),
         ),
         "quantized": (
             QUANTIZATION,
@@ -396,25 +378,6 @@ def _quantized() -> Iterator[Row]:
             cells = f"{label} | `{weights}` | {plain:.1f} ms | {wide:.1f} ms"
             command = f"{STEPS} --size llamagen-b-256 --weights {weights}"
             yield Row(f"{machine}, {weights}", f"{cells} | {_when(data)}", data, command)
-
-
-def _official() -> Iterator[Row]:
-    for name, label in OFFICIAL:
-        data = f"profiles/races/{name}.json"
-        runners = {one["name"]: one["laps"] for one in _read(data)["runners"]}
-        ours, theirs = runners.pop("ours"), runners.popitem()[1]
-        times = [[lap["seconds"] / _work(lap) for lap in laps] for laps in (theirs, ours)]
-        ratio = statistics.median(times[0]) / statistics.median(times[1])
-        by_image = [a / b for a, b in zip(*times, strict=True)]
-        each = " | ".join(f"{1e3 * statistics.median(one):.1f} ms" for one in times)
-        cells = f"{label} | {each} | {ratio:.1f}x | {min(by_image):.1f}x to {max(by_image):.1f}x"
-        lantern = name.startswith("lantern")
-        command = GONE + "race_lantern.py" if lantern else "python tools/race_official.py"
-        yield Row(name, f"{cells} | {_when(data)}", data, command)
-
-
-def _work(lap: Any) -> float:
-    return float(next(iter(lap["work"].values())))
 
 
 def _evaluation(part: str) -> Iterator[Row]:

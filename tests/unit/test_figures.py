@@ -134,6 +134,7 @@ def test_a_published_machine_fills_the_tables_and_the_chart(
     folder.mkdir()
     monkeypatch.setattr(tool, "PUBLISHED", folder)
     monkeypatch.setattr(tool, "ROOT", tmp_path)
+    monkeypatch.setattr(tool, "kernels", lambda: "now")
     monkeypatch.setattr(tool, "MACHINES", ())
     found = machine(tool)
     (folder / "some.json").write_text(json.dumps(found))

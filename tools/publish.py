@@ -92,7 +92,7 @@ def bundled(given: Any, model: str = "lantern-emoji") -> Iterator[dict[str, Any]
 
     asked = [one for of in given.prompts.values() for one in of]
     with lantern_accel.load(model) as whole, lantern_accel.load(model) as bare:
-        bare.model.target.draft_head = None  # type: ignore[assignment]  # as without one
+        bare.model.target.draft_head = None  # as without one
 
         def draw(cell: Cell, number: int, seed: int) -> tuple[float, float, float]:
             name, head, batch = cell
@@ -119,7 +119,7 @@ def sized(given: Any, model: str = "lantern-emoji", size: str = SIZE) -> Iterato
     asked = [one for of in given.prompts.values() for one in of]
     for batch in BATCHES:
         with lantern_accel.load(model) as whole, lantern_accel.load(model) as bare:
-            bare.model.target.draft_head = None  # type: ignore[assignment]  # as without one
+            bare.model.target.draft_head = None  # as without one
             made = {
                 head: _replaying(small, asked, batch, given.seeds[:1], size)
                 for head, small in ((True, whole), (False, bare))
@@ -170,7 +170,7 @@ def _replaying(small: Any, asked: list[str], batch: int, seeds: Sequence[int], s
         return Conditions(values, found.mask.to(backend.device), found.shape)
 
     if getattr(manifest.target, "conditioning", "text") != "class":  # classes are prompts' numbers
-        large.conditions = conditions  # type: ignore[method-assign,assignment]
+        large.conditions = conditions  # type: ignore[method-assign]
     return large, Replay(large, Recorder(small, asked, batch, seeds))
 
 

@@ -22,6 +22,7 @@ ROWS, KNOWN = (1, 2, 4, 8, 16, 32), 256
 #: Formats of both that hold about as many bits.
 FORMATS = {"full": "f16", "int8": "q8_0", "int4": "q4_0"}
 LLAMA, OURS = "llama.cpp", "lantern_accel"
+QUIET: Any = None
 
 
 def write(path: Path, config: Any, kind: str) -> None:
@@ -57,20 +58,23 @@ def write(path: Path, config: Any, kind: str) -> None:
     out.close()
 
 
-def theirs(size: str, weights: str, threads: int) -> Callable[[int], float]:
+def theirs(size: str, weights: str, threads: int, repack: bool) -> Callable[[int], float]:
     """Return what times a pass of llama.cpp in milliseconds, by its rows."""
     import time
 
     import llama_cpp as lc
 
+    global QUIET  # what llama.cpp calls must live as long
+    QUIET = lc.llama_log_callback(lambda level, text, data: None)
     from lantern_accel.families.random_weights import sized
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
         write(path, sized(f"llamagen-{size}-384").target, FORMATS[weights])
+        lc.llama_log_set(QUIET, None)
         lc.llama_backend_init()
         model_params = lc.llama_model_default_params()
-        model_params.n_gpu_layers, model_params.use_mmap = 0, False
+        model_params.n_gpu_layers, model_params.use_extra_bufts = 0, repack
         model = lc.llama_model_load_from_file(str(path).encode(), model_params)
     params = lc.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch = 1024, 512, 512
@@ -98,7 +102,7 @@ def theirs(size: str, weights: str, threads: int) -> Callable[[int], float]:
     return lambda rows: run(KNOWN, rows)
 
 
-def ours(size: str, weights: str, threads: int) -> Callable[[int], float]:
+def ours(size: str, weights: str, threads: int, _: bool) -> Callable[[int], float]:
     """Return what times a pass of this package in milliseconds, by its rows."""
     from lantern_accel.device.context import inference
     from lantern_accel.device.plugins import open_backend
@@ -128,8 +132,8 @@ def ours(size: str, weights: str, threads: int) -> Callable[[int], float]:
     return run
 
 
-def _serve(pipe: Any, program: str, size: str, weights: str, threads: int) -> None:
-    run = (theirs if program == LLAMA else ours)(size, weights, threads)
+def _serve(pipe: Any, program: str, *of: Any) -> None:
+    run = (theirs if program == LLAMA else ours)(*of)
     for rows in ROWS:
         run(rows)
     pipe.send("ready")
@@ -137,34 +141,44 @@ def _serve(pipe: Any, program: str, size: str, weights: str, threads: int) -> No
         pipe.send(run(rows))
 
 
+def _started(program: str, *of: Any) -> tuple[Any, Any]:
+    spawn = multiprocessing.get_context("spawn")
+    pipe, end = spawn.Pipe()
+    held = spawn.Process(target=_serve, args=(end, program, *of))
+    held.start()
+    end.close()
+    pipe.recv()
+    return pipe, held
+
+
 def rows(size: str, laps: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Yield a program's medians in milliseconds by rows, for each format of the weights."""
+    """Yield a program's medians in milliseconds by rows, for each format of the weights.
+
+    Where llama.cpp crashes on weights that it packs anew for the processor, they stay as stored.
+    """
     import torch
 
-    spawn, threads = multiprocessing.get_context("spawn"), torch.get_num_threads()
     for weights, kind in FORMATS.items():
-        pipes, processes = {}, []
-        for program in (LLAMA, OURS):
-            pipes[program], end = spawn.Pipe()
-            held = spawn.Process(target=_serve, args=(end, program, size, weights, threads))
-            held.start()
-            end.close()
-            processes.append(held)
-            pipes[program].recv()
-        found: dict[str, dict[int, list[float]]] = {p: {n: [] for n in ROWS} for p in pipes}
+        of, note = (size, weights, torch.get_num_threads()), ""
+        try:
+            their = _started(LLAMA, *of, True)
+        except EOFError:
+            their, note = _started(LLAMA, *of, False), ", not repacked"
+            say("  llama.cpp crashed on weights that it had repacked; measured without")
+        run = {LLAMA: their, OURS: _started(OURS, *of, True)}
+        found: dict[str, dict[int, list[float]]] = {p: {n: [] for n in ROWS} for p in run}
         for lap in range(2 * laps):
             for count in ROWS:
-                for program in sorted(pipes, reverse=bool(lap % 2)):
-                    pipes[program].send(count)
-                    found[program][count].append(pipes[program].recv())
-        for program, pipe in pipes.items():
+                for program in sorted(run, reverse=bool(lap % 2)):
+                    run[program][0].send(count)
+                    found[program][count].append(run[program][0].recv())
+        for program, (pipe, held) in run.items():
             pipe.send(None)
+            held.join()
             ms = {str(n): statistics.median(each) for n, each in found[program].items()}
-            stored = kind if program == LLAMA else weights
+            stored = kind + note if program == LLAMA else weights
             say(f"  {size}, {program}, {stored}: {ms}")
             yield {"model": size, "program": program, "weights": stored, "ms": ms}
-        for held in processes:
-            held.join()
 
 
 if __name__ == "__main__":

@@ -142,7 +142,8 @@ def transformers_loop(
         pad_token_id=0,
     )
     torch.manual_seed(given.seed)
-    model: Any = transformers.LlamaForCausalLM(config).eval().to(backend.device, dtype)
+    model: Any = transformers.LlamaForCausalLM(config)
+    model = model.to(backend.device, dtype).eval()
     rows = given.batch * (2 if given.cfg > 1 else 1)
     start = torch.ones(rows, 1, dtype=torch.long, device=backend.device)
     settings = {"do_sample": True, "top_k": given.top_k, "cache_implementation": "static"}
@@ -217,7 +218,10 @@ def same_tokens(
 
 def run(given: argparse.Namespace) -> Race:
     """Build both, check that they are one model, race them."""
-    gpt, sampler = _modules(Path(given.clone)) if given.clone else (None, None)
+    gpt: Any = None
+    sampler: Any = None
+    if given.clone:
+        gpt, sampler = _modules(Path(given.clone))
     options: dict[str, Any] = dict(pair.split("=", 1) for pair in given.option)
     with open_backend(given.device, options) as backend, warnings.catch_warnings():
         # The official code asks for attention's backends by a name that torch wants replaced.

@@ -337,7 +337,7 @@ def _passes() -> Iterator[Row]:
         for row in found["rows"]:
             if row["part"].startswith("passes"):
                 label = f"{row['program']}, {row['weights'].replace('full', 'bfloat16')}"
-                ms = " | ".join(f"{one:.3g} ms" for one in row["ms"].values())
+                ms = " | ".join(f"{row['ms'][n]:.3g} ms" for n in sorted(row["ms"], key=int))
                 cells = f"{machine_of(found)} | {SIZES_NAMED[row['model']]} | {label} | {ms}"
                 named = f"{data}, {row['model']}, {label}"
                 yield Row(named, f"{cells} | {_when(data)}", data, PUBLISH)
@@ -422,7 +422,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     for axis, (size, part, title) in zip(
         axes,
         (
-            ("bundled", "bundled", "bundled model"),
+            ("bundled", "bundled", "bundled size"),
             ("B", "sized", "LlamaGen-B, acceptance replayed"),
         ),
         strict=True,

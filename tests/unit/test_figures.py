@@ -118,6 +118,10 @@ def machine(tool: Any, **changes: Any) -> dict[str, Any]:
         for program, seconds in (("official", 30.0), ("ours", 10.0)):
             lines.append({"part": f"beside-{size}", "run": 1, "model": size, "program": program})
             lines[-1]["seconds"] = [seconds]
+    ms = {"1": 1.0, "16": 16.0, "2": 2.0}
+    lines.append(
+        {"part": "passes-b", "model": "b", "program": "llama.cpp", "weights": "f16", "ms": ms}
+    )
     made = {
         "commit": "0123456789ab",
         "date": "2026-11-29",
@@ -147,6 +151,7 @@ def test_a_published_machine_fills_the_tables_and_the_chart(
     assert "| 1.00x | 1.00x to 1.00x | 1.00x, 1.00x |" in plain.text
     assert "| 3.00x | 3.00x to 3.00x | 2.00x, 4.00x |" in auto.text
     assert [row.text.count("| 3.0x |") for row in tool._beside()] == [1, 0, 1, 0]
+    assert "| llama.cpp, f16 | 1 ms | 2 ms | 16 ms |" in next(tool._passes()).text
     (folder / "some.json").write_text(json.dumps(machine(tool, kernels="others")))
     assert next(tool._machines()).text.endswith("older code |")
     tool.draw(found, tmp_path / "speed.png")

@@ -432,11 +432,17 @@ def draw(found: dict[str, Any], path: Path) -> None:
             for name in ("official", "transformers")
             if (size, name) in times
         }
-        for name, label in (("vanilla", "plain decoding here"), ("auto", "auto here")):
-            seconds = raced(found, part, (name, True, 1), KINDS).seconds
+        own = [("vanilla", True, "plain decoding here"), ("auto", True, "auto here")]
+        if part == "sized":  # released weights have no draft head
+            own[1:] = [
+                ("auto", False, "auto here, no draft head"),
+                ("auto", True, "auto here, draft head"),
+            ]
+        for name, head, label in own:
+            seconds = raced(found, part, (name, head, 1), KINDS).seconds
             bars[label] = statistics.median(seconds)
-        colours = ["#9aa5b1"] * (len(bars) - 2) + ["#4c78a8", "#e4572e"]
-        drawn = axis.barh(list(bars), list(bars.values()), color=colours)
+        colours = ["#9aa5b1"] * (len(bars) - len(own)) + ["#4c78a8", "#e4572e", "#e4572e"]
+        drawn = axis.barh(list(bars), list(bars.values()), color=colours[: len(bars)])
         axis.bar_label(drawn, fmt="%.2f s", padding=3)
         axis.invert_yaxis()
         axis.margins(x=0.18)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
+#: A reference in a docstring, as mkdocstrings leaves it.
+ROLE = re.compile(r":(?:class|meth|func|data|mod|attr):<code>~?[.\w]*?(\w+)</code>")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?!https?:|#|mailto:)[^)#\s]+)(#[^)\s]*)?\)")
 #: Files of the root that are pages of the site, and their names there.
 FROM_ROOT = {"README.md": "index.md"}
@@ -40,6 +42,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Make links and pictures lead to pages of the site, and name files that the site does not have."""
     return site_text(markdown, page.file.src_uri)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Show references in docstrings as code."""
+    return ROLE.sub(r"<code>\1</code>", html)
 
 
 def site_text(markdown: str, source: str) -> str:

@@ -105,12 +105,12 @@ def machine(tool: Any, **changes: Any) -> dict[str, Any]:
         "notes": ["native kernels: x: y"],
     }
     lines = [
-        {"part": part, "run": run, "strategy": name, "head": True, "batch": 1, "prompt": prompt,
+        {"part": part, "run": run, "strategy": name, "head": head, "batch": 1, "prompt": prompt,
          "seconds": [8.0 * run if name == "vanilla" else 4.0], "lost": [0.0],
          "tokens_per_step": [3.0]}
         for part in ("bundled", "sized")
         for run in (1, 2)
-        for name in ("vanilla", "auto")
+        for name, head in (("vanilla", True), ("auto", True), ("auto", False))
         for prompts in asked.values()
         for prompt in prompts
     ]  # fmt: skip
@@ -147,7 +147,7 @@ def test_a_published_machine_fills_the_tables_and_the_chart(
     cells = "12 s | 4 s | 3.00x"  # the median of 2x and 4x
     assert one.text == f"| {label} | 1 | {cells} | {cells} | 2026-11-29, 01234567 |"
     assert len(set(one.prompts)) == 2, "each kind of prompts is a set of its own"
-    plain, auto = tool._raced("bundled", ("composed",))
+    plain, auto, _ = tool._raced("bundled", ("composed",))
     assert "| 1.00x | 1.00x to 1.00x | 1.00x, 1.00x |" in plain.text
     assert "| 3.00x | 3.00x to 3.00x | 2.00x, 4.00x |" in auto.text
     assert [row.text.count("| 3.0x |") for row in tool._beside()] == [1, 0, 1, 0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -113,16 +112,6 @@ def test_the_tutorial_s_commands_have_the_options_that_it_gives_them():
             for word in words:
                 if word.startswith("--"):
                     assert word.split("=")[0] in known, f"{page.name}: {line}"
-
-
-@pytest.mark.long
-def test_the_site_builds(tmp_path):
-    pytest.importorskip("mkdocs")
-    pytest.importorskip("material")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "reference" / "commands.html").is_file()
 
 
 def test_every_option_that_the_readme_names_is_an_option(command_help):

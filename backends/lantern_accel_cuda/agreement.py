@@ -495,7 +495,7 @@ def guesses(site: Site, passes: int = 3, codes: int = CODES) -> Measured:
     strategy = Strategy(name="check", drafts=Window(length=6, fresh="head"))
     engine, rows = _engine(reference, strategy, codes=codes), site.numbers(5, 64, codes)
     state, source, plan = engine.state, engine.source, _plan(engine)
-    assert isinstance(plan.source, plans.Window) and plan.source.feature is not None
+    assert isinstance(plan.source, plans.WindowPlan) and plan.source.feature is not None
     made = Guesses(plan.buffers, plan.source, plan.sizes.nodes, plan.sizes.tokens - 1)
     after = Advance(plan.buffers, made.rest, plan.sizes.nodes, plan.sizes.tokens - 1)
     for number in range(passes):

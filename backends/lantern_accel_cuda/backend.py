@@ -26,7 +26,7 @@ from lantern_accel.device.capture import HostCopy, Replay
 from lantern_accel.device.kv_cache import KVCache, KVLayout, Pass
 from lantern_accel.device.packed import Format, Weight
 from lantern_accel.device.plan import (
-    AcceptanceRule,
+    AcceptancePlan,
     DraftedTree,
     Filter,
     FusedStep,
@@ -82,7 +82,7 @@ class DeviceBackend(Backend):
         return Site(self.device, self._cores, self.compute_dtypes(), self.index)
 
     def uses(
-        self, kernel: str, dtype: torch.dtype | None = None, rule: AcceptanceRule | None = None
+        self, kernel: str, dtype: torch.dtype | None = None, rule: AcceptancePlan | None = None
     ) -> bool:
         """Return whether a Triton kernel serves: wanted, there, and agreeing with the reference here.
 
@@ -423,7 +423,7 @@ class DeviceBackend(Backend):
         tree: DraftedTree,
         logits: Tensor,
         given: Filter,
-        rule: AcceptanceRule,
+        rule: AcceptancePlan,
         uniforms: Tensor,
         bonus_uniform: Tensor,
         masked: bool,

@@ -175,9 +175,9 @@ class explained:
 
 def illegal_operator(step: Callable[[], None], device: torch.device) -> str:
     """Run a step eagerly under watch; name what a graph cannot hold, "" where nothing is found."""
-    from lantern_accel.testing.trace import Recorder
+    from lantern_accel.testing.trace import OpRecorder
 
-    watch = Recorder(device)
+    watch = OpRecorder(device)
     try:
         with watch:
             step()

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from lantern_accel.device.kv_cache import KVCache, Pass
 from lantern_accel.device.packed import Weight
-from lantern_accel.device.plan import Block, Matrix, Norm, Stack
+from lantern_accel.device.plan import BlockWeights, Matrix, Norm, Stack
 from lantern_accel.nn.transformer import described
 from lantern_accel_cuda.kernels import few, fused
 
@@ -94,7 +94,7 @@ STAGES: dict[str, Callable[..., Any]] = {
 }
 
 
-def _weights(block: Block) -> tuple[Matrix, ...]:
+def _weights(block: BlockWeights) -> tuple[Matrix, ...]:
     return block.wqkv, block.wo, block.w13, block.w2
 
 
@@ -138,7 +138,7 @@ def run_stack(ops: Ops, cores: int, stack: Stack, x: Tensor, at: Pass) -> Tensor
     return ops.rms_norm(x, stack.norm.weight, stack.norm.eps)
 
 
-def _few(stack: Sequence[Block], x: Tensor, at: Pass) -> bool:
+def _few(stack: Sequence[BlockWeights], x: Tensor, at: Pass) -> bool:
     """Return whether the kernels of few rows serve a pass."""
     if x.shape[0] * x.shape[1] > few.MOST_ROWS or torch.is_grad_enabled():
         return False
@@ -149,7 +149,7 @@ def _few(stack: Sequence[Block], x: Tensor, at: Pass) -> bool:
 
 
 def _by_operation(
-    ops: Ops, block: Block, x: Tensor, layer: int, at: Pass, rotary: Rotary
+    ops: Ops, block: BlockWeights, x: Tensor, layer: int, at: Pass, rotary: Rotary
 ) -> Tensor:
     """Return what one block makes of ``x``, by an operation of the backend after the other."""
     kv = at.cache
@@ -167,7 +167,7 @@ def _by_operation(
 
 
 def _layer(
-    ops: Ops, cores: int, block: Block, x: Tensor, layer: int, at: Pass, rotary: Rotary
+    ops: Ops, cores: int, block: BlockWeights, x: Tensor, layer: int, at: Pass, rotary: Rotary
 ) -> None:
     """Run one block on ``x``, in place."""
     kv = at.cache

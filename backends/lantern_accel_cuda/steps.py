@@ -14,7 +14,7 @@ from lantern_accel.device.plan import (
     Refused,
     StepPlan,
     TargetModel,
-    Window,
+    WindowPlan,
 )
 from lantern_accel.nn.rounding import Rounded
 
@@ -41,7 +41,7 @@ def refused(plan: StepPlan) -> str:
         return "" if plan.sizes.nodes == 1 else "plain decoding has more than one position"
     from lantern_accel_cuda.kernels.advance import MOST_POSITIONS
 
-    if not isinstance(s, Window):
+    if not isinstance(s, WindowPlan):
         return "drafts are a tree's"
     if plan.sizes.nodes > MOST_POSITIONS:
         return f"the window is longer than {MOST_POSITIONS} positions"
@@ -83,8 +83,8 @@ def fused_step(ops: Any, plan: StepPlan, cores: int = 1) -> FusedStep | Refused:
     from lantern_accel_cuda.kernels.advance import Advance
 
     source, guesses, last = plan.source, None, plan.sizes.tokens - 1
-    assert isinstance(source, NoDrafts | Window)
-    if isinstance(source, Window) and source.head is not None:
+    assert isinstance(source, NoDrafts | WindowPlan)
+    if isinstance(source, WindowPlan) and source.head is not None:
         from lantern_accel_cuda.kernels.guess import Guesses
 
         guesses = Guesses(plan.buffers, source, plan.sizes.nodes, last)

@@ -94,7 +94,7 @@ def conform(
         if (most := len(places)) < jobs:
             text = f"{jobs} were asked for; at most {most} may hold {device} at one time"
             say(text, label=f"--jobs={most}", to_stderr=True)
-        run = separate.Run(
+        run = separate.KitRun(
             device=device, options=options, places=places, limit=limit, on_report=keep, **tell
         )
         report = run.conform(

@@ -100,7 +100,7 @@ class Child:
 
 
 @dataclass(kw_only=True)
-class Run:
+class KitRun:
     """Runs the kit with a process for every group.
 
     ``places``: the environment of each process that runs at one time. A check that takes ``limit``

@@ -23,7 +23,7 @@ train = typer.Typer(
 
 
 @dataclass(frozen=True)
-class Training(OnDevice):
+class TrainerOptions(OnDevice):
     """What every trainer takes."""
 
     work: Path = option(
@@ -55,7 +55,7 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Learning(Training):
+class Learning(TrainerOptions):
     """What everything takes that learns from a model's images."""
 
     model: str = option(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lantern_accel.decoding.buckets import BucketChooser
-from lantern_accel.strategy.policy import Block, LengthPolicy
+from lantern_accel.strategy.policy import LengthPolicy, LengthStats
 
 #: Steps between two looks at the lengths, while drafting and while decoding is plain.
 DRAFTING_BLOCK, PLAIN_BLOCK = 4, 8
@@ -42,14 +42,14 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Progress:
+class StepProgress:
     """What the host read after some steps.
 
     ``block``: the tokens that they added; ``known``: the tokens of every image that are known;
     ``failed``: images whose numbers were not finite, with the passes before that.
     """
 
-    block: Block
+    block: LengthStats
     known: tuple[int, ...]
     failed: Mapping[int, int]
 
@@ -89,7 +89,7 @@ class Course:
         if self.policy is not None:
             self.policy.forget(row)
 
-    def advance(self, stop: Callable[[], object] | None = None) -> Progress:
+    def advance(self, stop: Callable[[], object] | None = None) -> StepProgress:
         """Run steps until the host has read how far images are; return that, and choose what follows.
 
         The host looks at the lengths where the schedule says, and the policy chooses the length of the
@@ -101,7 +101,8 @@ class Course:
         while not last:
             if stop is not None and stop():
                 left = tuple(self.tokens - one for one in self.known)
-                return Progress(Block(engine.now, 0, (0,) * len(left), left), tuple(self.known), {})
+                stats = LengthStats(engine.now, 0, (0,) * len(left), left)
+                return StepProgress(stats, tuple(self.known), {})
             if self.step is None:
                 engine.step(self.buckets.size(self._farthest + self._since))
             else:
@@ -150,7 +151,7 @@ class Course:
         most = farthest + self._since + (one.lag + 1) * length
         return self.buckets.size(least) < self.buckets.size(most)
 
-    def read(self) -> Progress:
+    def read(self) -> StepProgress:
         """Read the oldest posted lengths, and choose the next length by the tokens added."""
         engine, tokens = self.engine, self.tokens
         self._seen = look = self.posted.pop(0)
@@ -167,7 +168,7 @@ class Course:
             if finite[row] < passes:
                 failed[row] = finite[row]
         left = tuple(tokens - one for one in self.known)
-        block = Block(look.length, look.steps, tuple(gained), left)
+        block = LengthStats(look.length, look.steps, tuple(gained), left)
         counts = engine.counted.setdefault(look.length, [0, 0])
         for gain, lacks in zip(gained, left, strict=True):
             if lacks:  # the last step of an image that it did not need all of says little
@@ -175,4 +176,4 @@ class Course:
                 counts[1] += look.steps
         if self.policy is not None and any(left) and (engine.now > 1 or engine.source.returns):
             engine.move(self.policy.observe(block))
-        return Progress(block, tuple(self.known), failed)
+        return StepProgress(block, tuple(self.known), failed)

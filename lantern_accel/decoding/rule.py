@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lantern_accel.device.plan import AcceptanceRule
+from lantern_accel.device.plan import AcceptancePlan
 from lantern_accel.strategy.rules import Acceptance, Tried
 from lantern_accel.strategy.strategy import Residual
 
@@ -20,7 +20,7 @@ class Rule:
     """An acceptance rule on a device.
 
     ``neighbours``: integer ``[V, >= k]``, None for a rule that reads none. ``runtime_params``: float32,
-    the values of the rule that are data (see :class:`AcceptanceRule`); None takes the rule's own.
+    the values of the rule that are data (see :class:`AcceptancePlan`); None takes the rule's own.
     ``budget``: float32 ``[1]``, the most total variation that a token may cost; None for no limit.
     """
 
@@ -38,10 +38,10 @@ class Rule:
         object.__setattr__(self, "order", order)
 
     @property
-    def given(self) -> AcceptanceRule:
+    def given(self) -> AcceptancePlan:
         """What the device's operations and plans take."""
         rule = self.acceptance.kind, self.relaxed, self.residual, self.acceptance.k
-        return AcceptanceRule(*rule, self.neighbours, self.runtime_params, self.budget)
+        return AcceptancePlan(*rule, self.neighbours, self.runtime_params, self.budget)
 
     @property
     def relaxed(self) -> bool:
@@ -49,7 +49,7 @@ class Rule:
         return self.acceptance.relaxed and (self.neighbours is not None or not reads)
 
     def borrowed(self, tried: Tried) -> tuple[Tensor, Tensor]:
-        """Return how many neighbours count and the mass that they add (:class:`AcceptanceRule`)."""
+        """Return how many neighbours count and the mass that they add (:class:`AcceptancePlan`)."""
         runtime_params = self.runtime_params
         if runtime_params is None:
             runtime_params = torch.tensor(self.acceptance.runtime_values(), device=tried.px.device)

@@ -14,7 +14,7 @@ from lantern_accel.decoding.logits import Filters, TokenChooser, distribution
 from lantern_accel.decoding.rows import Cut, Guidance
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.state import FiniteGuard, RuntimeParams, State
-from lantern_accel.decoding.target import Drafter, Sizes, Target
+from lantern_accel.decoding.target import CacheSizes, Drafter, Target
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.noise import draw_uniforms, noise_keys
@@ -89,7 +89,7 @@ class Session:
         cache = self._cache(target.config, g.target_slots, dtype, rewritten)
         self.verifying = Verifying(target, ops, cache, g, guidance, taps, open_pads)
 
-    def _cache(self, sizes: Sizes, slots: int, dtype: torch.dtype, rewritten: bool) -> KVCache:
+    def _cache(self, sizes: CacheSizes, slots: int, dtype: torch.dtype, rewritten: bool) -> KVCache:
         """Allocate the cache of a target or a drafter."""
         heads = getattr(sizes, "kv_heads", sizes.n_head)  # fewer where query heads share them
         made = sizes.n_layer, self.geometry.rows, slots, heads, sizes.head_dim, dtype

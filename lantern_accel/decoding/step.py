@@ -17,9 +17,9 @@ from lantern_accel.device.plan import (
     DrafterModel,
     DraftStack,
     FusedStep,
-    Sizes,
     Stack,
     StepPlan,
+    StepSizes,
     TargetModel,
     declared,
 )
@@ -106,7 +106,7 @@ class Step:
         finite = session.finite
         # In plain decoding every token keeps its slot; the one more is for what is past the image.
         slots = g.target_slots if g.depth else g.prefix + g.tokens + 1
-        sizes = Sizes(
+        sizes = StepSizes(
             g.batch, g.branches, g.prefix, g.tokens, g.nodes, g.depth, g.vocab, slots, g.own_prompts
         )
         held = state.buffers | finite.buffers | {"finite": finite.count}

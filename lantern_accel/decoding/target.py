@@ -16,7 +16,7 @@ from lantern_accel.decoding.rows import Allowed, HasRotary
 from lantern_accel.device.kv_cache import Pass
 
 
-class Sizes(Protocol):
+class CacheSizes(Protocol):
     """The sizes of a transformer's cache."""
 
     @property
@@ -27,7 +27,7 @@ class Sizes(Protocol):
     def head_dim(self) -> int: ...
 
 
-class TargetSizes(Sizes, Protocol):
+class TargetSizes(CacheSizes, Protocol):
     """The sizes that fix the shapes of a step."""
 
     @property
@@ -40,7 +40,7 @@ class TargetSizes(Sizes, Protocol):
     def prefix_length(self) -> int: ...
 
 
-class DrafterSizes(Sizes, Protocol):
+class DrafterSizes(CacheSizes, Protocol):
     """A drafter's sizes, and whether the prompt's pads are hidden from it."""
 
     @property

@@ -59,7 +59,7 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class AcceptanceRule:
+class AcceptancePlan:
     """How drafts are tested.
 
     ``kind``: the rule's registered name, ``exact`` for the ordinary test; ``residual``: what is left
@@ -100,7 +100,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockWeights:
     """A pre-norm decoder block of ``heads`` heads: attention and a SwiGLU, each added to what it read.
 
     Rows of ``wqkv`` are queries, keys, values; those of ``w13`` gate and up. A drafter's first block
@@ -121,7 +121,7 @@ class Stack:
     """A model that is nothing but ``head(norm(blocks(embedding[codes])))``; ``embedding [V, D]``."""
 
     embedding: Tensor
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockWeights, ...]
     norm: Norm
     head: Matrix
 
@@ -138,7 +138,7 @@ class DraftStack:
     tap_norms: tuple[Norm, ...]
     fuse: Matrix | None
     fc: Matrix
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockWeights, ...]
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class DrafterModel:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class StepSizes:
     """Sizes of a step.
 
     ``images`` B; ``branches`` rows of each; ``prefix`` P and ``tokens`` N, positions of prompt and
@@ -273,7 +273,7 @@ class TreeBuffers:
 
 
 @dataclass(frozen=True)
-class StaticTree:
+class StaticTreePlan:
     """A tree whose shape is fixed; node 0 is the root, parents come first and siblings together.
 
     ``parents, depths``: one per node. ``inner``: the nodes with children, depth by depth; ``widths``:
@@ -295,7 +295,7 @@ class StaticTree:
 
 
 @dataclass(frozen=True)
-class DynamicTree:
+class DynamicTreePlan:
     """EAGLE-2's tree: the best ``total`` nodes of ``depth`` + 1 levels of a beam of ``top_k`` paths."""
 
     top_k: int
@@ -326,7 +326,7 @@ class GuessHead:
 
 
 @dataclass(frozen=True)
-class Window:
+class WindowPlan:
     """Drafts of the target's own earlier passes, which stay at their positions of the image.
 
     ``fresh``: what positions that no pass has seen are drafted from (a kind of
@@ -365,7 +365,7 @@ class Window:
     kind: Literal["window"] = "window"
 
 
-Source = NoDrafts | StaticTree | DynamicTree | Window
+Source = NoDrafts | StaticTreePlan | DynamicTreePlan | WindowPlan
 
 
 @dataclass(frozen=True)
@@ -377,10 +377,10 @@ class StepPlan:
     decides tokens where ``buffers.keys`` is there, and uniforms do elsewhere.
     """
 
-    sizes: Sizes
+    sizes: StepSizes
     source: Source
     filter: Filter
-    rule: AcceptanceRule
+    rule: AcceptancePlan
     greedy: bool
     buffers: Buffers
     target: TargetModel | None = None

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.device.noise import exponential
-from lantern_accel.device.plan import AcceptanceRule, DraftedTree, Filter
+from lantern_accel.device.plan import AcceptancePlan, DraftedTree, Filter
 from lantern_accel.device.preferences import Preferences
 
 #: Lowest logarithm of a share: keeps sums finite and strictly falling from parent to child.
@@ -262,7 +262,7 @@ class SamplingOps(Protocol):
         tree: DraftedTree,
         logits: Tensor,
         given: Filter,
-        rule: AcceptanceRule,
+        rule: AcceptancePlan,
         uniforms: Tensor,
         bonus_uniform: Tensor,
         masked: bool,

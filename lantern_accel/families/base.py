@@ -33,7 +33,7 @@ from lantern_accel.errors import CheckpointError, ModelError, RequestError
 from lantern_accel.families.keys import Change, Rule, recipes_of, renamed
 from lantern_accel.families.manifest import Manifest, ManifestT
 from lantern_accel.families.published import ModelEntry, entries_in
-from lantern_accel.nn.drafter import Drafter, DrafterSizes
+from lantern_accel.nn.drafter import EagleDrafter, EagleSizes
 from lantern_accel.records import first_wrong
 from lantern_accel.strategy.values import Sampling
 
@@ -175,7 +175,7 @@ class Family(ABC, Generic[ManifestT]):
     needs: ClassVar[tuple[str, ...]] = ("target", "vq")
     #: What :meth:`build` makes of the sizes of each part; without a drafter's none can be trained.
     target_type: ClassVar[type[nn.Module]]
-    drafter_type: ClassVar[type[Drafter] | None] = None
+    drafter_type: ClassVar[type[EagleDrafter] | None] = None
     vq_type: ClassVar[Callable[..., nn.Module]]
     #: By part the rules from the keys of its files to our names; a part without has our names.
     rules: ClassVar[Mapping[str, Sequence[Rule]]] = {}
@@ -390,7 +390,7 @@ class Family(ABC, Generic[ManifestT]):
             )
         return manifest.model_copy(update={"drafter": config}), weights
 
-    def published_drafter(self, path: Path, target: Any) -> DrafterSizes:
+    def published_drafter(self, path: Path, target: Any) -> EagleSizes:
         """Return the sizes of a drafter that others published, for a target of this configuration.
 
         Raises :class:`CheckpointError` for what is not one: here, for all.
@@ -407,7 +407,7 @@ class Family(ABC, Generic[ManifestT]):
         sizes = self.drafter_type.sizes.fitting(manifest.target)
         return manifest.model_copy(update={"drafter": sizes})
 
-    def fresh_drafter(self, target: Any, layers: int = 1, taps: Sequence[int] = ()) -> Drafter:
+    def fresh_drafter(self, target: Any, layers: int = 1, taps: Sequence[int] = ()) -> EagleDrafter:
         """Return an untrained drafter of some blocks that fits a target, in float32.
 
         Its embedding is the target's and stays as it is. ``taps``: blocks of the target that it reads.

@@ -20,9 +20,9 @@ from typing_extensions import Self, TypeVar
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.manifest import TokenManifest, check_codes
-from lantern_accel.families.target import Target
+from lantern_accel.families.target import TrunkTarget
 from lantern_accel.nn.decoder import Decoder
-from lantern_accel.nn.drafter import Drafter, DrafterSizes
+from lantern_accel.nn.drafter import EagleDrafter, EagleSizes
 from lantern_accel.nn.transformer import REFERENCE, HeadNorms, Norms
 
 #: How many numbers of its target's table a drafter keeps to know it by, and of which row: the middle one.
@@ -31,7 +31,7 @@ MARK = 8
 MARK_ERROR = 2**-6
 
 
-class PromptedDrafterConfig(DrafterSizes):
+class PromptedDrafterConfig(EagleSizes):
     """Sizes of a drafter; all but its blocks, its taps and ``bias`` are its target's."""
 
     same = (
@@ -83,13 +83,13 @@ class PromptedManifest(TokenManifest):
 PromptedManifestT = TypeVar("PromptedManifestT", bound=PromptedManifest, default=Any)
 
 
-def mark_of(target: Target) -> tuple[float, ...]:
+def mark_of(target: TrunkTarget) -> tuple[float, ...]:
     """Return some numbers of a target's table of words."""
     table = target.tok_embeddings.weight
     return tuple(table[len(table) // 2, :MARK].float().tolist())
 
 
-class PromptedDrafter(Drafter):
+class PromptedDrafter(EagleDrafter):
     """The drafter of one target, whose tables it reads."""
 
     sizes = PromptedDrafterConfig
@@ -103,12 +103,12 @@ class PromptedDrafter(Drafter):
         for name in ("words", "codes", "rope_cos", "rope_sin"):
             self.register_buffer(name, None, persistent=False)
         #: The target, while the drafter is trained: in a tuple, so that it is not part of this module.
-        self.teacher: tuple[Target, ...] = ()
+        self.teacher: tuple[TrunkTarget, ...] = ()
 
     def place_tables(self, device: torch.device) -> None:
         """Make nothing: :meth:`read` takes the target's."""
 
-    def read(self, target: Target) -> None:
+    def read(self, target: TrunkTarget) -> None:
         """Read the tables and the positions of ``target``; no table is copied.
 
         Raises :class:`CheckpointError` where the drafter was trained on another model of these sizes.
@@ -125,17 +125,17 @@ class PromptedDrafter(Drafter):
         self.words, self.codes = target.tok_embeddings.weight.detach(), target.code_table.detach()
         self._place(target)
 
-    def adopt(self, target: Target) -> None:
+    def adopt(self, target: TrunkTarget) -> None:
         """Read the tables of the target that it is trained with, and keep some numbers to know it by."""
         self.config = self.config.model_copy(update={"mark": mark_of(target)})
         self.read(target)
         self.teacher = (target,)
 
-    def _place(self, target: Target) -> None:
+    def _place(self, target: TrunkTarget) -> None:
         """Take the target's positions from the second on; tensors of their own, as no view is kept."""
         self.rope_cos, self.rope_sin = target.rope_cos[1:].clone(), target.rope_sin[1:].clone()
 
-    def beside(self, target: Target) -> PromptedDrafter:
+    def beside(self, target: TrunkTarget) -> PromptedDrafter:
         view = copy.copy(self)
         view._buffers = dict(self._buffers)
         view._place(target)

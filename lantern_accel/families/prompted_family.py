@@ -26,7 +26,7 @@ from lantern_accel.families.base import (
 from lantern_accel.families.manifest import TokenManifestT
 from lantern_accel.families.prompted_drafter import PromptedDrafter, PromptedManifestT
 from lantern_accel.families.tokenizer import CAPTIONS, PromptText, bucket, check_texts, left_pad
-from lantern_accel.nn.drafter import Drafter
+from lantern_accel.nn.drafter import EagleDrafter
 
 
 class TokenFamily(Family[TokenManifestT]):
@@ -160,7 +160,7 @@ class TokenFamily(Family[TokenManifestT]):
 class PromptedFamily(TokenFamily[PromptedManifestT]):
     """Trains, reads and pairs drafters of the target's own blocks; has ``manifest.drafter``."""
 
-    drafter_type: ClassVar[type[Drafter]] = PromptedDrafter
+    drafter_type: ClassVar[type[EagleDrafter]] = PromptedDrafter
 
     def pair(self, model: Model[PromptedManifestT]) -> None:
         if model.drafter is not None:

@@ -15,7 +15,7 @@ from lantern_accel.nn.rotary import RotaryNetwork
 from lantern_accel.nn.transformer import Pass, Projection, RMSNorm
 
 
-class Target(RotaryNetwork):
+class TrunkTarget(RotaryNetwork):
     """A target on a described trunk; its features are the states after the final norm.
 
     A configuration has ``decoder`` and ``prefix_length`` besides what decoding reads. Here a prompt is a

@@ -22,7 +22,7 @@ from lantern_accel.device.backend import Stopwatch
 from lantern_accel.device.context import inferring
 from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.families.base import Conditions, Prompt, Rows, Size
-from lantern_accel.generation.decision import Decision, Part
+from lantern_accel.generation.decision import BatchPlan, Decision
 from lantern_accel.generation.engines import CapturedEngine, explained
 from lantern_accel.generation.forced import resume
 from lantern_accel.generation.request import GenerationRequest
@@ -54,6 +54,7 @@ class ImageJob:
     drafts: int = 0
 
 
+T = TypeVar("T")
 J = TypeVar("J", bound=ImageJob)
 #: Decodes the tokens of rows, of which the first are of these images, to an image each; or to none.
 Paint = Callable[[Decoded, Sequence[J]], "list[Image]"]
@@ -80,11 +81,14 @@ class Done(Generic[J]):
 
 
 @dataclass(frozen=True)
-class Failed(Generic[J]):
+class Failure(Generic[J]):
     """Images have failed by themselves: logits were not finite, or no pixels could be made."""
 
     images: tuple[J, ...]
     error: Exception
+
+
+BatchEvent = Known[J] | Done[J] | Failure[J]
 
 
 class Phases:
@@ -117,7 +121,7 @@ class Batch(Generic[J]):
     def __init__(
         self,
         runtime: Runtime,
-        part: Part,
+        part: BatchPlan,
         sampling: Sampling,
         shape: Hashable,
         paint: Paint[J] | None = None,
@@ -326,9 +330,7 @@ class Batch(Generic[J]):
                     side.index_copy_(0, at, source)
 
     @inferring
-    def advance(
-        self, stop: Callable[[], object] | None = None
-    ) -> list[Known[J] | Done[J] | Failed[J]]:
+    def advance(self, stop: Callable[[], object] | None = None) -> list[BatchEvent[J]]:
         """Run some steps, and return what came of every image; one that joined leaves at its end.
 
         ``stop`` is called before each step. Where that is true, the steps end there and may go on later;
@@ -345,16 +347,16 @@ class Batch(Generic[J]):
         if failed and not self.joins:  # a row that fills the batch is the last image again
             row = min(failed)
             image = self._rows[min(row, len(self._rows) - 1)]
-            return [Failed((image,), engine.not_finite(row, failed[row]))]
+            return [Failure((image,), engine.not_finite(row, failed[row]))]
         if not self.joins and self.known == self.tokens:
             engine.finish()
             return [self._complete(list(self._rows))]
-        events: list[Known[J] | Done[J] | Failed[J]] = []
+        events: list[BatchEvent[J]] = []
         for row in sorted(self._rows):
             image = self._rows[row]
             if row in failed:
                 self.leave(image)
-                events.append(Failed((image,), engine.not_finite(row, failed[row])))
+                events.append(Failure((image,), engine.not_finite(row, failed[row])))
             elif self.joins and known[row] == self.tokens:
                 events.append(self._complete([row]))
             else:
@@ -370,7 +372,7 @@ class Batch(Generic[J]):
             return Known(image, known, picture, rows)
         return Known(image, known)
 
-    def _complete(self, rows: list[int]) -> Done[J] | Failed[J]:
+    def _complete(self, rows: list[int]) -> Done[J] | Failure[J]:
         """Decode complete images: all rows, or one, which is free then."""
         images = tuple(self._rows[row] for row in rows)
         made = self.engine.decoded(slice(rows[0], rows[0] + 1) if self.joins else slice(None))
@@ -380,7 +382,7 @@ class Batch(Generic[J]):
             with self.phases.timed("pixels") as watch:
                 pictures = [] if self.paint is None else self.paint(made, images)
         except Exception as error:
-            return Failed(images, error)
+            return Failure(images, error)
         own = Decoded(**{name: value[: len(rows)] for name, value in vars(made).items()})
         return Done(images, own, pictures, watch.seconds)
 
@@ -389,7 +391,7 @@ class Batch(Generic[J]):
         with self.phases.timed("decode"):
             while True:
                 event = self.advance(stop)[0]
-                if isinstance(event, Failed):
+                if isinstance(event, Failure):
                     raise event.error
                 if isinstance(event, Done):
                     return event
@@ -417,9 +419,6 @@ class Batch(Generic[J]):
         self.engine.course.known[row] = self.tokens
         with explained(self.backend):
             self._finish([row])
-
-
-T = TypeVar("T")
 
 
 def filled(images: Sequence[T], rows: int) -> list[T]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lantern_accel.families.base import Size
-from lantern_accel.generation.decision import Decision, Part
+from lantern_accel.generation.decision import BatchPlan, Decision
 from lantern_accel.generation.estimate import ENOUGH, Estimate
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.rules import Exact
@@ -55,7 +55,7 @@ def decide(work: Workload, measurements: Mapping[int, Timings], capacity: Capaci
             used, best = chosen(used, measurements[rows], rows, capacity)
         need, exact = capacity.bytes_of(rows, used, work.sampling, work.shape), best and best.exact
         sizes = {"images": images, "rows": rows, "memory": need, "free": capacity.free}
-        parts.append(Part(strategy=used, exact_tokens_per_step=exact, **sizes))
+        parts.append(BatchPlan(strategy=used, exact_tokens_per_step=exact, **sizes))
     asked = {"asked": work.strategy.name, "sampling": work.sampling, "size": work.size}
     return Decision(**work.place, **asked, parts=tuple(parts))
 

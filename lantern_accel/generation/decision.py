@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lantern_accel.generation.request import GenerationRequest
 
 
-class Part(Frozen):
+class BatchPlan(Frozen):
     """How images that are decoded together are decoded.
 
     ``rows`` of the engine, of which ``images`` are asked for; ``memory``: bytes that buffers, tables and
@@ -51,7 +51,7 @@ class Decision(Frozen):
     asked: str
     sampling: Sampling
     size: tuple[int, int] | None
-    parts: tuple[Part, ...] = Field(min_length=1)
+    parts: tuple[BatchPlan, ...] = Field(min_length=1)
 
     @property
     def strategy(self) -> Strategy:
@@ -63,7 +63,7 @@ class Decision(Frozen):
         """The most images that are decoded together."""
         return self.parts[0].images
 
-    def chunks(self, wanted: Sequence[int]) -> Iterator[tuple[Part, Sequence[int]]]:
+    def chunks(self, wanted: Sequence[int]) -> Iterator[tuple[BatchPlan, Sequence[int]]]:
         """Divide images into batches, each with the smallest part that holds it."""
         for at in range(0, len(wanted), self.batch):
             chunk = wanted[at : at + self.batch]

@@ -25,7 +25,7 @@ from lantern_accel.device.context import inference
 from lantern_accel.errors import LanternWarning, NotFiniteError, RequestError, noted, shown
 from lantern_accel.families.base import Conditions
 from lantern_accel.files import check_name, write_json, write_whole
-from lantern_accel.generation.batch import Done, Failed, ImageJob, joined_batch, painting
+from lantern_accel.generation.batch import Done, Failure, ImageJob, joined_batch, painting
 from lantern_accel.generation.journal import SCHEMA, Journal, asked_of
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.result import pictures, png_bytes, tokens_sha256
@@ -146,7 +146,7 @@ class FolderImages:
                 of = request.sampling, request.negative_prompt, request.size
                 batch.join(one, runtime.rows(one.conditions, *of))
             for event in batch.advance():
-                if isinstance(event, Failed):
+                if isinstance(event, Failure):
                     if not isinstance(event.error, NotFiniteError):
                         raise event.error
                     found.append((event.images[0].item, b"", {"error": str(event.error)}))

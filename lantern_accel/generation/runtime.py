@@ -18,7 +18,7 @@ from lantern_accel.device.context import inferring
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.generation.decide import Workload, decide
-from lantern_accel.generation.decision import Decision, Part, describe_auto
+from lantern_accel.generation.decision import BatchPlan, Decision, describe_auto
 from lantern_accel.generation.engines import Engines
 from lantern_accel.generation.measurements import Measurements
 from lantern_accel.generation.request import GenerationRequest
@@ -178,7 +178,7 @@ class Runtime:
         images: Sequence[int],
         decoded: Decoded,
         decision: Decision,
-        part: Part,
+        part: BatchPlan,
     ) -> list[Image]:
         """Decode a request's images, which say what they were made from: ``part`` of ``decision``."""
         prompts = [request.prompts[index // request.num_images] for index in images]

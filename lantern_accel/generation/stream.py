@@ -17,7 +17,7 @@ from lantern_accel.errors import RequestError
 from lantern_accel.generation.batch import (
     Batch,
     Done,
-    Failed,
+    Failure,
     ImageJob,
     Known,
     Phases,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ImageProgress:
     """What is known of one image of a request.
 
     ``index`` of the image; ``tokens`` int64 ``[known]``, on the host, of ``total``; ``image``: the
@@ -59,7 +59,7 @@ class Progress:
 
     def __repr__(self) -> str:
         state = "done" if self.done else f"{self.known} of {self.total} tokens"
-        return f"<Progress: image {self.index}, {state}>"
+        return f"<ImageProgress: image {self.index}, {state}>"
 
     def _repr_png_(self) -> bytes | None:
         """Return the image for notebooks."""
@@ -83,7 +83,7 @@ class Stream:
         self._phases, self._total = Phases(runtime.backend.stopwatch), 0.0
         #: Lets threads that share a stream take its events one after another.
         self._taking = threading.RLock()
-        self._events: deque[Progress] = deque()
+        self._events: deque[ImageProgress] = deque()
         self._error: Exception | None = None
         self._over = False
         #: The prompts' conditions, the decision, and the running batch.
@@ -96,10 +96,10 @@ class Stream:
         """The device that generates."""
         return self._runtime.backend
 
-    def __iter__(self) -> Iterator[Progress]:
+    def __iter__(self) -> Iterator[ImageProgress]:
         return self
 
-    def __next__(self) -> Progress:
+    def __next__(self) -> ImageProgress:
         with self._taking:
             while not self._events:
                 if self._error is not None:
@@ -185,7 +185,7 @@ class Stream:
         with self._phases.timed("decode"):
             events = batch.advance(lambda: self._over)
         for event in events:
-            if isinstance(event, Failed):
+            if isinstance(event, Failure):
                 self._error = event.error
                 return
             if isinstance(event, Known):
@@ -197,7 +197,7 @@ class Stream:
                 rows = 0 if picture is None else picture.height
                 known = image.index, tokens, batch.tokens, picture, rows, True
                 self._done[image.index] = event
-            self._events.append(Progress(*known))
+            self._events.append(ImageProgress(*known))
 
     def _finish(self) -> None:
         assert self._begun is not None

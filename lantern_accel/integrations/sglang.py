@@ -64,7 +64,7 @@ def _janus(_: None) -> None:
 
 
 @dataclass
-class _Request:
+class _ImageSeeds:
     """The seeds of a request's images, and what was sampled: codes by seed, and the batches."""
 
     seeds: list[int]
@@ -72,7 +72,7 @@ class _Request:
     drawn: list[Drawn] = field(default_factory=list)
 
 
-_request: ContextVar[_Request | None] = ContextVar("lantern_accel_sglang", default=None)
+_request: ContextVar[_ImageSeeds | None] = ContextVar("lantern_accel_sglang", default=None)
 
 
 def _forward(own: Callable[..., Any], stage: Any, batch: Any, server_args: Any) -> Any:
@@ -80,7 +80,7 @@ def _forward(own: Callable[..., Any], stage: Any, batch: Any, server_args: Any) 
     count = max(1, int(batch.num_outputs_per_prompt or 1))
     first, *more = batch.seed if isinstance(batch.seed, list) and batch.seed else [batch.seed]
     follow = [] if first is None else [first, *more, *range(first + 1 + len(more), first + count)]
-    request = _Request([int(one) for one in follow[:count]])
+    request = _ImageSeeds([int(one) for one in follow[:count]])
     mark = _request.set(request)
     try:
         return own(stage, batch, server_args)
@@ -127,7 +127,7 @@ def _prior(
 @torch.no_grad()
 def _codes(stage: Any, prompt: str, size: tuple[int, int], seed: int | None) -> Tensor:
     """Return an image's codes, ``[N]``, sampled with those that the request will ask for next."""
-    request = _request.get() or _Request([])
+    request = _request.get() or _ImageSeeds([])
     ours = accelerated(stage.vision_language_encoder, **settings_in(SETTINGS))
 
     def draw(seeds: list[tuple[int, int]]) -> Tensor:

@@ -42,7 +42,7 @@ _log = logging.getLogger("lantern_accel")
 
 
 @dataclass
-class JanusConfig(PipelineConfig):  # type: ignore[misc]  # a class of SGLang has no types here
+class JanusPipelineConfig(PipelineConfig):  # type: ignore[misc]  # a class of SGLang has no types here
     """What SGLang asks of a pipeline. Requests that differ in prompt and seed only are merged."""
 
     task_type: ModelTaskType = ModelTaskType.T2I
@@ -146,7 +146,7 @@ def register() -> None:
         register_pipeline(
             JanusPipeline,
             sampling_param_cls=JanusSamplingParams,
-            pipeline_config_cls=JanusConfig,
+            pipeline_config_cls=JanusPipelineConfig,
             hf_model_paths=MODELS,
         )
     except ValueError as error:

@@ -26,7 +26,7 @@ NAMES = {
 }
 
 
-class Part(Frozen):
+class ModelPart(Frozen):
     """One part: where it is, or what is missing, or what is wrong with it."""
 
     part: str
@@ -45,7 +45,7 @@ class Checked(Frozen):
     model: str = ""
     summary: str = ""
     family: str = ""
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
 
     @property
     def usable(self) -> bool:
@@ -65,12 +65,12 @@ def check(path: Path, parts: Parts | None = None) -> Checked:
     try:
         found = find_model(path, parts)
     except LanternError as error:
-        wrong = Part(part="target", state="unusable", path=str(path), detail=str(error))
+        wrong = ModelPart(part="target", state="unusable", path=str(path), detail=str(error))
         return Checked(path=str(path), parts=(wrong,))
     ours = (*PARTS, HEAD)
     rows = [_part(found, part) for part in ours if part in found.files]
     rows += [_other(part, file) for part, file in found.files.items() if part not in ours]
-    rows += [Part(part=p, state="missing", detail=text) for p, text in found.missing.items()]
+    rows += [ModelPart(part=p, state="missing", detail=text) for p, text in found.missing.items()]
     manifest = found.manifest
     return Checked(
         path=str(path),
@@ -81,7 +81,7 @@ def check(path: Path, parts: Parts | None = None) -> Checked:
     )
 
 
-def _part(found: Found, part: str) -> Part:
+def _part(found: Found, part: str) -> ModelPart:
     """Compare a part's keys and shapes with what its module needs."""
     path = found.files[part]
     kind = family(found.manifest.family)
@@ -89,9 +89,9 @@ def _part(found: Found, part: str) -> Part:
         module, checkpoint, recipes = open_part(found, part, TensorOps())
         own = checked(module, checkpoint, recipes, path.name, kind.beside.get(part))
     except LanternError as error:
-        return Part(part=part, state="unusable", path=str(path), detail=str(error))
+        return ModelPart(part=part, state="unusable", path=str(path), detail=str(error))
     used = {key for name in own for key in recipes[name].sources}
-    return Part(
+    return ModelPart(
         part=part,
         state="found",
         path=str(path),
@@ -112,7 +112,7 @@ def _sizes(config: object) -> str:
     return ", ".join(sizes)
 
 
-def _other(part: str, path: Path) -> Part:
+def _other(part: str, path: Path) -> ModelPart:
     """Say whether the files of a part that is not a module of ours are all there."""
     try:
         if path.is_dir() or path.suffix == ".safetensors":
@@ -120,7 +120,7 @@ def _other(part: str, path: Path) -> Part:
         elif not path.is_file():
             raise CheckpointError(f"there is no {path}; check the path")
     except CheckpointError as error:
-        return Part(part=part, state="unusable", path=str(path), detail=str(error))
+        return ModelPart(part=part, state="unusable", path=str(path), detail=str(error))
     files = [path] if path.is_file() else [p for p in path.iterdir() if p.is_file()]
     size = sum(file.stat().st_size for file in files)
-    return Part(part=part, state="found", path=str(path), nbytes=size)
+    return ModelPart(part=part, state="found", path=str(path), nbytes=size)

@@ -20,7 +20,7 @@ from lantern_accel.nn.sizes import Sizes
 from lantern_accel.nn.transformer import Pass, Projection, RMSNorm
 
 
-class DrafterSizes(Sizes):
+class EagleSizes(Sizes):
     """Sizes of a drafter; those named here are its own, all others are its target's."""
 
     #: Those of its target's by which a drafter of another one is known.
@@ -48,7 +48,7 @@ class DrafterSizes(Sizes):
     @classmethod
     def of_target(cls, target: Any) -> dict[str, Any]:
         """Return what a drafter takes from a target's configuration."""
-        named = (name for name in cls.model_fields if name not in DrafterSizes.model_fields)
+        named = (name for name in cls.model_fields if name not in EagleSizes.model_fields)
         return {name: getattr(target, name) for name in named if hasattr(target, name)}
 
     @classmethod
@@ -66,14 +66,14 @@ class DrafterSizes(Sizes):
         return ", ".join(wrong) or None
 
 
-class Drafter(RotaryNetwork, ABC):
+class EagleDrafter(RotaryNetwork, ABC):
     """Predicts the target's next feature from its last features and the token sampled from them.
 
     Drafter position ``p`` reads the target's feature at ``p`` and token ``p + 1``. ``config``: its
-    :class:`DrafterSizes`, with a ``decoder``.
+    :class:`EagleSizes`, with a ``decoder``.
     """
 
-    sizes: ClassVar[type[DrafterSizes]]
+    sizes: ClassVar[type[EagleSizes]]
     tap_norms: nn.ModuleList
     fuse: Projection | None
     fc: Projection

@@ -274,7 +274,7 @@ class Block(nn.Module):
         return out
 
 
-def described(blocks: nn.ModuleList) -> tuple[plan.Block, ...] | None:
+def described(blocks: nn.ModuleList) -> tuple[plan.BlockWeights, ...] | None:
     """Return blocks as a plan has them; None where one is not a plain :class:`Block`."""
     found = []
     for block in blocks:
@@ -282,7 +282,7 @@ def described(blocks: nn.ModuleList) -> tuple[plan.Block, ...] | None:
             return None
         attention, feed, first = block.attention, block.feed_forward, block.attention_norm
         found.append(
-            plan.Block(
+            plan.BlockWeights(
                 heads=attention.heads,
                 attention_norm=None if first is None else first.described(),
                 wqkv=attention.wqkv.described(),

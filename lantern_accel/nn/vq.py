@@ -111,7 +111,7 @@ class Resample(nn.Module):
         return out
 
 
-class _Level(nn.Module):
+class _Stage(nn.Module):
     """One resolution: residual blocks, each with attention if ``attend``, and a change of resolution."""
 
     def __init__(
@@ -155,7 +155,7 @@ class Coder(nn.Module):
             blocks, resample, first = blocks + 1, "upsample", len(widths) - 1
         last = len(widths) - 1
         levels = nn.ModuleList(
-            _Level(a, b, blocks, abs(i - first) in attend, resample if i != last else None, norm)
+            _Stage(a, b, blocks, abs(i - first) in attend, resample if i != last else None, norm)
             for i, (a, b) in enumerate(itertools.pairwise([start, *widths]))
         )
         wide = widths[last - first]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from lantern_accel.device.context import inferring
 from lantern_accel.errors import RequestError, noted
 from lantern_accel.families.base import Conditions
-from lantern_accel.generation.batch import Batch, Done, Failed, Known, Paint, joined_batch, painting
+from lantern_accel.generation.batch import Batch, BatchEvent, Paint, joined_batch, painting
 from lantern_accel.generation.request import GenerationRequest
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Job, QueuedImage
@@ -101,7 +101,7 @@ class RunningBatch:
         image.conditions, image.rows = conditions, rows
         image.job.notes = tuple(dict.fromkeys((*image.job.notes, *notes)))
 
-    def advance(self) -> list[Known[QueuedImage] | Done[QueuedImage] | Failed[QueuedImage]]:
+    def advance(self) -> list[BatchEvent[QueuedImage]]:
         """Run some steps; return what came of every image. A job that is over ends them at once."""
         images, phases = self.images, self.batch.phases
         before = phases.seconds["decode"]

@@ -18,7 +18,7 @@ from lantern_accel.errors import (
     NotFiniteError,
     RequestError,
 )
-from lantern_accel.generation.batch import Done, Failed, Known
+from lantern_accel.generation.batch import Done, Failure, Known
 from lantern_accel.generation.request import build_request
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Completed, Event, Finished, Job, Partial, Queue, QueuedImage
@@ -191,7 +191,7 @@ class Studio:
         total = self.batch.batch.tokens
         job.deliver(Partial(one.index, one.shown - 1, event.picture, event.known, total))
 
-    def _failed(self, event: Failed[QueuedImage]) -> None:
+    def _failed(self, event: Failure[QueuedImage]) -> None:
         """End the job of an image that failed by itself."""
         if not isinstance(event.error, RequestError | NotFiniteError):
             log.error("an image could not be made", exc_info=event.error)

@@ -34,7 +34,7 @@ Kind = Literal["tree", "auto", "rows"]
 VERSIONS = ("lantern_accel", "model", "weights_hash", "backend", "torch")
 
 
-class Measured(Record):
+class MeasuredStrategy(Record):
     """One strategy that was measured for a choice; ``speedup`` is relative to plain decoding."""
 
     strategy: Strategy
@@ -55,7 +55,7 @@ class Choice(Record):
     strategy: Strategy
     speedup: float | None = Field(None, gt=0, allow_inf_nan=False)
     source: Literal["tune", "while generating"]
-    measured: list[Measured] = Field(default_factory=list)
+    measured: list[MeasuredStrategy] = Field(default_factory=list)
     evidence: dict[str, Any] = Field(default_factory=dict)
     again: int = Field(0, ge=0, description="later requests that measure it again")
 

@@ -13,7 +13,7 @@ from lantern_accel.strategy.lengths import (
     shifted,
     usual_tokens_per_step,
 )
-from lantern_accel.strategy.policy import Block
+from lantern_accel.strategy.policy import LengthStats
 from lantern_accel.strategy.sources import DraftLength, with_tokens_per_step
 
 #: Steps over which acceptance is averaged: that of one image, and what sets an image of a batch apart.
@@ -56,7 +56,7 @@ class AcceptancePolicy:
         self.now = self.best(None)
         return self.now
 
-    def observe(self, block: Block) -> int:
+    def observe(self, block: LengthStats) -> int:
         """Return the length predicted to be fastest after a block's steps."""
         self.own = self.own or [0.0] * len(block.left)
         sure = math.sqrt(len(block.left))  # the mean of many images varies less
@@ -82,7 +82,7 @@ class AcceptancePolicy:
         if self.own:
             self.own[row] = 0.0
 
-    def _off(self, block: Block, gained: float, own: float, memory: float) -> float:
+    def _off(self, block: LengthStats, gained: float, own: float, memory: float) -> float:
         """Return what tokens that were gained in a block add to a shift, which held ``own`` more."""
         expected = self.promise(block.length, own)
         share = 1 - (1 - 1 / memory) ** block.steps

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
-class Block:
+class LengthStats:
     """Steps of one length: how many, the tokens that each image gained, and those that it still lacks."""
 
     length: int
@@ -23,7 +23,7 @@ class LengthPolicy(Protocol):
         """Return the length of an image's first steps."""
         ...
 
-    def observe(self, block: Block) -> int:
+    def observe(self, block: LengthStats) -> int:
         """Return the length of the next steps, after those of ``block``."""
         ...
 

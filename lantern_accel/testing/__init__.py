@@ -21,7 +21,7 @@ from lantern_accel.testing.kit import (
 )
 from lantern_accel.testing.result import Failed, Measured, NeedsCard, NotApplicable, on_card
 from lantern_accel.testing.tiny import TinyModel, tiny_engine, tiny_model
-from lantern_accel.testing.trace import Recorder, Violation
+from lantern_accel.testing.trace import OpRecorder, Violation
 
 __all__ = [
     "CHECKS",
@@ -29,8 +29,8 @@ __all__ = [
     "Measured",
     "NeedsCard",
     "NotApplicable",
+    "OpRecorder",
     "Outcome",
-    "Recorder",
     "Report",
     "TinyModel",
     "Violation",

@@ -143,7 +143,7 @@ def _graphs(backend: Backend, checked: Compared) -> int:
             bits: dict[str, Tensor] = {}
             for name, images, length in SHAPES:
                 doing(f"{vocab} codes, {name} of {length} positions, request {request}")
-                step = _Drawn(backend, logits[:, :length])
+                step = _SamplingStep(backend, logits[:, :length])
                 for how in ("eager", "captured"):
                     replay = (
                         Replay(step.run) if how == "eager" else recorded(backend, step.run, name)
@@ -162,7 +162,7 @@ def _graphs(backend: Backend, checked: Compared) -> int:
     return count
 
 
-class _Drawn:
+class _SamplingStep:
     """What a step does with noise: filters logits, and races; static buffers, as a step's are.
 
     ``changes``: what :meth:`run` changes, for devices that replay functions of inputs and outputs.

@@ -63,7 +63,7 @@ class _Call:
     reference: bool
 
 
-class _Watch(TorchDispatchMode):
+class _OpCounter(TorchDispatchMode):
     """Counts torch's operators under the operation that is running; kernels by address are not seen."""
 
     def __init__(self) -> None:
@@ -90,9 +90,9 @@ def operations() -> dict[str, type]:
 
 
 @contextmanager
-def watching(backend: Backend) -> Iterator[_Watch]:
+def watching(backend: Backend) -> Iterator[_OpCounter]:
     """Count the calls of every operation of a backend in the block, and who serves them."""
-    seen = _Watch()
+    seen = _OpCounter()
 
     def counted(name: str, call: Callable[..., object], own: bool) -> Callable[..., object]:
         @functools.wraps(call)

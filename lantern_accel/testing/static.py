@@ -25,7 +25,7 @@ from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing
 from lantern_accel.testing.tiny import CHECKED
 from lantern_accel.testing.tolerances import short
-from lantern_accel.testing.trace import Recorder, Violation, Writes, first_difference, source_line
+from lantern_accel.testing.trace import OpRecorder, Violation, Writes, first_difference, source_line
 
 #: Rules that only some backends have.
 OF_BACKENDS = ("operators", "dtypes", "indices")
@@ -50,14 +50,14 @@ def trace_shapes(
     temperature: float,
     dtype: torch.dtype,
     family: str = "",
-) -> Recorder:
+) -> OpRecorder:
     """Run prefill and one step on this backend's device without data, once; return what was seen."""
     kept: dict[Any, Any] = vars(backend).setdefault("_static_traces", {})
     case = (strategy, batch, temperature, dtype, family)
     if case in kept:
-        seen: Recorder = kept[case]
+        seen: OpRecorder = kept[case]
         return seen
-    recorder = Recorder(backend.device, backend.conformance().rules)
+    recorder = OpRecorder(backend.device, backend.conformance().rules)
     # Tensors of a device without data are as good as fake ones, and cannot be made into them.
     with nullcontext() if backend.device.type == "meta" else without_data():
         if (family, dtype) not in kept:
@@ -88,7 +88,7 @@ def trace_shapes(
     return recorder
 
 
-def traces(backend: Backend) -> Iterator[tuple[str, Recorder]]:
+def traces(backend: Backend) -> Iterator[tuple[str, OpRecorder]]:
     """Trace every case of :func:`.tiny.cases`, sampled and greedy.
 
     Batches and dtypes are spread over both: sampled, one image in the device's dtype; greedy, several
@@ -146,14 +146,14 @@ def one_graph(backend: Backend) -> Measured:
             engine = tiny.tiny_engine(
                 backend, strategy, batch=2, temperature=temperature, family=family
             )
-            first: dict[str, Recorder] = {}
+            first: dict[str, OpRecorder] = {}
             # A window is watched for long: its uniforms, rows and drafts go round in rings.
             long = strategy == "scd" and family == first_family and temperature > 0
             for seed in range(LONG // engine.geometry.tokens + 1 if long else 2):
                 tiny.load(engine, seed)
                 for step in range((engine.geometry.tokens if long else STEPS) + 1):
                     name = "step" if step else "prefill"
-                    with Recorder(backend.device) as now:
+                    with OpRecorder(backend.device) as now:
                         getattr(engine, name)()
                     change = first_difference(first.setdefault(name, now), now)
                     if change:

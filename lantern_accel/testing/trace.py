@@ -124,7 +124,7 @@ def _breaks(func: OpOverload) -> tuple[str, ...]:
     return tuple(rule for rule, broken in rules.items() if broken)
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is untyped
+class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is untyped
     """Records every operator of a block and what is forbidden in it.
 
     ``signature`` has one entry an operator, with shapes, strides, dtypes and Python arguments: equal
@@ -222,7 +222,7 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's bas
         return func(*args, **kwargs)
 
 
-def first_difference(a: Recorder, b: Recorder) -> str:
+def first_difference(a: OpRecorder, b: OpRecorder) -> str:
     """Say where two recorded functions part, and at which source line; empty where they are equal."""
     for index, (one, other) in enumerate(zip(a.signature, b.signature, strict=False)):
         if one != other:

@@ -69,7 +69,7 @@ class HeadTrainConfig(TrainConfig):
     patience: int | None = Field(6, ge=1, description="evaluations without progress before a stop")
 
 
-class Recorder:
+class StepRecorder:
     """An observer of a batch's steps (:attr:`.Session.observer`)."""
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ def record(
     strategy = pipeline.strategy("scd").model_copy(update={"drafts": Window(length=config.span)})
 
     def draw(here: Sequence[Prompt], first: int) -> dict[str, Tensor]:
-        steps, seed = Recorder(), config.seed + first
+        steps, seed = StepRecorder(), config.seed + first
         tokens = draw_batch(pipeline, encoded, here, batch, strategy, seed, steps)
         made = steps.examples(tokens, config, sizes.vocab_size, seed)
         return {**made, "image": made["image"] + first}
@@ -195,7 +195,7 @@ class HeadTask(KeptTask):
         device: TrainDevice,
         key: str,
     ) -> None:
-        """``data``: of :meth:`Recorder.examples`; ``untouched``: bool ``[E]``, steps that only judge."""
+        """``data``: from :class:`StepRecorder`; ``untouched``: bool ``[E]``, steps that only judge."""
         self.config, self.data, self.device, self.key = config, data, device, key
         self.evaluate_every, self.patience = config.evaluate_every, config.patience
         held, self.learned = (which.nonzero().flatten() for which in (untouched, ~untouched))

@@ -230,12 +230,13 @@ class KeptTask(Task):
         if figure > self.best:
             self.best, self.stale, self.kept = figure, 0, self.weights()
 
-    def finish(self, done: Run, config: TrainConfig, out: Path, **figures: Any) -> dict[str, Any]:
+    def finish(
+        self, run: TrainingRun, config: TrainConfig, out: Path, **more: Any
+    ) -> dict[str, Any]:
         """Take the best weights of a run that has ended; write and return its report."""
-        self.evaluate(done.step)  # the last weights may be the best
+        self.evaluate(run.step)  # the last weights may be the best
         self.put(self.kept)
-        figures |= self.evaluate(done.step)
-        report = done.report(config, self.device, self.module, **figures)
+        report = run.report(config, self.device, self.module, **more | self.evaluate(run.step))
         write_json(out / "report.json", report)
         return report
 
@@ -244,9 +245,8 @@ class KeptTask(Task):
         return self.patience is not None and self.stale >= self.patience
 
     def state(self) -> dict[str, Any]:
-        optimizer = self.optimizer.state_dict()
         kept = {"kept": self.kept, "best": self.best, "stale": self.stale, "key": self.key}
-        return {"weights": self.weights(), "optimizer": optimizer, **kept}
+        return {"weights": self.weights(), "optimizer": self.optimizer.state_dict(), **kept}
 
     def load_state(self, state: dict[str, Any]) -> None:
         check_key(state["key"], self.key, self.label)
@@ -257,7 +257,7 @@ class KeptTask(Task):
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """How far a run has come; ``curve`` has one dict per evaluation."""
 
     step: int = 0
@@ -307,7 +307,7 @@ def run(
     progress: Progress | None = None,
     *,
     resume: bool = True,
-) -> Run:
+) -> TrainingRun:
     """Train until ``config``'s steps or minutes are over, continuing ``out/checkpoint.pt``.
 
     Raises :class:`TrainingStopped` after an interrupt or a termination signal, once the checkpoint is
@@ -316,7 +316,7 @@ def run(
     """
     say = Progress() if progress is None else progress
     seed_everything(config.seed)
-    at = Run()
+    at = TrainingRun()
     stored = load_checkpoint(out / CHECKPOINT, config) if resume else None
     if stored is not None:
         try:
@@ -327,7 +327,7 @@ def run(
                 f"{out / CHECKPOINT} cannot be continued: what it holds does not fit this training "
                 f"({' '.join(str(error).split())[:120]}); delete it to start again"
             ) from error
-        at = Run(stored["step"], stored["elapsed"], running, curve)
+        at = TrainingRun(stored["step"], stored["elapsed"], running, curve)
         say.log(f"continuing {out / CHECKPOINT} at step {at.step}")
     began = time.monotonic() - at.elapsed
 

@@ -23,7 +23,7 @@ from lantern_accel.generation.measurements import Measurements
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy, Window, named_strategy
 from lantern_accel.testing import static
-from lantern_accel.testing.trace import Recorder
+from lantern_accel.testing.trace import OpRecorder
 from lantern_accel_cuda import attention
 from lantern_accel_hpu.bridge import Kernels
 from lantern_accel_hpu.kernels import HPUOps
@@ -215,7 +215,7 @@ def step_of(
     size: str = "llamagen-xl-384",
     length: int | None = None,
     top_k: int = 1000,
-) -> Recorder:
+) -> OpRecorder:
     """Return what a step of one image launches."""
     manifest, guessed = sized(size), length if strategy == "guessed" else None
     asked = named_strategy(
@@ -234,7 +234,7 @@ def step_of(
     )
     if length is not None:
         engine.now = length
-    recorder = Recorder(backend.device)
+    recorder = OpRecorder(backend.device)
     with torch.inference_mode(), recorder:
         engine.step()
     return recorder

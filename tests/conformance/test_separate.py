@@ -34,7 +34,7 @@ def glass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_crash_and_a_hang_cost_their_groups(glass: Path) -> None:
     written: list[Report] = []
     only = ["drop", "stuck", "whole"]
-    run = separate.Run(device="glass", places=[{}] * 3, limit=6, on_report=written.append)
+    run = separate.KitRun(device="glass", places=[{}] * 3, limit=6, on_report=written.append)
     report = run.conform(only, certificate=glass / "card.json")
     card = Certificate.model_validate_json((glass / "card.json").read_text())
     assert card.served == [], "steps of a backend that hangs are not waited for"
@@ -63,7 +63,7 @@ def test_a_crash_and_a_hang_cost_their_groups(glass: Path) -> None:
 
 @pytest.mark.long
 def test_a_crash_costs_its_check_in_a_group_whose_checks_run_apart(glass: Path) -> None:
-    report = separate.Run(device="glass", limit=30).conform(["single"])
+    report = separate.KitRun(device="glass", limit=30).conform(["single"])
     crash, after = report.outcomes
     assert "the process of the group 'single.crash' was ended by SIGSEGV" in crash.detail
     assert after.state == "passed"
@@ -99,7 +99,7 @@ def test_an_interrupted_run_leaves_what_ran_and_is_resumed(glass: Path) -> None:
     )
     assert stopped.summary().endswith("1 not run")
     seen: list[str] = []
-    more = separate.Run(device="glass", limit=60, on_outcome=lambda one: seen.append(one.name))
+    more = separate.KitRun(device="glass", limit=60, on_outcome=lambda one: seen.append(one.name))
     again = more.conform(["whole"], resume=out)
     assert seen == ["whole.leak"]
     assert [one.name for one in again.outcomes] == ["whole.one", "whole.leak"]
@@ -129,7 +129,7 @@ def test_no_second_process_opens_a_card_that_serves_one(
     assert "--jobs=1" in capfd.readouterr().err
     # Three processes for the one card: the first holds it while others want it.
     options = {"software": True}
-    run = separate.Run(device="hpu", options=options, places=[{}] * 3, limit=300)
+    run = separate.KitRun(device="hpu", options=options, places=[{}] * 3, limit=300)
     failed = [
         one for one in run.conform(["replay", "kv", "accept"]).outcomes if one.state == "failed"
     ]
@@ -140,7 +140,7 @@ def test_no_second_process_opens_a_card_that_serves_one(
 def test_a_certificate_is_made_in_one_more_process(glass: Path) -> None:
     page = glass / "card.md"
     only = ["whole.one", "drop.first"]
-    run = separate.Run(device="glass", limit=60)
+    run = separate.KitRun(device="glass", limit=60)
     run.conform(only, certificate=page, command="as it was typed")
     card = Certificate.model_validate_json(page.with_suffix(".json").read_text())
     assert (card.verdict, card.command) == ("incomplete", "as it was typed")
@@ -152,7 +152,7 @@ def test_a_certificate_is_made_in_one_more_process(glass: Path) -> None:
 
 def test_what_opening_raises_is_raised_here() -> None:
     with pytest.raises(DeviceRequestError, match="no backend is named 'nothing'"):
-        separate.Run(device="nothing", limit=60).conform()
+        separate.KitRun(device="nothing", limit=60).conform()
 
 
 def test_options_that_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.testing.static import without_data
-from lantern_accel.testing.trace import Recorder
+from lantern_accel.testing.trace import OpRecorder
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_what_needs_data_is_refused_with_its_rule(
 ) -> None:
     with without_data(), torch.inference_mode():
         given = torch.zeros(3, dtype=torch.int64)
-        recorder = Recorder(torch.device("cpu"))
+        recorder = OpRecorder(torch.device("cpu"))
         with pytest.raises(Exception), recorder:  # noqa: B017, torch has one for each
             wrong(given)
     assert {one.rule for one in recorder.violations} == {rule}

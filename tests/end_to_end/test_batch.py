@@ -15,7 +15,7 @@ import lantern_accel
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import BackendError, NotFiniteError
-from lantern_accel.generation.batch import Batch, Done, Failed, ImageJob
+from lantern_accel.generation.batch import Batch, Done, Failure, ImageJob
 
 PROMPTS = ["red heart", "dog face", "a blue fish", "heart", "dog", "fish", "red face", "blue dog"]
 EXACT = ["vanilla", "eagle", "eagle2", "scd", "sjd", "auto"]
@@ -137,7 +137,7 @@ def test_a_row_whose_numbers_are_not_finite_fails_alone(pipeline, monkeypatch):
         return found
 
     monkeypatch.setattr(progress, "read", ill)
-    (failed,) = [one for one in batch.advance() if isinstance(one, Failed)]
+    (failed,) = [one for one in batch.advance() if isinstance(one, Failure)]
     assert failed.images == (bad,) and isinstance(failed.error, NotFiniteError)
     assert batch.images == [good]
     done = staggered(batch, join, [], every=1)[0]

@@ -9,7 +9,7 @@ import torch
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.families.llamagen.drafter import EagleDrafter
+from lantern_accel.families.llamagen.drafter import LlamaGenDrafter
 from lantern_accel.families.llamagen.model import LlamaGenGPT
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
@@ -54,7 +54,7 @@ NAMED: dict[str, Strategy] = {
     "lantern++": Strategy(name="lantern++", drafts=SMALL_12, acceptance=LanternPP(k=8, lam=4)),
 }
 
-Models = tuple[LlamaGenGPT, EagleDrafter]
+Models = tuple[LlamaGenGPT, LlamaGenDrafter]
 
 
 def engine_of(

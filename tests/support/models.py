@@ -30,7 +30,7 @@ def write_tiny_model(
     """Write a model whose images have ``grid * grid`` tokens."""
     from safetensors.torch import save_file
 
-    from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
+    from lantern_accel.families.llamagen.drafter import DrafterConfig, LlamaGenDrafter
     from lantern_accel.families.llamagen.manifest import LlamaGenManifest
     from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
     from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
@@ -69,7 +69,7 @@ def write_tiny_model(
     if text:
         parts["text"] = TextEncoder(words)
     if drafter:
-        parts["drafter"] = EagleDrafter(draft)
+        parts["drafter"] = LlamaGenDrafter(draft)
     for name, module in parts.items():
         save_file(
             {k: v.contiguous() for k, v in module.state_dict().items()},

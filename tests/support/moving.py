@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.strategy.policy import Block
+from lantern_accel.strategy.policy import LengthStats
 from lantern_accel.strategy.values import Sampling
 from support.chi_square import misfit
 from support.engines import Models
@@ -131,13 +131,13 @@ class Walk:
     """A rule that walks through lengths."""
 
     def __init__(self, *lengths: int) -> None:
-        self.lengths, self.at, self.blocks = lengths, 0, list[Block]()
+        self.lengths, self.at, self.blocks = lengths, 0, list[LengthStats]()
 
     def begin(self) -> int:
         self.at = 0
         return self.lengths[0]
 
-    def observe(self, block: Block) -> int:
+    def observe(self, block: LengthStats) -> int:
         self.blocks.append(block)
         self.at += 1
         return self.lengths[self.at % len(self.lengths)]

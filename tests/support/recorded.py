@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.families.keys import LLAMA
-from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
+from lantern_accel.families.llamagen.drafter import DrafterConfig, LlamaGenDrafter
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.llamagen.official import DRAFTER_RULES
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -49,7 +49,7 @@ def lantern_target() -> LlamaGenGPT:
 
 
 @functools.cache
-def lantern_drafter(mask_padding: bool = True) -> EagleDrafter:
+def lantern_drafter(mask_padding: bool = True) -> LlamaGenDrafter:
     config = DrafterConfig(
         dim=128,
         n_head=4,
@@ -60,7 +60,7 @@ def lantern_drafter(mask_padding: bool = True) -> EagleDrafter:
         norm_eps=1e-5,
         mask_padding=mask_padding,
     )
-    model = EagleDrafter(config)
+    model = LlamaGenDrafter(config)
     # The official loader took the drafter's embedding from the head of a single-file checkpoint.
     head = {"embed_tokens.weight": golden("lantern/target")["output.weight"]}
     load_into(model, {**golden("lantern/drafter"), **head}, "drafter", DRAFTER_RULES)
@@ -69,7 +69,7 @@ def lantern_drafter(mask_padding: bool = True) -> EagleDrafter:
 
 
 @functools.cache
-def published_drafter() -> tuple[LlamaGenGPT, EagleDrafter]:
+def published_drafter() -> tuple[LlamaGenGPT, LlamaGenDrafter]:
     """The drafter of ``lantern_drafters/llamagen`` with the head that reads it."""
     config = DrafterConfig(
         dim=64,
@@ -80,7 +80,7 @@ def published_drafter() -> tuple[LlamaGenGPT, EagleDrafter]:
         prefix_length=119,
         mask_padding=False,
     )
-    drafter = EagleDrafter(config)
+    drafter = LlamaGenDrafter(config)
     load_into(drafter, golden("lantern_drafters/llamagen_weights"), "drafter", DRAFTER_RULES)
     _frozen(drafter)
     target = LlamaGenGPT(
@@ -98,7 +98,7 @@ def decode(
     *,
     mask: Tensor | None = None,
     strategy: Strategy | None = None,
-    drafter: EagleDrafter | None = None,
+    drafter: LlamaGenDrafter | None = None,
     neighbours: Tensor | None = None,
 ) -> tuple[Tensor, list[list[int]], Engine]:
     """Decode conditional rows through the engine.
@@ -128,7 +128,7 @@ def decode(
 
 
 def drafted_densely(
-    drafter: EagleDrafter, codes: Tensor, features: Tensor, mask: Tensor | None = None
+    drafter: LlamaGenDrafter, codes: Tensor, features: Tensor, mask: Tensor | None = None
 ) -> Tensor:
     """Run a drafter over a whole sequence without a cache; ``mask`` bool ``[R, prefix_length]``."""
     prefix = drafter.config.prefix_length

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
+from lantern_accel.families.llamagen.drafter import DrafterConfig, LlamaGenDrafter
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 
 
@@ -20,7 +20,7 @@ def tiny_models(
     sharpness: float = 2.0,
     blocks: int = 1,
     taps: tuple[int, ...] = (),
-) -> tuple[LlamaGenGPT, EagleDrafter]:
+) -> tuple[LlamaGenGPT, LlamaGenDrafter]:
     """Build a target, and a drafter that takes the token's embedding for the target's next feature.
 
     ``mixing`` scales what attention and feed-forward add: the larger, the more of the context
@@ -39,7 +39,7 @@ def tiny_models(
             caption_dim=12,
         )
     )
-    drafter = EagleDrafter(
+    drafter = LlamaGenDrafter(
         DrafterConfig(
             dim=dim,
             n_layer=blocks,

@@ -14,7 +14,7 @@ from lantern_accel.device.capture import Replay
 from lantern_accel.device.kv_cache import KVCache, KVLayout, Pass
 from lantern_accel.device.packed import Format, Weight
 from lantern_accel.device.plan import (
-    AcceptanceRule,
+    AcceptancePlan,
     DraftedTree,
     Filter,
     FusedStep,
@@ -201,7 +201,7 @@ class NativeCpu(DeviceBackend):
         tree: DraftedTree,
         logits: Tensor,
         given: Filter,
-        rule: AcceptanceRule,
+        rule: AcceptancePlan,
         uniforms: Tensor,
         bonus_uniform: Tensor,
         masked: bool,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lantern_accel.device.plan import GuessHead, StepPlan, Window
+from lantern_accel.device.plan import GuessHead, StepPlan, WindowPlan
 from lantern_accel_cpu.native import structures
 from lantern_accel_cpu.native.kernels import DTYPES, Kernels, Panels, lies
 from lantern_accel_cpu.native.plans import require
@@ -38,7 +38,7 @@ def guessing(kernels: Kernels, plan: StepPlan) -> Guessing | None:
     Raises Unserved where there is no kernel for it.
     """
     source, target, at = plan.source, plan.target, plan.sizes
-    if not isinstance(source, Window) or source.head is None or target is None:
+    if not isinstance(source, WindowPlan) or source.head is None or target is None:
         return None
     head, feature, dtype = source.head, source.feature, target.cache.layout.dtype
     require(dtype in DTYPES and at.branches <= 2, f"a draft head reads {dtype} of more branches")

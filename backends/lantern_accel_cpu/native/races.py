@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lantern_accel.device.plan import DraftedTree, Filter, NoDrafts, StepPlan, Window
+from lantern_accel.device.plan import DraftedTree, Filter, NoDrafts, StepPlan, WindowPlan
 from lantern_accel_cpu.native.guesses import Guessing
 from lantern_accel_cpu.native.kernels import Kernels, lies
 from lantern_accel_cpu.native.library import Library, byref
@@ -82,7 +82,7 @@ def accept(
     return path, kept, bonus, weights, torch.zeros(images, depth)
 
 
-def _drafts_of(source: NoDrafts | Window, owner: Owner) -> dict[str, int]:
+def _drafts_of(source: NoDrafts | WindowPlan, owner: Owner) -> dict[str, int]:
     """Return the addresses of the buffers of drafts; raises Unserved where they have no kernel."""
     if isinstance(source, NoDrafts):
         return {"root": owner(source.root)}
@@ -94,7 +94,9 @@ def _drafts_of(source: NoDrafts | Window, owner: Owner) -> dict[str, int]:
     return {"place": owner(source.place), "newest": owner(source.newest), **kept}
 
 
-def described(plan: StepPlan, source: NoDrafts | Window, head: Guessing | None) -> AdvanceChosen:
+def described(
+    plan: StepPlan, source: NoDrafts | WindowPlan, head: Guessing | None
+) -> AdvanceChosen:
     """Describe what follows a pass where noise decides, or greedily the likeliest codes are chosen."""
     at, state, owner = plan.sizes, plan.buffers, Owner(head)
     filtered = filter_of(plan.filter, owner)
@@ -107,7 +109,7 @@ def described(plan: StepPlan, source: NoDrafts | Window, head: Guessing | None) 
         histogram_stride=state.histogram.stride(0), **owner.progress(plan),
         **_drafts_of(source, owner),
     )  # fmt: skip
-    if isinstance(source, Window):
+    if isinstance(source, WindowPlan):
         given.rows, given.kept, given.passes = owner.optional(source.q), source.kept, source.passes
         given.wide = 0 if source.row_tokens is None else source.row_tokens.shape[2]
         given.width, given.fresh = source.width, FRESH[source.fresh]
@@ -120,7 +122,7 @@ def described(plan: StepPlan, source: NoDrafts | Window, head: Guessing | None) 
 
 
 def advance(
-    kernels: Kernels, plan: StepPlan, source: NoDrafts | Window, head: Guessing | None = None
+    kernels: Kernels, plan: StepPlan, source: NoDrafts | WindowPlan, head: Guessing | None = None
 ) -> Callable[[int], None]:
     """Return what follows a pass where noise decides in one call on its logits' address."""
     given = described(plan, source, head)
@@ -129,7 +131,7 @@ def advance(
 
 
 def fresh_guesses(
-    kernels: Kernels, plan: StepPlan, source: NoDrafts | Window, head: Guessing
+    kernels: Kernels, plan: StepPlan, source: NoDrafts | WindowPlan, head: Guessing
 ) -> Callable[[], bool]:
     """Return what guesses drafts that no pass has seen (:attr:`.FusedStep.guess`)."""
     given, library = described(plan, source, head), kernels.library

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.device.plan import AcceptanceRule, DraftedTree
+from lantern_accel.device.plan import AcceptancePlan, DraftedTree
 from lantern_accel.device.plan import Filter as StepFilter
 from lantern_accel_cpu.native.library import Library, byref
 from lantern_accel_cpu.native.plans import Owner
@@ -149,7 +149,7 @@ def likeliest(
     return scores, codes
 
 
-def rule_of(rule: AcceptanceRule) -> Rule | None:
+def rule_of(rule: AcceptancePlan) -> Rule | None:
     """Describe a rule of one of the papers' kinds."""
     table, params = rule.neighbours, rule.params
     kind = KINDS.get(rule.kind)
@@ -174,7 +174,7 @@ def accept(
     tree: DraftedTree,
     logits: Tensor,
     given: StepFilter,
-    rule: AcceptanceRule,
+    rule: AcceptancePlan,
     uniforms: Tensor,
     bonus_uniform: Tensor,
     masked: bool,

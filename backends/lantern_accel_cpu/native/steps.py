@@ -9,13 +9,13 @@ from torch import Tensor
 
 from lantern_accel.device.capture import Capture
 from lantern_accel.device.plan import (
-    DynamicTree,
+    DynamicTreePlan,
     FusedStep,
     NoDrafts,
     Refused,
-    StaticTree,
+    StaticTreePlan,
     StepPlan,
-    Window,
+    WindowPlan,
 )
 from lantern_accel_cpu.native import plain, races, trees
 from lantern_accel_cpu.native.guesses import Guessing, guessing
@@ -31,7 +31,7 @@ def fused_step(kernels: Kernels, ops: Capture, plan: StepPlan) -> FusedStep | Re
     """Return a plan's step in native calls (:meth:`.Capture.fused_step`)."""
     try:
         check_plan(plan, PLAN_VERSION)
-        if isinstance(plan.source, StaticTree | DynamicTree):
+        if isinstance(plan.source, StaticTreePlan | DynamicTreePlan):
             return FusedStep(trees.tree_step(kernels, ops, plan, plan.source))
         return _without_tree(kernels, ops, plan, plan.source)
     except Unserved as error:
@@ -39,7 +39,7 @@ def fused_step(kernels: Kernels, ops: Capture, plan: StepPlan) -> FusedStep | Re
 
 
 def _without_tree(
-    kernels: Kernels, ops: Capture, plan: StepPlan, source: NoDrafts | Window
+    kernels: Kernels, ops: Capture, plan: StepPlan, source: NoDrafts | WindowPlan
 ) -> FusedStep:
     head = guessing(kernels, plan)
     after = _advance(kernels, plan, source, head)
@@ -67,11 +67,11 @@ def _without_tree(
 
 
 def _advance(
-    kernels: Kernels, plan: StepPlan, source: NoDrafts | Window, head: Guessing | None
+    kernels: Kernels, plan: StepPlan, source: NoDrafts | WindowPlan, head: Guessing | None
 ) -> Callable[[int], None]:
     """Return what follows a pass in one call on its logits' address, on buffers that stay."""
     if plan.buffers.uniforms is None:
         return races.advance(kernels, plan, source, head)
-    if isinstance(source, Window):
+    if isinstance(source, WindowPlan):
         raise Unserved("uniforms decide about a window")
     return plain.advance(kernels, plan, source)

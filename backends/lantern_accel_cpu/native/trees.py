@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.device.capture import Capture
-from lantern_accel.device.plan import DynamicTree, Sizes, StaticTree, StepPlan
+from lantern_accel.device.plan import DynamicTreePlan, StaticTreePlan, StepPlan, StepSizes
 from lantern_accel_cpu.native.kernels import Kernels, lies
 from lantern_accel_cpu.native.library import byref
 from lantern_accel_cpu.native.plans import Owner, check_model, require
@@ -40,9 +40,9 @@ class _Shape:
     top_k: int = 0
 
     @classmethod
-    def of(cls, tree: StaticTree | DynamicTree, at: Sizes) -> _Shape:
+    def of(cls, tree: StaticTreePlan | DynamicTreePlan, at: StepSizes) -> _Shape:
         """Return the shape of a plan's tree."""
-        if isinstance(tree, StaticTree):
+        if isinstance(tree, StaticTreePlan):
             links = {"first_child": tree.first_child, "num_children": tree.num_children}
             links["group"] = tree.group
             return cls(
@@ -54,7 +54,7 @@ class _Shape:
 
 
 def tree_step(
-    kernels: Kernels, ops: Capture, plan: StepPlan, tree: StaticTree | DynamicTree
+    kernels: Kernels, ops: Capture, plan: StepPlan, tree: StaticTreePlan | DynamicTreePlan
 ) -> Callable[[Tensor | None], bool]:
     """Return a step of a drafter's tree on buffers that stay; raises Unserved without kernels for it."""
     at, state, target, drafter, drafts = (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lantern_accel.device.kv_cache import KVCache, Pass
-from lantern_accel.device.plan import Block, Matrix, Norm
+from lantern_accel.device.plan import BlockWeights, Matrix, Norm
 from lantern_accel.nn.transformer import RMSNorm, described
 from lantern_accel_cpu.native.kernels import (
     DTYPES,
@@ -40,7 +40,7 @@ class PlannedCache(KVCache):
 class TrunkPlan:
     """What stays the same from one pass of some blocks over one cache to the next."""
 
-    def __init__(self, blocks: Sequence[Block], kv: KVCache) -> None:
+    def __init__(self, blocks: Sequence[BlockWeights], kv: KVCache) -> None:
         self._owner = Owner()
         # Addresses only: a first pass does on tensors what every other one does.
         described = (NativeBlock * len(blocks))()
@@ -83,11 +83,11 @@ def address_of(matrix: Matrix, dtype: torch.dtype) -> int:
     return packed.address
 
 
-def _matrices(block: Block) -> dict[str, Matrix]:
+def _matrices(block: BlockWeights) -> dict[str, Matrix]:
     return {"wqkv": block.wqkv, "wo": block.wo, "w13": block.w13, "w2": block.w2}
 
 
-def fits(blocks: Sequence[Block], kv: KVCache) -> bool:
+def fits(blocks: Sequence[BlockWeights], kv: KVCache) -> bool:
     """Return whether the native trunk computes these blocks: LlamaGen's, packed, without biases."""
     layout = kv.layout
     if not blocks or len(blocks) > layout.layers or layout.dtype not in DTYPES:
@@ -104,7 +104,7 @@ def fits(blocks: Sequence[Block], kv: KVCache) -> bool:
     return layout.head_dim % 2 == 0
 
 
-def trunk_of(blocks: Sequence[Block], kv: KVCache, norm: Norm | None) -> TrunkPlan:
+def trunk_of(blocks: Sequence[BlockWeights], kv: KVCache, norm: Norm | None) -> TrunkPlan:
     """Return the plan of a step's blocks over its cache; raises Unserved if they have no native trunk."""
     here = lies(kv.layout.dtype, *kv.buffers) and kv.layout.head_major
     require(here, "the cache is not by head in one piece on the CPU")

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lantern_accel.device.plan import AcceptanceRule, DraftedTree, Filter
+from lantern_accel.device.plan import AcceptancePlan, DraftedTree, Filter
 from lantern_accel_cuda.kernels import rows, sampling
 from lantern_accel_cuda.kernels.rows import pick
 
@@ -238,7 +238,7 @@ def accept(
     tree: DraftedTree,
     logits: Tensor,
     given: Filter,
-    rule: AcceptanceRule,
+    rule: AcceptancePlan,
     uniforms: Tensor,
     bonus_uniform: Tensor,
 ) -> tuple[Tensor, ...] | None:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lantern_accel.device.plan import Buffers, NoDrafts, Window
+from lantern_accel.device.plan import Buffers, NoDrafts, WindowPlan
 from lantern_accel_cuda.kernels.counters import counters_of
 from lantern_accel_cuda.kernels.race import PIECE, WARPS, exponential_of, threefry
 
@@ -249,14 +249,14 @@ class Advance:
     """
 
     buffers: Buffers
-    source: NoDrafts | Window
+    source: NoDrafts | WindowPlan
     count: int
     last: int
 
     def __call__(self, weights: Tensor) -> None:
         """Choose tokens from ``weights``, float32 ``[B, T, V]``, and write what follows from them."""
         b, s = self.buffers, self.source
-        window = s if isinstance(s, Window) else None
+        window = s if isinstance(s, WindowPlan) else None
         noted = window is not None and self.count > 1
         none = b.length
         torch.ops.lantern_accel_cuda.choose_tokens(

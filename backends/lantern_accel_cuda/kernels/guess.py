@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.device.plan import Buffers, GuessHead, Window
+from lantern_accel.device.plan import Buffers, GuessHead, WindowPlan
 from lantern_accel_cuda.kernels.advance import best_of, joined, pieces_of, recalled, scores
 from lantern_accel_cuda.kernels.race import WARPS
 
@@ -140,12 +140,12 @@ def _settle(
 class Guesses:
     """What a window's draft head does behind a pass, on static buffers; ``last`` of the image."""
 
-    def __init__(self, buffers: Buffers, source: Window, count: int, last: int) -> None:
+    def __init__(self, buffers: Buffers, source: WindowPlan, count: int, last: int) -> None:
         self.buffers, self.source, self.count, self.last = buffers, source, count, last
         self.ahead = torch.arange(count, dtype=buffers.length.dtype, device=buffers.length.device)
 
     @property
-    def rest(self) -> Window:
+    def rest(self) -> WindowPlan:
         """The window that the kernels of a step write: without fresh drafts, and without recall."""
         return replace(
             self.source, fresh="given", row_keys=None, row_previous=None, row_tokens=None

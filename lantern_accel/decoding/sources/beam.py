@@ -33,9 +33,9 @@ class BeamDrafts(DrafterDrafts[DynamicTree]):
         tests = 0 if g.keyed else value.top_k * g.depth
         return replace(g, scratch=value.depth * value.top_k, test_columns=tests)
 
-    def describe(self, state: TreeState) -> plan.DynamicTree:
+    def describe(self, state: TreeState) -> plan.DynamicTreePlan:
         tree = self.given.source
-        return plan.DynamicTree(tree.top_k, tree.depth, tree.total, self.tree_buffers(state))
+        return plan.DynamicTreePlan(tree.top_k, tree.depth, tree.total, self.tree_buffers(state))
 
     def _likeliest(self, logits: Tensor, count: int, luck: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return what the ``count`` likeliest codes are predicted to give, as logarithms, and the codes.

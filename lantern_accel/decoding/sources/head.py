@@ -58,7 +58,7 @@ class HeadWindow(InvariantWindow[Window]):
     def fuse(self, step: plan.FusedStep | None) -> None:
         self.fused = None if step is None else step.guess
 
-    def describe(self, state: WindowState) -> plan.Window:
+    def describe(self, state: WindowState) -> plan.WindowPlan:
         return replace(super().describe(state), head=self.head.given(), feature=state.feature)
 
     def _recalled(

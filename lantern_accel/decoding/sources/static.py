@@ -111,9 +111,9 @@ class StaticDrafts(DrafterDrafts[ChainTree | StaticTree]):
         drafted = columns(torch.cat(tokens, dim=1), self.order)
         return self.tree(drafted, torch.cat(dists, dim=1) if dists else None)
 
-    def describe(self, state: TreeState) -> plan.StaticTree:
+    def describe(self, state: TreeState) -> plan.StaticTreePlan:
         tables = self.tables
-        return plan.StaticTree(
+        return plan.StaticTreePlan(
             parents=tuple(tables.parents),
             depths=tuple(tables.depths),
             inner=tuple(tuple(level) for level in tables.inner),

@@ -241,9 +241,9 @@ class WindowDrafts(Drafts[Value, WindowState, Tensor, Coupled]):
         following = following.clamp(max=self.geometry.tokens - 1)
         return SamplingOps.guide(self.ops, features.float(), following, scale)
 
-    def describe(self, state: WindowState) -> plan.Window:
+    def describe(self, state: WindowState) -> plan.WindowPlan:
         g, fresh, noted = self.geometry, self.initial, self.geometry.passes > 0
-        return plan.Window(
+        return plan.WindowPlan(
             fresh=fresh.kind,
             width=fresh.width,
             passes=g.passes,

@@ -18,11 +18,11 @@ from lantern_accel.families.chameleon.model import (
     CodeNetwork,
     TrunkConfig,
 )
-from lantern_accel.nn.drafter import Drafter, DrafterSizes
+from lantern_accel.nn.drafter import EagleDrafter, EagleSizes
 from lantern_accel.nn.transformer import REFERENCE
 
 
-class ChameleonDrafterConfig(DrafterSizes, TrunkConfig):
+class ChameleonDrafterConfig(EagleSizes, TrunkConfig):
     """Sizes of a drafter; prompt length, image and codes are its target's."""
 
     same = ("dim", "token_count", "image_codes", "newline_id")
@@ -30,7 +30,7 @@ class ChameleonDrafterConfig(DrafterSizes, TrunkConfig):
     taps: tuple[int, ...] = Field((), max_length=0, description="they read the last states alone")
 
 
-class ChameleonDrafter(CodeNetwork, Drafter):
+class ChameleonDrafter(CodeNetwork, EagleDrafter):
     """The drafter of Anole or Lumina-mGPT, with a table of all tokens of its own."""
 
     table, sizes = "embed_tokens", ChameleonDrafterConfig

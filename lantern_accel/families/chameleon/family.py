@@ -13,7 +13,7 @@ from lantern_accel.families.chameleon import layouts, official
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
-from lantern_accel.families.chameleon.text import NAMES, SpecialIds, anole_image_only
+from lantern_accel.families.chameleon.text import NAMES, ChameleonIds, anole_image_only
 from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.keys import Change
 from lantern_accel.families.manifest import Manifest
@@ -69,7 +69,7 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
 
     def tiny(self) -> ChameleonManifest:
         """Return a Lumina: rows end in newlines, and guidance branches have prompts of their own."""
-        ids = SpecialIds(
+        ids = ChameleonIds(
             bos=0, pad=1, eos=2, image_first=4, image_codes=40, image_end=44, image_start=45,
             end_of_turn=46, newline=47, grid=48,
         )  # fmt: skip

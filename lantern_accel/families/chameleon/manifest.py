@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from lantern_accel.errors import RequestError
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.model import ChameleonConfig
-from lantern_accel.families.chameleon.text import SpecialIds
+from lantern_accel.families.chameleon.text import ChameleonIds
 from lantern_accel.families.manifest import TokenManifest, check_codes
 from lantern_accel.nn.vq import VQConfig
 from lantern_accel.strategy.choose import ModelDefaults
@@ -32,7 +32,7 @@ class ChameleonManifest(TokenManifest):
     family: str = "chameleon"
     variant: Variant = "anole"
     side: int = Field(32, ge=2)
-    ids: SpecialIds = SpecialIds()
+    ids: ChameleonIds = ChameleonIds()
     target: ChameleonConfig
     drafter: ChameleonDrafterConfig | None = None
     vq: VQConfig

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from lantern_accel.decoding.rows import Allowed, prefix_positions
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.families.target import Target
+from lantern_accel.families.target import TrunkTarget
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import RotaryNetwork
 from lantern_accel.nn.sizes import LlamaSizes
@@ -132,7 +132,7 @@ class CodeNetwork(RotaryNetwork):
         return Pass(cos[place].unsqueeze(2), sin[place].unsqueeze(2), visible)
 
 
-class ChameleonGPT(CodeNetwork, Target):
+class ChameleonGPT(CodeNetwork, TrunkTarget):
     """The target model. Its features are the states after the final norm."""
 
     own_prompts, table = True, "tok_embeddings"

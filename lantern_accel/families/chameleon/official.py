@@ -31,7 +31,7 @@ from lantern_accel.families.chameleon.layouts import (
 )
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest, Variant
 from lantern_accel.families.chameleon.model import ChameleonConfig
-from lantern_accel.families.chameleon.text import SpecialIds, ids_from_vocabulary
+from lantern_accel.families.chameleon.text import ChameleonIds, ids_from_vocabulary
 from lantern_accel.families.keys import check_usual, layout_of, open_model
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import ask_for_name, entry_at, parts_of, published
@@ -63,7 +63,7 @@ def _said(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def target_config(
-    checkpoint: Checkpoint, config: dict[str, Any], ids: SpecialIds, newline: bool, side: int
+    checkpoint: Checkpoint, config: dict[str, Any], ids: ChameleonIds, newline: bool, side: int
 ) -> ChameleonConfig:
     """Return a target's configuration.
 
@@ -143,7 +143,7 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
         raise ask_for_name(path, "for which size of images this Lumina-mGPT was trained", names)
     files, missing = {"target": weights}, dict[str, str]()
     text = _text_tokenizer(path, parts)
-    ids = SpecialIds()
+    ids = ChameleonIds()
     if text is None:
         missing["text"] = f"a text tokenizer: put {_WHERE_TEXT} into {path}"
     else:
@@ -159,7 +159,7 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
         files["vq"] = vq_path
         vq = vq_config(open_checkpoint(vq_path))
         if text is None:  # how many image tokens there are, only the vocabulary says
-            ids = SpecialIds(image_codes=vq.codebook_size)
+            ids = ChameleonIds(image_codes=vq.codebook_size)
         if vq.codebook_size != ids.image_codes:
             raise CheckpointError(
                 f"{vq_path} is of another codebook: it has {vq.codebook_size} codes, the vocabulary of "
@@ -207,7 +207,7 @@ def published_manifest(entry: ModelEntry) -> ChameleonManifest:
     """Return the manifest of a published model, drafter included where one is published."""
     variant: Variant = entry.config["variant"]
     side = entry.config["pixels"] // 16
-    newline = SpecialIds().newline if variant == "lumina" else None
+    newline = ChameleonIds().newline if variant == "lumina" else None
     target = ChameleonConfig(newline_id=newline, height=side, width=side)
     return ChameleonManifest(
         **entry.labels,

@@ -14,7 +14,7 @@ from pydantic import Field
 from lantern_accel.errors import CheckpointError
 from lantern_accel.records import Frozen
 
-#: The tokens of :class:`SpecialIds` by their names in the vocabulary.
+#: The tokens of :class:`ChameleonIds` by their names in the vocabulary.
 NAMES = {
     "bos": "<s>",
     "pad": "<pad>",
@@ -25,7 +25,7 @@ NAMES = {
 }
 
 
-class SpecialIds(Frozen):
+class ChameleonIds(Frozen):
     """Ids of the tokens that mean something; the defaults are the published vocabulary's.
 
     ``newline`` and ``grid`` are Lumina's: the token that ends a row of the image, and the one that
@@ -49,7 +49,7 @@ def image_token_name(code: int) -> str:
     return "IMGIMG" + "".join(chr(ord("A") + int(digit)) for digit in str(code)) + "Z"
 
 
-def ids_from_vocabulary(vocabulary: Mapping[str, int]) -> SpecialIds:
+def ids_from_vocabulary(vocabulary: Mapping[str, int]) -> ChameleonIds:
     """Read the ids off a vocabulary (token name to id); ``code = id - first`` is checked for every code.
 
     Raises :class:`CheckpointError` for a vocabulary without image tokens or in another order.
@@ -74,10 +74,10 @@ def ids_from_vocabulary(vocabulary: Mapping[str, int]) -> SpecialIds:
     for field, name in (("newline", "<reserved08799>"), ("grid", "<reserved08800>")):
         if name in vocabulary:
             found[field] = vocabulary[name]
-    return SpecialIds(image_first=first, image_codes=len(images), **found)
+    return ChameleonIds(image_first=first, image_codes=len(images), **found)
 
 
-def anole_image_only(ids: SpecialIds, prompt: Sequence[int]) -> list[int]:
+def anole_image_only(ids: ChameleonIds, prompt: Sequence[int]) -> list[int]:
     """Return the context of Anole's middle branch: what of the prompt is an image or its frame.
 
     For a prompt of text alone it is that of the last branch, and the three-way rule is the two-way.

@@ -26,7 +26,7 @@ from lantern_accel.families.emu3.text import (
     PROMPTS,
     SPECIALS,
     UNCONDITIONAL,
-    SpecialIds,
+    Emu3Ids,
     picture_start,
     read_either,
 )
@@ -146,7 +146,7 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
 
     def tiny(self) -> Emu3Manifest:
         """Return a small model of both: grouped queries, head norms, rows with ends."""
-        ids = SpecialIds.before(216)
+        ids = Emu3Ids.before(216)
         target = Emu3Config(
             dim=32, n_layer=2, n_head=4, n_kv_head=2, head_width=16, ffn_dim=48, token_count=256,
             image_first=216, image_codes=40, newline_id=ids.row_end, height=4, width=4,

@@ -20,9 +20,9 @@ from typing_extensions import Self
 
 from lantern_accel.errors import RequestError
 from lantern_accel.families.chameleon.model import ChameleonConfig, CodeNetwork
-from lantern_accel.families.emu3.text import SpecialIds, Variant
+from lantern_accel.families.emu3.text import Emu3Ids, Variant
 from lantern_accel.families.prompted_drafter import PromptedDrafter, PromptedManifest
-from lantern_accel.families.target import Target
+from lantern_accel.families.target import TrunkTarget
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.movq import MoVQConfig
 from lantern_accel.nn.vq import VQConfig
@@ -56,7 +56,7 @@ class Emu3Drafter(PromptedDrafter):
     #: Left padding has no position, as in the target.
     dense_pass = CodeNetwork.dense_pass
 
-    def read(self, target: Target) -> None:
+    def read(self, target: TrunkTarget) -> None:
         super().read(target)
         self.codes = target.tok_embeddings.code_ids
 
@@ -104,7 +104,7 @@ class Emu3Manifest(PromptedManifest):
     area: int = Field(518400, ge=1)
     encodes: bool = True
     tied: bool = False
-    ids: SpecialIds = SpecialIds()
+    ids: Emu3Ids = Emu3Ids()
     target: Emu3Config
     vq: MoVQConfig | VQConfig
 

@@ -23,7 +23,7 @@ from lantern_accel.families.emu3.text import (
     FRAME,
     VISION,
     WORDS,
-    SpecialIds,
+    Emu3Ids,
     Variant,
     vision_tokens,
 )
@@ -176,22 +176,22 @@ def manifest_of(checkpoint: Checkpoint, said: dict[str, Any]) -> Emu3Manifest:
         )
 
 
-def special_ids(said: Mapping[str, Any]) -> SpecialIds:
+def special_ids(said: Mapping[str, Any]) -> Emu3Ids:
     """Return the ids of a configuration's vocabulary."""
-    return SpecialIds.before(_first_code(said))
+    return Emu3Ids.before(_first_code(said))
 
 
 def _first_code(said: Mapping[str, Any]) -> int:
     """Return the id of code 0: behind the image's end, as the configuration has it."""
     end = said.get("eoi_token_id") or (said.get("vocabulary_map") or {}).get(FRAME[2])
     if end is None:
-        end = (said.get("pad_token_id") or SpecialIds().pad) + BEFORE["pad"] - BEFORE["image_end"]
+        end = (said.get("pad_token_id") or Emu3Ids().pad) + BEFORE["pad"] - BEFORE["image_end"]
     return int(end) + 1
 
 
-def _checked_ids(path: Path, said: Mapping[str, Any], first: int) -> SpecialIds:
+def _checked_ids(path: Path, said: Mapping[str, Any], first: int) -> Emu3Ids:
     with explained(f"the vocabulary of {path} has no place for Emu3's tokens", "use Emu3-Gen"):
-        ids = SpecialIds.before(first)
+        ids = Emu3Ids.before(first)
     for name, ours in _IDS.items():
         value = said.get(name)
         if value is not None and value != getattr(ids, ours):

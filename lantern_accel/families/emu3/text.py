@@ -56,7 +56,7 @@ UNCONDITIONAL: dict[Variant, str] = {
 }
 
 
-class SpecialIds(Frozen):
+class Emu3Ids(Frozen):
     """Ids of the tokens that mean something; the defaults are the released vocabulary's.
 
     ``begin``: where Emu3.5 begins a step of its answer. ``image``: behind the size, before code 0.
@@ -74,7 +74,7 @@ class SpecialIds(Frozen):
     first: int = Field(151854, ge=211, description="code 0")
 
     @classmethod
-    def before(cls, first: int) -> SpecialIds:
+    def before(cls, first: int) -> Emu3Ids:
         """Return the ids of a vocabulary whose code 0 is the id ``first``."""
         return cls(first=first, **{name: first - back for name, back in BEFORE.items()})
 

@@ -18,7 +18,7 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import RequestError
 from lantern_accel.families.glm_image.grids import PIXELS, SMALL, Grid, grid_of, grids, positions
 from lantern_accel.families.prompted_drafter import PromptedManifest
-from lantern_accel.families.target import Target
+from lantern_accel.families.target import TrunkTarget
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import rotary_table
 from lantern_accel.nn.sizes import LlamaSizes, Sizes
@@ -92,7 +92,7 @@ class GlmImageConfig(LlamaSizes):
         return above
 
 
-class GlmImageGPT(Target):
+class GlmImageGPT(TrunkTarget):
     """The target model."""
 
     config: GlmImageConfig

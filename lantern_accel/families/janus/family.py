@@ -13,7 +13,7 @@ from lantern_accel.families.base import Conditions, Model, Rows, check_two_way
 from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.janus import official
 from lantern_accel.families.janus.model import DEFAULTS, JanusConfig, JanusGPT, JanusManifest
-from lantern_accel.families.janus.text import ROLES, SpecialIds, prompt_text
+from lantern_accel.families.janus.text import ROLES, JanusIds, prompt_text
 from lantern_accel.families.keys import Change, to_adjacent
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_drafter import PromptedDrafterConfig
@@ -77,7 +77,7 @@ class JanusFamily(VQFamily[JanusManifest], PromptedFamily[JanusManifest]):
         )  # fmt: skip
         return JanusManifest(
             name="tiny-janus",
-            ids=SpecialIds(bos=36, pad=37, image_start=38),
+            ids=JanusIds(bos=36, pad=37, image_start=38),
             target=target,
             drafter=PromptedDrafterConfig.fitting(target, taps=(1,)),
             vq=VQConfig(ch=32, ch_mult=(1,), num_res_blocks=1, codebook_size=48, codebook_dim=4),

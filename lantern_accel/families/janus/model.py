@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.families.janus.text import SpecialIds, Variant
+from lantern_accel.families.janus.text import JanusIds, Variant
 from lantern_accel.families.prompted_drafter import PromptedManifest
-from lantern_accel.families.target import Target
+from lantern_accel.families.target import TrunkTarget
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.sizes import LlamaSizes, SquareSizes
 from lantern_accel.nn.transformer import REFERENCE, Projection
@@ -55,7 +55,7 @@ class JanusConfig(LlamaSizes, SquareSizes):
         return Decoder.of(self, bias=self.bias)
 
 
-class JanusGPT(Target):
+class JanusGPT(TrunkTarget):
     """The target model."""
 
     config: JanusConfig
@@ -98,6 +98,6 @@ class JanusManifest(PromptedManifest):
 
     family: Literal["janus"] = "janus"
     variant: Variant = "pro"
-    ids: SpecialIds = SpecialIds()
+    ids: JanusIds = JanusIds()
     target: JanusConfig
     vq: VQConfig

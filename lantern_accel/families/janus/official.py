@@ -18,7 +18,7 @@ from lantern_accel.families import keys
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.image_tokenizer import LOWEST_FIRST, VQ_RULES, vq_sizes
 from lantern_accel.families.janus.model import DEFAULTS, JanusConfig, JanusManifest
-from lantern_accel.families.janus.text import ROLES, SpecialIds, Variant, read_ids
+from lantern_accel.families.janus.text import ROLES, JanusIds, Variant, read_ids
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import ask_for_name, entries_like, entry_at
 from lantern_accel.nn.vq import VQConfig
@@ -104,7 +104,7 @@ def detect(path: Path, parts: Parts) -> Found[JanusManifest] | None:
 
 
 def manifest_of(
-    checkpoint: Checkpoint, said: dict[str, Any], ids: SpecialIds | None = None
+    checkpoint: Checkpoint, said: dict[str, Any], ids: JanusIds | None = None
 ) -> JanusManifest:
     """Return the manifest of weights and their configuration, which is read off shapes where it can be.
 
@@ -118,7 +118,7 @@ def manifest_of(
     with explained(f"the parts of {path} are not of one model", "take them from one release"):
         return JanusManifest(
             name=path.absolute().name if path.is_dir() else path.stem,
-            ids=ids or SpecialIds(**_said_ids(said)),
+            ids=ids or JanusIds(**_said_ids(said)),
             target=target,
             vq=vq,
             defaults=DEFAULTS.within(target.vocab_size),

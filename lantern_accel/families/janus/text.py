@@ -29,7 +29,7 @@ NAMES = {
 }
 
 
-class SpecialIds(Frozen):
+class JanusIds(Frozen):
     """Ids of the tokens that mean something; the defaults are Janus-Pro-1B's."""
 
     bos: int = Field(100000, ge=0)
@@ -43,7 +43,7 @@ def prompt_text(text: str, variant: Variant) -> str:
     return f"{user}: {text.strip()}\n\n{assistant}:{START}"
 
 
-def read_ids(path: Path) -> SpecialIds:
+def read_ids(path: Path) -> JanusIds:
     """Read the ids off ``tokenizer.json``; raises :class:`CheckpointError` where one is absent."""
     known = read_vocabulary(path, "the tokenizer.json that comes with the model")
     for name in NAMES.values():
@@ -52,4 +52,4 @@ def read_ids(path: Path) -> SpecialIds:
                 f"the tokenizer {path} lacks {name}, so it cannot prompt Janus for an image; use the "
                 "tokenizer.json that comes with the model"
             )
-    return SpecialIds(**{field: known[name] for field, name in NAMES.items()})
+    return JanusIds(**{field: known[name] for field, name in NAMES.items()})

@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import DraftStack
 from lantern_accel.nn.decoder import Decoder
-from lantern_accel.nn.drafter import Drafter, DrafterSizes
+from lantern_accel.nn.drafter import EagleDrafter, EagleSizes
 from lantern_accel.nn.rotary import GridNetwork
 from lantern_accel.nn.sizes import GridSizes
 from lantern_accel.nn.transformer import REFERENCE, RMSNorm, described
 
 
-class DrafterConfig(DrafterSizes, GridSizes):
+class DrafterConfig(EagleSizes, GridSizes):
     """Sizes of an EAGLE drafter for a LlamaGen target."""
 
     same = ("dim", "vocab_size", "grid", "prefix_length")
@@ -42,7 +42,7 @@ class DrafterConfig(DrafterSizes, GridSizes):
         return super().of_target(target) | own
 
 
-class EagleDrafter(GridNetwork, Drafter):
+class LlamaGenDrafter(GridNetwork, EagleDrafter):
     """The drafter of a LlamaGen target, with a table of codes of its own."""
 
     sizes = DrafterConfig

@@ -26,7 +26,7 @@ from lantern_accel.families.base import (
 from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.keys import load_float
 from lantern_accel.families.llamagen import official
-from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
+from lantern_accel.families.llamagen.drafter import DrafterConfig, LlamaGenDrafter
 from lantern_accel.families.llamagen.features import FeatureFile
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, llamagen_config
@@ -58,7 +58,7 @@ class LlamaGenFamily(VQFamily[LlamaGenManifest]):
 
     name: ClassVar[str] = "llamagen"
     manifest_type: ClassVar[type[Manifest]] = LlamaGenManifest
-    target_type, drafter_type, vq_type = LlamaGenGPT, EagleDrafter, VQModel
+    target_type, drafter_type, vq_type = LlamaGenGPT, LlamaGenDrafter, VQModel
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
     rules = official.RULES

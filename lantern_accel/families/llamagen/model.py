@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Stack
-from lantern_accel.families.target import Target
+from lantern_accel.families.target import TrunkTarget
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import GridNetwork
 from lantern_accel.nn.sizes import GridSizes
@@ -84,7 +84,7 @@ class ClassEmbedder(nn.Module):
         return out
 
 
-class LlamaGenGPT(GridNetwork, Target):
+class LlamaGenGPT(GridNetwork, TrunkTarget):
     """The target model. Its features are the states after the final norm."""
 
     def __init__(self, config: LlamaGenConfig, *, ops: TensorOps = REFERENCE) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from lantern_accel.errors import CheckpointError, RequestError
-from lantern_accel.families.chameleon.text import SpecialIds
+from lantern_accel.families.chameleon.text import ChameleonIds
 
 #: How the names of the codes' tokens begin.
 CODE = "<MOVQGAN"
@@ -33,7 +33,7 @@ NAMES = {
 _WHERE = "use the tokenizer.json that comes with the model"
 
 
-class Lumina2Ids(SpecialIds):
+class Lumina2Ids(ChameleonIds):
     """Ids of the tokens that mean something; the defaults are the published vocabulary's.
 
     ``grids``: the size tokens, from 0 units on. ``end_of_turn`` is in ``tokenizer.json`` alone.

@@ -60,11 +60,11 @@ def _is_a_share(value: float | str | Interval) -> float | str | Interval:
     return value
 
 
-class _Record(Record):
+class _FiniteRecord(Record):
     model_config = ConfigDict(allow_inf_nan=False)
 
 
-class PromptSet(_Record):
+class PromptSet(_FiniteRecord):
     """What was generated: all prompts by digest, and the first ones in words."""
 
     source: str = Field(description="where they come from; for a file its name")
@@ -73,7 +73,7 @@ class PromptSet(_Record):
     used: list[str | int] = Field(description="the prompts that were used, at most 64")
 
 
-class Plan(_Record):
+class Plan(_FiniteRecord):
     """How much is measured; the same for every cell."""
 
     quick: bool
@@ -85,7 +85,7 @@ class Plan(_Record):
     )
 
 
-class RunSettings(_Record):
+class RunSettings(_FiniteRecord):
     """What a run is a run of; a resumed run must have the same."""
 
     model: str
@@ -105,7 +105,7 @@ class RunSettings(_Record):
     plan: Plan
 
 
-class Environment(_Record):
+class Environment(_FiniteRecord):
     """What a reader needs to judge the figures."""
 
     device: DeviceFacts
@@ -131,7 +131,7 @@ def _is_a_moment(text: str | None) -> str | None:
     raise ValueError(f"{str(text)[:40]!r} is not a date and time as ISO 8601 writes them")
 
 
-class RunSession(_Record):
+class RunSession(_FiniteRecord):
     """One process that worked on the run; a resumed run has several."""
 
     started: str = Field(description="UTC, ISO 8601")
@@ -141,7 +141,7 @@ class RunSession(_Record):
     _moments = field_validator("started", "ended")(_is_a_moment)
 
 
-class ClockCheck(_Record):
+class ClockCheck(_FiniteRecord):
     """The backend's stopwatch against the host's clock on work of a known end."""
 
     stopwatch: str = Field(description="what the stopwatch reads")
@@ -149,7 +149,7 @@ class ClockCheck(_Record):
     ratio: float = Field(description="stopwatch over host clock; 1 is right")
 
 
-class Ceilings(_Record):
+class Ceilings(_FiniteRecord):
     """What the device reached on simple work, best of several."""
 
     copy_bytes_per_s: Positive = Field(description="bytes read plus bytes written per second")
@@ -170,7 +170,7 @@ class Ceilings(_Record):
         return max(found) if found else self.copy_bytes_per_s
 
 
-class Work(_Record):
+class Work(_FiniteRecord):
     """What one phase of one step needs at least, in the middle of an image."""
 
     flops: float = Field(ge=0)
@@ -185,7 +185,7 @@ class Work(_Record):
     )
 
 
-class MemoryPeak(_Record):
+class MemoryPeak(_FiniteRecord):
     """Memory while this cell ran alone."""
 
     peak_bytes: Reading
@@ -193,7 +193,7 @@ class MemoryPeak(_Record):
     buffers_bytes: int = Field(description="static caches and state of the decoding engine")
 
 
-class Warmup(_Record):
+class Warmup(_FiniteRecord):
     """One decoding that is not counted."""
 
     session: int
@@ -203,7 +203,7 @@ class Warmup(_Record):
     )
 
 
-class Sample(_Record):
+class Sample(_FiniteRecord):
     """One timed request of ``images`` images; seconds by the backend's stopwatch."""
 
     session: int
@@ -241,7 +241,7 @@ def _does_work(value: dict[str, Work] | str) -> dict[str, Work] | str:
     return value
 
 
-class Cell(_Record):
+class Cell(_FiniteRecord):
     """One strategy at one batch size and temperature."""
 
     strategy: Strategy
@@ -308,7 +308,7 @@ class Cell(_Record):
         return not isinstance(self.strategy.acceptance, Exact)
 
 
-class StepCell(_Record):
+class StepCell(_FiniteRecord):
     """One kind of step, on its own: its samples, vanilla's taken in turns with them, and what it needs.
 
     A ``pass`` is the target's alone, without guidance, so that it has as many rows as nodes; what it is
@@ -343,7 +343,7 @@ class StepCell(_Record):
         return name if self.at == 0.5 else f"{name} at {self.at:.0%}"
 
 
-class LoadSample(_Record):
+class LoadSample(_FiniteRecord):
     """One request to a service as its client saw it; moments are seconds since the level began."""
 
     prompt: str
@@ -370,7 +370,7 @@ class LoadSample(_Record):
         return self.ended - self.began if self.outcome == "ok" else math.inf
 
 
-class LoadCell(_Record):
+class LoadCell(_FiniteRecord):
     """A service under a steady number of requests: each client asks again when it has its image."""
 
     strategy: str = Field(description="its name, as the service calls it")
@@ -420,7 +420,7 @@ class LoadCell(_Record):
         return self.joules / images if images else not_measured("no image came")
 
 
-class Distance(_Record):
+class Distance(_FiniteRecord):
     """How far the images are from exact decoding's in a network's feature space."""
 
     metric: str
@@ -435,7 +435,7 @@ class Distance(_Record):
     )
 
 
-class Quality(_Record):
+class Quality(_FiniteRecord):
     """The quality loss of one relaxed strategy, measured in the same run as its speed."""
 
     strategy: Strategy
@@ -455,7 +455,7 @@ class Quality(_Record):
     _share = field_validator("total_variation_per_token")(_is_a_share)
 
 
-class Strip(_Record):
+class Strip(_FiniteRecord):
     """One strategy's row of the contact sheet."""
 
     strategy: str
@@ -464,7 +464,7 @@ class Strip(_Record):
     png_base64: str
 
 
-class Run(_Record):
+class Run(_FiniteRecord):
     """A whole profiling run."""
 
     kind: Literal["lantern_accel.run"] = KIND

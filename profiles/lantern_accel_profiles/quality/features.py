@@ -63,7 +63,7 @@ def _norm(channels: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(channels, eps=1e-3)
 
 
-class _Block(nn.Module):
+class _MBConv(nn.Module):
     """Inverted residual: widen, filter each channel, narrow. Names are the weight file's."""
 
     def __init__(self, kernel: int, stride: int, expansion: int, c_in: int, c_out: int) -> None:
@@ -95,7 +95,7 @@ class EfficientNetLite0(nn.Module):
         self._conv_stem = _Conv(3, 32, 3, 2)
         self._bn0 = _norm(32)
         self._blocks = nn.ModuleList(
-            _Block(kernel, stride if n == 0 else 1, expansion, c_in if n == 0 else c_out, c_out)
+            _MBConv(kernel, stride if n == 0 else 1, expansion, c_in if n == 0 else c_out, c_out)
             for repeats, kernel, stride, expansion, c_in, c_out in STAGES
             for n in range(repeats)
         )

@@ -13,7 +13,7 @@ from lantern_accel.errors import RequestError
 from lantern_accel.generation.built_in_prompts import built_in_prompts
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.records import Record
-from lantern_accel.strategy.choices import Choice, Measured, choice_path
+from lantern_accel.strategy.choices import Choice, MeasuredStrategy, choice_path
 from lantern_accel.strategy.values import Strategy
 from lantern_accel_profiles import store
 from lantern_accel_profiles.measure.environment import check_clock
@@ -168,7 +168,7 @@ class Search(ABC, Generic[EvidenceT]):
             speedup=cells[winner].tokens_per_second / plain,
             source="tune",
             measured=[
-                Measured(
+                MeasuredStrategy(
                     strategy=cell.strategy,
                     tokens_per_step=max(1.0, cell.step_compression),
                     tokens_per_second=cell.tokens_per_second,

@@ -23,7 +23,7 @@ from lantern_accel.checkpoints.loading import fill
 from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
-from lantern_accel.families.chameleon.text import SpecialIds
+from lantern_accel.families.chameleon.text import ChameleonIds
 from lantern_accel.families.tokenizer import left_pad
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
@@ -67,7 +67,7 @@ def models() -> tuple[ChameleonGPT, ChameleonDrafter]:
 @functools.cache
 def decoded(tree: str, rule: str) -> tuple[Tensor, list[list[int]]]:
     """Decode both prompts in one batch; tokens as ids, and the accepted drafts of each step."""
-    sequences, ids = golden("lantern_anole/sequences"), SpecialIds()
+    sequences, ids = golden("lantern_anole/sequences"), ChameleonIds()
     prompts = [
         [ids.bos, *sequences[f"{i}.prompt"].tolist(), ids.end_of_turn, ids.image_start]
         for i in range(2)

@@ -13,7 +13,7 @@ from torch import Tensor
 from lantern_accel.decoding.sources.head import HeadWindow
 from lantern_accel.errors import StrategyError
 from lantern_accel.nn.draft_head import DraftHead, DraftHeadConfig
-from lantern_accel.strategy.policy import Block
+from lantern_accel.strategy.policy import LengthStats
 from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import Sampling, Strategy, Window
 
@@ -52,7 +52,7 @@ class Forced:
     def begin(self) -> int:
         return self.lengths[0]
 
-    def observe(self, block: Block) -> int:
+    def observe(self, block: LengthStats) -> int:
         self.at += 1
         return self.lengths[self.at % len(self.lengths)]
 

@@ -21,7 +21,7 @@ from lantern_accel.families.tokenizer import left_pad
 from lantern_accel.strategy.rules import Lantern, LanternPP
 from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.strategy.values import DynamicTree, Sampling, Strategy
-from lantern_accel.testing.trace import Recorder, first_difference
+from lantern_accel.testing.trace import OpRecorder, first_difference
 
 TEXT, CODES, FIRST, NEWLINE, BOI = 40, 24, 4, 30, 29
 GREEDY = Sampling(temperature=0, cfg_scale=3.0)
@@ -262,13 +262,13 @@ def test_prompts_of_their_own_keep_the_step_one_graph(tree: str | None, temperat
     strategy = Strategy(drafts=TREES[tree]) if tree else Strategy()
     sampling = Sampling(temperature=temperature, cfg_scale=3.0, cfg_scale_image=1.2, top_k=10)
     engine = engine_for(strategy, sampling, 2, newline=True)
-    first: dict[str, Recorder] = {}
+    first: dict[str, OpRecorder] = {}
     for prompts in (PROMPTS[:2], PROMPTS[1:]):
         ids, mask = left_pad(contexts(prompts, 3), 8, pad=1)
         engine.session.load(ids, mask, engine.randomness(5, [0, 1]))
         for step in range(4):
             name = "step" if step else "prefill"
-            recorder = Recorder(torch.device("cpu"))
+            recorder = OpRecorder(torch.device("cpu"))
             with torch.inference_mode(), recorder:
                 getattr(engine, name)()
             assert not recorder.violations

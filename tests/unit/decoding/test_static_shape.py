@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.families.llamagen.drafter import EagleDrafter
+from lantern_accel.families.llamagen.drafter import LlamaGenDrafter
 from lantern_accel.families.llamagen.model import LlamaGenGPT
 from lantern_accel.strategy.values import (
     Sampling,
@@ -173,7 +173,7 @@ def test_a_step_runs_on_tensors_without_values(
 def fake_engine(strategy: Strategy, sampling: Sampling, **drafts: Any) -> Engine:
     """Build an engine from the sizes alone; call it where tensors have no values."""
     target = LlamaGenGPT(CONFIG[0])
-    drafter = EagleDrafter(CONFIG[1].model_copy(update=drafts))
+    drafter = LlamaGenDrafter(CONFIG[1].model_copy(update=drafts))
     table = torch.zeros(CONFIG[0].vocab_size, 10, dtype=torch.int32)
     made: Engine = engine_of((target, drafter), strategy, sampling, 2, neighbours=table)
     return made

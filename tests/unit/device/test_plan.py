@@ -52,7 +52,7 @@ class Weights:
         for i, (wqkv, wo, w13, w2) in enumerate(self.blocks):
             before, between = (plan.Norm(self.norms[2 * i + j], 1e-5) for j in (0, 1))
             blocks.append(
-                plan.Block(
+                plan.BlockWeights(
                     HEADS, before, matrix(wqkv), matrix(wo), between, matrix(w13), matrix(w2)
                 )
             )
@@ -112,9 +112,9 @@ def buffers() -> plan.Buffers:
 
 def plain(target: plan.TargetModel | None = None) -> plan.StepPlan:
     """Return the plan of plain decoding where noise decides."""
-    sizes = plan.Sizes(IMAGES, 1, PREFIX, TOKENS, 1, 0, VOCAB, PREFIX + TOKENS + 1)
+    sizes = plan.StepSizes(IMAGES, 1, PREFIX, TOKENS, 1, 0, VOCAB, PREFIX + TOKENS + 1)
     source = plan.NoDrafts(torch.full((IMAGES,), 7))
-    given, rule = buffers(), plan.AcceptanceRule()
+    given, rule = buffers(), plan.AcceptancePlan()
     given.tokens[:, 0] = 7
     return plan.StepPlan(sizes, source, FILTER, rule, False, given, target)
 
@@ -170,7 +170,7 @@ def test_what_follows_a_pass_needs_no_engine(cpu: DeviceBackend) -> None:
     drafts = drawn[:, :2].clone()
     drafts[0, 1] = (drafts[0, 1] + 1) % VOCAB
     state.tokens[:, 1:span] = drafts
-    source = plan.Window(
+    source = plan.WindowPlan(
         fresh="given",
         width=3,
         passes=0,
@@ -234,7 +234,8 @@ def test_a_wrong_buffer_is_named(name: str, wrong: Tensor, said: str) -> None:
 
 
 def test_a_docstring_explains_every_buffer_of_a_plan() -> None:
-    for part in (plan.Buffers, plan.NoDrafts, plan.TreeBuffers, plan.StaticTree, plan.Window):
+    drafts = plan.NoDrafts, plan.TreeBuffers, plan.StaticTreePlan, plan.WindowPlan
+    for part in (plan.Buffers, *drafts):
         said = part.__doc__ or ""
         for name, _ in plan.declared(part):
             assert f"``{name}" in said or f"``{name.partition('_')[0]}_*``" in said, name

@@ -17,10 +17,10 @@ from support.emu3 import said
 from support.hub_models import filled
 
 from lantern_accel.errors import LanternWarning
-from lantern_accel.families.emu3.text import SpecialIds
+from lantern_accel.families.emu3.text import Emu3Ids
 from lantern_accel.integrations import accelerate
 
-IDS = SpecialIds.before(491)
+IDS = Emu3Ids.before(491)
 CODES = list(range(491, 555))
 ENDS = [IDS.frame_end, IDS.image_end, IDS.eos]
 START = [IDS.image_start, 18, 9, 17, IDS.image]

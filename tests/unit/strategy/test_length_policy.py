@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lantern_accel.strategy.length_policy import AcceptancePolicy
 from lantern_accel.strategy.lengths import in_batch, usual_tokens_per_step
-from lantern_accel.strategy.policy import Block
+from lantern_accel.strategy.policy import LengthStats
 from lantern_accel.strategy.sources import DraftLength
 
 PACES = (
@@ -18,7 +18,7 @@ def steps(rule: AcceptancePolicy, length: int, gained: float, count: int, left: 
     now = length
     for number in range(count):
         whole = int(gained) + (1 if (number * (gained % 1)) % 1 + gained % 1 >= 1 else 0)
-        now = rule.observe(Block(length, 1, (whole,), (left,)))
+        now = rule.observe(LengthStats(length, 1, (whole,), (left,)))
     return now
 
 
@@ -53,8 +53,8 @@ def test_no_acceptance_ends_in_plain_decoding_and_is_tried_again() -> None:
 def test_nothing_longer_than_what_is_left_pays() -> None:
     rule = AcceptancePolicy(PACES)
     assert steps(rule, rule.begin(), 4.0, 60) == 16
-    assert rule.observe(Block(16, 1, (4,), (2,))) == 4
-    assert rule.observe(Block(4, 1, (1,), (1,))) == 1
+    assert rule.observe(LengthStats(16, 1, (4,), (2,))) == 4
+    assert rule.observe(LengthStats(4, 1, (1,), (1,))) == 1
 
 
 def test_a_batch_is_as_fast_as_its_last_image() -> None:
@@ -62,7 +62,7 @@ def test_a_batch_is_as_fast_as_its_last_image() -> None:
     rule, left = AcceptancePolicy(costly), (200, 200)
     assert rule.begin() == 4
     for _ in range(60):  # one image gains much, the other nothing: on average the window would pay
-        now = rule.observe(Block(4, 1, (3, 1), left))
+        now = rule.observe(LengthStats(4, 1, (3, 1), left))
     assert now == 1 and rule.best(None) == 4
     assert rule.best((200, 0)) == 4, "the slow one is complete"
     assert rule.best((200, 40)) == 4, "the slow one is far ahead"
@@ -72,9 +72,9 @@ def test_what_was_learned_of_an_image_fades() -> None:
     rule = AcceptancePolicy(PACES)
     rule.begin()
     for _ in range(60):
-        rule.observe(Block(4, 1, (4, 1), (200, 200)))
+        rule.observe(LengthStats(4, 1, (4, 1), (200, 200)))
     apart = rule.own[0] - rule.own[1]
-    rule.observe(Block(1, 100, (100, 100), (100, 100)))
+    rule.observe(LengthStats(1, 100, (100, 100), (100, 100)))
     assert apart > 1 and 0 < rule.own[0] - rule.own[1] < apart / 3
 
 

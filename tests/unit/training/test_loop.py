@@ -63,7 +63,7 @@ def config(**changes: Any) -> TrainConfig:
     return TrainConfig.model_validate(values)
 
 
-def train(out: Path, task: Line | None = None, **changes: Any) -> tuple[Line, loop.Run]:
+def train(out: Path, task: Line | None = None, **changes: Any) -> tuple[Line, loop.TrainingRun]:
     task = task or Line()
     done = loop.run(task, config(**changes), out, TrainDevice(open_backend("cpu")))
     return task, done

@@ -12,7 +12,7 @@ from lantern_accel.cli import run
 from lantern_accel.cli.console import say
 from lantern_accel.cli.help import tidy
 from lantern_accel.cli.options import with_options
-from lantern_accel.cli.train import Training, print_report
+from lantern_accel.cli.train import TrainerOptions, print_report
 from lantern_accel_profiles.commands.evaluate import evaluate
 
 app = typer.Typer(
@@ -50,7 +50,7 @@ def data() -> None:
         say(f"{len(skipped)} pictures of {style}: {named}{more}", label="skipped", style="yellow")
 
 
-def _stage(stage: str, given: Training, **more: Any) -> None:
+def _stage(stage: str, given: TrainerOptions, **more: Any) -> None:
     from lantern_accel.device.plugins import choose_device
 
     # Choose the device before torch is imported: some vendors read the environment then.
@@ -71,7 +71,7 @@ def _stage(stage: str, given: Training, **more: Any) -> None:
 
 @app.command("tokenizer")
 @with_options
-def tokenizer(given: Training) -> None:
+def tokenizer(given: TrainerOptions) -> None:
     """Train the VQ tokenizer and encode the images."""
     _stage("tokenizer", given)
 
@@ -79,7 +79,7 @@ def tokenizer(given: Training) -> None:
 @app.command("target")
 @with_options
 def target(
-    given: Training,
+    given: TrainerOptions,
     folder: str = typer.Option(None, help="Its folder in WORK; drafter and bundle read `target`."),
 ) -> None:
     """Train the target, a text-conditional LlamaGen transformer, with its text encoder."""
@@ -88,7 +88,7 @@ def target(
 
 @app.command("drafter")
 @with_options
-def drafter(given: Training) -> None:
+def drafter(given: TrainerOptions) -> None:
     """Train the EAGLE drafter on the final target."""
     _stage("drafter", given)
 

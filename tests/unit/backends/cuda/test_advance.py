@@ -65,7 +65,7 @@ def test_a_fault_is_found_by_the_check_of_first_use(
 
     def narrower(self: advance.Advance, weights: torch.Tensor) -> None:
         source = self.source
-        if isinstance(source, plan.Window):
+        if isinstance(source, plan.WindowPlan):
             source = replace(source, width=source.width - 1)
         honest(replace(self, source=source), weights)
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Filter
 from lantern_accel.testing import tiny
-from lantern_accel.testing.trace import Recorder
+from lantern_accel.testing.trace import OpRecorder
 from lantern_accel_hpu import counting
 from lantern_accel_hpu.backend import DeviceBackend
 from lantern_accel_hpu.bridge import Bridge, Kernels, softmax_of
@@ -259,7 +259,7 @@ def test_a_release_that_keeps_every_write_needs_no_scattering() -> None:
         backend = gaudi.on_cpu(DeviceBackend(Bridge(gaudi.Gaudi(), config=config)))
         layout = replace(backend.kv_layout(1, 2, 64, HEADS, WIDTH, torch.float32), rewritten=True)
         cache = TensorOps.allocate(backend, layout)
-        with Recorder(torch.device("cpu")) as seen:
+        with OpRecorder(torch.device("cpu")) as seen:
             for first in (1, 40):
                 slots = torch.tensor([[first, first + 1]] * 2)
                 new = random(first, 2, 2, HEADS, WIDTH)

@@ -15,7 +15,7 @@ from lantern_accel.device.packed import dense
 from lantern_accel.memory.footprint import copy_bytes
 from lantern_accel.nn.rounding import ROUNDINGS, rounded
 from lantern_accel.nn.transformer import Projection, pack, rounded_copy
-from lantern_accel.testing.trace import Recorder
+from lantern_accel.testing.trace import OpRecorder
 from lantern_accel_hpu import operators
 from lantern_accel_hpu.kernels import HPUOps
 from lantern_accel_hpu.rounded import ByteCodes
@@ -127,7 +127,7 @@ def test_a_product_is_a_few_operators_that_are_listed(
     weight = OPS.pack(rounded(drawn(1, 9, 100), ROUNDINGS[name]))
     bias = drawn(2, 9).to(dtype) if biased else None
     x = drawn(3, 2, 5, 100).to(dtype)
-    recorder = Recorder(torch.device("cpu"), operators.rules())
+    recorder = OpRecorder(torch.device("cpu"), operators.rules())
     with torch.inference_mode(), recorder:
         OPS.linear(x, weight, bias)
     assert not recorder.violations

@@ -15,7 +15,7 @@ from lantern_accel.families.chameleon.layouts import chameleon_vq_config
 from lantern_accel.families.chameleon.manifest import ChameleonManifest, nearest_size
 from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.text import (
-    SpecialIds,
+    ChameleonIds,
     anole_image_only,
     ids_from_vocabulary,
     image_token_name,
@@ -58,7 +58,7 @@ def test_ids_come_from_the_vocabulary() -> None:
     published.update({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<eoss>": 8196})
     published["<racm3:break>"] = 8197
     published.update({f"<reserved{n:05d}>": n + 4 for n in range(8700, 8900)})
-    assert ids_from_vocabulary(published) == SpecialIds()
+    assert ids_from_vocabulary(published) == ChameleonIds()
     names = vocabulary(16, "a b", lumina=True)
     ids = ids_from_vocabulary(names)
     assert (ids.image_first, ids.image_codes) == (4, 16)
@@ -107,7 +107,7 @@ def test_prompts(tmp_path: Path) -> None:
         read_tokenizer(tmp_path / "broken.json")
 
 
-def lumina_stream(codes: Tensor, ids: SpecialIds) -> list[int]:
+def lumina_stream(codes: Tensor, ids: ChameleonIds) -> list[int]:
     """Return the token ids that Lumina writes for a picture of codes, int ``[rows, columns]``.
 
     Start, sizes, rows that end in newlines, end of image, end of turn.
@@ -121,7 +121,7 @@ def lumina_stream(codes: Tensor, ids: SpecialIds) -> list[int]:
 @pytest.mark.parametrize(("rows", "columns"), [(2, 2), (4, 2), (2, 6), (48, 48)])
 def test_luminas_stream_obeys_its_grammar(rows: int, columns: int) -> None:
     codes = torch.randint(0, 8192, (rows, columns), generator=torch.Generator().manual_seed(rows))
-    stream = lumina_stream(codes, SpecialIds())
+    stream = lumina_stream(codes, ChameleonIds())
     assert stream[0] == 8197
     assert stream[-2:] == [8196, 8710]
     forced = 0
@@ -153,7 +153,7 @@ def test_padding() -> None:
         left_pad([[1] * 5], 4, pad=1)
 
 
-def manifest(variant: str, side: int = 48, ids: SpecialIds | None = None) -> ChameleonManifest:
+def manifest(variant: str, side: int = 48, ids: ChameleonIds | None = None) -> ChameleonManifest:
     target = ChameleonConfig(
         dim=8,
         n_layer=1,
@@ -167,7 +167,7 @@ def manifest(variant: str, side: int = 48, ids: SpecialIds | None = None) -> Cha
         name="m",
         variant=variant,  # type: ignore[arg-type]
         side=side,
-        ids=ids or SpecialIds(),
+        ids=ids or ChameleonIds(),
         target=target,
         vq=chameleon_vq_config(),
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.keys import LLAMA, load_float
-from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
+from lantern_accel.families.llamagen.drafter import DrafterConfig, LlamaGenDrafter
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.llamagen.official import DRAFTER_RULES
 
@@ -113,7 +113,7 @@ def test_a_wrong_shape_is_told_with_both_shapes(
 def test_a_checkpoint_of_another_architecture_is_refused(
     model: LlamaGenGPT, weights: dict[str, Tensor]
 ) -> None:
-    drafter = EagleDrafter(
+    drafter = LlamaGenDrafter(
         DrafterConfig(dim=8, n_head=2, ffn_dim=8, vocab_size=16, grid=2, prefix_length=2)
     )
     with pytest.raises(CheckpointError, match=r"missing.*unknown.*another architecture"):

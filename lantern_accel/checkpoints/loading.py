@@ -248,13 +248,14 @@ def _copy_blocks(
         raise mismatch(f"{what} ({key})", key, list(shape), list(out.shape))
     width = 1 if rows is None else math.prod(shape[1:])
     flat = out.view(-1, width)
-    for first, block in checkpoint.blocks(key, width):
+    for first, block in checkpoint.blocks(key, width, out.view(-1) if rows is None else None):
         if fingerprint is not None and not first:
             fingerprint.update(key, block, shape)
         check_values(block, key, out.dtype, what)
         at, block = first // width, block.view(-1, width)
         if rows is None:
-            flat[at : at + len(block)].copy_(block)
+            if (there := flat[at : at + len(block)]).data_ptr() != block.data_ptr():
+                there.copy_(block)
             continue
         there = ((rows >= at) & (rows < at + len(block))).nonzero().flatten()
         for run in there.tensor_split((there.diff() > 1).nonzero().flatten() + 1):

@@ -31,8 +31,8 @@ from torch.types import Storage
 from lantern_accel.errors import CheckpointError, LanternWarning
 from lantern_accel.files import read_json_file
 
-#: Most and fewest bytes that are read at once; between them a checkpoint takes a 128th of itself.
-MOST_BYTES, LEAST_BYTES = 64 * 2**20, 2**20
+#: Bytes that are read at once: a core's cache holds them while they are checked and converted.
+BLOCK_BYTES = 2**20
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 #: Where trainers put the state dict; the order is that of LlamaGen's own loader.
 WRAPPERS = ("model", "module", "state_dict")
@@ -344,8 +344,6 @@ class Checkpoint:
         self._home = {key: file for file in files for key in file.headers}
         #: The files' own keys, where they are others.
         self._theirs: dict[str, str] = {}
-        #: Bytes that are read at once.
-        self.block = min(MOST_BYTES, max(LEAST_BYTES, self.nbytes // 128))
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def __contains__(self, key: object) -> bool:
@@ -413,15 +411,18 @@ class Checkpoint:
         file.read_into(out, file.places[theirs][0])
         return out.float()
 
-    def blocks(self, key: str, row: int = 1) -> Iterator[tuple[int, Tensor]]:
+    def blocks(
+        self, key: str, row: int = 1, into: Tensor | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
         """Go through a tensor's numbers in order, in flat blocks of whole rows of ``row`` numbers.
 
-        Returns each block with the number of its first; it is valid until the next. Raises as
-        :meth:`read` does.
+        Returns each block with the number of its first; it is valid until the next. ``into``: flat
+        memory for the tensor, where blocks lie at once if it is the host's and of the file's dtype.
+        Raises as :meth:`read` does.
         """
         file, theirs, dtype = self._home[key], self._theirs.get(key, key), self.dtype(key)
         count = math.prod(self.shape(key))
-        size = max(self.block // dtype.itemsize // row, 1) * row
+        size = max(BLOCK_BYTES // dtype.itemsize // row, 1) * row
         at, strides = file.places.get(theirs, (0, ()))
         whole = None if strides is None else self.read(key).reshape(-1)
         for first in range(0, count, size):
@@ -429,14 +430,17 @@ class Checkpoint:
             if whole is not None:
                 yield first, whole[first:end]
                 continue
-            nbytes = (end - first) * dtype.itemsize
-            if len(self._buffer) < nbytes:
-                self._buffer = torch.empty(nbytes, dtype=torch.uint8)
+            if into is not None and into.is_cpu and into.dtype == dtype:
+                block = into[first:end]
+            else:
+                if len(self._buffer) < (nbytes := (end - first) * dtype.itemsize):
+                    self._buffer = torch.empty(nbytes, dtype=torch.uint8)
+                block = self._buffer[:nbytes].view(dtype)
             try:
-                file.read_into(self._buffer[:nbytes], at + first * dtype.itemsize)
+                file.read_into(block, at + first * dtype.itemsize)
             except Exception as error:
                 raise _unreadable(file.path, error) from error
-            yield first, self._buffer[:nbytes].view(dtype)
+            yield first, block
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -82,16 +82,19 @@ template <class Body> void for_panels(int64_t n, Body body) {
     pool_run(Job{&job, Each::work, nullptr, Each::chunks, 1}, n <= PANEL);
 }
 
-template <class T> void pack(const T* w, int64_t ldw, int64_t k, int64_t n, int64_t group, T* to) {
-    int64_t deep = (k + group - 1) / group;
+// Panels of numbers in groups of G along a row, to zeros: a cache line of each row at a time, so that both
+// sides of what is turned stay in the cache.
+template <int G, class T> void pack(const T* w, int64_t ldw, int64_t k, int64_t n, T* to) {
+    const int64_t line = 64 / sizeof(T), size = (k + G - 1) / G * G * PANEL;
     for_panels(n, [&](int64_t p) {
-        T* out = to + p * deep * PANEL * group;
-        for (int64_t i = 0; i < deep; ++i)
-            for (int64_t c = 0; c < PANEL; ++c)
-                for (int64_t j = 0; j < group; ++j, ++out) {
-                    int64_t row = p * PANEL + c, column = i * group + j;
-                    *out = row < n && column < k ? w[row * ldw + column] : T(0);
-                }
+        T* out = to + p * size;
+        for (int64_t at = 0; at < k; at += line)
+            for (int64_t c = 0, rows = std::min<int64_t>(PANEL, n - p * PANEL); c < rows; ++c) {
+                const T* row = w + (p * PANEL + c) * ldw;
+                int64_t i = at, end = std::min(at + line, k);
+                for (; i + G <= end; i += G) memcpy(out + i * PANEL + c * G, row + i, G * sizeof(T));
+                if (i < end) out[i * PANEL + c * G] = row[i];
+            }
     });
 }
 
@@ -189,9 +192,9 @@ EXPORT void lantern_threads(int threads) { pool_resize(threads); }
 
 EXPORT void lantern_pack(const void* w, int64_t ldw, int64_t k, int64_t n, int32_t dtype, void* out) {
     if (dtype == BFLOAT16)
-        pack((const uint16_t*)w, ldw, k, n, 2, (uint16_t*)out);
+        pack<2>((const uint16_t*)w, ldw, k, n, (uint16_t*)out);
     else
-        pack((const float*)w, ldw, k, n, 1, (float*)out);
+        pack<1>((const float*)w, ldw, k, n, (float*)out);
 }
 // bfloat16 weights as WORDS, where the unit takes them so.
 EXPORT int lantern_takes_words() { return unit->words; }

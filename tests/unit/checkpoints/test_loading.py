@@ -38,7 +38,7 @@ def test_finding_and_loading_unpickle_each_file_once(
         return load(path, **given)
 
     monkeypatch.setattr(torch, "load", counting)
-    monkeypatch.setattr(weights, "LEAST_BYTES", 64)
+    monkeypatch.setattr(weights, "BLOCK_BYTES", 64)
     lantern_accel.load(official(tmp_path), device="cpu", options={"threads": 1}).close()
     assert sorted(opened) == ["c2i_tiny_256.pt", "vq_ds16_c2i.pt"]
 
@@ -69,7 +69,7 @@ def test_a_tensor_arrives_as_it_is_in_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, layout: str
 ) -> None:
     """``.pth`` is the format before torch 1.6, which cannot be mapped."""
-    monkeypatch.setattr(weights, "LEAST_BYTES", 56)  # no whole number of rows
+    monkeypatch.setattr(weights, "BLOCK_BYTES", 56)  # no whole number of rows
     whole = torch.randn(13, 7)
     value = {"view": whole[3:9], "turned": whole.T}.get(layout, whole)
     path = save(tmp_path / name, {"other": torch.randn(5), "weight": value})

@@ -53,16 +53,8 @@ def checkpoints_in(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder: itself where it is one, its files, and its sub-folders."""
     if has_weights(folder):
         return [folder, *beside_weights(folder)]
-    out = []
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
-            continue
-        if path.is_dir():
-            if has_weights(path):
-                out.append(path)
-        elif path.suffix in SUFFIXES:
-            out.append(path)
-    return out
+    there = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    return [p for p in there if (has_weights(p) if p.is_dir() else p.suffix in SUFFIXES)]
 
 
 def search(

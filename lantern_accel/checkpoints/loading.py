@@ -10,10 +10,12 @@ import hashlib
 import itertools
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,10 +65,8 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(count)
 
 
-class LoadingProgress(Protocol):
-    """Called while a part is loaded: its name, bytes read, bytes in all."""
-
-    def __call__(self, part: str, done: int, total: int, /) -> None: ...
+#: Called while a part is loaded: its name, bytes read, bytes in all.
+LoadingProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,21 @@ def checked(
     return own
 
 
+class _Staging:
+    """Host memory of a weight, which the next one takes where a backend has packed the first."""
+
+    memory = torch.empty(0, dtype=torch.uint8).numpy()
+
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return an unfilled tensor, in other memory than one that is still there."""
+        nbytes = (count := math.prod(shape)) * dtype.itemsize
+        # Two refer to it where no tensor does: this object, and the call that counts.
+        if len(self.memory) < nbytes or sys.getrefcount(self.memory) > 2:
+            self.memory = _Staging.memory  # the old is gone before there is more
+            self.memory = torch.empty(nbytes, dtype=torch.uint8).numpy()
+        return torch.frombuffer(self.memory, dtype=dtype, count=count).view(shape)
+
+
 def fill(
     module: nn.Module,
     checkpoint: Checkpoint,
@@ -199,10 +214,13 @@ def fill(
     """
     own = checked(module, checkpoint, recipes, what, unneeded)
     total = sum(checkpoint.size_of(key) for name in own for key in recipes[name].sources)
-    done = 0
+    done, staging = 0, _Staging()
     for name, parameter in own.items():
-        shape = list(parameter.shape)
-        out = torch.empty(shape, dtype=dtype, device=device)
+        path, _, leaf = name.rpartition(".")
+        owner, shape = module.get_submodule(path), list(parameter.shape)
+        staged = ready and device.type == "cpu" and leaf == "weight" and hasattr(owner, "packed")
+        make = staging.tensor if staged else partial(torch.empty, device=device)
+        out: Tensor = make(shape, dtype=dtype)
         recipe, row = recipes[name], 0
         for key in recipe.sources:
             tensor: Tensor | None = None
@@ -214,10 +232,8 @@ def fill(
                 tensor = recipe.transform(key, tensor)
             target = out
             if len(recipe.sources) > 1:
-                target = out[
-                    row : row + (checkpoint.shape(key) if tensor is None else tensor.shape)[0]
-                ]
-                row += len(target)
+                end = row + (checkpoint.shape(key) if tensor is None else tensor.shape)[0]
+                target, row = out[row:end], end
             if tensor is None:
                 _copy_blocks(target, checkpoint, key, recipe.rows, what, fingerprint)
             elif target.shape == tensor.shape:
@@ -228,9 +244,11 @@ def fill(
             if progress is not None:
                 progress(what, done, total)
         replace_tensor(module, name, out)
-        owner = module.get_submodule(name.rpartition(".")[0])
         if ready is not None and not any(owner.children()):
             ready(owner)
+        if staged and owner.packed is None and len(staging.memory) > out.nbytes:
+            replace_tensor(module, name, out.clone())  # it would hold all of a larger one's
+        del out, target, tensor
 
 
 @_one_thread()

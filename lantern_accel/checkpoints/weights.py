@@ -96,14 +96,17 @@ class HeldFile:
         return span.as_strided(shape, strides)
 
     def read_into(self, out: Tensor, at: int) -> None:
-        """Fill a flat tensor with the bytes of the file from the ``at``-th on."""
-        with self.path.open("rb", buffering=0) as stream:
-            stream.seek(at)
-            left = out.view(torch.uint8).numpy().data
-            while len(left):
-                if not (count := stream.readinto(left)):
-                    raise EOFError(f"it ends {len(left)} bytes early")
-                left = left[count:]
+        """Fill a flat tensor with the file's bytes from ``at`` on; raises :class:`CheckpointError`."""
+        left = out.view(torch.uint8).numpy().data
+        try:
+            with self.path.open("rb", buffering=0) as stream:
+                stream.seek(at)
+                while len(left):
+                    if not (count := stream.readinto(left)):
+                        raise EOFError(f"it ends {len(left)} bytes early")
+                    left = left[count:]
+        except (OSError, EOFError) as error:
+            raise _unreadable(self.path, error) from error
 
 
 class _SafetensorsFile(HeldFile):
@@ -328,9 +331,8 @@ def _callable_in(path: Path) -> str:
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:
     text = " ".join(str(error).split())
-    text = text if len(text) < 200 else text[:200] + "..."
     return CheckpointError(
-        f"{path} cannot be read as a checkpoint ({type(error).__name__}: {text}); it may be "
+        f"{path} cannot be read as a checkpoint ({type(error).__name__}: {text[:200]}); it may be "
         "truncated or of another format: fetch it again and compare its size"
     )
 
@@ -367,11 +369,6 @@ class Checkpoint:
             merged.update(file.info)
         return merged
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(self.size_of(key) for key in self)
-
     def shape(self, key: str) -> tuple[int, ...]:
         """Return a tensor's shape without reading it; raises :class:`CheckpointError` if it is absent."""
         return self._header(key)[0]
@@ -392,15 +389,8 @@ class Checkpoint:
         return self.dtype(key).itemsize * math.prod(self.shape(key))
 
     def read(self, key: str) -> Tensor:
-        """Return a tensor on the host.
-
-        Raises :class:`CheckpointError` where the file changed or broke meanwhile.
-        """
-        file = self._home[key]
-        try:
-            return file.read(self._theirs.get(key, key))
-        except Exception as error:
-            raise _unreadable(file.path, error) from error
+        """Return a tensor on the host; raises as :meth:`HeldFile.read_into` does."""
+        return self._home[key].read(self._theirs.get(key, key))
 
     def start(self, key: str) -> Tensor:
         """Return a tensor's first numbers, float32."""
@@ -417,8 +407,8 @@ class Checkpoint:
         """Go through a tensor's numbers in order, in flat blocks of whole rows of ``row`` numbers.
 
         Returns each block with the number of its first; it is valid until the next. ``into``: flat
-        memory for the tensor, where blocks lie at once if it is the host's and of the file's dtype.
-        Raises as :meth:`read` does.
+        memory, where blocks lie at once if it is the host's and of the file's dtype. Raises as
+        :meth:`read` does.
         """
         file, theirs, dtype = self._home[key], self._theirs.get(key, key), self.dtype(key)
         count = math.prod(self.shape(key))
@@ -436,10 +426,7 @@ class Checkpoint:
                 if len(self._buffer) < (nbytes := (end - first) * dtype.itemsize):
                     self._buffer = torch.empty(nbytes, dtype=torch.uint8)
                 block = self._buffer[:nbytes].view(dtype)
-            try:
-                file.read_into(block, at + first * dtype.itemsize)
-            except Exception as error:
-                raise _unreadable(file.path, error) from error
+            file.read_into(block, at + first * dtype.itemsize)
             yield first, block
 
 
@@ -564,16 +551,9 @@ def _shard_sets(names: Iterable[str]) -> list[list[str]]:
 
 def beside_weights(folder: Path) -> list[Path]:
     """Return the checkpoint files in a folder of weights that are none of the folder's own."""
-    return [
-        path
-        for path in sorted(folder.iterdir())
-        if path.suffix in SUFFIXES
-        and path.is_file()
-        and not path.name.startswith(".")
-        and path.name not in SINGLE
-        and not _SHARD.match(path.name)
-        and not TRAINERS.match(path.name)
-    ]
+    there = [p for p in sorted(folder.iterdir()) if p.suffix in SUFFIXES and p.is_file()]
+    no = re.compile(rf"\.|{TRAINERS.pattern}|{_SHARD.pattern}")
+    return [path for path in there if path.name not in SINGLE and not no.match(path.name)]
 
 
 def has_weights(folder: Path) -> bool:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 import lantern_accel
 from lantern_accel.checkpoints import weights
-from lantern_accel.checkpoints.loading import Recipe, fill
+from lantern_accel.checkpoints.loading import Recipe, fill, without_data
 from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.cli import main
 from lantern_accel.errors import CheckpointError, StrategyError
+from lantern_accel.nn.transformer import Projection
 
 
 def official(folder: Path) -> Path:
@@ -78,6 +79,45 @@ def test_a_tensor_arrives_as_it_is_in_its_file(
         return
     rows = torch.tensor([11, 12, 2, 3, 5, 4])
     assert torch.equal(filled(path, value[rows], rows), value[rows])
+
+
+@pytest.mark.parametrize("how", ["copied", "kept", "viewed", "mixed"])
+def test_weights_share_memory_only_where_the_backend_has_packed_them_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    names, read, seen = list("abcd"), list[int](), list[int]()
+    whole = {f"{n}.weight": torch.randn(9 - i, 7) for i, n in enumerate(names)}
+    whole |= {f"{n}.bias": torch.randn(9 - i) for i, n in enumerate(names)}
+    path, into = save(tmp_path / "a.safetensors", whole), weights.HeldFile.read_into
+
+    def reading(file: weights.HeldFile, out: Tensor, at: int) -> None:
+        read.append(out.untyped_storage().data_ptr())
+        into(file, out, at)
+
+    def ready(part: nn.Module) -> None:
+        assert isinstance(part, Projection)
+        if part.packed is None:
+            seen.append(part.weight.untyped_storage().data_ptr())
+            if how == "copied" or (how == "mixed" and len(seen) == 1):
+                part.keep(part.weight.detach().clone())
+            elif how == "viewed":
+                part.keep(part.weight.detach().T)
+
+    monkeypatch.setattr(weights.HeldFile, "read_into", reading)
+    with without_data():
+        module = nn.ModuleDict({n: Projection(7, 9 - i) for i, n in enumerate(names)})
+    recipes = {key: Recipe((key,)) for key in whole}
+    asked = {"dtype": torch.float32, "device": torch.device("cpu"), "what": "it"}
+    fill(module, open_checkpoint(path), recipes, **asked, ready=ready)
+    for name, part in module.items():
+        packed = part.weight if part.packed is None else part.packed
+        assert torch.equal(packed.T if how == "viewed" else packed, whole[f"{name}.weight"])
+        assert torch.equal(part.bias, whole[f"{name}.bias"])
+        for held in (packed, part.bias):
+            assert held.untyped_storage().nbytes() == held.numel() * 4
+    if how != "mixed":
+        assert set(seen) <= set(read)  # straight to where they stay
+        assert len(set(seen)) == (1 if how == "copied" else 4)
 
 
 def test_a_zip_whose_members_are_compressed_is_read(tmp_path: Path) -> None:

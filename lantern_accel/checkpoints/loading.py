@@ -246,7 +246,7 @@ def fill(
         replace_tensor(module, name, out)
         if ready is not None and not any(owner.children()):
             ready(owner)
-        if staged and owner.packed is None and len(staging.memory) > out.nbytes:
+        if staged and vars(owner).get("packed") is None and len(staging.memory) > out.nbytes:
             replace_tensor(module, name, out.clone())  # it would hold all of a larger one's
         del out, target, tensor
 

@@ -113,8 +113,8 @@ def test_weights_share_memory_only_where_the_backend_has_packed_them_elsewhere(
         packed = part.weight if part.packed is None else part.packed
         assert torch.equal(packed.T if how == "viewed" else packed, whole[f"{name}.weight"])
         assert torch.equal(part.bias, whole[f"{name}.bias"])
-        for held in (packed, part.bias):
-            assert held.untyped_storage().nbytes() == held.numel() * 4
+        if how == "mixed":  # one that stays does not hold a larger one's memory
+            assert packed.untyped_storage().data_ptr() not in read
     if how != "mixed":
         assert set(seen) <= set(read)  # straight to where they stay
         assert len(set(seen)) == (1 if how == "copied" else 4)

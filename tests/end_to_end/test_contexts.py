@@ -134,14 +134,12 @@ def test_the_service_draws_as_outside(tiny_model):
 
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
         want = pipeline.generate("red heart", seed=7, strategy="scd").images[0]
-    with (
-        CONTEXTS["bfloat16"](),
-        CONTEXTS["autocast float16"](),
-        CONTEXTS["default meta"](),
-        serving(tiny_model, ServerSettings(slots=2)) as served,
-    ):
-        asked = {"seed": 7, "strategy": "scd"}
-        made = served.client().images.generate(prompt="red heart", extra_body=asked)
+    with CONTEXTS["bfloat16"](), CONTEXTS["autocast float16"](), CONTEXTS["default meta"]():
+        before = set_now()
+        with serving(tiny_model, ServerSettings(slots=2)) as served:
+            asked = {"seed": 7, "strategy": "scd"}
+            made = served.client().images.generate(prompt="red heart", extra_body=asked)
+        assert set_now() == before
     assert same(made.data[0].b64_json, want)
 
 

@@ -193,11 +193,15 @@ def test_a_device_is_refused(
         assert plugins.open_backend("auto").name != "abacus"
 
 
-@pytest.mark.parametrize("end", ["os._exit(3)", "sys.exit(3)", "raise KeyboardInterrupt"])
-def test_a_plugin_that_ends_the_process_is_named(install: Install, end: str) -> None:
+ENDS = [("probe", "os._exit(3)"), ("probe", "sys.exit(3)"), ("probe", "raise KeyboardInterrupt"),
+        ("prepare", "os._exit(3)"), ("open", "sys.exit(3)")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("hook", "end"), ENDS)
+def test_a_plugin_that_ends_the_process_is_named(install: Install, hook: str, end: str) -> None:
     before = dict(vars(os))
-    install(probe=f"import os, sys; {end}")
-    with pytest.raises(BackendError, match=r"'abacus' failed in probe: .*(3|KeyboardInterrupt)"):
+    install(**{hook: f"import os, sys; {end}"})
+    with pytest.raises(BackendError, match=rf"'abacus' failed in {hook}: .*(3|KeyboardInterrupt)"):
         plugins.open_backend("abacus")
     assert vars(os) == before
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import RequestError, shown
-from lantern_accel.files import check_name, is_regular, read_json_file, read_lines, read_text_file
+from lantern_accel.files import check_name, is_regular, read_json_file, read_text_file
 
 #: Keys of a row that hold its prompt, name and seed; the first that is there counts.
 PROMPT_KEYS = ("prompt", "text", "caption", "TEXT", "Prompt")
@@ -87,9 +87,12 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
         if kind in readers:
             yield from readers[kind](path)
             return
-        for number, line in enumerate(read_lines(path), 1):
-            jsonl = kind in (".jsonl", ".ndjson")
-            yield _object(line, number, path) if jsonl else {"prompt": line}
+        # splitlines would part a prompt, and a line of JSON, at U+2028.
+        lines = read_text_file(path).replace("\r", "\n").split("\n")
+        for number, line in enumerate(map(str.strip, lines), 1):
+            if line:
+                jsonl = kind in (".jsonl", ".ndjson")
+                yield _object(line, number, path) if jsonl else {"prompt": line}
     except (OSError, ValueError, csv.Error) as error:
         why = getattr(error, "strerror", None) or error
         raise RequestError(f"the prompts in {path} cannot be read ({why})") from None
@@ -133,7 +136,7 @@ def _table(path: Path) -> Iterator[Mapping[str, Any]]:
                 f"prompts with {sign!r} in quotes"
             )
         cells = {name: cell for name, cell in zip(names, row, strict=False) if name and cell}
-        number = re.fullmatch(r" *([0-9]{1,19})([.,]0*)? *", cells.get("seed", ""))
+        number = re.fullmatch(r" *([0-9]{1,19})([.,](?!000\b)0*)? *", cells.get("seed", ""))
         if any(map(str.strip, row)):
             yield cells | ({"seed": int(number[1])} if number else {})
 
@@ -206,4 +209,4 @@ def _wrong(name: str, seed: object) -> str:
         return f"its id {error}"
     if seed is None or (type(seed) is int and 0 <= seed < SEEDS):
         return ""
-    return f"it has the seed {shown(seed)}, and a seed is an integer from 0"
+    return f"it has the seed {shown(seed)}, and a seed is an integer from 0 to {SEEDS - 1}"

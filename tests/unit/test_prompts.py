@@ -28,6 +28,21 @@ def test_lines_and_jsonl_and_coco_say_the_same(tmp_path):
         assert read_items(path, 5) == expected
 
 
+@pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85", "\v", "\f"])
+def test_only_the_end_of_a_line_ends_a_prompt(tmp_path, sign):
+    for name, text in (
+        ("a.txt", f"red{sign}heart\r\nfox"),
+        ("a.csv", f"prompt\nred{sign}heart\nfox"),
+    ):
+        (path := tmp_path / name).write_text(text, encoding="utf-8")
+        assert read_prompts(path) == [f"red{sign}heart", "fox"]
+    if sign not in "\v\f":  # which JSON has no line with
+        (path := tmp_path / "a.jsonl").write_text(
+            f'{{"prompt": "red{sign}heart"}}\n', encoding="utf-8"
+        )
+        assert read_prompts(path) == [f"red{sign}heart"]
+
+
 def test_ids_name_files_and_seeds_stand_for_themselves(tmp_path):
     rows = [{"text": "pizza", "id": 37, "seed": 9}, {"prompt": 3, "key": "three"}]
     path = written(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
@@ -107,6 +122,7 @@ def test_numbers_of_other_programs_are_read(tmp_path):
         ({"seed": 3.5}, "the seed 3.5"),
         ({"seed": True}, "the seed True"),
         ({"seed": [1]}, r"the seed \[1\]"),
+        ({"seed": 2**63}, r"the seed 9\d{18}, .* from 0 to 9\d{18}"),
         ({"prompt": ""}, "has no prompt"),
     ],
 )
@@ -153,12 +169,15 @@ def test_parquet_is_read_by_its_columns(tmp_path):
     [
         ("a.txt", "\n \n", "holds no prompt"),
         ("a.jsonl", '{"prompt": "x"}\n{', "line 2 .* is not JSON"),
+        ("a.jsonl", '{"prompt": "x"}\n\n \r{', "line 4 .* is not JSON"),
         ("a.jsonl", "3", "not an object such as"),
         ("a.jsonl", '{"words": "x"}', "row 1 .* has no prompt"),
         ("a.jsonl", '{"prompt": " "}', "has no prompt"),
         ("a.jsonl", '{"prompt": "x", "seed": -1}', "the seed -1"),
         ("a.jsonl", '{"prompt": "x", "seed": "1"}', "the seed '1'"),
         ("a.csv", "prompt,seed\nx,-1", "the seed '-1'"),
+        ("a.csv", 'prompt,seed\nx,"1,000"', "the seed '1,000'"),
+        ("a.csv", 'prompt;seed\nx;"1.000 "', "the seed '1.000 '"),
         (
             "a.csv",
             "words\nx",

@@ -18,7 +18,7 @@ PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 #: The dtypes of positions and masks.
 OTHER = (torch.int64, torch.bool)
 #: How the keys of quantized matrices end; their dtypes are not among :data:`PLAIN`.
-_MATRIX = re.compile(r"(?:^|[._])(?:q?weight|weight_packed|W_q|qdata|_data|blocks|codes)$")
+_MATRIX = re.compile(r"(?:^|[._])(?:q?weight|weight_packed|W_q|qdata|_data|blocks|codes|B)$")
 #: What stands next to such matrices, by kind; the first kind counts.
 _KINDS = (
     ("bitsandbytes nf4", r"quant_state\.bitsandbytes__nf4$"),
@@ -33,9 +33,11 @@ _KINDS = (
     ("quanto", r"\.weight\._data$"),
     ("MXFP4", r"_blocks$"),
     ("AQLM", r"\.codes$"),
+    ("Marlin", r"\.B$"),
 )
 _LORA = re.compile(r"(.*)[._](?:lora_(?:embedding_)?|lora[._])(A|B|down|up)(?:\..*)?$")
-_PEFT = "base_model.model."
+#: What else no key of a model has: PEFT's names of adapters.
+_PEFT = re.compile(r"^base_model\.model\.|\.(?:hada_w|lokr_w|ia3_l|vera_lambda|oft_)")
 
 
 def kind_of(
@@ -53,8 +55,8 @@ def kind_of(
     stems = {stem for stem, half in halves if half in ("A", "down")}
     if stems & {stem for stem, half in halves if half in ("B", "up")}:
         return adapter(path, "LoRA")
-    if keys and all(key.startswith(_PEFT) for key in keys):
-        return adapter(path, f"its keys begin with {_PEFT}")
+    if theirs := next(filter(_PEFT.search, keys), ""):
+        return adapter(path, f"by its key {theirs}")
     codes = [key for key in keys if checkpoint.dtype(key) not in (*PLAIN, *OTHER)]
     odd = [k for k in codes if _MATRIX.search(k) or checkpoint.dtype(k).is_floating_point]
     config = said.get("quantization_config")

@@ -142,9 +142,11 @@ class _PickleFile(HeldFile):
         if first is None:
             content = self._unpickled(mapped=False)
         for key, tensor in self._state(content).items():
+            if tensor.is_meta or tensor.layout != torch.strided:
+                held = "no numbers" if tensor.is_meta else "sparse numbers"
+                raise CheckpointError(f"{path} holds {held} of {key}; save dense tensors with data")
             self.headers[key] = (tuple(tensor.shape), tensor.dtype)
-            strided = first is not None and tensor.layout == torch.strided
-            storage = tensor.untyped_storage().data_ptr() if strided else 0
+            storage = tensor.untyped_storage().data_ptr()
             if first is None or storage not in self._storages:
                 self.tensors[key] = tensor.detach()
                 continue
@@ -294,6 +296,10 @@ def _open_file(path: Path) -> HeldFile:
     except Exception as error:
         if path.suffix != ".safetensors" and not start.startswith(_TORCH_STARTS):
             raise _foreign(path) from None
+        if "TorchScript" in str(error):
+            raise CheckpointError(
+                f"{path} is a TorchScript program; save its state_dict()"
+            ) from None
         raise _unreadable(path, error) from error
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from lantern_accel.checkpoints.kinds import named_kinds
 from lantern_accel.checkpoints.layouts import search
-from lantern_accel.checkpoints.weights import SUFFIXES
+from lantern_accel.checkpoints.weights import SUFFIXES, quantized
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import LanternError, ModelError, RequestError, did_you_mean
 from lantern_accel.families.base import Family, Found, Parts
@@ -181,6 +181,8 @@ def find_official(path: Path, parts: Parts, asked: Iterable[Family] | None = Non
     if refused:
         raise refused[0]
     held = _held(path)
+    if not held and (gguf := next(path.glob("*.gguf"), None)):
+        raise quantized(gguf, "GGUF")
     what = "folder" if path.is_dir() else "file"
     state = (
         f"holds {held}, which is not a model that this version knows"

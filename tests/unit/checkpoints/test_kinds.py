@@ -58,6 +58,7 @@ KINDS: dict[str, Callable[[Tensor], State]] = {
     "HQQ": lambda w: {"W_q": w.to(torch.uint8), "scale": w[:, :1], "zero": w[:, :1]},
     "torchao": lambda w: {"_weight_qdata": w.to(torch.int8), "_weight_scale": w[:, 0]},
     "int8": lambda w: {"weight": w.to(torch.int8)},
+    "Marlin": lambda w: {"B": w.int(), "s": w[:1].half()},
     "LoRA": lambda w: {"weight": w, "lora_A.weight": w[:2], "lora_B.weight": w[:, :2]},
     "LoRA default": lambda w: {
         "base_layer.weight": w, "lora_A.default.weight": w[:2], "lora_B.default.weight": w[:, :2],
@@ -144,6 +145,16 @@ OTHERS: dict[str, tuple[Callable[[State], State], str]] = {
         },
         "LoRA",
     ),
+    **{
+        kind: (lambda s, end=end: {**s, f"layers.0.attention.wo.{end}": torch.ones(2, 2)}, end)
+        for kind, end in {
+            "LoHa": "hada_w1_a",
+            "LoKr": "lokr_w2",
+            "IA3": "ia3_l",
+            "VeRA": "vera_lambda_b",
+            "OFT": "oft_r",
+        }.items()
+    },
     "diffusers' adapter": (
         lambda s: {f"layers.0.wo.lora.{half}.weight": torch.ones(2, 2) for half in ("up", "down")},
         "LoRA",
@@ -216,9 +227,31 @@ def test_of_two_sets_of_weights_with_other_values_one_is_told(tmp_path: Path, ot
     assert all(f"{MODEL} is read" in text and "pytorch_model.bin" in text for text in told)
 
 
-@pytest.mark.parametrize("start", [b"GGUF\x03\x00\x00\x00"])
-def test_a_file_of_another_program_is_named(tmp_path: Path, start: bytes) -> None:
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_file_of_another_program_is_named(tmp_path: Path, inside: bool) -> None:
     path = tmp_path / "model.gguf"
-    path.write_bytes(start + bytes(99))
+    path.write_bytes(b"GGUF\x03\x00\x00\x00" + bytes(99))
     with pytest.raises(LanternError, match="GGUF"):
-        lantern_accel.load(path, device="cpu")
+        lantern_accel.load(tmp_path if inside else path, device="cpu")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (lambda w: w.to_sparse(), "sparse numbers of"),
+        (lambda w: w.to("meta"), "no numbers of"),
+        (None, "TorchScript"),
+    ],
+)
+def test_a_torch_file_without_plain_tensors_is_named(
+    tmp_path: Path, changed: Callable[[Tensor], Tensor] | None, says: str
+) -> None:
+    folder = class_folder(tmp_path / "model")
+    path = weights_in(folder, "*.pt")[0]
+    if changed is None:
+        torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)), str(path))
+    else:
+        state = torch.load(path)
+        torch.save({k: changed(v) if MATRIX.search(k) else v for k, v in state.items()}, path)
+    assert says in refused(folder)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
 from lantern_accel.records import markdown_table
 
@@ -59,6 +60,20 @@ def telling(quiet: bool) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(before)
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Send what plug-ins, their libraries and processes print in a block to standard error."""
+    sys.stdout.flush()
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(ours, 1)
+        os.close(ours)
 
 
 @contextmanager

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 import typer
 
-from lantern_accel.cli.console import print_json, say
+from lantern_accel.cli.console import print_json, say, stdout_to_stderr
 from lantern_accel.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ def devices(
     from lantern_accel.families.releases import TESTED, installed, problem
 
     if device is not None:
-        with redirect_stdout(sys.stderr), open_backend(device) as backend:
+        with stdout_to_stderr(), open_backend(device) as backend:
             steps = _own_steps(backend) if verbose else {}
             facts = backend.facts().model_dump(mode="json")
         if as_json:
@@ -43,7 +41,7 @@ def devices(
             said = "; ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
             say("unknown" if value is None else said, label=name, style="bold")
         return _say_steps(steps)
-    with redirect_stdout(sys.stderr):  # the list alone goes to standard output
+    with stdout_to_stderr():  # the list alone goes to standard output
         report = devices_report()
     if as_json:
         return print_json([one.model_dump(mode="json") for one in report])

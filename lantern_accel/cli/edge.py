@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import re
 import signal
@@ -62,6 +63,9 @@ _debug = False
 
 def guarded(command: Callable[[], object]) -> int:
     """Run a command; return its exit code, one of :data:`lantern_accel.errors.EXIT_CODES`."""
+    if not faulthandler.is_enabled():  # a library that crashes is named by its file
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            faulthandler.enable()
     try:
         with ending_as_interrupt():
             try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -79,12 +81,16 @@ def test_a_hook_that_hangs_is_reported_within_seconds(
         assert plugins.open_backend("auto").name == "cpu"
 
 
+@pytest.mark.parametrize(
+    "tell",
+    [print, lambda text: os.write(1, text.encode()), lambda text: subprocess.run(["echo", text])],
+)
 def test_what_a_hook_prints_is_no_part_of_the_json(
-    given: Given, capsys: pytest.CaptureFixture[str]
+    given: Given, capfd: pytest.CaptureFixture[str], tell: Callable[[str], object]
 ) -> None:
-    given({"prepare": lambda self, environ: print("looking for cards")})
+    given({"prepare": lambda self, environ: tell("looking for cards")})
     assert main(["devices", "--json"]) == 0
-    said = capsys.readouterr()
+    said = capfd.readouterr()
     assert json.loads(said.out)
     assert "looking for cards" in said.err
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +72,12 @@ def test_commands_that_fetch_stand_on_lines_of_their_own(
 ) -> None:
     assert guarded(raising(errors.FetchError("not here. Run:\n  hf a\nThen b"))) == 6
     assert capsys.readouterr().err == "error: not here. Run:\n  hf a\nThen b\n"
+
+
+def test_a_library_that_crashes_is_named_by_its_file() -> None:
+    words = "import ctypes; from lantern_accel.cli import edge; edge.guarded(lambda: ctypes.string_at(0))"
+    ended = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
+    assert ended.returncode < 0 and "in string_at" in ended.stderr
 
 
 def test_help_says_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ class Outcome(Record):
 class Report(Record):
     """All outcomes for one backend; ``simulated`` where it stands for another device in software."""
 
-    schema_version: int = 1
+    schema_version: Literal[1] = 1
     backend: str
     backend_version: str
     device: str

@@ -212,6 +212,10 @@ def test_a_difference_names_what_broke_mended_slowed_and_went(
     assert main([*words, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["slower"] == ["kv.c: 4.0 s -> 9.0 s"]
     assert main(["conform", "--diff", str(files[0]), str(files[0])]) == 0
+    other = json.loads(files[0].read_text()) | {"schema_version": 2}
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    assert main(["conform", "--diff", str(files[0]), str(tmp_path / "other.json")]) == 2
+    assert "schema_version" in capsys.readouterr().err
     for now in (report("2.9", a="passed"), report("2.9", a="passed", c="not_applicable")):
         files[0].write_text(report("2.9", a="passed", c="passed").model_dump_json())
         files[1].write_text(now.model_dump_json())

@@ -63,6 +63,9 @@ _debug = False
 
 def guarded(command: Callable[[], object]) -> int:
     """Run a command; return its exit code, one of :data:`lantern_accel.errors.EXIT_CODES`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started the command; its number is free
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, open to the end
     if not faulthandler.is_enabled():  # a library that crashes is named by its file
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             faulthandler.enable()

@@ -80,6 +80,13 @@ def test_a_library_that_crashes_is_named_by_its_file() -> None:
     assert ended.returncode < 0 and "in string_at" in ended.stderr
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_command_whose_output_is_closed_does_its_work(number: int) -> None:
+    command = f"{sys.executable} -m lantern_accel models --presets {number}>&-"
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_help_says_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = " ".join(capsys.readouterr().out.split())

@@ -149,9 +149,9 @@ def read_text_file(path: Path) -> str:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return a text file's lines that are not blank, without the blanks around them; raises as above."""
-    lines = (line.strip() for line in read_text_file(path).splitlines())
-    return [line for line in lines if line]
+    """Return a text file's lines without the blanks around them; raises as above."""
+    # splitlines would part a prompt, and a line of JSON, at U+2028.
+    return [line.strip() for line in read_text_file(path).replace("\r", "\n").split("\n")]
 
 
 def read_json_file(path: Path) -> Any:

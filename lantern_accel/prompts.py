@@ -13,7 +13,7 @@ from typing import Any
 
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import RequestError, shown
-from lantern_accel.files import check_name, is_regular, read_json_file, read_text_file
+from lantern_accel.files import check_name, is_regular, read_json_file, read_lines, read_text_file
 
 #: Keys of a row that hold its prompt, name and seed; the first that is there counts.
 PROMPT_KEYS = ("prompt", "text", "caption", "TEXT", "Prompt")
@@ -87,11 +87,9 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
         if kind in readers:
             yield from readers[kind](path)
             return
-        # splitlines would part a prompt, and a line of JSON, at U+2028.
-        lines = read_text_file(path).replace("\r", "\n").split("\n")
-        for number, line in enumerate(map(str.strip, lines), 1):
+        jsonl = kind in (".jsonl", ".ndjson")
+        for number, line in enumerate(read_lines(path), 1):
             if line:
-                jsonl = kind in (".jsonl", ".ndjson")
                 yield _object(line, number, path) if jsonl else {"prompt": line}
     except (OSError, ValueError, csv.Error) as error:
         why = getattr(error, "strerror", None) or error

@@ -20,7 +20,7 @@ def read_keys(path: Path | None) -> tuple[str, ...]:
             lines = read_lines(path)
         except OSError as error:
             raise RequestError(f"the API keys in {path} cannot be read ({error})") from None
-        if not lines:
+        if not any(lines):
             raise RequestError(f"{path} holds no API key; write one per line")
         found += lines
     return tuple(dict.fromkeys(key for key in found if key))

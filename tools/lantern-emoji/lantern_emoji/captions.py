@@ -90,7 +90,7 @@ def prompts_of(count: int, seed: int) -> list[str]:
     from lantern_accel.generation.built_in_prompts import REPORTING, TUNING
 
     lists = Path(__file__).resolve().parents[1]
-    left_out = {*TUNING, *REPORTING, *read_lines(lists / "composed.txt")}
+    left_out = {"", *TUNING, *REPORTING, *read_lines(lists / "composed.txt")}
     lines = [line for line in read_lines(lists / "prompts.txt") if line not in left_out]
     short = [line for line in lines if len(line.split()) <= 2]
     rng, found = random.Random(seed), list[str]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -56,6 +57,9 @@ from lantern_accel_cuda.trust import PASSED, Trust, source_digest
 if TYPE_CHECKING:
     from lantern_accel_cuda.agreement import Site
     from lantern_accel_cuda.choosing import Choices
+
+#: What a process of the checks of first use runs.
+PROGRAM = "from lantern_accel_cuda.backend import check_kernels; check_kernels()"
 
 
 class DeviceBackend(Backend):
@@ -124,7 +128,9 @@ class DeviceBackend(Backend):
             free = torch.cuda.mem_get_info(self.device)[0]
             count = 0 if self._card.exclusive() else first_use.processes(free)
             if count and (path := made.path) is not None:
-                start = partial(first_use.start, self.device.index or 0, folder=path.parent)
+                start = partial(
+                    first_use.start, self.device.index or 0, folder=path.parent, program=PROGRAM
+                )
                 first_use.run(names, settled, count, start, path.with_suffix(".checking"))
 
         ready = partial(trivial.run, self.device)
@@ -583,3 +589,16 @@ class KernelPreferences(Preferences):
     def skips_hidden(self) -> bool:
         """Whether the kernel of attention serves."""
         return self._uses("attend")
+
+
+def check_kernels() -> None:
+    """Check the kernels that the command line names, as a program of its own."""
+    from lantern_accel_cuda import first_use
+
+    index, folder, *kernels = sys.argv[1:]
+    try:
+        backend = DeviceBackend(int(index))
+        backend.acquire()
+    except (RuntimeError, AssertionError):  # the latter of a torch without CUDA
+        sys.exit(first_use.NOT_OPENED)
+    backend.trusting(Path(folder)).check_here(kernels)

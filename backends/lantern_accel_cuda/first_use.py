@@ -23,7 +23,6 @@ BYTES = 10**9
 DONE, NOT_OPENED = 0, 3
 #: Set in these processes, which start no others.
 ONE_OF = "LANTERN_ACCEL_CUDA_CHECKS"
-CHILD = "from lantern_accel_cuda.first_use import serve; serve()"
 
 Start = Callable[[list[str]], "subprocess.Popen[bytes]"]
 
@@ -37,30 +36,19 @@ def processes(free: int) -> int:
     return 0 if most < 2 or os.environ.get(ONE_OF) else most
 
 
-def start(index: int, kernels: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
-    """Start a process that checks kernels on GPU ``index`` and keeps what they did in ``folder``."""
+def start(
+    index: int, kernels: Sequence[str], folder: Path, program: str
+) -> subprocess.Popen[bytes]:
+    """Start a ``program`` that checks kernels on GPU ``index`` and keeps the verdicts in ``folder``."""
     alone = ["-P"] if sys.version_info >= (3, 11) else []
     path = os.pathsep.join(one or os.getcwd() for one in sys.path)
     return subprocess.Popen(
-        [sys.executable, *alone, "-W", "ignore", "-c", CHILD, str(index), str(folder), *kernels],
+        [sys.executable, *alone, "-W", "ignore", "-c", program, str(index), str(folder), *kernels],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", ONE_OF: "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-
-
-def serve() -> None:
-    """Check the kernels that the command line names, in the process that :func:`start` started."""
-    from lantern_accel_cuda.backend import DeviceBackend
-
-    index, folder, *kernels = sys.argv[1:]
-    try:
-        backend = DeviceBackend(int(index))
-        backend.acquire()
-    except (RuntimeError, AssertionError):  # the latter of a torch without CUDA
-        sys.exit(NOT_OPENED)
-    backend.trusting(Path(folder)).check_here(kernels)
 
 
 def run(

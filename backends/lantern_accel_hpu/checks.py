@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.errors import BackendError
+from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, on_card, within
 from lantern_accel_hpu import cards, operators
@@ -276,10 +277,36 @@ def fallback(backend: Any) -> Measured:
     return Measured(f"{runs} runs read state before they wrote it")
 
 
+def listed(backend: Backend) -> Measured:
+    """Run every strategy on the software HPU and look at what reached the device's dispatch key.
+
+    What torch composes (``zeros``, ``stack``, ...) is seen here as the operators that it is made of.
+    """
+    if not backend.simulated:
+        raise NotApplicable("a card's bridge counts its own fall-backs, see counters()")
+    from lantern_accel_hpu.software import hpu
+
+    seen: dict[str, str] = {}
+    for strategy in STRATEGIES:
+        for temperature in (0.0, 1.0):
+            engine = tiny.tiny_engine(backend, strategy, batch=2, temperature=temperature)
+            tiny.load(engine, 0)
+            hpu.reset_kernels()
+            engine.prefill()
+            engine.step()
+            for name in hpu.kernels():
+                seen.setdefault(name, f"{strategy}, temperature {temperature:g}")
+    for name, where in seen.items():
+        base = name.partition(".")[0]
+        if not {base, base.rstrip("_")} & operators.names() and base not in operators.EXCEPTIONS:
+            raise Failed(f"{where}: {name} reaches the device, and no kernel is listed for it")
+    return Measured(f"{len(seen)} kernels, all listed")
+
+
 def checks() -> dict[str, Callable[[Backend], Measured]]:
     """Return the checks by name."""
     return {
-        **operators.checks(),
+        "static.kernels": listed,
         "kernels.attention": attention,
         "kernels.norm": norm,
         "kernels.rotary": rotary,

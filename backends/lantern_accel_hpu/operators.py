@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from lantern_accel.device.backend import Backend, OperatorRule
-    from lantern_accel.testing.result import Measured
+    from lantern_accel.device.backend import OperatorRule
 
 
 def _aten(names: str) -> frozenset[str]:
@@ -357,41 +356,3 @@ def _short(dtype: torch.dtype) -> str:
 
 def _list(dtypes: frozenset[torch.dtype]) -> str:
     return ", ".join(sorted(map(_short, dtypes)))
-
-
-# --- the check that needs the software HPU --------------------------------------------------------
-
-
-def kernels(backend: Backend) -> Measured:
-    """Run every strategy on the software HPU and look at what reached the device's dispatch key.
-
-    What torch composes (``zeros``, ``stack``, ...) is seen here as the operators that it is made of.
-    """
-    from lantern_accel.strategy.values import STRATEGIES
-    from lantern_accel.testing import tiny
-    from lantern_accel.testing.result import Failed, Measured, NotApplicable
-
-    if not backend.simulated:
-        raise NotApplicable("a card's bridge counts its own fall-backs, see counters()")
-    from lantern_accel_hpu.software import hpu
-
-    seen: dict[str, str] = {}
-    for strategy in STRATEGIES:
-        for temperature in (0.0, 1.0):
-            engine = tiny.tiny_engine(backend, strategy, batch=2, temperature=temperature)
-            tiny.load(engine, 0)
-            hpu.reset_kernels()
-            engine.prefill()
-            engine.step()
-            for name in hpu.kernels():
-                seen.setdefault(name, f"{strategy}, temperature {temperature:g}")
-    for name, where in seen.items():
-        base = name.partition(".")[0]
-        if not {base, base.rstrip("_")} & names() and base not in EXCEPTIONS:
-            raise Failed(f"{where}: {name} reaches the device, and no kernel is listed for it")
-    return Measured(f"{len(seen)} kernels, all listed")
-
-
-def checks() -> dict[str, Callable[[Backend], Measured]]:
-    """Return this backend's own conformance checks."""
-    return {"static.kernels": kernels}

@@ -11,7 +11,7 @@ from torch import Tensor
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.target import Target, above_of, row_of
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.strategy.values import Fresh
+from lantern_accel.strategy.sources import Fresh
 
 #: Of a window whose drafts another source writes, all of them before any is read.
 GIVEN: Literal["given"] = "given"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
@@ -17,8 +16,7 @@ from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device import plan
 from lantern_accel.device.kv_cache import KVCache
-from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.sources import SERVED_BY, DraftSource
+from lantern_accel.strategy.sources import DraftSource
 from lantern_accel.strategy.strategy import Strategy
 
 Value = TypeVar("Value", bound=DraftSource)
@@ -147,35 +145,14 @@ class Drafts(ABC, Generic[Value, S, D, J]):
 
 Source = Drafts[Any, Any, Any, Any]
 #: What serves each source.
-_SERVED: dict[type[DraftSource], type[Source]] = {}
-#: Modules of :mod:`~lantern_accel.decoding.sources` that serve ours, by kind; imported when asked for.
-_OURS = {
-    "none": "none", "chain": "static", "static": "static", "dynamic": "beam", "window": "head",
-    "self": "copy",
-}  # fmt: skip
+SERVED: dict[type[DraftSource], type[Source]] = {}
 
 
 def register(source: type[DraftSource]) -> Callable[[Serving], Serving]:
     """Say what serves a source: ``@register(MySource)`` above a subclass of :class:`Drafts`."""
 
     def registered(made: Serving) -> Serving:
-        _SERVED[source] = made
-        SERVED_BY[made.__module__] = source.model_fields["kind"].default
+        SERVED[source] = made
         return made
 
     return registered
-
-
-def serving(strategy: Strategy, greedy: bool) -> type[Source]:
-    """Return what serves a strategy's source; raises StrategyError where nothing was registered."""
-    source = strategy.drafts
-    home = _OURS.get(source.kind)
-    if home is not None and type(source) not in _SERVED:
-        import_module(f"{__package__}.sources.{home}")
-    made = _SERVED.get(type(source))
-    if made is None:
-        raise StrategyError(
-            f"nothing is registered that makes drafts of the kind {source.kind!r}; register it "
-            "with lantern_accel.decoding.sources.register"
-        )
-    return made.chosen(strategy, greedy)

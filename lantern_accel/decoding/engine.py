@@ -15,14 +15,17 @@ from torch import Tensor
 from lantern_accel.decoding.buckets import usual
 from lantern_accel.decoding.course import DRAFTING_BLOCK, PLAIN_BLOCK, Course, SyncSchedule
 from lantern_accel.decoding.decoded import Decoded
-from lantern_accel.decoding.drafts import Sizing, Source, serving
+from lantern_accel.decoding.drafts import Sizing, Source
 from lantern_accel.decoding.geometry import Geometry, geometry_of
 from lantern_accel.decoding.session import GIVEN, Session
+from lantern_accel.decoding.sources import serving
 from lantern_accel.decoding.step import Step
 from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import BackendError, NotFiniteError, StrategyError
+from lantern_accel.strategy.length_policy import policy_of
+from lantern_accel.strategy.lengths import usual_tokens_per_step
 from lantern_accel.strategy.policy import LengthPolicy
 from lantern_accel.strategy.sampling import Sampling
 from lantern_accel.strategy.sources import DraftLength, DraftSource
@@ -233,8 +236,6 @@ class Engine:
 
     def usual(self, length: int) -> float:
         """Return the tokens that a step of this length adds, where nobody has counted them."""
-        from lantern_accel.strategy.lengths import usual_tokens_per_step
-
         return usual_tokens_per_step(length) if self.source.settles else float(length)
 
     def begin(
@@ -246,8 +247,6 @@ class Engine:
         """
         policy = self.chosen
         if policy is None and len(self.by_length) > 1:
-            from lantern_accel.strategy.length_policy import policy_of
-
             usual = {length: self.usual(length) for length in self.lengths}
             # A draft head guesses all drafts again: nothing has to settle after a move.
             settles = self.source.settles and not self.geometry.guesses

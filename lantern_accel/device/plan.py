@@ -330,7 +330,7 @@ class WindowPlan:
     """Drafts of the target's own earlier passes, which stay at their positions of the image.
 
     ``fresh``: what positions that no pass has seen are drafted from (a kind of
-    :class:`~lantern_accel.strategy.values.Window`, or ``given`` where all drafts are written by another
+    :class:`~lantern_accel.strategy.sources.Window`, or ``given`` where all drafts are written by another
     source before they are read, and none is made), ``width`` tokens from a position to the one below;
     ``above [N]``: each token's token above, where rows differ. ``code_kind [N]``, ``open_codes [K,
     V]``: the codes that a token may be, where not every token may be any. Where noise

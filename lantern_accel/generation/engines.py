@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.drafts import SERVED
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.target import Target
 from lantern_accel.device.backend import Backend, recorded
@@ -38,7 +39,7 @@ from lantern_accel.memory.limits import Capacity, shortage
 from lantern_accel.nn.neighbours import cached_neighbour_table
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
-from lantern_accel.strategy.sources import SERVED_BY, SOURCES
+from lantern_accel.strategy.sources import SOURCES
 from lantern_accel.strategy.strategy import check_settings
 from lantern_accel.strategy.values import AUTO, NeighbourSpace, Sampling, Strategy
 
@@ -309,13 +310,10 @@ def copies_of(strategy: Strategy) -> frozenset[str]:
 
 def fault_of(error: BaseException) -> StrategyError | None:
     """Return what to say of an error from the code of a package that has a source; None: from ours."""
-    modules = {one.__module__: kind for kind, one in SOURCES.items()} | SERVED_BY
-    ours = __name__.partition(".")[0]
-    brought = {
-        name: kind
-        for name, kind in modules.items()
-        if name != "__main__" and name.partition(".")[0] != ours
-    }
+    made = {SERVED[one].__module__: kind for kind, one in SOURCES.items() if one in SERVED}
+    modules = {one.__module__: kind for kind, one in SOURCES.items()} | made
+    ours = ("__main__", __name__.partition(".")[0])
+    brought = {name: one for name, one in modules.items() if name.partition(".")[0] not in ours}
     place: str | None = None
     seen: BaseException | None = error
     while brought and seen is not None:

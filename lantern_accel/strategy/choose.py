@@ -15,17 +15,15 @@ from lantern_accel.files import read_text_file
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.presets import PRESETS
 from lantern_accel.strategy.rules import OPTION_NAMES, AcceptanceRule, Lantern, LanternPP
-from lantern_accel.strategy.sources import DraftSource, named_sources
-from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree
-from lantern_accel.strategy.values import (
-    AUTO,
+from lantern_accel.strategy.sources import (
+    DraftSource,
     DynamicTree,
     NoTree,
-    Sampling,
     StaticTree,
-    Strategy,
-    named_strategy,
+    named_sources,
 )
+from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree
+from lantern_accel.strategy.values import AUTO, Sampling, Strategy, named_strategy
 
 Read = TypeVar("Read")
 #: Changes that belong to one strategy, with those to ask for in place of auto.

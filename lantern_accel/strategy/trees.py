@@ -6,8 +6,7 @@ import math
 
 from lantern_accel.errors import StrategyError, did_you_mean
 from lantern_accel.strategy.rules import validated
-from lantern_accel.strategy.sources import DraftSource, Path, source_class
-from lantern_accel.strategy.values import DynamicTree, StaticTree
+from lantern_accel.strategy.sources import DraftSource, DynamicTree, Path, StaticTree, source_class
 
 
 def tree_paths(tree: DraftSource) -> tuple[Path, ...]:

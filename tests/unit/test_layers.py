@@ -1,20 +1,12 @@
-"""Who may import whom: our packages, read off every import, wherever it stands."""
+"""Who may import whom: our packages, by import statements anywhere and by modules in strings."""
 
 from __future__ import annotations
 
-import ast
-from functools import cache
-from graphlib import TopologicalSorter
-from pathlib import Path
+from graphlib import CycleError, TopologicalSorter
 
 import pytest
+from support.imports import graph, modules, planted
 
-ROOT = Path(__file__).parents[2]
-#: Our packages and their folders; parts of the second are named ``profiles.measure`` and so on below.
-FOLDERS = {
-    "lantern_accel": ROOT / "lantern_accel",
-    "lantern_accel_profiles": ROOT / "profiles" / "lantern_accel_profiles",
-}
 #: Imported by everybody.
 GROUND = {
     "bounds",
@@ -36,7 +28,7 @@ LAYERS = (
     ("models",),
     ("memory",),
     ("generation",),
-    ("api", "testing"),
+    ("api", "testing", "__init__"),
     ("training", "serving"),
     ("porting", "integrations"),
     ("cli",),
@@ -48,109 +40,92 @@ LAYERS = (
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 
 
+#: Files that stand above all layers: what a user imports first.
+ABOVE = {"__init__", "profiles.__init__"}
+
+
 def package(module: str) -> str:
-    """Return the package of a module's dotted path, as :data:`LAYERS` names it."""
+    """Return the package of a module's dotted path, named as in :data:`LAYERS`; a backend is one."""
     top, _, rest = module.partition(".")
-    name = rest.partition(".")[0]
+    name = rest.partition(".")[0] or "__init__"
+    if top not in ("lantern_accel", "lantern_accel_profiles"):
+        return top
     return f"profiles.{name}" if top == "lantern_accel_profiles" else name
 
 
-@cache
-def imports(source: str) -> list[str]:
-    """Return the modules of ours that a file imports, in functions and for types too."""
-    found: list[str] = []
-    for node in ast.walk(ast.parse(source)):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [one.name for one in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{one.name}" for one in node.names]
-        found += [name for name in names if name.partition(".")[0] in FOLDERS and "." in name]
-    return found
-
-
-def crossed(path: str, source: str) -> set[tuple[str, str]]:
+def crossed(module: str, imported: frozenset[str]) -> set[tuple[str, str]]:
     """Return the (importer, imported) pairs of packages that do not lead down."""
-    here = package(path.removesuffix(".py").replace("/", "."))
-    if here.removeprefix("profiles.") in ("__init__", "__main__"):
+    here = package(module)
+    if here in ABOVE:
         return set()
-    pairs = {(here, package(name)) for name in imports(source)}
-    layer = -1 if here in GROUND else LAYER_OF[here]
-    return {
-        (a, b)
-        for a, b in pairs
-        if a != b and b not in GROUND and (b not in LAYER_OF or LAYER_OF[b] >= layer)
-    }
-
-
-def sources() -> dict[str, Path]:
-    """Return our files by their paths, which begin with the name of a package."""
-    return {
-        f"{top}/{path.relative_to(folder).as_posix()}": path
-        for top, folder in FOLDERS.items()
-        for path in sorted(folder.rglob("*.py"))
-    }
-
-
-def found() -> dict[tuple[str, str], list[str]]:
-    out: dict[tuple[str, str], list[str]] = {}
-    for name, path in sources().items():
-        for pair in crossed(name, path.read_text(encoding="utf-8")):
-            out.setdefault(pair, []).append(name)
-    return out
+    layer = -1 if here in GROUND else LAYER_OF.get(here, len(LAYERS))
+    pairs = {(here, package(name)) for name in imported} - {(here, here)}
+    return {(a, b) for a, b in pairs if b not in GROUND and LAYER_OF.get(b, len(LAYERS)) >= layer}
 
 
 def test_no_package_imports_what_it_may_not() -> None:
-    wrong = found()
+    wrong: dict[tuple[str, str], list[str]] = {}
+    for name, imported in graph().items():
+        for pair in crossed(name, imported):
+            wrong.setdefault(pair, []).append(name)
     assert not wrong, "\n".join(f"{a} -> {b}: {', '.join(f)}" for (a, b), f in wrong.items())
 
 
 def test_every_package_has_a_layer() -> None:
-    packages = {package(name.replace("/", ".")) for name in sources() if name.count("/") > 1}
+    ours = {name for name in modules() if name.startswith(("lantern_accel.", "lantern_accel_p"))}
+    packages = {package(name) for name in ours if name.count(".") > 1}
     assert packages <= set(LAYER_OF), "a package without a layer"
 
 
-def test_no_two_files_import_each_other() -> None:
-    """Imports within functions and for types count: whoever reads one file must not need the other."""
-    files = {
-        name[:-3].replace("/", "."): path
-        for name, path in sources().items()
-        if path.name != "__init__.py"
-    }
-    below = {
-        name: {
-            one
-            for found in imports(path.read_text(encoding="utf-8"))
-            for one in (found, found.rpartition(".")[0])
-            if one in files and one != name
-        }
-        for name, path in files.items()
-    }
-    TopologicalSorter(below).prepare()  # names a circle where there is one
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports within functions, for types and by strings count, in packages and backends."""
+    TopologicalSorter(graph()).prepare()  # names a circle where there is one
 
 
 @pytest.mark.parametrize(
-    ("path", "source", "pair"),
+    ("module", "lines"),
     [
-        ("decoding/engine.py", "from lantern_accel.families.base import Model", "families"),
-        ("decoding/x.py", "def f():\n    import lantern_accel.families.registry", "families"),
-        ("decoding/x.py", "if TYPE_CHECKING:\n    from lantern_accel import families", "families"),
-        ("generation/pipeline.py", "from lantern_accel.testing import kit", "testing"),
+        # A circle by a string alone, as there was one.
+        ("strategy.sources", "import_module('lantern_accel.strategy.values')"),
+        ("decoding.drafts", "import_module(f'{__package__}.sources.{kind}')"),
         (
-            "training/loop.py",
-            "from lantern_accel_profiles.evaluation import run",
-            "profiles.evaluation",
+            "decoding.drafts",
+            "HOMES = {'window': 'head'}\nimport_module(__package__ + '.sources.' + x)",
         ),
-        ("cli/app.py", "from lantern_accel_profiles.measure import run", "profiles.measure"),
-        ("memory/plan.py", "from lantern_accel.cli.options import OPTION", "cli"),
-        ("nn/vq.py", "from lantern_accel.decoding.rows import Allowed", "decoding"),
-        ("device/spec.py", "from lantern_accel.families.spec import FamilySpec", "families"),
+        ("decoding.drafts", "def f():\n    importlib.import_module('.sources.copy', __package__)"),
+        ("decoding.step", "def f():\n    from .engine import Engine"),
+        ("device.plan", "if TYPE_CHECKING:\n    from . import Backend"),
+        ("device.plan", "PROGRAM = 'from lantern_accel.device.backend import Backend; Backend()'"),
+        ("families.base", "FAMILY = 'lantern_accel.families.registry:family'"),
     ],
 )
-def test_a_planted_violation_is_caught(path: str, source: str, pair: str) -> None:
-    here = path.partition("/")[0]
-    assert {(here, pair)} <= crossed(f"lantern_accel/{path}", source)
-    assert not crossed(
-        f"lantern_accel/{path}",
-        f"from lantern_accel.{here}.x import y\nfrom lantern_accel import errors",
-    )
+def test_a_planted_circle_is_caught(module: str, lines: str) -> None:
+    with pytest.raises(CycleError):
+        TopologicalSorter(planted(**{f"lantern_accel.{module}": lines})).prepare()
+
+
+@pytest.mark.parametrize(
+    ("module", "lines", "up"),
+    [
+        ("decoding.engine", "from lantern_accel.families.base import Model", "families"),
+        ("decoding.step", "def f():\n    import lantern_accel.families.registry", "families"),
+        ("decoding.step", "def f():\n    from ..families import registry", "families"),
+        ("decoding.step", "if TYPE_CHECKING:\n    from lantern_accel import families", "families"),
+        ("decoding.step", "import_module('lantern_accel.families.registry')", "families"),
+        ("decoding.step", "HOME = 'registry'\n__import__('lantern_accel.families.' + HOME)", "families"),
+        ("memory.plan", "def __getattr__(name):\n    return import_module(HOMES[name])\n"
+         "HOMES = {'x': 'lantern_accel.cli.options'}", "cli"),
+        ("generation.pipeline", "from lantern_accel.testing import kit", "testing"),
+        ("training.loop", "from lantern_accel_profiles.evaluation import run", "profiles.evaluation"),
+        ("cli.app", "from lantern_accel_profiles.measure import run", "profiles.measure"),
+        ("cli.app", "import_module('lantern_accel_cpu.backend')", "lantern_accel_cpu"),
+        ("nn.vq", "from lantern_accel.decoding.rows import Allowed", "decoding"),
+        ("device.spec", "from lantern_accel.families.spec import FamilySpec", "families"),
+        ("device.spec", "from lantern_accel import load", "__init__"),
+    ],
+)  # fmt: skip
+def test_a_planted_arrow_up_is_caught(module: str, lines: str, up: str) -> None:
+    name, here = f"lantern_accel.{module}", module.partition(".")[0]
+    assert crossed(name, planted(**{name: lines})[name]) == {(here, up)}
+    within = f"from lantern_accel.{here} import y\nfrom lantern_accel import errors"
+    assert not crossed(name, planted(**{name: within})[name])

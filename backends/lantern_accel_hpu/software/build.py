@@ -12,7 +12,7 @@ import torch
 
 from lantern_accel.errors import BackendError
 from lantern_accel.files import cache_dir
-from lantern_accel_hpu import software
+from lantern_accel_hpu.software import host
 
 SOURCE = Path(__file__).with_name("device.cpp")
 HEADERS = [Path(__file__).with_name(name) for name in ("card.h", "streams.h")]
@@ -25,9 +25,9 @@ def library() -> Path:
 
     Raises BackendError where there is no compiler, or with its first error where it fails.
     """
-    if reason := software.missing():
+    if reason := host.missing():
         raise BackendError(f"{reason}; install one (Debian: apt-get install g++) or set CXX")
-    compiler = software.compiler()
+    compiler = host.compiler()
     assert compiler is not None
     command = [compiler, *_flags()]
     digest = hashlib.sha256()

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from lantern_accel_hpu.software import NAME, metrics
+from lantern_accel_hpu.software import metrics
 from lantern_accel_hpu.software.graphs import HPUGraph, graph, is_current_stream_capturing
+from lantern_accel_hpu.software.host import NAME
 
 __all__ = [
     "Event",

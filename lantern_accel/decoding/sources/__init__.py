@@ -8,7 +8,24 @@ model's own earlier guesses, ``copy`` the model's quantized weights. A source of
 
 from __future__ import annotations
 
-from lantern_accel.decoding.drafts import DraftContext, Drafts, register, serving
+from lantern_accel.decoding.drafts import SERVED, DraftContext, Drafts, Source, register
+from lantern_accel.decoding.sources import beam, copy, head, none, static
 from lantern_accel.decoding.sources.tree import CertainDrafts, Kept, TreeDrafts
+from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.strategy import Strategy
 
 __all__ = ["CertainDrafts", "DraftContext", "Drafts", "Kept", "TreeDrafts", "register", "serving"]
+#: Our files, each of which registers its own when it is imported.
+__all__ += ["beam", "copy", "head", "none", "static"]
+
+
+def serving(strategy: Strategy, greedy: bool) -> type[Source]:
+    """Return what serves a strategy's source; raises StrategyError where nothing was registered."""
+    source = strategy.drafts
+    made = SERVED.get(type(source))
+    if made is None:
+        raise StrategyError(
+            f"nothing is registered that makes drafts of the kind {source.kind!r}; register it "
+            "with lantern_accel.decoding.sources.register"
+        )
+    return made.chosen(strategy, greedy)

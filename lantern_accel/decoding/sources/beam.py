@@ -15,7 +15,7 @@ from lantern_accel.decoding.sources.tree import TreeState
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.device import plan
 from lantern_accel.device.sampling import FLOOR
-from lantern_accel.strategy.values import DynamicTree
+from lantern_accel.strategy.sources import DynamicTree
 
 
 @register(DynamicTree)

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.draft_init import GIVEN
-from lantern_accel.decoding.drafts import DraftContext, Sizing, register, serving
+from lantern_accel.decoding.drafts import DraftContext, Sizing, register
 from lantern_accel.decoding.geometry import Geometry, geometry_of
 from lantern_accel.decoding.session import Session
+from lantern_accel.decoding.sources.head import HeadWindow
 from lantern_accel.decoding.sources.window import InvariantWindow, WindowState
 from lantern_accel.decoding.step import Step
 from lantern_accel.decoding.target import Target
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.sources import DraftSource
-from lantern_accel.strategy.values import SelfDrafts, Window
+from lantern_accel.strategy.sources import DraftSource, SelfDrafts, Window
 
 #: Buffers of a request that the copy's session reads too.
 LENT = ("prefix_mask", "keys", "start")
@@ -95,7 +95,7 @@ class CopyDrafts(InvariantWindow[SelfDrafts]):
             guessed = getattr(session.verifying.target, "draft_head", None) is not None
             own = Window(length=window, fresh="head" if guessed else "above")
         one = strategy.model_copy(update={"drafts": own})
-        made_by = serving(one, session.greedy)
+        made_by = HeadWindow.chosen(one, session.greedy)
         g = geometry_of(copy, None, one, sampling, self.geometry.batch)
         g = made_by.sized(g, own, Sizing(copy, session.greedy))
         return Step(_on(session, copy, g), own, made_by, g)

@@ -24,8 +24,8 @@ from lantern_accel.decoding.target import row_of
 from lantern_accel.device import plan
 from lantern_accel.errors import StrategyError
 from lantern_accel.nn.draft_head import DraftHead, weights_of
+from lantern_accel.strategy.sources import Window
 from lantern_accel.strategy.strategy import Strategy
-from lantern_accel.strategy.values import Window
 
 
 @register(Window)

@@ -6,7 +6,7 @@ from lantern_accel.decoding.drafts import register
 from lantern_accel.decoding.sources.tree import TreeDrafts, TreeState
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.device.plan import NoDrafts
-from lantern_accel.strategy.values import NoTree
+from lantern_accel.strategy.sources import NoTree
 
 
 @register(NoTree)

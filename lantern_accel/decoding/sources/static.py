@@ -13,8 +13,8 @@ from lantern_accel.decoding.sources.drafter import DrafterDrafts
 from lantern_accel.decoding.sources.tree import TreeState
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.device import plan
+from lantern_accel.strategy.sources import ChainTree, StaticTree
 from lantern_accel.strategy.trees import TreeTables
-from lantern_accel.strategy.values import ChainTree, StaticTree
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from lantern_accel.decoding.state import State, Zeros
 from lantern_accel.device import plan
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.sampling import SamplingOps
-from lantern_accel.strategy.values import Fresh, Window
+from lantern_accel.strategy.sources import Fresh, Window
 
 
 class WindowState(State):

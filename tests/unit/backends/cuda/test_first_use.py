@@ -146,7 +146,7 @@ def test_one_preference_checks_no_other_s_kernel_and_a_first_step_s_run_together
     )
     shares: list[list[str]] = []
 
-    def start(index: int, share: list[str], folder: Path) -> Ended:
+    def start(index: int, share: list[str], folder: Path, program: str) -> Ended:
         shares.append(share)
         return Ended(0)
 

@@ -127,15 +127,14 @@ class FolderImages:
         """Generate images of one shape; pixels are made on the host where they must not differ."""
         found: list[Painted] = []
         runtime, request, host = self.pipeline.runtime, self.request, self._host
-        size = min(self.size, len(left))
-        if self.pipeline.backend.support("capture"):
-            size = self.size  # captured steps of the usual size are there
+        captured = self.pipeline.backend.support("capture")  # at the usual size
+        size = self.size if captured else min(self.size, len(left))
         first, loss = left[0].conditions, self.pipeline.model.rounding
         rounding = 0.0 if loss is None else loss.total_variation_per_token
 
         def on_host(decoded: Decoded, images: Sequence[FolderImage]) -> list[Image]:
             assert host is not None
-            return pictures(host.family.pixels(host, decoded.tokens, first.shape))
+            return pictures(runtime.pixels(decoded.tokens, first.shape, host))
 
         paint = painting(runtime, first.shape) if host is None else on_host
         asked = request.strategy, request.sampling, first, size, size

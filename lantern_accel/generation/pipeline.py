@@ -26,7 +26,7 @@ from lantern_accel.families.manifest import Manifest
 from lantern_accel.files import check_target
 from lantern_accel.generation.batch import Batch, ImageJob, Phases, filled, jobs_of
 from lantern_accel.generation.calibrate import calibrate
-from lantern_accel.generation.decision import Decision
+from lantern_accel.generation.decision import BatchPlan, Decision
 from lantern_accel.generation.engines import CapturedEngine, explained, of_image
 from lantern_accel.generation.notebook import notebook_bar
 from lantern_accel.generation.request import (
@@ -225,22 +225,21 @@ class Pipeline:
         chosen = self.strategy(given)
         size = self.engines.capacity.batches(batch, batch, chosen, sampling, shape)[batch]
         chosen = self.strategy(given, tuned_for=(size, sampling))
-        ready = self.engine(size, chosen, sampling, shape)
-        engine, state, model = ready.engine, ready.engine.state, self.model
-        condition, mask = torch.zeros_like(state.condition), torch.ones_like(state.prefix_mask)
+        used = self.measurements.resolve(chosen, size, sampling)
+        part = BatchPlan(images=size, rows=size, strategy=used, memory=0, free=None)
+        made = Batch[ImageJob](self.runtime, part, sampling, shape)
+        state, model = made.engine.state, self.model
+        start = Rows(torch.zeros_like(state.condition), torch.ones_like(state.prefix_mask))
         # A model whose captions come from a file knows none of the examples.
         with contextlib.suppress(LanternError, IndexError):
             example = model.family.examples(model.manifest)[0]
-            made = self.conditions([example]).pick([0] * engine.geometry.batch)
-            rows = model.family.rows(model, made, sampling)
-            if (rows.condition.shape, rows.mask.shape) == (condition.shape, mask.shape):
-                condition, mask = rows.condition, rows.mask
-        uniforms = engine.randomness(0, [0] * engine.geometry.batch)
-        with explained(self.backend):
-            engine.start(condition, mask, uniforms)
-            engine.leave_out(0)
-            decoded = engine.run()
-            self.pixels(decoded.tokens, shape)
+            known = self.conditions([example]).pick([0] * size)
+            rows = model.family.rows(model, known, sampling)
+            if (rows.condition.shape, rows.mask.shape) == (start.condition.shape, start.mask.shape):
+                start = rows
+        made.begin([ImageJob(index, "", 0, 0) for index in range(size)], start)
+        made.engine.leave_out(0)
+        self.pixels(made.run().decoded.tokens, shape)
         return f"{chosen.name} x {size}"
 
     # --- generation ----------------------------------------------------------------------------

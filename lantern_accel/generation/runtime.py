@@ -189,11 +189,17 @@ class Runtime:
         return made
 
     @inferring
-    def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:
-        """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""
-        tokens = tokens.to(self.backend.device)
+    def pixels(
+        self, tokens: Tensor, shape: Hashable = None, on_host: Model | None = None
+    ) -> Tensor:
+        """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ).
+
+        ``on_host``: the model with a VQ in host memory, which decodes in place of the device's.
+        """
+        model = on_host or self.model
+        tokens = tokens.to("cpu" if on_host else self.backend.device)
         with self.backend.trim_memory():
-            return self.model.family.pixels(self.model, tokens, shape).cpu()
+            return model.family.pixels(model, tokens, shape).cpu()
 
     @inferring
     def partial_picture(self, tokens: Tensor, shape: Hashable = None) -> tuple[Image | None, int]:

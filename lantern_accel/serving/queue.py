@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.families.base import Conditions, Rows
 from lantern_accel.generation.batch import Done, ImageJob
 from lantern_accel.serving.body import ImageRequest
@@ -101,11 +102,15 @@ class Job:
 
 @dataclass(eq=False, kw_only=True)
 class QueuedImage(ImageJob):
-    """One image of a job, with what it starts from once that is known."""
+    """One image of a job, with what it starts from once that is known.
+
+    ``earlier``: counters of its steps in a batch that it was moved out of.
+    """
 
     job: Job
     conditions: Conditions | None = None
     rows: Rows | None = None
+    earlier: Decoded | None = None
 
 
 class Queue:

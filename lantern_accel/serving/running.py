@@ -1,20 +1,25 @@
 """The batch that a service runs: images join, advance and leave.
 
 Those with the settings of the running batch join it as rows become free. The first one with others waits
-until the batch has run out, and then has an engine of its own settings.
+until the batch has run out, and then has an engine of its own settings. An image that is alone has an
+engine of one row, which is faster. It moves to the engine of all rows when a second image comes.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torch.nn.functional import pad
+
+from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.device.context import inferring
-from lantern_accel.errors import RequestError, noted
+from lantern_accel.errors import DoesNotFitError, RequestError, noted
 from lantern_accel.families.base import Conditions
-from lantern_accel.generation.batch import Batch, BatchEvent, Paint, joined_batch, painting
+from lantern_accel.generation.batch import Batch, BatchEvent, Done, joined_batch, painting
 from lantern_accel.generation.request import GenerationRequest
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.queue import Job, QueuedImage
@@ -32,8 +37,13 @@ class RunningBatch:
         self.pipeline, self.size, self.metrics = pipeline, size, metrics
         self.backend = pipeline.backend
         self._batch: Batch[QueuedImage] | None = None
+        #: The batch of all rows, and the one of a row where images can move out of it.
+        self._whole: Batch[QueuedImage] | None = None
+        self._alone: Batch[QueuedImage] | None = None
         #: What the images of the running batch have in common.
         self._shared: object = None
+        #: Whether an image waits for one that is alone in its batch.
+        self.crowded = False
 
     @property
     def images(self) -> list[QueuedImage]:
@@ -54,17 +64,32 @@ class RunningBatch:
         job.spent[stage] += watch.seconds
 
     def open(self, request: GenerationRequest, conditions: Conditions) -> None:
-        """Make the engine of a request's settings, in place of the one before."""
-        pipeline, sampling = self.pipeline, request.sampling
-        strategy = pipeline.measurements.tuned(request.strategy, self.size, sampling)
-        self._batch = self._shared = None
-        asked = strategy, request.sampling, conditions, self.size, self.size
-        paint: Paint[QueuedImage] = painting(pipeline.runtime, conditions.shape)
-        self._batch = joined_batch(pipeline.runtime, *asked, paint=paint)[1]
+        """Make the engines of a request's settings, in place of those before."""
+        self._forget()
+        self._whole = self._made(request, conditions, self.size)
+        if self.size > 1:
+            with suppress(DoesNotFitError):
+                self._alone = self._made(request, conditions, 1)
+            if (
+                self._whole.ready not in self.pipeline.engines.ready
+            ):  # the other one took its memory
+                self._alone, self._whole = None, self._made(request, conditions, self.size)
+            if not (_movable(self._whole) and self._alone and _movable(self._alone)):
+                self._alone = None
+        self._batch = self._whole
+
+    def _made(self, request: GenerationRequest, first: Conditions, size: int) -> Batch[QueuedImage]:
+        runtime, sampling = self.pipeline.runtime, request.sampling
+        strategy = self.pipeline.measurements.tuned(request.strategy, size, sampling)
+        asked = strategy, sampling, first, size, size
+        return joined_batch(runtime, *asked, paint=painting(runtime, first.shape))[1]
+
+    def _forget(self) -> None:
+        self._batch = self._whole = self._alone = self._shared = None
 
     @inferring
-    def join(self, image: QueuedImage) -> bool:
-        """Let an image join; returns False where it has to wait."""
+    def join(self, image: QueuedImage, others: bool = False) -> bool:
+        """Let an image join; returns False where it has to wait. ``others``: more wait behind it."""
         job, request = image.job, image.job.request.generation
         if job.over:
             return True
@@ -79,12 +104,28 @@ class RunningBatch:
             with self._counted("engine", job):
                 self.open(request, image.conditions)
             self._shared = shared
+        if not self.images:
+            self._batch = self._whole if others or self._alone is None else self._alone
+        if self.batch is self._alone and self.images:
+            self.crowded = True
         if not self.batch.joinable:
             return False
         with self._counted("prefill", job):
             self.batch.join(image, image.rows)
         job.begin()
         return True
+
+    def widen(self) -> None:
+        """Move an image that is no longer alone to the batch of all rows, where it goes on."""
+        assert self._whole is not None
+        self.crowded = False
+        for one in self.images:
+            assert one.rows is not None
+            row, known = self.batch.engine.decoded(slice(0, 1)), self.batch.so_far(one)
+            self._whole.join(one, one.rows, known[None])
+            one.earlier = row if one.earlier is None else _added(row, one.earlier)
+            self.batch.leave(one)
+        self._batch = self._whole
 
     def _read(self, image: QueuedImage) -> None:
         """Turn the prompt into what an engine starts from."""
@@ -112,7 +153,7 @@ class RunningBatch:
         for text in dict.fromkeys(warned):
             log.warning("%s", text)
         self.metrics.turns.inc()
-        return events
+        return [_with_earlier(event) for event in events]
 
     def drop_finished(self) -> int:
         """Free the rows of jobs that are over; return how many."""
@@ -123,8 +164,30 @@ class RunningBatch:
 
     def abandon(self) -> None:
         """Let go of the batch and its engines, after an error of the device."""
-        self._batch = self._shared = None
+        self._forget()
         try:
             self.pipeline.release_engines()
         except Exception as late:  # a device that failed may fail at that too
             log.error("its buffers could not be freed", exc_info=late)
+
+
+def _movable(batch: Batch[QueuedImage]) -> bool:
+    """Return whether images go on elsewhere: the seed decides each token, and no drafter has read any."""
+    return batch.engine.geometry.keyed and not batch.strategy.needs_drafter
+
+
+def _added(one: Decoded, earlier: Decoded) -> Decoded:
+    """Return an image with the counters of the steps that another batch ran before."""
+    width = max(one.histogram.shape[1], earlier.histogram.shape[1])
+    counts, before = (
+        pad(each.histogram, (0, width - each.histogram.shape[1])) for each in (one, earlier)
+    )
+    return Decoded(
+        one.tokens, one.steps + earlier.steps, counts + before, one.price + earlier.price
+    )
+
+
+def _with_earlier(event: BatchEvent[QueuedImage]) -> BatchEvent[QueuedImage]:
+    if isinstance(event, Done) and (earlier := event.images[0].earlier):
+        return replace(event, decoded=_added(event.decoded, earlier))
+    return event

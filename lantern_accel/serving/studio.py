@@ -146,6 +146,9 @@ class Studio:
         """Let images leave and join, run some steps, and hand out what is new."""
         self._give_up()
         self._admit()
+        if self.batch.crowded:  # outside of what a single job fails with
+            self.batch.widen()
+            self._admit()
         if not self.running:
             return
         for event in self.batch.advance():
@@ -170,9 +173,10 @@ class Studio:
         """Let the first images of the queue join, as long as they go with those that run."""
         if not self.running:
             self.pipeline.backend.memory(new_peak=True)
-        for image in self.queue.images:
+        waiting = self.queue.images
+        for image in waiting:
             try:
-                if not self.batch.join(image):
+                if not self.batch.join(image, others=image is not waiting[-1]):
                     break
             except Exception as error:
                 self._end(image.job, error)

@@ -292,14 +292,19 @@ class Pipeline:
 
     @takes_settings
     def stream(
-        self, prompt: Prompt | Sequence[Prompt], *, partials: int = 8, **settings: Any
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        partials: int = 8,
+        on_step: Callable[[], None] | None = None,
+        **settings: Any,
     ) -> Stream:
         """Return an iterator over the images while they are generated, row by row.
 
         ``for progress in pipeline.stream("red heart", seed=7)`` gives :class:`~.stream.Progress` after
         every few steps: tokens so far and, ``partials`` times for each image, a partial image of
         the finished rows. The images are those of :meth:`generate`; ``.result`` of the stream has
-        them at the end.
+        them at the end. ``on_step`` is called before each step; what it raises ends the stream.
 
         The loop may be left at any event. Between two of them the pipeline is free for other calls and
         further streams, from any thread; they change no image of this one (:class:`~.stream.Stream`).
@@ -307,7 +312,7 @@ class Pipeline:
         if type(partials) is not int or partials < 0:
             raise RequestError(f"partials cannot be {shown(partials)}; give 0 or more images")
         request = self.request(prompt, **settings)
-        return Stream(self.runtime, self.request_lock, request, partials)
+        return Stream(self.runtime, self.request_lock, request, partials, passing(on_step))
 
     def _move_on(self, error: BackendError | RuntimeError) -> None:
         """Serve from the next device where ``auto`` chose this one and it has generated nothing yet."""

@@ -156,11 +156,11 @@ class GenerationResult:
         """Return a PNG for notebooks: the image, or all of them in a grid; None without any."""
         return png_bytes(self.grid()) if self.images else None
 
-    def _repr_html_(self) -> str:
-        """Return the images over a table of figures, for notebooks."""
+    def figures(self) -> dict[str, str]:
+        """Return what a reader wants to know of the call, by name."""
         stats = self.stats
         speed = stats.tokens_per_second
-        rows = {
+        return {
             "prompts": ", ".join(str(one) for one in stats.prompts[:8])
             + (", ..." if len(stats.prompts) > 8 else ""),
             "strategy": stats.strategy.name + (f": {stats.auto}" if stats.auto else ""),
@@ -174,10 +174,13 @@ class GenerationResult:
             "model": stats.model,
             "seed": str(stats.seed),
         }
+
+    def _repr_html_(self) -> str:
+        """Return the images over a table of figures, for notebooks."""
         cells = "".join(
             f"<tr><th style='text-align:left'>{name}</th>"
             f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
-            for name, text in rows.items()
+            for name, text in self.figures().items()
         )
         if not self.images:
             return f"<table>{cells}</table>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,9 +75,14 @@ class Stream:
     """
 
     def __init__(
-        self, runtime: Runtime, lock: RequestLock, request: GenerationRequest, partials: int
+        self,
+        runtime: Runtime,
+        lock: RequestLock,
+        request: GenerationRequest,
+        partials: int,
+        on_step: Callable[[], None] | None = None,
     ) -> None:
-        self.request = request
+        self.request, self._on_step = request, on_step
         self._result: GenerationResult | None = None
         self._runtime, self._lock = runtime, lock
         self._phases, self._total = Phases(runtime.backend.stopwatch), 0.0
@@ -183,7 +188,7 @@ class Stream:
             image = self._waiting.pop(0)
             batch.join(image, self._runtime.rows_of(self.request, conditions, [image.index]))
         with self._phases.timed("decode"):
-            events = batch.advance(lambda: self._over)
+            events = batch.advance(self._stopped)
         for event in events:
             if isinstance(event, Failure):
                 self._error = event.error
@@ -198,6 +203,12 @@ class Stream:
                 known = image.index, tokens, batch.tokens, picture, rows, True
                 self._done[image.index] = event
             self._events.append(ImageProgress(*known))
+
+    def _stopped(self) -> bool:
+        """Return whether the stream was closed; called before each step."""
+        if self._on_step is not None:
+            self._on_step()
+        return self._over
 
     def _finish(self) -> None:
         assert self._begun is not None

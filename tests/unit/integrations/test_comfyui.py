@@ -1,0 +1,213 @@
+"""ComfyUI's nodes, with a double in ComfyUI's place: inputs, images, errors, interrupts and memory."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from support.models import write_tiny_model
+
+import lantern_accel
+from lantern_accel.errors import LanternError, ModelError, RequestError, StrategyError
+
+NAME = "lantern_accel.integrations.comfyui"
+
+
+class Interrupted(Exception):
+    """Stands for ComfyUI's own exception."""
+
+
+class Patcher:
+    """What the nodes take from ComfyUI's ``ModelPatcher``."""
+
+    def __init__(self, model, load_device, offload_device, size=0):
+        self.model, self.size = model, size
+        self.load_device, self.offload_device = load_device, offload_device
+
+
+class Bar:
+    """A progress bar that keeps what it is told."""
+
+    said: list[tuple] = []  # noqa: RUF012
+
+    def __init__(self, total):
+        self.said.clear()
+
+    def update_absolute(self, value, total, preview):
+        self.said.append((value, total, preview))
+
+
+@pytest.fixture
+def comfy(monkeypatch):
+    """The nodes inside a ComfyUI; ``steps_left``: the steps before somebody interrupts."""
+    double = types.SimpleNamespace(loads=lambda models: [m.partially_load(None) for m in models])
+    double.steps_left = 10**9
+
+    def check():
+        double.steps_left -= 1
+        if double.steps_left < 0:
+            raise Interrupted
+
+    management = types.ModuleType("comfy.model_management")
+    management.load_models_gpu = lambda models: double.loads(models)
+    management.get_torch_device = lambda: torch.device("cpu")
+    management.throw_exception_if_processing_interrupted = check
+    patcher, utils = types.ModuleType("comfy.model_patcher"), types.ModuleType("comfy.utils")
+    patcher.ModelPatcher, utils.ProgressBar = Patcher, Bar
+    whole = types.ModuleType("comfy")
+    whole.model_management = management
+    for module in (whole, management, patcher, utils):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name in (NAME, f"{NAME}.nodes"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    double.nodes = importlib.import_module(NAME).NODE_CLASS_MAPPINGS
+    yield double
+    for name in (NAME, f"{NAME}.nodes"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def defaults(node):
+    """Return what a workflow sends where the user changes nothing, without inputs from other nodes."""
+    found = {}
+    for group in node.INPUT_TYPES().values():
+        for name, (kind, *more) in group.items():
+            if isinstance(kind, list):
+                found[name] = kind[0]
+            elif more:
+                found[name] = more[0]["default"]
+    return found
+
+
+def run(node, **given):
+    """Call a node as ComfyUI does."""
+    return getattr(node(), node.FUNCTION)(**defaults(node) | given)
+
+
+@pytest.fixture
+def model(comfy, folder):
+    (made,) = run(comfy.nodes["LanternLoadModel"], folder=folder, device="cpu", dtype="float32")
+    yield made
+    made.detach()
+
+
+def test_inputs_are_what_the_functions_take(comfy):
+    for node in comfy.nodes.values():
+        asked = [name for group in node.INPUT_TYPES().values() for name in group]
+        taken = list(inspect.signature(getattr(node, node.FUNCTION)).parameters)[1:]
+        assert asked == taken
+        assert len(node.RETURN_TYPES) == len(node.RETURN_NAMES)
+    load = comfy.nodes["LanternLoadModel"].INPUT_TYPES()["required"]
+    assert "lantern-emoji" in load["model"][0]
+    draw = comfy.nodes["LanternGenerateImage"].INPUT_TYPES()["required"]
+    assert draw["strategy"][0][0] == "auto"
+    assert draw["seed"][1]["control_after_generate"]
+    assert draw["relaxed"][1]["default"] is False
+
+
+def test_the_installed_package_names_the_nodes():
+    (entry,) = importlib.metadata.entry_points(group="comfyui.custom_nodes", name="lantern_accel")
+    assert entry.value == NAME
+
+
+@pytest.mark.parametrize("own", [{}, {"temperature": 0.0, "top_k": 5}])
+def test_images_are_those_of_generate(comfy, model, folder, own):
+    pixels, measured = run(
+        comfy.nodes["LanternGenerateImage"],
+        model=model,
+        prompt="red heart",
+        seed=7,
+        number=2,
+        **own,
+    )
+    images = lantern_accel.generate(
+        "red heart", model=folder, device="cpu", dtype="float32", seed=7, num_images=2, **own
+    ).images
+    assert pixels.dtype == torch.float32
+    assert pixels.shape == (2, 8, 8, 3)
+    assert 0 <= pixels.min()
+    assert pixels.max() <= 1
+    # ComfyUI writes its PNG so.
+    written = np.clip(255.0 * pixels.numpy(), 0, 255).astype(np.uint8)
+    assert np.array_equal(written, np.stack([np.asarray(one) for one in images]))
+    assert "total variation per token: 0: exact" in measured
+    value, total, preview = Bar.said[-1]
+    assert value == total == 32
+    assert preview[1].size == (8, 8)
+    assert any(one[2] and one[0] < total for one in Bar.said), "no partial image was shown"
+
+
+def test_every_value_of_a_pixel_survives_comfyui():
+    every = torch.arange(256, dtype=torch.uint8)
+    assert np.array_equal((255.0 * (every.float() / 255).numpy()).astype(np.uint8), every.numpy())
+
+
+def test_an_interrupt_ends_before_the_next_step_and_the_model_stays(comfy, model):
+    node, loaded = comfy.nodes["LanternGenerateImage"], model.pipeline
+    given = {"model": model, "prompt": "red heart", "strategy": "vanilla"}
+    before, _ = run(node, **given)
+    comfy.steps_left = 5
+    with pytest.raises(Interrupted):
+        run(node, **given)
+    assert comfy.steps_left == -1, "steps ran after the interrupt"
+    assert model.pipeline is loaded
+    comfy.steps_left = 10**9
+    assert torch.equal(run(node, **given)[0], before)
+
+
+def test_comfyui_frees_a_model_and_the_next_run_loads_it(comfy, model):
+    assert model.loaded_size() == model.size > 0
+    first = model.pipeline
+    model.detach(unpatch_all=False)
+    assert model.pipeline is first, "ComfyUI only moves it in its list"
+    assert model.partially_unload(None, 1) == 0
+    assert model.partially_load(None) == 0
+    model.detach()
+    assert model.loaded_size() == 0
+    assert first.request_lock.closed
+    run(comfy.nodes["LanternGenerateImage"], model=model, prompt="red heart")
+    assert model.pipeline is not first
+    last = model.pipeline
+    model.__del__()
+    assert last.request_lock.closed
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "field"),
+    [
+        ({"prompt": " "}, RequestError, "prompt"),
+        ({"prompt": "x" * 9000}, RequestError, "prompt"),
+        ({"size": "wide"}, RequestError, None),
+        ({"size": "64x64"}, RequestError, None),
+        ({"strategy": "lantern++"}, StrategyError, None),
+    ],
+    ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
+)
+def test_a_wrong_input_is_one_sentence(comfy, model, given, kind, field):
+    with pytest.raises(kind) as raised:
+        run(comfy.nodes["LanternGenerateImage"], **{"model": model, "prompt": "red heart"} | given)
+    assert field is None or raised.value.field == field
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("given", [{"folder": "/nowhere/at/all"}, {"device": "toaster"}])
+def test_a_model_or_device_that_is_absent_is_one_sentence(comfy, given):
+    with pytest.raises(LanternError) as raised:
+        run(comfy.nodes["LanternLoadModel"], **given)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_comfyui_that_loads_nothing_is_too_old(comfy, folder):
+    comfy.loads = lambda models: None
+    with pytest.raises(ModelError, match="update ComfyUI"):
+        run(comfy.nodes["LanternLoadModel"], folder=folder)

@@ -1,0 +1,306 @@
+"""ComfyUI itself, in a server of its own: workflows, interrupts, memory, and its page in a browser.
+
+``LANTERN_ACCEL_COMFYUI`` names the Python of an environment with ComfyUI (``dev/testing.md``).
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.janus import write_janus
+from support.models import write_tiny_model
+
+import lantern_accel
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PYTHON = os.environ.get("LANTERN_ACCEL_COMFYUI", "")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not PYTHON, reason="LANTERN_ACCEL_COMFYUI names no Python with ComfyUI"),
+]
+#: Bytes that a process may grow by in ten queues, what its allocator keeps included.
+GROWTH = 8 << 20
+
+
+class Comfy:
+    """A running server, asked as its page asks."""
+
+    def __init__(self, process, port, log):
+        self.process, self.url, self.log = process, f"http://127.0.0.1:{port}", log
+
+    def ask(self, path, body=None):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path, data, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.read()
+
+    def queue(self, prompt):
+        return json.loads(self.ask("/prompt", {"prompt": prompt}))["prompt_id"]
+
+    def done(self, job, seconds=180):
+        """Return what the history says of a job, once it has ended."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            found = json.loads(self.ask(f"/history/{job}"))
+            if found:
+                return found[job]
+            time.sleep(0.02)
+        raise AssertionError(f"the job did not end\n{self.log.read_text()[-3000:]}")
+
+    def images(self, prompt):
+        """Return the images of a workflow as arrays, and their PNGs' text."""
+        found = self.done(self.queue(prompt))
+        assert found["status"]["status_str"] == "success", found["status"]
+        files = [
+            io.BytesIO(
+                self.ask(
+                    "/view?"
+                    + urllib.parse.urlencode({k: v for k, v in one.items() if k != "abs_path"})
+                )
+            )
+            for one in found["outputs"]["3"]["images"]
+        ]
+        opened = [Image.open(file) for file in files]
+        return [np.asarray(one.convert("RGB")) for one in opened], [one.text for one in opened]
+
+    def failure(self, prompt):
+        """Return what the box of a node says."""
+        found = self.done(self.queue(prompt))
+        assert found["status"]["status_str"] == "error"
+        return self.log.read_text()
+
+    @property
+    def resident(self):
+        """The process's own bytes of memory, without pages of files."""
+        for line in Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Anonymous:"):
+                return int(line.split()[1]) << 10
+        raise AssertionError("there is no line Anonymous")
+
+
+@pytest.fixture(scope="module")
+def comfy(tmp_path_factory):
+    """A ComfyUI on the processor, with the nodes put in by the documented command."""
+    base = tmp_path_factory.mktemp("comfyui")
+    (base / "custom_nodes").mkdir()
+    page = (DOCS / "comfyui.md").read_text(encoding="utf-8")
+    (command,) = (line for line in page.splitlines() if line.startswith("python -c"))
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "LANTERN_ACCEL_CACHE": str(base / "cache")}
+    env["PYTHONPATH"] = os.pathsep.join(str(ROOT / one) for one in ("", "backends", "profiles"))
+    subprocess.run([sys.executable, *shlex.split(command)[1:]], cwd=base, check=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["--cpu", "--port", port, "--base-directory", base]
+    log = base / "log.txt"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [PYTHON, "-m", "comfy.cmd.main", *map(str, words)],
+            cwd=base, env=env, stdout=out, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    server = Comfy(process, port, log)
+    try:
+        end = time.monotonic() + 180
+        while True:
+            try:
+                server.ask("/queue")
+                break
+            except OSError:
+                assert process.poll() is None, log.read_text()[-3000:]
+                assert time.monotonic() < end, log.read_text()[-3000:]
+                time.sleep(0.5)
+        yield server
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A tiny Janus, and a model whose images have as many tokens as Janus's."""
+    base = tmp_path_factory.mktemp("models")
+    return write_janus(base / "janus"), write_tiny_model(base / "large", grid=24)
+
+
+def workflow(name):
+    """Return a workflow of the pages, as ComfyUI's server takes it."""
+    path = DOCS / name
+    if path.suffix == ".png":
+        with Image.open(path) as image:
+            return json.loads(image.text["prompt"])
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def with_inputs(prompt, load=(), draw=()):
+    """Return a workflow on the processor in float32, with other inputs of its two nodes."""
+    made = json.loads(json.dumps(prompt))
+    made["1"]["inputs"] |= {"device": "cpu", "dtype": "float32", **dict(load)}
+    made["2"]["inputs"] |= dict(draw)
+    return made
+
+
+def test_the_nodes_load_without_a_warning(comfy):
+    told = [line for line in comfy.log.read_text().splitlines() if "lantern" in line.lower()]
+    assert not [line for line in told if "[WARNING]" in line or "[ERROR]" in line]
+    assert json.loads(comfy.ask("/object_info/LanternGenerateImage"))
+
+
+def test_the_workflows_of_the_pages_draw_what_generate_draws(comfy, folders):
+    janus = {"folder": str(folders[0])}
+    for name, load, draw in (
+        ("comfyui-emoji.png", {}, {"number": 2}),
+        ("comfyui-janus.json", janus, {"prompt": "a red fox"}),
+    ):
+        prompt = with_inputs(workflow(name), load, draw)
+        drawn, texts = comfy.images(prompt)
+        asked = prompt["2"]["inputs"]
+        expected = lantern_accel.generate(
+            asked["prompt"], model=load.get("folder", "lantern-emoji"), device="cpu", dtype="float32",
+            seed=asked["seed"], num_images=asked["number"],
+        ).images  # fmt: skip
+        assert len(drawn) == len(expected)
+        for one, other in zip(drawn, expected, strict=True):
+            assert np.array_equal(one, np.asarray(other))
+        assert all(json.loads(text["prompt"]) == prompt for text in texts)
+
+
+def test_an_interrupt_ends_at_once_and_the_next_queue_works(comfy, folders):
+    """An image of 576 tokens, by plain decoding: a step for each."""
+    prompt = workflow("comfyui-emoji.png")
+    load = {"folder": str(folders[1])}
+    draw = {"strategy": "vanilla", "number": 8, "prompt": "red heart"}
+    began = time.monotonic()
+    first, _ = comfy.images(with_inputs(prompt, load, draw))
+    whole = time.monotonic() - began
+    job = comfy.queue(with_inputs(prompt, load, {**draw, "seed": 8}))
+    time.sleep(whole / 3)
+    began = time.monotonic()
+    comfy.ask("/interrupt", {})
+    found = comfy.done(job)
+    took = time.monotonic() - began
+    print(f"{whole:.2f} s whole, interrupted in {took:.3f} s")
+    assert found["status"]["status_str"] == "error"
+    assert not found["outputs"]
+    # Two of 575 steps, and the server's own answer.
+    assert took < 2 * whole / 575 + 0.25
+    again, _ = comfy.images(with_inputs(prompt, load, {**draw, "seed": 9}))
+    assert len(again) == len(first)
+    assert not np.array_equal(again[0], first[0])
+
+
+def test_ten_queues_do_not_grow_it_and_freeing_returns_the_weights(comfy):
+    prompt = workflow("comfyui-emoji.png")
+
+    def draw(seed):
+        comfy.images(with_inputs(prompt, draw={"seed": seed, "strategy": "vanilla"}))
+
+    for seed in range(100, 104):
+        draw(seed)
+    before = comfy.resident
+    for seed in range(200, 210):
+        draw(seed)
+    grown = comfy.resident - before
+    comfy.ask("/free", {"unload_models": True, "free_memory": True})
+    end = time.monotonic() + 20
+    weights = sum(
+        path.stat().st_size for path in (ROOT / "lantern_accel/assets").rglob("target.safetensors")
+    )
+    while before - comfy.resident < weights and time.monotonic() < end:
+        time.sleep(0.2)
+    freed = before - comfy.resident
+    print(f"grown {grown / 2**20:.1f} MiB, freed {freed / 2**20:.1f} MiB of {weights / 2**20:.1f}")
+    assert grown < GROWTH
+    assert freed >= weights
+    draw(300)  # it is loaded again
+
+
+def test_what_is_wrong_is_one_sentence_in_the_nodes_box(comfy):
+    prompt = workflow("comfyui-emoji.png")
+    for load, draw, says in (
+        ({"folder": "/nowhere/at/all"}, {}, "there is no /nowhere/at/all"),
+        ({}, {"prompt": "x" * 9000}, "a prompt has at most"),
+        ({}, {"size": "4096x4096"}, "lantern-emoji"),
+    ):
+        assert says in comfy.failure(with_inputs(prompt, load, draw))
+    absent = with_inputs(prompt, {"device": "toaster"})
+    with pytest.raises(urllib.error.HTTPError):  # ComfyUI knows the choices itself
+        comfy.queue(absent)
+
+
+def test_two_queues_at_once_take_turns(comfy):
+    prompt = workflow("comfyui-emoji.png")
+    jobs = [comfy.queue(with_inputs(prompt, draw={"seed": seed})) for seed in (400, 401)]
+    assert [comfy.done(job)["status"]["status_str"] for job in jobs] == ["success"] * 2
+
+
+DROP = """([name, type, data]) => {
+  const bytes = Uint8Array.from(atob(data), (one) => one.charCodeAt(0));
+  const given = new DataTransfer();
+  given.items.add(new File([bytes], name, {type}));
+  const at = document.querySelector("canvas");
+  for (const kind of ["dragenter", "dragover", "drop"])
+    at.dispatchEvent(new DragEvent(kind, {dataTransfer: given, bubbles: true, cancelable: true}));
+}"""
+
+
+@pytest.mark.browser
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_opens_a_workflow_and_shows_preview_and_image(browser, comfy):
+    """``LANTERN_ACCEL_SCREENSHOT`` names a file for the picture of ``docs/comfyui.md``."""
+    comfy.ask("/free", {"unload_models": True, "free_memory": True})
+    # A new user is shown templates first.
+    comfy.ask("/settings", {"Comfy.TutorialCompleted": True, "Comfy.Minimap.Visible": False})
+    page = browser.new_page(viewport={"width": 1240, "height": 700})
+    # An extension of ComfyUI's that fetches an editor from elsewhere; without network the page waits.
+    page.route(
+        "**/eval_python.js", lambda one: one.fulfill(body="", content_type="text/javascript")
+    )
+    page.goto(comfy.url)
+    page.wait_for_function(
+        "!!(window.app?.graph && LiteGraph.registered_node_types.LanternGenerateImage)",
+        timeout=60000,
+    )
+    for name, kind in (
+        ("comfyui-janus.json", "application/json"),
+        ("comfyui-emoji.png", "image/png"),
+    ):
+        data = base64.b64encode((DOCS / name).read_bytes()).decode()
+        page.evaluate(DROP, [name, kind, data])
+        asked = workflow(name)["2"]["inputs"]["prompt"]
+        page.wait_for_function(
+            "prompt => app.graph._nodes.some((node) =>"
+            " node.type == 'LanternGenerateImage' && node.widgets.some((one) => one.value == prompt))",
+            arg=asked,
+        )
+    page.evaluate(
+        "window.seen = 0; app.api.addEventListener('b_preview', () => window.seen++)"
+    )
+    page.keyboard.press(".")  # the whole workflow in view
+    page.keyboard.press("Control+Enter")  # "Run"
+    page.wait_for_function(
+        "app.graph._nodes.some((node) => node.type == 'SaveImage' && node.imgs?.[0]?.naturalWidth == 64)",
+        timeout=120000,
+    )
+    assert page.evaluate("window.seen") >= 2
+    page.wait_for_timeout(500)
+    if os.environ.get("LANTERN_ACCEL_SCREENSHOT"):
+        page.screenshot(path=os.environ["LANTERN_ACCEL_SCREENSHOT"])
+    page.close()

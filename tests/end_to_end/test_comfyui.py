@@ -101,8 +101,8 @@ def comfy(tmp_path_factory):
     """A ComfyUI on the processor, with the nodes put in by the documented command."""
     base = tmp_path_factory.mktemp("comfyui")
     (base / "custom_nodes").mkdir()
-    page = (DOCS / "comfyui.md").read_text(encoding="utf-8")
-    (command,) = (line for line in page.splitlines() if line.startswith("python -c"))
+    page = (DOCS / "serving.md").read_text(encoding="utf-8")
+    (command,) = (line for line in page.splitlines() if "custom_nodes/" in line)
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "LANTERN_ACCEL_CACHE": str(base / "cache")}
     env["PYTHONPATH"] = os.pathsep.join(str(ROOT / one) for one in ("", "backends", "profiles"))
     subprocess.run([sys.executable, *shlex.split(command)[1:]], cwd=base, check=True)
@@ -264,7 +264,7 @@ DROP = """([name, type, data]) => {
 @pytest.mark.browser
 @pytest.mark.filterwarnings("ignore")
 def test_the_page_opens_a_workflow_and_shows_preview_and_image(browser, comfy):
-    """``LANTERN_ACCEL_SCREENSHOT`` names a file for the picture of ``docs/comfyui.md``."""
+    """``LANTERN_ACCEL_SCREENSHOT`` names a file for the picture of ``docs/serving.md``."""
     comfy.ask("/free", {"unload_models": True, "free_memory": True})
     # A new user is shown templates first.
     comfy.ask("/settings", {"Comfy.TutorialCompleted": True, "Comfy.Minimap.Visible": False})
@@ -290,9 +290,7 @@ def test_the_page_opens_a_workflow_and_shows_preview_and_image(browser, comfy):
             " node.type == 'LanternGenerateImage' && node.widgets.some((one) => one.value == prompt))",
             arg=asked,
         )
-    page.evaluate(
-        "window.seen = 0; app.api.addEventListener('b_preview', () => window.seen++)"
-    )
+    page.evaluate("window.seen = 0; app.api.addEventListener('b_preview', () => window.seen++)")
     page.keyboard.press(".")  # the whole workflow in view
     page.keyboard.press("Control+Enter")  # "Run"
     page.wait_for_function(

@@ -52,6 +52,7 @@ LEFT_OUT = {
     "tests/end_to_end/test_profile_page.py with a browser",
     r"profiles add run\.json|compare run\.json": "goes on with the run of a card",
     r"^lantern-accel tune": "takes minutes; tests/end_to_end/test_tune.py",
+    r"custom_nodes": "needs ComfyUI; tests/end_to_end/test_comfyui.py",
     r"kills|mutants\.py": "takes an hour or the whole machine",
     r"tests/fuzz": "tests/fuzz/test_fuzz.py tries some inputs",
     r"race_llama|publish": "measures, for which the machine must be idle",

@@ -194,9 +194,12 @@ def test_comfyui_frees_a_model_and_the_next_run_loads_it(comfy, model):
     ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
 )
 def test_a_wrong_input_is_one_sentence(comfy, model, given, kind, field):
+    model.detach()
     with pytest.raises(kind) as raised:
         run(comfy.nodes["LanternGenerateImage"], **{"model": model, "prompt": "red heart"} | given)
-    assert field is None or raised.value.field == field
+    assert field is None or (raised.value.field == field and model.pipeline is None), (
+        "it was loaded"
+    )
     assert "\n" not in str(raised.value)
 
 

@@ -184,7 +184,7 @@ class Stream:
         """Let images join, run some steps, and keep what is new as events."""
         conditions, _, batch = self._begun or self._begin()
         batch.take_up()
-        while self._waiting and batch.joinable:
+        while self._waiting and batch.joinable and not self._stopped():
             image = self._waiting.pop(0)
             batch.join(image, self._runtime.rows_of(self.request, conditions, [image.index]))
         with self._phases.timed("decode"):
@@ -205,7 +205,7 @@ class Stream:
             self._events.append(ImageProgress(*known))
 
     def _stopped(self) -> bool:
-        """Return whether the stream was closed; called before each step."""
+        """Return whether the stream was closed; called before each prompt and each step."""
         if self._on_step is not None:
             self._on_step()
         return self._over

@@ -6,13 +6,10 @@ other models for this one, and this one for others.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import comfy.model_management as management
 import numpy as np
 import torch
-from comfy.model_patcher import ModelPatcher
-from comfy.utils import ProgressBar
 from torch import Tensor
 
 import lantern_accel
@@ -24,8 +21,8 @@ from lantern_accel.bounds import (
     MOST_TEMPERATURE,
 )
 from lantern_accel.device.backend import DTYPES
-from lantern_accel.device.plugins import backend_specs
-from lantern_accel.errors import ModelError
+from lantern_accel.device.plugins import backend_specs, choose_device
+from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.registry import published
 from lantern_accel.generation.settings import check_prompts, read_settings
 from lantern_accel.memory.limits import weights_bytes
@@ -34,6 +31,17 @@ from lantern_accel.models.hub import at_hand
 from lantern_accel.models.locate import find_model
 from lantern_accel.nn.rounding import FULL, ROUNDINGS
 from lantern_accel.strategy.values import AUTO, STRATEGIES
+
+try:
+    from comfy.model_management import (
+        get_torch_device,
+        load_models_gpu,
+        throw_exception_if_processing_interrupted,
+    )
+    from comfy.model_patcher import ModelPatcher
+    from comfy.utils import ProgressBar
+except ImportError as error:
+    raise ImportError(f"lantern-accel's nodes need a newer ComfyUI ({error}); update it") from error
 
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
@@ -46,6 +54,8 @@ KIND = "LANTERN_MODEL"
 PARTIALS, SHOWN = 8, 512
 #: Stands for a setting that is left to the model.
 OWN = -1
+#: Inputs of Generate image whose names are not those of :class:`~lantern_accel.generation.settings.Settings`.
+NAMES = {"number": "num_images", "guidance": "cfg_scale"}
 
 
 class Managed(ModelPatcher):  # type: ignore[misc]
@@ -54,16 +64,20 @@ class Managed(ModelPatcher):  # type: ignore[misc]
     pipeline: Pipeline | None = None
 
     def __init__(self, model: str, device: str, dtype: str, weights: str) -> None:
-        """Find the model's files; nothing is loaded. Raises :class:`ModelError` where there are none."""
+        """Find the device and the model's files; nothing is loaded.
+
+        Raises :class:`BackendError` for an absent device, :class:`ModelError` for an absent model.
+        """
         self.asked = {"model": model, "device": device, "dtype": dtype, "weights": weights}
+        host = torch.device("cpu")
+        place = host if choose_device(device).spec.scheduled_as == "CPU" else get_torch_device()
         nbytes = weights_bytes(find_model(model), DTYPES.get(dtype, torch.bfloat16))
         # An empty module stands for the weights: ComfyUI moves what it finds in one.
-        place = management.get_torch_device()
-        super().__init__(torch.nn.Module(), place, torch.device("cpu"), size=nbytes)
+        super().__init__(torch.nn.Module(), place, host, size=nbytes)
 
     def ready(self) -> Pipeline:
         """Return the pipeline, loaded again where ComfyUI has freed it."""
-        management.load_models_gpu([self])
+        load_models_gpu([self])
         if self.pipeline is None:
             raise ModelError(
                 "this ComfyUI does not load models as lantern-accel's nodes expect; update ComfyUI"
@@ -73,10 +87,16 @@ class Managed(ModelPatcher):  # type: ignore[misc]
     # --- what ComfyUI calls --------------------------------------------------------------------
 
     def partially_load(self, *given: object, **more: object) -> int:
-        """Load everything; returns the bytes that were loaded."""
+        """Load everything, unless somebody interrupts; returns the bytes that were loaded."""
         if self.pipeline is not None:
             return 0
-        self.pipeline = lantern_accel.load(**self.asked)  # type: ignore[arg-type]
+        bar = ProgressBar(1)
+
+        def read(part: str, known: int, total: int) -> None:
+            throw_exception_if_processing_interrupted()
+            bar.update_absolute(known, total)
+
+        self.pipeline = lantern_accel.load(**self.asked, on_loading=read)  # type: ignore[arg-type]
         return self.loaded_size()
 
     def partially_unload(self, *given: object, **more: object) -> int:
@@ -165,7 +185,7 @@ class GenerateImage:
 
         def number(text: str, most: float, kind: str = "FLOAT") -> tuple[object, ...]:
             step = {"step": 0.05} if kind == "FLOAT" else {}
-            shown = f"{text} {OWN}: the model's own."
+            shown = f"{text} Below 0: the model's own."
             return kind, {"default": OWN, "min": OWN, "max": most, "tooltip": shown, **step}
 
         text = {"default": "", "multiline": True}
@@ -190,43 +210,21 @@ class GenerateImage:
             }
         }
 
-    def generate(
-        self,
-        model: Managed,
-        prompt: str,
-        negative_prompt: str,
-        seed: int,
-        number: int,
-        strategy: str,
-        relaxed: bool,
-        size: str,
-        guidance: float,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-    ) -> tuple[Tensor, str]:
+    def generate(self, model: Managed, prompt: str, **given: Any) -> tuple[Tensor, str]:
         """Return images, float32 ``[B, H, W, 3]`` in 0 to 1 on the host, and what was measured.
 
         They are those of ``lantern_accel.generate`` with the same settings. An interrupt is ComfyUI's own
         exception, raised before the next step; the model stays loaded.
         """
-        sampled = {
-            "cfg_scale": guidance, "temperature": temperature, "top_k": top_k, "top_p": top_p
-        }  # fmt: skip
-        settings = {
-            "seed": seed,
-            "num_images": number,
-            "strategy": strategy,
-            "relaxed": relaxed,
-            "negative_prompt": negative_prompt.strip() or None,
-            "size": size.strip() or None,
-            **{name: value for name, value in sampled.items() if value >= 0},
-        }
+        settings = dict[str, Any]()
+        for name, value in given.items():
+            one = value.strip() if isinstance(value, str) else value
+            if one != "" and (isinstance(one, str) or one >= 0):  # else it is the model's own
+                settings[NAMES.get(name, name)] = one
         check_prompts(prompt)
         read_settings(settings)  # before anything is loaded
-        pipeline = model.ready()
-        known = [0] * number
-        stop = management.throw_exception_if_processing_interrupted
+        pipeline, number = model.ready(), given["number"]
+        known, stop = [0] * number, throw_exception_if_processing_interrupted
         with pipeline.stream(prompt, partials=PARTIALS, on_step=stop, **settings) as stream:
             bar = ProgressBar(1)
             for event in stream:
@@ -234,6 +232,11 @@ class GenerateImage:
                 preview = None if event.image is None else ("JPEG", event.image, SHOWN)
                 bar.update_absolute(sum(known), event.total * number, preview)
             result = stream.result
+        if not result.images:
+            name = pipeline.model.manifest.name
+            raise RequestError(
+                f"{name} makes tokens here and no images; its log says what is missing"
+            )
         pixels = np.stack([np.asarray(image) for image in result.images])
         lines = [f"{name}: {value}" for name, value in result.figures().items()]
         return torch.from_numpy(pixels).float() / 255, "\n".join(lines)

@@ -14,7 +14,16 @@ import torch
 from support.models import write_tiny_model
 
 import lantern_accel
-from lantern_accel.errors import LanternError, ModelError, RequestError, StrategyError
+from lantern_accel.device.plugins import named_spec
+from lantern_accel.errors import (
+    DeviceMemoryError,
+    LanternError,
+    ModelError,
+    RequestError,
+    StrategyError,
+)
+from lantern_accel.generation.settings import Settings
+from lantern_accel.memory import limits
 
 NAME = "lantern_accel.integrations.comfyui"
 
@@ -39,7 +48,7 @@ class Bar:
     def __init__(self, total):
         self.said.clear()
 
-    def update_absolute(self, value, total, preview):
+    def update_absolute(self, value, total, preview=None):
         self.said.append((value, total, preview))
 
 
@@ -56,6 +65,7 @@ def comfy(monkeypatch):
 
     management = types.ModuleType("comfy.model_management")
     management.load_models_gpu = lambda models: double.loads(models)
+    double.management = management
     management.get_torch_device = lambda: torch.device("cpu")
     management.throw_exception_if_processing_interrupted = check
     patcher, utils = types.ModuleType("comfy.model_patcher"), types.ModuleType("comfy.utils")
@@ -105,6 +115,10 @@ def test_inputs_are_what_the_functions_take(comfy):
     for node in comfy.nodes.values():
         asked = [name for group in node.INPUT_TYPES().values() for name in group]
         taken = list(inspect.signature(getattr(node, node.FUNCTION)).parameters)[1:]
+        if taken[-1] == "given":  # settings of a request
+            taken[-1:] = asked[len(taken) - 1 :]
+            names = importlib.import_module(f"{NAME}.nodes").NAMES
+            assert {names.get(name, name) for name in taken[2:]} <= set(Settings.model_fields)
         assert asked == taken
         assert len(node.RETURN_TYPES) == len(node.RETURN_NAMES)
     load = comfy.nodes["LanternLoadModel"].INPUT_TYPES()["required"]
@@ -203,14 +217,71 @@ def test_a_wrong_input_is_one_sentence(comfy, model, given, kind, field):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("given", [{"folder": "/nowhere/at/all"}, {"device": "toaster"}])
-def test_a_model_or_device_that_is_absent_is_one_sentence(comfy, given):
+def test_an_interrupt_ends_loading(comfy, folder):
+    comfy.steps_left = 2
+    with pytest.raises(Interrupted):
+        run(comfy.nodes["LanternLoadModel"], folder=folder, device="cpu")
+    assert comfy.steps_left == -1, "tensors were read after the interrupt"
+    comfy.steps_left = 10**9
+    run(comfy.nodes["LanternLoadModel"], folder=folder, device="cpu")[0].detach()
+
+
+@pytest.mark.parametrize(
+    "given", [{"folder": "/nowhere/at/all"}, {"folder": "empty"}, {"device": "toaster"}]
+)
+def test_a_model_or_device_that_is_absent_is_one_sentence(comfy, tmp_path, given):
+    if given.get("folder") == "empty":
+        given = {"folder": str(tmp_path)}
     with pytest.raises(LanternError) as raised:
         run(comfy.nodes["LanternLoadModel"], **given)
     assert "\n" not in str(raised.value)
+
+
+def test_an_absent_device_is_told_before_a_model_is_fetched(comfy, monkeypatch):
+    nodes = importlib.import_module(f"{NAME}.nodes")
+    monkeypatch.setattr(nodes, "find_model", lambda model: pytest.fail("it was looked for"))
+    with pytest.raises(LanternError, match="toaster"):
+        run(comfy.nodes["LanternLoadModel"], device="toaster")
+
+
+def test_a_model_that_does_not_fit_is_one_sentence_and_a_smaller_one_loads(
+    comfy, folder, monkeypatch
+):
+    def refuse(backend, *rest):
+        raise DeviceMemoryError(limits.shortage(backend, "the model", 1 << 60, "use another"))
+
+    with monkeypatch.context() as full:
+        full.setattr(limits, "check_weights", refuse)
+        with pytest.raises(DeviceMemoryError) as raised:
+            run(comfy.nodes["LanternLoadModel"], folder=folder, device="cpu")
+    assert "\n" not in str(raised.value)
+    run(comfy.nodes["LanternLoadModel"], folder=folder, device="cpu")[0].detach()
+
+
+def test_a_model_on_the_processor_takes_no_place_on_the_card(comfy, folder, monkeypatch):
+    nodes = importlib.import_module(f"{NAME}.nodes")
+    monkeypatch.setattr(nodes, "get_torch_device", lambda: torch.device("meta"))
+    made = nodes.Managed(folder, "cpu", "auto", "full")
+    assert made.load_device == torch.device("cpu")
+    monkeypatch.setattr(named_spec("cpu"), "scheduled_as", "GPU")
+    made = nodes.Managed(folder, "cpu", "auto", "full")
+    assert made.load_device == torch.device("meta")
 
 
 def test_a_comfyui_that_loads_nothing_is_too_old(comfy, folder):
     comfy.loads = lambda models: None
     with pytest.raises(ModelError, match="update ComfyUI"):
         run(comfy.nodes["LanternLoadModel"], folder=folder)
+
+
+def test_a_comfyui_that_lacks_a_function_is_too_old(comfy, monkeypatch):
+    monkeypatch.delattr(comfy.management, "load_models_gpu")
+    monkeypatch.delitem(sys.modules, f"{NAME}.nodes")
+    with pytest.raises(ImportError, match=r"newer ComfyUI.*load_models_gpu"):
+        importlib.import_module(f"{NAME}.nodes")
+
+
+def test_a_model_that_makes_tokens_only_is_one_sentence(comfy, model, monkeypatch):
+    monkeypatch.setattr(model.pipeline.runtime, "pictures", lambda *given: [])
+    with pytest.raises(RequestError, match="tokens here and no images"):
+        run(comfy.nodes["LanternGenerateImage"], model=model, prompt="red heart")

@@ -103,27 +103,24 @@ class Managed(ModelPatcher):  # type: ignore[misc]
         """Free nothing: no part of it can be used alone."""
         return 0
 
-    def detach(self, unpatch_all: bool = True) -> torch.nn.Module:
+    def detach(self, unpatch_all: bool = True) -> object:
         """Free the model, unless ComfyUI only takes it off its list to put it on again."""
         if unpatch_all and self.pipeline is not None:
             used, self.pipeline = self.pipeline, None
             used.close()
-        module: torch.nn.Module = self.model
-        return module
+        return self.model
 
     def loaded_size(self) -> int:
         """Return the bytes of weights that are loaded."""
         return 0 if self.pipeline is None else int(self.size)
 
-    def current_loaded_device(self) -> torch.device:
+    def current_loaded_device(self) -> object:
         """Return where ComfyUI believes the weights."""
-        place: torch.device = self.offload_device if self.pipeline is None else self.load_device
-        return place
+        return self.offload_device if self.pipeline is None else self.load_device
 
     def __del__(self) -> None:
-        used, self.pipeline = self.pipeline, None
-        if used is not None:
-            used.close()
+        if self.pipeline is not None:
+            self.detach()
 
 
 class LoadModel:

@@ -14,7 +14,6 @@ import torch
 from support.models import write_tiny_model
 
 import lantern_accel
-from lantern_accel.device.plugins import named_spec
 from lantern_accel.errors import (
     DeviceMemoryError,
     LanternError,
@@ -263,7 +262,8 @@ def test_a_model_on_the_processor_takes_no_place_on_the_card(comfy, folder, monk
     monkeypatch.setattr(nodes, "get_torch_device", lambda: torch.device("meta"))
     made = nodes.Managed(folder, "cpu", "auto", "full")
     assert made.load_device == torch.device("cpu")
-    monkeypatch.setattr(named_spec("cpu"), "scheduled_as", "GPU")
+    card = types.SimpleNamespace(spec=types.SimpleNamespace(scheduled_as="GPU"))
+    monkeypatch.setattr(nodes, "choose_device", lambda device: card)
     made = nodes.Managed(folder, "cpu", "auto", "full")
     assert made.load_device == torch.device("meta")
 

@@ -107,10 +107,8 @@ class Comfy:
     def failure(self, prompt):
         """Return what the box of a node says."""
         found = self.done(self.queue(prompt))
-        (said,) = (
-            more for event, more in found["status"]["messages"] if event == "execution_error"
-        )
-        return said["exception_message"].strip()
+        (said,) = (one for one in found["status"]["messages"] if one.startswith("execution_error"))
+        return said.removeprefix("execution_error: ").strip()
 
     def told(self):
         """Return what :data:`COUNTING` has written."""
@@ -300,11 +298,13 @@ def save_workflow(page, path):
     """Write a picture of the workflow that the page shows, which opens it."""
     page.keyboard.press(".")
     page.wait_for_timeout(1500)
-    shot = page.screenshot(clip={"x": 180, "y": 85, "width": 880, "height": 530})
-    made = page.evaluate("app.graphToPrompt()")
+    shot = page.screenshot(clip={"x": 180, "y": 90, "width": 880, "height": 525})
+    made = page.evaluate(
+        "app.graphToPrompt().then((made) => [made.output, made.workflow].map((x) => JSON.stringify(x)))"
+    )
     text = PngInfo()
-    text.add_text("prompt", json.dumps(made["output"]))
-    text.add_text("workflow", json.dumps(made["workflow"]))
+    for name, value in zip(("prompt", "workflow"), made, strict=True):
+        text.add_text(name, value)
     Image.open(io.BytesIO(shot)).convert("P", palette=1).save(path, pnginfo=text, optimize=True)
 
 

@@ -54,7 +54,7 @@ KIND = "LANTERN_MODEL"
 PARTIALS, SHOWN = 8, 512
 #: Stands for a setting that is left to the model.
 OWN = -1
-#: Inputs of Generate image whose names are not those of :class:`~lantern_accel.generation.settings.Settings`.
+#: Inputs of a request that :class:`~lantern_accel.generation.settings.Settings` names otherwise.
 NAMES = {"number": "num_images", "guidance": "cfg_scale"}
 
 

@@ -13,13 +13,7 @@ import torch
 from torch import Tensor
 
 import lantern_accel
-from lantern_accel.bounds import (
-    MOST_CODES,
-    MOST_IMAGES,
-    MOST_SCALE,
-    MOST_SEED,
-    MOST_TEMPERATURE,
-)
+from lantern_accel.bounds import MOST_CODES, MOST_IMAGES, MOST_SCALE, MOST_SEED, MOST_TEMPERATURE
 from lantern_accel.device.backend import DTYPES
 from lantern_accel.device.plugins import backend_specs, choose_device
 from lantern_accel.errors import ModelError, RequestError
@@ -79,9 +73,7 @@ class Managed(ModelPatcher):  # type: ignore[misc]
         """Return the pipeline, loaded again where ComfyUI has freed it."""
         load_models_gpu([self])
         if self.pipeline is None:
-            raise ModelError(
-                "this ComfyUI does not load models as lantern-accel's nodes expect; update ComfyUI"
-            )
+            raise ModelError("this ComfyUI does not load models as these nodes ask; update ComfyUI")
         return self.pipeline
 
     # --- what ComfyUI calls --------------------------------------------------------------------
@@ -136,26 +128,18 @@ class LoadModel:
     def INPUT_TYPES(cls) -> Inputs:
         """Return the inputs; the list of models has those that are here."""
         here = [*bundled_models(), *(one.name for one in published() if at_hand(one))]
+        cost = "Quantized weights take less memory; what they cost is measured."
+        folder = (
+            "In place of the model above: a folder of weights, or a published model, fetched once."
+        )
         return {
             "required": {
                 "model": (here, {"tooltip": "Models that are on this machine."}),
                 "device": (["auto", "gpu", *backend_specs()], {"default": "auto"}),
                 "dtype": (["auto", *DTYPES], {"default": "auto"}),
-                "weights": (
-                    [FULL, *ROUNDINGS],
-                    {"tooltip": "Quantized weights take less memory; what they cost is measured."},
-                ),
+                "weights": ([FULL, *ROUNDINGS], {"tooltip": cost}),
             },
-            "optional": {
-                "folder": (
-                    "STRING",
-                    {
-                        "default": "",
-                        "tooltip": "A folder of weights, or a name that `lantern-accel models` lists, in "
-                        "place of the model above. A published one is fetched once.",
-                    },
-                ),
-            },
+            "optional": {"folder": ("STRING", {"default": "", "tooltip": folder})},
         }
 
     def load(
@@ -187,7 +171,6 @@ class GenerateImage:
 
         text = {"default": "", "multiline": True}
         seed = {"default": 0, "min": 0, "max": MOST_SEED, "control_after_generate": True}
-        several = {"default": 1, "min": 1, "max": MOST_IMAGES}
         size = "Width and height in pixels, such as 768x512, where the model has several sizes."
         relaxed = "Allow strategies that change what the model samples, for speed."
         return {
@@ -196,7 +179,7 @@ class GenerateImage:
                 "prompt": ("STRING", text),
                 "negative_prompt": ("STRING", text),
                 "seed": ("INT", seed),
-                "number": ("INT", several),
+                "number": ("INT", {"default": 1, "min": 1, "max": MOST_IMAGES}),
                 "strategy": ([AUTO, *STRATEGIES], {"default": AUTO}),
                 "relaxed": ("BOOLEAN", {"default": False, "tooltip": relaxed}),
                 "size": ("STRING", {"default": "", "tooltip": size}),

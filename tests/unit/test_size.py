@@ -79,7 +79,7 @@ def doubled() -> int:
 
 
 BOUNDS = {
-    "lines of the package": (lambda: lines(PACKAGE), 39878),
+    "lines of the package": (lambda: lines(PACKAGE), 40136),
     "lines of the package that measures": (lambda: lines(PROFILES), 11856),
     "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 3985),
     "Any in annotations": (loose, 150),

@@ -304,7 +304,7 @@ class Pipeline:
         ``for progress in pipeline.stream("red heart", seed=7)`` gives :class:`~.stream.Progress` after
         every few steps: tokens so far and, ``partials`` times for each image, a partial image of
         the finished rows. The images are those of :meth:`generate`; ``.result`` of the stream has
-        them at the end. ``on_step`` is called before each step; what it raises ends the stream.
+        them at the end. ``on_step`` is called before each prompt and each step; what it raises ends it.
 
         The loop may be left at any event. Between two of them the pipeline is free for other calls and
         further streams, from any thread; they change no image of this one (:class:`~.stream.Stream`).

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: The kit's groups, in order.
 GROUPS = ["static", "kv", "operation", "attention", "accept", "draw", "decode", "replay", "device"]
-ONLY = f"A check, or a group ({', '.join(GROUPS)}; own: the backend's own); repeat for several."
+ONLY = f"A check, or a group ({', '.join(GROUPS)}; own: the backend's own). Repeatable."
 STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 
 
@@ -28,24 +28,24 @@ def conform(
     device: str | None = typer.Argument(None, metavar="DEVICE", help="The backend to check."),
     only: list[str] = typer.Option([], help=ONLY),
     software: bool = typer.Option(
-        False, "--software", help="Run the backend on its device in software, where it has one."
+        False, "--software", help="Run the backend on its software device, if it has one."
     ),
     option: list[str] = OPTION,
     output: Path = typer.Option(
-        None, "--output", "-o", help="Write the report here, as JSON, after every check."
+        None, "--output", "-o", help="JSON report, written after every check."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     limit: float = typer.Option(
-        600.0, min=1, max=MOST_SECONDS, help="Seconds that a check may take; not with --in-process."
+        600.0, min=1, max=MOST_SECONDS, help="Seconds per check, at most; not with --in-process."
     ),
     certificate: Path = typer.Option(
-        None, help="Write a certificate: Markdown, with the same as JSON next to it."
+        None, help="Write a certificate as Markdown, and as JSON next to it."
     ),
     jobs: int = typer.Option(
-        1, min=1, max=MOST_THREADS, help="Groups that run at once, each in a process of its own."
+        1, min=1, max=MOST_THREADS, help="Groups that run at once, each in its own process."
     ),
     resume: bool = typer.Option(
-        False, "--resume", help="Run what the report of --output does not have yet."
+        False, "--resume", help="Run only the checks that the report of --output lacks."
     ),
     in_process: bool = typer.Option(
         False, "--in-process", help="Run all checks in this process, for a debugger."
@@ -53,12 +53,12 @@ def conform(
     diff: tuple[Path, Path] | None = typer.Option(
         None,
         metavar="OLD NEW",
-        help="Compare two reports instead; exit code 1 if one broke or was lost.",
+        help="Compare two reports. Exit code 1 if a check broke or is missing in NEW.",
     ),
 ) -> None:
-    """Check that a backend is correct, static and replayable; exit code 1 if a check fails.
+    """Check that a backend is correct, static and replayable. Exit code 1 if a check fails.
 
-    Every group of checks runs in a process of its own, so that a crash or a hang costs that group.
+    Each group of checks runs in its own process, so a crash or hang ends only that group.
     """
     if diff is not None:
         return _differ(diff, as_json)
@@ -67,7 +67,7 @@ def conform(
     if in_process and (resume or jobs > 1):
         raise RequestError("--resume and --jobs need processes; leave --in-process out")
     if resume and output is None:
-        raise RequestError("--resume goes on with the report of --output; name it with -o")
+        raise RequestError("--resume continues the report of --output; name it with -o")
     from lantern_accel.device.plugins import choose_device
 
     check_targets(output, certificate=certificate)
@@ -92,7 +92,7 @@ def conform(
         keep = partial(kit.write_report, json=output)
         places = chosen.processes(jobs)
         if (most := len(places)) < jobs:
-            text = f"{jobs} were asked for; at most {most} may hold {device} at one time"
+            text = f"{jobs} were requested; at most {most} processes can use {device} at a time"
             say(text, label=f"--jobs={most}", to_stderr=True)
         run = separate.KitRun(
             device=device, options=options, places=places, limit=limit, on_report=keep, **tell
@@ -135,13 +135,13 @@ def _tell(outcome: Outcome) -> None:
 
 def port(
     name: str = typer.Argument(
-        ..., metavar="NAME", help="The device's name: lower-case letters, digits and '_'."
+        ..., metavar="NAME", help="Name of the device: lower-case letters, digits and '_'."
     ),
-    out: Path = typer.Option(Path(), "--out", help="The folder to put the package into."),
+    out: Path = typer.Option(Path(), "--out", help="Folder that gets the package."),
 ) -> None:
-    """Write the package lantern_accel_NAME, a backend that runs and passes its checks at once.
+    """Write the package lantern_accel_NAME: a new backend that runs and passes its checks.
 
-    docs/porting.md is the tutorial that goes on from there.
+    docs/porting.md is the tutorial for the next steps.
     """
     from lantern_accel.porting.scaffold import scaffold
 

@@ -1,4 +1,4 @@
-"""``lantern-accel devices``: what can be decoded on here; ``hardware``: the limits that devices have."""
+"""``lantern-accel devices`` lists available devices; ``hardware`` lists the limits of known ones."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ STYLES = {"ready": "green", "not available": "dim", "broken": "red"}
 
 def devices(
     device: str | None = typer.Argument(
-        None, metavar="DEVICE", help="Open this device and print what is known about it."
+        None, metavar="DEVICE", help="Open this device and print its properties."
     ),
     verbose: bool = typer.Option(
-        False, "--verbose", help="Say which steps a device has of its own, and why not the others."
+        False, "--verbose", help="Show which steps the device runs itself, and why not the others."
     ),
     as_json: AsJson = False,
 ) -> None:
-    """List the devices, and say why one is not available; then the libraries that can be worked in."""
+    """List devices, with the reason if one is unavailable, and supported host libraries."""
     from lantern_accel.device.plugins import devices_report, open_backend
     from lantern_accel.families.releases import TESTED, installed, problem
 
@@ -59,7 +59,7 @@ def devices(
 
 
 def _own_steps(backend: Backend) -> dict[str, str]:
-    """Ask for a tiny model's steps of every kind; return why each was refused, empty where not."""
+    """Build a tiny model's steps of every kind; return why each was rejected, or an empty text."""
     from lantern_accel.device.context import inference
     from lantern_accel.testing import tiny
 
@@ -76,7 +76,7 @@ def _say_steps(steps: dict[str, str]) -> None:
 
 
 def describe(status: DeviceStatus) -> str:
-    """Say in one line what is there, or why it is not and what to install."""
+    """Return one line: the devices, or why there are none and what to install."""
     if status.state == "ready":
         many = Counter(status.devices)
         names = (f"{n} x {name}" if n > 1 else name for name, n in many.items())
@@ -87,11 +87,11 @@ def describe(status: DeviceStatus) -> str:
 
 def hardware(
     name: str | None = typer.Argument(
-        None, metavar="NAME", help="Show every figure of this device, with its source."
+        None, metavar="NAME", help="Show all figures of this device."
     ),
     as_json: AsJson = False,
 ) -> None:
-    """List what is known of devices: peaks, memory, power, each figure with its source."""
+    """List the limits of known devices: peak rates, memory and power, each with its source."""
     from lantern_accel.device.datasheets import all_profiles, load_profile
 
     found = [load_profile(name)] if name is not None else all_profiles()

@@ -32,62 +32,60 @@ if TYPE_CHECKING:
 def generate(
     *,
     prompts: list[str] = typer.Argument(
-        None, metavar="PROMPT...", help="What to generate; class ids for class-conditional models."
+        None, metavar="PROMPT...", help="Text to generate. Class-conditional models take class ids."
     ),
     output: Path | None = typer.Option(
         None,
         "--output",
         "-o",
-        help="Image to write; several are numbered -0, -1, ... Default: lantern.png, or the next free "
-        "name. With --prompts also a folder, for a file per prompt.",
+        help="Image file. Several images are numbered -0, -1, ... Default: lantern.png, or the next free "
+        "name. With --prompts also a folder, for one file per prompt.",
     ),
-    overwrite: bool = typer.Option(
-        False, "--overwrite", help="Replace images that are there already."
-    ),
-    as_json: bool = typer.Option(False, "--json", help="Print the run's figures as JSON."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Overwrite existing images."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result's figures as JSON."),
     stats_path: Path = typer.Option(
-        None, "--stats", metavar="FILE", help="Write the run's figures into this file, as JSON."
+        None, "--stats", metavar="FILE", help="Write the result's figures to this JSON file."
     ),
     prompts_file: Path = typer.Option(
         None,
         "--prompts",
         metavar="FILE",
-        help="Prompts from a file: one per line, .jsonl, .csv, .tsv, .parquet, or COCO's .json.",
+        help="File of prompts: one per line, .jsonl, .csv, .tsv, .parquet, or COCO's .json.",
     ),
     like: Path | None = typer.Option(
         None,
         metavar="FILE.png",
-        help="Make a PNG's image again: prompt, strategy, seed, model, dtype and device are the file's. "
-        "--model, --use, --device and --dtype may differ.",
+        help="Generate this PNG's image again, with its prompt, strategy, seed, model, dtype and device. "
+        "--model, --use, --device and --dtype override them.",
     ),
     share: str | None = typer.Option(
         None,
         metavar="K/N",
-        help="Generate the K-th of N shares of the rows of --prompts into a folder, such as 1/8: one "
-        "command for each device.",
+        help="Generate share K of N of the rows of --prompts into a folder, such as 1/8. Run one command "
+        "per device.",
     ),
     resume: bool = typer.Option(
         False,
         "--resume",
-        help="Generate only what is missing after the same command was interrupted. An image under way "
-        "goes on from its tokens, with the same --seed also without this option.",
+        help="Generate only the missing images of an interrupted command. A partly decoded image "
+        "continues where it stopped. Repeating the command with the same --seed does this too.",
     ),
     load: LoadingParts,
     grid: bool = typer.Option(
-        False, "--grid", help="Write all images into one file, a row per prompt."
+        False, "--grid", help="Write all images to one file, one row per prompt."
     ),
     no_metadata: bool = typer.Option(
         False,
         "--no-metadata",
-        help="Leave out of a PNG's text what --like makes the image again from.",
+        help="Do not store settings in the PNG. --like needs them.",
     ),
     verbose: bool = typer.Option(
-        False, "--verbose", help="Also print what was decided before the first image."
+        False, "--verbose", help="Also print the decisions made before the first image."
     ),
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but errors."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="Print errors only."),
     **settings: Any,
 ) -> None:
-    """Generate an image of PROMPT by the fastest exact strategy here, and write it as a PNG.
+    """Generate an image of PROMPT with the fastest exact strategy, and write it as a PNG.
 
     Example: lantern-accel generate "red heart" --seed 7 -o heart.png
     """
@@ -108,7 +106,7 @@ def generate(
     elif settings["strategy"] is not None:
         named = strategy_words([settings["strategy"]], presets=True)
         if len(named) > 1:
-            raise RequestError("--strategy draws with one strategy; name one of them")
+            raise RequestError("--strategy takes one strategy; name one of them")
         settings |= {"strategy": None} | read_strategy(named[0])
     if prompts_file is not None and output is not None and not output.suffix:
         clash = {"PROMPT": prompts, "--json": as_json, "--stats": stats_path, "--grid": grid,
@@ -116,7 +114,7 @@ def generate(
                  "--no-metadata": no_metadata}  # fmt: skip
         for name, given in clash.items():
             if given:
-                raise RequestError(f"a folder takes one file per row of prompts; leave {name} out")
+                raise RequestError(f"a folder gets one file per row of prompts; leave {name} out")
         settings = read_settings(settings, option_name).model_dump(exclude_none=True)
         of = prompts_file, output, share or "1/1", load, settings
         return _draw_folder(*of, resume, quiet)
@@ -255,7 +253,7 @@ def _draw_folder(
     resume: bool,
     quiet: bool,
 ) -> None:
-    """Generate, and say how fast; raises RequestError for what is not possible so."""
+    """Generate a file of prompts into a folder, and print the speed. Raises RequestError."""
     from lantern_accel.generation.folder import draw_file
 
     said = read_settings(settings)

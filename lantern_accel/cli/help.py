@@ -27,9 +27,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 #: Which of the commands that measure is for what; docs/compare-hardware.md says more.
 WHICH = (
-    "To measure: `bench` compares strategies here in minutes and prints a table. `profile` writes a run "
-    "with quality and raw samples, for `compare`. `stepcost` times steps of real model "
-    "sizes on random weights. `tune` finds what is fastest here and keeps it for `generate`."
+    "To measure: `bench` compares strategies in minutes and prints a table. `profile` writes a run with "
+    "quality loss and raw samples, for `compare`. `stepcost` times steps of real model sizes on random "
+    "weights. `tune` finds the fastest settings of this device, and `generate` then uses them."
 )
 #: A command with fewer options than this lists them in one piece.
 MANY = 18

@@ -1,4 +1,4 @@
-"""``lantern-accel models``: what there is, what a folder holds, and what memory a model takes."""
+"""``lantern-accel models``: lists models, checks folders, plans memory and downloads weights."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def listing(
     memory: bool = typer.Option(
         False,
         "--memory",
-        help="Add what memory one image takes, and the devices that it fits; the first time this traces "
-        "every model, which takes some seconds.",
+        help="Add the memory of one image, and the devices that it fits. The first call takes seconds, "
+        "since it traces every model.",
     ),
     as_json: AsJson = False,
 ) -> None:
-    """List every model: what it is, its download, whether it is here, and its licence.
+    """List all models with their download size, licence, and whether they are on this machine.
 
-    `models plan NAME` says what memory one takes, `models fetch NAME` gets it.
+    `models plan NAME` prints the memory of one, and `models fetch NAME` downloads it.
     """
     if context.invoked_subcommand is not None:
         return
@@ -151,7 +151,7 @@ def check(
     use: list[str] = USE,
     as_json: AsJson = False,
 ) -> None:
-    """Say what PATH holds and what is missing; exit code 1 if it cannot generate images."""
+    """Show the model parts that PATH has and lacks. Exit code 1 if it cannot generate images."""
     from rich.filesize import decimal
 
     from lantern_accel.models.check import NAMES
@@ -186,26 +186,26 @@ def plan(
     model: str = typer.Argument(
         ..., metavar="MODEL", help="A model's name, or a folder or file of weights."
     ),
-    device: str = typer.Option(None, help="A backend that is here, or a device profile's name."),
-    memory: str = typer.Option(None, help="Memory of a device that is neither: 24GB, 80GiB."),
+    device: str = typer.Option(None, help="Name of an available backend, or of a device profile."),
+    memory: str = typer.Option(None, help="Memory of any other device: 24GB, 80GiB."),
     dtype: Dtype = "auto",
-    batch: int = typer.Option(1, min=1, max=bounds.MOST_BATCH, help="Images decoded together."),
+    batch: int = typer.Option(1, min=1, max=bounds.MOST_BATCH, help="Batch size."),
     strategy: str = typer.Option(
-        "auto", help="Strategy to plan for; auto: the most that auto may take."
+        "auto", help="Strategy to plan for. auto: the most memory that auto can need."
     ),
-    tree: str = typer.Option(None, help="As for generate."),
+    tree: str = typer.Option(None, help="Draft tree of the strategy, as for generate."),
     use: list[str] = typer.Option(
-        [], metavar="NAME=PATH", help="head=FILE, a draft head; text-device=cpu. Repeat for both."
+        [], metavar="NAME=PATH", help="head=FILE (a draft head) or text-device=cpu. Repeatable."
     ),
     picture: str = typer.Option(
         None,
         "--size",
         metavar="WxH",
-        help="Width and height in pixels, where a model generates several.",
+        help="Width and height in pixels, for models with several sizes.",
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Say what memory MODEL takes and whether it fits, before anything is loaded or fetched.
+    """Compute the memory of MODEL and whether it fits, before anything is loaded or downloaded.
 
     Exit code 1 if it does not fit.
     """
@@ -274,7 +274,7 @@ def _tell_plan(made: MemoryPlan, largest: int | None, usual: dict[str, dict[str,
         held["neighbour table"] = made.tables
     most = max(made.workspace, key=lambda phase: made.workspace[phase], default="")
     for phase, count in made.workspace.items():
-        note = "(largest, in the peak)" if phase == most else "(at another time, not in the peak)"
+        note = "(largest, in the peak)" if phase == most else "(smaller, not in the peak)"
         held[f"workspace: {phase} {note}"] = count
     held[f"process and driver ({'measured' if made.runtime_measured else 'assumed'})"] = (
         made.runtime
@@ -300,7 +300,7 @@ def _tell_plan(made: MemoryPlan, largest: int | None, usual: dict[str, dict[str,
 def prompts(
     name: str = typer.Argument("lantern-emoji", metavar="NAME", help="A bundled model."),
 ) -> None:
-    """List the names that a bundled model was trained on, the most frequent first: these work best."""
+    """List the training prompts of a bundled model, most frequent first. These work best."""
     from lantern_accel.families.llamagen.taught import Taught
     from lantern_accel.models.bundle import bundled_models
 
@@ -318,7 +318,7 @@ def prompts(
 def fetch(
     name: str = typer.Argument(..., metavar="NAME", help="A published model or part."),
 ) -> None:
-    """Fetch a published model with its parts into the Hugging Face cache; resumes where it stopped."""
+    """Download a published model with its parts to the Hugging Face cache. Repeat to resume."""
     from lantern_accel.families.registry import entry, known_as
     from lantern_accel.models import hub
 

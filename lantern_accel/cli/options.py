@@ -29,19 +29,19 @@ PARTS = ("vq", "drafter", "head", "text_encoder", "text_device", "embeddings")
 Weights = Annotated[
     str,
     typer.Option(
-        help="The target's weights: full, or quantized (int8, int6, int4); their quality loss is "
-        "measured once."
+        help="Weights of the target model: full, int8, int6 or int4. The quality loss of quantized "
+        "weights is measured once."
     ),
 ]
 OPTION = typer.Option(
-    [], metavar="NAME=VALUE", help="An option of the backend (compile=on); repeat for several."
+    [], metavar="NAME=VALUE", help="Option of the backend, such as compile=on. Repeatable."
 )
 USE = typer.Option(
     [],
     metavar="NAME=PATH",
-    help="A part stored elsewhere: vq (image tokenizer), drafter, head, text-encoder, or embeddings (the "
-    "prompts' features). drafter=none and head=none decode without; text-device=cpu keeps a large text "
-    "encoder off the device. Repeat for several.",
+    help="Path of a model part: vq (image tokenizer), drafter, head, text-encoder or embeddings (text "
+    "features of the prompts). drafter=none and head=none leave a part out. text-device=cpu keeps the "
+    "text encoder off the device. Repeatable.",
 )
 
 
@@ -58,10 +58,10 @@ class OnDevice:
     """What a command computes on."""
 
     device: str = option(
-        "A backend's name, NAME:INDEX, gpu, or auto (the best).", "--device", "-d", default="auto"
+        "Backend name, NAME:INDEX, gpu, or auto (the best here).", "--device", "-d", default="auto"
     )
     threads: int | None = option(
-        "Processor threads, where the backend has them.", min=1, max=MOST_THREADS
+        "Processor threads, for backends that use them.", min=1, max=MOST_THREADS
     )
     option: list[str] = field(default_factory=list, metadata={"option": OPTION})
 
@@ -76,7 +76,7 @@ class Loading(OnDevice):
     """What a command loads, and what it computes on."""
 
     model: str = option(
-        "A name that `lantern-accel models` lists, or a folder or file of weights.",
+        "Model name from `lantern-accel models`, or a folder or file of weights.",
         "--model",
         "-m",
         default="lantern-emoji",

@@ -1,4 +1,4 @@
-"""``lantern-accel serve``: an image service that OpenAI's clients speak."""
+"""``lantern-accel serve``: an image service with OpenAI's images API."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ from lantern_accel.serving.keys import KEYS, read_keys
 @with_options
 def serve(
     *,
-    host: str = typer.Option("127.0.0.1", help="Address to listen on; 0.0.0.0: every network."),
-    port: int = typer.Option(8000, min=0, max=65535, help="Port to listen on; 0: any free one."),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on. 0.0.0.0: all networks."),
+    port: int = typer.Option(8000, min=0, max=65535, help="Port to listen on. 0: any free port."),
     load: LoadingParts,
     slots: int = typer.Option(
         None,
         min=1,
         max=MOST_BATCH,
-        help="Images decoded together. Default: 4 or more, as the device prefers and as fit.",
+        help="Batch size. Default: 4 or more, by the device's preference and memory.",
     ),
     queue: int = typer.Option(
-        64, min=1, max=100_000, help="Images that may wait; more are answered with 429."
+        64, min=1, max=100_000, help="Images that may wait. Further requests get status 429."
     ),
     deadline: float = typer.Option(
-        300.0, min=1, max=MOST_SECONDS, help="Seconds that a request has in all."
+        300.0, min=1, max=MOST_SECONDS, help="Time limit of a request in seconds."
     ),
     grace: float = typer.Option(
         300.0,
         min=1,
         max=MOST_SECONDS,
-        help="Seconds that a stop (Ctrl-C, SIGTERM) waits for images that are under way.",
+        help="Seconds that a stop (Ctrl-C, SIGTERM) waits for unfinished images.",
     ),
     api_keys: Path = typer.Option(
         None,
         "--api-keys",
         metavar="FILE",
-        help=f"API keys, one per line; the variable {KEYS} (commas between) adds to them.",
+        help=f"File of API keys, one per line. The variable {KEYS} adds keys, separated by commas.",
     ),
     cors: list[str] = typer.Option(
         [],
         metavar="ORIGIN",
-        help="An origin whose pages may ask (https://example.org; *: every one); repeat for several.",
+        help="Allowed CORS origin, such as https://example.org. * allows all. Repeatable.",
     ),
     root_path: str = typer.Option(
-        "", metavar="PATH", help="The path below which a proxy serves this, such as /images."
+        "", metavar="PATH", help="Path prefix of a reverse proxy, such as /images."
     ),
     strategy: list[str] = typer.Option(
         [],
         "--warm-up",
         metavar="STRATEGY",
-        help="Compile this strategy's steps before the first request; repeat for several.",
+        help="Compile this strategy's steps before the first request. Repeatable.",
     ),
 ) -> None:
-    """Answer OpenAI's images API with one model on one device, and show a page at /.
+    """Serve one model on one device through OpenAI's images API, with a page at /.
 
     Example: lantern-accel serve --port 8000
     """
@@ -100,7 +100,7 @@ def serve(
             to_stderr=True,
         )
         if not keys and host not in ("127.0.0.1", "localhost", "::1"):
-            warn(f"everybody who reaches {host} may use it; --api-keys FILE asks for a key", "open")
+            warn(f"anybody who reaches {host} can use it; --api-keys FILE requires a key", "open")
         Server(app, grace=grace, host=host, port=port).run()
 
 

@@ -24,17 +24,17 @@ train = typer.Typer(
 
 @dataclass(frozen=True)
 class TrainerOptions(OnDevice):
-    """What every trainer takes."""
+    """Options of every trainer."""
 
     work: Path = option(
         "Folder of the training run.", "--work", "-w", default=Path("lantern-train")
     )
-    config: Path | None = option("JSON or TOML with the trainer's settings.")
+    config: Path | None = option("JSON or TOML file of the trainer's settings.")
     steps: int | None = option("Optimizer steps.", min=1, max=bounds.MOST_STEPS)
     minutes: float | None = option(
-        "Minutes for all runs together; the schedule ends then.", min=0.01, max=bounds.MOST_SECONDS
+        "Minutes of all runs together; the schedule ends then.", min=0.01, max=bounds.MOST_SECONDS
     )
-    seed: int | None = option("Fixes all random numbers.", min=0, max=bounds.MOST_SEED)
+    seed: int | None = option("Random seed.", min=0, max=bounds.MOST_SEED)
     resume: bool = option(
         "Continue from the checkpoint, or start over.", "--resume/--restart", default=True
     )
@@ -56,17 +56,17 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Learning(TrainerOptions):
-    """What everything takes that learns from a model's images."""
+    """Options of trainers that learn from a model's images."""
 
     model: str = option(
-        "The model: whatever generate takes, official files included.", "--model", default=...
+        "Target model: any that generate takes, official files included.", "--model", default=...
     )
-    prompts: Path | None = option("A file with one prompt per line for the target's images.")
+    prompts: Path | None = option("File with one prompt per line, for the target's images.")
     samples: int = option(
-        "How many images the target generates.", min=2, max=bounds.MOST_IMAGES, default=256
+        "Number of images that the target generates.", min=2, max=bounds.MOST_IMAGES, default=256
     )
     size: str | None = option(
-        "For a model that generates several sizes: width and height in pixels.", metavar="WxH"
+        "Width and height in pixels, for models with several sizes.", metavar="WxH"
     )
     use: list[str] = field(default_factory=list, metadata={"option": USE})
     into: Path | None = option(
@@ -74,9 +74,9 @@ class Learning(TrainerOptions):
     )
 
     def learn(self, part: str, **more: Any) -> None:
-        """Train a part of the model, a drafter or a head, in ``WORK/part`` and say what came of it.
+        """Train a drafter or a head (``part``) in ``WORK/part``, and print its figures.
 
-        ``more``: what this trainer alone takes.
+        ``more``: further settings of this trainer.
         """
         from lantern_accel.device.plugins import choose_device
 
@@ -145,21 +145,21 @@ def drafter(
     *,
     given: Learning,
     images: Path | None = typer.Option(
-        None, help="In place of --prompts: a folder with captions.jsonl and images to learn from."
+        None, help="Folder of captions.jsonl and images to learn from, instead of --prompts."
     ),
 ) -> None:
-    """Train an EAGLE drafter for a model, on captioned images or on images that the model generates."""
+    """Train an EAGLE drafter on captioned images, or on images that the model generates."""
     if images is not None and given.prompts is not None:
-        raise DataError("--images is in place of --prompts; leave one of them out")
+        raise DataError("--images replaces --prompts; leave one of them out")
     given.learn("drafter", images=images)
 
 
 @train.command("head")
 @with_options
 def head(*, given: Learning) -> None:
-    """Train a draft head, which guesses the drafts of windows, from images that the model generates.
+    """Train a draft head, which drafts the tokens of windows, on images that the model generates.
 
-    Without --prompts the model generates the built-in ones. Some prompts are left untouched, and the
-    acceptance on these is reported.
+    Without --prompts the model generates built-in prompts. Some prompts are held out, and the report
+    has their acceptance rate.
     """
     given.learn("head")

@@ -1,4 +1,4 @@
-"""Everything that one call of ``generate`` takes next to its prompts: the one list of it.
+"""Settings of one call of ``generate``, besides its prompts.
 
 Python's keywords, the command's options and what a notebook completes are made from these fields.
 """
@@ -44,32 +44,32 @@ Side = Annotated[int, Field(ge=1, le=MOST_PIXELS)]
 
 
 class Settings(Frozen):
-    """What one request asks for; None leaves a preset's or the model's default."""
+    """Settings of a request. None takes the default of the preset or the model."""
 
     preset: str | None = _python(
         "Published settings by name; `lantern-accel models --presets` lists them."
     )
     strategy: str | Strategy | None = _said(
-        "auto (the default: the fastest here that is allowed), vanilla, eagle, eagle2, lantern, "
-        "lantern++; without a drafter self, scd or sjd; or a preset. Settings follow a colon: "
+        "auto (the default: the fastest allowed strategy), vanilla, eagle, eagle2, lantern or lantern++; "
+        "without a drafter self, scd or sjd; or a preset. Settings follow a colon: "
         "lantern++:k=10,lambda=2, auto:tv_budget=0.02, scd:coupling=maximal,tree=window:32.",
         "-s",
     )
     relaxed: bool | None = _said(
-        "Let auto relax acceptance (default: no); --no-relaxed also refuses relaxed strategies.",
+        "Let auto relax acceptance (default: no). --no-relaxed also rejects relaxed strategies.",
         "--relaxed/--no-relaxed",
     )
     num_images: int | None = _said("Images per prompt.", "-n", ge=1, le=MOST_IMAGES)
     seed: Seed | tuple[Seed, ...] | None = _said(
-        "Fixes the images, the same ones under every exact strategy. Default: a random one, printed. In "
-        "Python a list gives each image its own."
+        "Random seed. Exact strategies give the same images for it. Default: a random one, which is "
+        "printed. In Python a list has one seed per image."
     )
     negative_prompt: str | None = _said(
-        "Text that guidance leads away from, in place of the empty prompt.", max_length=MOST_PROMPT
+        "Text that guidance avoids. Default: the empty prompt.", max_length=MOST_PROMPT
     )
-    batch_size: int | None = _said("Images decoded together.", "--batch", "-b", ge=1, le=MOST_BATCH)
+    batch_size: int | None = _said("Batch size.", "--batch", "-b", ge=1, le=MOST_BATCH)
     size: tuple[Side, Side] | None = _said(
-        "Width and height in pixels (768x512), where a model generates several sizes.", shown=str
+        "Width and height in pixels (768x512), for models with several sizes.", shown=str
     )
     tree: str | Tree | None = _python(
         "none, chain:4, dynamic:TOP_K,DEPTH,TOTAL, a tree's name, paths 0,1,00,01, or window:16."
@@ -81,30 +81,28 @@ class Settings(Frozen):
     accept: object = _python(
         "The acceptance rule with its values, such as lantern++:k=10,lambda=2."
     )
-    k: int | None = _python("Neighbours that may count for a drafted code.")
-    delta: float | None = _python("LANTERN's bound on neighbours' mass, in (0, 1].")
+    k: int | None = _python("Neighbours whose probability is added to a drafted token's.")
+    delta: float | None = _python("LANTERN's bound on the added probability, in (0, 1].")
     lam: float | None = _python("LANTERN++'s bound (lambda), 1 or more.")
     residual: Residual | None = _python("aggregate, official or optimal.")
     coupling: Coupling | None = _python(
-        "invariant (the default of exact strategies: a seed is an image, whatever drafts), or maximal: "
-        "speculative sampling as published."
+        "invariant (default of exact strategies: a seed gives the same image with any drafts), or "
+        "maximal (speculative sampling as published)."
     )
     neighbour_space: NeighbourSpace | None = _python(
-        "Where neighbours are measured: decoder or raw."
+        "Space of the distances between codes: decoder or raw."
     )
-    tv_budget: float | None = _python(
-        "The most total variation that relaxation may use per token, in (0, 1)."
-    )
+    tv_budget: float | None = _python("Largest TV per token of relaxed acceptance, in (0, 1).")
     sampling: Sampling | None = Field(None, description="All sampling settings as one value.")
-    temperature: float | None = _said("0 is greedy. Default: the model's.", "-t")
-    top_k: int | None = _said("Keep the k most likely codes; 0 keeps all.")
-    top_p: float | None = _said("Keep the codes that hold this share.")
+    temperature: float | None = _said("0: greedy. Default: the model's.", "-t")
+    top_k: int | None = _said("Keep the k most likely tokens. 0 keeps all.")
+    top_p: float | None = _said("Keep the most likely tokens up to this total probability.")
     cfg_scale: float | None = _said(
-        "Guidance; 1 or less is off.", "--cfg-scale", "--guidance-scale"
+        "Guidance scale. 1 or less turns guidance off.", "--cfg-scale", "--guidance-scale"
     )
-    cfg_interval: int | None = _python("Guide up to this token after the first; -1: all.")
+    cfg_interval: int | None = _python("Last guided token, counted after the first. -1: all.")
     cfg_scale_image: float | None = _python(
-        "Anole's three-way guidance: weight of the prompt's images."
+        "Weight of the prompt's images in Anole's three-way guidance."
     )
 
     @field_validator("seed", "num_images", "batch_size", mode="before")

@@ -1,4 +1,4 @@
-"""``lantern-accel compare``: runs side by side, as a page, as Markdown or as JSON."""
+"""``lantern-accel compare``: a report of runs, as HTML, Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -42,40 +42,40 @@ def compare(
         None,
         "--output",
         "-o",
-        help="The report: .html, .md or .json by its name. Default: print the answer and its tables.",
+        help="Report file: .html, .md or .json. Default: print the answer and its tables.",
     ),
     buy: list[str] = typer.Option(
         [],
         metavar="[NAME=]AMOUNT",
-        help="What a device costs to buy, such as 900EUR, spread over --years. NAME is a run's name or "
-        "its file's; without it the amount is for every run. Repeat for several.",
+        help="Purchase cost of a device, such as 900EUR, spread over --years. NAME is a run's name or "
+        "its file's. Without it the amount is for every run. Repeatable.",
     ),
     rent: list[str] = typer.Option(
-        [], metavar="[NAME=]AMOUNT", help="What an hour of a device costs, power in it: 1.2EUR."
+        [], metavar="[NAME=]AMOUNT", help="Rent per device-hour, power included, such as 1.2EUR."
     ),
     years: float = typer.Option(
-        3.0, min=0.01, max=100, help="For how long a bought device runs, without pause."
+        3.0, min=0.01, max=100, help="Years that a bought device runs without pause."
     ),
     power: str | None = typer.Option(
-        None, metavar="AMOUNT", help="What a kilowatt-hour costs: 0.30EUR. Needs runs with a meter."
+        None, metavar="AMOUNT", help="Cost of a kilowatt-hour, such as 0.30EUR. Needs a meter."
     ),
     overhead: float = typer.Option(
-        1.0, min=1, max=10, help="The site's power over its devices' (PUE); multiplies joules."
+        1.0, min=1, max=10, help="Power usage effectiveness (PUE) of the site. Multiplies joules."
     ),
     latency: float | None = typer.Option(
         None,
         min=1e-6,
         max=bounds.MOST_SECONDS,
-        help="The most seconds that an image may take: 95 of 100 requests have to keep it.",
+        help="Largest seconds per request. 95 % of the requests must meet it.",
     ),
     tv_budget: float = typer.Option(
         0.0,
         min=0,
         max=1,
-        help="Largest TV per token of the strategies considered; 0: exact ones only.",
+        help="Largest TV per token of the strategies considered. 0: exact ones only.",
     ),
 ) -> None:
-    """Compare runs: which device to choose, whether drafting is faster, plots, and every figure.
+    """Compare runs: which device is fastest or cheapest, and where drafting is faster.
 
     Example: lantern-accel compare cpu.json profiles/measured/*.json -o report.html
     """
@@ -96,7 +96,7 @@ def compare(
     comparison = put_side_by_side(runs, conformance, terms=terms)
     if output is None:
         show_markdown(render.answer(comparison), NARROW)
-        say("add -o report.html for images, plots and every figure", label="next")
+        say("add -o report.html for images, plots and all figures", label="next")
         return
     render.write(comparison, output)
     for section in comparison.models:
@@ -141,7 +141,7 @@ def _read(
             if name:
                 read = read.model_copy(update={"name": name})
             if read.state != "complete":
-                warn(f"{one} is not complete; `{read.command} --resume` goes on")
+                warn(f"{one} is not complete; `{read.command} --resume` continues it")
             runs.append(read)
             origins.append(one)
             called.append({read.name, path.stem, path.name})

@@ -1,4 +1,4 @@
-"""``lantern-accel evaluate``: the papers' first experiments on a model, and the papers' tables."""
+"""``lantern-accel evaluate``: the papers' first experiments and tables, for a model."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ AS_ASKED = ("chunk", "batch", "reference", "resamples")
 class SuiteOptions:
     """The options of a suite as they were typed."""
 
-    suite: str | None = option("The papers' table: coco, imagenet, or prompts (--prompts).")
+    suite: str | None = option("Make the papers' table: coco, imagenet, or prompts (--prompts).")
     captions: Path | None = option(
-        "COCO's captions_val2017.json, or a .jsonl of files and prompts; images are --images."
+        "COCO's captions_val2017.json, or a .jsonl of files and prompts. --images has the images."
     )
     prompts: Path | None = option("Prompts without real images: lines, PartiPrompts.tsv or .jsonl.")
-    count: int | None = option("Prompts. Default: all.", min=2, max=bounds.MOST_SAMPLES)
-    protocol: str | None = option("How to measure: lantern (coco, prompts), sjd, adm (imagenet).")
-    reference: Path | None = option("Real images as ADM's .npz has them.")
+    count: int | None = option("Number of prompts. Default: all.", min=2, max=bounds.MOST_SAMPLES)
+    protocol: str | None = option("Protocol: lantern (coco, prompts), sjd, or adm (imagenet).")
+    reference: Path | None = option("Real images, as an .npz in ADM's layout.")
     metric_weights: list[str] = option(
-        "Weights of a metric: inception, vgg16, ViT-B-32, ViT-B-16, hpsv2.",
+        "Weights of a metric: inception, vgg16, ViT-B-32, ViT-B-16 or hpsv2. Repeatable.",
         default=[],
         metavar="NAME=PATH",
     )
     metrics_on_host: bool = option("Run the metrics' networks on the processor.", default=False)
-    work: Path | None = option("Folder of the images. Default: the output's name with .pictures.")
-    chunk: int = option("Images that an interruption can lose.", default=16, min=1, max=4096)
+    work: Path | None = option("Folder for the images. Default: the output's name with .pictures.")
+    chunk: int = option("Most images that an interruption loses.", default=16, min=1, max=4096)
     batch: int = option("Batch size.", "--batch", "-b", default=1, min=1, max=bounds.MOST_BATCH)
     pictures: list[str] = option(
-        "Also measure images of these prompts made elsewhere.", default=[], metavar="NAME=FOLDER"
+        "Also measure images from elsewhere. Repeatable.", default=[], metavar="NAME=FOLDER"
     )
     write_prompts: Path | None = option(
-        "Only write the suite's prompts, for `generate --prompts` (.jsonl)."
+        "Only write the suite's prompts to this .jsonl, for `generate --prompts`."
     )
-    resamples: int = option("Of FID's bootstrap.", default=100, min=2, max=10_000)
-    preset: str | None = option("Published sampling: lantern-accel models --presets.")
-    temperature: float | None = option(None)
-    top_k: int | None = option(None)
-    top_p: float | None = option(None)
-    cfg_scale: float | None = option(None)
+    resamples: int = option("Bootstrap resamples of FID.", default=100, min=2, max=10_000)
+    preset: str | None = option("Published sampling, from `lantern-accel models --presets`.")
+    temperature: float | None = option("Sampling temperature; 0 is greedy.")
+    top_k: int | None = option("Keep the k most likely tokens. 0 keeps all.")
+    top_p: float | None = option("Keep the most likely tokens up to this probability.")
+    cfg_scale: float | None = option("Guidance scale.")
 
     @property
     def name(self) -> Any:
@@ -81,32 +81,32 @@ def evaluate(
         None,
         "--output",
         "-o",
-        help="JSON file to write; an interrupted run goes on in it. Default: eval.json, quick: "
+        help="JSON file of the results. An interrupted run continues in it. Default: eval.json, quick: "
         "eval-quick.json.",
     ),
     load: LoadingParts,
     quick: bool = typer.Option(
-        False, help="Few images and settings: for a first look, not for figures."
+        False, help="Measure few images and settings, for a first look only."
     ),
-    part: list[str] = typer.Option([], help="Measure only this part; repeat for several."),
+    part: list[str] = typer.Option([], help="Measure only this part. Repeatable."),
     images: Path | None = typer.Option(
-        None, help="Folder with captions.jsonl and images, kept from the model's training."
+        None, help="Folder of captions.jsonl and images that the model was not trained on."
     ),
     grid: Path | None = typer.Option(
-        None, help="Instead, generate the forty fixed prompts with every strategy into this PNG."
+        None, help="Only write this PNG: forty fixed prompts with every strategy."
     ),
-    prompt: list[str] = typer.Option([], help="For --grid: these prompts instead of the forty."),
+    prompt: list[str] = typer.Option([], help="A prompt of --grid, not the forty. Repeatable."),
     strategy: list[str] = typer.Option(
         ["vanilla,eagle,eagle2,lantern,lantern++"],
         "--strategy",
         "-s",
-        help="For --suite and --grid: names, separated by commas or repeated; presets too for --suite, "
-        "and one with settings is an option of its own: lantern++:k=10,lambda=2.",
+        help="Strategies of --suite and --grid, separated by commas. --suite also takes presets. "
+        "A strategy with settings needs its own --strategy: lantern++:k=10,lambda=2.",
     ),
-    seed: int = typer.Option(0, min=0, max=bounds.MOST_SEED, help="Fixes all random numbers."),
+    seed: int = typer.Option(0, min=0, max=bounds.MOST_SEED, help="Random seed."),
     suite: SuiteOptions,
 ) -> None:
-    """Measure a model: the papers' first experiments, or with --suite the papers' table.
+    """Measure a model by the papers' first experiments, or with --suite by their table.
 
     Parts: likelihood, ambiguity, interchange, frontier, distances. With --suite only the parts that
     --part names are measured too. Tables are written next to the JSON, as .md; missing weights are

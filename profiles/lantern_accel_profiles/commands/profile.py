@@ -1,4 +1,4 @@
-"""``lantern-accel profile``: one device measured for a report; ``bench``: quickly, for a table."""
+"""``lantern-accel profile`` measures a device for a report; ``bench`` prints a quick table."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from lantern_accel_profiles.measure.record import Run
 
 
-PROMPT = typer.Option([], help="A prompt; repeat for several.")
+PROMPT = typer.Option([], help="A prompt. Repeatable.")
 PROMPTS = typer.Option(
     None,
-    help="A file of prompts, as `generate --prompts` takes it. Default: a fixed random draw from what "
-    "the bundled model was taught, hard ones included.",
+    help="File of prompts, as `generate --prompts` takes it. Default: a fixed random sample of the "
+    "bundled model's training prompts, hard ones included.",
 )
 
 
@@ -39,15 +39,15 @@ def one_of(prompt: list[str], prompts: Path | None) -> list[str] | Path | None:
 @with_options
 def profile(
     *,
-    output: Path = typer.Option(..., "--output", "-o", help="The run's file, .json."),
+    output: Path = typer.Option(..., "--output", "-o", help="JSON file of the run."),
     load: Loading,
     weights: Weights = "full",
     strategy: list[str] = typer.Option(
         [],
         "--strategy",
         "-s",
-        help="Names with commas between, or strategies with settings and ; between; vanilla is always "
-        "measured. Default: auto, scd and, with a drafter, eagle, eagle2, lantern and lantern++.",
+        help="Strategies, separated by commas, or by ; with settings. vanilla is always measured. "
+        "Default: auto, scd and, with a drafter, eagle, eagle2, lantern and lantern++.",
     ),
     batch: list[str] = typer.Option(
         [], "--batch", "-b", help="Batch sizes, such as 1,4. Default: 1,4, quick: 1."
@@ -56,38 +56,38 @@ def profile(
     prompt: list[str] = PROMPT,
     prompts: Path = PROMPTS,
     quick: bool = typer.Option(
-        False, help="5 samples per cell and 16 images: minutes, not an hour."
+        False, help="Take 5 samples per cell and 16 images: minutes instead of an hour."
     ),
     samples: int = typer.Option(
-        None, min=2, max=bounds.MOST_SAMPLES, help="Decodings per cell. Default: 30, quick: 5."
+        None, min=2, max=bounds.MOST_SAMPLES, help="Samples per cell. Default: 30, quick: 5."
     ),
     seconds: float = typer.Option(
         None,
         min=0,
         max=bounds.MOST_SECONDS,
-        help="Timed seconds per cell at least. Default: 10, quick: 0.",
+        help="Least timed seconds per cell. Default: 10, quick: 0.",
     ),
     quality_images: int = typer.Option(
         None,
         min=2,
         max=bounds.MOST_IMAGES,
-        help="Images per strategy for its quality loss. Default: 64, quick: 16.",
+        help="Images per strategy that measure its quality loss. Default: 64, quick: 16.",
     ),
-    seed: int = typer.Option(0, min=0, max=bounds.MOST_SEED, help="Fixes the images."),
-    name: str = typer.Option(None, help="The run's name in reports. Default: device and time."),
+    seed: int = typer.Option(0, min=0, max=bounds.MOST_SEED, help="Random seed."),
+    name: str = typer.Option(None, help="Name of the run in reports. Default: device and time."),
     trace: Path = typer.Option(
-        None, help="Also write one image here, step by step, for ui.perfetto.dev."
+        None, help="Also write a trace of one image's steps to this file, for ui.perfetto.dev."
     ),
-    resume: bool = typer.Option(False, help="Complete an interrupted run in the same file."),
+    resume: bool = typer.Option(False, help="Continue an interrupted run in its file."),
     wait: float = typer.Option(
         0.0,
         min=0,
         max=bounds.MOST_SECONDS,
-        help="Seconds to wait for other programs that keep this machine busy; then it ends. Default: "
-        "say so, and measure.",
+        help="Longest wait in seconds for a machine that other programs keep busy; then the command "
+        "fails. Default: warn and measure.",
     ),
 ) -> None:
-    """Measure strategies on one device into a run for `lantern-accel compare`.
+    """Measure strategies on one device, and write a run for `lantern-accel compare`.
 
     Example: lantern-accel profile --device cpu --quick -o cpu.json
     """
@@ -141,10 +141,10 @@ def measure_run(
     check: bool = False,
     **asked_for: Any,
 ) -> Run:
-    """Load a model and measure a run into ``output``, where one is named.
+    """Load a model and measure a run, into ``output`` if it is not None.
 
-    ``changes``: to the quick or the full plan, None leaves its own; ``prompts``: a file, or prompts;
-    ``check``: run the checks of `conform`, too; ``asked_for``: further fields of the request.
+    ``changes``: of the quick or full plan, None keeps its value; ``prompts``: a file, or prompts;
+    ``check``: also run the checks of `conform`; ``asked_for``: further fields of the request.
     """
     from lantern_accel_profiles.store import check_name, check_output
 
@@ -190,8 +190,8 @@ def bench(
         "--strategy",
         "-s",
         show_default=False,
-        help="Names with commas between, or strategies with settings and ; between, such as "
-        "'lantern:k=100,delta=0.1;lantern++:k=10'; vanilla is always measured.",
+        help="Strategies, separated by commas, or by ; if they have settings, such as "
+        "'lantern:k=100,delta=0.1;lantern++:k=10'. vanilla is always measured.",
     ),
     batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Batch sizes, such as 1,4."),
     temperature: list[str] = typer.Option(["1"], "--temperature", "-t", help="Such as 0,1."),
@@ -200,19 +200,19 @@ def bench(
     prompts: Path = PROMPTS,
     load: Loading,
     weights: Weights = "full",
-    tree: str = typer.Option(None, help="The tree of every strategy with a drafter."),
+    tree: str = typer.Option(None, help="Draft tree of all strategies with a drafter."),
     window: int = typer.Option(
-        None, min=2, max=256, help="Tokens in the window of every strategy that has one."
+        None, min=2, max=256, help="Tokens per window of all strategies with a window."
     ),
     output: Path = typer.Option(
-        None, "--output", "-o", help="The run, .json; an interrupted one is resumed."
+        None, "--output", "-o", help="JSON file of the run. An interrupted run continues in it."
     ),
-    plot: Path = typer.Option(None, help="Plot speed over total variation into a .png or .svg."),
+    plot: Path = typer.Option(None, help="Plot of speed over total variation, as .png or .svg."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON rows instead of the table."),
 ) -> None:
-    """Compare the speed of strategies here, interleaved, with a verdict for each; --json has more.
+    """Compare the speed of strategies on this machine, interleaved, with a verdict for each.
 
-    With -o it writes a run like that of `profile --quick`, without quality losses, for `compare`.
+    --json has all figures. -o writes a run for `compare`, like `profile --quick` without quality loss.
     """
     if plot is not None:
         check_plot(plot)

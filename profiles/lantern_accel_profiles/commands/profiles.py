@@ -1,4 +1,4 @@
-"""``lantern-accel profiles``: measured runs, filed with the machine that they were measured on."""
+"""``lantern-accel profiles`` lists measured runs, and files new ones."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def profiles(ctx: typer.Context, as_json: AsJson = False) -> None:
     for one in found:
         text = f"{one['model']} in {one['dtype']}, {one['cells']} cells, {one['measured']}"
         say(text, label=str(one["device"]), style="bold")
-    say("lantern-accel hardware lists what is known of devices", label="limits", style="dim")
+    say("lantern-accel hardware lists the limits of devices", label="limits", style="dim")
 
 
 @commands.command("add")
 def add(
     run: Path = typer.Argument(..., metavar="RUN.json", help="A run of `lantern-accel profile`."),
     folder: Path = typer.Option(
-        None, "--out", help="The folder to file it in. Default: profiles/measured of this checkout."
+        None, "--out", help="Folder of filed runs. Default: profiles/measured of this checkout."
     ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace a run of the same name."),
 ) -> None:
-    """Check a run (complete, clocks, plausible rates) and file it with its environment.
+    """Check a run for completeness, agreeing clocks and plausible rates, and file it.
 
     Exit code 2 where it cannot be filed. docs/compare-hardware.md has the steps before it.
     """

@@ -1,4 +1,4 @@
-"""``lantern-accel stepcost``: what a step costs at real sizes, without the weights."""
+"""``lantern-accel stepcost``: step times of real model sizes, with random weights."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from lantern_accel_profiles.commands.tables import numbers, show_markdown, whole
 def stepcost(
     *,
     size: str = typer.Option(
-        "llamagen-xl-384", help="A published size, llamagen-SIZE-PIXELS, anole-7b, or a JSON file."
+        "llamagen-xl-384", help="Model size: llamagen-SIZE-PIXELS, anole-7b, or a JSON file."
     ),
     batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Batch sizes, such as 1,4."),
-    nodes: str = typer.Option("8,16,32,60", help="Node counts at which verification is timed."),
+    nodes: str = typer.Option("8,16,32,60", help="Tree node counts whose verification is timed."),
     strategy: str = typer.Option("lantern++", help="Strategy whose whole step is timed."),
-    tree: str = typer.Option(None, help="Its tree. Default: the paper's."),
+    tree: str = typer.Option(None, help="Draft tree of the strategy. Default: the paper's."),
     on: OnDevice,
     dtype: Dtype = "auto",
-    weights: str = typer.Option("full", help="The target's weights: full, int8, int6 or int4."),
+    weights: str = typer.Option("full", help="Weights of the target: full, int8, int6 or int4."),
     cfg_scale: float = typer.Option(
         None,
         "--cfg-scale",
         min=0,
         max=bounds.MOST_SCALE,
-        help="Guidance. Default: 4 for classes, 7.5 for text.",
+        help="Guidance scale. Default: 4 for classes, 7.5 for text.",
     ),
     top_k: int = typer.Option(
-        None, min=0, max=bounds.MOST_CODES, help="Default: 0 for classes, 1000 for text."
+        None, min=0, max=bounds.MOST_CODES, help="Default: 0 (all) for classes, 1000 for text."
     ),
     at: str = typer.Option(
         "0.5",
-        help="Where in an image steps are timed: 0 is its start. With 0,0.5,1 the time of a whole "
-        "image is projected.",
+        help="Positions in the image where steps are timed: 0 is its start, 1 its end. 0,0.5,1 also "
+        "projects the time of a whole image.",
     ),
     repeats: int = typer.Option(
         10, min=1, max=bounds.MOST_SAMPLES, help="Samples per kind of step."
     ),
     output: Path = typer.Option(
-        None, "--output", "-o", help="JSON; an interrupted run is resumed."
+        None, "--output", "-o", help="JSON file of the run. An interrupted run continues in it."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON rows instead of the table."),
 ) -> None:
-    """Time a vanilla step, verification alone and a whole step on random weights of a real size.
+    """Time a plain step, verification alone and a whole step of a real model size on random weights.
 
     The file is a run as `profile` writes it, with cells of steps.
     """

@@ -1,4 +1,4 @@
-"""``lantern-accel tune``: what is fastest here, kept for later requests."""
+"""``lantern-accel tune``: finds the fastest settings of a device, and stores them."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 def tune(
     load: Loading,
     strategy: str = typer.Option(
-        "auto", help="auto (windows, trees and plain decoding), or eagle or lantern++ (their tree)."
+        "auto", help="auto (windows, trees and plain decoding), eagle or lantern++ (the tree)."
     ),
     batch: list[str] = typer.Option(
-        ["1,2,4,8,16,32"], "--batch", "-b", help="Batch sizes to choose for, such as 1,4."
+        ["1,2,4,8,16,32"], "--batch", "-b", help="Batch sizes to tune, such as 1,4."
     ),
-    temperature: float = typer.Option(1.0, min=0, max=bounds.MOST_TEMPERATURE),
-    relaxed: bool = typer.Option(False, "--relaxed", help="Choose for `generate --relaxed`."),
+    temperature: float = typer.Option(1.0, min=0, max=bounds.MOST_TEMPERATURE, help="0: greedy."),
+    relaxed: bool = typer.Option(False, "--relaxed", help="Tune for `generate --relaxed`."),
     tv_budget: float = typer.Option(
-        None, help="Choose for `generate --tv-budget` with this budget."
+        None, help="Tune for `generate --strategy auto:tv_budget=` this value."
     ),
     max_seconds: float = typer.Option(
         None,
         "--max-seconds",
         min=1,
         max=bounds.MOST_SECONDS,
-        help="The most seconds that choosing for auto may take.",
+        help="Time limit of tuning auto in seconds.",
     ),
-    repeats: int = typer.Option(3, min=1, max=bounds.MOST_SAMPLES, help="Decodings per finalist."),
-    output: Path = typer.Option(
-        None, "--output", "-o", help="Also write what was measured, as JSON."
+    repeats: int = typer.Option(
+        3, min=1, max=bounds.MOST_SAMPLES, help="Timed generations per remaining candidate."
     ),
+    output: Path = typer.Option(None, "--output", "-o", help="JSON file of the measurements."),
 ) -> None:
-    """Measure acceptance and step costs here, and keep what is fastest; generate then uses it.
+    """Measure acceptance rates and step times, and store the fastest settings for `generate`.
 
     If it is interrupted, run the same command again to go on.
     """
@@ -71,11 +71,11 @@ def tune(
     for size, choice in zip(sizes, choices, strict=True):
         speed = f"{describe_auto(choice.strategy)}; measured {choice.speedup:.2f}x plain decoding"
         say(speed, label=f"batch {size}", style="bold green")
-    say(str(choices_dir()), label="kept in", style="bold")
+    say(str(choices_dir()), label="stored in", style="bold")
 
 
 def _tell_tree(found: Choice) -> None:
-    """Print the tree that was kept, what its acceptance rates were, and where it is kept."""
+    """Print the chosen tree, its acceptance rates, and where it is stored."""
     from lantern_accel.strategy.choices import choice_path
 
     for level, row in enumerate(found.evidence["rates"]):
@@ -87,4 +87,4 @@ def _tell_tree(found: Choice) -> None:
     fastest = max(one.tokens_per_second for one in found.measured[1:])
     say(f"{words} ({len(paths)} drafts)", label="tree", style="bold green")
     say(f"{fastest:.0f} tokens/s, {found.speedup:.2f}x vanilla", label="speed", style="bold")
-    say(str(choice_path(found.key)), label="kept", style="bold")
+    say(str(choice_path(found.key)), label="stored", style="bold")

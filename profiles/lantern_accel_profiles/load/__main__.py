@@ -1,4 +1,4 @@
-"""``python -m lantern_accel_profiles.load``: load a service of images and say what its clients saw."""
+"""``python -m lantern_accel_profiles.load`` measures an image service under load."""
 
 from __future__ import annotations
 
@@ -36,17 +36,15 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @app.command()
 @with_options
 def load(given: Options) -> None:
-    """Load a service of OpenAI's images API and say what its clients saw.
+    """Measure a service of OpenAI's images API under load.
 
-    Measures what other clients do not: the time to the first partial image, goodput under a deadline,
-    and joules per image with the meter's name (null without a meter, never 0). Some clients can behave
-    badly: leave early, ask for what cannot be generated, never read their answer. With --check every
-    image is generated again afterwards, alone, and compared. The file has all samples.
+    The figures include the time to the first partial image, goodput under a deadline, and joules per
+    image with the meter's name (null without a meter). Some clients can disconnect early, send invalid
+    requests, or never read the answer. The output file has all samples.
 
-    --latency searches for the largest number of requests at once whose p95 is within these seconds, by
-    bisection. The file is a run, which `lantern-accel compare` takes. After an interruption the same
-    command continues with the levels that it has. A load works with any server of that API; a search
-    asks a service of lantern-accel what it serves.
+    --latency searches by bisection for the largest number of requests at once whose p95 is within these
+    seconds. Its output is a run for `lantern-accel compare`. The same command continues an interrupted
+    search. A load works with any server of the API; a search needs a service of lantern-accel.
     """
     given.refuse()
     prompts = PROMPTS if given.latency is None else REPORTING

@@ -1,4 +1,4 @@
-"""What a load is asked for: the options of ``python -m lantern_accel_profiles.load``."""
+"""Options of a load: ``python -m lantern_accel_profiles.load``."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ LEAST = 20
 
 @dataclass(frozen=True)
 class Options:
-    """What a load is asked for; its fields are the command's options."""
+    """Options of the command."""
 
-    url: str = option("The service's address.", default="http://127.0.0.1:8000")
+    url: str = option("Address of the service.", default="http://127.0.0.1:8000")
     serve: str | None = option("Start `lantern-accel serve` with these options.", metavar="WORDS")
-    latency: float | None = option("Seconds: search for the largest load with this p95.", min=1e-9)
+    latency: float | None = option("Search for the largest load with a p95 of this.", min=1e-9)
     wait: float = option("Seconds that a search waits for other programs.", min=0, default=0.0)
-    requests: int = option("Requests; in a search, per level.", min=1, default=200)
-    concurrency: int = option("Requests at once; in a search, at most.", min=1, default=32)
-    partials: int = option("Partial images; 0: no stream.", min=0, max=3, default=3)
-    cancel: float = option("Share of the requests that leave early.", min=0, max=1, default=0.0)
-    impossible: int = option("Further requests that no model can serve.", min=0, default=0)
-    deaf: int = option("Further clients that never read their answer.", min=0, default=0)
-    deadline: float = option("Seconds that a good answer takes at most.", min=0, default=10.0)
-    strategy: str | None = option("Default: the service's own choice.")
+    requests: int = option("Number of requests; in a search, per level.", min=1, default=200)
+    concurrency: int = option("Requests at once; in a search, the most.", min=1, default=32)
+    partials: int = option("Partial images per request. 0: no stream.", min=0, max=3, default=3)
+    cancel: float = option("Share of requests that disconnect early.", min=0, max=1, default=0.0)
+    impossible: int = option("Additional requests that no model can serve.", min=0, default=0)
+    deaf: int = option("Additional clients that never read the answer.", min=0, default=0)
+    deadline: float = option("Deadline of goodput in seconds.", min=0, default=10.0)
+    strategy: str | None = option("Strategy. Default: the service's choice.")
     size: str | None = option("Width and height in pixels. Default: the model's.", metavar="WxH")
-    model: str | None = option("The model's name. Default: the service's.")
+    model: str | None = option("Name of the model. Default: the service's.")
     key: str | None = option("API key.")
-    prompts: Path | None = option("A file of prompts, as `generate --prompts` takes it.")
-    seeds: int = option("Different seeds for each prompt.", min=1, default=4)
-    retries: int = option("Further tries where the service is busy.", min=0, default=30)
-    timeout: float = option("Seconds until a request counts as failed.", min=0, default=600.0)
-    seed: int = option("Fixes which requests leave, and when.", min=0, default=0)
-    check: bool = option("Generate every image again, alone, and compare.", default=False)
-    pid: int | None = option("The service's process, to watch its memory (Linux).")
-    output: Path | None = option("The file of figures and samples.", "--output", "-o")
+    prompts: Path | None = option("File of prompts, as `generate --prompts` takes it.")
+    seeds: int = option("Number of seeds per prompt.", min=1, default=4)
+    retries: int = option("Retries when the service is busy.", min=0, default=30)
+    timeout: float = option("Time limit of a request in seconds.", min=0, default=600.0)
+    seed: int = option("Random seed of early disconnects.", min=0, default=0)
+    check: bool = option("Generate every image again alone, and compare.", default=False)
+    pid: int | None = option("Process id of the service, to record its memory (Linux).")
+    output: Path | None = option("JSON file of figures and samples.", "--output", "-o")
 
     def refuse(self) -> None:
         """Raise RequestError for what cannot be measured or written, before a service starts."""

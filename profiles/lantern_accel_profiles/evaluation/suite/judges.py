@@ -136,7 +136,7 @@ class Judges:
         balls = self.manifold.name if self.manifold else p.manifold
         rule, other = p.preprocessing.text(), p.manifold_preprocessing.text()
         fid = "bootstrap over generated images, the reference as it is"
-        limit = "FID extrapolated to endlessly many generated images; FID minus this is its bias"
+        limit = "FID extrapolated to infinitely many generated images; FID minus this is its bias"
         score = f"{p.is_splits} consecutive splits"
         rows = [
             ("fid", "FID", "lower", of, rule, fid),

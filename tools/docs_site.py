@@ -1,8 +1,8 @@
 """Hooks of the documentation site (``mkdocs.yml``): pages that are made when the site is built.
 
 The reference of commands is made from the commands, that of Python from docstrings: neither is committed.
-``README.md`` becomes the home page; ``CHANGELOG.md`` and ``CONTRIBUTING.md`` become pages. A link to
-any other file outside ``docs/`` works where the repository is browsed; on the site it becomes a name.
+``README.md`` becomes the home page; ``CHANGELOG.md`` and ``CONTRIBUTING.md`` become pages. A link to a
+source file leads to its page of the reference, and the link to any other file becomes its name.
 """
 
 from __future__ import annotations
@@ -52,12 +52,15 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 def site_text(markdown: str, source: str) -> str:
     """Return the text of the page ``source`` with its links as the site has them."""
     folder = "" if source in FROM_ROOT.values() else f"docs/{source}/.."
+    pages = FROM_ROOT | {"lantern_accel/cli": "reference/commands.md"}
+    for name, (_, _, sections) in _python_reference().PAGES.items():
+        pages |= {f"lantern_accel/{file}": f"reference/{name}.md" for file in sections.values()}
 
     def named(match: re.Match[str]) -> str:
         picture, text, target, anchor = match.group(1, 2, 3, 4)
         path = os.path.normpath(os.path.join(folder, target))
-        if path in FROM_ROOT or path.startswith("docs/"):
-            path = FROM_ROOT.get(path, path.removeprefix("docs/"))
+        if path in pages or path.startswith("docs/"):
+            path = pages.get(path, path.removeprefix("docs/"))
             here = os.path.relpath(path, os.path.dirname(source) or ".")
             return f"{picture}[{text}]({here}{anchor or ''})"
         if (ROOT / path).exists():
@@ -110,9 +113,12 @@ def _sentence(text: str | None) -> str:
 
 def reference_pages() -> dict[str, str]:
     """Return every page below ``reference/`` by its file's name."""
+    return {"commands.md": command_reference(), **_python_reference().pages()}
+
+
+def _python_reference() -> Any:
     sys.path.insert(0, str(Path(__file__).parent))
     try:
-        pages = importlib.import_module("python_reference").pages
+        return importlib.import_module("python_reference")
     finally:
         sys.path.pop(0)
-    return {"commands.md": command_reference(), **pages()}

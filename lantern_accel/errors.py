@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 #: What the commands exit with, and what each code says; docs/troubleshooting.md has this table.
 EXIT_CODES = {
     0: "done",
-    1: "a check answered no: `conform` failed, `models check` or `models plan` says no",
-    2: "a wrong request: an option, a name, a value, or a file that cannot be used",
-    3: "a fault of lantern_accel itself; the traceback is kept",
+    1: "a check failed: `conform`, `models check` or `models plan`",
+    2: "invalid request: an option, a name, a value, or a file that cannot be used",
+    3: "internal error of lantern_accel; the traceback is saved",
     4: "the device is not available, was lost, or failed",
-    5: "memory or disk ran out, or would",
-    6: "what is missing cannot be fetched",
+    5: "not enough memory or disk space",
+    6: "a missing file cannot be downloaded",
     130: "interrupted with Ctrl-C",
     143: "ended by SIGTERM",
 }

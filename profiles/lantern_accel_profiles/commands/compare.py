@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 #: Columns that a narrow terminal keeps; a relaxed speed is never shown without its fidelity.
 NARROW = [
-    "strategy", "speed-up", "verdict", "fidelity", "Device", "Decodes with", "Images/s",
-    "Seconds per request", "1,000 images cost", "1,000 images take a device", "Slower than the first by",
+    "strategy", "speed-up", "verdict", "fidelity", "Device", "Strategy", "Images/s",
+    "Seconds per request", "Cost of 1,000 images", "Device time of 1,000 images", "Slower than #1 by",
 ]  # fmt: skip
 #: The largest amount that is believed; larger ones are typing mistakes.
 MOST = 1e9

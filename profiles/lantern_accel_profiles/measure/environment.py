@@ -120,15 +120,15 @@ def wait_for_quiet(seconds: float, say: Callable[[str], None]) -> None:
     """
     note, until = busy_note(), time.monotonic() + seconds
     if note:
-        say(f"warning: {note}; what is measured meanwhile gets no verdict")
+        say(f"warning: {note}; samples of that time get no verdict")
     if note and seconds:
         say(f"waiting for other programs, {seconds:g} s at most")
     while note and time.monotonic() < until:
         note = busy_note(min(LOOK, max(until - time.monotonic(), 0.1)))
     if note and seconds:
         raise BackendError(
-            f"after {seconds:g} s other programs are still at work, and nothing was measured: {note}; "
-            "without --wait it is measured all the same"
+            f"after {seconds:g} s other programs are still active, so nothing was measured: {note}; "
+            "without --wait the command measures anyway"
         )
 
 
@@ -147,6 +147,6 @@ def check_clock(backend: Backend) -> None:
     """Raise RequestError on a simulated device, whose times are not those of what it stands for."""
     if backend.simulated:
         raise RequestError(
-            f"the {backend.facts().name} shows that decoding is right, its times say nothing about "
-            f"the speed of {backend.name!r}; measure on a real device"
+            f"the {backend.facts().name} is a simulation, and its times are not those of "
+            f"{backend.name!r}; measure on a real device"
         )

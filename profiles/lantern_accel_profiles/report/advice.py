@@ -1,4 +1,4 @@
-"""The first screen of a report: which device to choose on a buyer's terms, in a sentence and a table."""
+"""The first screen of a report: the device to choose on a buyer's terms, as a sentence and a table."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class ReportTable(NamedTuple):
 
 
 def headline(section: ModelSection, terms: Terms) -> str:
-    """Say which device to choose on the terms, or why none is named."""
+    """Return which device to choose on the terms, or why none is recommended."""
     given = [one for one in section.offers if not one.reason]
     bound = "" if terms.latency_s is None else f"Within {terms.latency_s:g} s per image, "
-    # A service's requests wait in line, those of a run do not: the larger group is spoken of.
+    # Only requests to a service wait in a queue. The sentence is about the larger group.
     groups = [[one for one in given if _serves(one) == kind] for kind in map(_serves, given)]
     spoken = max(groups, key=len, default=[])
-    wait = "not compared, since requests to a service wait"
+    wait = "not compared, since requests to a service wait in a queue"
     apart = [f"{one.run}: {one.reason or wait}" for one in section.offers if one not in spoken]
     words = "; ".join(apart[:2]) + (f"; and {len(apart) - 2} more" if len(apart) > 2 else "")
     if not spoken:
-        return f"No device is named. {words or 'Nothing was measured yet'}."
+        return f"No device is recommended. {words or 'Nothing was measured yet'}."
     first = spoken[0]
     others = [one for one in spoken if one.run not in (first.run, *first.runs)]
     if not others:
@@ -88,7 +88,7 @@ def _amount(cost: Cost, terms: Terms) -> str:
 
 
 def notes(section: ModelSection, terms: Terms) -> list[str]:
-    """Say on which terms devices stand in the table, what else differs, and what was left out."""
+    """Return the terms of the table, what else differs between runs, and what was not measured."""
     found = [f"Each device with its best strategy and batch size for {terms.words()}."]
     if section.differences:
         parts = [
@@ -109,16 +109,16 @@ def notes(section: ModelSection, terms: Terms) -> list[str]:
 
 
 def offers_table(section: ModelSection, terms: Terms) -> ReportTable:
-    """Return what each device gives, a column for what any of them has."""
+    """Return the table of offers, with a column for each figure that any device has."""
     given = [one for one in section.offers if one.point is not None]
     points = [one.point for one in given if one.point is not None]
     metered = any(is_measured(point.images_per_kwh) for point in points)
     powered = any(is_measured(one.per_kw) for one in given)
-    head = ["Device", "Decodes with", "Images/s", "Seconds per request"]
-    head += ["1,000 images cost" if terms.amounts else "1,000 images take a device"]
+    head = ["Device", "Strategy", "Images/s", "Seconds per request"]
+    head += ["Cost of 1,000 images" if terms.amounts else "Device time of 1,000 images"]
     head += ["Images per kWh"] if metered else []
     head += ["Images/s per kW"] if powered else []
-    head += ["Slower than the first by"] if len(given) > 1 else []
+    head += ["Slower than #1 by"] if len(given) > 1 else []
     head += ["Confidence", "Not measured"]
     rows = []
     for one in section.offers:
@@ -145,19 +145,19 @@ def offers_table(section: ModelSection, terms: Terms) -> ReportTable:
 
 
 def _device(offer: Offer, section: ModelSection) -> str:
-    """Return the letter that lists call a device, its name, cores and memory."""
+    """Return a device's letter, name, cores and memory."""
     words = f"{section.letters[offer.run]}: {offer.run}" if len(section.letters) > 1 else offer.run
     return f"{words}, {offer.hardware}" if offer.hardware else words
 
 
 def _auto_words(point: Point) -> str:
-    """Say what auto stood for, without what it thought of it."""
+    """Return what auto decoded with, without its reason."""
     words = point.detail.partition(" (")[0]
     return f": {words}" if point.strategy == AUTO and words else ""
 
 
 def _seconds_words(point: Point) -> str:
-    """Return the median, and the percentile that a bound is held against where it was measured."""
+    """Return the median, and the percentile that a bound on latency applies to, if measured."""
     tail = point.latency[f"p{100 * IN_TIME:.0f}"]
     words = number(point.seconds)
     return f"{words} (p95 {number(tail.value)})" if isinstance(tail, Interval) else words
@@ -168,14 +168,14 @@ def _cost_words(offer: Offer, terms: Terms) -> str:
         hours = offer.point.seconds_per_image.value / 3.6
         return f"{number(60 * hours, 2)} minutes" if hours < 1 else f"{number(hours, 2)} hours"
     if offer.cost is None:
-        return "not given"
+        return "no cost given"
     words = f"{interval(offer.cost.of_1000, terms.currency)} of {offer.cost.covers}"
     return f"{words}, without {offer.cost.without}" if offer.cost.without else words
 
 
 def _behind_words(offer: Offer) -> str:
     if offer.behind is None:
-        return "the first of services" if _serves(offer) else "the first"
+        return "first of the services" if _serves(offer) else "first"
     said = "" if offer.verdict == "faster" else f", {verdict_words(str(offer.verdict))}"
     return f"{times(offer.behind)}{said}"
 
@@ -185,14 +185,14 @@ def _or_reason(value: float | str) -> str:
 
 
 def points_table(points: Sequence[Point], many_temperatures: bool) -> ReportTable:
-    """Return the curve as a table, the fastest point of each device first."""
+    """Return the points of the plot as a table, the fastest of each device first."""
     head = ["Device", "Strategy", "Images/s", "Seconds per request", "p95, s", "Fidelity", "Remark"]
     order = list(dict.fromkeys(one.run for one in points))
     ranked = sorted(points, key=lambda one: (order.index(one.run), -one.images_per_second.value))
     rows = []
     for one in ranked:
         at = f", T {one.temperature:g}" if many_temperatures else ""
-        remark = f"not judged: {one.doubt}" if one.doubt else "" if one.front else "dominated"
+        remark = f"no verdict: {one.doubt}" if one.doubt else "" if one.front else "dominated"
         if is_measured(one.first_partial_s):
             remark += f" first partial image after {number(one.first_partial_s)} s"
         rows.append(
@@ -217,7 +217,7 @@ def equal_table(section: ModelSection) -> ReportTable:
         if one.strategy == "vanilla":
             words = "1 (plain decoding)"
         elif why := reason(one.verdict):
-            words = f"not judged: {why}"
+            words = f"no verdict: {why}"
         else:
             said = "" if one.verdict == "faster" else f", {verdict_words(one.verdict)}"
             words = f"{times(one.speedup)} {one.strategy}{said}"

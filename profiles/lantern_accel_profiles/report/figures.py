@@ -1,4 +1,4 @@
-"""The report's plots: the buyer's curve, as SVG that the page themes. Every axis of a rate begins at 0.
+"""The report's plot of images per second, as SVG with the page's colours. Axes of rates begin at 0.
 
 matplotlib draws in stand-in colours, which become CSS variables, as the type becomes the page's, so that
 one drawing serves light and dark. Sizes are a phone's: the page shows plots in one column or in two.
@@ -40,7 +40,7 @@ _SENTINEL = {name: f"#{0x0A0B00 + i:06x}" for i, name in enumerate(PALETTE)}
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot: inline SVG, what it shows, and how to read it."""
+    """One plot: inline SVG, title and caption."""
 
     svg: str
     title: str
@@ -152,7 +152,7 @@ def _draw_curve(section: ModelSection, bound: float | None, into: list[Plot], wi
         f"curve {wide}",
         "Images per second over seconds per request",
         "Up and left is better. A line joins the batch sizes of a strategy. Hollow: not exact. Faded: "
-        "another point of the device is as good in everything. Crosses: not judged.",
+        "dominated by another point of the device. Crosses: no verdict.",
         height=3.1,
         wide=wide,
     ) as axes:

@@ -1,7 +1,7 @@
-"""Says what keeps a run from being published, or filed among the measured ones, and files it.
+"""Checks whether a run can be published or filed among the measured ones, and files it.
 
-It is refused where it is incomplete, its clocks disagree, or it claims more than the device's datasheet
-allows. What only makes it worth less, such as few samples, is said, and the run is filed with it.
+A run is rejected if it is incomplete, its clocks disagree, or its rates are above the device's datasheet.
+Lesser faults, such as few samples, are printed as notes.
 """
 
 from __future__ import annotations
@@ -32,28 +32,27 @@ CLOCKS = (0.9, 1.1)
 def publication_faults(run: Run) -> list[str]:
     """Return why a run is not for publication, in a few words each; nothing: it is.
 
-    Raw samples, the window of time in which they were taken and the readings of a meter are what
-    somebody else needs to check a figure.
+    Others need raw samples, the time of measurement and the readings of a meter to check a figure.
     """
     found = []
     if run.state != "complete":
         found.append(f"the run is {run.state}")
     fewest = min((len(cell.samples) for cell in run.cells), default=0)
     if fewest < FEWEST:
-        found.append(f"{fewest or 'no'} raw samples of a strategy, {FEWEST} are the least")
+        found.append(f"{fewest or 'no'} raw samples of a strategy, at least {FEWEST} are needed")
     # A session that was killed has no end; its samples say when they were taken.
     timed = run.sessions and run.sessions[-1].ended and all(one.started for one in run.sessions)
     if not timed:
-        found.append("when it was measured is not known")
+        found.append("the time of measurement is unknown")
     if all(s.energy_mj is None for cell in run.cells for s in cell.samples):
         found.append("no energy meter was read")
     if not COMMIT.fullmatch(run.environment.commit):
-        found.append("the commit is not known")
+        found.append("the commit is unknown")
     elif run.environment.dirty is not False:
-        found.append("the code had changes that are in no commit")
+        found.append("the code had uncommitted changes")
     shares = [share for cell in run.cells if (share := others_share(cell)) is not None]
     if not shares and any(cell.samples for cell in run.cells):
-        found.append("what else ran on the host is not known")
+        found.append("the load of other programs is unknown")
     if max(shares, default=0.0) > BUSY:
         found.append(f"other programs used up to {percent(max(shares))} of the host")
     return found
@@ -76,7 +75,7 @@ def examine(run: Run, profiles: Sequence[DeviceProfile]) -> Examined:
     if not run.cells:
         faults.append("it holds no measurement of requests")
     few = [cell for cell in run.cells if len(cell.samples) < 2]
-    faults += [f"{c.name}: it has {len(c.samples)} samples, two are the least" for c in few]
+    faults += [f"{c.name}: it has {len(c.samples)} samples, at least two are needed" for c in few]
     jumps = [cell for cell in run.cells if clock_jumps(cell.samples)]
     faults += [f"{cell.name}: {disturbed(cell)}" for cell in jumps]
     if isinstance(run.clock, str):

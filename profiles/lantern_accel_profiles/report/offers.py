@@ -1,4 +1,4 @@
-"""Finds what each device gives a buyer on his terms, and which device gives most."""
+"""Finds each device's best offer for a buyer's terms, and ranks the devices."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ Confidence = Literal["low", "medium", "high"]
 
 
 class Offer(Record):
-    """What a device gives for the terms: its best strategy and batch size, or why it gives nothing."""
+    """A device's offer for the terms: its best strategy and batch size, or why it has none."""
 
     run: str
     hardware: str = Field("", description="cores and memory of the device")
-    reason: str = Field("", description="why nothing is given; empty: the fields below say what is")
+    reason: str = Field("", description="why there is no offer; empty: there is one")
     point: Point | None = None
     cost: Cost | None = Field(None, description="None: no amount was given")
     per_kw: Reading = Field(0.0, description="images per second and provisioned kilowatt")
     confidence: Confidence = "low"
-    because: list[str] = Field(default_factory=list, description="what the confidence rests on")
+    because: list[str] = Field(default_factory=list, description="reasons of the confidence")
     missing: list[str] = Field(default_factory=list, description="what was not measured")
     runs: list[str] = Field(
         default_factory=list, description="the device's runs with the same setup and this point"
@@ -51,9 +51,11 @@ class Offer(Record):
     between: float = Field(1.0, description="fastest over slowest of these runs; 1 for one run")
     behind: Interval | None = Field(
         None,
-        description="how many times as good the first offer of its kind is: faster, or cheaper",
+        description="ratio to the first offer of its kind, in speed or in cost",
     )
-    verdict: Verdict | NotMeasured | None = Field(None, description="on the first against this")
+    verdict: Verdict | NotMeasured | None = Field(
+        None, description="on the first offer over this one"
+    )
 
 
 def offers(
@@ -64,11 +66,10 @@ def offers(
     terms: Terms,
     profiles: Sequence[DeviceProfile],
 ) -> list[Offer]:
-    """Return what each device offers, the best first, then those without an offer.
+    """Return each device's offer, the best first, then the devices without an offer.
 
-    ``repeats``: by run, the runs of one device and setup, itself among them.
-
-    The best is the cheapest where the costs of all have the same parts, or else the fastest.
+    ``repeats``: by run, all runs of its device and setup. The best is the cheapest if the costs of all
+    offers have the same parts, and otherwise the fastest.
     """
     found: list[Offer] = []
     refused: list[Offer] = []
@@ -91,20 +92,20 @@ def offers(
 
 
 def ranked_by_cost(found: Sequence[Offer]) -> bool:
-    """Say whether the costs of all offers have the same parts, so that they may be compared."""
+    """Return whether the costs of all offers have the same parts, and can be compared."""
     parts = {one.cost and one.cost.without for one in found if not one.reason}
     return len(parts) == 1 and None not in parts
 
 
 def _kept(mine: Sequence[Point], terms: Terms) -> tuple[list[Point], str]:
-    """Return the points that keep the terms, and why none does."""
+    """Return the points that meet the terms, and the reason if none does."""
     judged = [one for one in mine if not one.doubt]
     good = [one for one in judged if one.moved is not None and one.moved <= terms.tv_budget]
     kept = [one for one in good if one.in_time >= IN_TIME]
     if not judged:
-        return kept, f"not judged: {mine[0].doubt}"
+        return kept, f"no verdict: {mine[0].doubt}"
     if not good:
-        return kept, "nothing that was measured is so exact"
+        return kept, "no measured strategy has a TV within the bound"
     most = f"at most {100 * max(one.in_time for one in good):.0f} % of its requests"
     took = "returned an image" if terms.latency_s is None else f"took {terms.latency_s:g} s or less"
     return kept, f"{most} {took}"
@@ -116,7 +117,7 @@ def _point(offer: Offer) -> Point:
 
 
 def _rank(offer: Offer) -> float:
-    """Return what is least for the best of one device's offers: its cost, or else its slowness."""
+    """Return the key of ranking, the smallest first: the cost, or the seconds per image."""
     if offer.cost is not None:
         return offer.cost.of_1000.value
     return _point(offer).seconds_per_image.value
@@ -168,7 +169,7 @@ def _offer(
 def _confidence(
     run: Run, point: Point, repeats: int, runs: Sequence[Run]
 ) -> tuple[Confidence, list[str]]:
-    """Return how sure a device's figures are, and what that rests on.
+    """Return the confidence in a device's figures, and its reasons.
 
     "high" needs two runs of the device that agree, many requests and one setup for all devices.
     """
@@ -181,7 +182,7 @@ def _confidence(
     differ = [PROPERTIES[name][1].format(PROPERTIES[name][0](run)) for name in differ]
     if len({one.settings.plan.quick for one in runs}) > 1:
         differ += ["full protocol"] if not quick else []
-    mixed = [f"{as_sentence_list(differ)}, unlike others"] if differ else []
+    mixed = [f"{as_sentence_list(differ)}, unlike other runs"] if differ else []
     because = [*quick, *counted, *mixed, *doubts]
     if quick or doubts or point.requests < FEW:
         return "low", because
@@ -194,7 +195,7 @@ def _confidence(
 def _against(
     offer: Offer, found: Sequence[Offer], seconds: Mapping[Key, list[float]], terms: Terms
 ) -> Offer:
-    """Return an offer with how many times as good the first one of its kind is."""
+    """Return an offer with its ratio to the first offer of its kind."""
     own = _point(offer)
     first = next(one for one in found if _point(one).service == own.service)
     best = _point(first)

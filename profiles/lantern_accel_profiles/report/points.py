@@ -1,4 +1,4 @@
-"""A buyer's terms, and the curve: images per second of a device over the seconds of a request."""
+"""A buyer's terms, and the points of the plot: images per second over seconds per request."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class Cost(Record):
 
 
 class Terms(Record):
-    """What a buyer asks for; amounts are by the name of a run."""
+    """A buyer's terms. Amounts are by the name of a run."""
 
     tv_budget: float = Field(
         0.0, ge=0, le=1, description="largest total variation per token; 0: exact"
     )
     latency_s: float | None = Field(
-        None, gt=0, description="seconds that 95 of 100 requests may take at most"
+        None, gt=0, description="largest seconds of 95 % of the requests"
     )
     rent: dict[str, float] = Field(default_factory=dict, description="of a device for an hour")
     buy: dict[str, float] = Field(default_factory=dict, description="purchase of a device")
@@ -84,7 +84,7 @@ class Terms(Record):
         if hourly is not None:
             covers.append("purchase" if run in self.buy else "rent")
         else:
-            without = "the device: no --rent or --buy was given for it"
+            without = "the device: no --rent or --buy was given"
         if run not in self.rent:
             if self.power is None:
                 without = "power: no --power was given"
@@ -104,17 +104,17 @@ class Terms(Record):
         )
 
     def words(self) -> str:
-        """Say what was asked for in a sentence's words."""
+        """Return the terms in words, for a sentence."""
         parts = [
-            f"strategies of at most TV {self.tv_budget:g} per token"
+            f"strategies with a TV of at most {self.tv_budget:g} per token"
             if self.tv_budget
             else "exact decoding",
-            "requests of any length"
+            "no bound on latency"
             if self.latency_s is None
-            else f"95 of 100 requests within {self.latency_s:g} s",
+            else f"95 % of the requests within {self.latency_s:g} s",
         ]
         if self.buy:
-            parts.append(f"bought devices that run without pause for {self.years:g} years")
+            parts.append(f"bought devices that run for {self.years:g} years without pause")
         if self.power is not None:
             more = f", times {self.overhead:g} for the site" if self.overhead > 1 else ""
             parts.append(f"{self.power:g} {self.currency} per kWh{more}")
@@ -136,9 +136,9 @@ class Point(Record):
     detail: str = Field("", description="what it decodes with, in words")
     batch: int = Field(description="batch size; for a service: requests at once")
     temperature: float
-    service: bool = Field(False, description="through the service, so that requests wait in line")
+    service: bool = Field(False, description="through a service, whose requests wait in a queue")
     fidelity: str
-    moved: float | None = Field(description="share of a token's probability; None: not known")
+    moved: float | None = Field(description="TV per token; None: unknown")
     images_per_second: Interval
     seconds_per_image: Interval
     latency: dict[str, Interval | NotMeasured] = Field(description="seconds of a request")
@@ -147,7 +147,7 @@ class Point(Record):
     joules_per_image: Reading
     images_per_kwh: Reading
     first_partial_s: Reading = not_measured("asked of services")
-    doubt: str = Field("", description="why it is not judged; empty: it is")
+    doubt: str = Field("", description="why its times are not believed; empty: they are")
     unsettled: str = Field("", description="why it gets no verdict; empty: it gets one")
     front: bool = Field(True, description="nothing else on this device is better in every way")
 
@@ -236,7 +236,7 @@ def _load_point(run: Run, cell: LoadCell, terms: Terms) -> tuple[Point, list[flo
     if is_measured(cell.others_cpu) and cell.others_cpu > BUSY:
         doubt = busy_words(cell.others_cpu)
     if any(s.ended < s.began or (is_measured(s.first) and s.first > s.ended) for s in cell.samples):
-        doubt = "a clock jumped: an image came before it was asked for"
+        doubt = "a clock jumped: an image came before its request"
     each, first = intervals.median(seconds), cell.first_partials
     point = Point(
         run=run.name,

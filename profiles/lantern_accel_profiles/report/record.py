@@ -96,7 +96,7 @@ class ModelSection(Record):
 
 
 class Gap(Record):
-    """Something that was not measured, why, and what fills it (empty: the backend must learn it)."""
+    """Figures that were not measured, why, and the command that measures them (empty: none can yet)."""
 
     where: str
     what: list[str]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KINDS = (".html", ".md", ".json")
 INSTALL = "pip install 'lantern-accel[report]'"
 #: The last line before the appendix of a report in Markdown.
-PICTURES = "Images and plots are in the page: end the report's name in `.html`."
+PICTURES = "The HTML report also has images and plots: `-o report.html`."
 #: Devices that the first screen's table shows; the rest unfold.
 FIRST = 6
 #: Signs that are markup in Markdown, though a run's name may have them.

@@ -29,10 +29,10 @@ from lantern_accel_profiles.quality.interval import Verdict
 from lantern_accel_profiles.report.writing import number, percent
 
 UNPRICED = not_measured(
-    "the fidelity of this relaxed strategy is not known, so its speed-up is not shown"
+    "the quality loss of this relaxed strategy is unknown, so its speed-up is not shown"
 )
-NO_BASE = not_measured("there is no vanilla at this batch size and temperature")
-#: How the words begin that say what auto stands for where it decodes without drafts.
+NO_BASE = not_measured("vanilla was not measured at this batch size and temperature")
+#: The first words of what auto decoded with, if it took no drafts.
 PLAIN = "plain decoding"
 SAME_ALGORITHM = "both are plain decoding"
 PERCENTILES = (50, 95, 99)
@@ -85,7 +85,7 @@ class Row(Record):
 
     @property
     def fidelity(self) -> str:
-        """Say in a few words what the images are worth next to plain decoding's."""
+        """Return the quality loss relative to plain decoding, in a few words."""
         return fidelity_words(self.moved)
 
     @property
@@ -95,7 +95,7 @@ class Row(Record):
 
     @property
     def total_variation_per_token(self) -> Interval | None:
-        """What relaxation and quantized weights move of a token together, at most; None: not known."""
+        """Total variation per token of relaxation and quantized weights, at most; None: unknown."""
         parts = [] if self.rounding is None else [self.rounding]
         if self.relaxed:
             loss = self.quality
@@ -112,7 +112,7 @@ class Row(Record):
 
     @property
     def moved(self) -> float | None:
-        """The share of a token's probability that is moved away, 0 where exact; None: not known."""
+        """Total variation per token, 0 if exact; None: unknown."""
         moved = self.total_variation_per_token
         return None if moved is None else moved.value
 
@@ -130,9 +130,9 @@ class Row(Record):
 
 
 def fidelity_words(moved: float | None) -> str:
-    """Say what images are worth of whose tokens this share of probability was moved; 0: exact."""
+    """Return a quality loss in words; ``moved``: total variation per token, 0 if exact."""
     if moved is None:
-        return "its fidelity was not measured"
+        return "quality loss not measured"
     return f"TV {number(moved, 2)} per token" if moved else "exact"
 
 
@@ -157,8 +157,8 @@ def is_quality_known(quality: Quality | str | None) -> bool:
 def same_rounds(run: Run) -> Run:
     """Return a run whose cells of one batch size and temperature have the samples of the same rounds.
 
-    Fast cells take more samples than slow ones; every figure of a report is of those that all have. A
-    cell that has fewer than were planned, since the run goes on, costs the others none.
+    Fast cells take more samples than slow ones, and a report uses the rounds that all cells have. An
+    unfinished cell with fewer samples than planned does not shorten the others.
     """
     counts: dict[tuple[int, float], list[int]] = {}
     for cell in run.cells:

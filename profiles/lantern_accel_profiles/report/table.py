@@ -83,8 +83,8 @@ def table(run: Run) -> str:
         if row["strategy"] != "vanilla":
             if row["speedup_interval"]:
                 speedup += " ({:.2f}-{:.2f})".format(*row["speedup_interval"])
-            word = SHORT.get(row["verdict"], "not judged")
-            if word == "not judged" and row["verdict"] is not None:
+            word = SHORT.get(row["verdict"], "no verdict")
+            if word == "no verdict" and row["verdict"] is not None:
                 doubts.append(verdict_words(row["verdict"]))
         lines.append(
             f"| {row['strategy']}{at} | {row['batch']} "

@@ -1,4 +1,4 @@
-"""The verdict of a report: whether drafting is faster on a device, and its sentences."""
+"""Finds whether drafting is faster on a device, and writes the sentences about it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from lantern_accel_profiles.report.record import Answer, Comparison, EqualQualit
 from lantern_accel_profiles.report.rows import Row
 from lantern_accel_profiles.report.writing import number, reason, size, times, verdict_words
 
-#: Budgets of total variation per token at which devices are held against each other.
+#: Budgets of total variation per token at which devices are compared.
 BUDGETS = (0.0, 0.01, 0.02)
 QUESTION = "Is drafting faster here?"
 #: How an answer begins; ``at``: the batch size, where there are several.
 LEADS = {
     "yes": "Yes{at}, with",
     "only relaxed": "Only relaxed{at}, with",
-    "not shown": "Not shown{at}. The nearest is",
-    "no": "No{at}. The nearest is",
-    "unknown": "Not known{at}. The nearest is",
+    "not shown": "Not shown{at}. The best strategy is",
+    "no": "No{at}. The best strategy is",
+    "unknown": "Unknown{at}. The best strategy is",
 }
 
 # --- facts ----------------------------------------------------------------------
 
 
 def first_setting(rows: Sequence[Row]) -> tuple[int, float] | None:
-    """Return the batch size and temperature that a first screen is about; None without rows.
+    """Return the batch size and temperature of the first screen; None without rows.
 
     The smallest batch that all runs have, or else the smallest of all; the temperature nearest to 1.
     """
@@ -52,7 +52,7 @@ def at_setting(rows: Sequence[Row], run: str) -> list[Row]:
 def answer(here: Sequence[Row]) -> Answer:
     """Answer for the rows of one run, batch size and temperature."""
     compared = [r for r in here if r.drafts and isinstance(r.speedup, Interval)]
-    # Where none is faster, the nearest: one with a verdict, if there is one.
+    # If none is faster, take the best, and one with a verdict if possible.
     compared.sort(key=lambda row: (not reason(row.verdict), _speedup(row)), reverse=True)
     faster = [row for row in compared if row.verdict == "faster"]
     exact = [row for row in faster if not row.relaxed]
@@ -99,7 +99,7 @@ def equal_quality(
                     budget=budget,
                     batch=plain.batch,
                     strategy=best.strategy,
-                    # Neither does a busy machine's ratio stand next to another device's.
+                    # A busy machine's ratio is not compared with another device's either.
                     speedup=verdict if reason(verdict) else best.speedup,
                     verdict=verdict,
                 )
@@ -129,14 +129,14 @@ class FirstScreen:
 
 
 def first_screen(comparison: Comparison, section: ModelSection) -> FirstScreen:
-    """Return what is said of drafting with a model."""
+    """Return the sentences about drafting with a model."""
     return FirstScreen(
         devices=[
             _device_sentences(one, at_setting(section.rows, one.run), section.rows)
             for one in section.answers
         ],
         warnings=[
-            f"Run {run.name} is {run.state}, not complete; `{run.command} --resume` goes on."
+            f"Run {run.name} is {run.state}, not complete; `{run.command} --resume` continues it."
             for run in comparison.runs
             if run.settings.model == section.model and run.state != "complete"
         ],
@@ -144,7 +144,7 @@ def first_screen(comparison: Comparison, section: ModelSection) -> FirstScreen:
 
 
 def _device_sentences(one: Answer, here: list[Row], rows: Sequence[Row]) -> DeviceSentences:
-    """Answer at one batch size in full, and at the run's others in a sentence each."""
+    """Answer for one batch size in full, and for the run's others in one sentence each."""
     others: dict[int, list[Row]] = {}
     for row in rows:
         if (row.run, row.temperature) == (one.run, one.temperature) and row.batch != one.batch:
@@ -171,13 +171,13 @@ def _short_answer(one: Answer, rows: Sequence[Row], at: str) -> str:
     best = _row(rows, one.best)
     if best is None:
         if not any(row.drafts for row in rows):
-            return f"Not known{at}: only plain decoding was measured."
-        return f"Not known{at}: no strategy can be held against plain decoding."
+            return f"Unknown{at}: only plain decoding was measured."
+        return f"Unknown{at}: no strategy can be compared with plain decoding."
     return f"{LEADS[one.helps].format(at=at)} {_speed_words(best)}."
 
 
 def _work_words(one: Answer, rows: Sequence[Row]) -> str:
-    """Say what an image takes with the strategy of the answer, or else with plain decoding."""
+    """Return seconds, memory and energy of an image with the answer's strategy, or plain decoding."""
     name = one.best if one.helps in ("yes", "only relaxed") else "vanilla"
     row = _row(rows, name) or rows[0]
     seconds, joules = row.seconds_per_image, row.joules_per_image

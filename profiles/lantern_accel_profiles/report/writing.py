@@ -1,4 +1,4 @@
-"""Figures as text: few digits, the unit next to them, and the reason where there is none."""
+"""Formats figures with few digits and a unit, or the reason why there is no figure."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def span(value: Interval | str) -> str:
 
 
 def reason(value: object) -> str:
-    """Return why a figure is not there; empty where it is."""
+    """Return the reason why a figure is missing, or an empty text."""
     text = str(value)
     return text.removeprefix(NOT_MEASURED) if text.startswith(NOT_MEASURED) else ""
 
 
 def verdict_words(word: str) -> str:
-    """Return a verdict in words, or why there is none."""
-    return f"not judged: {reason(word)}" if reason(word) else VERDICTS.get(word, word)
+    """Return a verdict in words, or the reason why there is none."""
+    return f"no verdict: {reason(word)}" if reason(word) else VERDICTS.get(word, word)
 
 
 def times(value: Interval | float | str) -> str:
@@ -89,12 +89,12 @@ def size(count: Reading) -> str:
 
 
 def as_sentence_list(words: Sequence[str], last: str = "and") -> str:
-    """Return words as a sentence has them: ``a, b and c``."""
+    """Join words for a sentence: ``a, b and c``."""
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
 def upper(text: str) -> str:
-    """Return a sentence with its first letter large."""
+    """Return a sentence with its first letter in upper case."""
     return text[:1].upper() + text[1:]

@@ -79,7 +79,7 @@ def test_a_bound_is_kept_by_95_of_100_requests() -> None:
     (late,) = offers_of(timed("gpu", [1.0] * 36 + [3.0] * 4), latency_s=2.0)
     assert late == Offer(run="gpu", reason="at most 90 % of its requests took 2 s or less")
     assert said(timed("gpu", [1.0] * 8), latency_s=0.5).startswith(
-        "No device is named. gpu: at most 0 %"
+        "No device is recommended. gpu: at most 0 %"
     )
 
 
@@ -102,7 +102,7 @@ def test_quality_is_what_the_buyer_says() -> None:
         assert point is not None and (point.strategy, point.fidelity) == (name, fidelity)
     bare = invented_run(names=["lantern++"], state="interrupted", quality=[])
     (none,) = offers_of(bare, tv_budget=1.0)
-    assert none.reason == "nothing that was measured is so exact"
+    assert none.reason == "no measured strategy has a TV within the bound"
 
 
 def test_auto_says_what_it_stood_for() -> None:
@@ -111,7 +111,7 @@ def test_auto_says_what_it_stood_for() -> None:
     only.strategy = only.strategy.model_copy(update={"name": "auto"})
     only.stands_for = "windows of up to 8 tokens, mostly 4 (exact); predicted 1.4x, not measured"
     found = compare([run], profiles=[]).models[0]
-    said = cell(offers_table(found, Terms()), 0, "Decodes with")
+    said = cell(offers_table(found, Terms()), 0, "Strategy")
     assert said == "auto, batch 1, exact: windows of up to 8 tokens, mostly 4"
     assert "predicted" not in found.rows[0].detail
 
@@ -158,8 +158,8 @@ def test_a_busy_run_is_not_judged_and_has_no_lead() -> None:
     found = compare([busy, quiet], profiles=[])
     words = headline(found.models[0], found.terms)
     assert words.startswith("quiet makes") and " times " not in words
-    assert "busy: not judged: the machine was busy: other programs used 60 % of the host" in words
-    assert said(busy).startswith("No device is named. busy: not judged: the machine was busy")
+    assert "busy: no verdict: the machine was busy: other programs used 60 % of the host" in words
+    assert said(busy).startswith("No device is recommended. busy: no verdict: the machine was busy")
     text = render.answer(found)
     assert "choose" not in text and " times " not in text
 
@@ -173,7 +173,7 @@ def test_a_rent_becomes_the_cost_of_a_thousand_images() -> None:
     assert (found.covers, found.without) == ("rent", "")  # power is in a rent
     bare = compare([timed("gpu", [0.5] * 8)], profiles=[]).models[0]
     assert bare.offers[0].cost is None
-    assert cell(offers_table(bare, Terms()), 0, "1,000 images take a device") == "8.3 minutes"
+    assert cell(offers_table(bare, Terms()), 0, "Device time of 1,000 images") == "8.3 minutes"
 
 
 def test_a_purchase_is_spread_over_its_years_and_power_comes_from_joules() -> None:
@@ -194,7 +194,7 @@ def test_without_a_meter_power_is_left_out_by_name() -> None:
     compared = compare([bare], profiles=[], terms=Terms.model_validate(terms))
     table = offers_table(compared.models[0], compared.terms)
     assert "Images per kWh" not in table.head
-    assert "without power: no meter was read" in cell(table, 0, "1,000 images cost")
+    assert "without power: no meter was read" in cell(table, 0, "Cost of 1,000 images")
     assert "energy: no meter" in cell(table, 0, "Not measured")
     assert "Images per kWh, cost of power: not measured" in " ".join(
         notes(compared.models[0], compared.terms)
@@ -220,7 +220,7 @@ def test_costs_are_ranked_only_where_they_have_the_same_parts() -> None:
         compare([slow, fast], profiles=[], terms=Terms(rent={"slow": 0.1})).models[0],
         Terms(rent={"slow": 0.1}),
     )
-    assert "not given" in [row[text.head.index("1,000 images cost")] for row in text.rows]
+    assert "no cost given" in [row[text.head.index("Cost of 1,000 images")] for row in text.rows]
     # A device that nobody gave an amount for is not the cheapest because its power alone is known.
     terms = {"rent": {"fast": 3.6}, "power": 0.3, "currency": "EUR"}
     assert [one.run for one in offers_of(slow, fast, **terms)] == ["fast", "slow"]
@@ -239,7 +239,7 @@ def test_a_narrow_terminal_keeps_columns_that_tables_have() -> None:
     heads = {*offers_table_of(*runs, rent={"fast": 1.0}).head}
     heads |= {cell.strip() for line in text.splitlines() for cell in line.split("|")}
     assert set(NARROW) <= heads
-    assert {"1,000 images take a device", "Slower than the first by"} <= set(NARROW)
+    assert {"Device time of 1,000 images", "Slower than #1 by"} <= set(NARROW)
 
 
 def test_a_datasheet_s_power_gives_images_per_provisioned_kilowatt() -> None:
@@ -266,13 +266,13 @@ def test_the_report_states_the_terms_and_the_currency() -> None:
     found = compare(runs, profiles=[], terms=terms)
     for text in (render.to_markdown(found), render.page(found)):
         plain = text.replace("&#39;", "'")
-        assert "strategies of at most TV 0.02 per token" in plain
-        assert "95 of 100 requests within 0.8 s" in plain
+        assert "a TV of at most 0.02 per token" in plain
+        assert "95 % of the requests within 0.8 s" in plain
         assert "1,000 for 0.500 EUR" in plain
         assert "slow: at most 0 % of its requests took 0.8 s or less" in plain
     assert Comparison.model_validate_json(found.model_dump_json()).terms == terms
     bare = render.to_markdown(compare(runs, profiles=[]))
-    assert "1,000 images cost" not in bare and "no cost of a device given" in bare
+    assert "Cost of 1,000 images" not in bare and "no cost of a device given" in bare
 
 
 # --- amounts from the command line --------------------------------------------------------------

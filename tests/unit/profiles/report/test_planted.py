@@ -105,7 +105,7 @@ def test_a_load_and_a_run_stand_side_by_side_without_a_ratio() -> None:
     section = compare([run, load], profiles=[]).models[0]
     assert [one.verdict for one in section.offers] == [None, None]
     assert "run: not compared, since requests to a service wait" in headline(section, Terms())
-    assert "no strategy was timed next to plain" in to_markdown(compare([load], profiles=[]))
+    assert "no strategy was compared with plain" in to_markdown(compare([load], profiles=[]))
     slow = invented_run("slow", speed=100)
     section = compare([load, run, slow], profiles=[]).models[0]
     words = headline(section, Terms())
@@ -125,7 +125,7 @@ def test_requests_without_a_picture_are_late_and_busy_loads_are_not_judged() -> 
     assert offer.reason == "at most 90 % of its requests returned an image"
     busy = loaded("busy", {1: 0.5}, others_cpu=0.6)
     (offer,) = compare([busy], profiles=[]).models[0].offers
-    assert "not judged: the machine was busy" in offer.reason
+    assert "no verdict: the machine was busy" in offer.reason
     jumped = loaded("jumped", {1: 0.5})
     jumped.loads[0].samples[5].began = 1e6
     (offer,) = compare([jumped], profiles=[]).models[0].offers

@@ -69,7 +69,7 @@ def made() -> tuple[str, Comparison]:
 
 def test_the_answer_is_printed_without_title_and_appendix(made: tuple[str, Comparison]) -> None:
     told = render.answer(made[1])
-    assert not told.startswith("#") and "| Device | Decodes with |" in told
+    assert not told.startswith("#") and "| Device | Strategy |" in told
     assert "Appendix" not in told and render.PICTURES not in told
 
 
@@ -149,7 +149,7 @@ def test_the_answer_is_the_first_line_and_one_table() -> None:
     run = read_run(profiles_dir() / "measured" / "cpu-lantern-emoji.json")
     lines = render.to_markdown(compare([run], profiles=[])).splitlines()
     assert lines[2].startswith("**AMD EPYC makes ") and len(lines[2]) < 200
-    assert lines[4].startswith("| Device | Decodes with | Images/s | Seconds per request |")
+    assert lines[4].startswith("| Device | Strategy | Images/s | Seconds per request |")
     assert lines[6].startswith("| AMD EPYC, 2 cores, 24 GiB | ") and lines[7] == ""
 
 

@@ -49,7 +49,7 @@ def test_relaxed_rows_without_their_own_price_have_none() -> None:
     run.quality = []
     row = rows_of(run)[relaxed]
     assert row.moved is None and row.total_variation_per_token is None
-    assert row.fidelity == "its fidelity was not measured"
+    assert row.fidelity == "quality loss not measured"
 
 
 def test_tables_call_nothing_exact_that_is_rounded() -> None:

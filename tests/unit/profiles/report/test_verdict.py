@@ -90,18 +90,18 @@ def test_a_relaxed_strategy_is_never_the_answer_without_its_price() -> None:
     (device,) = screen_of(at_speeds({"eagle": 1.2, "lantern++": 1.6})).devices
     assert device.short == "Yes, with eagle: 1.20x, exact."
     (device,) = screen_of(at_speeds({"eagle": 0.8, "lantern++": 1.6})).devices
-    assert device.short == ("Only relaxed, with lantern++: 1.60x, TV 0.080 per token.")
+    assert device.short == "Only relaxed, with lantern++: 1.60x, TV 0.080 per token."
     bare = at_speeds({"lantern++": 1.6}, state="interrupted")
     bare.quality = []
     (device,) = screen_of(bare).devices
     assert "1.60" not in device.short + " ".join(device.lines)
-    assert device.short == "Not known: no strategy can be held against plain decoding."
+    assert device.short == "Unknown: no strategy can be compared with plain decoding."
 
 
 def test_what_noise_hides_is_not_shown_and_not_denied() -> None:
     run = at_speeds({"eagle": 1.0}, noise=0.4)
     (device,) = screen_of(run).devices
-    assert device.short.startswith("Not shown. The nearest is eagle: 1.00x (")
+    assert device.short.startswith("Not shown. The best strategy is eagle: 1.00x (")
     assert device.short.endswith("), not shown to be faster.")
     assert device.lines[0].startswith("With plain decoding: ")
     assert answer_of(run).helps == "not shown"
@@ -112,7 +112,7 @@ def test_plain_decoding_that_auto_chose_is_not_the_nearest_draft() -> None:
     chosen = next(cell for cell in run.cells if cell.strategy.name == "eagle2")
     chosen.stands_for = "plain decoding (exact): no drafts were faster"
     (device,) = screen_of(run).devices
-    assert device.short.startswith("No. The nearest is eagle: 0.70x")
+    assert device.short.startswith("No. The best strategy is eagle: 0.70x")
     best = equal_quality([run], compare([run], profiles=[]).models[0].rows)
     assert {one.strategy for one in best} == {"vanilla"}
 
@@ -120,9 +120,9 @@ def test_plain_decoding_that_auto_chose_is_not_the_nearest_draft() -> None:
 def test_slower_and_equal_ones_say_no() -> None:
     assert answer_of(at_speeds({"eagle": 0.7, "eagle2": 1.0})).helps == "no"
     (device,) = screen_of(at_speeds({"eagle": 0.7, "eagle2": 1.0})).devices
-    assert device.short == "No. The nearest is eagle2: 1.00x, the same speed."
+    assert device.short == "No. The best strategy is eagle2: 1.00x, the same speed."
     (device,) = screen_of(at_speeds({})).devices
-    assert device.short == "Not known: only plain decoding was measured."
+    assert device.short == "Unknown: only plain decoding was measured."
 
 
 def test_plain_decoding_is_not_judged_against_itself() -> None:
@@ -302,7 +302,7 @@ def test_every_batch_size_has_its_answer() -> None:
     run.cells += [cell.model_copy(update={"batch": 4}) for cell in large.cells]
     (device,) = screen_of(run).devices
     assert device.short == "Yes at batch 1, with eagle: 1.50x, exact."
-    assert device.lines[1:] == ["No at batch 4. The nearest is eagle: 0.70x, slower."]
+    assert device.lines[1:] == ["No at batch 4. The best strategy is eagle: 0.70x, slower."]
 
 
 def test_equal_quality_is_the_fastest_within_each_budget() -> None:
@@ -356,17 +356,15 @@ def test_what_keeps_a_run_from_publication_is_named() -> None:
 
     for cell in (run := metered()).cells:
         cell.samples = cell.samples[:3]
-    assert publication_faults(run) == ["3 raw samples of a strategy, 5 are the least"]
-    assert publication_faults(invented_run()) == [
-        "when it was measured is not known",
-        "no energy meter was read",
-    ]
+    assert publication_faults(run) == ["3 raw samples of a strategy, at least 5 are needed"]
+    unmetered = publication_faults(invented_run())
+    assert unmetered == ["the time of measurement is unknown", "no energy meter was read"]
     assert without(state="interrupted") == ["the run is interrupted"]
-    assert without(sessions=[]) == ["when it was measured is not known"]
+    assert without(sessions=[]) == unmetered[:1]
     dirty = metered().environment.model_copy(update={"dirty": True})
-    assert without(environment=dirty) == ["the code had changes that are in no commit"]
+    assert without(environment=dirty) == ["the code had uncommitted changes"]
     unknown = metered().environment.model_copy(update={"commit": "not measured: no git"})
-    assert without(environment=unknown) == ["the commit is not known"]
+    assert without(environment=unknown) == ["the commit is unknown"]
     busy = metered()
     for cell in busy.cells:
         cell.samples = [s.model_copy(update={"others_cpu": 0.4}) for s in cell.samples]

@@ -47,29 +47,27 @@ def load(
     tell: Callable[[str], None] | None = None,
     on_loading: Callable[[str, int, int], None] | None = None,
 ) -> Pipeline:
-    """Load a model onto a device and return a pipeline to reuse.
+    """Load a model onto a device, and return a pipeline to reuse.
 
-    ``model``: a name that ``lantern-accel models`` lists (fetched through the Hugging Face Hub if it is
-    not in its cache), a folder with a ``model.json``, or a folder or file of official weights.
-    ``device``: a backend's name, with ``:index`` for one of several, ``"gpu"`` for the best of those, or
-    ``"auto"`` for the best available one (another serves where it fails, with a warning). ``dtype``:
-    ``"auto"`` (the device's best), ``"float32"``, ``"bfloat16"`` or ``"float16"``. ``options`` go to the
-    backend.
+    ``model``: a name from ``lantern-accel models`` (downloaded from the Hugging Face Hub unless it is in
+    the cache), a folder with a ``model.json``, or a folder or file of official weights. ``device``: a
+    backend's name, optionally with ``:index``; ``"gpu"``; or ``"auto"``, the best available one. If the
+    device of ``"auto"`` fails, the next one is used, with a warning. ``dtype``: ``"auto"`` (the device's
+    best), ``"float32"``, ``"bfloat16"`` or ``"float16"``. ``options``: options of the backend.
 
-    ``vq``, ``drafter``, ``head`` (a draft head) and ``text_encoder`` name parts stored elsewhere
-    (``drafter="none"`` and ``head="none"``: decode without one); ``text_device="cpu"`` keeps a large
-    text encoder off the device; ``embeddings`` is a ``.safetensors`` or ``.npz`` file with the prompts'
-    features in place of the text encoder.
+    ``vq``, ``drafter``, ``head`` (a draft head) and ``text_encoder``: paths of model parts.
+    ``drafter="none"`` and ``head="none"`` leave a part out. ``text_device="cpu"`` keeps a large text
+    encoder off the device. ``embeddings``: a ``.safetensors`` or ``.npz`` file of prompt features, which
+    replaces the text encoder.
 
-    ``weights``: ``"full"``, as the model has them, or the target's quantized, ``"int8"``,
-    ``"int6"`` or ``"int4"``: what that costs is measured once per model and stands in every result.
-    ``size`` and ``strategy``: those that requests will ask for. A size that a published model cannot
-    generate is refused before the model is fetched, a strategy without the drafter that it needs before
-    weights are read. ``tell`` gets lines about licences, downloads and such measurements,
-    ``on_loading`` a part's name, bytes read, bytes in all.
+    ``weights``: ``"full"``, or the target's weights quantized to ``"int8"``, ``"int6"`` or ``"int4"``.
+    Their quality loss is measured once per model, and every result has it. ``size`` and ``strategy``: the
+    ones of later requests. An impossible size is rejected before a download, and a strategy without its
+    drafter before weights are read. ``tell`` gets lines about licences, downloads and measurements.
+    ``on_loading`` gets a part's name, the bytes read and the total bytes.
 
-    Raises :class:`BackendError` for a device that is unknown or absent, or that was asked for by name
-    and fails; :class:`ModelError` for a model that is unknown or damaged.
+    Raises :class:`BackendError` if the device is unknown, absent or fails, and :class:`ModelError` if the
+    model is unknown or damaged.
     """
     # The device comes before torch: its absence is said at once, and its environment is set in time.
     chosen = choose_device(device, options)
@@ -154,21 +152,21 @@ def generate(
 ) -> GenerationResult:
     """Generate images from a prompt, a list of prompts, or class ids.
 
-    ``num_images`` per prompt; ``seed`` fixes the images, the same under every exact strategy (None: a
-    random one, stated in the result). ``strategy``: ``auto`` (the default), ``vanilla``, ``eagle``,
-    ``eagle2``, ``lantern``, ``lantern++``, without a drafter ``self``, ``scd`` and ``sjd``, or a
-    :class:`Strategy`; ``decision``: an earlier result's ``stats.decision``, to decode with that.
-    ``tree``, ``window`` (its length), ``accept`` (a rule, or text such as
+    ``num_images``: images per prompt. ``seed``: the random seed; exact strategies give the same images
+    for it. None takes a random seed, and the result has it. ``strategy``: ``auto`` (the default),
+    ``vanilla``, ``eagle``, ``eagle2``, ``lantern``, ``lantern++``; without a drafter ``self``, ``scd``,
+    ``sjd``; or a :class:`Strategy`. ``decision``: an earlier result's ``stats.decision``, to decode in
+    the same way. ``tree``, ``window`` (length), ``accept`` (a rule, or text such as
     ``"lantern++:k=10,lambda=2"``), ``k``, ``delta``, ``lam`` (lambda), ``tv_budget``, ``residual``,
-    ``coupling`` and ``neighbour_space`` change a part of a strategy; ``relaxed`` lets ``auto`` relax
-    acceptance. ``sampling`` is a :class:`Sampling`; its fields may be given one by one
-    (``temperature=0`` is greedy; ``guidance_scale`` is another name of ``cfg_scale``). ``size`` is the
-    width and height in pixels, where a model generates several; ``cfg_scale_image`` asks for three-way
-    guidance (Anole). Settings left None are the preset's (``lantern-accel models --presets``) or the
-    model's. The other arguments are those of :func:`load`.
+    ``coupling`` and ``neighbour_space`` change parts of the strategy. ``relaxed`` lets ``auto`` relax
+    acceptance. ``sampling``: a :class:`Sampling`, or its fields one by one (``temperature=0`` is
+    greedy, and ``guidance_scale`` is another name of ``cfg_scale``). ``size``: width and height in
+    pixels, for models with several sizes. ``cfg_scale_image``: Anole's three-way guidance. Settings that
+    are None take the default of the preset (``lantern-accel models --presets``) or the model. The other
+    arguments are those of :func:`load`.
 
     Returns ``.images`` (PIL), ``.tokens`` (int64 ``[n, tokens]``) and ``.stats``. Raises a subclass of
-    :class:`LanternError`, before any decoding, for anything in the request that cannot be served.
+    :class:`LanternError` before decoding if the request is invalid.
     """
     check_prompts(prompt)
     asked = read_settings(settings)  # before anything is loaded

@@ -23,11 +23,11 @@ EXIT_CODES = {
 
 
 class Ended(BaseException):
-    """SIGTERM: ends a command as Ctrl-C does; not a KeyboardInterrupt, which typer replaces."""
+    """SIGTERM: ends a command like Ctrl-C. It is not a KeyboardInterrupt, which typer replaces."""
 
 
 class LanternError(Exception):
-    """Base of every error raised on purpose; the CLI prints it without a traceback.
+    """Base of all expected errors; the command line prints it without a traceback.
 
     ``exit_code``: what the command then exits with, one of :data:`EXIT_CODES`. ``field``: the setting of
     :func:`~lantern_accel.generate` that is wrong, by its name there; None where it is none.
@@ -47,7 +47,7 @@ class BackendError(LanternError):
 
 
 class DeviceRequestError(BackendError):
-    """A device, dtype, option or check is asked for that no backend knows."""
+    """A requested device, dtype, option or check is unknown."""
 
     exit_code = 2
 
@@ -64,11 +64,11 @@ class DeviceLostError(BackendError):
 
 
 class NotCapturableError(BackendError):
-    """A step holds something that its device cannot capture; the step itself runs."""
+    """A step cannot be captured on its device; it runs without capture."""
 
 
 class DoesNotFitError(BackendError):
-    """What a request would make is larger than the device's free memory; a smaller one may fit."""
+    """A request needs more than the device's free memory; a smaller one may fit."""
 
     exit_code = 5
 
@@ -84,7 +84,7 @@ class ModelError(LanternError):
 
 
 class FetchError(ModelError):
-    """A published file is not here and cannot be fetched."""
+    """A published file is missing and cannot be downloaded."""
 
     exit_code = 6
 
@@ -102,7 +102,7 @@ class RequestError(LanternError):
 
 
 class NotFiniteError(LanternError):
-    """A pass of the model gave numbers that are infinite or none, so no token was sampled from it.
+    """A forward pass gave NaN or infinite logits, so no token was sampled.
 
     ``row``: of the batch, from 0. ``step``: 0 is the prefill. ``dtype``: what was computed in.
     """

@@ -1,4 +1,4 @@
-"""What the host knows of images that are under way: how far they are, and what it decides by that."""
+"""Tracks committed tokens per image on the host, and picks the next draft length."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DRAFTING_BLOCK, PLAIN_BLOCK = 4, 8
 
 @dataclass(frozen=True)
 class SyncSchedule:
-    """After which steps the host copies the lengths, and when it reads a copy.
+    """Sets after which steps the host copies the lengths, and when it reads a copy.
 
-    It copies them where the last image can be complete or, where its row is wanted, the ``first`` one.
-    ``drafting`` and ``plain``: the most steps between two copies, while steps draft and while they do
-    not; None: any number. ``lag``: steps after which a copy is read, so that the host waits for none.
+    It copies them when the last image may be complete, or with ``first`` when the first may be.
+    ``drafting`` and ``plain``: the most steps between two copies, with and without drafts; None: no
+    limit. ``lag``: steps between a copy and its reading, so that the host does not wait.
     """
 
     lag: int = 0
@@ -30,9 +30,9 @@ class SyncSchedule:
 
 @dataclass(frozen=True)
 class Look:
-    """A copy of the lengths after ``index`` steps, which add ``most`` tokens to an image at most.
+    """A copy of the lengths after ``index`` steps. These add at most ``most`` tokens to an image.
 
-    ``steps`` of one ``length`` were run since the copy before.
+    Since the previous copy, ``steps`` steps of one ``length`` were run.
     """
 
     length: int
@@ -43,10 +43,10 @@ class Look:
 
 @dataclass(frozen=True)
 class StepProgress:
-    """What the host read after some steps.
+    """The state that the host reads after some steps.
 
-    ``block``: the tokens that they added; ``known``: the tokens of every image that are known;
-    ``failed``: images whose numbers were not finite, with the passes before that.
+    ``block``: the tokens that they added; ``known``: committed tokens of every image; ``failed``: the
+    images with NaN or infinite logits, and the passes before that.
     """
 
     block: LengthStats
@@ -55,7 +55,7 @@ class StepProgress:
 
     @property
     def complete(self) -> bool:
-        """Whether every image is."""
+        """Whether every image is complete."""
         return not any(self.block.left)
 
 

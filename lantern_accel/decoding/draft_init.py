@@ -13,7 +13,7 @@ from lantern_accel.decoding.target import Target, above_of, row_of
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.sources import Fresh
 
-#: Of a window whose drafts another source writes, all of them before any is read.
+#: Another source fills the whole window before the step reads it.
 GIVEN: Literal["given"] = "given"
 
 

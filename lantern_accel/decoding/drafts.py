@@ -69,7 +69,7 @@ class Drafts(ABC, Generic[Value, S, D, J]):
     returns: ClassVar[bool] = False
     """Whether drafts can be taken up again after plain steps."""
     settles: ClassVar[bool] = False
-    """Whether drafts outlive a step: after a move they take some steps to be as good as they get."""
+    """Whether drafts carry over between steps, so that acceptance recovers some steps after a change."""
 
     def __init__(self, given: DraftContext[Value]) -> None:
         self.given, self.ops, self.geometry = given, given.session.ops, given.geometry

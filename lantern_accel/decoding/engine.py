@@ -299,23 +299,23 @@ class Engine:
             return Decoded(a, b, c, state.price[rows].to("cpu", copy=True))
 
     def not_finite(self, row: int, passes: int) -> NotFiniteError:
-        """Return the error that an image's numbers were not finite after ``passes`` passes."""
+        """Return the error of NaN or infinite logits after ``passes`` passes."""
         self._require_replayed(self.course.index, complete=False)
         dtype = str(self.verifying.target.weight.dtype).removeprefix("torch.")
         return NotFiniteError(row, passes, dtype)
 
     def _require_replayed(self, calls: int, complete: bool = True) -> None:
-        """Raise BackendError where ``calls`` replays left steps undone: they drew no image."""
+        """Raise BackendError if some of ``calls`` replays had no effect."""
         lacks = int(self.state.length.min()) + 1 < self.geometry.tokens
         if int(self.state.step) <= calls or (complete and lacks):
             raise self.not_replayed(calls)
 
     def not_replayed(self, calls: int) -> BackendError:
-        """Return the error that ``calls`` replays left steps undone."""
+        """Return the error that some of ``calls`` replays had no effect."""
         done, known = int(self.state.step), int(self.state.length.min()) + 1
         return BackendError(
-            f"after the prefill and {calls} steps the device shows {done} of these {1 + calls} as "
-            f"done and {known} of {self.geometry.tokens} tokens, so what it replays is not the step; "
-            "decode without captured steps if the backend has an option for it, and run "
-            "`lantern-accel conform` with --only replay"
+            f"the captured step has no effect: after {calls} replays the device counts {done} of "
+            f"{1 + calls} calls, and {known} of {self.geometry.tokens} tokens are committed; turn "
+            "capture off (`lantern-accel devices NAME` lists options) and run `lantern-accel conform "
+            "NAME --only replay`"
         )

@@ -97,9 +97,9 @@ class State(StaticBuffers):
         self.step.add_(1)
 
     def rewind(self, position: int, pending: int) -> None:
-        """Let images be known up to ``position``, for a step there to be timed.
+        """Set every image's length to ``position``, so that a step there can be timed.
 
-        ``pending``: tokens that a drafter has yet to catch up on.
+        ``pending``: committed tokens that the drafter has not read.
         """
         self.length.fill_(position)
 

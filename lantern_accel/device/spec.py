@@ -23,18 +23,18 @@ API_VERSION = 1
 
 
 class Probe(Frozen):
-    """What a backend found when it looked for its device."""
+    """The result of a backend's search for its device."""
 
     available: bool
     count: int = 0
     devices: tuple[str, ...] = ()
-    """One short description a device, such as its model name and memory."""
+    """A short description of each device, such as its model name and memory."""
     reason: str = ""
     """Why the device is not available, as the end of the sentence 'not available: ...'."""
     install: str = ""
-    """What to do about it, as an instruction without a final stop."""
+    """An instruction that makes the device available, without a final stop."""
     unusable: bool = False
-    """True for a device that is there and cannot be used: ``auto`` says so before it goes on."""
+    """True for a device that is present but unusable: ``auto`` warns before it takes the next one."""
 
     @model_validator(mode="after")
     def _check_count(self) -> Probe:
@@ -44,22 +44,22 @@ class Probe(Frozen):
 
     @classmethod
     def found(cls, *devices: str) -> Probe:
-        """Report the devices that are there, in index order."""
+        """Return a report of the present devices, in index order."""
         return cls(available=True, count=len(devices), devices=devices)
 
     @classmethod
     def missing(cls, reason: str, install: str = "") -> Probe:
-        """Report that there is none, why, and what to install."""
+        """Return a report that there is no device, why, and what to install."""
         return cls(available=False, reason=reason, install=install)
 
     @classmethod
     def broken(cls, reason: str, install: str = "") -> Probe:
-        """Report a device that is there and cannot be used, why, and what to do."""
+        """Return a report of an unusable device, why, and what to do."""
         return cls(available=False, reason=reason, install=install, unusable=True)
 
 
 class BackendSpec(ABC):
-    """One backend before it is opened: its name, whether its device is here, and how to open it.
+    """A backend before it is opened: its name, the search for its device, and how to open it.
 
     Subclasses set ``name`` (a lower-case identifier, what the user writes as the device),
     ``summary`` (one line) and ``api_version`` (the number this backend was written for, written
@@ -71,23 +71,22 @@ class BackendSpec(ABC):
     api_version: int
 
     priority: int = 0
-    """``device="auto"`` opens the available backend with the highest; negative: never."""
+    """``device="auto"`` opens the available backend with the highest priority; negative: never."""
 
     aliases: tuple[str, ...] = ()
-    """Words that users write for such a device, ``("gpu",)``: the best available backend that has the
-    word is opened."""
+    """Words for such a device, such as ``("gpu",)``; each opens the best available backend with it."""
 
     also_known_as: tuple[str, ...] = ()
-    """Words that open nothing, and are answered with this backend's name: a maker's, a product's."""
+    """Words, such as a vendor's name, that an error answers with this backend's name."""
 
     variants: tuple[Mapping[str, Any], ...] = ({},)
     """Sets of options worth comparing on this device, the default first (``tools/on_device.py``)."""
 
     scheduled_as: str = "CPU"
-    """What schedulers of clusters call such a device."""
+    """The device's name in cluster schedulers."""
 
     seconds_to_probe: float = 10.0
-    """How long :meth:`probe` may take: a device that does not answer in time is skipped."""
+    """Time limit of :meth:`probe` in seconds. A device without an answer in time is skipped."""
 
     def answers(self, word: str) -> bool:
         """Optional: return whether ``word``, which is not a backend's name, means this one's device.

@@ -1,4 +1,4 @@
-"""What a request is decoded with, as one value that is made before any engine."""
+"""The decision how a request is decoded, as one value that is made before any engine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class BatchPlan(Frozen):
-    """How images that are decoded together are decoded.
+    """How one batch is decoded.
 
-    ``rows`` of the engine, of which ``images`` are asked for; ``memory``: bytes that buffers, tables and
-    workspace take by an estimate, or by a bound far above it where that fits, of ``free`` ones; None:
-    the device does not say what it has left. ``exact_tokens_per_step``: what exact decoding had with
-    relaxed drafts when ``auto`` timed them.
+    ``rows``: rows of the engine; ``images``: those of them that the request needs. ``memory``: estimated
+    bytes of buffers, tables and workspace, or an upper bound if that fits. ``free``: free bytes; None:
+    the device does not report them. ``exact_tokens_per_step``: tokens per step of exact decoding with
+    the same drafts, if ``auto`` timed it.
     """
 
     images: int = Field(ge=1)
@@ -34,11 +34,10 @@ class BatchPlan(Frozen):
 
 
 class Decision(Frozen):
-    """What a request is decoded with: strategies with their lengths and costs, batches and memory.
+    """How a request is decoded: strategies with their draft lengths and costs, batches and memory.
 
-    It serves where it was made: for one model, device, dtype and kind of sampling. ``asked``: the
-    strategy by the name that the request gave it; ``parts``: the largest batch first, and the rest of
-    the images.
+    It is valid for one model, device, dtype and kind of sampling. ``asked``: the requested strategy's
+    name; ``parts``: the largest batch, then that of the remaining images.
     """
 
     kind: Literal["lantern_accel.decision"] = "lantern_accel.decision"
@@ -55,23 +54,23 @@ class Decision(Frozen):
 
     @property
     def strategy(self) -> Strategy:
-        """What most images are decoded with."""
+        """The strategy of most images."""
         return self.parts[0].strategy
 
     @property
     def batch(self) -> int:
-        """The most images that are decoded together."""
+        """The largest batch size."""
         return self.parts[0].images
 
     def chunks(self, wanted: Sequence[int]) -> Iterator[tuple[BatchPlan, Sequence[int]]]:
-        """Divide images into batches, each with the smallest part that holds it."""
+        """Divide images into batches, each with the smallest part that fits it."""
         for at in range(0, len(wanted), self.batch):
             chunk = wanted[at : at + self.batch]
             fitting = [one for one in self.parts if one.images >= len(chunk)]
             yield min(fitting, key=lambda one: one.images), chunk
 
     def text(self) -> list[str]:
-        """Say it in a line for each part."""
+        """Return a line of text for each part."""
         lines = []
         for one in self.parts:
             what = describe_auto(one.strategy, one.rows) if self.asked == AUTO else self.asked
@@ -87,9 +86,9 @@ class Decision(Frozen):
         return lines
 
     def check(self, here: Mapping[str, str], request: GenerationRequest) -> None:
-        """Raise RequestError where it was made for something else than ``here``, or than was asked.
+        """Raise RequestError if the decision does not fit the request, or ``here``.
 
-        ``here``: the model and device in use, by the names of its fields.
+        ``here``: the model and device in use, by the names of the fields.
         """
         names = {
             "weights_hash": "the weights", "model": "the model", "backend": "the backend",
@@ -100,30 +99,29 @@ class Decision(Frozen):
             own, other = getattr(self, name), used[name]
             if own != other:
                 raise RequestError(
-                    f"the decision was made for {what} {own!r}, and the request is for {other!r}; leave "
-                    "decision out, so that another one is made"
+                    f"this decision is for {what} {own!r}, not {other!r}; omit `decision` to make another"
                 )
         if self.sampling.bucket != request.sampling.bucket:
             raise RequestError(
-                "the decision was made for other guidance or filters than the request's; leave decision "
-                "out, or ask for the same sampling"
+                "this decision is for other guidance or filters than the request's; omit `decision`, or "
+                "request the same sampling"
             )
         if request.strategy.name != AUTO and request.strategy != self.strategy:
             raise RequestError(
-                "the decision was made for other settings of the strategy than the request's; leave "
-                "decision out, or ask for the same drafts and rule"
+                "this decision is for other settings of the strategy than the request's; omit `decision` "
+                "or request the same drafts and acceptance rule"
             )
         if request.batch_size not in (None, self.batch):
             raise RequestError(
-                f"the decision has batch size {self.batch}, and the request asks for "
-                f"{request.batch_size}; leave one of decision and batch_size out"
+                f"this decision is for batch size {self.batch}, not {request.batch_size}; omit "
+                "`decision` or `batch_size`"
             )
 
 
 def describe_auto(strategy: Strategy, images: int = 1, passes: str = "") -> str:
-    """Write what auto stands for in a few words; ``passes``: what was counted of its forward passes.
+    """Return what auto decodes with, in a few words.
 
-    ``images``: in a batch.
+    ``images``: batch size; ``passes``: the measured forward passes, in words.
     """
     rule = "relaxed" if strategy.acceptance.relaxed else "exact"
     drafts = strategy.drafts

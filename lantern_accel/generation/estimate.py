@@ -1,4 +1,4 @@
-"""Estimates the speed of a source of drafts from steps that were timed and tokens that were counted."""
+"""Estimates the speed of a draft source from timed steps and counted tokens."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ENOUGH = 1.15
 
 
 class Estimate(Frozen):
-    """A source of drafts: a strategy whose lengths have tokens per step and costs.
+    """The estimate of a draft source: a strategy whose lengths have tokens per step and costs.
 
-    ``times``: the least milliseconds that a step took, by length. ``exact``: of relaxed drafts, the
-    tokens per step that exact decoding had with them, counted alike.
+    ``times``: the shortest step by length, in milliseconds. ``exact``: for relaxed strategies, the tokens
+    per step of exact decoding with the same drafts.
     """
 
     strategy: Strategy
@@ -34,9 +34,9 @@ class Estimate(Frozen):
         times: Mapping[int, Sequence[float]],
         tokens: Mapping[int, float] | None = None,
     ) -> Estimate:
-        """Return that of steps whose ``times`` were taken by length, plain ones among them.
+        """Build an estimate from step times in milliseconds by draft length; length 1 is required.
 
-        ``tokens``: per step by length, for what is not known.
+        ``tokens``: tokens per step by length, for lengths without them.
         """
         lengths = with_tokens_per_step(strategy.lengths, tokens or {})
         least = {n: min(ms) for n, ms in times.items()}
@@ -44,10 +44,10 @@ class Estimate(Frozen):
         return made.weighed(least[1])
 
     def weighed(self, plain: float) -> Estimate:
-        """Return it with the costs that follow from its times; a length without one keeps its cost.
+        """Return the estimate with costs from its times. A length without a time keeps its cost.
 
-        ``plain``: milliseconds of a plain step, the least that was timed with any source. No length is
-        taken to cost more than a longer one: what else a machine does makes times long, never short.
+        ``plain``: the shortest plain step of any source, in milliseconds. A length costs no more than a
+        longer one, because other load makes times longer, never shorter.
         """
         least, costs = math.inf, {1: 1.0}
         for length in sorted(self.times.keys() - {1}, reverse=True):

@@ -1,4 +1,4 @@
-"""Generates images with a loaded model: what ``lantern_accel.load`` returns."""
+"""The pipeline that ``lantern_accel.load`` returns: it generates images with a loaded model."""
 
 from __future__ import annotations
 
@@ -56,10 +56,9 @@ OnImages = Callable[[int, "list[Image]"], None]
 
 
 class Pipeline:
-    """Generates images; reuses its buffers from call to call. Close it, or use it with ``with``.
+    """Generates images, and reuses its buffers between calls. Close it, or use it with ``with``.
 
-    Threads may share a pipeline: its calls run one after another, and a stream's next event is one call.
-    What it returns is theirs alone.
+    Threads may share a pipeline. Its calls run one after another, and each event of a stream is one call.
     """
 
     def __init__(
@@ -69,12 +68,12 @@ class Pipeline:
         dtype: torch.dtype,
         otherwise: Callable[[BackendError], Pipeline] | None = None,
     ) -> None:
-        """``otherwise`` gives the pipeline that serves where this device fails before its first image."""
+        """``otherwise`` returns the next device's pipeline if this one fails before its first image."""
         self._use(Runtime(model, backend, dtype), otherwise)
         self.request_lock = RequestLock(lambda: self.backend)
 
     def _use(self, runtime: Runtime, otherwise: Callable[[BackendError], Pipeline] | None) -> None:
-        """Serve by what is loaded: the model, the device, its engines, and what auto knows of it."""
+        """Use a runtime: a loaded model, its device, engines and measurements."""
         self.runtime, self._otherwise = runtime, otherwise
         self.model, self.backend, self.dtype = runtime.model, runtime.backend, runtime.dtype
         self.engines, self.measurements = runtime.engines, runtime.measurements
@@ -94,7 +93,7 @@ class Pipeline:
                 raise
 
     def close(self) -> None:
-        """Release captured steps, buffers and the device; a closed pipeline generates no more."""
+        """Release captured steps, buffers and the device. A closed pipeline cannot generate."""
         with self.request_lock.hold(last=True):
             if self.request_lock.closed:
                 return
@@ -111,11 +110,11 @@ class Pipeline:
 
     @property
     def manifest(self) -> Manifest:
-        """The model's manifest, with the default trees that this device's costs favour."""
+        """The model's manifest, with the default trees that are fastest on this device."""
         return self.measurements.manifest
 
     def conditions(self, prompts: Sequence[Prompt], size: Size | None = None) -> Conditions:
-        """Return what the prompts become before decoding, one condition per prompt."""
+        """Encode prompts: return one condition per prompt."""
         return self.runtime.conditions(prompts, size)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
@@ -135,13 +134,13 @@ class Pipeline:
         tuned_for: tuple[int, Sampling] | None = None,
         **changes: Any,
     ) -> Strategy:
-        """Return a strategy by name, with this model's defaults, and changes applied.
+        """Return a strategy by name, with this model's defaults and the given changes.
 
-        A tree that nobody chose has no more nodes than the device's costs favour. ``tuned_for``: rows
-        and sampling for which drafts that nobody chose are the best known here.
+        A default tree has the node count that is fastest on the device. ``tuned_for``: the rows and the
+        sampling that default drafts are tuned for.
 
-        ``changes``: ``tree`` (a tree, or text as ``--tree`` takes it), ``accept``, ``k``, ``delta``,
-        ``lam``, ``residual``, ``neighbour_space``; None leaves the default.
+        ``changes``: ``tree`` (a tree, or its text), ``accept``, ``k``, ``delta``, ``lam``, ``residual``,
+        ``neighbour_space``. None keeps the default.
         """
         made = choose_strategy(self.manifest.defaults, strategy, **changes)
         own = isinstance(strategy, Strategy) or changes.get("tree") or changes.get("window")
@@ -156,7 +155,7 @@ class Pipeline:
         return validated(Sampling, values, "sampling")
 
     def request(self, prompt: Prompt | Sequence[Prompt], **settings: Any) -> GenerationRequest:
-        """Check a request and fill in a preset's or the model's defaults, before any work is done."""
+        """Check a request, and fill in the defaults of the preset or the model. Nothing is decoded."""
         return build_request(self.manifest, prompt, settings, self._tuned)
 
     def _tuned(
@@ -193,11 +192,11 @@ class Pipeline:
         on_bucket: Callable[[str, float], None] | None = None,
         **sampling: Any,
     ) -> None:
-        """Compile the buckets of these batch sizes and strategies, so that no request waits for it.
+        """Compile the steps of these batch sizes and strategies, so that no request waits for it.
 
-        One of either needs no list. ``sampling`` as :meth:`generate` takes it; ``on_bucket`` gets each
-        bucket's name and seconds. A request of another bucket is served with a warning afterwards.
-        Raises RequestError for more buckets than are kept.
+        A single value needs no list. ``sampling``: settings as in :meth:`generate`. ``on_bucket`` gets
+        each bucket's name and seconds. Later requests of other buckets cause a warning. Raises
+        RequestError for more buckets than are kept.
         """
         given: Any = batches  # text, too, by mistake
         given = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
@@ -220,7 +219,7 @@ class Pipeline:
             self.engines.warmed = done
 
     def _warm(self, batch: int, given: str | Strategy, sampling: Sampling) -> str:
-        """Make the engine of a batch and rehearse what a request does on it; return the bucket's name."""
+        """Build the engine of a batch and decode once with it; return the bucket's name."""
         shape = self.model.family.usual_shape(self.model)
         chosen = self.strategy(given)
         size = self.engines.capacity.batches(batch, batch, chosen, sampling, shape)[batch]
@@ -258,15 +257,14 @@ class Pipeline:
     ) -> GenerationResult:
         """Generate images for one prompt or a list; see :func:`lantern_accel.generate`.
 
-        ``on_progress`` gets the image tokens known so far and the total, before each step (left out, a
-        notebook shows a bar with the time that is left), ``on_images`` each batch when it is done: the
-        index of its first image among those generated, and the images. What either raises ends the call:
-        a flag that ``on_progress`` checks stops it after the step that runs. ``only``: indices of the
-        images to generate, of those that the request would generate; each is what it would be among all.
-        ``decision``: an earlier result's ``stats.decision``, to decode with that; raises RequestError
-        where it was made for something else. ``unfinished``: a file for the tokens so far, every ten
-        seconds and at an interrupt, from which the same call with the same seed goes on: with the same
-        tokens where the seed decides them all. It is deleted at the end.
+        ``on_progress`` gets the committed image tokens and the total before each step. Without it a
+        notebook shows a progress bar. ``on_images`` gets each finished batch: the index of its first
+        image, and the images. An exception from either ends the call. ``only``: indices of the images to
+        generate, which do not depend on the others. ``decision``: an earlier result's ``stats.decision``,
+        to decode in the same way; raises RequestError if it does not fit the request. ``unfinished``: a
+        file that gets the tokens so far, every ten seconds and at an interrupt. The same call with the
+        same seed continues from it, and gives the same images if the coupling is invariant. The file is
+        deleted at the end.
         """
         given: object = decision
         if not isinstance(given, Decision | None):
@@ -299,15 +297,15 @@ class Pipeline:
         on_step: Callable[[], None] | None = None,
         **settings: Any,
     ) -> Stream:
-        """Return an iterator over the images while they are generated, row by row.
+        """Return an iterator over events while images are generated.
 
-        ``for progress in pipeline.stream("red heart", seed=7)`` gives :class:`~.stream.Progress` after
-        every few steps: tokens so far and, ``partials`` times for each image, a partial image of
-        the finished rows. The images are those of :meth:`generate`; ``.result`` of the stream has
-        them at the end. ``on_step`` is called before each prompt and each step; what it raises ends it.
+        ``for progress in pipeline.stream("red heart", seed=7)`` yields a :class:`~.stream.Progress` every
+        few steps. It has the tokens so far and, ``partials`` times per image, a partial image of the
+        finished rows. The images equal those of :meth:`generate`, and the stream's ``.result`` has them
+        at the end. ``on_step`` is called before each prompt and each step; what it raises ends the stream.
 
-        The loop may be left at any event. Between two of them the pipeline is free for other calls and
-        further streams, from any thread; they change no image of this one (:class:`~.stream.Stream`).
+        The loop may stop at any event. Between events, any thread may call the pipeline or start further
+        streams. This does not change the stream's images (:class:`~.stream.Stream`).
         """
         if type(partials) is not int or partials < 0:
             raise RequestError(f"partials cannot be {shown(partials)}; give 0 or more images")
@@ -315,7 +313,7 @@ class Pipeline:
         return Stream(self.runtime, self.request_lock, request, partials, passing(on_step))
 
     def _move_on(self, error: BackendError | RuntimeError) -> None:
-        """Serve from the next device where ``auto`` chose this one and it has generated nothing yet."""
+        """Use the next device if ``auto`` chose this one and it has not generated anything yet."""
         if self._otherwise is None or isinstance(error, DoesNotFitError):
             raise error
         if not isinstance(error, BackendError):
@@ -416,10 +414,10 @@ class Pipeline:
         observer: Observer | None = None,
         **how: Any,
     ) -> Iterator[Batch[ImageJob]]:
-        """Give a batch whose images have begun and leave tokens, with the device to itself.
+        """Yield a started batch that decodes tokens only, while the pipeline is locked.
 
-        Steps of auto are timed on the rows if need be. ``seeds``: of each image its seed and number;
-        ``how``: as :meth:`~.Batch.begin` takes it.
+        If needed, auto times its steps on the rows. ``seeds``: seed and number of each image; ``how``:
+        further arguments of :meth:`~.Batch.begin`.
         """
         with self.request_lock.hold(), explained(self.backend):
             rows, shape = made()
@@ -446,13 +444,13 @@ class Pipeline:
         on_progress: Callable[[int], None] | None = None,
         observer: Observer | None = None,
     ) -> tuple[Decoded, float]:
-        """Decode one batch of rows without pixels; return it and the seconds of prefill and decode.
+        """Decode one batch of rows without pixels; return it, and the seconds of prefill and decoding.
 
-        ``made`` returns the rows, and the shape of the conditions that they were made of; ``seeds``: of
-        each image its seed and its number, which pick its randomness; ``on_progress`` gets the tokens
-        that are known of the slowest image, before each step. ``step`` runs in place of the captured
-        steps (for measurements that look at the state). ``observer`` sees every step judged, operator
-        by operator (:attr:`.Session.observer`).
+        ``made`` returns the rows, and the shape of their conditions. ``seeds``: the seed and number of
+        each image, which select its random numbers. ``on_progress`` gets the committed tokens of the
+        slowest image before each step. ``step`` replaces the captured step, for measurements of the
+        state. ``observer`` is called after the acceptance of every step, which then runs operator by
+        operator (:attr:`.Session.observer`).
         """
         told = passing(on_progress)
         how = {"step": step, "watched": told is not None}
@@ -463,7 +461,7 @@ class Pipeline:
         return done.decoded, batch.phases.seconds["prefill"] + batch.phases.seconds["decode"]
 
     def _rows(self, prompts: Sequence[Prompt], sampling: Sampling) -> tuple[Rows, Hashable]:
-        """Return what the images of prompts start from, and their shape."""
+        """Return the first rows of prompts, and the shape of their conditions."""
         conditions = self.conditions(prompts)
         return self.model.family.rows(self.model, conditions, sampling), conditions.shape
 
@@ -485,7 +483,7 @@ class Pipeline:
     def step_times(
         self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling, rounds: int
     ) -> dict[int, list[float]]:
-        """Time the steps of every length of a window with several, in turns: milliseconds by length."""
+        """Time a window's steps of each length, in turns; return milliseconds by length."""
         made = partial(self._rows, prompts, sampling)
         with self._begun(made, [(0, i) for i in range(len(prompts))], strategy, sampling) as batch:
             return calibrate(batch.engine, self.backend.stopwatch, rounds=rounds)
@@ -498,7 +496,7 @@ def _report(
     before: int,
     whole: int,
 ) -> None:
-    """Tell a caller the tokens so far, ``before`` the batch and in it, of the ``whole``; note them."""
+    """Report the committed tokens of all batches, ``before`` this one and in it, and save them."""
     if on_progress is not None:
         on_progress(before + batch.known * len(batch.images), whole)
     if file is not None:

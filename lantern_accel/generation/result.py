@@ -1,4 +1,4 @@
-"""Holds the result of a call: images, tokens, and figures of how they were made."""
+"""The result of a call: images, tokens, and figures of their generation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOSS = "total variation per token"
 
 
 class QuantizationLoss(Frozen):
-    """What quantized weights add per token, and along which images that was measured."""
+    """The quality loss of quantized weights per token, and the images that it was measured on."""
 
     weights: str = Field(description="int8, int6 or int4")
     bits_per_weight: float
@@ -50,7 +50,7 @@ class QuantizationLoss(Frozen):
         return sum(self.by_image) / len(self.by_image)
 
     def text(self) -> str:
-        """Say it in a line."""
+        """Return one line of text."""
         return (
             f"{self.weights} weights: TV {self.total_variation_per_token:.4f} per token from the full "
             f"ones, a mean ({min(self.by_image):.4f} to {max(self.by_image):.4f} by image, "
@@ -59,16 +59,14 @@ class QuantizationLoss(Frozen):
 
 
 class PhaseSeconds(Frozen):
-    """Wall time by phase, the device's pending work included. Drafting lies within ``decode``."""
+    """Wall time by phase in seconds, with the device's pending work. ``decode`` includes drafting."""
 
     text: float
     prefill: float
     decode: float
     pixels: float
     total: float
-    measuring: float = Field(
-        0.0, description="timing what auto chooses from, before the first image"
-    )
+    measuring: float = Field(0.0, description="timing of auto's candidates, before the first image")
 
 
 class GenerationStats(Frozen):
@@ -77,17 +75,17 @@ class GenerationStats(Frozen):
     schema_version: int = STATS_SCHEMA
     tokens: int = Field(description="image tokens, all images")
     tokens_sha256: str = Field(
-        description="of the tokens as int64: equal where two runs had the same tokens"
+        description="of the tokens as int64: equal for two runs with the same tokens"
     )
-    resumed: int = Field(0, description="of these, tokens that an interrupted call had drawn")
+    resumed: int = Field(0, description="of these, tokens that an interrupted call had sampled")
     steps: int = Field(description="target forwards after prefill, summed over images")
     step_compression: float
     accepted_histogram: list[int] = Field(description="steps by number of accepted drafts")
     total_variation_per_token: float = Field(
-        description="an upper bound: relaxed mass used, plus what quantized weights add"
+        description="upper bound: that of relaxation, plus that of quantized weights"
     )
     rounding: QuantizationLoss | None = Field(
-        None, description="what quantized weights add; None: they are the model's own"
+        None, description="quality loss of quantized weights; None: full weights"
     )
     seconds: PhaseSeconds
     tokens_per_second: float | None = Field(
@@ -100,15 +98,15 @@ class GenerationStats(Frozen):
     prompts: list[str | int]
     device: str
     device_name: str
-    simulated: bool = Field(description="a device in software: its seconds are not the device's")
+    simulated: bool = Field(description="a device in software, whose seconds are not the device's")
     backend: str
     backend_version: str
     dtype: str
     model: str
     weights_hash: str
     strategy: Strategy
-    auto: str | None = Field(None, description="what auto stood for; None: the strategy was named")
-    decision: Decision = Field(description="what was decided before the first image")
+    auto: str | None = Field(None, description="what auto chose; None: the strategy was named")
+    decision: Decision = Field(description="the decision made before the first image")
     sampling: Sampling
     seed: int
     seeds: list[int] | None = Field(None, description="of each image; None: one for all")
@@ -120,7 +118,7 @@ class GenerationStats(Frozen):
 
     @property
     def quality_loss(self) -> str:
-        """The value of :data:`LOSS` in words; "0: exact" where decoding changes no distribution."""
+        """The quality loss in words; "0: exact" if decoding keeps the target's distribution."""
         if not self.strategy.acceptance.relaxed and self.rounding is None:
             return "0: exact"
         given = self.rounding
@@ -135,8 +133,7 @@ class GenerationStats(Frozen):
 class GenerationResult:
     """Images, their tokens (int64 ``[n, tokens]``, on the host) and the figures of the call.
 
-    Images of the first prompt come first; ``columns`` images belong to each prompt (0: not all of
-    them were generated).
+    Images are in the order of prompts, with ``columns`` images per prompt (0: not all were generated).
     """
 
     images: list[Image]
@@ -191,14 +188,14 @@ class GenerationResult:
         )
 
     def grid(self, columns: int | None = None) -> Image:
-        """Return all images in one image, a row per prompt unless ``columns`` says otherwise."""
+        """Return one image of all images, with ``columns`` per row. Default: a row per prompt."""
         return image_grid(self.images, columns or self.columns or len(self.images))
 
     def save(self, path: str | Path, *, metadata: bool = True) -> list[Path]:
         """Write the image to ``path``, or several as ``name-0.png``, ``name-1.png``, ...
 
-        A PNG says in its ``text`` what it was generated from and its total variation per token, so that
-        ``lantern-accel generate --like`` makes it again; without ``metadata`` it does not.
+        With ``metadata``, the ``text`` of a PNG has the settings and the total variation per token.
+        ``lantern-accel generate --like`` generates it again from these.
         """
         if not self.images:
             raise RequestError(

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImageProgress:
-    """What is known of one image of a request.
+    """The progress of one image of a request.
 
-    ``index`` of the image; ``tokens`` int64 ``[known]``, on the host, of ``total``; ``image``: the
-    finished rows, None where no new row is finished; ``rows``: pixel rows of it that are decided;
-    ``done``: the image is complete, and ``image`` is the one that ``generate`` would return.
+    ``index``: the image's number; ``tokens``: the committed ones of ``total``, int64 ``[known]`` on the
+    host; ``image``: the partial image, None without a new finished row; ``rows``: finished pixel rows;
+    ``done``: the image is complete, and equals that of ``generate``.
     """
 
     index: int
@@ -54,7 +54,7 @@ class ImageProgress:
 
     @property
     def known(self) -> int:
-        """Tokens that are decided."""
+        """Number of committed tokens."""
         return len(self.tokens)
 
     def __repr__(self) -> str:
@@ -67,11 +67,10 @@ class ImageProgress:
 
 
 class Stream:
-    """Iterates over what :meth:`~.pipeline.Pipeline.stream` generates; ``result`` is there at the end.
+    """Iterates over the events of :meth:`~.pipeline.Pipeline.stream`; ``result`` is set at the end.
 
-    The pipeline is free between two events, from any thread; other calls cost a copy of this stream's
-    caches to host memory and back, and change no image. :meth:`close`, or the end of ``with``, frees
-    that copy.
+    Any thread may use the pipeline between two events. The caches of this stream are then copied to host
+    memory and back, and its images stay the same. :meth:`close`, or the end of ``with``, frees the copy.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class Stream:
         self.close()
 
     def close(self) -> None:
-        """Drop what is not generated yet, and free what is kept of it; from any thread."""
+        """Stop the stream and free its memory; callable from any thread."""
         self._over = True
         self._events.clear()
         self._begun = None
@@ -132,11 +131,11 @@ class Stream:
     def result(self) -> GenerationResult:
         """The images and figures of the whole request; raises RequestError before its last event."""
         if self._result is None or self._events:
-            raise RequestError("the stream has not come to its end yet; take its events first")
+            raise RequestError("the stream has not ended yet; take all of its events first")
         return self._result
 
     def set_aside(self) -> None:
-        """Keep the rows while another call uses the engines; of a failure the next event tells."""
+        """Copy the rows to the host while another call uses the engines; the next event raises errors."""
         if self._begun is None:
             return
         try:
@@ -144,8 +143,8 @@ class Stream:
         except Exception as error:
             self._begun = None
             self._error = RequestError(
-                "another request took this stream's place, and what it had generated could not be kept "
-                f"({why(error)}); stream it again, or take its events without other calls in between"
+                f"another request used the device, and this stream could not be saved ({why(error)}); "
+                "stream it again, or take its events without other calls in between"
             )
 
     def _advance(self) -> None:

@@ -149,7 +149,7 @@ def test_steps_that_bring_nothing_are_noticed(pipeline, monkeypatch):
     batch, join = opened(pipeline, "vanilla", 2)
     join("red heart", 7, 0)
     batch.engine.course.step = lambda: None
-    with pytest.raises(BackendError, match="is not the step"):
+    with pytest.raises(BackendError, match="has no effect"):
         batch.advance()
 
 

@@ -203,7 +203,7 @@ def test_replays_that_do_nothing_give_no_image(
         return Replay((lambda: None) if name.split()[0] == idle else step)
 
     given(capture=capture)
-    with pytest.raises(BackendError, match=r"what it replays is not the step.*--only replay"):
+    with pytest.raises(BackendError, match=r"captured step has no effect.*--only replay"):
         drawn(tiny_model, strategy=strategy)
 
 

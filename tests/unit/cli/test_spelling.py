@@ -51,7 +51,9 @@ def test_several_stand_with_commas_between_or_repeated() -> None:
     assert strategy_words(["lantern++:k=10,lambda=2; auto,scd"], presets=True) == both
 
 
-@pytest.mark.parametrize("words", ["tune --strategy", "stepcost --strategy", "serve --warm-up"])
+@pytest.mark.parametrize(
+    "words", ["tune --strategy", "stepcost --strategy", "serve --port 0 --warm-up"]
+)
 def test_settings_are_refused_where_names_alone_are_taken(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

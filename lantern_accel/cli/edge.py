@@ -140,9 +140,9 @@ def _misused(error: typer.BadParameter) -> str:
         return f"{param.opts[0]} {bound or takes}, not {given}"
     message = str(error.message).rstrip(".").replace(". Did", "; did")
     if not message or message.startswith("Usage"):
-        needed = (
-            "a command" if param is None else getattr(param, "metavar", None) or param.name.upper()
-        )
+        words = ["a command"] if param is None else [*param.opts, param.name.upper()]
+        named = next((one for one in words if one.startswith("--")), words[-1])
+        needed = getattr(param, "metavar", None) or named
         return f"`{path}` needs {needed}{way}"
     if (option := getattr(error, "option_name", None)) and message.startswith("No such option"):
         known = (

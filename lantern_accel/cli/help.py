@@ -1,12 +1,10 @@
-"""How ``--help`` lists options: many under headings, in plain text everywhere.
-
-It is the same on a terminal, in a pipe and in the documentation.
-"""
+"""Lists options in ``--help`` under headings, as plain text on a terminal, in a pipe and on the site."""
 
 from __future__ import annotations
 
 import inspect
 import math
+import re
 from typing import Any
 
 import typer
@@ -31,6 +29,8 @@ WHICH = (
     "quality loss and raw samples, for `compare`. `stepcost` times steps of real model sizes on random "
     "weights. `tune` finds the fastest settings of this device, and `generate` then uses them."
 )
+#: A Python type behind the name of an option or an argument, as typer writes it.
+TYPE = re.compile(r" <(?:list\[)?(\w+)[^>]*>")
 #: A command with fewer options than this lists them in one piece.
 MANY = 18
 
@@ -46,18 +46,25 @@ class GroupedCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         every = self.get_params(ctx)
-        if sum(one.param_type_name == "option" for one in every) < MANY:
-            return super().format_options(ctx, formatter)
-        heading = {name: title for title, names in GROUPS.items() for name in names}
-        rows: dict[str, list[Any]] = {t: [] for t in ("Arguments", *GROUPS, "Other options")}
+        many = sum(one.param_type_name == "option" for one in every) >= MANY
+        heading = {name: title for title, names in GROUPS.items() for name in names if many}
+        rest = "Other options" if many else "Options"
+        rows: dict[str, list[Any]] = {t: [] for t in ("Arguments", *GROUPS, rest)}
         for one in every:
             option = one.param_type_name == "option"
-            title = heading.get(one.name or "", "Other options") if option else "Arguments"
-            rows[title] += [row] if (row := one.get_help_record(ctx)) is not None else []
+            title = heading.get(one.name or "", rest) if option else "Arguments"
+            if (row := one.get_help_record(ctx)) is not None:
+                text = re.sub(r"([\d.e-]+)<=x<=([\d.e]+)", r"\1 to \2", row[1])
+                rows[title].append((TYPE.sub(_value if option else "", row[0]), text))
         for title, found in rows.items():
             if found:
                 with formatter.section(title):
                     formatter.write_dl(found)
+
+
+def _value(kind: re.Match[str]) -> str:
+    """Return what a person calls the value of an option, in place of its Python type."""
+    return {"str": " TEXT", "path": " PATH"}.get(kind[1], " NUMBER")
 
 
 def tidy(app: typer.Typer) -> None:

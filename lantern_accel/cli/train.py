@@ -70,7 +70,7 @@ class Learning(TrainerOptions):
     )
     use: list[str] = field(default_factory=list, metadata={"option": USE})
     into: Path | None = option(
-        "For a model that is a folder: write a copy of it here, with what was trained."
+        "Folder for a copy of the model with the trained part. Needs a model folder (model.json)."
     )
 
     def learn(self, part: str, **more: Any) -> None:

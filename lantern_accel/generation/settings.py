@@ -59,7 +59,7 @@ class Settings(Frozen):
         "Let auto relax acceptance (default: no). --no-relaxed also rejects relaxed strategies.",
         "--relaxed/--no-relaxed",
     )
-    num_images: int | None = _said("Images per prompt.", "-n", ge=1, le=MOST_IMAGES)
+    num_images: int | None = _said("Images per prompt. Default: 1.", "-n", ge=1, le=MOST_IMAGES)
     seed: Seed | tuple[Seed, ...] | None = _said(
         "Random seed. Exact strategies give the same images for it. Default: a random one, which is "
         "printed. In Python a list has one seed per image."
@@ -67,7 +67,9 @@ class Settings(Frozen):
     negative_prompt: str | None = _said(
         "Text that guidance avoids. Default: the empty prompt.", max_length=MOST_PROMPT
     )
-    batch_size: int | None = _said("Batch size.", "--batch", "-b", ge=1, le=MOST_BATCH)
+    batch_size: int | None = _said(
+        "Batch size. Default: as the device allows.", "--batch", "-b", ge=1, le=MOST_BATCH
+    )
     size: tuple[Side, Side] | None = _said(
         "Width and height in pixels (768x512), for models with several sizes.", shown=str
     )

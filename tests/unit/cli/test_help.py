@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from typer.testing import CliRunner
 
@@ -27,3 +29,9 @@ def test_the_options_of_generate_stand_in_groups():
 def test_every_name_in_a_group_is_in_one_group(title):
     others = {name for other, names in GROUPS.items() if other != title for name in names}
     assert not others & set(GROUPS[title])
+
+
+@pytest.mark.parametrize("words", ["generate", "serve", "bench", "port", "models check"])
+def test_help_has_no_types_of_python(words):
+    text = CliRunner().invoke(app, [*words.split(), "--help"]).output
+    assert not re.search(r"<(str|int|list|path|float|=)", text)

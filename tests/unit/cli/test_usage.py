@@ -18,6 +18,7 @@ from lantern_accel.cli import main
         ("modles", ("'modles'", "'models'?")),
         ("train", ("needs a command", "train --help")),
         ("port", ("needs NAME", "port --help")),
+        ("train drafter", ("needs --model", "train drafter --help")),
         ("compare", ("needs FILE", "compare --help")),
         ("serve --port", ("'--port'", "--help")),
     ],

@@ -299,10 +299,10 @@ class Pipeline:
     ) -> Stream:
         """Return an iterator over events while images are generated.
 
-        ``for progress in pipeline.stream("red heart", seed=7)`` yields a :class:`~.stream.Progress` every
-        few steps. It has the tokens so far and, ``partials`` times per image, a partial image of the
-        finished rows. The images equal those of :meth:`generate`, and the stream's ``.result`` has them
-        at the end. ``on_step`` is called before each prompt and each step; what it raises ends the stream.
+        ``for progress in pipeline.stream("red heart", seed=7)`` yields a :class:`~.stream.ImageProgress`
+        every few steps. It has the tokens so far and, ``partials`` times per image, a partial image of
+        the finished rows. The images equal those of :meth:`generate`, and the stream's ``.result`` has
+        them at the end. ``on_step`` is called before each prompt and each step; what it raises ends it.
 
         The loop may stop at any event. Between events, any thread may call the pipeline or start further
         streams. This does not change the stream's images (:class:`~.stream.Stream`).

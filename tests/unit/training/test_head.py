@@ -216,7 +216,11 @@ def test_what_cannot_be_trained_on_is_said_in_a_sentence(
     assert "holds no prompt" in capsys.readouterr().err
     for kind, more, says in (
         ("head", ["--model", "nosuch", "--into", str(tmp_path / "new")], "unknown model 'nosuch'"),
-        ("drafter", ["--model", "x", "--images", "i", "--prompts", "p"], "--images replaces --prompts"),
+        (
+            "drafter",
+            ["--model", "x", "--images", "i", "--prompts", "p"],
+            "--images replaces --prompts",
+        ),
     ):
         assert main(["train", kind, *more]) == 2
         assert says in capsys.readouterr().err

@@ -26,6 +26,12 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?!https?:|#|mailto:)[^)#\s]+)(#[^)\s]*)?
 #: Files of the root that are pages of the site, and their names there.
 FROM_ROOT = {"README.md": "index.md"}
 FROM_ROOT |= {name: name.lower() for name in ("CHANGELOG.md", "CONTRIBUTING.md")}
+sys.path.append(str(Path(__file__).parent))
+REFERENCE = importlib.import_module("python_reference")
+#: Pages by what links name: these files, and sources that the reference explains.
+PAGES = FROM_ROOT | {"lantern_accel/cli": "reference/commands.md"}
+for name, (_, _, sections) in REFERENCE.PAGES.items():
+    PAGES |= {f"lantern_accel/{file}": f"reference/{name}.md" for file in sections.values()}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -52,15 +58,12 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 def site_text(markdown: str, source: str) -> str:
     """Return the text of the page ``source`` with its links as the site has them."""
     folder = "" if source in FROM_ROOT.values() else f"docs/{source}/.."
-    pages = FROM_ROOT | {"lantern_accel/cli": "reference/commands.md"}
-    for name, (_, _, sections) in _python_reference().PAGES.items():
-        pages |= {f"lantern_accel/{file}": f"reference/{name}.md" for file in sections.values()}
 
     def named(match: re.Match[str]) -> str:
         picture, text, target, anchor = match.group(1, 2, 3, 4)
         path = os.path.normpath(os.path.join(folder, target))
-        if path in pages or path.startswith("docs/"):
-            path = pages.get(path, path.removeprefix("docs/"))
+        if path in PAGES or path.startswith("docs/"):
+            path = PAGES.get(path, path.removeprefix("docs/"))
             here = os.path.relpath(path, os.path.dirname(source) or ".")
             return f"{picture}[{text}]({here}{anchor or ''})"
         if (ROOT / path).exists():
@@ -113,12 +116,4 @@ def _sentence(text: str | None) -> str:
 
 def reference_pages() -> dict[str, str]:
     """Return every page below ``reference/`` by its file's name."""
-    return {"commands.md": command_reference(), **_python_reference().pages()}
-
-
-def _python_reference() -> Any:
-    sys.path.insert(0, str(Path(__file__).parent))
-    try:
-        return importlib.import_module("python_reference")
-    finally:
-        sys.path.pop(0)
+    return {"commands.md": command_reference(), **REFERENCE.pages()}

@@ -74,8 +74,8 @@ def rule_words(rule: AcceptanceRule) -> str:
 
 def distances(report: Evaluation) -> Iterator[str]:
     """Yield the table of distances to exact decoding."""
-    least = "smallest KID detectable with 80 % power"
-    yield f"| strategy | KID x 1000 to exact decoding | p | {least} | equal tokens, greedy |"
+    power = "smallest KID detectable with 80 % power"
+    yield f"| strategy | KID x 1000 to exact decoding | p | {power} | equal tokens, greedy |"
     yield "|---|---|---|---|---|"
     for i, row in enumerate(report.distances or []):
         name = "vanilla, another seed" if i == 0 else named(row.strategy)

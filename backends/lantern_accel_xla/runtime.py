@@ -179,7 +179,7 @@ class Runtime:
         return found
 
     def fallbacks(self) -> list[str]:
-        """Name the operators that ran on the host for want of a lowering."""
+        """Return the names of operators that ran on the host without a lowering."""
         return sorted(one for one in self._c._xla_counter_names() if one.startswith("aten::"))
 
     def memory(self) -> dict[str, int]:

@@ -119,7 +119,7 @@ def check_values(tensor: Tensor, key: str, dtype: torch.dtype, what: str) -> Non
             "load it as bfloat16 or float32"
         )
     raise CheckpointError(
-        f"{what}: {key} has values that are infinite or no numbers, so the file is damaged; fetch it "
+        f"{what}: {key} has infinite or NaN values, so the file is damaged; fetch it "
         "again and compare its checksum"
     )
 

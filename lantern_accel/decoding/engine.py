@@ -271,7 +271,7 @@ class Engine:
         """Step until every image is complete; call :meth:`start` first.
 
         ``step`` and ``known`` as in :meth:`begin`. ``on_progress`` gets the tokens known by the slowest
-        image. Raises :class:`NotFiniteError` where logits were infinite or no numbers.
+        image. Raises :class:`NotFiniteError` if logits are infinite or NaN.
         """
         self.begin(self.schedule(on_progress is not None), known, step)
         while True:

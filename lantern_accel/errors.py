@@ -159,10 +159,14 @@ def half_pair(text: str) -> bool:
     return any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
+#: What other programs call something here.
+_MEANT = {"plain": "vanilla", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return ``'; did you mean a, b?'`` for the choices nearest to ``word``, else all of them."""
     names = sorted(choices)
-    near = difflib.get_close_matches(word[:80].lower(), names, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(_MEANT.get(word, word[:80].lower()), names, n=3, cutoff=0.6)
     if near:
         return f"; did you mean {', '.join(near)}?"
     return f"; known: {', '.join(names)}" if names else ""
@@ -177,11 +181,25 @@ _BOUNDS = {
 }
 
 
-def out_of_bounds(kind: str, context: Mapping[str, Any] | None) -> str:
-    """Say what a value should be, from the type and context of a pydantic error; empty for others."""
-    if kind not in _BOUNDS or not context:
-        return ""
-    return _BOUNDS[kind].format(plain(next(iter(context.values()))))
+#: What a value should be, by the first word of pydantic's names of what cannot be read.
+_TAKES = {"int": "an integer", "float": "a number", "bool": "true or false"}
+#: What is said of a name, by pydantic's names of what is wrong with it.
+_NAMES = {"missing": " is missing", "extra": " is not a known field"}
+
+
+def what_is_wrong(first: Mapping[str, Any], value: str | None = None) -> str:
+    """Say what is wrong, behind a field's name, from a pydantic error; ``value``: how it is shown."""
+    kind, context, word = first["type"], first.get("ctx"), first["type"].partition("_")[0]
+    if kind == "value_error":
+        return f": {first['msg'].removeprefix('Value error, ')}"
+    if word in _NAMES:
+        return _NAMES[word]
+    text = first["msg"].replace("Input should", "must", 1)
+    if kind in _BOUNDS and context:
+        text = _BOUNDS[kind].format(plain(next(iter(context.values()))))
+    elif word in _TAKES:
+        text = f"takes {_TAKES[word]}"
+    return f" {text}, not {value or shown(first['input'])}"
 
 
 def plain(number: float) -> str:

@@ -158,6 +158,9 @@ def read_json_file(path: Path) -> Any:
     """Return a JSON file's value; raises OSError, and ValueError where it is not whole JSON."""
     try:
         return json.loads(read_text_file(path))
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise ValueError(f"it is not whole JSON: see {where}") from None
     except RecursionError:
         raise UnreadableFile(errno.EINVAL, "it is nested too deep", str(path)) from None
 

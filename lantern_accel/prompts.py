@@ -82,7 +82,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
     kind = path.suffix.lower()
     try:
         if not is_regular(path) or not path.exists():
-            raise RequestError(f"{path} is not a file of prompts")
+            raise RequestError(f"{path} is not a file of prompts; check the path")
         readers = {".parquet": _parquet, ".json": _json, ".csv": _table, ".tsv": _table}
         if kind in readers:
             yield from readers[kind](path)

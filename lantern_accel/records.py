@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from lantern_accel.errors import what_is_wrong
+
 #: How the text begins that stands for a figure.
 NOT_MEASURED = "not measured: "
 
@@ -33,8 +35,7 @@ def first_wrong(error: ValidationError) -> str:
     """Return the first thing that is wrong with a record, after the name of its field."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}" if where else message
+    return f"{where}{what_is_wrong(first)}".lstrip(": ")
 
 
 def digest(value: object) -> str:

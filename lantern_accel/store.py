@@ -5,7 +5,6 @@ Nothing here imports torch: whether a file can be continued is asked before the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,13 +28,9 @@ def read_json(path: Path, command: str = "lantern-accel profile") -> dict[str, A
         ) from None
     except OSError as error:
         raise RequestError(f"{path} cannot be read ({error.strerror}); name another file") from None
-    except json.JSONDecodeError as error:
-        raise RequestError(
-            f"{path} is not whole JSON (line {error.lineno}: {error.msg}), perhaps an incomplete "
-            "copy; copy it again or measure again"
-        ) from None
-    except ValueError as error:  # a number of thousands of digits
-        raise RequestError(f"{path} is not a run ({str(error)[:80]}); leave it out") from None
+    except ValueError as error:
+        why = f"{path} cannot be read ({str(error)[:80]})"
+        raise RequestError(f"{why}, perhaps an incomplete copy; copy it or measure again") from None
     if not isinstance(data, dict):
         raise RequestError(f"{path} is JSON, but not a run of `{command}`; leave it out")
     return data

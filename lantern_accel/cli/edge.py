@@ -20,15 +20,9 @@ import typer
 from pydantic import ValidationError
 
 from lantern_accel.cli.console import say
-from lantern_accel.errors import (
-    Ended,
-    FetchError,
-    LanternError,
-    did_you_mean,
-    out_of_bounds,
-    shown,
-)
+from lantern_accel.errors import Ended, FetchError, LanternError, did_you_mean, what_is_wrong
 from lantern_accel.files import cache_dir, disk_is_full
+from lantern_accel.strategy.choose import CHANGES
 
 #: Some of :data:`lantern_accel.errors.EXIT_CODES`.
 WRONG, FAULT, RESOURCES, INTERRUPTED, ENDED = 2, 3, 5, 130, 143
@@ -80,10 +74,7 @@ def guarded(command: Callable[[], object]) -> int:
             return code
     except Ended:
         return ENDED
-    except (
-        KeyboardInterrupt,
-        typer.Abort,
-    ):  # older releases of typer raise the second for the first
+    except (KeyboardInterrupt, typer.Abort):  # older typer raises the second for the first
         return INTERRUPTED
     except BrokenPipeError:  # whoever read the output has ended
         _drop_stdout()
@@ -133,11 +124,7 @@ def _misused(error: typer.BadParameter) -> str:
     way = f"; `{path} --help` lists what it takes"
     param, wrong = getattr(error, "param", None), error.__cause__
     if isinstance(wrong, ValidationError) and param is not None:
-        first = wrong.errors()[0]
-        kind, given = first["type"], shown(first["input"])
-        bound = out_of_bounds(kind, first.get("ctx"))
-        takes = f"takes {_KINDS.get(kind.split('_')[0], 'another value')}"
-        return f"{param.opts[0]} {bound or takes}, not {given}"
+        return f"{param.opts[0]}{what_is_wrong(wrong.errors()[0])}"
     message = str(error.message).rstrip(".").replace(". Did", "; did")
     if not message or message.startswith("Usage"):
         words = ["a command"] if param is None else [*param.opts, param.name.upper()]
@@ -148,6 +135,9 @@ def _misused(error: typer.BadParameter) -> str:
         known = (
             [] if error.ctx is None else [n for one in error.ctx.command.params for n in one.opts]
         )
+        setting = option.lstrip("-").replace("-", "_")
+        if "--strategy" in known and setting in CHANGES:
+            return f"{option} is a setting of a strategy: --strategy NAME:{setting}=VALUE"
         near = did_you_mean(option, known)
         return f"`{path}` has no option {option}{near if near.endswith('?') else ''}{way}"
     return f"{message[0].lower()}{message[1:]}{way}"
@@ -155,8 +145,6 @@ def _misused(error: typer.BadParameter) -> str:
 
 #: All that typer raises for a command's words; older releases have it from click.
 _USAGE = typer.BadParameter.__mro__[1]
-#: Kinds of values, by the first word of pydantic's names of what cannot be read.
-_KINDS = {"float": "a number", "int": "an integer", "bool": "true or false"}
 
 
 def _drop_stdout() -> None:

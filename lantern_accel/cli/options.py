@@ -153,7 +153,7 @@ def strategy_words(given: Sequence[str], presets: bool = False) -> list[str]:
             found.append(word)
     if not found:
         raise RequestError(
-            "--strategy names none; give names with commas between, such as vanilla,eagle"
+            "no strategy is named; give names with commas between, such as vanilla,eagle"
         )
     return list(dict.fromkeys(found))
 

@@ -73,7 +73,6 @@ def serve(
                 f"serving needs {needed}, which is not installed; pip install 'lantern-accel[serve]'"
             )
     keys = read_keys(api_keys)
-    _check_address(host, port)
     strategy = strategy_words(strategy) if strategy else []
     given: dict[str, Any] = {
         "queue": queue,
@@ -83,6 +82,7 @@ def serve(
         "origins": tuple(map(_origin, cors)),
         "root_path": _root_path(root_path),
     }
+    _check_address(host, port)
     with load.opened() as pipeline:
         from lantern_accel.serving.app import Server, make_app
         from lantern_accel.serving.studio import ServerSettings, usual_slots
@@ -134,9 +134,6 @@ def _check_address(host: str, port: int) -> None:
         family, *_, address = found[0]
         socket.create_server(address, family=family).close()
     except (OSError, UnicodeError) as error:
-        reason = reasons.get(getattr(error, "errno", None) or 0)
-        if reason:
-            raise RequestError(f"port {port} of {host} {reason}") from None
-        raise RequestError(
-            f"{host!r} is not an address of this machine ({error}); name one with --host (127.0.0.1)"
-        ) from None
+        other = "is not an address of this machine; name one with --host, such as 127.0.0.1"
+        reason = reasons.get(getattr(error, "errno", None) or 0, other)
+        raise RequestError(f"port {port} of {host} {reason}") from None

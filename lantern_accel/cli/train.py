@@ -12,6 +12,7 @@ from lantern_accel import bounds
 from lantern_accel.cli.console import print_json, say
 from lantern_accel.cli.options import USE, OnDevice, option, read_parts, with_options
 from lantern_accel.errors import DataError
+from lantern_accel.files import check_target
 from lantern_accel.generation.settings import read_size
 from lantern_accel.prompts import read_prompts
 
@@ -96,6 +97,7 @@ class Learning(TrainerOptions):
         run = run_model_drafter if part == "drafter" else train_head
         chosen = self.settings(DrafterTrainConfig if part == "drafter" else HeadTrainConfig)
         out, pixels = self.work / part, read_size(self.size) if self.size else None
+        check_target(out / "report.json")
         folder = bundled_models().get(self.model, Path(self.model))
         if self.into is not None:
             if not (folder / "model.json").is_file():

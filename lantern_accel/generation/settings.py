@@ -20,7 +20,7 @@ from lantern_accel.bounds import (
     MOST_PROMPT,
     SEEDS,
 )
-from lantern_accel.errors import RequestError, did_you_mean, half_pair, out_of_bounds, plain, shown
+from lantern_accel.errors import RequestError, did_you_mean, half_pair, plain, shown, what_is_wrong
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.rules import OPTION_NAMES, AcceptanceRule
 from lantern_accel.strategy.sampling import named_once
@@ -34,9 +34,9 @@ def _said(text: str, *names: str, shown: type | None = None, **more: Any) -> Any
     return Field(None, description=text, json_schema_extra=extra, **more)  # type: ignore[arg-type]
 
 
-def _python(text: str) -> Any:
+def _python(text: str, **more: Any) -> Any:
     """Return a field that is not an option of the command."""
-    return Field(None, description=text)
+    return Field(None, description=text, **more)
 
 
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
@@ -94,7 +94,9 @@ class Settings(Frozen):
     neighbour_space: NeighbourSpace | None = _python(
         "Space of the distances between codes: decoder or raw."
     )
-    tv_budget: float | None = _python("Largest TV per token of relaxed acceptance, in (0, 1).")
+    tv_budget: float | None = _python(
+        "Largest TV per token of relaxed acceptance, in (0, 1).", gt=0, lt=1
+    )
     sampling: Sampling | None = Field(None, description="All sampling settings as one value.")
     temperature: float | None = _said("0: greedy. Default: the model's.", "-t")
     top_k: int | None = _said("Keep the k most likely tokens. 0 keeps all.")
@@ -171,15 +173,10 @@ class Asked(TypedDict, total=False):
     guidance_scale: float | None
 
 
-#: What a value should be, by the first word of the type of pydantic's error.
-KINDS = {
-    "int": "an integer",
-    "float": "a number",
-    "finite": "a finite number",
-    "bool": "true or false",
-}
 #: Numbers of a request below this are written with all of their digits in what is said of them.
 WRITTEN_OUT = 1e18
+#: How pydantic's names of errors begin for fields that take several kinds of values.
+_OBJECTS = ("string", "is_", "model", "dict", "tuple", "too_", "literal")
 
 
 def option_name(name: str) -> str:
@@ -217,17 +214,11 @@ def read_settings(given: Mapping[str, Any], named: Callable[[str], str] = str) -
         first = found[-1 if several else 0]  # of what a field may be, a list comes last
         short = isinstance(value, float) and abs(value) < WRITTEN_OUT  # no infinity, and a number
         number = plain(float(value)) if short and value is not None else shown(value)
-        bound = out_of_bounds(first["type"], first.get("ctx"))
-        if bound:
-            raise RequestError(f"{named(name)} {bound}, not {number}", field=name) from None
-        if first["type"] == "value_error":
-            text = f"{named(name)}: {first['msg'].removeprefix('Value error, ')}"
-            raise RequestError(text, field=name) from None
-        kind = KINDS.get(first["type"].partition("_")[0])
-        takes = f": {fields[name].description}" if kind is None else f" {kind}"
-        takes += " each" if kind and several else ""
-        text = f"{named(name)} cannot be {shown(value)}; it takes{takes}"
-        raise RequestError(text, field=name) from None
+        if first["type"].startswith(_OBJECTS):
+            said = f" cannot be {shown(value)}; it takes: {fields[name].description}"
+        else:
+            said = what_is_wrong(first, number)
+        raise RequestError(f"{named(name)}{said}", field=name) from None
 
 
 def read_size(text: str) -> tuple[int, int]:

@@ -89,6 +89,8 @@ def _found(name: str | Path, parts: Parts, tell: Tell) -> Found:
         return folder_parts(known[str(name)], parts)
     if is_published(str(name)):
         return find_published(str(name), parts, tell)
+    if not str(name).strip():
+        raise ModelError("the model's name is empty; `lantern-accel models` lists names")
     path = Path(name)
     said, _, rest = str(name).partition("=")
     if rest and not path.exists() and is_published(known_as(said)):

@@ -196,10 +196,12 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
     @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
+        """List the model, its size and its strategies."""
         return {"object": "list", "data": [card()]}
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
+        """Describe the model; 404 for another name."""
         check_model(name, model)
         return card()
 
@@ -222,6 +224,7 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
+        """Answer 200 while it serves, and 503 after the device was lost."""
         body = {
             "status": studio.state,
             "model": model,
@@ -238,6 +241,7 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
     @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics")
     async def figures() -> Response:
+        """Return metrics for Prometheus."""
         return Response(
             generate_latest(metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
@@ -250,6 +254,7 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
     @app.head("/", include_in_schema=False)
     @app.get("/")
     async def home() -> Response:
+        """Show this page."""
         return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
 
 

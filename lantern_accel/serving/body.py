@@ -24,6 +24,7 @@ CLIENT_SIZES = ("512x512", "1024x1024")
 FORMATS = {"png": "PNG", "webp": "WEBP", "jpeg": "JPEG"}
 
 #: A seed, or -1 for a random one, as other programs write it.
+Number = Annotated[float | None, Field(strict=True)]
 Seed = Annotated[StrictInt, Field(ge=-1, lt=SEEDS)]
 
 
@@ -33,14 +34,16 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     prompt: StrictStr | StrictInt = Field(description="text, or a class id for a model of classes")
-    model: StrictStr | None = None
+    model: StrictStr | None = Field(None, description="the name in /v1/models")
     n: int = Field(1, ge=1, le=10, strict=True, description="1 to 10 images")
     size: StrictStr | None = Field(None, description='"auto" or WIDTHxHEIGHT')
-    quality: Literal["low", "medium", "high", "xhigh", "max", "auto", "standard", "hd"] = "auto"
+    quality: Literal["low", "medium", "high", "xhigh", "max", "auto", "standard", "hd"] = Field(
+        "auto", description="one of OpenAI's values; it changes nothing"
+    )
     background: Literal["opaque", "auto"] | None = Field(
         None, description='"opaque" or "auto": images have no transparency'
     )
-    moderation: Literal["low", "auto"] | None = None
+    moderation: Literal["low", "auto"] | None = Field(None, description="low or auto; no effect")
     output_format: Literal["png", "webp", "jpeg"] = Field(
         "png", description='"png", "webp" or "jpeg"'
     )
@@ -48,21 +51,21 @@ class Body(BaseModel):
     response_format: Literal["b64_json"] | None = Field(
         None, description='"b64_json": this server keeps no files to give URLs of'
     )
-    stream: StrictBool = False
-    partial_images: int = Field(0, ge=0, le=3, strict=True, description="0 to 3")
+    stream: StrictBool = Field(False, description="true or false: a stream of events")
+    partial_images: int = Field(0, ge=0, le=3, strict=True, description="0 to 3, with stream")
     # Beyond OpenAI's.
     seed: Seed | list[Seed] | None = Field(
         None,
         description=f"an integer from 0 to {SEEDS - 1}, -1 for a random one, or a list with one for "
         "each image",
     )
-    strategy: StrictStr | None = None
-    relaxed: StrictBool | None = None
-    tv_budget: float | None = Field(None, strict=True)
-    temperature: float | None = Field(None, strict=True)
-    top_k: StrictInt | None = None
-    top_p: float | None = Field(None, strict=True)
-    guidance_scale: float | None = Field(None, strict=True)
+    strategy: StrictStr | None = Field(None, description="a name in /v1/models")
+    relaxed: StrictBool | None = Field(None, description="true or false: auto may be relaxed")
+    tv_budget: Number = Field(None, description="a number: the largest TV per token")
+    temperature: Number = Field(None, description="a number; 0 is greedy")
+    top_k: StrictInt | None = Field(None, description="the number of codes to keep; 0 keeps all")
+    top_p: Number = Field(None, description="the share of probability to keep")
+    guidance_scale: Number = Field(None, description="a number; 1 or less is off")
     negative_prompt: StrictStr | None = Field(None, description="text")
 
 
@@ -211,14 +214,12 @@ def _refuse_body(
 ) -> Refusal:
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else "body"
-    takes = Body.model_fields[name].description if name in Body.model_fields else None
+    takes = Body.model_fields[name].description if name in Body.model_fields else "other names"
     theirs = sent.get(name, name)
     if first["type"] == "missing":
-        text = f"the field {name} is missing; it takes {takes or 'a value'}"
+        text = f"the field {name} is missing; it takes {takes}"
         return wrong_value(name, text, "missing_required_parameter")
-    kind = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    text = f"{theirs} cannot be {quote(given.get(name))}; it takes {takes or kind}"
-    return wrong_value(theirs, text)
+    return wrong_value(theirs, f"{theirs} cannot be {quote(given.get(name))}; it takes {takes}")
 
 
 def _size(

@@ -19,7 +19,8 @@ def read_keys(path: Path | None) -> tuple[str, ...]:
         try:
             lines = read_lines(path)
         except OSError as error:
-            raise RequestError(f"the API keys in {path} cannot be read ({error})") from None
+            why = f"the API keys in {path} cannot be read ({error.strerror})"
+            raise RequestError(f"{why}; name a file with one key per line") from None
         if not any(lines):
             raise RequestError(f"{path} holds no API key; write one per line")
         found += lines

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from lantern_accel.bounds import MOST_CODES, whole
-from lantern_accel.errors import StrategyError, did_you_mean, out_of_bounds, shown
+from lantern_accel.errors import StrategyError, did_you_mean, shown, what_is_wrong
 from lantern_accel.records import Frozen
 
 if TYPE_CHECKING:
@@ -269,12 +269,4 @@ def validated(model: type[Model], values: object, what: str) -> Model:
         field = where.rpartition(".")[2] or None
         where = where.replace("lam", "lambda") if where.endswith("lam") else where
         where = f"{what}: {where}" if where else what
-        bound = out_of_bounds(first["type"], first.get("ctx"))
-        if bound:
-            text = f"{where} {bound}, not {shown(first['input'])}"
-            raise StrategyError(text, field=field) from None
-        raise StrategyError(
-            f"{where}: {first['msg'].removeprefix('Value error, ')}"
-            + (f", not {shown(first['input'])}" if first["type"] != "value_error" else ""),
-            field=field,
-        ) from None
+        raise StrategyError(f"{where}{what_is_wrong(first)}", field=field) from None

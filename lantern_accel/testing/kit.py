@@ -137,8 +137,7 @@ def select(
             found = {k: v for k, v in known.items() if k not in CHECKS}
         elif not found:
             raise DeviceRequestError(
-                f"no check is named {name!r}{did_you_mean(name, groups | set(known))}; the groups are "
-                f"{', '.join(sorted(groups))}"
+                f"no check is named {name!r}{did_you_mean(name, known if '.' in name else groups)}"
             )
         chosen.update(found)
     return chosen

@@ -58,7 +58,7 @@ def test_what_generate_cannot_read(
         (["models", "plan", "lantern-emoji", "--memory", "٣GB"], "is not a size"),
         (["models", "plan", "lantern-emoji", "--memory", LONG], "is not a size"),
         (["models", "plan", "lantern-emoji", "--device", ""], "--device is empty"),
-        (["profile", "-o", "r.json", "--strategy", ""], "--strategy names none"),
+        (["profile", "-o", "r.json", "--strategy", ""], "no strategy is named"),
     ],
 )
 def test_what_other_commands_cannot_read(

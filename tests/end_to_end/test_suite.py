@@ -304,7 +304,7 @@ def test_classes_are_measured_against_adm_s_batch(class_model, tmp_path):
         (["COCO", "--strategy", "lantren"], "did you mean"),
         (["COCO", "--strategy", "lantern:k"], "cannot be read; write NAME:SETTING=VALUE"),
         (["COCO", "--strategy", "eagle:k=3"], "has no k"),
-        (["COCO", "--strategy", ","], "names none"),
+        (["COCO", "--strategy", ","], "no strategy is named"),
         (["COCO", "--strategy", "vanilla,lantern", "--strategy", "lantern:k=100000"], "k"),
         (["COCO", "-o", "table.md"], "is the name of a table; end it in .json"),
         (["--prompts", "gone.txt"], "gone.txt is not a file of prompts"),

@@ -42,7 +42,7 @@ def _numbers(
     option: str, given: Sequence[str], read: Callable[[str], Number | None], wanted: str
 ) -> list[Number]:
     found: dict[Number, None] = {}
-    for word in words_of(given):
+    for word in words_of(given) or given:
         if (number := read(word)) is None:
             raise RequestError(f"{option} takes {wanted}, not {word[:40]!r}")
         found[number] = None

@@ -42,7 +42,7 @@ def built(prompt: object = "pizza", **given: Any) -> Any:
         ("x", {"sede": 3}, "generate takes no 'sede'; did you mean seed"),
         ("x", {"strategy": 3}, "strategy cannot be 3; it takes: auto (the default"),
         ("x", {"preset": 3}, "preset cannot be 3; it takes: Published settings by name"),
-        ("x", {"temperature": "hot"}, "temperature cannot be 'hot'"),
+        ("x", {"temperature": "hot"}, "temperature takes a number, not 'hot'"),
         ("x", {"num_images": 0}, "num_images must be 1 or more, not 0"),
         ("x", {"batch_size": 10**20}, "batch_size must be "),
         ("x", {"seed": -1}, "seed must be 0 or more, not -1"),

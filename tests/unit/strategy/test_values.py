@@ -147,7 +147,7 @@ def test_override_changes_what_is_said_and_nothing_else() -> None:
         ("lantern", {"delta": 1.5}, r"delta .*1 or less.*not 1\.5"),
         ("lantern++", {"lam": 0.5}, r"lambda .*1 or more.*not 0\.5"),
         ("lantern", {"k": 0}, r"k .*1 or more.*not 0"),
-        ("lantern", {"residual": "none"}, r"residual: .*'aggregate'.*not 'none'"),
+        ("lantern", {"residual": "none"}, r"residual must be 'aggregate'.*not 'none'"),
         ("lantern", {"tree": NoTree()}, "drafts nothing that could be relaxed"),
     ],
 )

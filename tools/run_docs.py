@@ -41,7 +41,7 @@ LEFT_OUT = {
     r"(--device|conform|devices) (cuda|hpu -o|hpu$)|on_device\.py|measure.*cuda": "needs a card",
     r"--device xla|conform xla": "needs torch_xla, in an environment of its own",
     r"abacus|tokens_sha256": "the scaffold's package; tests/unit/porting/test_scaffold.py installs it",
-    r"llamagen-t2i-stage1 -|llamagen-t2i-stage1 --preset|--model (llamagen-(b|l)-256|anole-7b|Lumina)"
+    r"--model (llamagen-t2i-stage1|llamagen-(b|l)-256|anole-7b|Lumina)"
     r"(?! --weights)": "fetches gigabytes",
     r"captions_val2017|PartiPrompts|pretrained_models|ckpts/|path/to/beach|CLONE|FOLDER": "needs the "
     "reader's files",
@@ -136,8 +136,8 @@ def run(command: Command, folder: Path) -> tuple[bool, float, str]:
     elif words[0] == "python":
         words[0] = sys.executable
     words = [word for one in words for word in _expanded(one, folder)]
-    if "generate" in words[:4] and "--overwrite" not in words:
-        words.append("--overwrite")  # another run of the page
+    if "generate" in words[:4]:  # another run of the page
+        words.append("--resume" if "--prompts" in words else "--overwrite")
     began = time.perf_counter()
     try:
         done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True,
@@ -158,6 +158,7 @@ def furnish(folder: Path) -> None:
     """Make a page's folder look like the clone that its reader stands in."""
     for name in ("profiles", "tools", "docs", "tests", "lantern_accel", "backends"):
         (folder / name).symlink_to(ROOT / name)
+    (folder / "prompts.jsonl").write_text('{"prompt": "ghost"}\n', encoding="utf-8")
 
 
 def sampled(found: Sequence[Command], count: int, seed: int) -> list[Command]:

@@ -213,6 +213,7 @@ def test_links_of_pages_from_the_root_lead_to_pages_of_the_site():
     made = "[a](auto.md) [d](contributing.md) e (`LICENSE`) [f](reference/api.md)"
     assert site_text(text, "auto.md") == made
     assert site_text("[a](../auto.md)", "reference/api.md") == "[a](../auto.md)"
+    assert site_text("[a](../lantern_accel/api.py)", "auto.md") == "[a](reference/api.md)"
 
 
 def test_one_version_everywhere():

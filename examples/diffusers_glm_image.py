@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--model", default="zai-org/GLM-Image")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=50, help="of the diffusion model")
     parser.add_argument("-o", "--output", default="glm.png")
     options = parser.parse_args()
     pipe = GlmImagePipeline.from_pretrained(options.model, torch_dtype=torch.bfloat16)
@@ -29,6 +30,7 @@ def main() -> None:
         options.prompt,
         height=options.size,
         width=options.size,
+        num_inference_steps=options.steps,
         generator=torch.Generator().manual_seed(7),
     )
     made.images[0].save(options.output)

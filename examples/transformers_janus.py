@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 import torch
+from PIL import Image
 from transformers import AutoProcessor, JanusForConditionalGeneration
 
 import lantern_accel.integrations as integrations
@@ -30,9 +31,8 @@ def main() -> None:
     codes = model.generate(
         **inputs.to(options.device), generation_mode="image", do_sample=True, top_k=0
     )
-    pixels = model.decode_image_tokens(codes)
-    images = processor.postprocess(list(pixels.float()), return_tensors="PIL.Image.Image")
-    images["pixel_values"][0].save(options.output)
+    pixels = model.decode_image_tokens(codes)[0].float().clamp(-1, 1)  # height, width, channels
+    Image.fromarray(((pixels + 1) * 127.5).byte().cpu().numpy()).save(options.output)
     print(f"wrote {options.output}")
 
 

@@ -66,3 +66,42 @@ def test_a_draft_head_is_trained_and_measured(
     said = run("bash", EXAMPLES / "draft_head.sh", *words, SAMPLES="16", CONFIG=str(config))
     assert said.count("tokens per step") == 2
     assert (work / "head" / "draft_head.safetensors").is_file()
+
+
+def test_glm_image_is_generated_in_diffusers(tmp_path: Path) -> None:
+    pytest.importorskip("diffusers", minversion="0.37")
+    pytest.importorskip("transformers", minversion="5.8")
+    from support.hub_models import glm, glm_pipeline, glm_processor
+
+    glm_pipeline(glm(2), glm_processor()).save_pretrained(tmp_path / "model")
+    words = "a cube", "--model", tmp_path / "model", "--device", "cpu", "-o", tmp_path / "a.png"
+    run(sys.executable, EXAMPLES / "diffusers_glm_image.py", *words, "--size", 64, "--steps", 1)
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.size == (64, 64)
+
+
+def test_janus_is_generated_in_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", minversion="5.8")
+    from support.janus import SPECIAL, write_janus
+
+    folder, (bos, eos, pad, start, end, image_token, *_) = (
+        write_janus(tmp_path / "m", "hf"),
+        SPECIAL,
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), bos_token=bos, eos_token=eos, pad_token=pad,
+        extra_special_tokens={"image_token": image_token, "boi_token": start, "eoi_token": end},
+    )  # fmt: skip
+    images = transformers.JanusImageProcessorPil(size={"height": 32, "width": 32})
+    transformers.JanusProcessor(images, tokenizer).save_pretrained(folder)
+    said = {"boi_token_id": SPECIAL[start]}
+    transformers.GenerationConfig(
+        bos_token_id=SPECIAL[bos],
+        pad_token_id=SPECIAL[pad],
+        guidance_scale=4.0,
+        generation_kwargs=said,
+    ).save_pretrained(folder)
+    words = "a cube", "--model", folder, "--device", "cpu", "-o", tmp_path / "a.png"
+    run(sys.executable, EXAMPLES / "transformers_janus.py", *words)
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.mode == "RGB" and image.width == image.height

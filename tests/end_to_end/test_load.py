@@ -125,6 +125,12 @@ def test_what_no_load_can_keep_is_refused_before_a_service_starts(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("url", ["nope", "", "http://[x", "http://127.0.0.1:1"])
+def test_an_address_where_nothing_answers_is_named(url, capsys):
+    assert main(["--url", url]) == 2
+    assert f"no service answers at {url!r}" in capsys.readouterr().err
+
+
 def test_a_package_that_is_absent_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "httpx", None)
     monkeypatch.delitem(sys.modules, "lantern_accel_profiles.load.__main__")

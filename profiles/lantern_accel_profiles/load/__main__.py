@@ -61,11 +61,13 @@ def load(given: Options) -> None:
             url, pid, started = ending.enter_context(made)
             given = replace(given, url=url, pid=pid)
         try:
+            httpx.get(given.url)
             if given.latency is not None:
                 return asyncio.run(seek(given, prompts, started, say))
             found = asyncio.run(Mixture(given, prompts).run())
-        except httpx.HTTPError as error:
-            raise RequestError(f"{given.url} does not answer: {error}") from error
+        except (httpx.HTTPError, httpx.InvalidURL):
+            way = "start `lantern-accel serve`, or name the address with --url"
+            raise RequestError(f"no service answers at {given.url!r}; {way}") from None
         except KeyboardInterrupt:
             note("interrupted; the same command continues a search with the levels of its file")
             raise typer.Exit(130) from None

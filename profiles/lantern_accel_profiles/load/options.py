@@ -48,8 +48,6 @@ class Options:
             check_targets(self.output)
             return
         if self.requests < LEAST:
-            raise RequestError(
-                f"--requests {self.requests} is too few for a p95; give {LEAST} or more"
-            )
+            raise RequestError(f"--requests {self.requests}: a p95 needs {LEAST} or more")
         if self.output is not None:
             store.check_output(self.output, resume=True)

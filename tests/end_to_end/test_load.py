@@ -104,7 +104,7 @@ def test_a_search_finds_the_largest_load_and_goes_on_from_its_file(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--requests 19 --latency 1 -o load.json", "give 20 or more"),
+        ("--requests 19 --latency 1 -o load.json", "needs 20 or more"),
         ("--latency nan", "--latency"),
         ("--latency 0", "--latency"),
         ("--latency 1 -o load.txt", "is not named .json"),

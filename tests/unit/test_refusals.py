@@ -73,7 +73,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["generate", "x", "--strategy", "eagle,scd"], "name one of them"),
     (["generate", "x", "--strategy", ""], "no strategy is named"),
     (["generate", "x", "--strategy", "plain"], "did you mean vanilla?"),
-    (["generate", "x", "--strategy", "auto:tv_budget=2"], "tv_budget must be below 1, not 2"),
+    (["generate", "x", "--strategy", "auto:tv_budget=2"], "NAME:tv_budget must be below 1, not 2"),
     (["generate", "x", "--strategy", "lantern++:k=x"], "takes an integer, not 'x'"),
     (["generate", "x", "--strategy", "scd:tree=window:4,passes=x"], "passes takes an integer"),
     (["generate", "x", "--tv-budget", "0.1"], "--strategy NAME:tv_budget=VALUE"),

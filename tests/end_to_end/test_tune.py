@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engines import Late
 
 import lantern_accel
 from lantern_accel.device.capture import HostCopy
@@ -133,17 +134,6 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(tune, "PROBE", (2, 1))
 
 
-def test_a_damaged_tree_is_not_used(tiny_model, tmp_path, monkeypatch):
-    small(monkeypatch, tmp_path)
-    with lantern_accel.load(tiny_model, device="cpu") as pipe:
-        key = pipe.measurements.tree_key(pipe.strategy("eagle"), 1.0)
-        path = choices.choice_path(key)
-        path.parent.mkdir(parents=True)
-        path.write_text("{")
-        assert choices.read_choice(key) is None
-        assert choices.choice_path({**key, "threads": 99}) != path
-
-
 def test_a_tree_of_another_version_is_refused_with_a_warning(tiny_model, tmp_path, monkeypatch):
     small(monkeypatch, tmp_path)
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
@@ -203,34 +193,9 @@ def test_an_interrupted_run_measures_nothing_twice(tiny_model, tmp_path, monkeyp
     assert not list(choices.choices_dir().glob("*.partial"))
 
 
-def test_only_static_trees_are_tuned(command, tiny_model):
-    done = command("tune", "--model", tiny_model, "--strategy", "eagle2")
-    assert done.returncode == 2
-    assert "no static tree" in done.stderr
-
-
 @pytest.mark.parametrize("widths", [(2,), (5, 3, 2, 2, 1, 1)])
 def test_the_measuring_tree_is_a_tree(widths):
     assert max(map(len, StaticTree(paths=tune.probe_paths(widths)).paths)) == len(widths)
-
-
-class Late(HostCopy):
-    """Tells a length two steps late."""
-
-    lag = 2
-
-    def __init__(self, source):
-        super().__init__(source)
-        self._posted = []
-
-    def post(self):
-        self._posted.append(self._source.clone())
-
-    def read(self):
-        return self._posted.pop(0)
-
-    def clear(self):
-        self._posted.clear()
 
 
 def test_a_step_on_a_complete_image_is_no_refused_visit(tiny_model, tmp_path, monkeypatch):

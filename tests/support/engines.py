@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lantern_accel.decoding.decoded import Decoded
 from lantern_accel.decoding.engine import Engine
+from lantern_accel.device.capture import HostCopy
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.llamagen.drafter import LlamaGenDrafter
 from lantern_accel.families.llamagen.model import LlamaGenGPT
@@ -103,3 +105,20 @@ def finish(engine: Engine, which: list[int] | None = None, seed: int = 0) -> Dec
 
 
 # --- the same output, sooner -----------------------------------------------------------------------
+
+
+class Late(HostCopy):
+    """Copies that arrive some steps late."""
+
+    def __init__(self, source: Tensor, lag: int = 2) -> None:
+        super().__init__(source)
+        self.lag, self.posted = lag, list[Tensor]()
+
+    def post(self) -> None:
+        self.posted.append(self._source.to("cpu", copy=True))
+
+    def read(self) -> Tensor:
+        return self.posted.pop(0)
+
+    def clear(self) -> None:
+        self.posted.clear()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
-
 from lantern_accel.device.backend import Backend
-from lantern_accel.device.capture import HostCopy
 from lantern_accel.testing import tiny
 from lantern_accel_hpu.functions import engine_of, functions_of
+from support.engines import Late
 
 __all__ = ["captured", "engine_of", "run_of", "tokens_of"]
 
@@ -55,29 +52,10 @@ def tokens_of(engine: Any, made: dict[str, Any] | None, seed: int) -> list[list[
     return found
 
 
-class Late(HostCopy):
-    """Copies at once and is read a step late: what a device's own late copy must come down to."""
-
-    lag = 1
-
-    def __init__(self, source: Tensor) -> None:
-        super().__init__(source)
-        self.posted: deque[Tensor] = deque()
-
-    def post(self) -> None:
-        self.posted.append(self._source.to("cpu", copy=True))
-
-    def read(self) -> Tensor:
-        return self.posted.popleft()
-
-    def clear(self) -> None:
-        self.posted.clear()
-
-
 def run_of(engine: Any, made: dict[str, Any] | None, seed: int) -> tuple[Any, list[int]]:
     """Draw as a request does, the host reading lengths a step late; return tokens and progress."""
     if made is None:
-        engine.session.progress = Late(engine.finite.report)
+        engine.session.progress = Late(engine.finite.report, 1)
     tiny.start(engine, seed, (made or {}).get("prefill"))
     seen: list[int] = []
     done = engine.run((made or {}).get("step"), on_progress=seen.append)

@@ -33,7 +33,7 @@ from lantern_accel.testing import attention, host, operations, rotation, tiny, t
 from lantern_accel.testing import noise as noise_checks
 from support.plants import (
     Hasty,
-    Late,
+    Remembers,
     falling,
     forgetful,
     one_cache_tensor,
@@ -454,7 +454,7 @@ FAULTS = [
     Fault("a replay that is claimed", "support", "replay.kind", "says that it captures steps",
           lambda real: lambda name: Support(True) if name == "capture" else real(name)),
     Fault("a copy that outlives its request", "host_copy", "decode.interrupted", "",
-          lambda real: Late),
+          lambda real: Remembers),
     Fault("a rule against an operator", "conformance", "static.operators", "too hot",
           after(lambda none: Conformance(
               {"operators": lambda func, a, k: "too hot" * ("argmax" in func.name())}))),

@@ -14,9 +14,10 @@ import lantern_accel.decoding.course as course
 import lantern_accel.decoding.engine as engine_module
 from lantern_accel.decoding.sources.tree import TreeDrafts
 from lantern_accel.device.backend import Backend, Conformance, MemoryUse, Stopwatch
-from lantern_accel.device.capture import HostCopy, Replay
+from lantern_accel.device.capture import Replay
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.testing import tiny
+from support.engines import Late
 
 Plant = Callable[[pytest.MonkeyPatch, Backend], None]
 
@@ -195,25 +196,18 @@ def refusing(rule: str) -> Plant:
     return method("conformance", lambda real: lambda: Conformance(rules))
 
 
-class Late(HostCopy):
-    """A copy that arrives nine steps late, and forgets nothing when a request is cancelled."""
-
-    lag = 9  # more than the steps between two copies, so that one is under way at any time
+class Forgets(Late):
+    """A copy that arrives nine steps late."""
 
     def __init__(self, source: torch.Tensor) -> None:
-        super().__init__(source)
-        self.posted: list[torch.Tensor] = []
-
-    def post(self) -> None:
-        self.posted.append(self._source.clone())
-
-    def read(self) -> torch.Tensor:
-        return self.posted.pop(0)
+        super().__init__(source, 9)  # more than between two copies: one is under way at any time
 
 
-class Forgets(Late):
+class Remembers(Forgets):
+    """Forgets nothing when a request is cancelled."""
+
     def clear(self) -> None:
-        self.posted.clear()
+        pass
 
 
 def without_views(linear):
@@ -355,7 +349,7 @@ MUTANTS: list[tuple[str, str, Plant]] = [
     ("a stale replay", "replay.eager",
      method("capture", lambda real: stale_step(real))),
     ("a copy that outlives its request", "decode.interrupted",
-     method("host_copy", lambda real: Late)),
+     method("host_copy", lambda real: Remembers)),
     ("a bucket left too late", "replay.buckets",
      reach("size", lambda real: lambda self, length: real(self, max(length - 1, 0)))),
     ("a bucket that does not hold its step's nodes", "replay.buckets",

@@ -104,14 +104,3 @@ def test_the_official_decision(case: dict[str, Any]) -> None:
     if not case["case"].startswith("dynG"):
         ours, theirs = ours / ours.sum(), theirs / theirs.sum()
     assert (ours - theirs).abs().max() < 1e-5
-
-
-def test_the_recorded_decisions_cover_every_rule() -> None:
-    kinds = {case["case"][:4] for case in CASES}
-    assert kinds == {"dynS", "dynG", "staS"} and len(CASES) == 107
-    for kind in kinds:
-        mine = [case for case in CASES if case["case"].startswith(kind)]
-        assert {case["lantern"] for case in mine} == {True, False}
-        assert {case["delta"] > 1 for case in mine if case["lantern"]} == {True, False}
-        assert max(case["accept"] for case in mine) >= 2
-        assert min(case["accept"] for case in mine) == 0

@@ -167,18 +167,6 @@ def test_rounding_that_reaches_the_target_is_seen(monkeypatch: pytest.MonkeyPatc
     assert not torch.equal(decoded(), want)
 
 
-def test_a_copy_of_other_weights_costs_steps_alone() -> None:
-    """No law of the copy enters a test, so that none of a wrong copy can: it agrees less often."""
-    sampling, small = Sampling(top_k=20, cfg_scale=2.0), tiny_models(0, dim=64)
-    other, _ = tiny_models(9, dim=64)
-    plain = finish(engine_of(small, Strategy(), sampling, 2))
-    strategy = drafted((1, 3, 5), "int8")
-    near = finish(engine_of(small, strategy, sampling, 2, rule=Walk(5)))
-    far = finish(engine_of(small, strategy, sampling, 2, rule=Walk(5), copy=other))
-    assert torch.equal(near.tokens, plain.tokens) and torch.equal(far.tokens, plain.tokens)
-    assert near.steps.sum() < far.steps.sum()
-
-
 # --- buffers and values ----------------------------------------------------------------------------
 
 

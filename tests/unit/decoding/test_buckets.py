@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engines import GREEDY, NAMED, SAMPLED, TREES, Models, engine_of, start
+from support.engines import GREEDY, NAMED, SAMPLED, TREES, Late, Models, engine_of, start
 from support.tiny import tiny_models
 from torch import Tensor, nn
 
@@ -22,7 +22,6 @@ from lantern_accel.decoding.buckets import APART, FIRST, buckets, usual
 from lantern_accel.decoding.course import Course, SyncSchedule
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.geometry import Geometry
-from lantern_accel.device.capture import HostCopy
 from lantern_accel.device.kv_cache import KVLayout
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.preferences import Preferences
@@ -270,31 +269,12 @@ def note(seen: list[int], engine: Engine) -> None:
     engine.step = noted  # type: ignore[method-assign]  # a spy on the real method
 
 
-class Lagging(HostCopy):
-    """Copies that arrive two steps late."""
-
-    lag = 2
-
-    def __init__(self, source: Tensor) -> None:
-        super().__init__(source)
-        self.posted: list[Tensor] = []
-
-    def post(self) -> None:
-        self.posted.append(self._source.clone())
-
-    def read(self) -> Tensor:
-        return self.posted.pop(0)
-
-    def clear(self) -> None:
-        self.posted.clear()
-
-
 @pytest.mark.parametrize(("late", "sampling"), [(False, GREEDY), (True, SAMPLED)], ids=["", "late"])
 @pytest.mark.parametrize("name", CASES)
 def test_buckets_change_no_token(models: Models, name: str, late: bool, sampling: Sampling) -> None:
     engine = engine_of(models, CASES[name], sampling, 2)
     if late:
-        engine.session.progress = Lagging(engine.finite.report)
+        engine.session.progress = Late(engine.finite.report)
         if name == "adaptive window":
             engine.longest.session.progress = engine.session.progress  # which reads the same copy
     begin(engine)

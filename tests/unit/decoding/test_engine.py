@@ -12,7 +12,7 @@ from support.engines import (
     NAMED,
     SAMPLED,
     TREES,
-    WIDE,
+    Late,
     Models,
     engine_of,
     finish,
@@ -221,9 +221,6 @@ def test_sampled_images_follow_the_targets_joint_distribution(
     assert misfit(counts, other) > 10
 
 
-# --- reproducible ------------------------------------------------------------------------------------
-
-
 # --- counted -----------------------------------------------------------------------------------------
 
 
@@ -275,12 +272,6 @@ def test_a_strategy_that_cannot_run_says_why(models: Models) -> None:
         engine_of(few, Strategy(drafts=DynamicTree(top_k=10)), sampling)
 
 
-def test_a_static_tree_with_more_siblings_than_codes_says_why() -> None:
-    few = tiny_models(0, vocab=6)
-    with pytest.raises(StrategyError, match="siblings, but there are 6 codes"):
-        finish(engine_of(few, Strategy(drafts=WIDE), Sampling(temperature=0)))
-
-
 # --- static ------------------------------------------------------------------------------------------
 
 
@@ -310,23 +301,9 @@ def test_settings_that_would_give_nan_are_refused(field: str, value: float) -> N
 
 @pytest.mark.parametrize("lag", [1, 3])
 def test_a_host_that_reads_late_gets_the_same_tokens(small: Models, lag: int) -> None:
-    class Late(HostCopy):
-        def __init__(self, source: torch.Tensor) -> None:
-            super().__init__(source)
-            self.lag, self.posted = lag, []
-
-        def post(self) -> None:
-            self.posted.append(self._source.clone())
-
-        def read(self) -> torch.Tensor:
-            return self.posted.pop(0)
-
-        def clear(self) -> None:
-            self.posted.clear()
-
     class LateOps(TensorOps):
         def host_copy(self, source: torch.Tensor) -> HostCopy:
-            return Late(source)
+            return Late(source, lag)
 
     condition, mask = captions(small[0], 2)
     rows = torch.cat((condition, small[0].unconditional(2)))

@@ -132,13 +132,6 @@ def test_settings_that_a_model_cannot_serve() -> None:
     small = tiny_models(0)
     with pytest.raises(StrategyError, match=r"37 tokens, but an image has 36 tokens; .* window"):
         engine_of(small, named("scd", 37), SAMPLED)
-    with pytest.raises(StrategyError, match="k = 64 is too many for a codebook of 64 codes"):
-        check_settings(Strategy(drafts=STATIC, acceptance=Lantern(k=64)), SAMPLED, 64)
     wide = Strategy(drafts=StaticTree(paths=tuple((rank,) for rank in range(5))))
     with pytest.raises(StrategyError, match="have 5 siblings, but there are 4 codes"):
         check_settings(wide, Sampling(), 4)
-    with pytest.raises(StrategyError, match="needs a neighbour table"):
-        relaxed = Strategy(drafts=STATIC, acceptance=LanternPP())
-        engine_of(small, relaxed, SAMPLED, neighbours=None)
-    with pytest.raises(StrategyError, match="these strategies need none: 'vanilla', 'sjd', 'scd'"):
-        engine_of((small[0], None), Strategy(name="eagle", drafts=STATIC), SAMPLED)

@@ -7,7 +7,6 @@ import torch
 from support.cuda_double import doubled_backend
 from support.engines import engine_of
 
-from lantern_accel.decoding.buckets import buckets
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling, Window, named_strategy
 from lantern_accel.testing import tiny
@@ -43,11 +42,3 @@ def test_few_steps_run_behind_an_image_s_end(monkeypatch: pytest.MonkeyPatch) ->
             return found
 
         assert max(wasted()) <= engine.session.progress.lag
-
-
-def test_the_one_bucket_of_moving_lengths_serves_most_of_an_image() -> None:
-    """LlamaGen-XL at 384 pixels: 256 of 704 slots would serve 8 of 208 steps."""
-    sizes, needed, whole = buckets(704, 120 + 17), 120 + 17, 704
-    assert sizes == [256, 512]
-    best = max(sizes, key=lambda size: (size - needed) * (whole - size))
-    assert best == 512

@@ -7,7 +7,6 @@ import torch
 from support.engines import engine_of, finish
 from support.tiny import tiny_models
 
-from lantern_accel.decoding.sources.copy import CopyDrafts
 from lantern_accel.decoding.sources.window import InvariantWindow
 from lantern_accel.errors import StrategyError
 from lantern_accel.nn.rounding import ROUNDINGS
@@ -65,30 +64,6 @@ def test_nothing_of_the_copy_is_left_in_the_cache():
             torch.testing.assert_close(a[:, :-1], b[:, :-1], rtol=1e-4, atol=1e-4)
 
 
-def test_a_copy_whose_keys_stay_in_the_cache_would_be_seen(monkeypatch):
-    """Planted: the check writes nothing, so that the target goes on from the copy's keys and values."""
-    target, copy = models("int4")
-    _, plain = decode(PLAIN, target)
-    write = REFERENCE.write
-    checking = {"now": False}
-
-    def planted(kv, layer, address, k, v):
-        if not checking["now"]:
-            write(kv, layer, address, k, v)
-
-    guess = CopyDrafts.prepare
-
-    def guessed(self, state):
-        checking["now"] = False
-        guess(self, state)
-        checking["now"] = True
-
-    monkeypatch.setattr(target.ops, "write", planted, raising=False)
-    monkeypatch.setattr(CopyDrafts, "prepare", guessed)
-    _, made = decode(self_drafts("self:4"), target, copy)
-    assert not torch.equal(made.tokens, plain.tokens)
-
-
 def test_drafts_that_are_kept_unchecked_would_be_seen(monkeypatch):
     """Planted: every draft of a poor copy is taken for the target's token."""
     target, _ = models()
@@ -105,15 +80,6 @@ def test_drafts_that_are_kept_unchecked_would_be_seen(monkeypatch):
     monkeypatch.setattr(InvariantWindow, "_choose", planted)
     _, made = decode(self_drafts("self:4"), target, other)
     assert not torch.equal(made.tokens, plain.tokens)
-
-
-def test_settings_that_are_data_reach_the_copy():
-    target, copy = models()
-    engine, _ = decode(self_drafts("self:2"), target, copy)
-    warmer = Sampling(temperature=0.7, cfg_scale=3.0, top_k=0, top_p=0.9)
-    engine.configure(self_drafts("self:2"), warmer)
-    assert float(engine.source.copy.session.runtime_params.temperature) == pytest.approx(0.7)
-    assert float(engine.source.copy.session.runtime_params.scale[0]) == 3.0
 
 
 def test_what_a_step_changes_is_listed_with_the_copys_buffers():

@@ -22,21 +22,10 @@ def test_each_value_occurs_and_few_cases_are_left() -> None:
     assert chosen(cases(a=4)) == [(0,), (1,), (2,), (3,)]
 
 
-def test_short_axes_meet_each_other_where_a_long_one_leaves_space() -> None:
-    found = chosen(cases(a=4, b=2, c=2))
-    assert len(found) == 4 and {(b, c) for _, b, c in found} == set(product(range(2), repeat=2))
-
-
 def test_a_product_that_is_named_is_whole() -> None:
     found = chosen(cases(a=2, b=3, c=4), whole=("a", "c"))
     assert len(found) == 8 and {(a, c) for a, _, c in found} == set(product(range(2), range(4)))
     assert {b for _, b, _ in found} == {0, 1, 2}
-
-
-def test_parameters_of_one_decorator_are_one_axis() -> None:
-    pairs = [(3, 64), (1, 32), (3, 20)]
-    given = [{"heads": heads, "width": width, "c": c} for heads, width in pairs for c in range(2)]
-    assert chosen(given, together=[("heads", "width")]) == [(3, 64, 0), (1, 32, 1), (3, 20, 0)]
 
 
 def test_no_value_is_lost_where_cases_are_missing() -> None:

@@ -29,9 +29,3 @@ def test_parameters(name: str, millions: float) -> None:
     with torch.device("meta"):
         count = sum(p.numel() for p in LlamaGenGPT(config_of(name)).parameters())
     assert count / 1e6 == pytest.approx(millions, abs=0.5)
-
-
-def test_tokens_of_every_published_resolution() -> None:
-    assert config_of("llamagen-b-256").num_tokens == 256
-    assert config_of("llamagen-3b-384").num_tokens == 576
-    assert config_of("llamagen-t2i-stage2").num_tokens == 1024

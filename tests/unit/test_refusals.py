@@ -91,6 +91,8 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["generate", "x", "--use", "vqq=a.pt"], "did you mean vq"),
     (["generate", "x", "--use", "vq"], "NAME=PATH"),
     (["generate", "x", "-o", "x.h5"], "no image format"),
+    (["generate", "x", "-o", "x"], "name it .png"),
+    (["compare", "mine=none.json"], "none.json"),
     (["generate", "x", "-o", "a.json", "--stats", "a.json"], "no image format"),
     (["generate", "x", "--prompts", "/dev/zero"], "not a file of prompts"),
     (["generate", "--share", "1/2", "-o", "x"], "--prompts FILE -o FOLDER"),

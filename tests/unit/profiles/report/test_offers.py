@@ -57,6 +57,13 @@ def said(*runs: Run, **terms: object) -> str:
 # --- the best of a device -----------------------------------------------------------------------
 
 
+def test_a_device_is_named_with_its_cores_and_memory() -> None:
+    run = timed("abacus", [1.0, 1.0])
+    known = run.environment.device.model_copy(update={"cores": 2, "memory_bytes": 24 * 2**30})
+    run.environment.device = known
+    assert offered(run).hardware == "2 cores, 24 GiB"
+
+
 def test_a_batch_counts_all_its_images() -> None:
     found = offered(timed("gpu", [0.5] * 8, batch=4)).point
     assert found is not None and found.images_per_second.value == pytest.approx(8.0)

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
+from support.tools import tool_module
 
 TOOL = Path(__file__).resolve().parents[2] / "tools/on_device.py"
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("on_device", TOOL)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["on_device"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def tool() -> Any:
+    return tool_module("on_device")
 
 
 @pytest.mark.long

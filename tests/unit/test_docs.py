@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer.main
 import typer.testing
+from support.tools import tool_module
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -77,16 +78,6 @@ def test_every_page_is_linked_from_another_page():
 def test_no_page_shows_what_only_a_generator_understands():
     for page in documents():
         assert not re.search(r"^::: ", page.read_text(encoding="utf-8"), re.M), page
-
-
-def tool(name: str):
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_tutorial_s_commands_have_the_options_that_it_gives_them():
@@ -163,7 +154,7 @@ def test_the_porting_example_is_a_backend(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def made() -> dict[str, str]:
     """The pages of the reference as the site gets them."""
-    return tool("docs_site").reference_pages()
+    return tool_module("docs_site").reference_pages()
 
 
 def test_the_reference_has_the_pages_that_the_site_lists(made):
@@ -188,7 +179,7 @@ def test_the_command_reference_has_every_command_and_option(made):
 
 
 def test_the_python_reference_names_what_exists(made):
-    reference = tool("python_reference")
+    reference = tool_module("python_reference")
     for name, (_, _, sections) in reference.PAGES.items():
         assert made[f"{name}.md"].count("\n::: ") == len(sections)
         for file in sections.values():
@@ -197,7 +188,7 @@ def test_the_python_reference_names_what_exists(made):
 
 
 def test_links_of_pages_from_the_root_lead_to_pages_of_the_site():
-    hooks = tool("docs_site")
+    hooks = tool_module("docs_site")
     site_text = hooks.site_text
     # mkdocs takes every function whose name begins so for an event, and knows no others.
     events = {name for name in vars(hooks) if name.startswith("on_")}

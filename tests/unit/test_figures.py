@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tools import tool_module
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The most lines of README and CHANGELOG, the most pages (README and docs/*.md), and their lines.
@@ -29,14 +29,7 @@ def name(page: Path) -> str:
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    import sys
-
-    spec = importlib.util.spec_from_file_location("figures", ROOT / "tools" / "figures.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["figures"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return tool_module("figures")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tools import tool_module
 
 from lantern_accel.device.backend import DeviceFacts
 from lantern_accel.files import write_record
@@ -84,10 +84,7 @@ def test_a_key_holds_what_is_set_and_nothing_that_is_read(readings: list[str], n
 
 
 def test_evidence_becomes_what_ships() -> None:
-    spec = importlib.util.spec_from_file_location("ship_worth", ROOT / "tools/ship_worth.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = tool_module("ship_worth")
     key = {"model": "m", "weights_hash": "h", "temperature": 1.0, "acceptance": {"kind": "exact"}}
     evidence = AutoEvidence(settings={"key": key}, worth={8: (30, 12)})
     found = module.worth_of(evidence, "prompts")

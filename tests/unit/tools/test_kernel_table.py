@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tools import tool_module
 
 from lantern_accel_cuda.options import NAMES
 
@@ -22,14 +22,7 @@ needs_triton = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    spec = importlib.util.spec_from_file_location(
-        "kernel_table", ROOT / "tools" / "kernel_table.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["kernel_table"] = module
-    spec.loader.exec_module(module)
-    return module
+    return tool_module("kernel_table")
 
 
 @needs_triton

@@ -8,13 +8,12 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from support.runs import invented_run
+from support.tools import tool_module
 
 from lantern_accel.strategy.values import Strategy
 from lantern_accel_profiles.measure.record import StepCell
@@ -24,13 +23,8 @@ VARIANTS: tuple[dict[str, Any], ...] = ({}, {"attention": "triton"})
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("on_device_unit", TOOLS / "on_device.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["on_device_unit"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def tool() -> Any:
+    return tool_module("on_device")
 
 
 def test_what_is_worth_most_comes_first(tool, tmp_path: Path) -> None:

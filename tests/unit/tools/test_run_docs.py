@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tools import tool_module
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("run_docs", ROOT / "tools" / "run_docs.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["run_docs"] = module
-    spec.loader.exec_module(module)
-    return module
+    return tool_module("run_docs")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.compilations import Compilations
-from support.cubin import assert_nothing_spills
+from support.cubin import assert_nothing_spills, compiled
 from support.cuda_double import doubled_backend
 from support.interpreter import compiles, interpreted
 
@@ -190,10 +190,6 @@ def test_the_kit_accepts_the_attention_kernel(monkeypatch: pytest.MonkeyPatch) -
 
 
 def _compiled(nodes: int, width: int, dtype: str, generation: int):
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from lantern_accel_cuda.kernels import tree_attention as module
 
     itemsize = {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
@@ -202,24 +198,13 @@ def _compiled(nodes: int, width: int, dtype: str, generation: int):
         "WIDTH": width, "STORED": -(-width // 8) * 8, "BLOCK_T": chosen.block_t,
         "BLOCK_L": chosen.block_l, "BLOCK_D": chosen.block_d,
     }  # fmt: skip
-    whole = {"capacity", "mask_row", "mask_node"}
     types = dict.fromkeys(("q", "cache_k", "cache_v"), f"*{dtype}")
     types |= dict.fromkeys(("part", "peak", "total"), "*fp32")
     types |= {"mask": "*i8", "scale": "fp32", "lock": "*i32", "out": f"*{dtype}"}
-    names = module._attend.arg_names
-    source = ASTSource(
-        fn=module._attend,
-        signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
-        constexprs={(names.index(n),): value for n, value in constants.items()},
-        # Tensors begin at multiples of 16 bytes; a launch finds that out by itself.
-        attrs={
-            (names.index(n),): [["tt.divisibility", 16]]
-            for n in names
-            if n in whole or types.get(n, "").startswith("*")
-        },
-    )
-    options = {"num_warps": chosen.warps, "num_stages": module.STAGES}
-    return triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options)
+    return compiled(
+        module._attend, constants, types, ("capacity", "mask_row", "mask_node"), generation,
+        num_warps=chosen.warps, num_stages=module.STAGES,
+    )  # fmt: skip
 
 
 @compiles

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.cubin import assert_nothing_spills
+from support.cubin import assert_nothing_spills, compiled
 from support.cuda_double import doubled_backend
 from support.interpreter import compiles, interpreted
 
@@ -161,31 +161,20 @@ def test_shapes_are_known_without_a_product() -> None:
 
 
 def _compiled(bits: int, generation: int, whole: bool):
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from lantern_accel_cuda.kernels import rounded as module
 
     constants = {
         "BITS": bits, "BIAS": True, "WHOLE": whole, "BLOCK_M": module.ROWS, "BLOCK_N": module.OUTPUTS,
     }  # fmt: skip
+    number = "*fp32" if bits == 8 else "*bf16"
     types = {
-        "x": "*bf16", "codes": "*i8" if bits == 8 else "*u8", "bias": "*bf16",
-        "step": "*fp32" if bits == 8 else "*bf16", "offset": "*fp32" if bits == 8 else "*bf16",
-        "out": "*bf16" if whole else "*fp32",
+        "x": "*bf16", "codes": "*i8" if bits == 8 else "*u8", "bias": "*bf16", "step": number,
+        "offset": number, "out": "*bf16" if whole else "*fp32",
     }  # fmt: skip
-    names = module._product.arg_names
-    aligned = (*types, "ld_x", "ld")
-    source = ASTSource(
-        fn=module._product,
-        signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
-        constexprs={(names.index(n),): value for n, value in constants.items()},
-        # Tensors begin at multiples of 16 bytes, and lines of codes are multiples of 16 long.
-        attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
-    )
-    options = {"num_warps": module.WARPS, "num_stages": module.STAGES}
-    return triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options)
+    return compiled(
+        module._product, constants, types, ("ld_x", "ld"), generation, num_warps=module.WARPS,
+        num_stages=module.STAGES,
+    )  # fmt: skip
 
 
 @compiles

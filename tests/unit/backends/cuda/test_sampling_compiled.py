@@ -7,29 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cubin import assert_nothing_spills
+from support.cubin import assert_nothing_spills, compiled
 from support.interpreter import compiles
-
-
-def compiled(kernel: Any, constants: dict[str, Any], types: dict[str, str], warps: int) -> Any:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    names = kernel.arg_names
-    source = ASTSource(
-        fn=kernel,
-        signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
-        constexprs={(names.index(n),): value for n, value in constants.items()},
-        # Tensors begin at multiples of 16 bytes, as a launch finds out: what is compiled is what runs.
-        attrs={
-            (names.index(n),): [["tt.divisibility", 16]]
-            for n in names
-            if n not in constants and types.get(n, "").startswith("*")
-        },
-    )
-    return triton.compile(source, target=GPUTarget("cuda", 86, 32), options={"num_warps": warps})
-
 
 ROWS = {"SIZE": 16384, "BLOCK": 4096}
 #: What a filter of such rows with top-p runs with (``rows.filter_shape``).
@@ -99,7 +78,7 @@ def test_they_compile_for_sm_86_without_spilling(name: str, tmp_path: Path) -> N
     kernel = getattr(importlib.import_module(f"lantern_accel_cuda.kernels.{module}"), f"_{name}")
     rows = FILTER if name == "filter" else ROWS
     whole = {n: v for n, v in rows.items() if n in kernel.arg_names}
-    made = compiled(kernel, whole | constants, TYPES | types, WARPS.get(name, 8))
+    made = compiled(kernel, whole | constants, TYPES | types, num_warps=WARPS.get(name, 8))
     assert made.metadata.shared <= 48 * 1024
     assert_nothing_spills(made, tmp_path)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.cubin import assert_nothing_spills
+from support.cubin import assert_nothing_spills, compiled
 from support.cuda_double import doubled_backend
 from support.interpreter import compiles, interpreted
 from torch import Tensor
@@ -133,31 +133,19 @@ def test_rows_decide_what_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not asked(32)
 
 
-def compiled(bits: int, block: int, generation: int, whole: bool) -> Any:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+def _compiled(bits: int, block: int, generation: int) -> Any:
     from lantern_accel_cuda.kernels import tiles as module
 
     constants = {
-        "BITS": bits, "BIAS": False, "WHOLE": whole, "BLOCK_N": module.OUTPUTS, "BLOCK_M": block,
+        "BITS": bits, "BIAS": False, "WHOLE": False, "BLOCK_N": module.OUTPUTS, "BLOCK_M": block,
     }  # fmt: skip
     number = "*fp32" if bits == 8 else "*bf16"
     types = dict.fromkeys(("x", "bias", "out"), "*bf16") | dict.fromkeys(("step", "offset"), number)
     types |= {"codes": "*i8" if bits == 8 else "*u8", "part": "*fp32", "lock": "*i32"}
-    names = module._tiles.arg_names
-    source = ASTSource(
-        fn=module._tiles,
-        signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
-        constexprs={(names.index(n),): value for n, value in constants.items()},
-        attrs={
-            (names.index(n),): [["tt.divisibility", 16]]
-            for n in (*types, "ld_x", "ld", "inputs", "outputs")
-        },
-    )
-    options = {"num_warps": module.warps_of(block), "num_stages": module.STAGES}
-    return triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options)
+    return compiled(
+        module._tiles, constants, types, ("ld_x", "ld", "inputs", "outputs"), generation,
+        num_warps=module.warps_of(block), num_stages=module.STAGES,
+    )  # fmt: skip
 
 
 @compiles
@@ -179,7 +167,7 @@ def compiled(bits: int, block: int, generation: int, whole: bool) -> Any:
 def test_they_compile_within_shared_memory_and_registers_for_tensor_cores(
     bits: int, block: int, generation: int, tmp_path: Path
 ) -> None:
-    made = compiled(bits, block, generation, whole=False)
+    made = _compiled(bits, block, generation)
     assert 0 < made.metadata.shared <= 99 * 1024
     assert_nothing_spills(made, tmp_path)
     # On sm_90 all rows of a block are one instruction's, which takes the numbers from registers.

@@ -10,64 +10,44 @@ from PIL import Image
 from support import cards
 
 import lantern_accel
-from lantern_accel.cli import main
 from lantern_accel.errors import BackendError, DoesNotFitError, LanternWarning
 
 FAILS = ("open", "first allocation", "capture", "use", "any step")
 
 
+@pytest.fixture
+def draw(command: Any, tiny_model: Path, tmp_path: Path) -> Any:
+    """Run the command into ``a.png``; give its exit code and the one line that it says."""
+
+    def run(*words: str) -> tuple[int, str]:
+        asked = ("--model", tiny_model, "--strategy", "lantern++:k=3", "-o", tmp_path / "a.png")
+        done = command("generate", "red heart", *asked, *words)
+        (line,) = done.stderr.splitlines()
+        return done.returncode, line
+
+    return run
+
+
 @pytest.mark.parametrize("fails", FAILS)
 def test_the_command_draws_on_the_cpu_with_one_line(
-    fails: str,
-    tiny_model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    fails: str, draw: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     spec = cards.install(monkeypatch, fails)
-    out = tmp_path / "a.png"
-    words = [
-        "generate",
-        "red heart",
-        "--model",
-        str(tiny_model),
-        "--strategy",
-        "lantern++:k=3",
-        "-o",
-        str(out),
-    ]
-    assert main(words) == 0
-    said = capsys.readouterr().err
-    assert said.startswith("warning: device auto: cpu serves in place of card (")
-    assert cards.GONE in said
-    assert len(said.splitlines()) == 1
-    Image.open(out).load()
+    code, line = draw()
+    assert code == 0
+    assert line.startswith("warning: device auto: cpu serves in place of card (")
+    assert cards.GONE in line
+    Image.open(tmp_path / "a.png").load()
     assert all(card.closed for card in spec.opened)
 
 
 @pytest.mark.parametrize("fails", FAILS[:4])
 def test_a_card_that_was_asked_for_ends_with_one_sentence(
-    fails: str,
-    tiny_model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    fails: str, draw: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cards.install(monkeypatch, fails)
-    words = [
-        "generate",
-        "red heart",
-        "--model",
-        str(tiny_model),
-        "--device",
-        "card",
-        "--strategy",
-        "lantern++:k=3",
-    ]
-    words += ["-o", str(tmp_path / "a.png")]
-    assert main(words) == 4
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and cards.GONE in said and len(said.splitlines()) == 1
+    code, line = draw("--device", "card")
+    assert code == 4 and line.startswith("error: ") and cards.GONE in line
     assert not (tmp_path / "a.png").exists()
 
 

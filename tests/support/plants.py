@@ -22,34 +22,29 @@ from support.engines import Late
 Plant = Callable[[pytest.MonkeyPatch, Backend], None]
 
 
-def after_commit(act: Callable[..., None]) -> Plant:
-    """Do something wrong at the end of every step."""
+def after(owner: type, name: str, act: Callable[..., None]) -> Plant:
+    """Do something wrong behind every call of a method of ``owner``, with what it was given."""
 
     def plant(patch: pytest.MonkeyPatch, backend: Backend) -> None:
-        real = TreeDrafts.commit
+        real = getattr(owner, name)
 
-        def wrong(self, state, *rest):
-            real(self, state, *rest)
-            act(state)
+        def wrong(self, *given):
+            real(self, *given)
+            act(self, *given)
 
-        patch.setattr(TreeDrafts, "commit", wrong)
+        patch.setattr(owner, name, wrong)
 
     return plant
+
+
+def after_commit(act: Callable[..., None]) -> Plant:
+    """Do something wrong at the end of every step of a tree."""
+    return after(TreeDrafts, "commit", lambda _, state, *rest: act(state))
 
 
 def after_step(act: Callable[..., None]) -> Plant:
     """Do something wrong behind every step, whoever does it."""
-
-    def plant(patch: pytest.MonkeyPatch, backend: Backend) -> None:
-        real = engine_module.Engine.step
-
-        def wrong(self, slots=None):
-            real(self, slots)
-            act(self.state)
-
-        patch.setattr(engine_module.Engine, "step", wrong)
-
-    return plant
+    return after(engine_module.Engine, "step", lambda engine, *rest: act(engine.state))
 
 
 def method(name: str, make: Callable[[Callable], Callable]) -> Plant:

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 import lantern_accel
-from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.generation import measurements as automatic
 from lantern_accel.generation.estimate import Estimate
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.sources import with_tokens_per_step
-from lantern_accel.strategy.values import NoTree, Strategy, Window
+from lantern_accel.strategy.values import NoTree, Window
 from lantern_accel_profiles.measure import samples
 from lantern_accel_profiles.tuning import auto as tuning
 
@@ -222,28 +221,6 @@ def test_exact_unless_asked(tiny_model):
         assert pipeline.request("red heart", relaxed=True).strategy.acceptance.relaxed
         spent = pipeline.request("red heart", tv_budget=0.02).strategy
         assert spent.acceptance.relaxed and spent.tv_budget == 0.02
-        with pytest.raises(StrategyError, match="asks for an exact one"):
-            pipeline.request("red heart", strategy="lantern++", relaxed=False)
-        with pytest.raises(StrategyError, match="uses no total variation"):
-            pipeline.request("red heart", relaxed=False, tv_budget=0.02)
-
-
-@pytest.mark.parametrize(
-    ("option", "named"),
-    [
-        ({"tree": "chain:3"}, "'eagle'"),
-        ({"window": 8}, "'scd'"),
-        ({"k": 3}, "'lantern++'"),
-        ({"delta": 0.1}, "'lantern'"),
-        ({"lam": 2.0}, "'lantern++'"),
-        ({"residual": "optimal"}, "'lantern++'"),
-        ({"accept": "lantern:k=3"}, "'lantern++'"),
-    ],
-)
-def test_options_of_one_strategy_name_it(tiny_model, option, named):
-    with load(tiny_model) as pipeline, pytest.raises(StrategyError, match="'auto'") as said:
-        pipeline.request("red heart", **option)
-    assert named in str(said.value)
 
 
 def test_a_simulated_devices_times_choose_nothing(tiny_model, own, monkeypatch):
@@ -281,27 +258,6 @@ def test_tuning_goes_on_and_its_choice_is_used(tiny_model, own, monkeypatch):
         assert {m.strategy.name for m in found[0].measured} >= {"vanilla", "windows"}
         drawn = pipeline.generate("red heart", seed=1)
     assert drawn.stats.strategy == found[0].strategy
-
-
-def test_a_budget_too_short_for_a_final_says_so(tiny_model, own):
-    with load(tiny_model) as pipeline:
-        asked = pipeline.strategy("auto")
-        with pytest.raises(RequestError, match="is too short"):
-            tuning.AutoTuner(pipeline, asked, prompts=["red heart"], budget=1e-3).run([1])
-
-
-def test_a_choice_may_be_plain_decoding(tiny_model, own):
-    with load(tiny_model) as pipeline:
-        asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
-        key = pipeline.measurements.key(asked, 1, sampling)
-        plain = Strategy(name="vanilla")
-        pipeline.measurements.keep(
-            choices.Choice(key=key, strategy=plain, speedup=1.0, source="tune")
-        )
-        drawn = pipeline.generate("red heart", seed=1)
-        want = pipeline.generate("red heart", seed=1, strategy="vanilla")
-    assert isinstance(drawn.stats.strategy.drafts, NoTree)
-    assert torch.equal(drawn.tokens, want.tokens)
 
 
 @pytest.mark.long

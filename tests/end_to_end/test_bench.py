@@ -70,16 +70,6 @@ def test_settings_of_one_strategy_are_compared_in_a_line_and_a_plot(command, tin
 
 
 @pytest.mark.long
-def test_the_bundled_model_is_measured_by_default_with_what_auto_takes(command, tmp_path):
-    out = tmp_path / "bench.json"
-    done = command("bench", "--strategy", "auto", "--repeats", 1, *ASKED, "-o", out)
-    assert done.returncode == 0, done.stderr
-    vanilla, auto = plain_rows(read_run(out))
-    assert (vanilla["strategy"], auto["strategy"]) == ("vanilla", "auto")
-    assert auto["step_compression"] >= 1
-
-
-@pytest.mark.long
 def test_an_interrupted_run_goes_on_with_what_was_measured(
     command, tiny_model, tmp_path, monkeypatch
 ):
@@ -129,10 +119,3 @@ def test_an_option_that_nothing_takes_is_refused(command, tiny_model, option, va
     done = command("bench", "--model", tiny_model, "-s", strategy, option, value, *ASKED[:2])
     assert done.returncode == 2
     assert f"{option} changes none of vanilla, {strategy}" in done.stderr
-
-
-def test_a_batch_without_end_is_refused_at_once(command):
-    for text in ("1025", "9" * 20):
-        done = command("bench", "--batch", text)
-        assert done.returncode == 2
-        assert "1024" in done.stderr

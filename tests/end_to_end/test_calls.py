@@ -14,7 +14,7 @@ import torch
 
 import lantern_accel
 from lantern_accel.device.backend import Support
-from lantern_accel.errors import LanternWarning, RequestError
+from lantern_accel.errors import RequestError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.memory.limits import bucket
 
@@ -45,13 +45,6 @@ def test_what_is_not_a_setting_is_checked_before_any_work(
 def test_tokens_so_far_may_be_named_by_text(pipeline: Pipeline, tmp_path: Path) -> None:
     path: Any = str(tmp_path / "u.tokens")
     assert pipeline.generate("red heart", strategy="vanilla", seed=3, unfinished=path).images
-
-
-def test_a_batch_to_warm_up_is_checked(pipeline: Pipeline) -> None:
-    odd: list[Any] = [0, -1, True, 2.5]
-    for batch in odd:
-        with pytest.raises(RequestError, match="batch_size"):
-            pipeline.warm_up([batch])
 
 
 def test_eight_threads_draw_what_one_draws(pipeline: Pipeline) -> None:
@@ -90,22 +83,6 @@ def test_eight_threads_on_eight_pipelines_draw_what_one_draws(
     for thread in threads:
         thread.join()
     assert all(torch.equal(found[seed], alone[seed].tokens) for seed in range(8))
-
-
-def test_coroutines_draw_what_one_draws(pipeline: Pipeline) -> None:
-    alone = [
-        pipeline.generate("dog face", strategy="lantern++", k=3, seed=seed).tokens
-        for seed in range(4)
-    ]
-
-    async def draw() -> list[torch.Tensor]:
-        calls = [
-            asyncio.to_thread(pipeline.generate, "dog face", strategy="lantern++", k=3, seed=seed)
-            for seed in range(4)
-        ]
-        return [one.tokens for one in await asyncio.gather(*calls)]
-
-    assert all(torch.equal(a, b) for a, b in zip(asyncio.run(draw()), alone, strict=True))
 
 
 def test_a_cancelled_task_leaves_the_drawing(pipeline: Pipeline) -> None:
@@ -167,19 +144,6 @@ def test_a_closed_pipeline_refuses_to_draw(tiny_model: Path) -> None:
         closed.generate("red heart")
     with pytest.raises(RequestError, match="closed"):
         closed.decode_only(["dog face"], closed.strategy(), closed.sampling(), 1)
-
-
-def test_a_backend_that_cannot_be_closed_keeps_its_images(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = lantern_accel.load(tiny_model, device="cpu", dtype="float32")
-    monkeypatch.setattr(loaded.backend, "close", lambda: 1 / 0)
-    with (
-        pytest.warns(LanternWarning, match="failed while it was closed .ZeroDivisionError"),
-        loaded,
-    ):
-        drawn = loaded.generate("red heart", strategy="lantern++", k=3, seed=1)
-    assert len(drawn.images) == 1
 
 
 def test_each_batch_is_handed_over_when_it_is_done_and_a_part_is_the_same_images(

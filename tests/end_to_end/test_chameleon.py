@@ -66,13 +66,6 @@ def test_lumina_draws_pictures_that_are_not_square(command, lumina, tmp_path):
     assert json.loads(done.stdout)["tokens"] == 4 * 9  # newlines included
 
 
-def test_a_family_without_a_drafter_says_how_to_get_one(command, lumina, tmp_path):
-    words = ("generate", "a fox", "--model", lumina, "-o", tmp_path / "x.png")
-    done = command(*words, "--strategy", "lantern++")
-    assert done.returncode == 2
-    assert "lantern-accel train drafter" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("size", "reason"),
     [("17x8", "multiples of 4"), ("16", "cannot be read"), ("0x8", "is not possible")],

@@ -94,17 +94,6 @@ def test_a_stopped_evaluation_goes_on_and_another_one_is_refused(
     assert "has schema version None" in command(*words).stderr
 
 
-def test_bad_input_is_refused_before_any_work(command, tiny_model, tmp_path):
-    done = command("evaluate", "--model", tiny_model, "--part", "likelyhood")
-    assert done.returncode == 2
-    assert "did you mean likelihood?" in done.stderr
-    done = command(
-        "evaluate", "--model", tiny_model, "--images", tmp_path, "-o", tmp_path / "e.json"
-    )
-    assert done.returncode == 2
-    assert "captions.jsonl is not there" in done.stderr
-
-
 def test_the_grid_has_every_prompt_and_strategy(command, tiny_model, tmp_path):
     path = tmp_path / "grid.png"
     words = ["evaluate", "--model", tiny_model, "--grid", path, "--strategy", "vanilla"]

@@ -43,14 +43,6 @@ def test_every_strategy_writes_a_picture_and_its_figures(command, tiny_model, tm
     assert f"{LOSS}: {loss} with: " in " ".join(done.stdout.split())
 
 
-def test_json_to_standard_output_is_nothing_but_json(command, tiny_model, tmp_path):
-    done = command(
-        "generate", "red heart", "--model", tiny_model, "--strategy", "vanilla",
-        "-o", tmp_path / "a.png", "--json",
-    )  # fmt: skip
-    assert json.loads(done.stdout)["model"] == "tiny"
-
-
 def test_the_seed_fixes_the_image_and_is_drawn_and_told_without_one(tiny_model):
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipe:
         first = pipe.generate("red heart", seed=3, strategy="lantern++", k=3)
@@ -174,19 +166,6 @@ def test_a_model_without_a_drafter_says_how_to_get_one(command, undrafted_model,
         "--strategy", "vanilla",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-
-
-def test_an_output_that_cannot_be_written_is_found_before_decoding(command, tmp_path):
-    (tmp_path / "file").write_text("")
-    for output, reason in (
-        (tmp_path / "file" / "x.png", "cannot be written"),
-        (tmp_path / "x.xyz", "no image format"),
-        (tmp_path, "no image format"),
-    ):
-        # The model does not exist either: the output is looked at first.
-        done = command("generate", "dog", "--model", "nowhere", "-o", output)
-        assert done.returncode == 2
-        assert reason in done.stderr
 
 
 def _damaged(folder: Path, tmp_path: Path) -> Path:

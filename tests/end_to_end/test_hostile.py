@@ -33,43 +33,6 @@ def words(tiny_model: Path, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (["-s", f"eagle:tree=chain:{LONG}"], "has no field"),
-        (["--size", f"{LONG}x{LONG}"], "cannot be read"),
-        (["--option", "threads=²"], "got threads='²'; give a number"),
-        (["--option", "threads=\u0661"], "got threads='\u0661'; give a number"),
-        (["--option", f"threads={LONG}"], "give a number"),
-    ],
-)
-def test_what_generate_cannot_read(
-    words: list[str], more: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert says in refused([*words, *more], capsys)
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (["stepcost", "--cfg-scale", "inf"], "--cfg-scale"),
-        (["stepcost", "--cfg-scale", LONG], "--cfg-scale"),
-        (["stepcost", "--nodes", f"8,{LONG}"], "--nodes takes numbers from 2 to 1024"),
-        (["models", "plan", "lantern-emoji", "--memory", ""], "'' is not a size"),
-        (["models", "plan", "lantern-emoji", "--memory", "٣GB"], "is not a size"),
-        (["models", "plan", "lantern-emoji", "--memory", LONG], "is not a size"),
-        (["models", "plan", "lantern-emoji", "--device", ""], "--device is empty"),
-        (["profile", "-o", "r.json", "--strategy", ""], "no strategy is named"),
-    ],
-)
-def test_what_other_commands_cannot_read(
-    given: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    assert says in refused(given, capsys)
-
-
-@pytest.mark.parametrize(
     "place",
     [
         "/dev/zero",

@@ -143,23 +143,6 @@ def test_prompts_of_a_file_follow_those_of_the_command(
     assert len(list(tmp_path.glob("p-*.png"))) == 3
 
 
-def test_files_that_cannot_be_are_refused_before_work(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
-    for more, said in (
-        (["-o", str(tmp_path / f"{'n' * 252}.png")], "longer than 255 bytes"),
-        (["-o", str(tmp_path / "loop.png")], "cannot be written"),
-        (["--stats", str(tmp_path / "p.png")], "--stats and --output both name"),
-        (["-n", "2", "--stats", str(tmp_path / "p-1.png")], "both name"),
-        (["-n", "2", "-o", str(tmp_path / "nul.png")], "on Windows"),
-        (["--stats", str(tmp_path / "12:30.json")], "on Windows"),
-    ):
-        assert main([*words, *more]) == 2, more
-        told = capsys.readouterr().err
-        assert said in told and len(told.splitlines()) == 1
-
-
 def test_devices_pipes_and_links_are_written_through(words: list[str], tmp_path: Path) -> None:
     real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
     real.write_text("old")

@@ -119,24 +119,6 @@ def test_text_without_an_encoder_says_what_to_get(command, texts, tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_without_a_drafter_the_way_to_one_is_named(command, small_classes, tmp_path):
-    words = (
-        "generate",
-        "3",
-        "--model",
-        small_classes,
-        "--use",
-        "drafter=none",
-        "--overwrite",
-        "-o",
-        tmp_path / "x.png",
-    )
-    assert command(*words).returncode == 0, "auto needs no drafter"
-    done = command(*words, "--strategy", "eagle")
-    assert done.returncode == 2
-    assert "lantern-accel train drafter" in done.stderr
-
-
 @pytest.mark.long
 def test_presets_fill_in_what_is_left_open(command, classes, small_classes, tmp_path):
     words = (

@@ -162,11 +162,7 @@ def test_reports_are_made_from_runs(command, measured, tmp_path):
     ("change", "says"),
     [
         (lambda d: d["settings"].update(weights_hash="f" * 16), "model hash is"),
-        (lambda d: d["settings"]["sampling"].update(top_p=0.9), "sampling top_p is 0.9"),
-        (lambda d: d.update(name="cpu run"), "two runs are named 'cpu run'"),
         (lambda d: d.update(quality=[]), "relaxed strategy without its quality figures"),
-        (lambda d: d["cells"][0].update(warmup=[]), "after 0 warm-up decodings"),
-        (lambda d: d.update(schema_version=9), "schema version 9"),
     ],
 )
 def test_faults_are_refused_in_one_line(command, measured, tmp_path, change, says):
@@ -195,8 +191,6 @@ def test_the_command_refuses_before_it_loads(command, tiny_model, tmp_path):
     for more, says in (
         (("--prompts", unknown, *FEW), "has no word that this model knows"),
         (("--quick", "--strategy", "lantern"), "k = 1000 is too many for a codebook of 48"),
-        (("--quick", "--strategy", "lantrn"), "unknown strategy 'lantrn'; did you mean lantern"),
-        (("--quick", "--option", "compile"), "not of the form NAME=VALUE"),
     ):
         done = command(*words, *more)
         assert done.returncode == 2
@@ -205,8 +199,5 @@ def test_the_command_refuses_before_it_loads(command, tiny_model, tmp_path):
     done = command("compare", tmp_path / "none-*.json", "-o", tmp_path / "a.html")
     assert done.returncode == 2
     assert "there is no run to report on" in done.stderr
-    done = command("compare", f"{'n' * 81}={out}", "-o", tmp_path / "a.html")
-    assert done.returncode == 2
-    assert "has 81 characters; 80 are the most" in done.stderr
     done = command("compare", out, "-o", tmp_path / "a.pdf")
     assert "does not say which kind of report" in done.stderr

@@ -493,7 +493,6 @@ def test_names_of_ours_and_of_others_are_taken(served):
         ({"top_k": "all"}, "top_k", 'top_k cannot be "all"'),
         ({"num_image": 2}, "num_image", "did you mean num_images"),
         ({"width": 8}, "height", "height is missing"),
-        ({"width": 300, "height": 200}, "width", "8x8 pixels only"),
         ({"seed": "abc"}, "seed", 'seed cannot be "abc"'),
         ({"seed": [-2]}, "seed", "-1 for a random one"),
         ({"output_format": "gif"}, "output_format", '"png", "webp" or "jpeg"'),

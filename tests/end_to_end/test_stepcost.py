@@ -43,22 +43,3 @@ def test_a_table_a_file_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "capture" not in said.err
     assert main(["compare", str(out), "-o", str(tmp_path / "r.md")]) == 2
     assert "steps alone" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--size", "llamagen-xs-256"], "no size is named 'llamagen-xs-256'"),
-        (["--nodes", "many"], "--nodes takes numbers from 2 to 1024"),
-        (["--strategy", "eagel"], "did you mean eagle"),
-        (["--option", "threads"], "is not of the form NAME=VALUE"),
-        (["--option", "speed=11"], "backend 'cpu' has no option 'speed'"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    options: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["stepcost", "--device", "cpu", *options]) == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert said.count("\n") <= 2

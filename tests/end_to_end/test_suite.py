@@ -128,12 +128,6 @@ def pipeline(tiny_model: Path):
         yield opened
 
 
-def test_a_suite_takes_drafts_of_the_model_s_own_weights(pipeline: Pipeline) -> None:
-    words, sampling = ["vanilla,self"], pipeline.sampling()
-    found = choose_strategies(pipeline, words, sampling, 2, "red heart")
-    assert [label for label, _ in found] == ["vanilla", "self"]
-
-
 @pytest.mark.long
 def test_a_suite_that_was_killed_three_times_ends_with_the_same_table(
     pipeline, real, tmp_path, monkeypatch
@@ -308,6 +302,8 @@ def test_classes_are_measured_against_adm_s_batch(class_model, tmp_path):
         (["COCO", "--strategy", "vanilla,lantern", "--strategy", "lantern:k=100000"], "k"),
         (["COCO", "-o", "table.md"], "is the name of a table; end it in .json"),
         (["--prompts", "gone.txt"], "gone.txt is not a file of prompts"),
+        (["--part", "likelyhood"], "did you mean likelihood"),
+        (["--images", "REAL"], "captions.jsonl is not there"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence_before_any_picture(

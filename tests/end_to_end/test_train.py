@@ -140,19 +140,6 @@ def test_a_wrong_configuration_names_its_field(emoji, work, text, reason):
     assert reason in done.stderr
 
 
-def test_a_full_disk_is_one_sentence(emoji, work, monkeypatch):
-    from lantern_accel.training import folder
-
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device", "vq.safetensors")
-
-    monkeypatch.setattr(folder, "write_whole", full)
-    done = emoji("tokenizer", "--work", work, "--config", work / "tokenizer.json")
-    assert done.returncode == 5
-    assert "No space left on device" in done.stderr
-    assert "free some space" in done.stderr
-
-
 def test_toml_is_read_and_options_win(work):
     from lantern_accel.training.folder import read_config
     from lantern_emoji.target import TargetConfig

@@ -19,47 +19,11 @@ from lantern_accel.strategy.values import Strategy
 from lantern_accel_profiles.measure.record import StepCell
 
 TOOLS = Path(__file__).parents[3] / "tools"
-VARIANTS: tuple[dict[str, Any], ...] = ({}, {"attention": "triton"})
 
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
     return tool_module("on_device")
-
-
-def test_what_is_worth_most_comes_first(tool, tmp_path: Path) -> None:
-    plan = tool.stages("abacus", tmp_path, False, variants=VARIANTS, clone=Path("x"))
-    by_name = {stage.name: stage for stage in plan}
-    xl, b, big = (f"llamagen-{size}" for size in ("xl-384", "b-256", "3b-384"))
-    assert list(by_name) == [
-        "device", "kernels", f"stepcost-{xl}", f"kernels-{xl}", f"stepcost-{b}", "conform", "generate",
-        "bench",
-        f"weights-{xl}-int8", f"weights-{xl}-int4", f"stepcost-{big}",
-        "conform-attention=triton", f"stepcost-{xl}-attention=triton",
-        f"stepcost-{big}-attention=triton", "tune", "bench-batches", f"stepcost-{xl}-batches",
-        f"stepcost-{big}-batches", "profile", "race_official",
-    ]  # fmt: skip
-    # One image first; the same file gets the other batches.
-    first, more = by_name[f"stepcost-{xl}"], by_name[f"stepcost-{xl}-batches"]
-    assert (first.arguments.count("--batch"), more.arguments.count("--batch")) == (1, 3)
-    assert first.result == more.result
-    other = by_name["conform-attention=triton"]
-    assert "--option=attention=triton" in other.arguments and "--only=replay" in other.arguments
-    assert by_name["race_official"].arguments.count("--runner=gpt-fast") == 1
-    assert [stage.script for stage in plan][-2:] == ["", "race_official.py"]
-    # What the stage of kernels has checked is not checked again.
-    assert by_name["kernels"].arguments[2] == "--only=own"
-    assert (
-        "--only=own" not in by_name["conform"].arguments
-        and "--only=kv" in by_name["conform"].arguments
-    )
-    quick = tool.stages("abacus", tmp_path, True, variants=VARIANTS)
-    assert [s.name for s in quick if s.name.startswith("step")] == [f"stepcost-{xl}"]
-    given = tool.stages("abacus", tmp_path, False, sizes=["s"])
-    assert [s.name for s in given if s.name.startswith("step")] == [
-        "stepcost-s",
-        "stepcost-s-batches",
-    ]
 
 
 def slow_stage(tool, folder: Path, *lines: str, **more: Any) -> Any:

@@ -15,6 +15,7 @@ from support.models import write_tiny_model
 from support.profiles import PROMPTS, small_ceilings
 
 import lantern_accel
+from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel_profiles.measure.prompts import read_prompts
 from lantern_accel_profiles.measure.record import Plan
 from lantern_accel_profiles.measure.run import Profiler, ProfileRequest, choose_strategies
@@ -26,6 +27,15 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A text-conditional model folder of a few thousand parameters."""
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def pipeline(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    """The tiny model in float32, loaded with a cache of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as opened:
+            yield opened
 
 
 @pytest.fixture(scope="session")

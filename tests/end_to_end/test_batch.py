@@ -21,15 +21,6 @@ PROMPTS = ["red heart", "dog face", "a blue fish", "heart", "dog", "fish", "red 
 EXACT = ["vanilla", "eagle", "eagle2", "scd", "sjd", "auto"]
 
 
-@pytest.fixture(scope="module")
-def pipeline(tiny_model, tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path_factory.mktemp("cache")))
-    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as opened:
-        yield opened
-    patch.undo()
-
-
 def opened(pipeline: Any, strategy: str, size: int, **sampling: Any) -> tuple[Batch[ImageJob], Any]:
     """Return a batch, and a function that lets an image of a prompt join."""
     request = pipeline.request(PROMPTS[0], strategy=strategy, batch_size=size, **sampling)

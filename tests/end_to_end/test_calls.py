@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,6 @@ from lantern_accel.device.backend import Support
 from lantern_accel.errors import RequestError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.memory.limits import bucket
-
-
-@pytest.fixture(scope="module")
-def pipeline(tiny_model: Path) -> Iterator[Pipeline]:
-    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as loaded:
-        yield loaded
 
 
 @pytest.mark.parametrize(
@@ -47,22 +42,19 @@ def test_tokens_so_far_may_be_named_by_text(pipeline: Pipeline, tmp_path: Path) 
     assert pipeline.generate("red heart", strategy="vanilla", seed=3, unfinished=path).images
 
 
+def by_eight_threads(draw: Callable[[int], Any]) -> list[Any]:
+    """Return what threads draw of seeds 0 to 7, all at once."""
+    begin = threading.Barrier(8)
+    with ThreadPoolExecutor(8) as threads:
+        return [*threads.map(lambda seed: begin.wait() is None or draw(seed), range(8))]
+
+
 def test_eight_threads_draw_what_one_draws(pipeline: Pipeline) -> None:
-    alone = [
-        pipeline.generate("red heart", strategy="lantern++", k=3, seed=seed).tokens
-        for seed in range(8)
-    ]
-    found: dict[int, torch.Tensor] = {}
+    def draw(seed: int) -> torch.Tensor:
+        return pipeline.generate("red heart", strategy="lantern++", k=3, seed=seed).tokens
 
-    def draw(seed: int) -> None:
-        found[seed] = pipeline.generate("red heart", strategy="lantern++", k=3, seed=seed).tokens
-
-    threads = [threading.Thread(target=draw, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(found[seed], alone[seed]) for seed in range(8))
+    alone = [draw(seed) for seed in range(8)]
+    assert all(map(torch.equal, by_eight_threads(draw), alone))
 
 
 @pytest.mark.long
@@ -70,19 +62,16 @@ def test_eight_threads_on_eight_pipelines_draw_what_one_draws(
     pipeline: Pipeline, tiny_model: Path
 ) -> None:
     names = ("vanilla", "eagle", "lantern++", "scd")
-    alone = [pipeline.generate("red heart", strategy=names[s % 4], seed=s) for s in range(8)]
-    found: dict[int, torch.Tensor] = {}
 
-    def draw(seed: int) -> None:
+    def draw(seed: int, own: Pipeline = pipeline) -> torch.Tensor:
+        return own.generate("red heart", strategy=names[seed % 4], seed=seed).tokens
+
+    def loaded(seed: int) -> torch.Tensor:
         with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as own:
-            found[seed] = own.generate("red heart", strategy=names[seed % 4], seed=seed).tokens
+            return draw(seed, own)
 
-    threads = [threading.Thread(target=draw, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(found[seed], alone[seed].tokens) for seed in range(8))
+    alone = [draw(seed) for seed in range(8)]
+    assert all(map(torch.equal, by_eight_threads(loaded), alone))
 
 
 def test_a_cancelled_task_leaves_the_drawing(pipeline: Pipeline) -> None:

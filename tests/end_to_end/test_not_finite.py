@@ -17,18 +17,12 @@ from lantern_accel.strategy.values import STRATEGIES
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.fixture(scope="module")
-def loaded(tiny_model: Path) -> Iterator[Pipeline]:
-    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
-        yield pipeline
-
-
 @pytest.fixture
-def pipeline(loaded: Pipeline) -> Iterator[Pipeline]:
+def pipeline(pipeline: Pipeline) -> Iterator[Pipeline]:
     """The pipeline without engines, whose target is whole again afterwards."""
-    loaded.release_engines()
-    yield loaded
-    vars(loaded.model.target).pop("head", None)
+    pipeline.release_engines()
+    yield pipeline
+    vars(pipeline.model.target).pop("head", None)
 
 
 @pytest.fixture

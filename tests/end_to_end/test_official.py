@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from support.official import (
+    add_drafter,
     class_folder,
     drafter_config,
     drafter_weights,
@@ -47,9 +48,7 @@ def small_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = text_folder(tmp_path_factory.mktemp("t2i") / "pretrained_models")
-    write_drafter(
-        folder / "trained_drafters" / "llamagen_drafter", drafter_weights(), drafter_config("t2i")
-    )
+    add_drafter(folder)
     return folder
 
 
@@ -59,31 +58,23 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("strategy", ["vanilla", "lantern++"])
-def test_classes_to_a_picture(command, classes, tmp_path, strategy):
+@pytest.mark.parametrize(
+    ("model", "prompt", "side", "tokens", "scale"),
+    [("classes", "3", 48, 576, 4.0), ("texts", "a corgi", 32, 256, 7.5)],
+)
+def test_a_prompt_to_a_picture(
+    command, features, tmp_path, request, strategy, model, prompt, side, tokens, scale
+):
+    use = ["--use", f"embeddings={features}"] if model == "texts" else []
     done = command(
-        "generate", "3", "--model", classes, "--strategy", strategy, "--seed", 1,
-        "-o", tmp_path / "c.png", "--stats", tmp_path / "c.json",
+        "generate", prompt, "--model", request.getfixturevalue(model), "--strategy", strategy, *use,
+        "--seed", 1, "-o", tmp_path / "c.png", "--stats", tmp_path / "c.json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert size(tmp_path / "c.png") == (48, 48)
+    assert size(tmp_path / "c.png") == (side, side)
     stats = json.loads((tmp_path / "c.json").read_text())
-    assert stats["tokens"] == 576
-    assert stats["sampling"]["cfg_scale"] == 4.0
-    assert (stats["steps"] < 575) == (strategy == "lantern++")
-
-
-@pytest.mark.parametrize("strategy", ["vanilla", "lantern++"])
-def test_text_to_a_picture(command, texts, features, tmp_path, strategy):
-    done = command(
-        "generate", "a corgi", "--model", texts, "--strategy", strategy, "--seed", 1,
-        "--use", f"embeddings={features}", "-o", tmp_path / "t.png", "--stats", tmp_path / "t.json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert size(tmp_path / "t.png") == (32, 32)
-    stats = json.loads((tmp_path / "t.json").read_text())
-    assert stats["tokens"] == 256
-    assert stats["sampling"]["cfg_scale"] == 7.5
-    assert (stats["steps"] < 255) == (strategy == "lantern++")
+    assert (stats["tokens"], stats["sampling"]["cfg_scale"]) == (tokens, scale)
+    assert (stats["steps"] < tokens - 1) == (strategy == "lantern++")
 
 
 def test_lanterns_folder_in_shards_draws_the_same(command, texts, features, tmp_path):

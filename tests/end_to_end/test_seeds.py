@@ -12,12 +12,6 @@ import lantern_accel
 from lantern_accel.errors import RequestError
 
 
-@pytest.fixture(scope="module")
-def pipeline(tiny_model):
-    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as opened:
-        yield opened
-
-
 @pytest.mark.parametrize("strategy", ["vanilla", "lantern++"])
 def test_an_image_with_a_seed_of_its_own_is_the_one_that_this_seed_draws(pipeline, strategy):
     asked = {"strategy": strategy, "batch_size": 2}

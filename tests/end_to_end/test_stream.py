@@ -16,15 +16,6 @@ from lantern_accel.generation.batch import Batch
 from lantern_accel.generation.notebook import notebook_bar
 
 
-@pytest.fixture(scope="module")
-def pipeline(tiny_model, tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path_factory.mktemp("cache")))
-    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as opened:
-        yield opened
-    patch.undo()
-
-
 @pytest.mark.parametrize("strategy", ["vanilla", "eagle", "lantern++", "eagle2", "scd", "sjd"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_stream_draws_what_generate_draws(pipeline, strategy, batch):

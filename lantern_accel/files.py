@@ -333,7 +333,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, must: bool = Fal
         write_whole(path, stored)
 
 
-def _digest(record: Mapping[str, Any]) -> str:
+def _digest(record: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
@@ -350,7 +350,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
+def write_record(path: Path, record: Mapping[str, object]) -> None:
     """Keep a JSON object with its checksum, where the folder can be written."""
     # As it will be read: tuples come back as lists.
     whole = json.loads(json.dumps(record))

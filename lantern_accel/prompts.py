@@ -77,7 +77,7 @@ def _items(path: Path, seed: int) -> list[Item]:
     return found
 
 
-def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+def _rows(path: Path) -> Iterator[Mapping[str, object]]:
     """Go through a file's rows; raises RequestError where it cannot be read."""
     kind = path.suffix.lower()
     try:
@@ -96,7 +96,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
         raise RequestError(f"the prompts in {path} cannot be read ({why})") from None
 
 
-def _table(path: Path) -> Iterator[Mapping[str, Any]]:
+def _table(path: Path) -> Iterator[Mapping[str, object]]:
     """Go through a table's rows, by the names in its first line; an empty cell is left out."""
     whole = read_text_file(path).replace("\r", "\n")
     text = whole.lstrip("\n ")
@@ -139,7 +139,7 @@ def _table(path: Path) -> Iterator[Mapping[str, Any]]:
             yield cells | ({"seed": int(number[1])} if number else {})
 
 
-def _object(line: str, number: int, path: Path) -> Mapping[str, Any]:
+def _object(line: str, number: int, path: Path) -> Mapping[str, object]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -155,7 +155,7 @@ def _object(line: str, number: int, path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _json(path: Path) -> Iterable[Mapping[str, Any]]:
+def _json(path: Path) -> Iterable[Mapping[str, object]]:
     found = read_json_file(path)
     if isinstance(found, dict) and isinstance(found.get("annotations"), list):
         found = found["annotations"]
@@ -164,7 +164,7 @@ def _json(path: Path) -> Iterable[Mapping[str, Any]]:
     return [one if isinstance(one, dict) else {"prompt": one} for one in found]
 
 
-def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
+def _parquet(path: Path) -> Iterator[Mapping[str, object]]:
     try:
         import pyarrow.parquet as parquet
     except ImportError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,7 +18,7 @@ from lantern_accel.records import first_wrong
 RecordT = TypeVar("RecordT", bound=BaseModel)
 
 
-def read_json(path: Path, command: str = "lantern-accel profile") -> dict[str, Any]:
+def read_json(path: Path, command: str = "lantern-accel profile") -> dict[str, object]:
     """Return a file's JSON object; raises RequestError saying why it is none."""
     try:
         data = read_json_file(path)
@@ -36,7 +36,7 @@ def read_json(path: Path, command: str = "lantern-accel profile") -> dict[str, A
     return data
 
 
-def validated(model: type[RecordT], path: Path, data: Mapping[str, Any]) -> RecordT:
+def validated(model: type[RecordT], path: Path, data: Mapping[str, object]) -> RecordT:
     """Return a file's data as a record; raises RequestError naming the first field that is wrong."""
     try:
         return model.model_validate(data)
@@ -47,7 +47,7 @@ def validated(model: type[RecordT], path: Path, data: Mapping[str, Any]) -> Reco
 
 
 def difference(
-    theirs: Mapping[str, Any], ours: Mapping[str, Any]
+    theirs: Mapping[str, object], ours: Mapping[str, object]
 ) -> tuple[str, object, object] | None:
     """Return the first key that differs, and its two values; None where none does."""
     # Plain values first: they say what differs in fewer words than a table of sizes.
@@ -57,7 +57,7 @@ def difference(
 
 
 def check_same(
-    path: Path | str, theirs: Mapping[str, Any], ours: Mapping[str, Any], another: str
+    path: Path | str, theirs: Mapping[str, object], ours: Mapping[str, object], another: str
 ) -> None:
     """Raise RequestError where what a path holds is of something else; ``another``: to name instead."""
     if found := difference(theirs, ours):

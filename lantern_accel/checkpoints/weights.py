@@ -77,7 +77,7 @@ class HeldFile:
 
     def __init__(self, path: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
         self.path = path
-        self.info: dict[str, Any] = {}
+        self.info: dict[str, object] = {}
         self.tensors = {key: tensor.detach() for key, tensor in (tensors or {}).items()}
         self.headers = {key: (tuple(t.shape), t.dtype) for key, t in self.tensors.items()}
         self.places: dict[str, tuple[int, tuple[int, ...] | None]] = {}
@@ -158,13 +158,13 @@ class _PickleFile(HeldFile):
             self._storages[storage.data_ptr()] = storage.nbytes()
         return storage
 
-    def _unpickled(self, mapped: bool) -> Any:
+    def _unpickled(self, mapped: bool) -> object:
         place = self._noted if mapped else "cpu"
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the age of a pickle; the file is judged below
             return torch.load(self.path, map_location=place, weights_only=True, mmap=mapped)
 
-    def _state(self, content: Any) -> dict[str, Tensor]:
+    def _state(self, content: object) -> dict[str, Tensor]:
         state = content
         if isinstance(content, Mapping):
             state = _within(content, self.path)
@@ -210,7 +210,7 @@ def _holds_weights(value: object) -> bool:
     return any(isinstance(one, Tensor) and one.is_floating_point() for one in value.values())
 
 
-def _within(content: Mapping[Any, Any], path: Path) -> object:
+def _within(content: Mapping[object, object], path: Path) -> object:
     """Return the state dict of what a trainer wrote: the content itself, or one under a name of it.
 
     Of the usual names the first is taken, and what else there is stands in a warning. Raises

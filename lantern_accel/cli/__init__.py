@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(app, argv, "lantern-accel")
 
 
-def run(app: Callable[..., Any], argv: Sequence[str] | None, name: str) -> int:
+def run(app: Callable[..., object], argv: Sequence[str] | None, name: str) -> int:
     """Run an application's command with this project's warnings and errors; return its exit code."""
     from lantern_accel.cli.edge import guarded
 
@@ -41,7 +41,7 @@ def run(app: Callable[..., Any], argv: Sequence[str] | None, name: str) -> int:
         return guarded(lambda: app(args=words, prog_name=name, standalone_mode=False))
 
 
-def run_single(command: Callable[..., Any], argv: Sequence[str] | None = None) -> int:
+def run_single(command: Callable[..., object], argv: Sequence[str] | None = None) -> int:
     """Run a function whose signature typer reads, such as a script's; return its exit code."""
     import typer
 

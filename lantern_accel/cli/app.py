@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable
-from typing import Any
 
 import typer
 
@@ -53,7 +52,7 @@ def _options(
 
 
 #: In the order in which ``--help`` lists them, before those of other packages; groups come last there.
-COMMANDS: dict[str, Callable[..., Any] | typer.Typer] = {
+COMMANDS: dict[str, Callable[..., object] | typer.Typer] = {
     "generate": generate,
     "devices": devices,
     "hardware": hardware,

@@ -249,7 +249,7 @@ def _draw_folder(
     output: Path,
     share: str,
     load: LoadingParts,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
     resume: bool,
     quiet: bool,
 ) -> None:

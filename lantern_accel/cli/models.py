@@ -83,12 +83,14 @@ def _preset_cells(row: dict[str, Any]) -> list[str]:
     return [row["name"], models, settings, row["source"]]
 
 
-def _model_rows(parts: bool, memory: bool) -> list[dict[str, Any]]:
+def _model_rows(parts: bool, memory: bool) -> list[dict[str, object]]:
     from lantern_accel.families.registry import family_names, parts_of, published
     from lantern_accel.models.bundle import bundled_models, read_manifest
     from lantern_accel.models.hub import at_hand
 
-    def row(of: Any, kind: str, source: str, needed: Sequence[Any], traced: bool) -> dict[str, Any]:
+    def row(
+        of: Any, kind: str, source: str, needed: Sequence[Any], traced: bool
+    ) -> dict[str, object]:
         return {
             "name": of.name,
             "kind": kind,
@@ -112,7 +114,7 @@ def _model_rows(parts: bool, memory: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def _memory(name: str) -> dict[str, Any]:
+def _memory(name: str) -> dict[str, object]:
     """Return peaks by dtype, and for each device with known memory the dtypes that fit it."""
     from lantern_accel.device.datasheets import all_profiles
     from lantern_accel.memory.plan import usual_peaks

@@ -99,7 +99,7 @@ class Pictures:
                 "image with -o, or add --overwrite to replace it"
             )
 
-    def _row(self, index: int) -> dict[str, Any]:
+    def _row(self, index: int) -> dict[str, object]:
         return {"prompt": self.prompts[index // self.columns], "file": self._file(index).name}
 
     def _file(self, index: int) -> Path:

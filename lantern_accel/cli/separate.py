@@ -74,7 +74,7 @@ class Child:
             self.end(signal.SIGKILL)  # what it started may hold the device
         lines.put((self, ""))
 
-    def tell(self, message: Mapping[str, Any]) -> None:
+    def tell(self, message: Mapping[str, object]) -> None:
         """Send a message; a process that has ended gets none."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
@@ -109,7 +109,7 @@ class KitRun:
     """
 
     device: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     places: Sequence[Mapping[str, str]] = ({},)
     limit: float
     on_outcome: Callable[[Outcome], None] = lambda outcome: None
@@ -262,7 +262,10 @@ class KitRun:
 
     def _certify(self, path: Path, command: str) -> None:
         """Let one more process make the certificate; raises BackendError where it does not."""
-        given: dict[str, Any] = {"report": self.now().model_dump(mode="json"), "known": self.known}
+        given: dict[str, object] = {
+            "report": self.now().model_dump(mode="json"),
+            "known": self.known,
+        }
         given |= {"counters": self.counters, "watch": not self.late, "command": command}
         child = self._start()
         child.tell({"certify": [str(path), given]})
@@ -307,7 +310,9 @@ def serve() -> None:
         with lock:
             print(json.dumps([kind, what]), file=answers, flush=True)
 
-    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    def show(
+        message: Warning | str, category: type[Warning], *where: object, **more: object
+    ) -> None:
         if issubclass(category, LanternWarning):
             send("warned", str(message))
 

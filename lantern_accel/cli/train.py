@@ -48,7 +48,7 @@ class TrainerOptions(OnDevice):
         return read_config(kind, self.config, **own, **more)
 
 
-def print_report(report: dict[str, Any], folder: Path) -> None:
+def print_report(report: dict[str, object], folder: Path) -> None:
     """Print a trainer's figures as JSON, and say where it wrote."""
     left_out = ("curve", "config", "environment")
     print_json({k: v for k, v in report.items() if k not in left_out})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -44,7 +42,7 @@ class Filters:
             p_first=sampling.order == "top_p_first",
             never=never,
         )
-        self.tables: tuple[Any, ...] = () if table is None else (table,)
+        self.tables: tuple[object, ...] = () if table is None else (table,)
         self._sums = () if sums is None else (sums,)
 
     def draw(self, weights: Tensor, uniform: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
@@ -84,7 +83,7 @@ class Step:
             features, logits = source.verify(state, drafted, slots)
         part(self._end, drafted, features, logits)
 
-    def _end(self, drafted: Any, features: Tensor, logits: Tensor) -> None:
+    def _end(self, drafted: object, features: Tensor, logits: Tensor) -> None:
         """Judge what was drafted by the pass over it, and commit what is kept."""
         state, source, seen = self.session.state, self.source, self.session.observer
         with self.ops.phase("accept"):

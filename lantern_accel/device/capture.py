@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 from torch import Tensor
 
@@ -124,7 +124,7 @@ class Capture(Protocol):
     listener: PhaseListener | None = None
     """What :func:`listening` put in place; None outside its block."""
 
-    region: Callable[..., Any] | None = None
+    region: Callable[..., object] | None = None
     """Runs a part of a step on its arguments: the drafts, or all behind the pass. None: as it is."""
 
     own_steps: Mapping[str, str] = MappingProxyType({})

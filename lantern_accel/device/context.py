@@ -104,7 +104,7 @@ def inferring(function: Called) -> Called:
     """Run a function in the inference mode of its first argument, a backend or what has one."""
 
     @functools.wraps(function)
-    def run(first: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(first: Any, *args: object, **kwargs: object) -> object:
         with inference(getattr(first, "backend", first)):
             return function(first, *args, **kwargs)
 
@@ -115,7 +115,7 @@ def callers(function: Callable[..., None]) -> Callable[..., None]:
     """Return a caller's function that runs in what is set now, the default dtype apart."""
     known, inferred, gradients = _now(), torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
-    def run(*given: Any) -> None:
+    def run(*given: object) -> None:
         ours = _now()
         try:
             _become(*known)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from lantern_accel.device import host
 from lantern_accel.device.entry_points import load_plugins, why
@@ -73,7 +73,7 @@ class Chosen:
 
     spec: BackendSpec
     index: int
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
     rest: tuple[BackendSpec, ...] = ()
     automatic: bool = False
 
@@ -136,7 +136,7 @@ class Chosen:
         raise error
 
 
-def open_backend(device: str = "auto", options: Mapping[str, Any] | None = None) -> Backend:
+def open_backend(device: str = "auto", options: Mapping[str, object] | None = None) -> Backend:
     """Open ``"auto"``, a backend's first device by name, or another as ``"name:index"``.
 
     Raises BackendError when there is no such backend or device, saying what was looked for and
@@ -145,7 +145,7 @@ def open_backend(device: str = "auto", options: Mapping[str, Any] | None = None)
     return choose_device(device, options).open()
 
 
-def choose_device(device: str = "auto", options: Mapping[str, Any] | None = None) -> Chosen:
+def choose_device(device: str = "auto", options: Mapping[str, object] | None = None) -> Chosen:
     """Find what :func:`open_backend` opens, and prepare the environment for it.
 
     ``device`` may be a word that backends have as an alias, such as ``"gpu"``: the best available one
@@ -248,7 +248,7 @@ def _answers(spec: BackendSpec, word: str) -> bool:
         return False
 
 
-def _configured(spec: BackendSpec, options: Mapping[str, Any]) -> BackendSpec:
+def _configured(spec: BackendSpec, options: Mapping[str, object]) -> BackendSpec:
     hint = "check the options it was given"
     call = partial(spec.configured, options)
     return ask(spec.name, "configured", call, BackendSpec, hint, LOOKING)  # type: ignore[type-abstract]  # for isinstance
@@ -303,7 +303,7 @@ def _probe(spec: BackendSpec) -> Probe:
     return ask(spec.name, "probe", spec.probe, Probe, seconds=spec.seconds_to_probe)
 
 
-def _open(spec: BackendSpec, index: int, options: Mapping[str, Any]) -> Backend:
+def _open(spec: BackendSpec, index: int, options: Mapping[str, object]) -> Backend:
     from lantern_accel.device.backend import Backend
     from lantern_accel.device.context import own_context
 

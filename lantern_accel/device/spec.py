@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import model_validator
 
@@ -79,7 +79,7 @@ class BackendSpec(ABC):
     also_known_as: tuple[str, ...] = ()
     """Words, such as a vendor's name, that an error answers with this backend's name."""
 
-    variants: tuple[Mapping[str, Any], ...] = ({},)
+    variants: tuple[Mapping[str, object], ...] = ({},)
     """Sets of options worth comparing on this device, the default first (``tools/on_device.py``)."""
 
     scheduled_as: str = "CPU"
@@ -95,7 +95,7 @@ class BackendSpec(ABC):
         """
         return word in self.aliases
 
-    def configured(self, options: Mapping[str, Any]) -> BackendSpec:
+    def configured(self, options: Mapping[str, object]) -> BackendSpec:
         """Optional: return the specification for these options of :meth:`open`.
 
         Called before :meth:`prepare` where the device is asked for by name, so that an option can
@@ -122,14 +122,14 @@ class BackendSpec(ABC):
         """Look for the device without allocating anything on it; never raises."""
 
     @abstractmethod
-    def open(self, index: int, options: Mapping[str, Any]) -> Backend:
+    def open(self, index: int, options: Mapping[str, object]) -> Backend:
         """Open device ``index``, ``0 <= index < probe().count``; import the SDK here.
 
         Raises :class:`~lantern_accel.errors.BackendError` for an option it does not know.
         """
 
 
-def check_options(backend: str, options: Mapping[str, Any], known: Mapping[str, str]) -> None:
+def check_options(backend: str, options: Mapping[str, object], known: Mapping[str, str]) -> None:
     """Raise DeviceRequestError for an option that ``known`` (name to meaning) does not list."""
     for name in options:
         if name not in known:

@@ -338,7 +338,7 @@ class Family(ABC, Generic[ManifestT]):
         """Return the manifest of a published model, to plan with before anything is downloaded."""
         raise ModelError(f"the family {self.name!r} publishes no models")
 
-    def sized(self, name: str, values: Mapping[str, Any] | None = None) -> ManifestT | None:
+    def sized(self, name: str, values: Mapping[str, object] | None = None) -> ManifestT | None:
         """Return the manifest of a model that is only a size, to measure with random weights.
 
         ``name``: a pattern of the family's, such as ``llamagen-l-512``; None: not of this family.

@@ -58,7 +58,7 @@ class PromptedDrafterConfig(EagleSizes):
         return Decoder.of(self, bias=self.qkv_bias, head_norm=self.head_norm, norms=self.norms)
 
     @classmethod
-    def of_target(cls, target: Any) -> dict[str, Any]:
+    def of_target(cls, target: Any) -> dict[str, object]:
         one: Decoder = target.decoder
         blocks = {"qkv_bias": one.bias, "head_norm": one.head_norm, "norms": one.norms}
         return super().of_target(target) | blocks

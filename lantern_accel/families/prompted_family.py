@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -138,7 +138,9 @@ class TokenFamily(Family[TokenManifestT]):
         others = ids.to(condition.device), seen.to(mask.device)
         return Rows(torch.cat((condition, others[0])), torch.cat((mask, others[1])))
 
-    def target_for_shape(self, model: Model[TokenManifestT], shape: Hashable) -> tuple[Any, Any]:
+    def target_for_shape(
+        self, model: Model[TokenManifestT], shape: Hashable
+    ) -> tuple[object, object]:
         """Return target and drafter for a prompt length and an image size; weights are shared."""
         if shape is None:
             return model.target, model.drafter

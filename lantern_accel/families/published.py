@@ -49,7 +49,7 @@ class ModelEntry(Frozen):
     config: dict[str, Any] = Field(default_factory=dict)
 
     @property
-    def labels(self) -> dict[str, Any]:
+    def labels(self) -> dict[str, object]:
         """What a manifest says of the model besides sizes."""
         return {"name": self.name, "summary": self.summary, "licence": self.licence}
 

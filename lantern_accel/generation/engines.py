@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -101,7 +101,7 @@ class Engines:
         self._warned = False
         self._ready: OrderedDict[Hashable, CapturedEngine] = OrderedDict()
         #: Targets with quantized weights, to draft with, by those weights' name.
-        self._copies: dict[str, Any] = {}
+        self._copies: dict[str, object] = {}
         self._neighbours: dict[tuple[int, str], Tensor] = {}
 
     @property

@@ -47,7 +47,7 @@ def file_of(item: Item) -> str:
     return f"{item.name}.png"
 
 
-def row_of(item: Item) -> dict[str, Any]:
+def row_of(item: Item) -> dict[str, object]:
     """Return what a journal says of an item's row, and a run that goes on must find again."""
     return {
         "prompt": item.prompt,
@@ -85,7 +85,7 @@ class FolderImages:
             # A sum in another order moves a pixel in some thousands by one level.
             self._host = replace(pipeline.model, vq=copy.deepcopy(pipeline.model.vq).to("cpu"))
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return the device, dtype and model, and what else decides the images besides prompts."""
         pipeline, strategy = self.pipeline, self.request.strategy
         return {
@@ -161,7 +161,7 @@ def _written(done: Done[FolderImage], weights: float) -> Painted:
     """
     one, decoded = done.images[0], done.decoded
     tokens = decoded.tokens.numel()
-    line: dict[str, Any] = {
+    line: dict[str, object] = {
         "tokens_sha256": tokens_sha256(decoded.tokens),
         "tokens": tokens,
         "steps": int(decoded.steps.sum()),
@@ -278,7 +278,7 @@ class RunFolder:
         """Let other processes have the folder."""
         self._held.release()
 
-    def begin(self, facts: Mapping[str, Any]) -> None:
+    def begin(self, facts: Mapping[str, object]) -> None:
         """Note what the run's images are generated with."""
         for part in self.path.glob(".lantern-*.part"):  # of a process that was killed
             with contextlib.suppress(OSError):
@@ -302,7 +302,7 @@ class RunFolder:
                 self.counts[count] += said.get(count, 1)
         self.journal.add(lines)
 
-    def summarise(self, simulated: bool) -> dict[str, Any]:
+    def summarise(self, simulated: bool) -> dict[str, object]:
         """Write and return the summary: images and throughput; a device in software has no speed."""
         one, speed = self.counts, bool(self.seconds) and not simulated
         drawn, tokens, steps = one["images"], one["tokens"], one["steps"]

@@ -25,7 +25,7 @@ OWN = ("model", "dtype", "weights")
 
 
 def asked_of(
-    load: Mapping[str, Any], settings: Mapping[str, Any], share: str | None = None
+    load: Mapping[str, object], settings: Mapping[str, object], share: str | None = None
 ) -> dict[str, str]:
     """Return what decides a command's images besides prompts and seed, by the options that say it.
 
@@ -54,7 +54,7 @@ class Journal:
         self.place, self.run, self.lines = place, run, lines
         self.asked = self._theirs = dict(asked)
         self.seed: int | None = None
-        self.finished: dict[int, dict[str, Any]] = {}
+        self.finished: dict[int, dict[str, object]] = {}
 
     def read(self) -> bool:
         """Take over a run; returns False where there is none, and raises RequestError for a damaged one.
@@ -80,7 +80,7 @@ class Journal:
                         self.finished[int(line["number"])] = line
         return True
 
-    def check(self, seed: object, rows: Mapping[int, Mapping[str, Any]], what: str) -> None:
+    def check(self, seed: object, rows: Mapping[int, Mapping[str, object]], what: str) -> None:
         """Raise RequestError where the run was asked something else, or a finished image was.
 
         ``seed``: the one that is asked for now, if any. ``rows``: of each image what its line must say;
@@ -90,7 +90,7 @@ class Journal:
             raise RequestError(f"{self.place} cannot be resumed: {found}; name another with -o")
 
     def _differences(
-        self, seed: object, rows: Mapping[int, Mapping[str, Any]], what: str
+        self, seed: object, rows: Mapping[int, Mapping[str, object]], what: str
     ) -> Iterator[str]:
         seeds = {"--seed": self.seed}, {"--seed": self.seed if seed is None else seed}
         if found := difference(self._theirs, self.asked) or difference(*seeds):
@@ -106,7 +106,7 @@ class Journal:
                 one = one if key == "prompt" else f"the {key} of {one}"
                 yield f"{one} was {shown(was)}, is {shown(now)} now"
 
-    def begin(self, **facts: Any) -> None:
+    def begin(self, **facts: object) -> None:
         """Write what is asked, the run's seed, and more that should be known of it."""
         if not self.finished:
             self.lines.unlink(missing_ok=True)

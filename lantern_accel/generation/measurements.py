@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
-from typing import Any
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.host_load import BUSY, HostLoad
@@ -112,7 +111,7 @@ class Measurements:
 
     # --- what is kept --------------------------------------------------------------------------
 
-    def key(self, strategy: Strategy, batch: int, sampling: Sampling) -> dict[str, Any]:
+    def key(self, strategy: Strategy, batch: int, sampling: Sampling) -> dict[str, object]:
         """Return everything that a choice for auto depends on."""
         return key_of(
             "auto",
@@ -130,7 +129,7 @@ class Measurements:
             draft_head=self.guesses,
         )
 
-    def tree_key(self, strategy: Strategy, temperature: float) -> dict[str, Any]:
+    def tree_key(self, strategy: Strategy, temperature: float) -> dict[str, object]:
         """Return everything that a tuned tree depends on."""
         of = self.model, self.backend, self.engines.dtype, strategy
         return key_of("tree", *of, greedy=temperature == 0, residual=strategy.residual)

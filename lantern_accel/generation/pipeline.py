@@ -148,13 +148,13 @@ class Pipeline:
             return made
         return self.measurements.tuned(made, *tuned_for)
 
-    def sampling(self, **overrides: Any) -> Sampling:
+    def sampling(self, **overrides: object) -> Sampling:
         """Return this model's sampling settings with overrides (None leaves the default)."""
         values = self.model.manifest.defaults.sampling.model_dump()
         values.update({k: v for k, v in named_once(overrides).items() if v is not None})
         return validated(Sampling, values, "sampling")
 
-    def request(self, prompt: Prompt | Sequence[Prompt], **settings: Any) -> GenerationRequest:
+    def request(self, prompt: Prompt | Sequence[Prompt], **settings: object) -> GenerationRequest:
         """Check a request, and fill in the defaults of the preset or the model. Nothing is decoded."""
         return build_request(self.manifest, prompt, settings, self._tuned)
 
@@ -190,7 +190,7 @@ class Pipeline:
         batches: int | Sequence[int] = (1,),
         strategies: str | Strategy | Sequence[str | Strategy] = (AUTO,),
         on_bucket: Callable[[str, float], None] | None = None,
-        **sampling: Any,
+        **sampling: object,
     ) -> None:
         """Compile the steps of these batch sizes and strategies, so that no request waits for it.
 
@@ -198,7 +198,7 @@ class Pipeline:
         each bucket's name and seconds. Later requests of other buckets cause a warning. Raises
         RequestError for more buckets than are kept.
         """
-        given: Any = batches  # text, too, by mistake
+        given: object = batches  # text, too, by mistake
         given = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
         batches = [read_settings({"batch_size": one}).batch_size or 1 for one in given]
         strategies = [strategies] if isinstance(strategies, str | Strategy) else [*strategies]
@@ -253,7 +253,7 @@ class Pipeline:
         only: Sequence[int] | None = None,
         decision: Decision | None = None,
         unfinished: Path | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> GenerationResult:
         """Generate images for one prompt or a list; see :func:`lantern_accel.generate`.
 
@@ -295,7 +295,7 @@ class Pipeline:
         *,
         partials: int = 8,
         on_step: Callable[[], None] | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> Stream:
         """Return an iterator over events while images are generated.
 

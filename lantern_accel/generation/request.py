@@ -151,7 +151,7 @@ def passing(function: Callable[..., None] | None) -> Callable[..., None] | None:
 
     inside = callers(function)
 
-    def call(*given: Any) -> None:
+    def call(*given: object) -> None:
         try:
             inside(*given)
         except Exception as error:

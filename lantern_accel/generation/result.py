@@ -9,7 +9,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -325,7 +325,7 @@ def save_image(image: Image, path: Path, metadata: bool = True) -> None:
     from PIL.PngImagePlugin import PngInfo
 
     kind = picture_format(path)
-    more: dict[str, Any] = {}
+    more: dict[str, object] = {}
     if metadata and kind == "PNG":
         more["pnginfo"] = chunks = PngInfo()
         for name in DESCRIBED:

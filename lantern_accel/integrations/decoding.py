@@ -178,7 +178,7 @@ class Accelerated(Adapter):
     _watch: Watch | None = None
     _told: bool = False
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return what a copy is made of: it makes a decoder of its own, around the copied module."""
         return {**vars(self), "memory": None, "last": None, "pipeline": None, "_watch": None}
 

@@ -108,7 +108,7 @@ class Images:
         device: str = "auto",
         seed: int = 0,
         loading: Mapping[str, Any] | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> None:
         """Load a model; ``loading``: keywords of ``load``, ``settings``: keywords of ``generate``."""
         try:
@@ -118,12 +118,12 @@ class Images:
             raise RequestError(f"node {node} cannot load {shown(model)}: {error}") from None
         self._images, self._seed = FolderImages(self._pipeline, settings), seed
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, batch: dict[str, Any]) -> dict[str, object]:
         """Return a batch with its images; a lost device ends the process, and Ray starts another."""
         if "prompt" not in batch:
             raise RequestError(f"the rows have no column 'prompt', only {', '.join(sorted(batch))}")
         count, began = len(batch["prompt"]), time.perf_counter()
-        made: list[dict[str, Any]] = [{} for _ in range(count)]
+        made: list[dict[str, object]] = [{} for _ in range(count)]
         items = []
         for number in range(count):
             try:
@@ -144,7 +144,7 @@ class Images:
             for name in ADDED
         }
 
-    def _item(self, number: int, row: Mapping[str, Any]) -> Item:
+    def _item(self, number: int, row: Mapping[str, object]) -> Item:
         row = {key: one.item() if isinstance(one, np.generic) else one for key, one in row.items()}
         prompt, own, name = map(row.get, ("prompt", "seed", "id"))
         if isinstance(prompt, bool) or not isinstance(prompt, int | str) or not str(prompt).strip():
@@ -220,7 +220,7 @@ class Elsewhere:
             except ValueError:  # another one has that name
                 time.sleep(0.1)
 
-    def __call__(self, batch: dict[str, Any]) -> Any:
+    def __call__(self, batch: dict[str, object]) -> object:
         return ray.get(self._actor.__call__.remote(batch))
 
 
@@ -239,7 +239,7 @@ class Arguments(BaseModel, extra="forbid"):
     grace: float = 300.0
     api_keys: Path | None = None
     replicas: int = 1
-    deployment: dict[str, Any] | Json[dict[str, Any]] = {}
+    deployment: dict[str, object] | Json[dict[str, object]] = {}
     threads: int | None = None
     seconds: float = WAITING
 
@@ -265,12 +265,14 @@ class Replica:
         if self._studio.queue.broken is not None:
             raise RuntimeError(self._studio.queue.broken)
 
-    async def answer(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[Mapping[str, Any]]:
+    async def answer(
+        self, scope: dict[str, object], body: bytes
+    ) -> AsyncIterator[Mapping[str, object]]:
         """Yield the application's messages for a request of :class:`Front`."""
-        events: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+        events: asyncio.Queue[Mapping[str, object] | None] = asyncio.Queue()
         parts, left = [body], asyncio.Event()
 
-        async def receive() -> dict[str, Any]:
+        async def receive() -> dict[str, object]:
             if parts:
                 return {"type": "http.request", "body": parts.pop()}
             await left.wait()
@@ -313,7 +315,7 @@ class Front:
         return pass_on
 
 
-def app(arguments: Mapping[str, Any]) -> serve.Application:
+def app(arguments: Mapping[str, object]) -> serve.Application:
     """Build the image service for ``serve run lantern_accel.integrations.ray:app NAME=VALUE ...``.
 
     :class:`Arguments` lists the names. ``device`` may be several with commas between: a deployment

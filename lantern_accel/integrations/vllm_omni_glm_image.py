@@ -32,12 +32,12 @@ class GlmImagePipeline(Theirs):  # type: ignore[misc]  # a class of vLLM-Omni ha
 
     supports_request_cancellation = True
 
-    def __init__(self, *, od_config: Any, prefix: str = "") -> None:
+    def __init__(self, *, od_config: object, prefix: str = "") -> None:
         ours = open_model(od_config)
         super().__init__(od_config=od_config, prefix=prefix)
         self.ours = ours
 
-    def forward(self, req: Any) -> Any:
+    def forward(self, req: Any) -> object:
         """Decode the priors of a request's images in one batch, then paint one after another."""
         request = req.requests[0]
         params, prompt = request.sampling_params, request.prompt

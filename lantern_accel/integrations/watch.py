@@ -34,7 +34,7 @@ class Watch:
 
     def __init__(self, model: nn.Module, beside: Sequence[re.Pattern[str]]) -> None:
         self.model, self.beside = model, beside
-        self.seen: tuple[Any, ...] | None = None
+        self.seen: tuple[object, ...] | None = None
 
     def modules(self, model: nn.Module | None = None) -> Iterator[tuple[str, nn.Module]]:
         """Go through paths and modules; the model's own path is empty."""
@@ -64,9 +64,9 @@ class Watch:
         sums: tuple[int, ...] = self.seen[1]
         return sums
 
-    def _form(self) -> list[Any]:
+    def _form(self) -> list[object]:
         """Return what is compared without reading a weight."""
-        found: list[Any] = [len(getattr(torch_modules, name)) for name in _GLOBAL_HOOKS]
+        found: list[object] = [len(getattr(torch_modules, name)) for name in _GLOBAL_HOOKS]
         for path, one in self.modules():
             own = vars(one)
             found += [path, type(one), "forward" in own, "_hf_hook" in own, _find_replaced(one)]

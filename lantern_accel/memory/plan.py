@@ -57,7 +57,7 @@ class MemoryPlan(Footprint):
         """Whether the device has that much; None where its memory is not known."""
         return None if self.capacity is None else self.peak <= self.capacity
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """Return everything as JSON values, sums included."""
         return {**self.model_dump(mode="json"), "peak": self.peak, "fits": self.fits}
 
@@ -104,7 +104,7 @@ class Planner:
 
     def __post_init__(self) -> None:
         self.family = family(self.manifest.family)
-        self._seen: dict[Any, Footprint] = {}
+        self._seen: dict[object, Footprint] = {}
 
     def strategy(self, name: str | None = None, **changes: Any) -> Strategy:
         """Return a strategy by name; without one ``auto``, as :func:`lantern_accel.generate` has it.

@@ -170,7 +170,7 @@ class DraftHead(nn.Module):
         return F.linear(out, self.head.float(), self.bias.float())
 
 
-def empty_head(manifest: Any) -> DraftHead | None:
+def empty_head(manifest: object) -> DraftHead | None:
     """Return the draft head of a model with this manifest, without data, or None where it has none."""
     config: DraftHeadConfig | None = getattr(manifest, "draft_head", None)
     if config is None:

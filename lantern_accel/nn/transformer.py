@@ -88,7 +88,7 @@ def rounded_copy(
     it is made quickly rather than as near as can be.
     """
     held = [part.packed for part in projections(module) if part.packed is not None]
-    shared: list[Any] = [*module.parameters(), *module.buffers(), *held, ops]
+    shared: list[object] = [*module.parameters(), *module.buffers(), *held, ops]
     made = copy.deepcopy(module, {id(one): one for one in shared})
     for part in projections(made):
         whole = part.weight if part.packed is None else part.packed
@@ -174,7 +174,7 @@ class Attention(nn.Module):
         layer: int,
         at: Pass,
         ops: TensorOps,
-        rotary: Any,
+        rotary: object,
         residual: Tensor | None = None,
     ) -> Tensor:
         groups, turned = self.heads // self.kv_heads, self.heads + self.kv_heads
@@ -255,7 +255,7 @@ class Block(nn.Module):
         square = one.wo.in_features == one.wo.out_features
         return not special and square and one.kv_heads == one.heads
 
-    def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: Any) -> Tensor:
+    def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: object) -> Tensor:
         out: Tensor
         if self.norms == "after":
             assert self.attention_norm is not None

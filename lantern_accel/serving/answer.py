@@ -26,7 +26,7 @@ def encode_picture(image: Image, request: ImageRequest) -> str:
     return base64.b64encode(stream.getvalue()).decode("ascii")
 
 
-def _common(request: ImageRequest, image: Image) -> dict[str, Any]:
+def _common(request: ImageRequest, image: Image) -> dict[str, object]:
     return {
         "size": f"{image.width}x{image.height}",
         "quality": request.body.quality,
@@ -35,7 +35,7 @@ def _common(request: ImageRequest, image: Image) -> dict[str, Any]:
     }
 
 
-def usage(done: Sequence[Finished]) -> dict[str, Any]:
+def usage(done: Sequence[Finished]) -> dict[str, object]:
     """Count tokens as OpenAI does: the prompt's once per request, the images' all."""
     text = done[0].text_tokens
     image = sum(one.done.decoded.tokens.numel() for one in done)
@@ -65,7 +65,7 @@ def statistics(done: Sequence[Finished], rounding: float) -> dict[str, Any]:
     }
 
 
-def speculation(done: Sequence[Finished], used: Completed) -> dict[str, Any] | None:
+def speculation(done: Sequence[Finished], used: Completed) -> dict[str, object] | None:
     """Return counts of drafts in the form of vLLM's ``speculative_decoding``; None for plain decoding.
 
     A step accepts a chain: drafts that compete for one place of it are counted once.
@@ -88,7 +88,7 @@ def speculation(done: Sequence[Finished], used: Completed) -> dict[str, Any] | N
 
 def figures(
     request: ImageRequest, model: str, done: Sequence[Finished], used: Completed
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return our own keys of an answer."""
     drafts = speculation(done, used)
     seeds = [request.seeds[one.index][0] for one in done]
@@ -121,7 +121,7 @@ def figures(
 
 def whole_answer(
     request: ImageRequest, model: str, done: Sequence[Finished], used: Completed
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the answer of a request that is not streamed."""
     ordered = sorted(done, key=lambda one: one.index)
     return {
@@ -133,7 +133,7 @@ def whole_answer(
     }
 
 
-def partial_event(request: ImageRequest, event: Partial) -> dict[str, Any]:
+def partial_event(request: ImageRequest, event: Partial) -> dict[str, object]:
     """Return ``image_generation.partial_image``; ``image_index`` says of which image."""
     return {
         **_event("partial_image", request, event.image, event.index),
@@ -145,7 +145,7 @@ def partial_event(request: ImageRequest, event: Partial) -> dict[str, Any]:
 
 def completed_event(
     request: ImageRequest, model: str, one: Finished, used: Completed
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return ``image_generation.completed`` of one image."""
     return {
         **_event("completed", request, one.image, one.index),
@@ -154,7 +154,7 @@ def completed_event(
     }
 
 
-def _event(kind: str, request: ImageRequest, image: Image, index: int) -> dict[str, Any]:
+def _event(kind: str, request: ImageRequest, image: Image, index: int) -> dict[str, object]:
     return {
         "type": f"image_generation.{kind}",
         "b64_json": encode_picture(image, request),
@@ -168,7 +168,7 @@ def _event(kind: str, request: ImageRequest, image: Image, index: int) -> dict[s
 COMMENT = ": waiting\n\n"
 
 
-def sse(data: dict[str, Any]) -> str:
+def sse(data: dict[str, object]) -> str:
     """Write one server-sent event."""
     name = data.get("type", "error")
     return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import resources
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -195,17 +194,17 @@ def _add_routes(app: FastAPI, studio: Studio) -> None:
 
     @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    async def models() -> dict[str, object]:
         """List the model, its size and its strategies."""
         return {"object": "list", "data": [card()]}
 
     @app.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> dict[str, Any]:
+    async def one_model(name: str) -> dict[str, object]:
         """Describe the model; 404 for another name."""
         check_model(name, model)
         return card()
 
-    def card() -> dict[str, Any]:
+    def card() -> dict[str, object]:
         width, height = picture(None)
         return {
             "id": model,
@@ -263,7 +262,7 @@ async def _answer_whole(
 ) -> Response:
     """Answer with what is generated, and stop where the client leaves before."""
 
-    async def drawing() -> dict[str, Any]:
+    async def drawing() -> dict[str, object]:
         done: list[Finished] = []
         while not isinstance(event := await inbox.next(), Completed):
             if isinstance(event, Finished):

@@ -7,7 +7,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
@@ -154,7 +154,9 @@ def read_body(
     return ImageRequest(body, request, ignored, notes, as_sent)
 
 
-def read_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
+def read_names(
+    given: Mapping[str, object],
+) -> tuple[dict[str, object], dict[str, str], tuple[str, ...]]:
     """Return a body under our names, what was sent under another one, and what means nothing here.
 
     The second has the name that was sent, by ours. Raises :class:`Refusal` for a slip, and where one
@@ -182,7 +184,7 @@ def read_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]
 
 
 def _take(
-    found: dict[str, Any], sent: dict[str, str], theirs: str, ours: str, value: object
+    found: dict[str, object], sent: dict[str, str], theirs: str, ours: str, value: object
 ) -> None:
     if value is None:
         return
@@ -210,7 +212,7 @@ def check_text(found: object) -> None:
 
 
 def _refuse_body(
-    error: ValidationError, given: Mapping[str, Any], sent: Mapping[str, str]
+    error: ValidationError, given: Mapping[str, object], sent: Mapping[str, str]
 ) -> Refusal:
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else "body"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from starlette.responses import JSONResponse
 
@@ -59,7 +58,7 @@ class Refusal(Exception):
         """How a request ends that gets this answer, one of :data:`~.metrics.OUTCOMES`."""
         return "refused" if self.status < 500 or self.code == SHUTTING_DOWN else "failed"
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         """Return the error object; ``param`` and ``code`` may be null, but they are there."""
         found = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": found}

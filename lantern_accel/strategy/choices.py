@@ -84,8 +84,8 @@ def key_of(
     dtype: torch.dtype,
     strategy: Strategy,
     /,
-    **settings: Any,
-) -> dict[str, Any]:
+    **settings: object,
+) -> dict[str, object]:
     """Return everything that a choice depends on; ``settings``: what is particular to its kind.
 
     ``model``: a loaded one. Options of a device are among its notes, its readings are not.
@@ -113,12 +113,12 @@ def choices_dir() -> Path:
     return cache_dir() / "choices"
 
 
-def choice_path(key: dict[str, Any]) -> Path:
+def choice_path(key: dict[str, object]) -> Path:
     """Return where the choice of this key is kept."""
     return choices_dir() / f"{digest(key)[:16]}.json"
 
 
-def read_choice(key: dict[str, Any]) -> Choice | None:
+def read_choice(key: dict[str, object]) -> Choice | None:
     """Return the choice of exactly this key, the user's own before a shipped one; else None.
 
     A damaged or changed file is not a choice.
@@ -128,7 +128,7 @@ def read_choice(key: dict[str, Any]) -> Choice | None:
     return next((one for one in found if one.key == key), None)
 
 
-def warn_of_stale(key: dict[str, Any]) -> None:
+def warn_of_stale(key: dict[str, object]) -> None:
     """Warn where the user tuned the same thing for another model or version."""
     with suppress(OSError):
         for path in sorted(choices_dir().glob("*.json")):

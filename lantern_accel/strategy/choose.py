@@ -164,7 +164,9 @@ def _read(field: str, parse: Callable[[str], Read], text: str) -> Read:
         raise
 
 
-def _automatic(defaults: ModelDefaults, relaxed: bool | None, changes: dict[str, Any]) -> Strategy:
+def _automatic(
+    defaults: ModelDefaults, relaxed: bool | None, changes: dict[str, object]
+) -> Strategy:
     """Return the strategy that is chosen later; raises StrategyError for what belongs to one strategy."""
     for name, ask in ONE.items():
         if changes.get(name) is not None:

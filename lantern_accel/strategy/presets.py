@@ -35,7 +35,7 @@ class Preset(Frozen):
     models: tuple[str, ...] = ("*",)
     strategy: str
     sampling: dict[str, Any] = Field(default_factory=dict)
-    overrides: dict[str, Any] = Field(default_factory=dict)
+    overrides: dict[str, object] = Field(default_factory=dict)
 
     def suits(self, manifest: Any) -> bool:
         """Return whether these settings are for a model."""

@@ -41,7 +41,7 @@ class Registered(Frozen):
     """What errors call one of them."""
 
     @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
         super().__pydantic_init_subclass__(**kwargs)
         kind = cls.model_fields["kind"].default
         if isinstance(kind, str):
@@ -62,7 +62,7 @@ class Registered(Frozen):
         }
         words = {word: name for name, of in fields.values() for word in get_args(of)}
         numbers = [name for name, of in fields.values() if of is int]
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         for part in filter(None, text.split(",")):
             option, equals, value = (piece.strip() for piece in part.partition("="))
             number = whole(value if equals else option)
@@ -170,7 +170,7 @@ class AcceptanceRule(Registered):
         return [float(getattr(self, name)) for name in self.runtime_params]
 
     @property
-    def bucket(self) -> tuple[Any, ...]:
+    def bucket(self) -> tuple[object, ...]:
         """What of the rule fixes the shape of a step: everything but its runtime_params."""
         rest = self.model_dump(exclude=set(self.runtime_params))
         return tuple(sorted(rest.items()))

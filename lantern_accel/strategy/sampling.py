@@ -75,6 +75,6 @@ class Sampling(Frozen):
         return (2 if self.cfg_scale_image is None else 3) if self.guided else 1
 
     @property
-    def bucket(self) -> tuple[Any, ...]:
+    def bucket(self) -> tuple[object, ...]:
         """What fixes the shape of a step; temperature, top-p and guidance are data."""
         return (self.greedy, self.branches, self.top_k, self.top_p < 1, self.order)

@@ -151,7 +151,7 @@ class AdaptiveSource(DraftSource):
     draft_lengths: tuple[DraftLength, ...] = ()
 
     @classmethod
-    def over(cls, lengths: Sequence[int], **fields: Any) -> Self:
+    def over(cls, lengths: Sequence[int], **fields: object) -> Self:
         """Return one with the most drafts of steps of ``lengths``, which the host may cut to the others.
 
         ``fields``: its others; ``length`` is the number of drafts, or a window's tokens.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -109,7 +109,7 @@ class Strategy(Frozen):
         """The lengths between which the host moves; () where all steps are alike."""
         return self.drafts.draft_lengths if isinstance(self.drafts, AdaptiveSource) else ()
 
-    def with_drafts(self, drafts: DraftSource | None = None, **changes: Any) -> Strategy:
+    def with_drafts(self, drafts: DraftSource | None = None, **changes: object) -> Strategy:
         """Return it with other drafts, or with fields of its drafts changed; nothing is checked."""
         made = (drafts or self.drafts).model_copy(update=changes)
         return self.model_copy(update={"drafts": made})
@@ -136,7 +136,7 @@ class Strategy(Frozen):
         return ", ".join(words)
 
     @property
-    def bucket(self) -> tuple[Any, ...]:
+    def bucket(self) -> tuple[object, ...]:
         """What fixes the shape of a step: all but the name and the values that are data."""
         # What a length costs and adds is data: the host reads it.
         hidden = {"__all__": {"cost", "tokens_per_step"}}
@@ -157,7 +157,7 @@ class Strategy(Frozen):
         # The official residual removes one neighbour more than it may count.
         return self.acceptance.k + (1 if self.residual == "official" else 0)
 
-    def override(self, **changes: Any) -> Strategy:
+    def override(self, **changes: object) -> Strategy:
         """Return this strategy with ``tree``, ``window``, ``residual``, ``k``, ... changed.
 
         ``window`` is a window's length; another window as ``tree`` changes what it was given.
@@ -195,7 +195,7 @@ class Strategy(Frozen):
                 )
         return validated(Strategy, values, "strategy")
 
-    def _drafts_by(self, tree: DraftSource) -> dict[str, Any]:
+    def _drafts_by(self, tree: DraftSource) -> dict[str, object]:
         """Return the values of other drafts: of a drafter in place of its own, else of the same kind."""
         if not (self.drafts.apart or tree.apart):
             return tree.model_dump()

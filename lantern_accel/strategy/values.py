@@ -74,7 +74,7 @@ def named_strategy(
     lantern_pp: LanternPP | None = None,
 ) -> Strategy:
     """Return the strategy called ``name`` over the given trees; unknown names raise with the nearest."""
-    points: dict[str, tuple[Any, Any]] = {
+    points: dict[str, tuple[object, object]] = {
         AUTO: (Window.over(AUTO_LENGTHS), Exact()),
         "vanilla": (NoTree(), Exact()),
         "eagle": (static, Exact()),

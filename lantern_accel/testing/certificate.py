@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -123,7 +123,7 @@ def certify(
     known: list[str],
     *,
     spec: BackendSpec | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     counters: Sequence[Mapping[str, int]] | None = None,
     command: str = "",
     watch: bool = True,

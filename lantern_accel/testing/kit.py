@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -158,7 +158,7 @@ def run_check(backend: Backend, name: str, check: Check, *, on_wait: Wait | None
             watch = repeating(lambda seconds: on_wait(name, doing_now(), seconds), EVERY)
         with watch, inference(backend):
             found = check(backend)
-        values: dict[str, Any] = {"state": "passed", **vars(found)}
+        values: dict[str, object] = {"state": "passed", **vars(found)}
     except NotApplicable as reason:
         needs = isinstance(reason, NeedsCard)
         values = {"state": "not applicable", "detail": str(reason), "needs_card": needs}
@@ -244,7 +244,7 @@ def conform(
     device: str | Chosen,
     *,
     only: str | Sequence[str] | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     json: Path | None = None,
     certificate: Path | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any
 
 from lantern_accel.device.backend import Backend, recorded
 from lantern_accel.device.capture import KINDS, Replay
@@ -138,7 +137,7 @@ def stable(backend: Backend) -> Measured:
 class _Entered:
     """Counts how often Python enters one of some functions inside a block, compiled callers or not."""
 
-    def __init__(self, *functions: Any) -> None:
+    def __init__(self, *functions: object) -> None:
         self._codes = {one.__code__ for one in functions if hasattr(one, "__code__")}
         self.times = 0
 

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 from unittest.mock import patch
 
 from pydantic import Field
@@ -75,8 +74,8 @@ class _OpCounter(TorchDispatchMode):
         self,
         func: OpOverload,
         types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> object:
         if self.running and func.namespace in TORCH and computes(func):
             self.counts[self.running[-1].name].operators += 1

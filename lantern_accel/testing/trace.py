@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -138,7 +138,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         super().__init__()  # type: ignore[no-untyped-call]  # as is its __init__
         self.device = device
         self.rules = dict(rules or {})
-        self.signature: list[tuple[Any, ...]] = []
+        self.signature: list[tuple[object, ...]] = []
         self.sources: list[tuple[str, int]] = []
         self.violations: list[Violation] = []
         self.launched = 0
@@ -147,8 +147,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         self,
         func: OpOverload,
         types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> object:
         kwargs = kwargs or {}
         if _implicit(func):
@@ -205,8 +205,8 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's bas
         self,
         func: OpOverload,
         types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> object:
         kwargs = kwargs or {}
         for place, argument in enumerate(func._schema.arguments):

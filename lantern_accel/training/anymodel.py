@@ -133,7 +133,7 @@ def run_model_drafter(
     prompts: Sequence[Prompt] = (),
     samples: int = 256,
     size: Size | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Train a drafter for a loaded model in ``out``; write ``drafter.safetensors`` and its config.
 
     ``images``, ``prompts``, ``samples``: what it learns from, as :func:`.recording.recorded_images` takes

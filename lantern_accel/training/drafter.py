@@ -143,7 +143,7 @@ class FrozenHead(nn.Module):
 
 
 @torch.no_grad()
-def _frozen(layer: Projection, gpt: Any) -> nn.Linear:
+def _frozen(layer: Projection, gpt: object) -> nn.Linear:
     """Return a projection in float32, in torch's order."""
     weight = layer.weight if layer.packed is None else dense(layer.packed)
     rows, columns = weight.shape
@@ -355,7 +355,7 @@ def train_drafter(
     *,
     resume: bool = True,
     start: Checkpoint | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Train on a frozen target, resuming ``out/checkpoint.pt``; write ``drafter.safetensors``.
 
     ``start``: the drafter to train on. The weights with the best held-out top-3 agreement are kept.

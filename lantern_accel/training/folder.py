@@ -5,7 +5,7 @@ from __future__ import annotations
 import filecmp
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -27,12 +27,12 @@ from lantern_accel.records import Frozen, first_wrong
 Config = TypeVar("Config", bound=Frozen)
 
 
-def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Config:
+def read_config(kind: type[Config], path: Path | None, **overrides: object) -> Config:
     """Read a trainer's configuration from JSON or TOML; overrides that are None are ignored.
 
     Raises :class:`DataError` naming the field that is wrong.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     if path is not None:
         try:
             toml = path.suffix == ".toml"

@@ -12,7 +12,6 @@ import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -205,7 +204,7 @@ class HeadTask(KeptTask):
             )
         self.held = held[:JUDGED]
         self.module = self.head = DraftHead(sizes).to(device.device)
-        rest: dict[str, Any] = {"betas": (0.9, 0.99), "weight_decay": config.weight_decay}
+        rest: dict[str, object] = {"betas": (0.9, 0.99), "weight_decay": config.weight_decay}
         self.optimizer = device.adamw(self.head.parameters(), lr=config.lr, **rest)
         self.begin()
 
@@ -267,7 +266,7 @@ def train_head(
     prompts: Sequence[Prompt] = (),
     samples: int = 256,
     size: Size | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Train a draft head for a loaded model in ``out``, write ``draft_head.safetensors``, and report.
 
     ``prompts, samples, size``: what the model generates, as :func:`.recording.recorded_images` takes

@@ -231,8 +231,8 @@ class KeptTask(Task):
             self.best, self.stale, self.kept = figure, 0, self.weights()
 
     def finish(
-        self, run: TrainingRun, config: TrainConfig, out: Path, **more: Any
-    ) -> dict[str, Any]:
+        self, run: TrainingRun, config: TrainConfig, out: Path, **more: object
+    ) -> dict[str, object]:
         """Take the best weights of a run that has ended; write and return its report."""
         self.evaluate(run.step)  # the last weights may be the best
         self.put(self.kept)
@@ -266,8 +266,8 @@ class TrainingRun:
     curve: list[dict[str, float]] = field(default_factory=list)
 
     def report(
-        self, config: TrainConfig, device: TrainDevice, model: nn.Module, **figures: Any
-    ) -> dict[str, Any]:
+        self, config: TrainConfig, device: TrainDevice, model: nn.Module, **figures: object
+    ) -> dict[str, object]:
         """Return what ``report.json`` says of a run that has ended."""
         return {
             "steps": self.step,

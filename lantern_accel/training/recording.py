@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,7 +82,7 @@ def draw_batch(
     batch: int,
     strategy: Strategy,
     seed: int,
-    observer: Callable[..., Any] | None = None,
+    observer: Callable[..., object] | None = None,
 ) -> Tensor:
     """Return the tokens of one image per prompt, int64 ``[n, tokens]``.
 

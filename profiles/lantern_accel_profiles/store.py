@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -86,7 +85,7 @@ def read(path: Path, model: type[RecordT], command: str = "lantern-accel profile
 def from_data(
     path: Path,
     model: type[RecordT],
-    data: Mapping[str, Any],
+    data: Mapping[str, object],
     command: str = "lantern-accel profile",
 ) -> RecordT:
     """Return what :func:`read` does, of data that was read already."""
@@ -123,7 +122,7 @@ def from_data(
 def resume(
     path: Path | None,
     fresh: RecordT,
-    identity: Callable[[RecordT], Mapping[str, Any]],
+    identity: Callable[[RecordT], Mapping[str, object]],
     command: str = "lantern-accel profile",
 ) -> RecordT:
     """Return what a file holds of the same measurement; ``fresh`` where there is no file.
@@ -139,7 +138,7 @@ def resume(
 
 
 def resume_own(
-    path: Path, fresh: RecordT, identity: Callable[[RecordT], Mapping[str, Any]]
+    path: Path, fresh: RecordT, identity: Callable[[RecordT], Mapping[str, object]]
 ) -> RecordT:
     """Return what a file of the cache holds of the same measurement; ``fresh`` where it holds no such.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,7 +92,7 @@ def trunk_changes(checkpoint: Checkpoint, config: TrunkConfig) -> list[keys.Chan
     return changes
 
 
-def block_sizes(checkpoint: Checkpoint) -> dict[str, Any]:
+def block_sizes(checkpoint: Checkpoint) -> dict[str, object]:
     """Return the sizes of the blocks, read off shapes."""
     named = keys.renamed(checkpoint, RULES)
     return keys.trunk_sizes(checkpoint, named, checkpoint.shape(named[MARK])[-1])

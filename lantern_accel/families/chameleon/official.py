@@ -45,10 +45,10 @@ _WHERE_VQ = "tokenizer/vqgan.ckpt of Chameleon's release"
 _WHERE_TEXT = "tokenizer/text_tokenizer.json of Chameleon's release"
 
 
-def said_of(weights: Path) -> dict[str, Any]:
+def said_of(weights: Path) -> dict[str, object]:
     """Return ``config.json`` or ``params.json`` next to weights, flat; {} without one."""
     folder = weights if weights.is_dir() else weights.parent
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name in ("config.json", "params.json", "consolidate_params.json"):
         content = folder_json(folder, name)
         inner = content.get("model")
@@ -56,14 +56,14 @@ def said_of(weights: Path) -> dict[str, Any]:
     return found
 
 
-def _said(config: dict[str, Any]) -> dict[str, Any]:
+def _said(config: dict[str, object]) -> dict[str, object]:
     """Return what a configuration says that shapes do not."""
     found, names = our_sizes(config), ("norm_eps", "rope_base", "swin_norm", "max_positions")
     return {name: found[name] for name in names if name in found}
 
 
 def target_config(
-    checkpoint: Checkpoint, config: dict[str, Any], ids: ChameleonIds, newline: bool, side: int
+    checkpoint: Checkpoint, config: dict[str, object], ids: ChameleonIds, newline: bool, side: int
 ) -> ChameleonConfig:
     """Return a target's configuration.
 
@@ -225,7 +225,7 @@ def published_manifest(entry: ModelEntry) -> ChameleonManifest:
 
 def _variant(
     path: Path,
-    config: dict[str, Any],
+    config: dict[str, object],
     layout: str | None,
     given: ModelEntry | None,
     entry: ModelEntry | None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ _CODES = -1
 
 
 def grid_of_grammar(
-    allowed: Callable[[int, Tensor], Any], ids: Tensor, manifest: Emu3Manifest
+    allowed: Callable[[int, Tensor], object], ids: Tensor, manifest: Emu3Manifest
 ) -> tuple[int, int]:
     """Return rows and columns of the images that a grammar allows behind ``ids [B, length]``.
 

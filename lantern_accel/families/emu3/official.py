@@ -59,7 +59,7 @@ RULES: dict[str, tuple[keys.Rule, ...]] = {
     "vq": PICTURE_RULES,
 }
 #: What the official configuration classes take for what a file leaves out.
-_LLAMA: dict[str, Any] = {
+_LLAMA: dict[str, object] = {
     "num_attention_heads": 32, "rms_norm_eps": 1e-5, "max_position_embeddings": 9216,
     "rope_theta": 1e6,
 }  # fmt: skip
@@ -176,7 +176,7 @@ def manifest_of(checkpoint: Checkpoint, said: dict[str, Any]) -> Emu3Manifest:
         )
 
 
-def special_ids(said: Mapping[str, Any]) -> Emu3Ids:
+def special_ids(said: Mapping[str, object]) -> Emu3Ids:
     """Return the ids of a configuration's vocabulary."""
     return Emu3Ids.before(_first_code(said))
 
@@ -189,7 +189,7 @@ def _first_code(said: Mapping[str, Any]) -> int:
     return int(end) + 1
 
 
-def _checked_ids(path: Path, said: Mapping[str, Any], first: int) -> Emu3Ids:
+def _checked_ids(path: Path, said: Mapping[str, object], first: int) -> Emu3Ids:
     with explained(f"the vocabulary of {path} has no place for Emu3's tokens", "use Emu3-Gen"):
         ids = Emu3Ids.before(first)
     for name, ours in _IDS.items():
@@ -228,7 +228,7 @@ def _usual_grid(variant: Variant, area: int, pixels: int, positions: int) -> tup
 
 
 def _add_picture_tokenizer(
-    found: Found[Emu3Manifest], folder: Path, target: Checkpoint, said: Mapping[str, Any]
+    found: Found[Emu3Manifest], folder: Path, target: Checkpoint, said: Mapping[str, object]
 ) -> None:
     """Add the image tokenizer that was named, or lies near; else say what to get.
 

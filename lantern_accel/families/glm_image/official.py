@@ -108,7 +108,7 @@ def detect(path: Path, parts: Parts) -> Found[GlmImageManifest] | None:
 
 
 def manifest_of(
-    checkpoint: Checkpoint, said: dict[str, Any], tokenizer: Path | None = None
+    checkpoint: Checkpoint, said: dict[str, object], tokenizer: Path | None = None
 ) -> GlmImageManifest:
     """Return the manifest of weights and their configuration, which is read off shapes where it can be.
 
@@ -179,7 +179,7 @@ def defaults_of(said: dict[str, Any], manifest: GlmImageManifest) -> ModelDefaul
     return manifest.defaults.model_copy(update={"sampling": sampling})
 
 
-def read_marks(said: dict[str, Any], tokenizer: Path | None) -> Marks:
+def read_marks(said: dict[str, object], tokenizer: Path | None) -> Marks:
     """Return the strings around an image's size, of the tokenizer's own configuration."""
     told = {} if tokenizer is None else folder_json(tokenizer.parent, "tokenizer_config.json")
     start = said.get("image_start_token_id")

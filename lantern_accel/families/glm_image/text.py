@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lantern_accel.families.glm_image.grids import grids
 from lantern_accel.families.glm_image.model import GlmImageManifest, Marks
@@ -30,7 +29,7 @@ class GlmImageText(PromptText[GlmImageManifest]):
     def __init__(self, path: Path, manifest: GlmImageManifest) -> None:
         super().__init__(path, manifest)
         #: diffusers' pipeline of the diffusion half, once it was needed.
-        self.painter: Any = None
+        self.painter: object = None
 
     def marks(self) -> Sequence[str]:
         marks = self.manifest.ids

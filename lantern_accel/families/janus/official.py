@@ -125,7 +125,7 @@ def manifest_of(
         )
 
 
-def target_config(checkpoint: Checkpoint, llama: dict[str, Any], grid: int) -> JanusConfig:
+def target_config(checkpoint: Checkpoint, llama: dict[str, object], grid: int) -> JanusConfig:
     """Return the target's sizes: shapes first, the configuration for what they cannot say."""
     named = keys.renamed(checkpoint, TARGET_RULES)
     given = {k: v for k, v in llama.items() if v is not None}

@@ -37,7 +37,7 @@ class DrafterConfig(EagleSizes, GridSizes):
         return Decoder.of(self, input_norm=False)
 
     @classmethod
-    def of_target(cls, target: Any) -> dict[str, Any]:
+    def of_target(cls, target: Any) -> dict[str, object]:
         own = {"ffn_dim": target.hidden_dim, "prefix_length": target.prefix_length - 1}
         return super().of_target(target) | own
 

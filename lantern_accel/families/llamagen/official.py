@@ -322,7 +322,7 @@ def target_config(path: Path, entry: ModelEntry | None = None) -> LlamaGenConfig
         keys.matrix_shape(checkpoint, named, name)
         for name in ("tok_embeddings.weight", "output.weight", "layers.0.feed_forward.w1.weight")
     )
-    values: dict[str, Any] = {
+    values: dict[str, object] = {
         "dim": dim,
         "n_layer": layers,
         "vocab_size": vocab,
@@ -355,7 +355,7 @@ def target_config(path: Path, entry: ModelEntry | None = None) -> LlamaGenConfig
         return LlamaGenConfig.model_validate(values)
 
 
-def _said(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
+def _said(path: Path, checkpoint: Checkpoint) -> dict[str, object]:
     """Return what a configuration, or its trainer's arguments, say about the model, under our names."""
     alone = path.is_dir() or len(list(path.parent.glob(f"*{path.suffix}"))) <= 2
     layouts.check_kinds(path, checkpoint.info)
@@ -367,7 +367,7 @@ def _said(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _grid(
-    path: Path, said: dict[str, Any], values: dict[str, Any], entry: ModelEntry | None
+    path: Path, said: dict[str, Any], values: dict[str, object], entry: ModelEntry | None
 ) -> int:
     """Return the tokens along one side; raises :class:`CheckpointError` where nothing says it."""
     if entry is not None and "pixels" in entry.config:

@@ -80,8 +80,8 @@ class T5Text:
         # T5 overflows in float16.
         self.dtype = torch.bfloat16 if dtype == torch.float16 else dtype
         self._cache = (cache or cache_dir()) / "captions"
-        self._encoder: Any = None
-        self._tokenizer: Any = None
+        self._encoder: object = None
+        self._tokenizer: object = None
         self._hash = ""
 
     def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ decoder is another repository's file, and the size for which a model was trained
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from lantern_accel.checkpoints.layouts import explained, folder_json
 from lantern_accel.checkpoints.weights import SUFFIXES, Checkpoint, has_weights, open_checkpoint
@@ -113,7 +112,7 @@ def published_manifest(entry: ModelEntry) -> Lumina2Manifest:
     )
 
 
-def _target(checkpoint: Checkpoint, said: dict[str, Any], ids: Lumina2Ids) -> Lumina2Config:
+def _target(checkpoint: Checkpoint, said: dict[str, object], ids: Lumina2Ids) -> Lumina2Config:
     """Return the target's sizes; its own image is the released one, or the largest that fits."""
     sizes = target_config(checkpoint, said, ids, True, UNIT).model_dump()
     side, most = PIXELS * UNIT // UNIT_PIXELS, sizes["max_positions"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pydantic import Field
 
@@ -52,7 +51,7 @@ class Lumina2Ids(ChameleonIds):
     grids: tuple[int, ...] = tuple(range(151671, 151671 + MOST_UNITS + 1))
 
 
-def first_token(settings: Mapping[str, Any]) -> str:
+def first_token(settings: Mapping[str, object]) -> str:
     """Return the name of the token that begins a prompt, by ``tokenizer_config.json``: bos, else eos."""
     for name in ("bos_token", "eos_token"):
         said = settings.get(name)

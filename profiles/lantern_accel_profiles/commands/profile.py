@@ -130,7 +130,7 @@ def measure_run(
     *,
     resume: bool,
     quick: bool,
-    changes: Mapping[str, Any],
+    changes: Mapping[str, object],
     names: Sequence[str],
     temperatures: Sequence[float],
     prompts: Path | list[str] | None,

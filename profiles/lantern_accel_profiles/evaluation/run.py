@@ -6,7 +6,7 @@ import platform
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ class Evaluator:
             features=MEASURES if self.net is not None else None,
         )
 
-        def identity(one: Evaluation) -> dict[str, Any]:
+        def identity(one: Evaluation) -> dict[str, object]:
             same = {n: getattr(one, n) for n in ("model", "weights_hash", "features")}
             return same | {f"setting {n}": v for n, v in one.settings.model_dump().items()}
 
@@ -216,7 +216,7 @@ class Evaluator:
         return distances(self.pipeline, prompts, named, self.settings.seed, self.net, self.say.log)
 
 
-def environment(pipeline: Pipeline) -> dict[str, Any]:
+def environment(pipeline: Pipeline) -> dict[str, object]:
     """Return what the figures were measured with."""
     rounding = pipeline.model.rounding
     return {

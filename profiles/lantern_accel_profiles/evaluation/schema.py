@@ -137,7 +137,7 @@ class Scored(Record):
     images: int
     speed: Speed
     metrics: dict[str, Reading]
-    details: dict[str, Any] = Field(default_factory=dict)
+    details: dict[str, object] = Field(default_factory=dict)
 
 
 class Suite(Record):
@@ -162,7 +162,7 @@ class Suite(Record):
     published: list[PublishedRow] = Field(default_factory=list)
 
     @property
-    def question(self) -> dict[str, Any]:
+    def question(self) -> dict[str, object]:
         """What was asked, without what was found."""
         results = {"columns", "rows", "published", "reference", "prompts_cut"}
         return self.model_dump(mode="json", exclude=results)
@@ -178,7 +178,7 @@ class Evaluation(Record):
     model: str
     weights_hash: str
     settings: EvaluationSettings
-    environment: dict[str, Any]
+    environment: dict[str, object]
     features: str | None = Field(None, description="the network behind the feature distances")
     skipped: dict[str, str] = Field(default_factory=dict)
     likelihood: list[Likelihood] | None = None

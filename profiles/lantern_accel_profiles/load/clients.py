@@ -64,11 +64,11 @@ class Clients:
         """Return the seconds since the load began."""
         return time.perf_counter() - self.zero
 
-    def body(self, sample: Reply) -> dict[str, Any]:
+    def body(self, sample: Reply) -> dict[str, object]:
         """Return the JSON of a request."""
         o = self.options
         given = {"strategy": o.strategy, "size": o.size, "model": o.model}
-        body: dict[str, Any] = {"prompt": sample.prompt, "seed": sample.seed, "n": 1}
+        body: dict[str, object] = {"prompt": sample.prompt, "seed": sample.seed, "n": 1}
         body |= {name: value for name, value in given.items() if value is not None}
         if o.partials:
             body |= {"stream": True, "partial_images": o.partials}

@@ -120,7 +120,7 @@ class Mixture:
         before: tuple[str, float] | None,
         after: tuple[str, float] | None,
         wrong: int | None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Return the run's figures, with every sample."""
         ok = [one for one in self.samples if one.outcome == "ok" and one.digest is not None]
         took = [one.ended - one.began for one in ok if one.ended is not None]
@@ -149,7 +149,7 @@ class Mixture:
             "samples": [asdict(one) for one in sorted(self.samples, key=lambda s: s.number)],
         }
 
-    def _grown(self) -> dict[str, Any] | None:
+    def _grown(self) -> dict[str, object] | None:
         """Return the service's memory in the second and in the last quarter of the run, in bytes."""
         if len(self.memory) < 8:
             return None

@@ -9,7 +9,6 @@ import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.errors import RequestError
@@ -150,10 +149,10 @@ def check_comparable(runs: Sequence[Run], origins: Sequence[str]) -> None:
                 )
 
 
-def _key_properties(run: Run) -> dict[str, Any]:
+def _key_properties(run: Run) -> dict[str, object]:
     """Return what runs of one model must share, by the name a message gives it."""
     settings = run.settings
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "protocol version": run.protocol_version,
         "model hash": settings.weights_hash,
         "tokens per image": settings.tokens,

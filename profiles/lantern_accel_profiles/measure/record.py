@@ -10,7 +10,7 @@ import math
 import statistics
 from contextlib import suppress
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Literal, TypeGuard
 
 from pydantic import ConfigDict, Field, StringConstraints, field_validator, model_validator
 
@@ -95,7 +95,7 @@ class RunSettings(_FiniteRecord):
     prompts: PromptSet
     seed: int
     dtype: str
-    options: dict[str, Any] = Field(default_factory=dict, description="given to the backend")
+    options: dict[str, object] = Field(default_factory=dict, description="given to the backend")
     weights: str = Field("full", description="the target's: full, int8, int6 or int4")
     rounding: QuantizationLoss | None = Field(
         None,
@@ -229,7 +229,7 @@ class Sample(_FiniteRecord):
     others_cpu: Reading = Field(description="share of the host's cores that others used meanwhile")
 
 
-def _has_every_phase(value: dict[str, Any] | str) -> dict[str, Any] | str:
+def _has_every_phase(value: dict[str, object] | str) -> dict[str, object] | str:
     if isinstance(value, dict) and (missing := [n for n in STEP_PHASES if n not in value]):
         raise ValueError(f"a step has no {', '.join(missing)}")
     return value

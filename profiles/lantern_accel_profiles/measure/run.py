@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -74,7 +74,7 @@ class ProfileRequest:
     seed: int = 0
     name: str = "run"
     command: str = "lantern-accel profile"
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, object] = field(default_factory=dict)
     load_seconds: float = 0.0
     trace: Path | None = None
     conform: Callable[[Backend], ConformanceReport] | None = None
@@ -176,7 +176,7 @@ def add_service_run(app: FastAPI, pipeline: Pipeline) -> None:
     request = ProfileRequest([], prompts_of("the client's", []), plan)
 
     @app.get("/run")
-    def run() -> dict[str, Any]:
+    def run() -> dict[str, object]:
         settings = settings_of(pipeline, request)
         found = fresh_run(pipeline.backend, pipeline.dtype, settings, "service", "")
         return found.model_dump(mode="json")
@@ -475,7 +475,7 @@ class Profiler(Measurement):
             self.keep()
 
 
-def identity(run: Run) -> dict[str, Any]:
+def identity(run: Run) -> dict[str, object]:
     """Return what a resumed run must share with its file, by the name a message gives it."""
     settings, where = run.settings, run.environment
     # A plan may grow: more samples of the same thing.

@@ -55,8 +55,8 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         self,
         func: OpOverload,
         types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> object:
         if computes(func):
             self.counts[self.phase] = self.counts.get(self.phase, 0) + 1

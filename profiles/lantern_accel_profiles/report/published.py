@@ -7,7 +7,6 @@ a test keeps the files in step. A change that older files do not fit needs a new
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -19,7 +18,7 @@ FOLDER = Path(__file__).parent / "schema"
 MODELS: dict[str, type[BaseModel]] = {"run-2.json": Run, "comparison-2.json": Comparison}
 
 
-def schema_of(name: str) -> dict[str, Any]:
+def schema_of(name: str) -> dict[str, object]:
     """Return the schema of ``run-2.json`` or ``comparison-2.json``, made from the records."""
     made = MODELS[name].model_json_schema(mode="serialization")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name} | made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lantern_accel.device.host_load import BUSY
 from lantern_accel.errors import RequestError
@@ -103,7 +103,7 @@ def check_packages(path: Path | None) -> None:
         load_pyplot()
 
 
-def _render(environment: Environment, template: str, comparison: Comparison, **more: Any) -> str:
+def _render(environment: Environment, template: str, comparison: Comparison, **more: object) -> str:
     models = comparison.models
     text = environment.get_template(template).render(
         c=comparison,
@@ -205,9 +205,11 @@ def _command(text: object) -> Markup:
     return Markup("<code>{}</code>").format(Markup(" ").join(words))
 
 
-def _group_by(items: Sequence[Any], *names: str) -> list[tuple[tuple[Any, ...], list[Any]]]:
+def _group_by(
+    items: Sequence[object], *names: str
+) -> list[tuple[tuple[object, ...], list[object]]]:
     """Return items by the values of attributes, in the order in which they come."""
-    groups: dict[tuple[Any, ...], list[Any]] = {}
+    groups: dict[tuple[object, ...], list[object]] = {}
     for item in items:
         groups.setdefault(tuple(getattr(item, name) for name in names), []).append(item)
     return list(groups.items())

@@ -29,7 +29,7 @@ def plain_rows(run: Run) -> list[dict[str, Any]]:
     return [_plain_row(run, cell) for cell in run.cells if cell.samples]
 
 
-def _plain_row(run: Run, cell: Cell) -> dict[str, Any]:
+def _plain_row(run: Run, cell: Cell) -> dict[str, object]:
     over, verdict = _decoding_over(cell, base_of(run, cell))
     twin = twin_of(run, cell) if cell.relaxed else None
     exact, over_exact = _decoding_over(cell, twin)

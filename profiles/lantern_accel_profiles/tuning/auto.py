@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -71,10 +71,10 @@ class AutoTuner(Search[AutoEvidence]):
         bare = tuple(DraftLength(length=one.length) for one in found.lengths)
         return found.with_drafts(draft_lengths=bare).model_copy(update={"name": "windows"})
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         return {"lengths": [one.length for one in self.windows.lengths]}
 
-    def written(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def written(self, choices: Sequence[Choice]) -> dict[str, object]:
         return self.evidence.model_dump(mode="json") | super().written(choices)
 
     def _counted(self, strategy: Strategy, length: int) -> Counted:

@@ -73,7 +73,7 @@ class Search(ABC, Generic[EvidenceT]):
         """Return what the choice for a batch depends on; 0: what was measured for all of them."""
         return self.pipeline.measurements.key(self.strategy, batch, self.sampling)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Return what the evidence depends on besides the key and the prompts."""
         return {}
 
@@ -103,7 +103,7 @@ class Search(ABC, Generic[EvidenceT]):
         self.path.unlink(missing_ok=True)  # the choices are kept
         return choices
 
-    def written(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def written(self, choices: Sequence[Choice]) -> dict[str, object]:
         """Return choices, and what more is known of them, as ``tune -o`` writes it."""
         return {"choices": [one.model_dump(mode="json") for one in choices]}
 
@@ -158,7 +158,7 @@ class Search(ABC, Generic[EvidenceT]):
         strategy: Strategy,
         winner: str,
         cells: Mapping[str, Cell],
-        **evidence: Any,
+        **evidence: object,
     ) -> Choice:
         """Write and return the choice of a raced winner, with what was measured of all, plain first."""
         plain = cells[PLAIN].tokens_per_second

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import islice
 from math import prod
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -115,10 +115,10 @@ class TreeTuner(Search[TreeEvidence]):
 
     kind = TreeEvidence
 
-    def key(self, batch: int) -> dict[str, Any]:
+    def key(self, batch: int) -> dict[str, object]:
         return self.pipeline.measurements.tree_key(self.strategy, self.temperature)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         timed = [list(pair) for pair in TIMED]
         return {"temperature": self.temperature, "probe": list(PROBE), "timed": timed}
 
@@ -146,7 +146,7 @@ class TreeTuner(Search[TreeEvidence]):
             environment=environment.model_dump(mode="json"),
         )
 
-    def written(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def written(self, choices: Sequence[Choice]) -> dict[str, object]:
         return choices[0].model_dump(mode="json")
 
     def measure_rates(self) -> list[list[float]]:

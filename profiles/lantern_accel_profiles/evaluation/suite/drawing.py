@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import DataError, RequestError
@@ -106,7 +106,7 @@ class Chunk:
     total_variation_per_token: float
     warm: bool
     simulated: bool
-    details: dict[str, Any]
+    details: dict[str, object]
 
 
 class SuiteImages:
@@ -133,7 +133,7 @@ class SuiteImages:
             ) from None
         check_same(path, stored, wanted, "folder with --work, or delete it")
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, object]:
         """Return all that the images depend on, the strategy excepted."""
         p, r = self.pipeline, self.request
         return {

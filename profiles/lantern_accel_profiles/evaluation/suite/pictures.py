@@ -106,7 +106,7 @@ class Real:
 
     features: Features | None
     moments: Reference
-    about: dict[str, Any]
+    about: dict[str, object]
 
 
 def features_of(
@@ -130,7 +130,7 @@ def features_of(
     )
 
 
-def identity(network: FeatureNetwork, rule: Preprocessing) -> dict[str, Any]:
+def identity(network: FeatureNetwork, rule: Preprocessing) -> dict[str, object]:
     """Return what features depend on besides the images."""
     return {"network": network.name, "preprocessing": rule.model_dump(mode="json")}
 
@@ -140,7 +140,7 @@ def stats_of(paths: Sequence[Path]) -> list[tuple[str, int, int]]:
     return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
-def kept_path(folder: Path, of: str, depends: list[Any], suffix: str) -> Path:
+def kept_path(folder: Path, of: str, depends: list[object], suffix: str) -> Path:
     """Return the file that keeps what was made ``of`` images and ``depends`` on these values."""
     key = json.dumps(depends, sort_keys=True)
     return folder / f"{of}-{hashlib.sha256(key.encode()).hexdigest()[:16]}{suffix}"

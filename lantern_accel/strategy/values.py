@@ -7,8 +7,6 @@ EAGLE arXiv 2401.15077, EAGLE-2 2406.16858, LANTERN 2410.03355, LANTERN++ 2502.0
 
 from __future__ import annotations
 
-from typing import Any
-
 from lantern_accel.errors import StrategyError, did_you_mean
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, validated
 from lantern_accel.strategy.sampling import Sampling

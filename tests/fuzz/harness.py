@@ -178,7 +178,7 @@ WORK = (
     "lantern_accel_profiles.evaluation.grid.draw_grid",
     "lantern_accel.memory.plan.measure",
     "lantern_accel.testing.kit.run_checks",
-    "lantern_accel.cli.separate.Run.conform",
+    "lantern_accel.cli.separate.KitRun.conform",
     "lantern_accel.training.drafter.train_drafter",
     "lantern_accel.training.head.train_head",
     "lantern_emoji.data.prepare_data",

@@ -109,7 +109,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["generate", "x", "-n", "2", "-o", "nul.png"], "on Windows"),
     (["generate", "x", "--stats", "12:30.json"], "on Windows"),
     (["bench", "--batch", "1025"], "1024"),
-    (["profile", "-o", "r.json", "--strategy", ""], "--strategy names none"),
+    (["profile", "-o", "r.json", "--strategy", ""], "no strategy is named"),
     (["stepcost", "--cfg-scale", "inf"], "--cfg-scale"),
     (["stepcost", "--cfg-scale", LONG], "--cfg-scale"),
     (["stepcost", "--nodes", f"8,{LONG}"], "--nodes takes numbers from 2 to 1024"),

@@ -19,7 +19,7 @@ ROOTS = {
     "a step with every source": [f"{HERE}.step", f"{HERE}.sources"],
     "the engine": [f"{HERE}.engine"],
 }
-MOST = {"a step": 4340, "a step with every source": 6733, "the engine": 7606}
+MOST = {"a step": 4348, "a step with every source": 6741, "the engine": 7614}
 #: The most lines that the files have together which docs/architecture.md names to explain a step.
 MOST_READ = 3162
 

@@ -60,14 +60,6 @@ def test_tables_call_nothing_exact_that_is_rounded() -> None:
         assert ("TV 0.012" in markdown) != exact
 
 
-def test_tables_call_nothing_exact_that_is_rounded() -> None:
-    for run, exact in ((invented_run(), True), (rounded(), False)):
-        markdown = render.to_markdown(compare([run]))
-        lines = [line for line in markdown.splitlines() if line.startswith("| vanilla")]
-        assert lines and all(("| exact |" in line) == exact for line in lines[:1])
-        assert ("TV 0.012" in markdown) != exact
-
-
 @pytest.mark.long
 def test_pages_call_nothing_exact_that_is_rounded() -> None:
     for run, exact in ((invented_run(), True), (rounded(), False)):

@@ -22,7 +22,7 @@ from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.strategy.values import Sampling
 from lantern_accel.testing import tiny
-from lantern_accel.testing.trace import Recorder
+from lantern_accel.testing.trace import OpRecorder
 from lantern_accel_hpu import operators, rounded
 from lantern_accel_hpu.software import hpu as software
 
@@ -56,7 +56,7 @@ with torch.inference_mode():
         for dtype in (torch.float32, torch.bfloat16):
             engine = rounded_engine(hpu, strategy, how, dtype)
             tiny.start(engine, 3)
-            seen = Recorder(hpu.device, hpu.conformance().rules)
+            seen = OpRecorder(hpu.device, hpu.conformance().rules)
             software.reset_kernels()
             with seen:
                 engine.step()
@@ -94,7 +94,7 @@ from lantern_accel.errors import RequestError
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import Projection, pack, rounded_copy
 from lantern_accel.testing import tiny
-from lantern_accel.testing.trace import Recorder
+from lantern_accel.testing.trace import OpRecorder
 from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.strategy.values import named_strategy
 from lantern_accel_hpu import floats
@@ -128,7 +128,7 @@ with torch.inference_mode():
     drafting = tiny.tiny_engine(hpu, "self", batch=2)
     tiny.rounding = real
     tiny.start(drafting, 3)
-    seen = Recorder(hpu.device, hpu.conformance().rules)
+    seen = OpRecorder(hpu.device, hpu.conformance().rules)
     with seen:
         drafting.step()
     wrong = [one for one in seen.violations if one.rule in hpu.conformance().rules]

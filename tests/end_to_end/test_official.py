@@ -127,7 +127,7 @@ def test_presets_fill_in_what_is_left_open(command, classes, small_classes, tmp_
     assert stats["strategy"]["neighbour_space"] == "raw"
     for preset, told in (
         ("llamagen-fid", "has no settings for the model"),
-        ("paper", "did you mean paper-lantern"),
+        ("paper-latern", "did you mean paper-lantern"),
     ):
         done = command(*words, "--strategy", preset)
         assert done.returncode == 2

@@ -71,7 +71,8 @@ class Learning(TrainerOptions):
     )
     use: list[str] = field(default_factory=list, metadata={"option": USE})
     into: Path | None = option(
-        "Folder for a copy of the model with the trained part. Needs a model folder (model.json)."
+        "Folder for the model with the trained part. It has a copy of a model folder, or names "
+        "official files."
     )
 
     def learn(self, part: str, **more: Any) -> None:
@@ -91,7 +92,7 @@ class Learning(TrainerOptions):
         from lantern_accel.training.anymodel import run_model_drafter
         from lantern_accel.training.device import TrainDevice
         from lantern_accel.training.drafter import DrafterTrainConfig
-        from lantern_accel.training.folder import check_copy, with_parts
+        from lantern_accel.training.folder import check_copy, check_named, with_named, with_parts
         from lantern_accel.training.head import HeadTrainConfig, train_head
 
         run = run_model_drafter if part == "drafter" else train_head
@@ -99,14 +100,13 @@ class Learning(TrainerOptions):
         out, pixels = self.work / part, read_size(self.size) if self.size else None
         check_target(out / "report.json")
         folder = bundled_models().get(self.model, Path(self.model))
+        copied = (folder / "model.json").is_file()
         if self.into is not None:
-            if not (folder / "model.json").is_file():
+            if copied:
+                check_copy(folder, self.into)
+            else:
                 find_model(self.model)  # raises where no model has this name
-                raise DataError(
-                    f"--into writes a model folder, and {self.model} has no model.json; leave it out "
-                    f"and name the {part} when generating: --use {part}={out}"
-                )
-            check_copy(folder, self.into)
+                check_named(self.into)
         lines: list[str | int] = []
         if self.prompts is not None:
             lines.extend(str(one) for one in read_prompts(self.prompts))
@@ -137,7 +137,10 @@ class Learning(TrainerOptions):
         print_report(report, out)
         if self.into is not None:
             parts = Parts(head=out) if part == "head" else Parts(drafter=out)
-            made = with_parts(folder, parts, self.into)
+            if copied:
+                made = with_parts(folder, parts, self.into)
+            else:
+                made = with_named(self.model, part, out, self.into)
             say(str(made), label="wrote", style="bold green")
 
 

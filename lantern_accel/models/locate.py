@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from lantern_accel.checkpoints.kinds import named_kinds
 from lantern_accel.checkpoints.layouts import search
 from lantern_accel.checkpoints.weights import SUFFIXES, quantized
@@ -24,10 +26,40 @@ from lantern_accel.families.registry import (
     known_as,
     published,
 )
+from lantern_accel.files import read_json_file
 from lantern_accel.models.bundle import bundled_models, folder_parts, read_manifest, with_head
 from lantern_accel.models.hub import Tell, resolve
+from lantern_accel.records import Frozen, first_wrong
 
 NO_DRAFTER = "none"
+#: What ``train --into`` writes for official files.
+TRAINED = "parts.json"
+
+
+class TrainedParts(Frozen):
+    """A model of official files, and paths of the parts that were trained for it."""
+
+    model: str
+    drafter: Path | None = None
+    head: Path | None = None
+
+
+def trained_parts(folder: str | Path) -> TrainedParts | None:
+    """Return what ``train --into`` wrote into a folder; raises :class:`ModelError`. None: nothing."""
+    path = Path(folder) / TRAINED
+    if not path.is_file():
+        return None
+    again = "write it again with `lantern-accel train head --into`"
+    try:
+        found = TrainedParts.model_validate(read_json_file(path))
+    except ValidationError as error:
+        raise ModelError(f"{path}: {first_wrong(error)}; {again}") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}; {again}") from None
+    parts = {"drafter": found.drafter, "head": found.head}
+    return found.model_copy(
+        update={part: (path.parent / one).resolve() for part, one in parts.items() if one}
+    )
 
 
 def named_parts(
@@ -77,6 +109,11 @@ def find_model(name: str | Path, parts: Parts | None = None, tell: Tell = log) -
     unknown, :class:`CheckpointError` for files that cannot be used.
     """
     parts = parts or Parts()
+    if (trained := trained_parts(name)) is not None:
+        name = trained.model
+        drafter = None if parts.no_drafter else parts.drafter or trained.drafter
+        head = None if parts.no_head else parts.head or trained.head
+        parts = replace(parts, drafter=drafter, head=head)
     path = Path(name) if Path(name).exists() else Path(str(name).partition("=")[2] or name)
     named = (path, parts.vq, parts.drafter, parts.text)
     with named_kinds(place for place in named if place is not None):

@@ -22,6 +22,7 @@ from lantern_accel.files import (
     write_whole,
 )
 from lantern_accel.models.bundle import HEAD, folder_parts, with_head
+from lantern_accel.models.locate import TRAINED, TrainedParts, trained_parts
 from lantern_accel.records import Frozen, first_wrong
 
 Config = TypeVar("Config", bound=Frozen)
@@ -88,4 +89,28 @@ def with_parts(model: Path, parts: Parts, to: Path) -> Path:
     for name, content in written.items():
         write_whole(to / name, content)
     write_json(to / "model.json", found.manifest.model_dump(mode="json"))
+    return to
+
+
+def check_named(to: Path) -> None:
+    """Raise DataError where ``to`` has files that :func:`with_named` did not write."""
+    check_target(to / TRAINED)
+    if to.is_dir() and not (to / TRAINED).is_file() and any(to.iterdir()):
+        raise DataError(f"{to} has other files than parts that were trained; name a new folder")
+
+
+def with_named(model: str, part: str, trained: Path, to: Path) -> Path:
+    """Write ``to``, a folder that names the official files of ``model`` and has the trained ``part``."""
+    said, _, rest = model.partition("=")
+    if Path(model).exists():
+        model = str(Path(model).resolve())
+    elif rest and Path(rest).exists():
+        model = f"{said}={Path(rest).resolve()}"
+    found = trained_parts(model) or TrainedParts(model=model)
+    (to / part).mkdir(parents=True, exist_ok=True)
+    for path in sorted(trained.iterdir()):
+        if path.is_file() and path.name != "checkpoint.pt":
+            write_whole(to / part / path.name, path.read_bytes())
+    made = found.model_copy(update={part: Path(part)})
+    write_json(to / TRAINED, made.model_dump(mode="json", exclude_none=True))
     return to

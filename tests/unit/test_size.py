@@ -80,8 +80,8 @@ def doubled() -> int:
 
 
 BOUNDS = {
-    "lines of the package": (lambda: lines(PACKAGE), 40218),
-    "lines of the package that measures": (lambda: lines(PROFILES), 11856),
+    "lines of the package": (lambda: lines(PACKAGE), 40283),
+    "lines of the package that measures": (lambda: lines(PROFILES), 11860),
     "lines of decoding with its sources": (lambda: lines(PACKAGE / "decoding"), 3985),
     "Any, in annotations and aliases": (loose, 357),
     "public classes of a name that another class has": (doubled, 1),

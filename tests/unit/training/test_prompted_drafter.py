@@ -20,12 +20,14 @@ import lantern_accel
 from lantern_accel.checkpoints.layouts import OWN_WEIGHTS
 from lantern_accel.cli import main
 from lantern_accel.errors import CheckpointError, DataError, ModelError
+from lantern_accel.families.base import Parts
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.models.locate import find_model, named_parts
+from lantern_accel.models.locate import find_model, named_parts, trained_parts
 from lantern_accel.progress import Progress
 from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import DrafterTrainConfig, FrozenHead
+from lantern_accel.training.folder import check_named, with_named
 from lantern_accel.training.recording import Encoded, own_images
 
 PROMPTS = ["a red cube", "two cats", "a cube on a sphere", "blue"]
@@ -276,3 +278,41 @@ def test_a_model_folder_carries_its_drafter(tmp_path: Path) -> None:
         assert pipe.model.manifest.drafter.n_layer == 1
         want = pipe.generate("a cube", strategy="vanilla", seed=1)
         assert torch.equal(pipe.generate("a cube", strategy="eagle2", seed=1).tokens, want.tokens)
+
+
+def test_parts_of_official_files_are_named_by_a_folder(tmp_path, capsys):
+    """Nothing large is copied: the folder that --into writes says where the official files are."""
+    released, new = write_janus(tmp_path / "Janus-Pro-1B"), tmp_path / "new"
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    words = [
+        "train",
+        "drafter",
+        "--prompts",
+        tmp_path / "prompts.txt",
+        "--samples",
+        4,
+        "--steps",
+        2,
+    ]
+    words += ["--config", tmp_path / "config.json", "--device", "cpu", "--work", tmp_path]
+    words += ["--into", new, "--model", released]
+    assert main([str(word) for word in words]) == 0
+    assert not [*new.rglob("model*.safetensors")] and not [*new.rglob("checkpoint.pt")]
+    with lantern_accel.load(new, device="cpu", dtype="float32") as pipe:
+        want = pipe.generate("a cube", strategy="vanilla", seed=1)
+        assert torch.equal(pipe.generate("a cube", strategy="eagle2", seed=1).tokens, want.tokens)
+    assert find_model(new, Parts(no_drafter=True)).manifest.drafter is None
+    assert with_named(str(new), "head", new / "drafter", tmp_path / "more") == tmp_path / "more"
+    found = trained_parts(tmp_path / "more")
+    assert (found.model, found.drafter) == (str(released), new / "drafter")
+    assert found.head == tmp_path / "more" / "head"
+    check_named(new)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "precious").touch()
+    assert main([*map(str, words), "--into", str(tmp_path / "full")]) != 0
+    assert "has other files than parts" in capsys.readouterr().err
+    for text, says in (("{", "cannot be read as JSON"), ('{"drafter": 1}', "parts.json: model")):
+        (new / "parts.json").write_text(text)
+        with pytest.raises(ModelError, match=says):
+            find_model(new)

@@ -100,7 +100,14 @@ def _weights(run: Run) -> str:
 
 def _kernels(run: Run) -> str:
     values = [f"{note}: ".split(": ")[1] for note in run.environment.device.notes]
-    return " ".join(one for one in values if 0 < len(one) <= 16) or "unnamed"
+    short = [one.upper() for one in values if 0 < len(one) <= 16]
+    later = {
+        one: short[at + 1 :] for at, one in enumerate(short)
+    }  # which may say the same and more
+    return (
+        " ".join(one for one in later if not any(x.startswith(one) for x in later[one]))
+        or "unnamed"
+    )
 
 
 #: What may differ between runs of one device, and how a label says it.

@@ -134,6 +134,6 @@ def _check_address(host: str, port: int) -> None:
         family, *_, address = found[0]
         socket.create_server(address, family=family).close()
     except (OSError, UnicodeError) as error:
-        other = "is not an address of this machine; name one with --host, such as 127.0.0.1"
-        reason = reasons.get(getattr(error, "errno", None) or 0, other)
-        raise RequestError(f"port {port} of {host} {reason}") from None
+        reason = reasons.get(getattr(error, "errno", None) or 0)
+        other = f"{host} is not an address of this machine; name one with --host, such as 127.0.0.1"
+        raise RequestError(f"port {port} of {host} {reason}" if reason else other) from None

@@ -53,7 +53,7 @@ def test_a_stream_that_is_left_gives_the_pipeline_back(pipeline):
     whole = pipeline.generate("red heart", seed=5).tokens
     with pipeline.stream("red heart", seed=5, strategy="vanilla") as stream:
         next(stream)
-        with pytest.raises(RequestError, match="not come to its end"):
+        with pytest.raises(RequestError, match="has not ended yet"):
             _ = stream.result
         assert torch.equal(pipeline.generate("red heart", seed=5).tokens, whole)
         assert not torch.is_inference_mode_enabled()  # which is the thread's, not the stream's
@@ -187,7 +187,7 @@ def test_a_stream_whose_rows_cannot_be_kept_says_so_and_costs_others_nothing(pip
     with monkeypatch.context() as patch:
         patch.setattr(Batch, "set_aside", full)
         assert pipeline.generate("dog face", seed=5).images
-    with pytest.raises(RequestError, match="could not be kept"):
+    with pytest.raises(RequestError, match="could not be saved"):
         list(stream)
     assert list(stream) == []
 

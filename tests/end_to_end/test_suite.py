@@ -282,7 +282,7 @@ def test_classes_are_measured_against_adm_s_batch(class_model, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--suite", "koko"], "did you mean coco"),
+        (["--suite", "coc"], "did you mean coco"),
         (["--suite", "coco"], "--captions captions_val2017.json is missing"),
         (["--suite", "coco", "--captions", "CAPTIONS"], "--images val2017 is missing"),
         (["--suite", "coco", "--images", "REAL"], "--captions captions_val2017.json is missing"),

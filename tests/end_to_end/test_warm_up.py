@@ -36,7 +36,7 @@ def test_one_size_and_one_strategy_need_no_list(tiny_model: Path) -> None:
         pipeline.warm_up(2, "vanilla")
         pipeline.warm_up(2, pipeline.strategy("vanilla"))
         assert pipeline.engines.warmed == ["vanilla x 2"]
-        with pytest.raises(RequestError, match="batch_size cannot be"):
+        with pytest.raises(RequestError, match="batch_size takes"):
             pipeline.warm_up("3x")  # type: ignore[arg-type]  # text is refused
-        with pytest.raises(RequestError, match="batch_size cannot be"):
+        with pytest.raises(RequestError, match="batch_size takes"):
             pipeline.warm_up(2.5)  # type: ignore[arg-type]  # so is a fraction

@@ -447,7 +447,7 @@ FAULTS = [
     # Acceptance.
     Fault("a draft accepted too many", "accept", "accept.decisions", "decisions differ", generous_walk),
     Fault("a walk one position late", "accept_invariant", "accept.invariant", "images differ", late_walk),
-    Fault("a step that does nothing", "fused_step", "decode.drawn", "after the prefill and 24 steps",
+    Fault("a step that does nothing", "fused_step", "decode.drawn", "after 24 replays",
           idle_step),
     # What runs a step, and meters.
     Fault("a stale replay", "capture", "replay.eager", "differs from the eager one", stale_keys),

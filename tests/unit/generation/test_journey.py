@@ -20,7 +20,8 @@ JOURNEY: Mapping[str, set[str]] = {
     # The loop over steps.
     "course.advance": {"generation.batch:Batch.advance", "decoding.engine:Engine.run"},
     "engine.run": set(),
-    "engine.decoded": {"generation.batch:Batch._complete"},
+    # Of an image that moves to another batch, the counters.
+    "engine.decoded": {"generation.batch:Batch._complete", "serving.running:RunningBatch.widen"},
     # Pixels.
     "family.pixels": {"generation.runtime:Runtime.pixels"},
     "family.paint": {"generation.runtime:Runtime.pictures"},

@@ -413,6 +413,7 @@ def _xla() -> Iterator[Row]:
 def draw(found: dict[str, Any], path: Path) -> None:
     """Draw the seconds of an image by program, for the bundled size and LlamaGen-B's."""
     import matplotlib
+    from PIL import Image
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -454,6 +455,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
     )
     figure.savefig(path, dpi=130, metadata={"Software": None})
     pyplot.close(figure)
+    with Image.open(path) as image:  # a few colours, in a palette
+        small = image.convert("RGB").quantize(64)
+    small.save(path, optimize=True)
 
 
 def chart() -> str:

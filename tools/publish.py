@@ -24,7 +24,7 @@ from typing import Any
 
 from figures import KINDS, PUBLISHED, ROOT, kernels
 
-from lantern_accel.files import write_json
+from lantern_accel.files import write_json, write_whole
 
 LISTS = ROOT / "tools" / "lantern-emoji"
 #: The seed of the draw from the training list, how many prompts of each kind, and how many at a size.
@@ -113,7 +113,7 @@ def bundled(given: Any, model: str = "lantern-emoji") -> Iterator[dict[str, Any]
 
 
 def sized(given: Any, model: str = "lantern-emoji", size: str = SIZE) -> Iterator[dict[str, Any]]:
-    """Measure random weights of a size, whose steps bring what the bundled model's brought."""
+    """Measure random weights of a size, whose steps add as many tokens as those of the bundled model."""
     import lantern_accel
 
     asked = [one for of in given.prompts.values() for one in of]
@@ -170,7 +170,7 @@ def _replaying(small: Any, asked: list[str], batch: int, seeds: Sequence[int], s
         return Conditions(values, found.mask.to(backend.device), found.shape)
 
     if getattr(manifest.target, "conditioning", "text") != "class":  # classes are prompts' numbers
-        large.conditions = conditions  # type: ignore[method-assign]
+        large.conditions = conditions  # type: ignore[method-assign]  # of captions that it has none for
     return large, Replay(large, Recorder(small, asked, batch, seeds))
 
 
@@ -200,8 +200,8 @@ def passes(given: Any, size: str) -> Iterator[dict[str, Any]]:
     from race_llama import rows
 
     try:
-        import gguf  # noqa: F401
-        import llama_cpp  # noqa: F401
+        import gguf  # noqa: F401  # only whether it is there
+        import llama_cpp  # noqa: F401  # only whether it is there
     except ImportError as missing:
         yield {"skipped": f"llama.cpp: {missing}; pip install gguf llama-cpp-python"}
         return
@@ -298,9 +298,16 @@ def main(words: list[str] | None = None) -> int:
     made = collected(results, given, commit)
     named = folder if given.quick else PUBLISHED
     out = asked.output or named / f"{device_file(made['environment']['device'])}.json"
-    write_json(out, made)
+    write_whole(out, text_of(made))
     say(f"{out}; then: python tools/figures.py")
     return 0
+
+
+def text_of(made: dict[str, Any]) -> str:
+    """Return the file of a machine as JSON, a row a line."""
+    rows = ",\n".join(json.dumps(row, sort_keys=True) for row in made["rows"])
+    head = json.dumps({**made, "rows": None}, indent=1, sort_keys=True)
+    return head.replace('"rows": null', f'"rows": [\n{rows}\n]') + "\n"
 
 
 def device_file(facts: dict[str, Any]) -> str:

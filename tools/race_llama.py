@@ -4,7 +4,7 @@
     python tools/race_llama.py b xl
 
 Both have 256 tokens in the cache and return the logits of every row. Each is a process of its own, which
-sleeps while the other works: threads of one do not wait for work beside those of the other.
+sleeps while the other works, so that their threads do not compete.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _started(program: str, *of: Any) -> tuple[Any, Any]:
 def rows(size: str, laps: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Yield a program's medians in milliseconds by rows, for each format of the weights.
 
-    Where llama.cpp crashes on weights that it packs anew for the processor, they stay as stored.
+    Where llama.cpp crashes on weights that it has repacked for the processor, they stay as stored.
     """
     import torch
 

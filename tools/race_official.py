@@ -8,7 +8,7 @@ Runners: ``official`` is ``generate`` as its sampling script calls it; ``gpt-fas
 ``decode_one_token`` whole, sampling included, as gpt-fast does; ``transformers`` is ``generate`` of a
 LlamaForCausalLM of the same sizes, with a static cache and guidance's rows, which are not combined;
 ``ours`` is the strategy vanilla, captured where the device captures. The last two need no clone.
-``gpt-fast`` keeps the official caches between calls, which the official code makes anew each time: this
+``gpt-fast`` keeps the official caches between calls, which the official code makes again each time: this
 favours it, since new caches would be compiled for again.
 """
 
@@ -42,7 +42,7 @@ from lantern_accel_profiles.measure.environment import describe
 from lantern_accel_profiles.store import resume
 
 RUNNERS = {
-    "official": "eager, caches made anew each call",
+    "official": "eager, caches made again each call",
     "gpt-fast": "torch.compile(decode_one_token, mode=reduce-overhead, fullgraph=True), caches kept",
     "ours": "vanilla",
     "transformers": "generate of LlamaForCausalLM, static cache; guided rows are not combined",

@@ -52,7 +52,7 @@ OWN = -1
 NAMES = {"number": "num_images", "guidance": "cfg_scale"}
 
 
-class Managed(ModelPatcher):  # type: ignore[misc]
+class Managed(ModelPatcher):  # type: ignore[misc]  # a class of ComfyUI has no types here
     """A model that ComfyUI keeps between runs and frees, whole, where it needs the memory."""
 
     pipeline: Pipeline | None = None
@@ -88,7 +88,7 @@ class Managed(ModelPatcher):  # type: ignore[misc]
             throw_exception_if_processing_interrupted()
             bar.update_absolute(known, total)
 
-        self.pipeline = lantern_accel.load(**self.asked, on_loading=read)  # type: ignore[arg-type]
+        self.pipeline = lantern_accel.load(**self.asked, on_loading=read)  # type: ignore[arg-type]  # checked by load
         return self.loaded_size()
 
     def partially_unload(self, *given: object, **more: object) -> int:

@@ -41,9 +41,9 @@ class Patcher:
 
 
 class Bar:
-    """A progress bar that keeps what it is told."""
+    """A progress bar that keeps its updates."""
 
-    said: list[tuple] = []  # noqa: RUF012
+    said: list[tuple] = []  # noqa: RUF012, one list that every bar clears
 
     def __init__(self, total):
         self.said.clear()

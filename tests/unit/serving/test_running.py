@@ -92,7 +92,7 @@ def test_where_one_row_does_not_fit_beside_all_rows_these_serve_alone(pipeline, 
 
     def refuse(self, request, first, size):
         if size == 1:
-            pipeline.release_engines()  # as where room is made in vain
+            pipeline.release_engines()  # as where memory was freed in vain
             raise DoesNotFitError("no memory")
         return made(self, request, first, size)
 

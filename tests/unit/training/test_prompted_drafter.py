@@ -245,6 +245,15 @@ def test_what_cannot_be_trained_is_refused(kind: str, folder: Path, tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
+def training_words(work: Path) -> list[object]:
+    """Return a command that trains a drafter for two steps, without its model."""
+    (work / "prompts.txt").write_text("\n".join(PROMPTS))
+    (work / "config.json").write_text(json.dumps(CONFIG))
+    words: list[object] = ["train", "drafter", "--prompts", work / "prompts.txt", "--samples", 4]
+    words += ["--steps", 2, "--config", work / "config.json", "--device", "cpu", "--work", work]
+    return words
+
+
 def test_a_model_folder_carries_its_drafter(tmp_path: Path) -> None:
     """A folder with a model.json, whose tensors have deepseek-ai's names; --into copies it."""
     from safetensors.torch import save_file
@@ -260,19 +269,7 @@ def test_a_model_folder_carries_its_drafter(tmp_path: Path) -> None:
     )
     shutil.copy(model / "target.safetensors", model / "vq.safetensors")
     write_tokenizer(model)
-    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    words = [
-        "train",
-        "drafter",
-        "--model",
-        model,
-        "--prompts",
-        tmp_path / "prompts.txt",
-        "--samples",
-    ]
-    words += [4, "--steps", 2, "--work", tmp_path, "--config", tmp_path / "config.json"]
-    words += ["--device", "cpu", "--into", tmp_path / "new"]
+    words = [*training_words(tmp_path), "--model", model, "--into", tmp_path / "new"]
     assert main([str(word) for word in words]) == 0
     with lantern_accel.load(tmp_path / "new", device="cpu", dtype="float32") as pipe:
         assert pipe.model.manifest.drafter.n_layer == 1
@@ -283,20 +280,7 @@ def test_a_model_folder_carries_its_drafter(tmp_path: Path) -> None:
 def test_parts_of_official_files_are_named_by_a_folder(tmp_path, capsys):
     """Nothing large is copied: the folder that --into writes says where the official files are."""
     released, new = write_janus(tmp_path / "Janus-Pro-1B"), tmp_path / "new"
-    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    words = [
-        "train",
-        "drafter",
-        "--prompts",
-        tmp_path / "prompts.txt",
-        "--samples",
-        4,
-        "--steps",
-        2,
-    ]
-    words += ["--config", tmp_path / "config.json", "--device", "cpu", "--work", tmp_path]
-    words += ["--into", new, "--model", released]
+    words = [*training_words(tmp_path), "--into", new, "--model", released]
     assert main([str(word) for word in words]) == 0
     assert not [*new.rglob("model*.safetensors")] and not [*new.rglob("checkpoint.pt")]
     with lantern_accel.load(new, device="cpu", dtype="float32") as pipe:

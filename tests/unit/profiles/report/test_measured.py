@@ -6,12 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from racing import Race
 
 import lantern_accel
 from lantern_accel.device.datasheets import profiles_dir
 from lantern_accel_profiles.measure.reading import check_comparable, read_run
-from lantern_accel_profiles.store import read
 
 MEASURED = sorted((profiles_dir() / "measured").glob("*.json"))
 
@@ -29,12 +27,6 @@ def test_a_committed_run_is_whole_and_of_the_bundled_weights(path: Path) -> None
 
 def test_committed_runs_may_be_compared() -> None:
     check_comparable([read_run(path) for path in MEASURED], [path.name for path in MEASURED])
-
-
-def test_committed_races_are_still_read() -> None:
-    found = sorted((profiles_dir() / "races").glob("*.json"))
-    assert found
-    assert all(read(path, Race).runners for path in found)
 
 
 def test_committed_measurements_name_no_machine() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
 pytest.importorskip("prometheus_client")
@@ -101,3 +103,16 @@ def test_where_one_row_does_not_fit_beside_all_rows_these_serve_alone(pipeline, 
     assert batch.batch.size == 2 and batch.batch.ready in pipeline.engines.ready
     assert batch.join(queued(pipeline, 2, strategy="vanilla"))
     assert {*finished(batch)} == {1, 2}
+
+
+def test_an_image_that_cannot_move_is_not_lost(pipeline, monkeypatch):
+    """It is still among the images that run, so its client gets the error."""
+    batch = RunningBatch(pipeline, 2, Metrics(pipeline.backend, 2))
+    first, second = (queued(pipeline, seed, strategy="vanilla") for seed in (1, 2))
+    assert batch.join(first)
+    batch.advance()
+    assert not batch.join(second)
+    monkeypatch.setattr(batch._whole, "join", Mock(side_effect=DoesNotFitError("no memory")))
+    with pytest.raises(DoesNotFitError):
+        batch.widen()
+    assert batch.images == [first]

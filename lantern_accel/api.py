@@ -156,7 +156,7 @@ def generate(
     for it. None takes a random seed, and the result has it. ``strategy``: ``auto`` (the default),
     ``vanilla``, ``eagle``, ``eagle2``, ``lantern``, ``lantern++``; without a drafter ``self``, ``scd``,
     ``sjd``; or a :class:`Strategy`. ``decision``: an earlier result's ``stats.decision``, to decode in
-    the same way. ``tree``, ``window`` (length), ``accept`` (a rule, or text such as
+    the same way. ``drafts``, ``window`` (length), ``accept`` (a rule, or text such as
     ``"lantern++:k=10,lambda=2"``), ``k``, ``delta``, ``lam`` (lambda), ``tv_budget``, ``residual``,
     ``coupling`` and ``neighbour_space`` change parts of the strategy. ``relaxed`` lets ``auto`` relax
     acceptance. ``sampling``: a :class:`Sampling`, or its fields one by one (``temperature=0`` is

@@ -18,10 +18,10 @@ from lantern_accel.files import write_whole
 SHOWN: dict[str, dict[str, Any]] = {
     "plain decoding": {"strategy": "vanilla"},
     "LANTERN, k = 10, delta = 0.4": {
-        "strategy": "lantern", "k": 10, "delta": 0.4, "tree": "dynamic:4,3,8",
+        "strategy": "lantern", "k": 10, "delta": 0.4, "drafts": "dynamic:4,3,8",
     },
     "LANTERN++, k = 10, lambda = 2": {
-        "strategy": "lantern++", "k": 10, "lam": 2.0, "tree": "0,1,00,01,10,000,001,100",
+        "strategy": "lantern++", "k": 10, "lam": 2.0, "drafts": "0,1,00,01,10,000,001,100",
     },
 }  # fmt: skip
 #: Two concepts that the model knows, and one that it does not (its card).

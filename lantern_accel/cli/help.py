@@ -20,7 +20,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Model": ("model", "use", "weights"),
     "Device": ("device", "dtype", "threads", "option", "batch", "batch_size"),
-    "Drafting": ("strategy", "relaxed", "preset", "tree", "window", "bits", "one", "tv_budget"),
+    "Drafting": ("strategy", "relaxed", "preset", "drafts", "window", "bits", "one", "tv_budget"),
     "Sampling": ("temperature", "top_k", "top_p", "cfg_scale", "guidance_scale", "negative_prompt"),
 }  # fmt: skip
 #: Which of the commands that measure is for what; docs/compare-hardware.md says more.

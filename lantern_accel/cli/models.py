@@ -195,7 +195,7 @@ def plan(
     strategy: str = typer.Option(
         "auto", help="Strategy to plan for. auto: the most memory that auto can need."
     ),
-    tree: str = typer.Option(None, help="Draft tree of the strategy, as for generate."),
+    drafts: str = typer.Option(None, help="Drafts of the strategy, as for generate."),
     use: list[str] = typer.Option(
         [], metavar="NAME=PATH", help="head=FILE (a draft head) or text-device=cpu. Repeatable."
     ),
@@ -229,7 +229,7 @@ def plan(
         picture=None if picture is None else read_size(picture),
         head=parts.get("head"),
     )
-    chosen = planner.strategy(strategy, tree=tree)
+    chosen = planner.strategy(strategy, drafts=drafts)
     sampling = planner.manifest.defaults.sampling
     made = planner.plan(chosen, sampling, batch=batch)
     tips = planner.advice(made, chosen, sampling)

@@ -209,7 +209,7 @@ class Engines:
             need, free = self.capacity.copy_bytes(strategy), self.backend.memory().left
             if free is not None and need > free:
                 way = (
-                    "draft with fewer bits (--strategy self:tree=self:4,int4), or choose a strategy "
+                    "draft with fewer bits (--strategy self:drafts=self:4,int4), or choose a strategy "
                     "without a copy, such as 'scd'"
                 )
                 what = f"a copy of {model.manifest.name} in {how.name} to draft with"

@@ -166,7 +166,7 @@ class Measurements:
         found = read_choice(key)
         if found is None:
             warn_of_stale(key)
-        return strategy if found is None else strategy.override(tree=found.strategy.drafts)
+        return strategy if found is None else strategy.override(drafts=found.strategy.drafts)
 
     def known(self, asked: Strategy, batch: int, sampling: Sampling) -> Timings:
         """Return what is kept of the candidates at this batch; windows by priors where nothing is."""

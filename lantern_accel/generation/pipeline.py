@@ -139,11 +139,11 @@ class Pipeline:
         A default tree has the node count that is fastest on the device. ``tuned_for``: the rows and the
         sampling that default drafts are tuned for.
 
-        ``changes``: ``tree`` (a tree, or its text), ``accept``, ``k``, ``delta``, ``lam``, ``residual``,
-        ``neighbour_space``. None keeps the default.
+        ``changes``: ``drafts`` (a source, or its text), ``accept``, ``k``, ``delta``, ``lam``,
+        ``residual``, ``neighbour_space``. None keeps the default.
         """
         made = choose_strategy(self.manifest.defaults, strategy, **changes)
-        own = isinstance(strategy, Strategy) or changes.get("tree") or changes.get("window")
+        own = isinstance(strategy, Strategy) or changes.get("drafts") or changes.get("window")
         if tuned_for is None or own:
             return made
         return self.measurements.tuned(made, *tuned_for)

@@ -99,7 +99,7 @@ def build_request(
                 field="seed",
             )
         seed, seeds = seed[0], seed
-    free = changes.get("tree") is None and changes.get("window") is None
+    free = changes.get("drafts") is None and changes.get("window") is None
     if tuned is not None and free and not isinstance(name, Strategy):
         chosen = tuned(chosen, settings.batch_size, images * len(prompts), final)
     return GenerationRequest(

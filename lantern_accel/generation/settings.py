@@ -24,7 +24,7 @@ from lantern_accel.errors import RequestError, did_you_mean, half_pair, plain, s
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.rules import OPTION_NAMES, AcceptanceRule
 from lantern_accel.strategy.sampling import named_once
-from lantern_accel.strategy.sources import Tree
+from lantern_accel.strategy.sources import AnyKind
 from lantern_accel.strategy.values import Coupling, NeighbourSpace, Residual, Sampling, Strategy
 
 
@@ -52,7 +52,7 @@ class Settings(Frozen):
     strategy: str | Strategy | None = _said(
         "auto (the default: the fastest allowed strategy), vanilla, eagle, eagle2, lantern or lantern++; "
         "without a drafter self, scd or sjd; or a preset. Settings follow a colon: "
-        "lantern++:k=10,lambda=2, auto:tv_budget=0.02, scd:coupling=maximal,tree=window:32.",
+        "lantern++:k=10,lambda=2, auto:tv_budget=0.02, scd:coupling=maximal,drafts=window:32.",
         "-s",
     )
     relaxed: bool | None = _said(
@@ -73,7 +73,7 @@ class Settings(Frozen):
     size: tuple[Side, Side] | None = _said(
         "Width and height in pixels (768x512), for models with several sizes.", shown=str
     )
-    tree: str | Tree | None = _python(
+    drafts: str | AnyKind | None = _python(
         "none, chain:4, dynamic:TOP_K,DEPTH,TOTAL, a tree's name, paths 0,1,00,01, or window:16."
     )
     window: int | None = _python(
@@ -133,7 +133,7 @@ class Settings(Frozen):
     @property
     def drafting(self) -> str | Strategy | None:
         """The strategy where it alone says where drafts come from."""
-        others = (self.tree, self.window, self.preset)
+        others = (self.drafts, self.window, self.preset)
         return self.strategy if others == (None, None, None) else None
 
     def sampling_changes(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class Asked(TypedDict, total=False):
     negative_prompt: str | None
     batch_size: int | None
     size: tuple[int, int] | str | None
-    tree: str | Tree | None
+    drafts: str | AnyKind | None
     window: int | None
     accept: str | AcceptanceRule | None
     k: int | None

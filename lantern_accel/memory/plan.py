@@ -207,9 +207,9 @@ class Planner:
         if 0 < largest < plan.batch:
             fits(f"decode {largest} images at once: --batch {largest}", batch=largest)
         if self.manifest.drafter is not None and strategy.needs_drafter:
-            smaller = self.strategy("lantern++", tree="small_8")
+            smaller = self.strategy("lantern++", drafts="small_8")
             if smaller.drafts.size[0] < plan.nodes:
-                named = f"--strategy {strategy.name}:tree=small_8"
+                named = f"--strategy {strategy.name}:drafts=small_8"
                 fits(f"verify a smaller tree: {named}", smaller)
         if plan.nodes > 1:
             fits("use plain decoding: --strategy vanilla", self.strategy("vanilla"))

@@ -46,7 +46,7 @@ class Rounding:
             way = "this is none: draft with int8" if drafts else "give the model int8, int6 or int4"
             raise RequestError(
                 f"weights in {self.name} are for copies that draft (--strategy "
-                f"self:tree=self:4,{self.name}), on devices that multiply such numbers; {way}"
+                f"self:drafts=self:4,{self.name}), on devices that multiply such numbers; {way}"
             )
         return rounded(weight, self, 1 if drafts else TRIES)
 

@@ -22,13 +22,13 @@ from lantern_accel.strategy.sources import (
     StaticTree,
     named_sources,
 )
-from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree
+from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_drafts
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy, named_strategy
 
 Read = TypeVar("Read")
 #: Changes that belong to one strategy, with those to ask for in place of auto.
 ONE = {
-    "tree": "'eagle' or 'lantern++'",
+    "drafts": "'eagle' or 'lantern++'",
     "window": "'scd'",
     "accept": "'lantern++'",
     "k": "'lantern++'",
@@ -45,7 +45,7 @@ def read_strategy(text: str) -> dict[str, Any]:
     """Read a strategy as commands take it, into the settings of a request.
 
     ``NAME:SETTING=VALUE,...`` over a strategy or a preset, or a ``.json`` file that holds a strategy.
-    ``tree`` and ``accept`` come last, since their text may have commas. Raises :class:`StrategyError`.
+    ``drafts`` and ``accept`` come last, since their text may have commas. Raises :class:`StrategyError`.
     """
     if text.endswith(".json"):
         try:
@@ -57,7 +57,7 @@ def read_strategy(text: str) -> dict[str, Any]:
     kind = "preset" if name in {one.name for one in PRESETS} else "strategy"
     found: dict[str, Any] = {kind: name}
     fields = {OPTION_NAMES.get(one, one): one for one in CHANGES}
-    short, *long = re.split(r"(?:^|,)(?=(?:tree|accept)=)", rest)
+    short, *long = re.split(r"(?:^|,)(?=(?:drafts|accept)=)", rest)
     for pair in [*filter(None, short.split(",")), *long] if colon else ():
         key, _, value = (part.strip() for part in pair.partition("="))
         key = key.replace("-", "_")
@@ -110,13 +110,13 @@ class ModelDefaults(Frozen):
 def choose_strategy(defaults: ModelDefaults, strategy: str | Strategy, **changes: Any) -> Strategy:
     """Return a strategy by name over a model's ``defaults``, or a given one, with changes.
 
-    ``changes``: those of :data:`CHANGES`; a tree and ``accept`` may be text; None leaves what is there.
+    ``changes``: those of :data:`CHANGES`; ``drafts`` and ``accept`` may be text; None changes nothing.
     Raises :class:`StrategyError` for a name or value that cannot be, and for a change that the name
     does not allow.
     """
-    if isinstance(changes.get("tree"), str):
-        changes["tree"] = _read("tree", parse_tree, changes["tree"])
-    own = getattr(changes.get("tree"), "kind", None)
+    if isinstance(changes.get("drafts"), str):
+        changes["drafts"] = _read("drafts", parse_drafts, changes["drafts"])
+    own = getattr(changes.get("drafts"), "kind", None)
     if strategy == AUTO and own in named_sources():  # one that is a strategy by itself
         strategy = own
     accept = changes.pop("accept", None)
@@ -139,7 +139,7 @@ def choose_strategy(defaults: ModelDefaults, strategy: str | Strategy, **changes
             lantern=defaults.lantern,
             lantern_pp=defaults.lantern_pp,
         )
-        _check_tree(chosen, changes.get("tree"))
+        _check_drafts(chosen, changes.get("drafts"))
     if accept is not None:
         name = chosen.name
         if not isinstance(strategy, Strategy) and accept.kind != chosen.acceptance.kind:
@@ -193,9 +193,9 @@ def _automatic(
     return chosen.override(coupling=coupling)
 
 
-def _check_tree(named: Strategy, tree: DraftSource | None) -> None:
+def _check_drafts(named: Strategy, drafts: DraftSource | None) -> None:
     """Refuse a tree under a name that says there is none, and none under one that drafts."""
-    if tree is None or isinstance(tree, NoTree) == isinstance(named.drafts, NoTree):
+    if drafts is None or isinstance(drafts, NoTree) == isinstance(named.drafts, NoTree):
         return
     if isinstance(named.drafts, NoTree):
         raise StrategyError(

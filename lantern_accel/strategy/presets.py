@@ -21,7 +21,7 @@ class Preset(Frozen):
     """Settings that somebody published, and where.
 
     ``sampling`` has fields of :class:`~lantern_accel.strategy.values.Sampling`; ``overrides`` has what
-    ``Pipeline.strategy`` takes besides a name (``tree``, ``k``, ``delta``, ``lam``, ``residual``,
+    ``Pipeline.strategy`` takes besides a name (``drafts``, ``k``, ``delta``, ``lam``, ``residual``,
     ``neighbour_space``). ``models`` are patterns of names; ``conditioning`` distinguishes
     LlamaGen's kinds, ``variant`` the models of a family that has several.
     """

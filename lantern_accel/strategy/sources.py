@@ -2,7 +2,7 @@
 
 A source is one class, registered by its ``kind`` when it is defined; what it does in a step is
 registered with :func:`lantern_accel.decoding.sources.register`. The command line, JSON and reports then
-take it: ``--strategy KIND``, ``--strategy NAME:tree=KIND:field=value,...`` and ``{"kind": KIND, ...}``.
+take it: ``--strategy KIND``, ``--strategy NAME:drafts=KIND:field=value,...`` and ``{"kind": KIND, ...}``.
 A kind that nothing has defined is looked up among the entry points of the group
 ``lantern_accel.sources``, by its name.
 """
@@ -408,6 +408,6 @@ _SCHEMA = {
     "description": "a source of drafts by its kind, with the fields of that source",
 }
 #: A source of drafts as a field of a model.
-Tree = Annotated[
+AnyKind = Annotated[
     SerializeAsAny[DraftSource], BeforeValidator(DraftSource.described), WithJsonSchema(_SCHEMA)
 ]

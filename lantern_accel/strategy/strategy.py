@@ -10,7 +10,7 @@ from lantern_accel.errors import StrategyError
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.rules import Acceptance, Exact, validated
 from lantern_accel.strategy.sampling import Sampling
-from lantern_accel.strategy.sources import AdaptiveSource, DraftLength, DraftSource, NoTree, Tree
+from lantern_accel.strategy.sources import AdaptiveSource, AnyKind, DraftLength, DraftSource, NoTree
 
 Residual = Literal["aggregate", "official", "optimal"]
 #: ``invariant``: noise of the seed, the image, the position and the code decides every token, drafted or
@@ -35,7 +35,7 @@ class Strategy(Frozen):
     """How a step drafts and accepts."""
 
     name: str = "custom"
-    drafts: Tree = NoTree()
+    drafts: AnyKind = NoTree()
     acceptance: Acceptance = Exact()
     residual: Residual = "aggregate"
     coupling: Coupling | None = Field(
@@ -158,9 +158,9 @@ class Strategy(Frozen):
         return self.acceptance.k + (1 if self.residual == "official" else 0)
 
     def override(self, **changes: object) -> Strategy:
-        """Return this strategy with ``tree``, ``window``, ``residual``, ``k``, ... changed.
+        """Return this strategy with ``drafts``, ``window``, ``residual``, ``k``, ... changed.
 
-        ``window`` is a window's length; another window as ``tree`` changes what it was given.
+        ``window`` is a window's length; another window as ``drafts`` changes what it was given.
 
         None leaves a field as it is. Raises :class:`StrategyError` where the acceptance rule has no
         such field, or the value is out of range.
@@ -169,7 +169,6 @@ class Strategy(Frozen):
         for key, value in changes.items():
             if value is None:
                 continue
-            key = "drafts" if key == "tree" else key  # a request's word for them
             if key == "drafts" and isinstance(value, DraftSource):
                 values["drafts"] = self._drafts_by(value)
             elif key == "window":
@@ -195,17 +194,17 @@ class Strategy(Frozen):
                 )
         return validated(Strategy, values, "strategy")
 
-    def _drafts_by(self, tree: DraftSource) -> dict[str, object]:
+    def _drafts_by(self, drafts: DraftSource) -> dict[str, object]:
         """Return the values of other drafts: of a drafter in place of its own, else of the same kind."""
-        if not (self.drafts.apart or tree.apart):
-            return tree.model_dump()
-        if type(self.drafts) is type(tree):
-            return {**self.drafts.model_dump(), **tree.model_dump(exclude_unset=True)}
-        other = _WINDOWS if tree.windowed else repr(tree.kind)
-        ask = other if tree.apart else "a strategy with a drafter, such as 'eagle' or 'lantern++'"
+        if not (self.drafts.apart or drafts.apart):
+            return drafts.model_dump()
+        if type(self.drafts) is type(drafts):
+            return {**self.drafts.model_dump(), **drafts.model_dump(exclude_unset=True)}
+        other = _WINDOWS if drafts.windowed else repr(drafts.kind)
+        ask = other if drafts.apart else "a strategy with a drafter, such as 'eagle' or 'lantern++'"
         raise StrategyError(
             f"the strategy {self.name!r} has drafts of the kind {self.drafts.kind!r} and takes none of "
-            f"the kind {tree.kind!r}; choose {ask}"
+            f"the kind {drafts.kind!r}; choose {ask}"
         )
 
 

@@ -92,8 +92,8 @@ STATIC_TREES = {
 EAGLE2_TREE = DynamicTree(top_k=10, depth=4, total=59)
 
 
-def parse_tree(text: str) -> DraftSource:
-    """Read a tree or a window from text, as ``--tree`` takes it.
+def parse_drafts(text: str) -> DraftSource:
+    """Read a source of drafts from text, as ``--strategy NAME:drafts=TEXT`` takes it.
 
     ``none``; ``chain:4``; a static tree's name; ``dynamic`` or ``dynamic:K,DEPTH,TOTAL``; or paths
     of ranks such as ``0,1,00,01,000`` (single digits); or ``window:16,above,passes=2`` and
@@ -106,7 +106,7 @@ def parse_tree(text: str) -> DraftSource:
     words = text.replace(",", " ").split()
     if words and all(word.isascii() and word.isdecimal() for word in words):
         paths = [[int(c) for c in word] for word in words]
-        return validated(StaticTree, {"paths": paths}, "tree")
+        return validated(StaticTree, {"paths": paths}, "drafts")
     source = source_class(kind)
     if source is None or source is StaticTree:
         known = [*STATIC_TREES, "none", "chain:4", "dynamic", "window:16"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.trees import topology_of
 from lantern_accel.device.backend import Backend
-from lantern_accel.strategy.trees import TreeTables, parse_tree, tree_paths
+from lantern_accel.strategy.trees import TreeTables, parse_drafts, tree_paths
 from lantern_accel.testing.result import Compared, Measured, doing
 from lantern_accel.testing.tiny import filled, normal, write_all
 from lantern_accel.testing.tolerances import FLOAT32, MARGIN, ROUNDING, short, stored
@@ -132,7 +132,7 @@ def _compare(
 def cached(backend: Backend) -> Measured:
     """Compare attention of a token, a tree and a window with float64, over a cache written twice."""
     checked = Compared(backend, "attend", "mask")
-    tables = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000")))
+    tables = TreeTables(tree_paths(parse_drafts("0,1,2,00,01,10,000")))
     (tree,) = topology_of(tables, 1, torch.device("cpu"))["visible"]
     causal = torch.ones(33, 33, dtype=torch.bool).tril()
     for dtype, (heads, width) in checked.cases(HEADS):

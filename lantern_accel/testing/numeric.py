@@ -18,7 +18,7 @@ from lantern_accel.device.plan import Filter
 from lantern_accel.nn.neighbours import neighbour_table
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.strategy.rules import LanternPP
-from lantern_accel.strategy.trees import TreeTables, parse_tree, tree_paths
+from lantern_accel.strategy.trees import TreeTables, parse_drafts, tree_paths
 from lantern_accel.strategy.values import SELF, Coupling, Sampling
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing, within
@@ -32,7 +32,7 @@ TESTED = ("eagle", "eagle2", "sjd")
 
 def drafted_tree(device: torch.device, tokens: Tensor, vocab: int, sampled: bool) -> DraftTree:
     """Return a small tree of drafts ``tokens [B, 8]``; ``sampled``: from seeded distributions."""
-    tables = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000")))
+    tables = TreeTables(tree_paths(parse_drafts("0,1,2,00,01,10,000")))
     batch = tokens.shape[0]
     topology = topology_of(tables, batch, device)
     group, inner = topology.pop("group"), topology.pop("inner")

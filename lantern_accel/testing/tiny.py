@@ -21,7 +21,7 @@ from lantern_accel.families.registry import families, family, family_names
 from lantern_accel.nn.neighbours import neighbour_table
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
-from lantern_accel.strategy.trees import parse_tree
+from lantern_accel.strategy.trees import parse_drafts
 from lantern_accel.strategy.values import (
     SELF,
     STRATEGIES,
@@ -135,9 +135,9 @@ def tiny_strategy(name: str, vocab: int = 48, tokens: int = 36) -> Strategy:
     """
     if name == BY_HEAD:
         return tiny_strategy("scd", vocab, tokens).override(
-            tree=parse_tree("window:4,head,passes=0")
+            drafts=parse_drafts("window:4,head,passes=0")
         )
-    static = parse_tree("0,1,2,00,01,10,000")
+    static = parse_drafts("0,1,2,00,01,10,000")
     assert isinstance(static, StaticTree)
     chosen = named_strategy(name, static=static, dynamic=DynamicTree(top_k=3, depth=2, total=9))
     if isinstance(chosen.drafts, Window):

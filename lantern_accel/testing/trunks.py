@@ -9,7 +9,7 @@ from lantern_accel.decoding.trees import topology_of
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.kv_cache import Pass
 from lantern_accel.nn.transformer import Block, RMSNorm, pack
-from lantern_accel.strategy.trees import TreeTables, parse_tree, tree_paths
+from lantern_accel.strategy.trees import TreeTables, parse_drafts, tree_paths
 from lantern_accel.testing.attention import attention_of
 from lantern_accel.testing.result import Compared, Measured, doing
 from lantern_accel.testing.rotation import angles, rotation_of
@@ -84,7 +84,7 @@ class Host:
 def trunk(backend: Backend) -> Measured:
     """Compare a prompt, a token and a tree in two blocks over one cache, with taps and without."""
     checked, device = Compared(backend, "trunk"), backend.device
-    tables = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000")))
+    tables = TreeTables(tree_paths(parse_drafts("0,1,2,00,01,10,000")))
     (tree,) = topology_of(tables, 1, torch.device("cpu"))["visible"]
     causal = torch.ones(6, 6, dtype=torch.bool).tril()
     for dtype, (number, (heads, width, hidden, eps)) in checked.cases(enumerate(STACKS)):

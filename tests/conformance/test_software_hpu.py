@@ -27,7 +27,7 @@ def test_generate_gives_the_tokens_of_the_cpu(on_software_hpu: Run, tmp_path: Pa
         # A tree of its own: a tuned one belongs to one device.
         words += [
             "--strategy",
-            "lantern++:tree=small_8",
+            "lantern++:drafts=small_8",
             "--stats",
             str(files[0]),
             "-o",

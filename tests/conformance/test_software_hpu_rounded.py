@@ -19,7 +19,7 @@ from support import every_function as every
 from support.engines import engine_of
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
-from lantern_accel.strategy.trees import parse_tree
+from lantern_accel.strategy.trees import parse_drafts
 from lantern_accel.strategy.values import Sampling
 from lantern_accel.testing import tiny
 from lantern_accel.testing.trace import OpRecorder
@@ -33,7 +33,7 @@ def rounded_engine(backend, strategy, how, dtype=torch.float32):
     (target, drafter), (copy, _) = (model.family.target_for_shape(one, shape) for one in (model, fewer))
     chosen = tiny.tiny_strategy(strategy)
     if strategy == "self":
-        chosen = chosen.override(tree=parse_tree(f"{drafts},{how}"))
+        chosen = chosen.override(drafts=parse_drafts(f"{drafts},{how}"))
     else:
         target, copy = copy, None
     found = {type(part.packed) for part in (copy or target).modules() if hasattr(part, "packed")}
@@ -95,14 +95,14 @@ from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import Projection, pack, rounded_copy
 from lantern_accel.testing import tiny
 from lantern_accel.testing.trace import OpRecorder
-from lantern_accel.strategy.trees import parse_tree
+from lantern_accel.strategy.trees import parse_drafts
 from lantern_accel.strategy.values import named_strategy
 from lantern_accel_hpu import floats
 from support import every_function as every
 
 hpu = choose_device("hpu", {"software": True, "mode": sys.argv[1]}).open()
 cpu, how = open_backend("cpu"), rounding("fp8")
-assert parse_tree("self:4,fp8").weights == "fp8"
+assert parse_drafts("self:4,fp8").weights == "fp8"
 
 with torch.inference_mode():
     # Numbers of 4 significant bits up to 240: each is off by a sixteenth, or by half a step of the least.

@@ -149,7 +149,7 @@ def test_copies_of_the_users_own_stay(
 ) -> None:
     costs(monkeypatch, copy=50.0, others=50.0)
     with load(tiny_model) as pipeline:
-        pipeline.generate("red heart", seed=3, strategy="self", tree="self:2,int4")
+        pipeline.generate("red heart", seed=3, strategy="self", drafts="self:2,int4")
         pipeline.generate("red heart", seed=3)
         assert pipeline.engines.capacity.copies == {"int4"}
 
@@ -199,14 +199,14 @@ def test_plans_and_fits_count_the_copy(tiny_model: Path) -> None:
         need = capacity.copy_bytes(drafts)
         assert need == int(weights * rounding("int4").bits_per_weight / 8)
         assert capacity.copy_bytes(pipeline.strategy("vanilla")) == 0
-        pipeline.generate("red heart", seed=1, strategy="self", tree="self:4,int4")
+        pipeline.generate("red heart", seed=1, strategy="self", drafts="self:4,int4")
         assert capacity.copy_bytes(drafts) == 0  # it is held
 
 
 def test_rows_of_a_batch_that_come_and_go_draw_plain_tokens(tiny_model: Path) -> None:
     with load(tiny_model) as pipeline:
         sampling = pipeline.sampling()
-        asked = pipeline.strategy("self", tree="self:3,int8")
+        asked = pipeline.strategy("self", drafts="self:3,int8")
         prompts = ["red heart", "dog face", "red heart"]
         first = pipeline.conditions(prompts[:1])
         batch = batch_of(pipeline, asked, sampling, 2, first)

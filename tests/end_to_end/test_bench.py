@@ -101,7 +101,16 @@ def test_an_interrupted_run_goes_on_with_what_was_measured(
 
 def test_a_relaxed_row_says_what_exact_decoding_has_and_the_bound(command, tiny_model, tmp_path):
     out = tmp_path / "bench.json"
-    words = ("--strategy", "eagle", "--strategy", "lantern++", "--tree", "0,1,00", "--repeats", "1")
+    words = (
+        "--strategy",
+        "eagle",
+        "--strategy",
+        "lantern++",
+        "--drafts",
+        "0,1,00",
+        "--repeats",
+        "1",
+    )
     done = command("bench", "--model", tiny_model, *words, *ASKED, "-o", out)
     assert done.returncode == 0, done.stderr
     _, eagle, relaxed = plain_rows(read_run(out))
@@ -113,7 +122,7 @@ def test_a_relaxed_row_says_what_exact_decoding_has_and_the_bound(command, tiny_
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "strategy"), [("--tree", "0,1", "scd"), ("--window", "8", "eagle")]
+    ("option", "value", "strategy"), [("--drafts", "0,1", "scd"), ("--window", "8", "eagle")]
 )
 def test_an_option_that_nothing_takes_is_refused(command, tiny_model, option, value, strategy):
     done = command("bench", "--model", tiny_model, "-s", strategy, option, value, *ASKED[:2])

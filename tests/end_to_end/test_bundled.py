@@ -100,7 +100,7 @@ def test_default_trees_are_as_large_as_the_device_favours(pipeline, monkeypatch,
     # What was asked for stays, the model's own tree and a preset's among it.
     asked = own.dynamic_tree
     words = f"dynamic:{asked.top_k},{asked.depth},{asked.total}"
-    assert pipeline.request("pizza", strategy="lantern", tree=words).strategy.drafts == asked
-    assert pipeline.strategy("lantern", tree=asked).drafts == asked
+    assert pipeline.request("pizza", strategy="lantern", drafts=words).strategy.drafts == asked
+    assert pipeline.strategy("lantern", drafts=asked).drafts == asked
     assert pipeline.request("pizza", preset="paper-lantern").strategy.drafts == EAGLE2_TREE
     assert choose_strategies(pipeline, ["lantern"], (1.0,), words)[1].drafts == asked

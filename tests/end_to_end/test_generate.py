@@ -142,7 +142,7 @@ REFUSED = [
     (["--device", "null"], "shapes and no data"),
     (["--device", "cpu:1"], "cpu"),
     (["--strategy", "lantern++:k=48"], "k = 48"),
-    (["--strategy", "eagle:tree=chain:16"], "16 drafts deep"),
+    (["--strategy", "eagle:drafts=chain:16"], "16 drafts deep"),
     (["--top-k", "49"], "top_k = 49"),
 ]
 

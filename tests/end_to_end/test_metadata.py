@@ -69,8 +69,8 @@ def figures(done):
 @pytest.mark.parametrize(
     "strategy",
     [
-        "lantern++:k=5,lambda=3,residual=optimal,tree=0,1,00,01,000",
-        "lantern:k=6,delta=0.7,tree=chain:3",
+        "lantern++:k=5,lambda=3,residual=optimal,drafts=0,1,00,01,000",
+        "lantern:k=6,delta=0.7,drafts=chain:3",
     ],
 )
 def test_a_relaxed_png_is_made_again_from_itself(command, tiny_model, tmp_path, strategy):

@@ -181,7 +181,7 @@ def test_check_knows_the_bundled_model(command):
 @pytest.mark.long
 def test_a_plan_for_a_device_that_is_not_here(command):
     words = ("models", "plan", "llamagen-t2i-stage2", "--memory", "24GB", "--json")
-    small = json.loads(command(*words, "--strategy", "eagle", "--tree", "0").stdout)
+    small = json.loads(command(*words, "--strategy", "eagle", "--drafts", "0").stdout)
     assert small["fits"] and small["largest_batch"] > 8
     assert small["peak"] == (
         sum(small["weights"].values()) + small["buffers"] + small["tables"] + small["runtime"]

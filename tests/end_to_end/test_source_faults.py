@@ -47,7 +47,7 @@ def brought(tmp_path, monkeypatch):
 def test_a_package_s_drafts_need_no_strategy_beside_their_tree(brought, tiny_model):
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
         whole = pipeline.generate("red heart", seed=3, strategy="vanilla").tokens
-        drawn = pipeline.generate("red heart", seed=3, tree="repeats:length=1")
+        drawn = pipeline.generate("red heart", seed=3, drafts="repeats:length=1")
     assert torch.equal(drawn.tokens, whole)
     assert drawn.stats.strategy.name == "repeats"
 
@@ -56,9 +56,9 @@ def test_a_package_s_drafts_need_no_strategy_beside_their_tree(brought, tiny_mod
 def test_drafts_that_fail_are_blamed_and_not_the_device(brought, tiny_model, device):
     with lantern_accel.load(tiny_model, device=device) as pipeline:
         with pytest.raises(StrategyError, match=r"'repeats' failed in .*their_drafts\.py, line 19"):
-            pipeline.generate("red heart", seed=3, tree="repeats:length=3")
-        with pytest.raises(StrategyError, match=r"takes no tree"):
-            pipeline.generate("red heart", tree="chain:2")
+            pipeline.generate("red heart", seed=3, drafts="repeats:length=3")
+        with pytest.raises(StrategyError, match=r"takes no drafts"):
+            pipeline.generate("red heart", drafts="chain:2")
         assert pipeline.generate("red heart", seed=3, strategy="vanilla").images
 
 

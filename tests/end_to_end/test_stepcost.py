@@ -26,7 +26,7 @@ def test_a_table_a_file_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[s
     out = tmp_path / "cost.json"
     command = [
         "stepcost", "--size", str(size), "--device", "cpu", "--nodes", "4", "--repeats", "2",
-        "--tree", "0,1,00", "--top-k", "20", "-o", str(out),
+        "--drafts", "0,1,00", "--top-k", "20", "-o", str(out),
     ]  # fmt: skip
     assert main(command) == 0
     said = capsys.readouterr()

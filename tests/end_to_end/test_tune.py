@@ -62,7 +62,7 @@ def test_a_window_has_no_tree_to_tune_and_the_length_that_rows_favour(tiny_model
             return pipe.request(["dog face"] * 2, **settings).strategy.drafts.length
 
         # A length that was asked for stays; the tests' costs of rows are those of vectors.
-        assert length(window=5) == 5 and length(tree="window:7") == 7
+        assert length(window=5) == 5 and length(drafts="window:7") == 7
         assert length() == length(strategy="sjd") == 8
 
 
@@ -121,7 +121,8 @@ def test_tuning_keeps_a_tree_that_generate_uses(command, tiny_model, tmp_path, m
             != "tuned"
         )
         assert (
-            pipe.request("dog face", strategy="eagle", tree="0,1").strategy.drafts.name == "custom"
+            pipe.request("dog face", strategy="eagle", drafts="0,1").strategy.drafts.name
+            == "custom"
         )
     done = command("generate", "dog face", *words, "-o", tmp_path / "a.png")
     assert "over the tree tuned" in done.stdout

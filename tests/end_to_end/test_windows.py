@@ -35,7 +35,7 @@ def test_classes_without_a_drafter(classes, tmp_path, command):
         with pytest.raises(StrategyError, match="nothing is relaxed there"):
             pipe.generate(3, strategy="scd", accept="lantern++:k=3")
     done = command(
-        "generate", "3", "--model", classes, "--strategy", "scd:tree=window:600",
+        "generate", "3", "--model", classes, "--strategy", "scd:drafts=window:600",
         "-o", tmp_path / "c.png",
     )  # fmt: skip
     assert done.returncode == 2
@@ -82,7 +82,7 @@ def test_windows_that_nobody_chose_are_shorter_in_batches(classes):
         assert length(strategy="scd", num_images=2, batch_size=2) == 4
         assert length(strategy="scd", num_images=4, batch_size=1) == 8
         assert length(strategy="scd", num_images=4, batch_size=4, window=16) == 16
-        assert length(strategy="scd", num_images=4, batch_size=4, tree="window:16") == 16
+        assert length(strategy="scd", num_images=4, batch_size=4, drafts="window:16") == 16
         assert length(strategy=pipe.strategy("scd"), num_images=4, batch_size=4) == 16
         four = 4, pipe.sampling()
         assert pipe.strategy("scd", tuned_for=four).drafts.length == 4

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from support.runs import invented_run
 
 from lantern_accel.errors import LanternError
-from lantern_accel.strategy.trees import parse_tree
+from lantern_accel.strategy.trees import parse_drafts
 from lantern_accel.strategy.values import DynamicTree, Strategy, named_strategy
 from lantern_accel_profiles.measure.reading import read_file
 
@@ -82,7 +82,7 @@ def test_a_run_with_any_field_replaced_is_read_or_refused(tmp_path: Path, each: 
 
 @pytest.mark.parametrize("name", ["scd", "eagle2", "lantern", "lantern++"])
 def test_a_strategy_with_any_field_replaced_is_read_or_refused(name: str) -> None:
-    static = parse_tree("0,1,2,00")
+    static = parse_drafts("0,1,2,00")
     known = named_strategy(name, static=static, dynamic=DynamicTree(top_k=3, depth=2, total=9))
     value = json.loads(known.model_dump_json())
     assert sweep(value, Strategy.model_validate, ValidationError) > 20

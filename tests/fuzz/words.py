@@ -45,7 +45,7 @@ RIGHT = {
     "prompts_file": ("{b}/prompts.txt", "{b}/prompts.jsonl"),
     "images": ("{b}/images",),
     "embeddings": ("{b}/embeddings.safetensors",),
-    "tree": ("chain:2", "0,1,00", "small_8", "none", "window:4"),
+    "drafts": ("chain:2", "0,1,00", "small_8", "none", "window:4"),
     "name": ("a-name",),
     "price": ("run=2EUR", "run=0.5", "abacus-1=1USD"),
     "latency": ("0.5", "2"),

@@ -16,7 +16,7 @@ from lantern_accel.families.llamagen.model import LlamaGenGPT
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.rules import Lantern, LanternPP
-from lantern_accel.strategy.sources import Tree
+from lantern_accel.strategy.sources import AnyKind
 from lantern_accel.strategy.trees import MC_SIM_7B_63, SMALL_12
 from lantern_accel.strategy.values import (
     ChainTree,
@@ -32,7 +32,7 @@ GREEDY = Sampling(temperature=0, cfg_scale=3.0)
 SAMPLED = Sampling(temperature=1.0, top_k=40, top_p=0.95, cfg_scale=2.0)
 WIDE = StaticTree(paths=tuple((i,) for i in range(8)))
 LOPSIDED = StaticTree(paths=((0,), (1,), (2,), (2, 0), (2, 1), (2, 1, 0), (0, 0)))
-TREES: dict[str, Tree] = {
+TREES: dict[str, AnyKind] = {
     "chain1": ChainTree(length=1),
     "chain4": ChainTree(length=4),
     "chain long": ChainTree(length=30),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from lantern_accel.strategy.trees import parse_tree
+from lantern_accel.strategy.trees import parse_drafts
 from lantern_accel.testing import static, tiny
 
 #: No drafts, a tree with a relaxed rule, a window: the first family's; the others decode by the tree.
@@ -25,7 +25,7 @@ def few_cases(*asked: tuple[str, ...], turn: int | None = None) -> list[tuple[st
 
 def small_tree(patch: pytest.MonkeyPatch) -> None:
     """Draft two levels of one and two codes in tiny engines: every loop over levels runs twice."""
-    patch.setattr(tiny, "parse_tree", lambda text: parse_tree(TREE))
+    patch.setattr(tiny, "parse_drafts", lambda text: parse_drafts(TREE))
 
 
 def small_kit(patch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from lantern_accel.nn.draft_head import DraftHead, usual_head
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import pack, rounded_copy
 from lantern_accel.strategy.sources import DraftLength, DraftSource
-from lantern_accel.strategy.trees import parse_tree
+from lantern_accel.strategy.trees import parse_drafts
 from lantern_accel.strategy.values import (
     ChainTree,
     DynamicTree,
@@ -46,7 +46,7 @@ FILE = Path(__file__).parents[1] / "golden" / "frozen" / "tokens.json"
 MOVED = 1e-5
 #: Images of a request, and the batches in which they are drawn: the first ones.
 IMAGES, BATCHES = 8, (1, 3, 8)
-STATIC = parse_tree("0,1,2,00,01,10,000")
+STATIC = parse_drafts("0,1,2,00,01,10,000")
 assert isinstance(STATIC, StaticTree)
 DYNAMIC = DynamicTree(top_k=3, depth=2, total=9)
 
@@ -57,7 +57,7 @@ def _lengths(*lengths: int) -> tuple[DraftLength, ...]:
 
 def _named(name: str, tree: DraftSource | None = None, **changes: Any) -> Strategy:
     made = named_strategy(name, static=STATIC, dynamic=DYNAMIC)
-    return made.override(tree=tree, **changes)
+    return made.override(drafts=tree, **changes)
 
 
 def _moving(strategy: Strategy, *lengths: int) -> Strategy:
@@ -78,10 +78,10 @@ STRATEGIES: dict[str, Strategy] = {
     "lantern++, a budget": _named("lantern++", k=8, tv_budget=0.1),
     "window": _named("scd", window=6),
     "window that moves": _moving(_named("scd", window=6), 1, 2, 6),
-    "window, nothing recalled": _named("scd", parse_tree("window:8,passes=0")),
+    "window, nothing recalled": _named("scd", parse_drafts("window:8,passes=0")),
     "uniform": _named("sjd", window=5),
     "sjd": _named("sjd", window=5, coupling="maximal"),
-    "head": _named("scd", parse_tree("window:4,head")),
+    "head": _named("scd", parse_drafts("window:4,head")),
     "copy": _named("self", SelfDrafts(length=4)),
     "copy, windows of its own": _named("self", SelfDrafts(length=6, window=4, weights="int4")),
     "copy that moves": _moving(_named("self", SelfDrafts(length=6, weights="int6")), 1, 4, 7),

@@ -136,7 +136,7 @@ def measure_run(
     prompts: Path | list[str] | None,
     name: str | None = None,
     trace: Path | None = None,
-    tree: str | None = None,
+    drafts: str | None = None,
     window: int | None = None,
     check: bool = False,
     **asked_for: Any,
@@ -163,7 +163,7 @@ def measure_run(
         given = {key: value for key, value in changes.items() if value is not None}
         request = asked.ProfileRequest(
             strategies=asked.choose_strategies(
-                pipeline, names or asked.usual_names(pipeline), temperatures, tree, window
+                pipeline, names or asked.usual_names(pipeline), temperatures, drafts, window
             ),
             prompts=prompt_set("--prompt", [*prompts], pipeline)
             if isinstance(prompts, list)
@@ -200,7 +200,7 @@ def bench(
     prompts: Path = PROMPTS,
     load: Loading,
     weights: Weights = "full",
-    tree: str = typer.Option(None, help="Draft tree of all strategies with a drafter."),
+    drafts: str = typer.Option(None, help="Drafts of all strategies with a drafter."),
     window: int = typer.Option(
         None, min=2, max=256, help="Tokens per window of all strategies with a window."
     ),
@@ -227,7 +227,7 @@ def bench(
         batches=whole_numbers("--batch", batch, 1, bounds.MOST_BATCH),
         temperatures=numbers("--temperature", temperature, 0, bounds.MOST_TEMPERATURE),
         prompts=one_of(prompt, prompts),
-        tree=tree,
+        drafts=drafts,
         window=window,
     )
     from lantern_accel_profiles.report.table import plain_rows, table

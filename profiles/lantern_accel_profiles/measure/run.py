@@ -92,24 +92,24 @@ def choose_strategies(
     pipeline: Pipeline,
     names: Sequence[str],
     temperatures: Sequence[float],
-    tree: str | None = None,
+    drafts: str | None = None,
     window: int | None = None,
 ) -> list[Strategy]:
     """Return strategies by name, or by settings or a file (which name all but auto), vanilla first.
 
-    ``tree`` is for those with a drafter, ``window`` (its length) for those that draft in one; settings
+    ``drafts`` is for those with a drafter, ``window`` (its length) for those that draft in one; settings
     of a strategy's own come first.
     Raises StrategyError for one that the model cannot decode with at one of the temperatures.
     """
     wanted = list(dict.fromkeys(["vanilla", *names]))
-    asked = {name: one for name, one in (("tree", tree), ("window", window)) if one is not None}
+    asked = {name: one for name, one in (("drafts", drafts), ("window", window)) if one is not None}
     found, left = [], set(asked)
     for text in wanted:
         own = read_strategy(text)
         if "preset" in own:
             raise StrategyError(f"{text} is a preset with its own sampling; write its strategy")
         one = pipeline.strategy(**own)
-        takes = {"tree": one.needs_drafter, "window": isinstance(one.drafts, Window)}
+        takes = {"drafts": one.needs_drafter, "window": isinstance(one.drafts, Window)}
         changes = {name: value for name, value in asked.items() if takes[name]}
         left -= changes.keys()
         one = pipeline.strategy(**(changes | own))

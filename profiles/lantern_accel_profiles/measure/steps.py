@@ -39,7 +39,7 @@ from lantern_accel.strategy.trees import (
     EAGLE2_TREE,
     NAIVE_EXTEND_57,
     TreeTables,
-    parse_tree,
+    parse_drafts,
     tree_paths,
 )
 from lantern_accel.strategy.values import Sampling, StaticTree, Strategy, named_strategy
@@ -236,7 +236,7 @@ def measure(
     manifest: Manifest,
     *,
     strategy: str = "lantern++",
-    tree: str | None = None,
+    drafts: str | None = None,
     dtype: str = "auto",
     weights: str = FULL,
     cfg_scale: float | None = None,
@@ -258,8 +258,8 @@ def measure(
     """
     check_clock(backend)
     chosen = named_strategy(strategy, static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
-    if tree is not None:
-        chosen = chosen.override(tree=parse_tree(tree))
+    if drafts is not None:
+        chosen = chosen.override(drafts=parse_drafts(drafts))
     sampling = sampling_of(manifest, cfg_scale, top_k)
     if getattr(chosen.drafts, "fresh", "") == "head":
         manifest = with_head(manifest)

@@ -137,7 +137,7 @@ class TreeTuner(Search[TreeEvidence]):
         environment = describe(self.pipeline.backend, self.pipeline.dtype)
         return self.chosen(
             batch,
-            self.strategy.override(tree=StaticTree(name="tuned", paths=winner.paths)),
+            self.strategy.override(drafts=StaticTree(name="tuned", paths=winner.paths)),
             _words(winner.paths),
             cells,
             rates=rates,
@@ -179,7 +179,7 @@ class TreeTuner(Search[TreeEvidence]):
         tree = StaticTree(name="probe", paths=probe_paths(PROBE))
         tables = TreeTables(tree_paths(tree))
         nodes = [(), *sorted(tree.paths, key=lambda p: (len(p), p))]
-        cell = new_cell(self.strategy.override(tree=tree), 1, self.temperature)
+        cell = new_cell(self.strategy.override(drafts=tree), 1, self.temperature)
         ready = engine_of(self.pipeline, cell)
         engine: Engine = ready.engine
         taken, visits = _no_counts(), _no_counts()
@@ -231,7 +231,7 @@ class TreeTuner(Search[TreeEvidence]):
 
     def _cell(self, paths: tuple[TreePath, ...]) -> Cell:
         tree = StaticTree(name="candidate", paths=paths)
-        return new_cell(self.strategy.override(tree=tree), 1, self.temperature)
+        return new_cell(self.strategy.override(drafts=tree), 1, self.temperature)
 
 
 def _added(above: list[list[float]], below: list[list[float]]) -> list[list[float]]:

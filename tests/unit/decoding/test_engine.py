@@ -26,7 +26,7 @@ from lantern_accel.device.capture import HostCopy
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.strategy.rules import Lantern, LanternPP
-from lantern_accel.strategy.sources import Tree
+from lantern_accel.strategy.sources import AnyKind
 from lantern_accel.strategy.trees import SMALL_12
 from lantern_accel.strategy.values import (
     ChainTree,
@@ -185,7 +185,7 @@ BROAD, DEEP = DynamicTree(top_k=3, depth=1, total=9), DynamicTree(top_k=2, depth
     ],
 )
 def test_sampled_images_follow_the_targets_joint_distribution(
-    small: Models, tree: Tree, images: int, coupling: Coupling
+    small: Models, tree: AnyKind, images: int, coupling: Coupling
 ) -> None:
     sampling = Sampling(temperature=1.1, top_k=5, cfg_scale=1.7)
     expected = joint(small, sampling)

@@ -22,7 +22,7 @@ from lantern_accel.decoding import accept, logits
 from lantern_accel.device import noise, sampling
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.preferences import Preferences
-from lantern_accel.strategy.sources import DraftLength, Tree
+from lantern_accel.strategy.sources import AnyKind, DraftLength
 from lantern_accel.strategy.values import ChainTree, NoTree, Sampling, SelfDrafts, Strategy, Window
 
 SAMPLED = Sampling(temperature=1.0, top_k=40, top_p=0.95, cfg_scale=2.0)
@@ -34,7 +34,7 @@ def draft_lengths(*lengths: int) -> tuple[DraftLength, ...]:
     return tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in lengths)
 
 
-SOURCES: dict[str, Tree] = {
+SOURCES: dict[str, AnyKind] = {
     "vanilla": NoTree(),
     "chain": ChainTree(length=3),
     "chains that move": ChainTree(length=3, draft_lengths=draft_lengths(1, 2, 4)),
@@ -79,12 +79,12 @@ class Walk:
         return self.lengths[int(torch.randint(0, len(self.lengths), (), generator=self.generator))]
 
 
-def engine_on(tree: Tree, given: Sampling = SAMPLED, batch: int = 3, **more: Any) -> Any:
+def engine_on(tree: AnyKind, given: Sampling = SAMPLED, batch: int = 3, **more: Any) -> Any:
     return engine_of(tiny_models(0), Strategy(drafts=tree), given, batch, **more)
 
 
 def decoded(
-    tree: Tree,
+    tree: AnyKind,
     given: Sampling = SAMPLED,
     images: tuple[int, ...] = (0, 1, 2),
     seed: int = 5,

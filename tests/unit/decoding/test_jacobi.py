@@ -11,7 +11,7 @@ from unit.decoding.test_prompt_rows import contexts, decode, left_pad, models, t
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.rules import Lantern, LanternPP
 from lantern_accel.strategy.strategy import check_settings
-from lantern_accel.strategy.trees import parse_tree, tree_paths
+from lantern_accel.strategy.trees import parse_drafts, tree_paths
 from lantern_accel.strategy.values import (
     WINDOW_STRATEGIES,
     DynamicTree,
@@ -86,11 +86,13 @@ def test_windows_need_no_drafter_and_hold_no_cache_of_one() -> None:
 
 
 def test_windows_as_text() -> None:
-    found = parse_tree("window:24,uniform,passes=2")
+    found = parse_drafts("window:24,uniform,passes=2")
     assert found == Window(length=24, fresh="uniform", passes=2)
     assert found.size == (24, 23)
     sjd = named("sjd", 16)
-    assert sjd.override(tree=parse_tree("window:32")).drafts == Window(length=32, fresh="uniform")
+    assert sjd.override(drafts=parse_drafts("window:32")).drafts == Window(
+        length=32, fresh="uniform"
+    )
     assert Strategy.model_validate_json(sjd.model_dump_json()) == sjd
 
 
@@ -112,16 +114,16 @@ def test_windows_as_text() -> None:
 )
 def test_windows_that_cannot_be_read(text: str, words: str) -> None:
     with pytest.raises(StrategyError) as said:
-        parse_tree(text)
+        parse_drafts(text)
     assert words in str(said.value)
 
 
 def test_trees_and_windows_do_not_take_each_others_place() -> None:
     with pytest.raises(StrategyError, match="'window' and takes none of the kind 'chain'"):
-        named("scd").override(tree=parse_tree("chain:4"))
+        named("scd").override(drafts=parse_drafts("chain:4"))
     eagle = named_strategy("eagle", static=STATIC, dynamic=DynamicTree(top_k=1, depth=0, total=2))
     with pytest.raises(StrategyError, match="takes none of the kind 'window'; choose 'sjd', 'scd'"):
-        eagle.override(tree=parse_tree("window:8"))
+        eagle.override(drafts=parse_drafts("window:8"))
     with pytest.raises(StrategyError, match="'eagle' has no window; choose one of"):
         eagle.override(window=8)
     with pytest.raises(StrategyError, match="'window' have no paths"):

@@ -19,15 +19,15 @@ from lantern_accel.families.chameleon.drafter import ChameleonDrafter, Chameleon
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
 from lantern_accel.families.tokenizer import left_pad
 from lantern_accel.strategy.rules import Lantern, LanternPP
-from lantern_accel.strategy.trees import parse_tree
+from lantern_accel.strategy.trees import parse_drafts
 from lantern_accel.strategy.values import DynamicTree, Sampling, Strategy
 from lantern_accel.testing.trace import OpRecorder, first_difference
 
 TEXT, CODES, FIRST, NEWLINE, BOI = 40, 24, 4, 30, 29
 GREEDY = Sampling(temperature=0, cfg_scale=3.0)
 TREES = {
-    "static": parse_tree("0,1,2,00,01,10,000,0000"),
-    "chain": parse_tree("chain:3"),
+    "static": parse_drafts("0,1,2,00,01,10,000,0000"),
+    "chain": parse_drafts("chain:3"),
     "dynamic": DynamicTree(top_k=3, depth=2, total=9),
 }
 PROMPTS = [[0, 35, 36, BOI], [0, 33, BOI], [0, 31, 32, 37, 38, 39, BOI]]

@@ -13,12 +13,12 @@ from torch import Tensor
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.base import Model
 from lantern_accel.families.prompted_drafter import PromptedDrafter
-from lantern_accel.strategy.sources import DraftLength, Tree
+from lantern_accel.strategy.sources import AnyKind, DraftLength
 from lantern_accel.strategy.values import ChainTree, DynamicTree, NoTree, Sampling, Strategy, Window
 from lantern_accel.testing.tiny import tiny_model
 
 FAMILIES = ("janus", "glm_image", "emu3")
-TREES: dict[str, Tree] = {
+TREES: dict[str, AnyKind] = {
     "eagle": LOPSIDED,
     "eagle2": DynamicTree(top_k=3, depth=2, total=9),
     "chain": ChainTree(length=3),
@@ -42,7 +42,7 @@ def sampling(model: Model, temperature: float) -> Sampling:
     return Sampling(temperature=temperature, cfg_scale=scale, top_k=20, top_p=0.95)
 
 
-def engine_on(model: Model, tree: Tree, given: Sampling, batch: int) -> Any:
+def engine_on(model: Model, tree: AnyKind, given: Sampling, batch: int) -> Any:
     parts = model.family.target_for_shape(model, model.family.usual_shape(model))
     return engine_of(parts, Strategy(drafts=tree), given, batch)
 
@@ -53,7 +53,7 @@ def begin(model: Model, one: Any, images: list[int], seed: int = 5) -> None:
     one.start(rows.condition, rows.mask, one.randomness(seed, images))
 
 
-def drawn(name: str, tree: Tree, temperature: float, batch: int = 3) -> Tensor:
+def drawn(name: str, tree: AnyKind, temperature: float, batch: int = 3) -> Tensor:
     model = model_of(name)
     given = sampling(model, temperature)
     out = []

@@ -11,7 +11,7 @@ from lantern_accel.decoding.sources.window import InvariantWindow
 from lantern_accel.errors import StrategyError
 from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.transformer import REFERENCE, rounded_copy
-from lantern_accel.strategy.trees import parse_tree
+from lantern_accel.strategy.trees import parse_drafts
 from lantern_accel.strategy.values import Sampling, Strategy
 
 PLAIN = Strategy(name="vanilla")
@@ -31,7 +31,7 @@ def decode(strategy, target, copy=None, *, batch=2, seed=5, temperature=1.0, gui
 
 
 def self_drafts(text):
-    return Strategy(name="self", drafts=parse_tree(text))
+    return Strategy(name="self", drafts=parse_drafts(text))
 
 
 def test_a_copy_that_agrees_is_kept_whole_and_one_that_does_not_costs_steps_alone():
@@ -100,7 +100,7 @@ def test_what_a_step_changes_is_listed_with_the_copys_buffers():
 )  # fmt: skip
 def test_drafts_that_cannot_be_are_refused(text, said):
     with pytest.raises(StrategyError, match=said):
-        parse_tree(text)
+        parse_drafts(text)
 
 
 def test_relaxed_acceptance_and_a_missing_copy_are_refused():
@@ -111,4 +111,6 @@ def test_relaxed_acceptance_and_a_missing_copy_are_refused():
     with pytest.raises(StrategyError, match="none was given"):
         decode(strategy, target)
     with pytest.raises(StrategyError, match="takes none of the kind 'self'; choose 'self'"):
-        Strategy(name="scd", drafts=parse_tree("window:8")).override(tree=parse_tree("self:4"))
+        Strategy(name="scd", drafts=parse_drafts("window:8")).override(
+            drafts=parse_drafts("self:4")
+        )

@@ -23,7 +23,7 @@ from lantern_accel.decoding.target import row_of
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.rules import LanternPP
 from lantern_accel.strategy.sources import SOURCES, DraftSource, Path, chain_paths
-from lantern_accel.strategy.trees import parse_tree
+from lantern_accel.strategy.trees import parse_drafts
 from lantern_accel.strategy.values import (
     Coupling,
     NoTree,
@@ -172,19 +172,19 @@ def test_a_strategy_is_chosen_by_its_name_and_by_text_and_goes_through_json() ->
     nothing: Any = StaticTree(paths=((0,),))
     chosen = named_strategy("row-above", static=nothing, dynamic=nothing)
     assert chosen.drafts == RowAbove() and not chosen.needs_drafter and chosen.invariant
-    assert parse_tree("row-above:length=7") == RowAbove(length=7)
-    longer = chosen.override(tree=parse_tree("row-above:length=7"))
+    assert parse_drafts("row-above:length=7") == RowAbove(length=7)
+    longer = chosen.override(drafts=parse_drafts("row-above:length=7"))
     assert Strategy.model_validate_json(longer.model_dump_json()) == longer
     with pytest.raises(StrategyError, match="'row-above' has no field 'width'; it has length="):
-        parse_tree("row-above:width=7")
+        parse_drafts("row-above:width=7")
     with pytest.raises(StrategyError, match="length must be 1 or more"):
-        parse_tree("row-above:length=0")
+        parse_drafts("row-above:length=0")
     with pytest.raises(StrategyError, match="did you mean row-above"):
         named_strategy("row-abov", static=nothing, dynamic=nothing)
     with pytest.raises(
         StrategyError, match="takes none of the kind 'chain'; choose a strategy with"
     ):
-        chosen.override(tree=parse_tree("chain:3"))
+        chosen.override(drafts=parse_drafts("chain:3"))
 
 
 class Unmade(DraftSource):
@@ -230,7 +230,7 @@ def test_a_package_brings_one_by_its_entry_point(packages: Any) -> None:
         "    def shape(self): return ((0,),)\n",
     )
     packages("rubble", "raise ImportError('libstone is missing')\n")
-    assert parse_tree("pebble").kind == "pebble"
+    assert parse_drafts("pebble").kind == "pebble"
     assert Strategy.model_validate({"drafts": {"kind": "pebble"}}).drafts.size == (2, 1)
     with pytest.raises(StrategyError, match=r"'rubble' cannot be loaded.*libstone is missing"):
-        parse_tree("rubble")
+        parse_drafts("rubble")

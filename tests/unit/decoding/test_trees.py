@@ -21,7 +21,7 @@ from lantern_accel.strategy.trees import (
     NAIVE_EXTEND_57,
     STATIC_TREES,
     TreeTables,
-    parse_tree,
+    parse_drafts,
     tree_paths,
 )
 from lantern_accel.strategy.values import (
@@ -139,15 +139,15 @@ def test_paths_are_sorted_by_depth_then_rank() -> None:
 
 
 def test_trees_are_read_from_text() -> None:
-    assert parse_tree("none") == NoTree()
-    assert parse_tree("chain") == ChainTree()
-    assert parse_tree(" chain:7 ") == ChainTree(length=7)
-    assert parse_tree("dynamic") == EAGLE2_TREE
-    assert parse_tree("dynamic:4,2,20") == DynamicTree(top_k=4, depth=2, total=20)
-    assert parse_tree("mc_sim_7b_63") is MC_SIM_7B_63
-    own = parse_tree("0,1,00,01,000")
+    assert parse_drafts("none") == NoTree()
+    assert parse_drafts("chain") == ChainTree()
+    assert parse_drafts(" chain:7 ") == ChainTree(length=7)
+    assert parse_drafts("dynamic") == EAGLE2_TREE
+    assert parse_drafts("dynamic:4,2,20") == DynamicTree(top_k=4, depth=2, total=20)
+    assert parse_drafts("mc_sim_7b_63") is MC_SIM_7B_63
+    own = parse_drafts("0,1,00,01,000")
     assert own == StaticTree(paths=((0,), (1,), (0, 0), (0, 1), (0, 0, 0)))
-    assert parse_tree("0 1 00") == StaticTree(paths=((0,), (1,), (0, 0)))
+    assert parse_drafts("0 1 00") == StaticTree(paths=((0,), (1,), (0, 0)))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_trees_are_read_from_text() -> None:
 )
 def test_text_that_is_no_tree_is_refused_with_a_way_out(text: str, message: str) -> None:
     with pytest.raises(StrategyError, match=message):
-        parse_tree(text)
+        parse_drafts(text)
 
 
 def test_a_dynamic_tree_needs_as_many_candidates_as_nodes() -> None:

@@ -92,7 +92,7 @@ def test_it_draws_rows_that_end_where_they_must(beach: Path, strategy: str) -> N
         options.pop("k")
     tree = "dynamic:3,2,6" if strategy == "eagle2" else "0,1,00"
     if strategy != "vanilla":
-        options["tree"] = tree
+        options["drafts"] = tree
     done = lantern_accel.generate(["red pebble", "wet pebble"], strategy=strategy, **options)
     assert [image.size for image in done.images] == [(16, 12), (16, 12)]
 

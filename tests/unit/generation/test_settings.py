@@ -49,8 +49,12 @@ def built(prompt: object = "pizza", **given: Any) -> Any:
         ("x", {"size": "²x²"}, "the size '²x²' cannot be read"),
         ("x", {"size": "0x5"}, "the size 0x5 is not possible"),
         ("x", {"strategy": ""}, "unknown strategy ''"),
-        ("x", {"strategy": "vanilla", "tree": "chain:4"}, "'vanilla' drafts nothing, so it has no"),
-        ("x", {"strategy": "eagle", "tree": "none"}, "use the strategy 'vanilla'"),
+        (
+            "x",
+            {"strategy": "vanilla", "drafts": "chain:4"},
+            "'vanilla' drafts nothing, so it has no",
+        ),
+        ("x", {"strategy": "eagle", "drafts": "none"}, "use the strategy 'vanilla'"),
     ],
 )
 def test_what_cannot_be_is_answered_in_one_sentence(

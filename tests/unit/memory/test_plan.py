@@ -27,7 +27,7 @@ from lantern_accel.memory.footprint import LiveBytes, measure
 from lantern_accel.memory.plan import Planner, parse_size, planner_for
 from lantern_accel.models.bundle import bundled_models, read_manifest
 from lantern_accel.nn.vq import VQConfig, VQModel
-from lantern_accel.strategy.trees import parse_tree
+from lantern_accel.strategy.trees import parse_drafts
 from lantern_accel.strategy.values import Sampling, Strategy
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -242,7 +242,7 @@ def test_the_text_encoder_counts_in_the_dtype_it_runs_in() -> None:
 @pytest.mark.long
 def test_a_window_by_a_draft_head_is_planned_with_it() -> None:
     manifest = read_manifest(bundled_models()["lantern-emoji"])
-    tree = parse_tree("window:4,head")
+    tree = parse_drafts("window:4,head")
     by_head = Strategy(name="scd", drafts=tree, coupling="invariant")
     found = measure(
         family(manifest.family), manifest, by_head, Sampling(), batch=2, dtype=torch.bfloat16
@@ -253,7 +253,7 @@ def test_a_window_by_a_draft_head_is_planned_with_it() -> None:
 
 def test_the_largest_models_and_a_tree_of_60_nodes_fit_a_card_of_24_gb() -> None:
     planner = published("llamagen-t2i-stage2", 24e9, text_bytes=4 * 1_223_527_424)
-    strategy = planner.strategy("lantern", tree="dynamic:10,4,60")
+    strategy = planner.strategy("lantern", drafts="dynamic:10,4,60")
     assert planner.plan(strategy).fits
     assert published("llamagen-3b-384", 24e9).plan().fits
 

@@ -33,9 +33,9 @@ def test_the_papers_settings() -> None:
     text, classes = manifest("llamagen-t2i-stage1"), manifest("llamagen-xl-384")
     lantern = preset_for("paper-lantern", text)
     assert (lantern.sampling["cfg_scale"], lantern.sampling["top_k"]) == (7.5, 1000)
-    assert (lantern.overrides["k"], lantern.overrides["tree"]) == (1000, "dynamic:10,4,59")
+    assert (lantern.overrides["k"], lantern.overrides["drafts"]) == (1000, "dynamic:10,4,59")
     assert preset_for("paper-lantern", classes).sampling["cfg_scale"] == 4.0
-    assert preset_for("paper-lantern++", text).overrides["tree"] == "naive_extend_57"
+    assert preset_for("paper-lantern++", text).overrides["drafts"] == "naive_extend_57"
 
 
 @pytest.mark.parametrize(

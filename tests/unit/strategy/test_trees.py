@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lantern_accel.strategy.sources import Tree
+from lantern_accel.strategy.sources import AnyKind
 from lantern_accel.strategy.trees import (
     EAGLE2_TREE,
     MC_SIM_7B_63,
@@ -20,7 +20,7 @@ from lantern_accel.strategy.values import ChainTree, DynamicTree, NoTree, Static
 @pytest.mark.parametrize(
     "tree", [*STATIC_TREES.values(), EAGLE2_TREE, DynamicTree(top_k=1, depth=6, total=8)]
 )
-def test_a_cut_tree_has_so_many_nodes_or_stays(tree: Tree, nodes: int) -> None:
+def test_a_cut_tree_has_so_many_nodes_or_stays(tree: AnyKind, nodes: int) -> None:
     cut = cut_tree(tree, nodes)
     size, depth = cut.size
     if tree.size[0] <= nodes:
@@ -53,5 +53,5 @@ def test_beams_are_about_as_wide_as_deep() -> None:
 
 
 @pytest.mark.parametrize("tree", [NoTree(), ChainTree(length=9), Window(length=16)])
-def test_other_sources_of_drafts_stay(tree: Tree) -> None:
+def test_other_sources_of_drafts_stay(tree: AnyKind) -> None:
     assert cut_tree(tree, 2) is tree

@@ -127,8 +127,8 @@ def test_neighbour_columns_that_a_strategy_reads() -> None:
 def test_override_changes_what_is_said_and_nothing_else() -> None:
     base = named("lantern")
     assert base.override() == base
-    assert base.override(k=None, delta=None, tree=None) == base
-    changed = base.override(delta=0.4, tree=ChainTree(length=2), residual="optimal")
+    assert base.override(k=None, delta=None, drafts=None) == base
+    changed = base.override(delta=0.4, drafts=ChainTree(length=2), residual="optimal")
     assert changed.acceptance == Lantern(delta=0.4)
     assert (changed.drafts, changed.residual) == (ChainTree(length=2), "optimal")
     assert base == named("lantern"), "the original stays"
@@ -148,7 +148,7 @@ def test_override_changes_what_is_said_and_nothing_else() -> None:
         ("lantern++", {"lam": 0.5}, r"lambda .*1 or more.*not 0\.5"),
         ("lantern", {"k": 0}, r"k .*1 or more.*not 0"),
         ("lantern", {"residual": "none"}, r"residual must be 'aggregate'.*not 'none'"),
-        ("lantern", {"tree": NoTree()}, "drafts nothing that could be relaxed"),
+        ("lantern", {"drafts": NoTree()}, "drafts nothing that could be relaxed"),
     ],
 )
 def test_override_refuses_with_one_sentence(

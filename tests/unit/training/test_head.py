@@ -76,7 +76,7 @@ def test_a_head_is_trained_written_and_taken(folder: Path, trained: Path) -> Non
     for model, head in ((folder, file), (folder, file.parent), (trained / "joined", None)):
         with lantern_accel.load(model, device="cpu", dtype="float32", head=head) as pipeline:
             plain = pipeline.generate(strategy="vanilla", **want)
-            made = pipeline.generate(strategy="scd", tree="window:4,head", **want)
+            made = pipeline.generate(strategy="scd", drafts="window:4,head", **want)
             assert torch.equal(plain.tokens, made.tokens)
     (part,) = (
         one for one in check(folder, named_parts(head=file)).parts if one.part == "draft_head"
@@ -103,7 +103,7 @@ def test_a_head_for_rows_with_ends_draws_vanillas_tokens(kind: str, tmp_path: Pa
             for temperature in (0.0, 1.0):
                 given = {"seed": 3, "size": asked, "temperature": temperature}
                 want = pipeline.generate("a fox", strategy="vanilla", **given)
-                made = pipeline.generate("a fox", strategy="scd", tree="window:4,head", **given)
+                made = pipeline.generate("a fox", strategy="scd", drafts="window:4,head", **given)
                 assert torch.equal(made.tokens, want.tokens)
 
 
@@ -285,7 +285,7 @@ def test_a_heads_windows_bring_more_tokens_than_the_row_above(kind: str, tmp_pat
     ) as pipeline:
         steps, seeds = {}, (104,) if size else (101, 102, 103, 104)
         for fresh in ("above", "head"):
-            given = {**asked, "strategy": "scd", "tree": f"window:4,{fresh},passes=0"}
+            given = {**asked, "strategy": "scd", "drafts": f"window:4,{fresh},passes=0"}
             made = [pipeline.generate(prompts[0], seed=seed, **given) for seed in seeds]
             steps[fresh] = sum(one.stats.steps for one in made)
         assert steps["head"] < steps["above"], steps

@@ -112,10 +112,10 @@ def test_drafts_draw_vanillas_tokens(kind: str, folder: Path, trained: Path) -> 
         want = pipe.generate(PROMPTS[:3], strategy="vanilla", **given).tokens
         for strategy, tree, count in (("eagle", "chain:2", 3), ("eagle2", "dynamic:3,1,5", 1)):
             asked = PROMPTS[:count]
-            made = pipe.generate(asked, strategy=strategy, tree=tree, **given)
+            made = pipe.generate(asked, strategy=strategy, drafts=tree, **given)
             assert torch.equal(made.tokens, want[:count]), (strategy, tree)
         if kind == "janus":  # whose pictures have a tenth of the tokens
-            made = pipe.generate(PROMPTS[0], strategy="eagle", tree="small_8", **given)
+            made = pipe.generate(PROMPTS[0], strategy="eagle", drafts="small_8", **given)
             assert torch.equal(made.tokens, want[:1])
             relaxed = pipe.generate(PROMPTS[0], strategy="lantern++", k=5, **given)
             assert relaxed.tokens.shape == want[:1].shape

@@ -18,7 +18,7 @@ from lantern_accel.device.plugins import open_backend
 from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.transformer import pack
 from lantern_accel.strategy.rules import Lantern, LanternPP
-from lantern_accel.strategy.sources import DraftLength, Tree
+from lantern_accel.strategy.sources import AnyKind, DraftLength
 from lantern_accel.strategy.values import (
     ChainTree,
     Coupling,
@@ -232,7 +232,7 @@ def test_every_pass_of_a_copy_is_one_call() -> None:
 @pytest.mark.parametrize(("given", "batch", "dtype"), SETTINGS)
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_trees(
-    tree: Tree, given: Sampling, batch: int, dtype: torch.dtype, coupling: Coupling
+    tree: AnyKind, given: Sampling, batch: int, dtype: torch.dtype, coupling: Coupling
 ) -> None:
     strategy = Strategy(name="eagle", drafts=tree, coupling=coupling)
     compare(strategy, given, batch, dtype=dtype, dim=64)
@@ -258,7 +258,7 @@ def test_trees_whose_shape_follows_from_the_drafts(
     name: str, given: Sampling, batch: int, top_k: int, depth: int, total: int, dtype: torch.dtype
 ) -> None:
     strategy = NAMED[name.partition(",")[0]].override(
-        tree=DynamicTree(top_k=top_k, depth=depth, total=total),
+        drafts=DynamicTree(top_k=top_k, depth=depth, total=total),
         coupling="maximal" if "," in name else None,
     )
     compare(strategy, given, batch, dtype=dtype, dim=64)
@@ -270,7 +270,7 @@ def test_beams_of_nothing_but_ties(taps: tuple[int, ...]) -> None:
     one = SAMPLED.model_copy(update={"top_k": 1, "top_p": 1.0})
     for strategy in (NAMED["eagle2"], NAMED["lantern"]):
         tree = DynamicTree(top_k=4, depth=3, total=14)
-        compare(strategy.override(tree=tree), one, 2, taps=taps)
+        compare(strategy.override(drafts=tree), one, 2, taps=taps)
 
 
 @pytest.mark.parametrize("residual", ["official", "optimal", "aggregate"])

@@ -210,7 +210,7 @@ def test_the_bundled_model_decodes_the_same_tokens() -> None:
             dtype="float32",
             seed=11,
             strategy="lantern++",
-            tree="0,1,00,01,000",  # not the device's own: relaxed images depend on it
+            drafts="0,1,00,01,000",  # not the device's own: relaxed images depend on it
             options=options,
         )
         found.append(made.tokens)

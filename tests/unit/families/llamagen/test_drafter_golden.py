@@ -23,7 +23,7 @@ from lantern_accel.decoding.sources.static import StaticDrafts
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.families.llamagen.drafter import LlamaGenDrafter
 from lantern_accel.families.llamagen.model import LlamaGenGPT
-from lantern_accel.strategy.sources import Tree
+from lantern_accel.strategy.sources import AnyKind
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import DynamicTree, Sampling, Strategy
 
@@ -32,7 +32,7 @@ PREFIX = 119
 
 
 def drafting_engine(
-    target: LlamaGenGPT, drafter: LlamaGenDrafter, tree: Tree, cfg_scale: float
+    target: LlamaGenGPT, drafter: LlamaGenDrafter, tree: AnyKind, cfg_scale: float
 ) -> tuple[Engine, StaticDrafts]:
     sampling = Sampling(temperature=0, cfg_scale=cfg_scale)
     engine = engine_of((target, drafter), Strategy(drafts=tree), sampling)

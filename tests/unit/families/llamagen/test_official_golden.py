@@ -201,7 +201,7 @@ def lantern(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 #: The trees of the recordings: a relaxed draft is kept where a tree holds it.
-STATIC, DYNAMIC = {"tree": "naive_extend_57"}, {"tree": "dynamic:10,4,59"}
+STATIC, DYNAMIC = {"drafts": "naive_extend_57"}, {"drafts": "dynamic:10,4,59"}
 
 
 @pytest.mark.parametrize(

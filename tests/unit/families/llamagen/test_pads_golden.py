@@ -10,14 +10,14 @@ from support.recorded import lantern_drafter, lantern_target
 from torch.testing import assert_close
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.strategy.sources import Tree
+from lantern_accel.strategy.sources import AnyKind
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling, Strategy
 
 PREFIX = 120
 
 
-def prefilled(cap: str, tree: Tree, mask_padding: bool) -> tuple[Engine, torch.Tensor]:
+def prefilled(cap: str, tree: AnyKind, mask_padding: bool) -> tuple[Engine, torch.Tensor]:
     """Return an engine after a recorded caption, and the target's states over the prompt."""
     recorded, target = golden("lantern/pads"), lantern_target()
     caption = recorded[f"{cap}.caption"]
@@ -48,7 +48,7 @@ def test_pads_hold_what_was_recorded(cap: str) -> None:
 @pytest.mark.parametrize("cap", ["cap0", "cap2"])
 @pytest.mark.parametrize(("tree", "name"), [(EAGLE2_TREE, "tree"), (NAIVE_EXTEND_57, "drafts")])
 def test_drafts_after_a_padded_caption_are_the_recorded_ones(
-    cap: str, tree: Tree, name: str
+    cap: str, tree: AnyKind, name: str
 ) -> None:
     recorded = golden("lantern/pads")
     engine, _ = prefilled(cap, tree, mask_padding=False)

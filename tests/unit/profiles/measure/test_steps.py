@@ -27,7 +27,7 @@ from lantern_accel.errors import (
 from lantern_accel.families.random_weights import RandomModel, random_model, sized
 from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import weight_bytes
-from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree
+from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_drafts
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
 from lantern_accel_profiles.commands.tables import numbers
 from lantern_accel_profiles.measure import steps, work
@@ -121,7 +121,7 @@ def test_floors_by_hand(backend: Backend, tiny: str) -> None:
 
     vanilla = 4 * (3 * block + head) + 4 * 3 * row * (seen + 1)
     assert floor(Strategy(), "verify") == vanilla
-    tree = parse_tree("0,1,00,01,000")
+    tree = parse_drafts("0,1,00,01,000")
     eagle = Strategy(drafts=tree)
     verify = vanilla + 4 * 3 * row * 5
     assert floor(eagle, "verify") == verify
@@ -149,7 +149,7 @@ def test_a_measurement_goes_on_where_it_stopped(
 ) -> None:
     out = tmp_path / "cost.json"
     said: list[str] = []
-    arguments = {"nodes": (4,), "repeats": 2, "tree": "0,1,00", "out": out, "dtype": "float32"}
+    arguments = {"nodes": (4,), "repeats": 2, "drafts": "0,1,00", "out": out, "dtype": "float32"}
     seen = steps.StepTimer.ms
 
     def stops(self: steps.StepTimer) -> float:
@@ -267,7 +267,7 @@ def test_passes_are_timed_next_to_the_plain_one(
 @pytest.mark.long
 def test_a_dynamic_tree_and_several_batches(backend: Backend, tiny: str) -> None:
     report = steps.measure(
-        backend, sized(tiny), strategy="eagle2", tree="dynamic:3,2,9", batches=(1, 2), nodes=(),
+        backend, sized(tiny), strategy="eagle2", drafts="dynamic:3,2,9", batches=(1, 2), nodes=(),
         repeats=1, dtype="float32",
     )  # fmt: skip
     assert [(c.label, c.batch) for c in no_passes(report)] == [
@@ -277,7 +277,7 @@ def test_a_dynamic_tree_and_several_batches(backend: Backend, tiny: str) -> None
 
 @pytest.mark.long
 def test_a_window_by_a_draft_head_is_timed_with_one_that_fits(backend: Backend, tiny: str) -> None:
-    given = {"strategy": "scd", "tree": "window:4,head", "nodes": [2], "repeats": 1, "top_k": 0}
+    given = {"strategy": "scd", "drafts": "window:4,head", "nodes": [2], "repeats": 1, "top_k": 0}
     for manifest in (sized(tiny), family("janus").tiny()):
         found = steps.measure(backend, manifest, **given)
         assert len(next(one for one in found.steps if one.label.startswith("scd")).ms) == 1
@@ -285,7 +285,7 @@ def test_a_window_by_a_draft_head_is_timed_with_one_that_fits(backend: Backend, 
 
 def test_the_middle_of_an_image_is_where_steps_are_timed(backend: Backend, tiny: str) -> None:
     model = random_model(sized(tiny), backend, torch.float32)
-    tree = parse_tree("0,00,000")
+    tree = parse_drafts("0,00,000")
     with torch.inference_mode():
         cell = StepCell(kind="step", strategy=Strategy(drafts=tree), batch=1, nodes=4)
         timed = steps.StepTimer(backend, model, cell, Sampling(cfg_scale=3.0))
@@ -311,7 +311,7 @@ def test_what_does_not_fit_is_told_before_it_is_made(
             backend,
             sized(tiny),
             strategy="eagle",
-            tree="0",
+            drafts="0",
             dtype="float32",
             batches=(64,),
             repeats=1,
@@ -351,7 +351,7 @@ def test_models_without_a_drafter_have_windows(name: str, drafter: bool) -> None
         manifest = kind.fitting_drafter(manifest)
     with open_backend("cpu") as backend:
         report = steps.measure(
-            backend, manifest, strategy="eagle2" if drafter else "lantern++", tree=None,
+            backend, manifest, strategy="eagle2" if drafter else "lantern++", drafts=None,
             top_k=20, nodes=(4,), repeats=2, dtype="float32",
         )  # fmt: skip
     drafted = ["verify 4", "eagle2"] if drafter else ["scd 4"]

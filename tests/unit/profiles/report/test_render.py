@@ -130,8 +130,8 @@ def test_names_are_text_in_markdown_too() -> None:
     text = re.sub("`[^`]*`", "", render.to_markdown(compare(runs, profiles=[])))
     assert "<script>" not in text and "*a*" not in text and "[b]" not in text
     assert "&lt;script>&#42;a&#42;&#91;b](c)" in text
-    runs[0] = runs[0].model_copy(update={"command": "lantern-accel bench --tree '[0]*'"})
-    assert "`lantern-accel bench --tree '[0]*'`" in render.to_markdown(compare(runs, profiles=[]))
+    runs[0] = runs[0].model_copy(update={"command": "lantern-accel bench --drafts '[0]*'"})
+    assert "`lantern-accel bench --drafts '[0]*'`" in render.to_markdown(compare(runs, profiles=[]))
 
 
 def test_an_unpriced_speedup_is_printed_nowhere() -> None:

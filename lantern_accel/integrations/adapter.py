@@ -91,7 +91,7 @@ class Own(Adapter):
     @classmethod
     def on(
         cls, weights: str | Path | Pipeline, device: str, dtype: str = "auto",
-        strategy: str | Strategy = "auto", **overrides: Any,
+        strategy: str | Strategy = "auto", **overrides: object,
     ) -> Own:  # fmt: skip
         """Open the weights that an engine names, on its device, or take a pipeline of ours."""
         from lantern_accel.api import load
@@ -138,11 +138,12 @@ class Own(Adapter):
             self.pipeline.close()
 
 
-def settings_of(given: Any) -> dict[str, Any]:
+def settings_of(given: object) -> dict[str, Any]:
     """Return settings of ours that an engine passes on; raises :class:`RequestError` for no object."""
-    if not isinstance(given or {}, dict):
+    given = given or {}
+    if not isinstance(given, dict):
         raise RequestError(f"lantern_accel is {given!r}; make it an object of settings")
-    return named_once(given or {})
+    return named_once(given)
 
 
 def settings_in(variable: str) -> dict[str, Any]:

@@ -31,6 +31,8 @@ from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import LanternWarning
 from lantern_accel.families.base import Conditions, Family, Model
+from lantern_accel.families.manifest import Manifest
+from lantern_accel.families.prompted_family import TokenFamily
 from lantern_accel.families.registry import family
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.adapter import Adapter
@@ -77,8 +79,13 @@ class Memory:
 
 
 def _share(
-    weights: ModuleWeights, kind: Family, manifest: Any, part: str, ops: Backend, known: Fingerprint
-) -> Any:
+    weights: ModuleWeights,
+    kind: Family,
+    manifest: Manifest,
+    part: str,
+    ops: Backend,
+    known: Fingerprint,
+) -> nn.Module:
     """Build a part around a module's tensors; raises :class:`CheckpointError` where they do not fit."""
     what = weights.path.name
     with without_data():
@@ -108,7 +115,7 @@ def _share(
 
 
 def shared_pipeline(
-    weights: ModuleWeights, kind: Family, manifest: Any, codebook: bool, watch: Watch,
+    weights: ModuleWeights, kind: Family, manifest: Manifest, codebook: bool, watch: Watch,
     head: Path | None = None,
 ) -> tuple[Pipeline, Memory]:  # fmt: skip
     """Return a pipeline on the module's device and in its dtype, and what it holds next to the module.
@@ -142,8 +149,9 @@ def shared_pipeline(
     theirs = {t.untyped_storage().data_ptr() for t in weights.module.parameters()}
     shared = beside = 0
     for one in (target, *([] if vq is None else [vq])):
-        packed = [m.packed for m in one.modules() if getattr(m, "packed", None) is not None]
-        for tensor in {id(t): t for t in (*one.parameters(), *one.buffers(), *packed)}.values():
+        packed = (getattr(m, "packed", None) for m in one.modules())
+        held = [*one.parameters(), *one.buffers(), *(t for t in packed if isinstance(t, Tensor))]
+        for tensor in {id(t): t for t in held}.values():
             nbytes = tensor.numel() * tensor.element_size()
             if not tensor.is_mkldnn:  # whose storage cannot be asked for
                 if not tensor.untyped_storage().nbytes() > tensor.element_size():
@@ -160,7 +168,7 @@ UNASKED_TOP_K = 50
 
 
 #: From a module's weights and its configuration to the manifest of our model of it.
-Describe = Callable[[Checkpoint, dict[str, Any]], Any]
+Describe = Callable[[Checkpoint, dict[str, Any]], Manifest]
 
 
 @dataclass(kw_only=True)
@@ -230,15 +238,13 @@ class Accelerated(Adapter):
     ) -> Conditions:
         """Return what :meth:`ready`'s pipeline makes of token ids; ``grid``: rows and columns."""
         assert self.pipeline is not None
-        model: Any = self.pipeline.model
-        device = self.pipeline.backend.device
-        made: Conditions = model.family.conditions_of(model, prompts, device, grid)
-        return made
+        model, device = self.pipeline.model, self.pipeline.backend.device
+        assert isinstance(model.family, TokenFamily)
+        return model.family.conditions_of(model, prompts, device, grid)
 
     def sampling(self, found: Sampling) -> Sampling:
         """Return the library's settings with the overrides; a top-k that nobody named is said once."""
-        config: Any = self.module.generation_config
-        own = getattr(config, "top_k", None)
+        own = getattr(self.module.generation_config, "top_k", None)
         silent = own is None and found.top_k == UNASKED_TOP_K and not found.greedy
         if silent and "top_k" not in self.overrides and not self._told:
             self._told = True

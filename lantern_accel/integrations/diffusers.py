@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +14,7 @@ from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.glm_image.grids import grid_of, grids, prior_token_ids
 from lantern_accel.families.glm_image.painting import check_scheduler
 from lantern_accel.families.releases import require
+from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.adapter import InterruptedDecodingError, Own, fresh_seeds
 from lantern_accel.integrations.decoding import Accelerated
 from lantern_accel.integrations.glm_image import draw_prior
@@ -20,13 +22,18 @@ from lantern_accel.integrations.transformers import accelerated
 from lantern_accel.integrations.transformers import restore as restore_model
 from lantern_accel.strategy.values import Strategy
 
+if TYPE_CHECKING:
+    from diffusers import GlmImagePipeline
+
 __all__ = ["accelerate", "prior_token_ids", "restore"]
 
 #: Where a pipeline keeps a model of ours that decodes its prior, if any, and settings.
 _STATE = "_lantern_accel"
 
 
-def _adapter(pipe: Any, own: Own | None, settings: dict[str, Any]) -> Accelerated | Own:
+def _adapter(
+    pipe: GlmImagePipeline, own: Own | None, settings: dict[str, Any]
+) -> Accelerated | Own:
     """Return what decodes a pipeline's prior now: a model of ours, or around the pipeline's module."""
     if own is not None:
         return own
@@ -39,8 +46,12 @@ def _adapter(pipe: Any, own: Own | None, settings: dict[str, Any]) -> Accelerate
 
 
 def accelerate(
-    pipe: Any, *, prior: Any = None, strategy: str | Strategy = "auto", **overrides: Any
-) -> Any:
+    pipe: GlmImagePipeline,
+    *,
+    prior: str | Path | Pipeline | None = None,
+    strategy: str | Strategy = "auto",
+    **overrides: Any,
+) -> GlmImagePipeline:
     """Let a ``GlmImagePipeline`` decode its prior with lantern-accel; returns the pipeline.
 
     Its call takes the same arguments. Of ``num_images_per_prompt`` images each has a prior of its
@@ -56,7 +67,7 @@ def accelerate(
     require("diffusers")
     require("transformers")
     restore(pipe)
-    kind: Any = type(pipe)
+    kind: type = type(pipe)
     if kind.__name__ != "GlmImagePipeline":
         raise ModelError(f"{kind.__name__} cannot be accelerated; diffusers' GlmImagePipeline can")
     check_scheduler(pipe.scheduler)
@@ -80,7 +91,7 @@ def _accelerated_class(kind: type) -> type:
     return type(kind.__name__, (kind,), {**body, **about})
 
 
-def _reduce(self: Any, protocol: object) -> Any:
+def _reduce(self: GlmImagePipeline, protocol: object) -> tuple[object, ...]:
     """Say how a copy is made: no name leads to this class, so that it is made of the library's."""
     if vars(self)[_STATE][0] is not None:
         raise ModelError(
@@ -90,12 +101,11 @@ def _reduce(self: Any, protocol: object) -> Any:
     return _copy_of, (type(self).__mro__[1],), vars(self)
 
 
-def _copy_of(kind: Any) -> Any:
-    made: Any = _accelerated_class(kind)
-    return made.__new__(made)
+def _copy_of(kind: type) -> object:
+    return object.__new__(_accelerated_class(kind))
 
 
-def restore(pipe: Any) -> Any:
+def restore(pipe: GlmImagePipeline) -> GlmImagePipeline:
     """Give a pipeline its own prior back, and free what was held next to it."""
     own, settings = vars(pipe).pop(_STATE, (None, None))
     if settings is not None:
@@ -108,7 +118,7 @@ def restore(pipe: Any) -> Any:
 
 
 @torch.no_grad()
-def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _call(self: GlmImagePipeline, *args: object, **kwargs: object) -> object:
     """Decode the prior with lantern-accel, then paint as the pipeline does."""
     own = type(self).__mro__[1].__call__
     # What its call does not take is refused before a prior is sampled.

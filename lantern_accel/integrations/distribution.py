@@ -7,8 +7,8 @@ another; that is read off too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torch import Tensor
 from lantern_accel.errors import RequestError
 from lantern_accel.strategy.rules import validated
 from lantern_accel.strategy.values import Sampling
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, LogitsProcessorList
 
 #: The filters behind the constraint, in the usual order.
 WARPERS = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")
@@ -27,6 +30,18 @@ _HARMLESS = {
 _STOPS = {"MaxLengthCriteria", "EosTokenCriteria"}
 
 
+class Processor(Protocol):
+    """Fields of transformers' processors; the class of one says which of them it has."""
+
+    guidance_scale: float
+    temperature: float
+    top_k: int
+    top_p: float
+    filter_value: float
+    _num_beams: int
+    _prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]]
+
+
 def refusal_of(what: str) -> RequestError:
     """Return the error for something that a request asks for and this decoder does not do."""
     return RequestError(
@@ -35,11 +50,13 @@ def refusal_of(what: str) -> RequestError:
     )
 
 
-def processors_of(model: Any, config: Any, ids: Tensor, more: Iterable[Any]) -> Any:
+def processors_of(
+    model: Any, config: GenerationConfig, ids: Tensor, more: Iterable[Processor]
+) -> LogitsProcessorList:
     """Return the processors that a model of transformers builds for prompts ``ids [B, length]``."""
     from transformers import LogitsProcessorList
 
-    return model._get_logits_processor(
+    made: LogitsProcessorList = model._get_logits_processor(
         generation_config=config,
         input_ids_seq_length=ids.shape[1],
         encoder_input_ids=ids,
@@ -47,10 +64,11 @@ def processors_of(model: Any, config: Any, ids: Tensor, more: Iterable[Any]) -> 
         logits_processor=LogitsProcessorList(more),
         device=ids.device,
     )
+    return made
 
 
 def sampling_of(
-    processors: Iterable[Any], codes: int, *, sample: bool, scale: float = 1.0
+    processors: Iterable[Processor], codes: int, *, sample: bool, scale: float = 1.0
 ) -> Sampling:
     """Return the settings that processors stand for; raises :class:`RequestError` for one that is
     unknown.
@@ -58,7 +76,7 @@ def sampling_of(
     ``codes``: how many a token is one of; ``scale``: guidance that was read elsewhere. Without ``sample``
     the highest logit is taken, whatever the filters.
     """
-    values: dict[str, Any] = {"cfg_scale": scale}
+    values: dict[str, float | int | str] = {"cfg_scale": scale}
     seen: list[str] = []
     for one in processors:
         name = type(one).__name__
@@ -72,9 +90,9 @@ def sampling_of(
         ):
             if seen:
                 raise refusal_of(f"guidance after {seen[-1]}")
-            values["cfg_scale"] = float(one.guidance_scale)
-            if values["cfg_scale"] < 1:
+            if one.guidance_scale < 1:
                 raise refusal_of(f"guidance_scale={one.guidance_scale}, below 1")
+            values["cfg_scale"] = float(one.guidance_scale)
         elif name == "TemperatureLogitsWarper":
             values["temperature"] = float(one.temperature)
         elif name == "TopKLogitsWarper" and _cuts(one):
@@ -101,7 +119,7 @@ def prompts_of(ids: Tensor, mask: Tensor) -> list[list[int]]:
     return [row[seen.bool()].tolist() for row, seen in zip(ids, mask, strict=True)]
 
 
-def negative_prompts(processors: Iterable[Any], ids: Tensor) -> list[list[int]]:
+def negative_prompts(processors: Iterable[Processor], ids: Tensor) -> list[list[int]]:
     """Return the prompt that guidance leads away from for each of ``ids [B, length]``.
 
     As transformers has it: the last token where none was given.
@@ -114,19 +132,19 @@ def negative_prompts(processors: Iterable[Any], ids: Tensor) -> list[list[int]]:
     return prompts_of(other.expand(len(ids), -1), seen.expand(len(ids), -1))
 
 
-def _cuts(warper: Any) -> bool:
+def _cuts(warper: Processor) -> bool:
     """Return whether a filter removes what it filters, and keeps one at least as ours does."""
     return warper.filter_value == -float("inf") and getattr(warper, "min_tokens_to_keep", 1) == 1
 
 
-def check_stopping(criteria: Iterable[Any]) -> None:
+def check_stopping(criteria: Iterable[object]) -> None:
     """Raise :class:`RequestError` for a criterion that could end an image before its last token."""
     for one in criteria:
         if type(one).__name__ not in _STOPS:
             raise refusal_of(f"the stopping criterion {type(one).__name__}")
 
 
-def check_outputs(config: Any, *, whole: bool = False) -> None:
+def check_outputs(config: GenerationConfig, *, whole: bool = False) -> None:
     """Raise :class:`RequestError` for what a generation config asks for besides tokens.
 
     ``whole``: the caller returns tokens in an output object too.

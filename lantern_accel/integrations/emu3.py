@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,11 +14,15 @@ from lantern_accel.families.emu3.grammar import grid_of_grammar
 from lantern_accel.integrations.decoding import Accelerated
 from lantern_accel.integrations.distribution import (
     WARPERS,
+    Processor,
     negative_prompts,
     prompts_of,
     refusal_of,
     sampling_of,
 )
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
 
 #: transformers' processor of ``prefix_allowed_tokens_fn``.
 _GRAMMAR = "PrefixConstrainedLogitsProcessor"
@@ -28,8 +32,8 @@ def draw_image(
     ours: Accelerated,
     ids: Tensor,
     mask: Tensor,
-    processors: Sequence[Any],
-    config: Any,
+    processors: Sequence[Processor],
+    config: GenerationConfig,
     seeds: Sequence[tuple[int, int]],
 ) -> Tensor:
     """Return the ids of images and of their ends, int64 ``[B, N]``, behind prompts ``ids [B, length]``.
@@ -37,7 +41,7 @@ def draw_image(
     ``config``: the request's generation config. Raises :class:`RequestError` for what is not an image of
     one size, and for a distribution or an end that is not this decoder's.
     """
-    manifest: Any = ours.ready().model.manifest
+    manifest = ours.ready().model.manifest
     names = [type(one).__name__ for one in processors]
     if names.count(_GRAMMAR) != 1:
         raise RequestError(

@@ -49,7 +49,7 @@ def draw_prior(
     model: Any = ours.module
     config, _ = model._prepare_generation_config(None, do_sample=True)
     processors = processors_of(model, config, ids, [])
-    target: Any = ours.ready().model.manifest.target
+    target = ours.ready().model.manifest.target
     sampling = ours.sampling(sampling_of(processors, target.head_rows, sample=True))
     return draw_ids(ours, ids, mask, shapes, sampling, seeds, on_progress)
 
@@ -74,7 +74,7 @@ def draw_ids(
             "processor, apply_chat_template(..., target_h=, target_w=)"
         )
     assert ours.pipeline is not None
-    model: Any = ours.pipeline.model
+    model = ours.pipeline.model
     large = (int(grids[0][1]), int(grids[0][2]))
     made = ours.conditions(prompts_of(ids, mask), large)
     both = model.manifest.target.model_copy(update={"height": large[0], "width": large[1]}).grids

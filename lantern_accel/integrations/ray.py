@@ -210,7 +210,9 @@ def generate(
 class Elsewhere:
     """Passes batches on to an actor of its own, in the first of a run's places that is free."""
 
-    def __init__(self, run: str, places: Sequence[tuple[str, Any]], asked: dict[str, Any]) -> None:
+    def __init__(
+        self, run: str, places: Sequence[tuple[str, dict[str, object]]], asked: dict[str, object]
+    ) -> None:
         made = ray.remote(max_restarts=-1, max_task_retries=-1)(Images)
         for at, (device, needs) in itertools.cycle(enumerate(places)):
             named = made.options(name=f"{run}/{at}", **needs)
@@ -291,7 +293,7 @@ class Replica:
 class Front:
     """Passes a request on to the device that has the fewest."""
 
-    def __init__(self, *handles: Any) -> None:
+    def __init__(self, *handles: serve.handle.DeploymentHandle) -> None:
         self._handles = [one.options(stream=True) for one in handles]
         self._running = [0] * len(handles)
 
@@ -327,7 +329,7 @@ def app(arguments: Mapping[str, object]) -> serve.Application:
         name, why = error.errors()[0]["loc"][0], error.errors()[0]["msg"]
         known = ", ".join(Arguments.model_fields)
         raise RequestError(f"{shown(name)}: {why}; the service takes {known}") from None
-    made, devices, more = list[Any](), given.device.split(","), given.deployment
+    made, devices, more = list[serve.Application](), given.device.split(","), given.deployment
     given.model, keys, alone = _visible(given.model), read_keys(given.api_keys), len(devices) == 1
     for device in devices:
         wanted = resources(device, given.threads)

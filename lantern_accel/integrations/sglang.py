@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,13 @@ from lantern_accel.families.releases import require
 from lantern_accel.integrations.adapter import Drawn, fresh_seeds, settings_in
 from lantern_accel.integrations.glm_image import draw_prior
 from lantern_accel.integrations.transformers import accelerated
+
+if TYPE_CHECKING:
+    from sglang.multimodal_gen.runtime.pipelines_core.schedule_batch import OutputBatch, Req
+    from sglang.multimodal_gen.runtime.pipelines_core.stages.model_specific_stages.glm_image import (
+        GlmImageAR,
+    )
+    from sglang.multimodal_gen.runtime.server_args import ServerArgs
 
 #: The stage whose methods are hooked.
 STAGE = (
@@ -75,7 +82,12 @@ class _ImageSeeds:
 _request: ContextVar[_ImageSeeds | None] = ContextVar("lantern_accel_sglang", default=None)
 
 
-def _forward(own: Callable[..., Any], stage: Any, batch: Any, server_args: Any) -> Any:
+def _forward(
+    own: Callable[[GlmImageAR, Req, ServerArgs], OutputBatch],
+    stage: GlmImageAR,
+    batch: Req,
+    server_args: ServerArgs,
+) -> OutputBatch:
     """Note a request's seeds, so that its images are generated together, and afterwards its figures."""
     count = max(1, int(batch.num_outputs_per_prompt or 1))
     first, *more = batch.seed if isinstance(batch.seed, list) and batch.seed else [batch.seed]
@@ -95,14 +107,14 @@ def _forward(own: Callable[..., Any], stage: Any, batch: Any, server_args: Any) 
 
 
 def _prior(
-    stage: Any,
+    stage: GlmImageAR,
     prompt: str,
     height: int,
     width: int,
-    server_args: Any,
-    image: Any = None,
+    server_args: ServerArgs,
+    image: object = None,
     seed: int | None = None,
-) -> Any:
+) -> tuple[Tensor, Tensor | None, object]:
     """Stand for ``GlmImageAR.generate_prior_tokens``: codes of an image's 16-pixel cells, int64
     ``[1, 4HW]``, and None for the codes of given images and for the usage of another server.
     """
@@ -121,11 +133,14 @@ def _prior(
             why = str(error)
     _log.warning("SGLang decodes this prior itself: %s", why)
     plain = inspect.unwrap(type(stage).generate_prior_tokens)
-    return plain(stage, prompt, height, width, server_args, image=image, seed=seed)
+    theirs: tuple[Tensor, Tensor | None, object] = plain(
+        stage, prompt, height, width, server_args, image=image, seed=seed
+    )
+    return theirs
 
 
 @torch.no_grad()
-def _codes(stage: Any, prompt: str, size: tuple[int, int], seed: int | None) -> Tensor:
+def _codes(stage: GlmImageAR, prompt: str, size: tuple[int, int], seed: int | None) -> Tensor:
     """Return an image's codes, ``[N]``, sampled with those that the request will ask for next."""
     request = _request.get() or _ImageSeeds([])
     ours = accelerated(stage.vision_language_encoder, **settings_in(SETTINGS))

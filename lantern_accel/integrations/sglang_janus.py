@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import numpy as np
 from sglang.multimodal_gen.configs.pipeline_configs.base import ModelTaskType, PipelineConfig
@@ -17,8 +16,9 @@ from sglang.multimodal_gen.registry import register_pipeline
 from sglang.multimodal_gen.runtime.distributed import get_local_torch_device
 from sglang.multimodal_gen.runtime.pipelines_core.composed_pipeline_base import ComposedPipelineBase
 from sglang.multimodal_gen.runtime.pipelines_core.request_utils import normalize_output_seeds
-from sglang.multimodal_gen.runtime.pipelines_core.schedule_batch import OutputBatch
+from sglang.multimodal_gen.runtime.pipelines_core.schedule_batch import OutputBatch, Req
 from sglang.multimodal_gen.runtime.pipelines_core.stages import PipelineStage
+from sglang.multimodal_gen.runtime.server_args import ServerArgs
 from sglang.multimodal_gen.runtime.utils.hf_diffusers_utils import maybe_download_model
 
 from lantern_accel.bounds import SEEDS
@@ -51,7 +51,7 @@ class JanusPipelineConfig(PipelineConfig):  # type: ignore[misc]  # a class of S
     def supports_disaggregation(self) -> bool:
         return False
 
-    def validate_server_args(self, server_args: Any) -> None:
+    def validate_server_args(self, server_args: ServerArgs) -> None:
         """Raise :class:`ModelError` for a server that is spread over devices, or for :data:`REFUSED`."""
         if (many := server_args.num_gpus) != 1:
             raise ModelError(
@@ -71,7 +71,7 @@ class JanusSamplingParams(SamplingParams):  # type: ignore[misc]  # as above
     num_inference_steps: int = 1
     guidance_scale: float = 5.0
     negative_prompt: str = ""
-    lantern_accel: dict[str, Any] = field(default_factory=dict)
+    lantern_accel: dict[str, object] = field(default_factory=dict)
 
     @classmethod
     def image_request_extra_fields(cls) -> frozenset[str]:
@@ -85,7 +85,7 @@ class JanusStage(PipelineStage):  # type: ignore[misc]  # as above
         super().__init__()
         self.ours = ours
 
-    def forward(self, batch: Any, server_args: Any) -> OutputBatch:
+    def forward(self, batch: Req, server_args: ServerArgs) -> OutputBatch:
         """Generate a request's images; raises :class:`RequestError` for what it cannot have."""
         prompts = batch.prompt if isinstance(batch.prompt, list) else [batch.prompt]
         given = batch.extra.get("dynamic_batch_seeds") or [batch.seed]
@@ -113,7 +113,7 @@ class JanusStage(PipelineStage):  # type: ignore[misc]  # as above
             usage={"completion_tokens": done.tokens.numel(), **figures(done)},
         )
 
-    def _asked(self, batch: Any) -> dict[str, Any]:
+    def _asked(self, batch: Req) -> dict[str, object]:
         """Return a request's settings."""
         asked = {"cfg_scale": batch.guidance_scale, **settings_of(batch.lantern_accel)}
         if batch.negative_prompt:
@@ -129,13 +129,15 @@ class JanusPipeline(ComposedPipelineBase):  # type: ignore[misc]  # as above
 
     pipeline_name = "JanusPipeline"
 
-    def load_modules(self, server_args: Any, loaded_modules: Any = None) -> dict[str, Any]:
+    def load_modules(
+        self, server_args: ServerArgs, loaded_modules: object = None
+    ) -> dict[str, object]:
         """Open the folder on the device of this process."""
         folder = maybe_download_model(self.model_path, revision=server_args.revision)
         self.ours = Own.on(folder, str(get_local_torch_device()), **settings_in(SETTINGS))
         return {}
 
-    def create_pipeline_stages(self, server_args: Any) -> None:
+    def create_pipeline_stages(self, server_args: ServerArgs) -> None:
         self.add_stage(JanusStage(self.ours))
 
 

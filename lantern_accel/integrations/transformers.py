@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from lantern_accel.device.context import own_context
 from lantern_accel.errors import LanternWarning, ModelError, RequestError, StrategyError
 from lantern_accel.families.base import Rows
 from lantern_accel.families.chameleon import official as chameleon
+from lantern_accel.families.chameleon.manifest import ChameleonManifest
 from lantern_accel.families.emu3 import official as emu3
 from lantern_accel.families.glm_image import official as glm_image
 from lantern_accel.families.janus import official as janus
@@ -27,6 +28,7 @@ from lantern_accel.families.releases import require
 from lantern_accel.integrations.adapter import fresh_seeds
 from lantern_accel.integrations.decoding import Accelerated, Describe
 from lantern_accel.integrations.distribution import (
+    Processor,
     check_outputs,
     check_stopping,
     negative_prompts,
@@ -39,6 +41,10 @@ from lantern_accel.integrations.emu3 import draw_image
 from lantern_accel.integrations.glm_image import draw_ids
 from lantern_accel.models.locate import named_parts
 from lantern_accel.strategy.values import Sampling, Strategy
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 JANUS, GLM = "JanusForConditionalGeneration", "GlmImageForConditionalGeneration"
 EMU3 = ("Emu3ForConditionalGeneration", "Emu3ForCausalLM")
@@ -55,7 +61,7 @@ _OURS = "_lantern_accel"
 
 def accelerated(
     model: nn.Module, strategy: str | Strategy = "auto", head: str | Path | None = None,
-    **overrides: Any,
+    **overrides: object,
 ) -> Accelerated:  # fmt: skip
     """Return our decoder around a loaded model, the same for every call; nothing is made yet.
 
@@ -121,12 +127,12 @@ def restore(model: nn.Module) -> nn.Module:
 @torch.no_grad()
 def _generate_image(
     ours: Accelerated,
-    plain: Callable[..., Any],
+    plain: Callable[..., object],
     inputs: Tensor | None = None,
     attention_mask: Tensor | None = None,
-    logits_processor: Any = None,
+    logits_processor: list[Processor] | None = None,
     **kwargs: Any,
-) -> Any:
+) -> object:
     """Stand for ``JanusForConditionalGeneration.generate``: 576 codes an image, int64 ``[B, 576]``."""
     if kwargs.get("generation_mode", "text") != "image":
         return plain(inputs, attention_mask, logits_processor, **kwargs)
@@ -136,7 +142,7 @@ def _generate_image(
 @own_context()
 def _janus_tokens(
     ours: Accelerated, inputs: Tensor | None, attention_mask: Tensor | None,
-    logits_processor: list[Any] | None, generation_mode: str, **kwargs: Any,
+    logits_processor: list[Processor] | None, generation_mode: str, **kwargs: Any,
 ) -> Tensor:  # fmt: skip
     model: Any = ours.module
     if kwargs.pop("streamer", None) is not None:
@@ -175,8 +181,8 @@ def _janus_tokens(
 
 
 def _generate_emu3(
-    ours: Accelerated, plain: Callable[..., Any], inputs: Tensor | None = None, **kwargs: Any
-) -> Any:
+    ours: Accelerated, plain: Callable[..., object], inputs: Tensor | None = None, **kwargs: Any
+) -> object:
     """Stand for ``generate`` of an Emu3: prompts that end where an image starts are decoded here."""
     ids = kwargs.get("input_ids") if inputs is None else inputs
     config: Any = ours.module.config
@@ -202,13 +208,13 @@ def _generate_emu3(
 def decode(
     model: nn.Module,
     input_ids: Tensor,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    generation_config: Any,
+    logits_processor: Sequence[Processor] | None,
+    stopping_criteria: Sequence[object] | None,
+    generation_config: GenerationConfig,
     image_grid_thw: Tensor | None = None,
     images_per_sample: Tensor | None = None,
-    **model_kwargs: Any,
-) -> Any:
+    **model_kwargs: Tensor | None,
+) -> Tensor | GenerateDecoderOnlyOutput:
     """Sample an image's tokens; for ``model.generate(..., custom_generate=decode)``.
 
     Returns prompt and tokens, int64 ``[B, prompt + N]``, in a ``GenerateDecoderOnlyOutput`` where the
@@ -230,7 +236,7 @@ def decode(
     if type(model).__name__ in EMU3:
         tokens = draw_image(ours, input_ids, mask, given, generation_config, seeds)
     else:
-        manifest: Any = ours.ready().model.manifest
+        manifest = ours.ready().model.manifest
         target = manifest.target
         codes = getattr(target, "head_rows", target.vocab_size)
         sample = bool(generation_config.do_sample)
@@ -244,17 +250,17 @@ def decode(
     out = out[:, : getattr(generation_config, "max_length", None) or out.shape[1]]
     if not whole:
         return out
-    from transformers.generation import GenerateDecoderOnlyOutput
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
 
     return GenerateDecoderOnlyOutput(sequences=out)
 
 
 def _chameleon_tokens(
     ours: Accelerated,
-    manifest: Any,
+    manifest: ChameleonManifest,
     ids: Tensor,
     mask: Tensor,
-    processors: Any,
+    processors: Sequence[Processor],
     sampling: Sampling,
     seeds: list[tuple[int, int]],
 ) -> Tensor:

@@ -8,9 +8,9 @@ under ``lantern_accel``, and in a request's ``extra_args`` under the same name.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -19,6 +19,12 @@ from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.releases import require
 from lantern_accel.generation.result import GenerationResult
 from lantern_accel.integrations.adapter import Own, durations, figures, settings_of
+
+if TYPE_CHECKING:
+    from vllm_omni.diffusion.data import DiffusionOutput, OmniDiffusionConfig
+    from vllm_omni.diffusion.request import OmniDiffusionRequest
+    from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
+    from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 #: What model files call their class, and vLLM-Omni has no pipeline for.
 JANUS = ("JanusForConditionalGeneration", "MultiModalityCausalLM")
@@ -61,7 +67,7 @@ def plugin() -> None:
     register_pipeline(PipelineConfig(model_type=GLM_IMAGE, stages=(stage,)))
 
 
-def open_model(od_config: Any) -> Own:
+def open_model(od_config: OmniDiffusionConfig) -> Own:
     """Open our model of a stage's folder, on its device and in its dtype."""
     require("vllm-omni")
     if (ranks := od_config.parallel_config.world_size) != 1:
@@ -80,7 +86,7 @@ def open_model(od_config: Any) -> Own:
     return Own.on(folder, str(get_local_device()), dtype, **given)
 
 
-def seeds_of(params: Any) -> list[int]:
+def seeds_of(params: OmniDiffusionSamplingParams) -> list[int]:
     """Return a seed for each image of a request: its own, and those that follow."""
     given, count = params.generator, max(1, params.num_outputs_per_prompt)
     if isinstance(given, list):
@@ -89,7 +95,7 @@ def seeds_of(params: Any) -> list[int]:
     return [(seed + i) % SEEDS for i in range(count)]
 
 
-def text_of(prompt: Any) -> str:
+def text_of(prompt: str | Mapping[str, str]) -> str:
     """Return the text of a prompt, which vLLM-Omni writes as a string or a dict."""
     return prompt if isinstance(prompt, str) else prompt.get("prompt") or ""
 
@@ -111,7 +117,7 @@ class JanusPipeline(nn.Module):
     supports_request_batch = True
     supports_request_cancellation = True
 
-    def __init__(self, *, od_config: Any, prefix: str = "") -> None:
+    def __init__(self, *, od_config: OmniDiffusionConfig, prefix: str = "") -> None:
         super().__init__()
         for name in ("quantization_config", "lora_path", "enable_cpu_offload"):
             if getattr(od_config, name, None):
@@ -122,7 +128,7 @@ class JanusPipeline(nn.Module):
         """Load nothing: the weights were read when the pipeline was made."""
         return set()
 
-    def forward(self, req: Any) -> list[Any]:
+    def forward(self, req: DiffusionRequestBatch) -> list[DiffusionOutput]:
         """Return a ``DiffusionOutput`` for each request; what one cannot have is its error alone."""
         from vllm_omni.diffusion.data import DiffusionOutput
         from vllm_omni.errors import OmniClientError
@@ -145,7 +151,7 @@ class JanusPipeline(nn.Module):
             for i in range(req.num_reqs)
         ]
 
-    def _draw(self, requests: Sequence[Any], dummy: bool) -> GenerationResult:
+    def _draw(self, requests: Sequence[OmniDiffusionRequest], dummy: bool) -> GenerationResult:
         """Generate requests of one number of images, one guidance and one negative prompt."""
         asked = [{} if dummy else self._asked(one) for one in requests]
         seeds = [seeds_of(one.sampling_params) for one in requests]
@@ -156,7 +162,7 @@ class JanusPipeline(nn.Module):
         texts = [text_of(one.prompt) for one in requests]
         return self.ours.pictures(texts, seeds, asked[0], stop_if_cancelled)
 
-    def _asked(self, request: Any) -> dict[str, Any]:
+    def _asked(self, request: OmniDiffusionRequest) -> dict[str, object]:
         """Return a request's settings; raises :class:`RequestError` for what it cannot have."""
         params = request.sampling_params
         prompt = {} if isinstance(request.prompt, str) else request.prompt

@@ -13,6 +13,7 @@ import torch
 from vllm_omni.diffusion.data import DiffusionOutput
 from vllm_omni.diffusion.models.glm_image.pipeline_glm_image import GlmImagePipeline as Theirs
 from vllm_omni.diffusion.models.glm_image.pipeline_glm_image import get_glm_image_post_process_func
+from vllm_omni.diffusion.worker.request_batch import DiffusionRequestBatch
 from vllm_omni.errors import OmniClientError
 
 from lantern_accel.errors import RequestError
@@ -37,7 +38,7 @@ class GlmImagePipeline(Theirs):  # type: ignore[misc]  # a class of vLLM-Omni ha
         super().__init__(od_config=od_config, prefix=prefix)
         self.ours = ours
 
-    def forward(self, req: Any) -> object:
+    def forward(self, req: DiffusionRequestBatch) -> object:
         """Decode the priors of a request's images in one batch, then paint one after another."""
         request = req.requests[0]
         params, prompt = request.sampling_params, request.prompt

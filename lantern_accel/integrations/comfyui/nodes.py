@@ -6,7 +6,7 @@ other models for this one, and this one for others.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -190,20 +190,20 @@ class GenerateImage:
             }
         }
 
-    def generate(self, model: Managed, prompt: str, **given: Any) -> tuple[Tensor, str]:
+    def generate(self, model: Managed, prompt: str, **given: str | float) -> tuple[Tensor, str]:
         """Return images, float32 ``[B, H, W, 3]`` in 0 to 1 on the host, and what was measured.
 
         They are those of ``lantern_accel.generate`` with the same settings. An interrupt is ComfyUI's own
         exception, raised before the next step; the model stays loaded.
         """
-        settings = dict[str, Any]()
+        settings = dict[str, object]()
         for name, value in given.items():
             one = value.strip() if isinstance(value, str) else value
             if one != "" and (isinstance(one, str) or one >= 0):  # else it is the model's own
                 settings[NAMES.get(name, name)] = one
         check_prompts(prompt)
         read_settings(settings)  # before anything is loaded
-        pipeline, number = model.ready(), given["number"]
+        pipeline, number = model.ready(), int(given["number"])
         known, stop = [0] * number, throw_exception_if_processing_interrupted
         with pipeline.stream(prompt, partials=PARTIALS, on_step=stop, **settings) as stream:
             bar = ProgressBar(1)

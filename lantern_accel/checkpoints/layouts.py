@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import ValidationError
 
@@ -90,12 +90,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _is_whole(value: object) -> bool:
+def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 #: What a value has to be, and the names in configurations that hold such ones, in whatever table.
-_HELD: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
+_HELD: tuple[tuple[str, Callable[[object], bool], tuple[str, ...]], ...] = (
     (
         "a table",
         lambda value: isinstance(value, Mapping),
@@ -136,7 +136,7 @@ _HELD: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
-def check_kinds(path: Path, said: Mapping[str, Any]) -> None:
+def check_kinds(path: Path, said: Mapping[str, object]) -> None:
     """Raise :class:`CheckpointError` for a value of another kind than its name has; null is none."""
     for what, fits, names in _HELD:
         for name in names:
@@ -201,7 +201,7 @@ def our_sizes(said: Mapping[str, Any]) -> dict[str, Any]:
     return {SIZE_NAMES.get(name, name): v for name, v in flat.items() if v is not None}
 
 
-def check_said(what: object, said: Mapping[str, Any], sizes: Mapping[str, object]) -> None:
+def check_said(what: object, said: Mapping[str, object], sizes: Mapping[str, object]) -> None:
     """Raise CheckpointError where a configuration has other ``sizes`` than ``what`` by its shapes."""
     for name, value in said.items():
         ours = SIZE_NAMES.get(name, name)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,11 +36,16 @@ class _Unfilled(TorchFunctionMode):
     """Leaves out random initialisation, which on ``meta`` imports a compiler's worth of code."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
         if getattr(func, "__name__", "") in _FILLING:
             return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 _FILLING = {"uniform_", "normal_", "kaiming_uniform_", "xavier_uniform_", "trunc_normal_"}

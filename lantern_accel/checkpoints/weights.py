@@ -22,7 +22,6 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -368,9 +367,9 @@ class Checkpoint:
         return self
 
     @property
-    def info(self) -> dict[str, Any]:
+    def info(self) -> dict[str, object]:
         """What the files say about themselves: safetensors metadata, a trainer's arguments."""
-        merged: dict[str, Any] = {}
+        merged: dict[str, object] = {}
         for file in self._files:
             merged.update(file.info)
         return merged

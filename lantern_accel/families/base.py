@@ -34,6 +34,7 @@ from lantern_accel.families.keys import Change, Rule, recipes_of, renamed
 from lantern_accel.families.manifest import Manifest, ManifestT
 from lantern_accel.families.published import ModelEntry, entries_in
 from lantern_accel.nn.drafter import EagleDrafter, EagleSizes
+from lantern_accel.nn.rotary import RotaryNetwork
 from lantern_accel.records import first_wrong
 from lantern_accel.strategy.values import Sampling
 
@@ -196,9 +197,10 @@ class Family(ABC, Generic[ManifestT]):
         """Build one of :data:`PARTS`; called under torch's ``meta`` device."""
         if part == "vq":
             return self.vq_type(manifest.vq)
-        kind: Any = self.target_type if part == "target" else self.drafter_type
-        made: nn.Module = kind(getattr(manifest, part), ops=ops)
-        return made
+        if part == "target":
+            return self.target_type(manifest.target, ops=ops)
+        assert self.drafter_type is not None  # no manifest of the family has one's sizes else
+        return self.drafter_type(manifest.drafter, ops=ops)
 
     def recipes(
         self, part: str, checkpoint: Checkpoint, manifest: ManifestT
@@ -407,7 +409,9 @@ class Family(ABC, Generic[ManifestT]):
         sizes = self.drafter_type.sizes.fitting(manifest.target)
         return manifest.model_copy(update={"drafter": sizes})
 
-    def fresh_drafter(self, target: Any, layers: int = 1, taps: Sequence[int] = ()) -> EagleDrafter:
+    def fresh_drafter(
+        self, target: RotaryNetwork, layers: int = 1, taps: Sequence[int] = ()
+    ) -> EagleDrafter:
         """Return an untrained drafter of some blocks that fits a target, in float32.
 
         Its embedding is the target's and stays as it is. ``taps``: blocks of the target that it reads.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -84,18 +84,22 @@ def movq_sizes(checkpoint: Checkpoint, names: Mapping[str, str], whose: str) -> 
         raise CheckpointError(
             f"{path} has no norms that read the codes, so it is not {whose}; use that one"
         )
-    levels = range(len(sizes["ch_mult"]))
+    levels = range(_count(names, _LEVEL))
     attention = (i for i in levels if f"encoder.conv_blocks.{i}.attn.0.q.weight" in names)
     halvings = _count(names, "decoder.time_conv.{}.conv.conv.weight")
     with explained(f"{path} is a tokenizer of an unsupported size", f"use {whose}"):
         return MoVQConfig(**sizes, attention=tuple(attention), halvings=halvings)
 
 
+#: The first tensor of an encoder's level.
+_LEVEL = "encoder.conv_blocks.{}.res.0.conv1.weight"
+
+
 def _count(names: Mapping[str, str], pattern: str) -> int:
     return next(i for i in itertools.count() if pattern.format(i) not in names)
 
 
-def _sizes(checkpoint: Checkpoint, names: Mapping[str, str], whose: str) -> dict[str, Any]:
+def _sizes(checkpoint: Checkpoint, names: Mapping[str, str], whose: str) -> dict[str, object]:
     """Return what the tokenizers' sizes have in common, read off shapes."""
 
     def shape(name: str) -> tuple[int, ...]:
@@ -106,9 +110,8 @@ def _sizes(checkpoint: Checkpoint, names: Mapping[str, str], whose: str) -> dict
             )
         return checkpoint.shape(names[name])
 
-    level = "encoder.conv_blocks.{}.res.0.conv1.weight"
     ch, channels = shape("encoder.conv_in.weight")[:2]
-    widths = [shape(level.format(i))[0] for i in range(max(_count(names, level), 1))]
+    widths = [shape(_LEVEL.format(i))[0] for i in range(max(_count(names, _LEVEL), 1))]
     codes, width = shape("quantize.embedding.weight")
     return {
         "in_channels": channels,

@@ -199,7 +199,7 @@ def matrix_shape(checkpoint: Checkpoint, named: Mapping[str, str], name: str) ->
     return shape[0], shape[1]
 
 
-def trunk_sizes(checkpoint: Checkpoint, named: Mapping[str, str], head_dim: int) -> dict[str, Any]:
+def trunk_sizes(checkpoint: Checkpoint, named: Mapping[str, str], head_dim: int) -> dict[str, int]:
     """Return the sizes of a trunk whose heads are ``head_dim`` wide, read off shapes.
 
     Raises :class:`CheckpointError` where a tensor is absent.

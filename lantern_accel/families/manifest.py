@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 from typing_extensions import Self, TypeVar
 
 from lantern_accel.errors import RequestError
 from lantern_accel.nn.draft_head import DraftHeadConfig
+from lantern_accel.nn.drafter import EagleSizes
+from lantern_accel.nn.sizes import Sizes
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.strategy.values import NeighbourSpace
@@ -30,22 +32,26 @@ class Manifest(Frozen):
     format: Literal[1] = FORMAT
     name: str
     family: str
+    variant: str | None = Field(None, description="of a family that has several kinds of models")
     summary: str = ""
     licence: str = ""
     target: Any
     drafter: Any = None
     draft_head: DraftHeadConfig | None = None
     vq: Any
+    text: SerializeAsAny[Sizes] | None = Field(None, description="a text encoder of our own")
     neighbour_space: NeighbourSpace = Field(
         "decoder", description="measure neighbours where the decoder looks codes up, or on raw rows"
     )
     defaults: ModelDefaults = ModelDefaults()
 
     @model_validator(mode="after")
-    def _head_fits(self) -> Self:
-        head, t = self.draft_head, self.target
+    def _drafts_fit(self) -> Self:
+        head, drafter, t = self.draft_head, self.drafter, self.target
         if head is not None and (wrong := head.misfit(t.dim, t.vocab_size)) is not None:
             raise ValueError(f"the draft head is not of this target: {wrong}")
+        if isinstance(drafter, EagleSizes) and (wrong := drafter.misfit(t)) is not None:
+            raise ValueError(f"the drafter is not of this target: {wrong}")
         return self
 
     @property
@@ -69,21 +75,29 @@ class Manifest(Frozen):
         return own
 
 
-class TokenManifest(Manifest):
-    """The manifest of a model whose prompts are token ids; ``ids``: those that mean something."""
-
-    ids: Any
-
-    @property
-    def pad(self) -> int:
-        """The id that pads prompts."""
-        return int(self.ids.pad)
-
-
-TokenManifestT = TypeVar("TokenManifestT", bound=TokenManifest, default=Any)
-
-
 def check_codes(codebook: int, codes: int) -> None:
     """Raise ValueError where a codebook is not of a target, for a manifest's validator."""
     if codebook != codes:
         raise ValueError(f"the codebook has {codebook} codes, the target {codes}")
+
+
+class TokenIds(Frozen):
+    """Ids of the tokens that mean something; ``pad`` pads prompts."""
+
+    pad: int = Field(ge=0)
+
+
+class TokenManifest(Manifest):
+    """The manifest of a model whose prompts are token ids."""
+
+    ids: TokenIds
+
+    @model_validator(mode="after")
+    def _codebook_fits(self) -> Self:
+        # One of the target's codes may end the rows of an image.
+        t = self.target
+        check_codes(self.vq.codebook_size, t.vocab_size - (t.newline is not None))
+        return self
+
+
+TokenManifestT = TypeVar("TokenManifestT", bound=TokenManifest, default=Any)

@@ -9,17 +9,16 @@ and stands where that token stands.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
-from typing_extensions import Self, TypeVar
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError
-from lantern_accel.families.manifest import TokenManifest, check_codes
+from lantern_accel.families.manifest import TokenManifest
 from lantern_accel.families.target import TrunkTarget
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.drafter import EagleDrafter, EagleSizes
@@ -69,18 +68,8 @@ class PromptedManifest(TokenManifest):
 
     drafter: PromptedDrafterConfig | None = None
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        # Of a target's codes some frame the image.
-        codes = getattr(self.target, "image_codes", self.target.vocab_size)
-        check_codes(self.vq.codebook_size, codes)
-        wrong = None if self.drafter is None else self.drafter.misfit(self.target)
-        if wrong is not None:
-            raise ValueError(f"the drafter is not of this target: {wrong}")
-        return self
 
-
-PromptedManifestT = TypeVar("PromptedManifestT", bound=PromptedManifest, default=Any)
+PromptedManifestT = TypeVar("PromptedManifestT", bound=PromptedManifest)
 
 
 def mark_of(target: TrunkTarget) -> tuple[float, ...]:

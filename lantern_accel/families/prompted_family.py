@@ -60,11 +60,12 @@ class TokenFamily(Family[TokenManifestT]):
     def tiny_conditions(self, model: Model[TokenManifestT], count: int, seed: int) -> Conditions:
         manifest, drawn = model.manifest, random.Random(seed)
         prompts = [self.tiny_prompt(manifest, drawn) for _ in range(count)]
-        ids, mask = left_pad(prompts, manifest.target.prefix_length, manifest.pad)
+        ids, mask = left_pad(prompts, manifest.target.prefix_length, manifest.ids.pad)
         return Conditions(ids, mask, self.usual_shape(model))
 
     def usual_shape(self, model: Model[TokenManifestT]) -> Hashable:
-        sizes = tuple(getattr(model.manifest.target, name) for name in self.shape_names)
+        target = model.manifest.target.model_dump()
+        sizes = tuple(target[name] for name in self.shape_names)
         return sizes if len(sizes) > 1 else sizes[0]
 
     def shape_for(self, manifest: TokenManifestT, size: Size) -> Hashable:
@@ -117,13 +118,13 @@ class TokenFamily(Family[TokenManifestT]):
                 f"{positions} in all; {' or '.join(ways) or 'use another model'}"
             )
         length = bucket(longest)
-        ids, mask = left_pad(prompts, length, manifest.pad)
+        ids, mask = left_pad(prompts, length, manifest.ids.pad)
         shape: Hashable = (length, *grid) if names else length
         return Conditions(ids.to(device), mask.to(device), shape)
 
     def tokens(self, model: Model[TokenManifestT], codes: Tensor) -> Tensor:
         """End every row with the newline's code, where the model writes one."""
-        newline = getattr(model.manifest.target, "newline", None)
+        newline = model.manifest.target.newline
         return (codes if newline is None else F.pad(codes, (0, 1), value=newline)).flatten(1)
 
     def with_contexts(
@@ -134,7 +135,7 @@ class TokenFamily(Family[TokenManifestT]):
     ) -> Rows:
         """Return the rows of conditions, and behind them those of other branches' prompts of ids."""
         condition, mask = conditions.condition, conditions.mask
-        ids, seen = left_pad(contexts, condition.shape[1], model.manifest.pad)
+        ids, seen = left_pad(contexts, condition.shape[1], model.manifest.ids.pad)
         others = ids.to(condition.device), seen.to(mask.device)
         return Rows(torch.cat((condition, others[0])), torch.cat((mask, others[1])))
 
@@ -154,7 +155,7 @@ class TokenFamily(Family[TokenManifestT]):
         ids, masks = [], []
         for one in conditions:
             extra = longest.mask.shape[1] - one.mask.shape[1]
-            ids.append(F.pad(one.condition, (extra, 0), value=model.manifest.pad))
+            ids.append(F.pad(one.condition, (extra, 0), value=model.manifest.ids.pad))
             masks.append(F.pad(one.mask, (extra, 0), value=False))
         return Conditions(torch.cat(ids), torch.cat(masks), longest.shape)
 

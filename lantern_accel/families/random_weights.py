@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -129,7 +128,7 @@ def fill_random(
                 setattr(module, key, nn.Parameter(made, requires_grad=False))
         kind.place_tables(part, device)
         pack(part.eval(), ops, how if name == "target" else None)
-    target: Any = parts["target"]
+    target = parts["target"]
     with torch.inference_mode(False):
         head = empty_head(manifest)
     if head is not None:

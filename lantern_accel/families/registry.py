@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
+import pkgutil
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -41,9 +41,8 @@ def _check(spec: object) -> FamilySpec:
 @functools.cache
 def _loaded(spec: FamilySpec) -> Family | str:
     """Import a family; return why it cannot be where it cannot."""
-    module, _, name = spec.family.partition(":")
     try:
-        made = getattr(importlib.import_module(module), name)()
+        made = pkgutil.resolve_name(spec.family)()
         if not isinstance(made, Family):
             raise Unfit(f"{spec.family} is a {type(made).__name__}, not a Family")
         if made.name != spec.name:
@@ -193,10 +192,12 @@ def entries_like(manifest: Manifest) -> list[ModelEntry]:
 
 def _sizes(manifest: Manifest) -> list[object]:
     """Return what a released target is known by: its trunk, its vocabularies and its image."""
-    names = ("vocab_size", "token_count", "grid", "conditioning", "num_classes", "caption_dim")
-    trunk = getattr(manifest.target, "decoder", None)
-    trunk = None if trunk is None else replace(trunk, eps=0.0)
-    return [trunk, getattr(manifest, "side", 0), *(getattr(manifest.target, n, 0) for n in names)]
+    target, names = (
+        manifest.target,
+        {"token_count", "grid", "conditioning", "num_classes", "caption_dim"},
+    )
+    sizes = target.model_dump(include=names), manifest.model_dump(include={"side"})
+    return [replace(target.decoder, eps=0.0), target.vocab_size, *sizes]
 
 
 def ask(kind: Family, path: Path, parts: Parts) -> Found | None:
@@ -209,10 +210,7 @@ def ask(kind: Family, path: Path, parts: Parts) -> Found | None:
     found = kind.detect(path, parts)
     if found is None:
         return None
-    variant, here = (
-        getattr(found.manifest, "variant", None),
-        parts.entry or entry_at(kind.name, path),
-    )
+    variant, here = found.manifest.variant, parts.entry or entry_at(kind.name, path)
     same = [e for e in entries_like(found.manifest) if e.config.get("variant") in (None, variant)]
     known = here if here in same else next(iter(same), None)
     if known is not None:

@@ -148,7 +148,7 @@ class PromptText(ABC, Generic[TokenManifestT]):
     def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return ids ``[n, longest]``, left-padded, and their mask, for the default image size."""
         ids = self.ids(prompts, *self.manifest.grid(None))
-        return left_pad(ids, max(len(row) for row in ids), self.manifest.pad)
+        return left_pad(ids, max(len(row) for row in ids), self.manifest.ids.pad)
 
     def release(self) -> None:
         """Do nothing: there is nothing on the device."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -69,7 +68,7 @@ def folder_parts(folder: Path, parts: Parts) -> Found:
         files["drafter"] = folder / "drafter.safetensors"
     if manifest.draft_head is not None:
         files[HEAD] = folder / f"{HEAD}.safetensors"
-    if getattr(manifest, "text", None) is not None:
+    if manifest.text is not None:
         files["text"] = folder / "text.safetensors"
         files["text_tokenizer"] = folder / "text_tokenizer.json"
     elif (folder / "tokenizer.json").is_file():
@@ -113,7 +112,7 @@ def named_head(path: Path, manifest: ManifestT) -> tuple[ManifestT, Path]:
                 "train head` again to go on, or leave --use head=PATH out"
             )
     try:
-        config = HeadFile.model_validate_json(open_checkpoint(path).info.get(HEAD) or "").config
+        config = HeadFile.model_validate_json(str(open_checkpoint(path).info.get(HEAD, ""))).config
     except ValidationError:
         raise CheckpointError(
             f"{path} is not a draft head of `lantern-accel train head`; train one, or leave "
@@ -149,7 +148,7 @@ def read_head(manifest: Manifest, path: Path, device: torch.device, trunk: str) 
     head = empty_head(manifest)
     assert head is not None  # its file is looked for only where the manifest has its sizes
     said = open_checkpoint(path).info.get(HEAD)
-    if said is not None and HeadFile.model_validate_json(said).trunk != trunk:
+    if said is not None and HeadFile.model_validate_json(str(said)).trunk != trunk:
         raise CheckpointError(
             f"the draft head {path} was trained on another model's weights than those of "
             f"{manifest.name!r}; train one for these (`lantern-accel train head`), or decode "
@@ -182,7 +181,7 @@ def load_model(
         if part in kind.needs and part not in found.files:
             lacks = found.missing.get(part, f"its {part}")
             raise CheckpointError(f"the model {found.manifest.name!r} lacks {lacks}")
-    loaded: dict[str, Any] = dict.fromkeys(PARTS)
+    loaded: dict[str, nn.Module | None] = dict.fromkeys(PARTS)
     fingerprint, trunk = Fingerprint(), ""
     opened = {part: open_part(found, part, ops) for part in PARTS if part in found.files}
     for part, (module, checkpoint, recipes) in opened.items():  # all, before any is read
@@ -205,7 +204,9 @@ def load_model(
         module.eval().requires_grad_(False)
         loaded[part] = module
     if HEAD in found.files:
-        loaded["target"].draft_head = read_head(found.manifest, found.files[HEAD], device, trunk)
+        head = read_head(found.manifest, found.files[HEAD], device, trunk)
+        assert loaded["target"] is not None  # no head is read without it
+        loaded["target"].draft_head = head
     text = kind.text(found, device, text_dtype or dtype, ops.text_encoder)
     if (found.files["target"].parent / "model.json").is_file():
         names = ("target", "drafter", "vq", "text")

@@ -98,7 +98,7 @@ def _part(found: Found, part: str) -> ModelPart:
         parameters=sum(value.numel() for value in own.values()),
         dtypes=tuple(sorted({str(checkpoint.dtype(k)).removeprefix("torch.") for k in used})),
         nbytes=sum(checkpoint.size_of(key) for key in used),
-        detail=_sizes(getattr(found.manifest, part)),
+        detail=_sizes(dict(found.manifest)[part]),
     )
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -16,6 +16,7 @@ from lantern_accel.checkpoints.weights import SUFFIXES, quantized
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import LanternError, ModelError, RequestError, did_you_mean
 from lantern_accel.families.base import Family, Found, Parts
+from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import (
     ask,
     broken_families,
@@ -158,7 +159,7 @@ def _found(name: str | Path, parts: Parts, tell: Tell) -> Found:
     )
 
 
-def known_manifest(name: str | Path) -> Any:
+def known_manifest(name: str | Path) -> Manifest | None:
     """Return the manifest of a bundled or published model, fetching nothing; None: of neither."""
     known = bundled_models()
     if str(name) in known:
@@ -166,7 +167,8 @@ def known_manifest(name: str | Path) -> Any:
     alias = str(name) if is_published(str(name)) or Path(name).exists() else known_as(str(name))
     if not is_published(alias):
         return None
-    return family(entry(alias).family).from_entry(entry(alias))
+    found: Manifest = family(entry(alias).family).from_entry(entry(alias))
+    return found
 
 
 def check_size(name: str | Path, size: tuple[int, int] | None) -> None:

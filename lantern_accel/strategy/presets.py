@@ -43,7 +43,7 @@ class Preset(Frozen):
         return (
             manifest.family == self.family
             and self.conditioning in (None, kind)
-            and self.variant in (None, getattr(manifest, "variant", None))
+            and self.variant in (None, manifest.variant)
             and any(fnmatch.fnmatch(manifest.name, pattern) for pattern in self.models)
         )
 

@@ -115,7 +115,7 @@ def cases(
     for number, kind in enumerate(kinds):
         manifest = kind.tiny()
         drafts = manifest.drafter is not None
-        guesses = getattr(manifest, "draft_head", None) is not None
+        guesses = manifest.draft_head is not None
         fits = [
             one
             for one in strategies

@@ -44,8 +44,9 @@ class ChameleonDrafter(CodeNetwork, EagleDrafter):
         self.place_tables(torch.device("cpu"))
 
     def beside(self, target: ChameleonGPT) -> ChameleonDrafter:
-        sizes = ("prefix_length", "height", "width")
-        return self.resized(**{name: getattr(target.config, name) for name in sizes})
+        return self.resized(
+            **target.config.model_dump(include={"prefix_length", "height", "width"})
+        )
 
     def embed(self, codes: Tensor) -> Tensor:
         out: Tensor = self.embed_tokens(codes)

@@ -29,7 +29,8 @@ class ChameleonText(PromptText[ChameleonManifest]):
     names: ClassVar[Mapping[str, str]] = NAMES
 
     def known(self) -> Mapping[str, int]:
-        return {name: getattr(self.manifest.ids, field) for field, name in self.names.items()}
+        ids = self.manifest.ids.model_dump()
+        return {name: ids[field] for field, name in self.names.items()}
 
     def said(self, texts: Sequence[str], rows: int, columns: int) -> Sequence[str]:
         """Return what the model reads of each text: a Lumina's names the size, the width first."""
@@ -100,7 +101,8 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
         self, part: str, checkpoint: Checkpoint, manifest: ChameleonManifest
     ) -> Sequence[Change]:
         """Permute what rotations of the other pairing need; keep the head's rows of codes."""
-        return () if part == "vq" else layouts.trunk_changes(checkpoint, getattr(manifest, part))
+        config = manifest.drafter if part == "drafter" else manifest.target
+        return () if part == "vq" or not config else layouts.trunk_changes(checkpoint, config)
 
     def rows(
         self, model: Model[ChameleonManifest], conditions: Conditions, sampling: Sampling

@@ -92,7 +92,7 @@ def trunk_changes(checkpoint: Checkpoint, config: TrunkConfig) -> list[keys.Chan
     return changes
 
 
-def block_sizes(checkpoint: Checkpoint) -> dict[str, object]:
+def block_sizes(checkpoint: Checkpoint) -> dict[str, int]:
     """Return the sizes of the blocks, read off shapes."""
     named = keys.renamed(checkpoint, RULES)
     return keys.trunk_sizes(checkpoint, named, checkpoint.shape(named[MARK])[-1])

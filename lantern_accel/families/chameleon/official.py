@@ -38,7 +38,7 @@ from lantern_accel.families.registry import ask_for_name, entry_at, parts_of, pu
 from lantern_accel.families.tokenizer import read_vocabulary
 
 #: What a published drafter has from its target.
-SHARED = ("image_first", "image_codes", "newline_id", "height", "width", "prefix_length")
+SHARED = {"image_first", "image_codes", "newline_id", "height", "width", "prefix_length"}
 #: Fields that Lumina's configuration alone has.
 LUMINAS = ("mask_image_logits", "dropout")
 _WHERE_VQ = "tokenizer/vqgan.ckpt of Chameleon's release"
@@ -104,7 +104,7 @@ def published_drafter(path: Path, target: ChameleonConfig) -> ChameleonDrafterCo
             f"supported; {OTHER_DRAFTER}"
         )
     said = {name: value for name, value in _said(said_of(path)).items() if name != "max_positions"}
-    shared = {name: getattr(target, name) for name in SHARED}
+    shared = target.model_dump(include=SHARED)
     with explained(
         f"the config.json of the drafter {path}", "take it from where the drafter is from"
     ):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from lantern_accel.errors import CheckpointError
-from lantern_accel.records import Frozen
+from lantern_accel.families.manifest import TokenIds
 
 #: The tokens of :class:`ChameleonIds` by their names in the vocabulary.
 NAMES = {
@@ -25,7 +25,7 @@ NAMES = {
 }
 
 
-class ChameleonIds(Frozen):
+class ChameleonIds(TokenIds):
     """Ids of the tokens that mean something; the defaults are the published vocabulary's.
 
     ``newline`` and ``grid`` are Lumina's: the token that ends a row of the image, and the one that

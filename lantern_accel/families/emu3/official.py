@@ -192,12 +192,13 @@ def _first_code(said: Mapping[str, Any]) -> int:
 def _checked_ids(path: Path, said: Mapping[str, object], first: int) -> Emu3Ids:
     with explained(f"the vocabulary of {path} has no place for Emu3's tokens", "use Emu3-Gen"):
         ids = Emu3Ids.before(first)
+    by_order = ids.model_dump()
     for name, ours in _IDS.items():
         value = said.get(name)
-        if value is not None and value != getattr(ids, ours):
+        if value is not None and value != by_order[ours]:
             raise CheckpointError(
                 f"the configuration of {path} says {name} {value}, but by the vocabulary's order it is "
-                f"{getattr(ids, ours)}; the two are not of one model"
+                f"{by_order[ours]}; the two are not of one model"
             )
     return ids
 

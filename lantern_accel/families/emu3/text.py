@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from lantern_accel.errors import CheckpointError
+from lantern_accel.families.manifest import TokenIds
 from lantern_accel.families.tokenizer import read_tokenizer
 from lantern_accel.files import read_text_file
-from lantern_accel.records import Frozen
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -56,7 +56,7 @@ UNCONDITIONAL: dict[Variant, str] = {
 }
 
 
-class Emu3Ids(Frozen):
+class Emu3Ids(TokenIds):
     """Ids of the tokens that mean something; the defaults are the released vocabulary's.
 
     ``begin``: where Emu3.5 begins a step of its answer. ``image``: behind the size, before code 0.

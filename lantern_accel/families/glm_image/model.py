@@ -8,7 +8,7 @@ all positions count the pads: what attention sees is how far positions are apart
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import RequestError
 from lantern_accel.families.glm_image.grids import PIXELS, SMALL, Grid, grid_of, grids, positions
+from lantern_accel.families.manifest import TokenIds
 from lantern_accel.families.prompted_drafter import PromptedManifest
 from lantern_accel.families.target import TrunkTarget
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import rotary_table
 from lantern_accel.nn.sizes import LlamaSizes, Sizes
 from lantern_accel.nn.transformer import REFERENCE, Projection
-from lantern_accel.records import Frozen
 from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.strategy.values import Sampling
 
@@ -44,6 +44,7 @@ class GlmImageConfig(LlamaSizes):
     width: int = Field(32, ge=1)
     small_tokens: int = Field(SMALL, ge=1, description="tokens of the small grid, about")
     max_positions: int = Field(131072, ge=2)
+    newline: ClassVar[None] = None
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> GlmImageConfig:
@@ -143,7 +144,7 @@ DEFAULTS = ModelDefaults(sampling=Sampling(temperature=0.9, top_p=0.75))
 MOST_TOKENS = 65535
 
 
-class Marks(Frozen):
+class Marks(TokenIds):
     """The tokenizer's strings around an image's size and before the image, and what pads prompts."""
 
     size_begin: str = "<sop>"

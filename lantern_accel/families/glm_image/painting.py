@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from lantern_accel.families.glm_image.text import GlmImageText
 from lantern_accel.families.releases import installed, require
 
 if TYPE_CHECKING:
+    from diffusers import FlowMatchEulerDiscreteScheduler, GlmImagePipeline
     from PIL.Image import Image
 
 #: What the release has besides the prior's own.
@@ -56,14 +57,14 @@ def paint(
     return out
 
 
-def check_scheduler(scheduler: Any) -> None:
+def check_scheduler(scheduler: FlowMatchEulerDiscreteScheduler) -> None:
     """Raise :class:`ModelError` for a scheduler that does not keep the timesteps it is given.
 
     GLM-Image is conditioned on steps that are not shifted, and the published scheduler shifts sigmas by
     the image's size. diffusers 0.40 and 0.41 put shifted steps in the place of the given ones, so that
     every image is wrong (its pull request 14011, undone in 0.42).
     """
-    if not getattr(scheduler.config, "use_dynamic_shifting", False):
+    if not scheduler.config.get("use_dynamic_shifting", False):
         return
     given = [1000.0, 500.0]
     trial = type(scheduler).from_config(scheduler.config)
@@ -75,7 +76,7 @@ def check_scheduler(scheduler: Any) -> None:
         )
 
 
-def _diffusion_half(model: Model) -> Any:
+def _diffusion_half(model: Model) -> GlmImagePipeline:
     """Return the release's pipeline without its prior, loaded once; raises :class:`ModelError`."""
     text = model.text
     assert isinstance(text, GlmImageText)

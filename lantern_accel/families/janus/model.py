@@ -9,7 +9,7 @@ it, pads of the row without a prompt included.
 from __future__ import annotations
 
 import itertools
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -44,6 +44,7 @@ class JanusConfig(LlamaSizes, SquareSizes):
     grid: int = Field(24, ge=1, description="tokens along one side of the image")
     bias: bool = Field(False, description="queries, keys and values have one")
     max_positions: int = Field(16384, ge=2, description="prompt and image, as trained")
+    newline: ClassVar[None] = None
 
     @property
     def image_width(self) -> int:

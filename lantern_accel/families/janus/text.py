@@ -12,8 +12,8 @@ from typing import Literal
 from pydantic import Field
 
 from lantern_accel.errors import CheckpointError
+from lantern_accel.families.manifest import TokenIds
 from lantern_accel.families.tokenizer import read_vocabulary
-from lantern_accel.records import Frozen
 
 Variant = Literal["pro", "1.3b"]
 ROLES: dict[Variant, tuple[str, str]] = {
@@ -29,7 +29,7 @@ NAMES = {
 }
 
 
-class JanusIds(Frozen):
+class JanusIds(TokenIds):
     """Ids of the tokens that mean something; the defaults are Janus-Pro-1B's."""
 
     bos: int = Field(100000, ge=0)

@@ -6,8 +6,6 @@ reads its output. Its rotary tables have one prefix row fewer than the target's.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -15,6 +13,7 @@ from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import DraftStack
+from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.drafter import EagleDrafter, EagleSizes
 from lantern_accel.nn.rotary import GridNetwork
@@ -37,7 +36,7 @@ class DrafterConfig(EagleSizes, GridSizes):
         return Decoder.of(self, input_norm=False)
 
     @classmethod
-    def of_target(cls, target: Any) -> dict[str, object]:
+    def of_target(cls, target: LlamaGenConfig) -> dict[str, object]:
         own = {"ffn_dim": target.hidden_dim, "prefix_length": target.prefix_length - 1}
         return super().of_target(target) | own
 

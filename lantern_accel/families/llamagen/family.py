@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -68,7 +68,9 @@ class LlamaGenFamily(VQFamily[LlamaGenManifest]):
     pixels_at_once: ClassVar[int] = 128 * 128
     to_uint8 = staticmethod(pixels_to_uint8)
 
-    def sized(self, name: str, values: Mapping[str, Any] | None = None) -> LlamaGenManifest | None:
+    def sized(
+        self, name: str, values: Mapping[str, object] | None = None
+    ) -> LlamaGenManifest | None:
         """Return ``llamagen-SIZE-PIXELS``, or a target's configuration from a file."""
         match = _SIZED.fullmatch(name)
         if values is not None:

@@ -14,16 +14,19 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lantern_accel.checkpoints.weights import shard_names
 from lantern_accel.errors import CheckpointError, LanternWarning, RequestError
 from lantern_accel.families.base import Adapt
 from lantern_accel.families.llamagen.captions import clean_caption
 from lantern_accel.files import cache_dir, read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 #: Bytes of every weight file that go into the encoder's hash.
 SAMPLE_BYTES = 1 << 16
@@ -80,8 +83,8 @@ class T5Text:
         # T5 overflows in float16.
         self.dtype = torch.bfloat16 if dtype == torch.float16 else dtype
         self._cache = (cache or cache_dir()) / "captions"
-        self._encoder: object = None
-        self._tokenizer: object = None
+        self._encoder: nn.Module | None = None
+        self._tokenizer: PreTrainedTokenizerBase | None = None
         self._hash = ""
 
     def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -147,7 +150,7 @@ class T5Text:
         kept: Tensor = out[0, :valid].to("cpu").contiguous()
         return kept.clone()
 
-    def _loaded(self) -> tuple[Any, Any]:
+    def _loaded(self) -> tuple[PreTrainedTokenizerBase, nn.Module]:
         try:
             transformers = importlib.import_module("transformers")
         except ImportError:

@@ -1,4 +1,4 @@
-"""Official files on disk: what they are, told by their shapes; shards."""
+"""Official files on disk: what they are, told by their shapes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from support.official import (
     add_drafter,
     gpt_weights,
-    hugging_face,
-    refused,
     vq_weights,
-    write_shards,
-    write_sizes,
     write_trained,
 )
 
@@ -24,8 +19,6 @@ from lantern_accel.errors import ModelError
 from lantern_accel.families.llamagen.official import vq_config
 from lantern_accel.models.check import check
 from lantern_accel.models.locate import find_model, named_parts
-
-# --- what is found ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -92,13 +85,6 @@ def test_parts_that_lie_elsewhere(texts: Path, tmp_path: Path) -> None:
         named_parts(vq=tmp_path / "nowhere.pt")
 
 
-@pytest.mark.parametrize("wrap", ["model", "module", "state_dict", None])
-def test_a_state_dict_under_any_of_its_usual_names(tmp_path: Path, wrap: str | None) -> None:
-    path = write_trained(tmp_path / "c2i_256.pt", gpt_weights(classes=5), wrap)
-    write_sizes(tmp_path / "c2i_256.json", n_head=4)
-    assert find_model(path).manifest.target.num_classes == 5
-
-
 def test_the_training_arguments_in_the_file_say_the_sizes(tmp_path: Path) -> None:
     import argparse
 
@@ -115,14 +101,10 @@ def test_harmless_extra_keys_are_ignored_and_no_others(texts: Path) -> None:
     for key in ("freqs_cis", "quantize.codebook_used", "loss.discriminator.main.0.weight"):
         assert HARMLESS.search(key)
     assert not HARMLESS.search("layers.0.attention.bias")
-    gpt = texts / "t2i_tiny_stage1_256.pt"
-    weights = gpt_weights()
-    write_trained(gpt, {**weights, "freqs_cis": torch.zeros(376, 4, 2)})
+    kept = ("freqs_cis", "layers.0.attention.rotary_emb.inv_freq")
+    weights = gpt_weights() | {key: torch.zeros(376, 4, 2) for key in kept}
+    write_trained(texts / "t2i_tiny_stage1_256.pt", weights)
     assert check(texts).usable
-    write_trained(gpt, {**weights, "layers.0.attention.bias": torch.zeros(32)})
-    report = check(texts)
-    assert not report.usable
-    assert "'layers.0.attention.bias'" in report.parts[0].detail
 
 
 def test_tokenizer_sizes_come_from_shapes(tmp_path: Path) -> None:
@@ -130,60 +112,3 @@ def test_tokenizer_sizes_come_from_shapes(tmp_path: Path) -> None:
     config = vq_config(open_checkpoint(path))
     assert (config.codebook_size, config.codebook_dim, config.ch_mult) == (96, 8, (1, 2, 2))
     assert config.downsample == 4 and config.num_res_blocks == 1
-
-
-# --- shards -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> Path:
-    folder = write_shards(tmp_path / "LlamaGen-T2I", hugging_face(gpt_weights()), 3)
-    write_sizes(folder / "config.json", num_attention_heads=4, input_type="t2i")
-    write_trained(tmp_path / "vq_ds16_t2i.pt", vq_weights(64))
-    return folder
-
-
-@pytest.mark.parametrize("index", [True, False])
-def test_a_missing_shard_is_named(shards: Path, index: bool) -> None:
-    if not index:
-        (shards / "model.safetensors.index.json").unlink()
-    assert find_model(shards).manifest.target.n_layer == 2
-    (shards / "model-00002-of-00003.safetensors").unlink()
-    assert "lacks model-00002-of-00003.safetensors of the 3 files" in refused(shards)
-    assert "model-00002-of-00003.safetensors" in check(shards).parts[0].detail
-
-
-def test_a_shard_of_another_checkpoint_is_found_by_the_index(shards: Path) -> None:
-    name = "model-00002-of-00003.safetensors"
-    save_file({"something": torch.zeros(3)}, shards / name)
-    text = refused(shards)
-    assert name in text and "the folder's index says" in text
-
-
-@pytest.mark.parametrize("kept", [0, 30, 0.5, 0.999])
-def test_a_truncated_shard_is_named(shards: Path, kept: float) -> None:
-    path = shards / "model-00003-of-00003.safetensors"
-    whole = path.read_bytes()
-    path.write_bytes(whole[: kept if isinstance(kept, int) else int(len(whole) * kept)])
-    text = refused(shards)
-    assert path.name in text and "truncated" in text
-
-
-def test_a_broken_index(shards: Path) -> None:
-    (shards / "model.safetensors.index.json").write_text('{"weight_map": 3}')
-    assert "cannot be read as an index of shards" in refused(shards)
-
-
-def test_a_git_lfs_pointer_is_not_weights(texts: Path) -> None:
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 99\n"
-    (texts / "t2i_tiny_stage1_256.pt").write_text(pointer)
-    assert "git lfs pull" in refused(texts)
-
-
-def test_a_small_checkpoint_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pickle is loaded whole each time, so that blocks of a few KB would take seconds."""
-    checkpoint = open_checkpoint(write_trained(tmp_path / "c2i_tiny.pt", gpt_weights(classes=7)))
-    monkeypatch.setattr(torch, "load", lambda *given, **named: pytest.fail("it is loaded again"))
-    for _ in range(2):
-        for key in checkpoint:
-            assert checkpoint.read(key).numel()

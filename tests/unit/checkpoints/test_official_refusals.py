@@ -6,10 +6,11 @@ import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support.official import (
     Hostile,
     add_drafter,
@@ -30,15 +31,181 @@ from torch import Tensor
 
 import lantern_accel
 from lantern_accel.checkpoints.weights import open_checkpoint
-from lantern_accel.errors import CheckpointError, ModelError
+from lantern_accel.errors import CheckpointError, LanternError, ModelError
 from lantern_accel.families.base import Found
 from lantern_accel.models.check import check
 from lantern_accel.models.locate import find_model, named_parts
 
+#: What is done to a folder that is as it should be.
+Change = Callable[[Path], object]
+GPT, SIZES = "t2i_tiny_stage1_256.pt", "t2i_tiny_stage1_256.json"
+INDEX, SHARD = "model.safetensors.index.json", "model-00002-of-00003.safetensors"
+
+
+def classes(name: str) -> Callable[[Path], Path]:
+    """Return what writes a model of classes of an unpublished size, alone and without a configuration."""
+    return lambda folder: write_trained(folder / name, gpt_weights(classes=5))
+
+
+def sharded(index: bool) -> Callable[[Path], Path]:
+    """Return what writes a folder of three shards, its image tokenizer next to it."""
+
+    def write(folder: Path) -> Path:
+        made = write_shards(folder / "LlamaGen", hugging_face(gpt_weights()), 3, index=index)
+        write_sizes(made / "config.json", num_attention_heads=4, input_type="t2i")
+        write_trained(folder / "vq_ds16_t2i.pt", vq_weights(64))
+        return made
+
+    return write
+
+
+BASES = {
+    "text": text_folder, "c2i": classes("c2i_256.pt"), "model": classes("model.pt"),
+    "index": sharded(True), "shards": sharded(False),
+}  # fmt: skip
+
+
+def said(name: str, **sizes: Any) -> Change:
+    """Let a configuration say these sizes."""
+    return lambda path: write_sizes((path if path.is_dir() else path.parent) / name, **sizes)
+
+
+def weights(edit: Callable[[dict[str, Tensor]], object], name: str = GPT) -> Change:
+    """Let the model, or another file, hold other weights."""
+
+    def change(folder: Path) -> None:
+        edit(state := gpt_weights())
+        write_trained(folder / name, state)
+
+    return change
+
+
+def drafted(changes: dict[str, Any], kind: str = "t2i", **sizes: int) -> Change:
+    """Add LANTERN's drafter with other values in its configuration; None: left out."""
+
+    def change(folder: Path) -> None:
+        config = drafter_config(kind, **sizes) | changes
+        config = {name: value for name, value in config.items() if value is not None}
+        add_drafter(folder, kind, **sizes).joinpath("config.json").write_text(json.dumps(config))
+
+    return change
+
+
+def listed(content: object) -> Change:
+    """Let the index of shards hold this."""
+    return lambda folder: (folder / INDEX).write_text(json.dumps({"weight_map": content}))
+
+
+def cut(share: float) -> Change:
+    """Let a shard end after a share of its bytes, or after so many bytes."""
+
+    def change(folder: Path) -> None:
+        whole = (folder / SHARD).read_bytes()
+        (folder / SHARD).write_bytes(whole[: int(share if share > 1 else len(whole) * share)])
+
+    return change
+
+
+def as_bin(folder: Path) -> None:
+    """Write the shards in the other format, and next to them a whole model."""
+    for path in folder.glob("*.safetensors"):
+        name = path.name.replace("model", "pytorch_model").replace("safetensors", "bin")
+        torch.save(load_file(path), folder / name)
+        path.unlink()
+    torch.save(hugging_face(gpt_weights(seed=5)), folder / "pytorch_model.bin")
+
+
+def stray(folder: Path) -> None:
+    save_file(hugging_face(gpt_weights(seed=5)), folder / "model.safetensors")
+
+
+NO_FILE = ("which is not a file in its folder",)
+NO_CONFIG = ("no config.json with num_attention_heads and input_type",)
+WRONG_SIZE = ("which is not an integer above 0",)
+#: The folder, what is wrong with it, and what the sentence says of it.
+FOLDERS: list[tuple[str, str, Change, tuple[str, ...]]] = [
+    ("text", "a drafter of other sizes", drafted({}, dim=64, vocab=128),
+     ("dim is 64", "model's 32", "vocab_size is 128", "--use drafter=none")),
+    ("text", "a drafter of stage 2", drafted({}, "t2i2"), ("its grid is 32 and the model's 16",)),
+    ("text", "a drafter of classes", drafted({}, "c2i"), ("its grid is 24 and the model's 16",)),
+    ("text", "a drafter without heads", drafted({"num_attention_heads": None}), NO_CONFIG),
+    ("text", "a drafter without a type", drafted({"input_type": None}), NO_CONFIG),
+    ("text", "a drafter's width", drafted({"hidden_size": 1280}),
+     ("hidden_size 32 by its shapes, but its configuration says 1280",)),
+    ("text", "a drafter's heads", drafted({"num_attention_heads": 5}),
+     ("dim 32 must be n_head 5 times",)),
+    ("text", "a drafter's eps", drafted({"rms_norm_eps": "small"}), ("rms_norm_eps 'small'",)),
+    ("text", "another codebook", lambda at: write_trained(at / "vq_ds16_t2i.pt", vq_weights(48)),
+     ("another codebook: it has 48 codes", "samples from 64")),
+    ("text", "two models", weights(dict.copy, "t2i_tiny_stage2_512.pt"), ("holds 2 models", "--model")),
+    ("text", "width", said(SIZES, n_head=4, dim=64),
+     ("dim 32 by its shapes, but its configuration says 64",)),
+    ("text", "heads in words", said(SIZES, n_head="many"), WRONG_SIZE),
+    ("text", "no heads", said(SIZES, n_head=0), WRONG_SIZE),
+    ("text", "a list", said(SIZES, n_head=4, block_size=[16]), WRONG_SIZE),
+    ("text", "a pointer", lambda at: (at / GPT).write_text("version https://git-lfs.github.com"),
+     ("git lfs pull",)),
+    ("text", "no head", weights(lambda w: w.pop("output.weight")), ("lacks output.weight",)),
+    ("text", "no condition", weights(lambda w: w.pop("cls_embedding.uncond_embedding")),
+     ("lacks cls_embedding",)),
+    ("text", "no output", weights(lambda w: w.pop("layers.1.attention.wo.weight")),
+     ("1 key is missing", "'layers.1.attention.wo.weight'")),
+    ("text", "no w1", weights(lambda w: w.pop("layers.0.feed_forward.w1.weight")),
+     ("lacks layers.0.feed_forward.w1.weight",)),
+    ("text", "half a matrix", weights(lambda w: w.pop("layers.0.feed_forward.w3.weight")),
+     ("w13.weight", "w1.weight")),
+    ("text", "a bias", weights(lambda w: w.update({"layers.0.attention.bias": torch.zeros(32)})),
+     ("1 key is unknown", "'layers.0.attention.bias'")),
+    ("text", "another name", weights(lambda w: w.update({"norm.w": w.pop("norm.weight")})),
+     ("1 key is missing", "and 1 key is unknown", "of another architecture")),
+    ("text", "a shape", weights(lambda w: w.update({"output.weight": torch.zeros(15, 32)})),
+     (GPT, "output.weight", "[15, 32]", "[64, 32]")),
+    ("text", "whole numbers", weights(lambda w: w.update({"norm.weight": w["norm.weight"].long()})),
+     ("norm.weight holds int64",)),
+    ("c2i", "an unpublished size", lambda at: None, ("2 layers of width 32", "c2i_256.json", "n_head")),
+    ("c2i", "heads", said("c2i_256.json", n_head=5), ("multiple of 4",)),
+    ("model", "no resolution", said("model.json", n_head=4), ("256, 384 or 512 pixels",)),
+    ("model", "no square", said("model.json", n_head=4, block_size=60), ("60 is not a square",)),
+    *((base, "no shard", lambda at: (at / SHARD).unlink(), (f"lacks {SHARD} of the 3 files",))
+      for base in ("index", "shards")),
+    ("index", "another's shard", lambda at: save_file({"something": torch.zeros(3)}, at / SHARD),
+     (SHARD, "the folder's index says")),
+    *(("index", f"a shard cut at {at}", cut(at), (SHARD, "truncated")) for at in (0, 30, 0.5, 0.999)),
+    *(("index", f"{one!r} for a file", listed({"lm_head.weight": one}), NO_FILE)
+      for one in ("../secrets.bin", "/etc/passwd", "..", "")),
+    *(("index", f"{one} for a list", listed(one), ("cannot be read as an index of shards",))
+      for one in ({"lm_head.weight": 3}, [], "x", 3)),
+    ("index", "no shards", listed({}), ("lists no shards",)),
+    ("index", "a stray file", stray, (INDEX, "model.safetensors ", "which is the model's?")),
+    ("shards", "a stray file", stray,
+     ("model.safetensors;", "-00001-of-00003", "which is it?", "/LlamaGen/model.safetensors")),
+    ("shards", "a stray file of the other format", as_bin,
+     ("pytorch_model.bin;", "-00001-of-00003", "which is it?", "/LlamaGen/pytorch_model.bin")),
+    ("shards", "two sets", lambda at: write_shards(at, hugging_face(gpt_weights()), 2, index=False),
+     ("model-00001-of-00002.safetensors", "model-00001-of-00003.safetensors")),
+    ("shards", "another model", weights(dict.copy, "t2i_XL.pt"), ("holds 2 models", "t2i_XL.pt")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("base", "what", "change", "says"),
+    FOLDERS,
+    ids=[f"{base}-{what}" for base, what, *_ in FOLDERS],
+)
+def test_loading_and_checking_refuse_it_in_the_same_sentence(
+    base: str, what: str, change: Change, says: tuple[str, ...], tmp_path: Path
+) -> None:
+    change(path := BASES[base](tmp_path / "models") or tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        lantern_accel.load(path, device="cpu")
+    text = str(caught.value)
+    assert [one.detail for one in check(path).parts if one.state == "unusable"] == [text]
+    assert all(part in text for part in says) and "\n" not in text
+
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_pickle_that_wants_to_run_code(texts: Path, tmp_path: Path, plain: bool) -> None:
-    marker, path = tmp_path / "ran", texts / "t2i_tiny_stage1_256.pt"
+    marker, path = tmp_path / "ran", texts / GPT
     if plain:
         path.write_bytes(pickle.dumps({"model": Hostile(marker)}))
     else:
@@ -48,45 +215,18 @@ def test_a_pickle_that_wants_to_run_code(texts: Path, tmp_path: Path, plain: boo
     assert path.name in text and not marker.exists()
 
 
-def test_a_drafter_of_another_model_is_refused_with_all_sizes(texts: Path) -> None:
-    add_drafter(texts, dim=64, vocab=128)
-    text = refused(texts)
-    for part in ("dim is 64", "model's 32", "vocab_size is 128", "--use drafter=none"):
-        assert part in text
+def test_of_several_drafters_the_fitting_one_is_taken(texts: Path) -> None:
+    # The published code goes by the kind alone, whatever prefix its file says.
+    drafted({"cls_token_num": 120})(texts)
+    other = texts / "trained_drafters" / "llamagen2_drafter"
+    write_drafter(other, drafter_weights(), drafter_config("t2i2"))
+    found = find_model(texts)
+    assert found.files["drafter"].name == "llamagen_drafter"
+    assert found.manifest.drafter.prefix_length == 119
     assert find_model(texts, named_parts(drafter="none")).manifest.drafter is None
 
 
-@pytest.mark.parametrize(("kind", "side"), [("t2i2", 32), ("c2i", 24)])
-def test_a_drafter_of_another_stage_is_refused(texts: Path, kind: str, side: int) -> None:
-    add_drafter(texts, kind)
-    text = refused(texts)
-    assert f"its grid is {side} and the model's 16" in text
-
-
-def test_the_fitting_one_of_two_drafters_is_taken(texts: Path) -> None:
-    add_drafter(texts, "t2i")
-    other = texts / "trained_drafters" / "llamagen2_drafter"
-    write_drafter(other, drafter_weights(), drafter_config("t2i2"))
-    assert find_model(texts).files["drafter"].name == "llamagen_drafter"
-
-
-@pytest.mark.parametrize("missing", ["num_attention_heads", "input_type"])
-def test_a_drafter_without_its_configuration(texts: Path, missing: str) -> None:
-    folder = add_drafter(texts)
-    config = drafter_config("t2i")
-    del config[missing]
-    (folder / "config.json").write_text(json.dumps(config))
-    assert "no config.json with num_attention_heads and input_type" in refused(texts)
-
-
-def test_a_drafter_whose_configuration_is_of_another(texts: Path) -> None:
-    folder = add_drafter(texts)
-    (folder / "config.json").write_text(json.dumps(drafter_config("t2i", dim=1280)))
-    assert "hidden_size 32 by its shapes, but its configuration says 1280" in refused(texts)
-
-
 def test_a_drafter_that_was_trained_here_is_taken_where_it_fits(tmp_path: Path) -> None:
-    import lantern_accel
     from lantern_accel.models.bundle import bundled_models, read_manifest
 
     bundled = bundled_models()["lantern-emoji"]
@@ -98,17 +238,12 @@ def test_a_drafter_that_was_trained_here_is_taken_where_it_fits(tmp_path: Path) 
     torch.save({"key": "", "codes": torch.zeros(2, 4)}, trained / "codes.pt")
     found = find_model("lantern-emoji", named_parts(drafter=trained))
     assert found.files["drafter"] == trained / "drafter.safetensors"
-    with (
-        lantern_accel.load("lantern-emoji", device="cpu", dtype="float32") as own,
-        lantern_accel.load(
-            "lantern-emoji", device="cpu", dtype="float32", drafter=trained
-        ) as other,
-    ):
-        assert own.model.drafter.config == other.model.drafter.config
-        for mine, theirs in zip(
-            own.model.drafter.parameters(), other.model.drafter.parameters(), strict=True
-        ):
-            assert torch.equal(mine, theirs)
+    read = []
+    for named in (None, trained):
+        with lantern_accel.load("lantern-emoji", device="cpu", drafter=named) as pipe:
+            assert pipe.model.drafter.config == config
+            read.append(list(pipe.model.drafter.parameters()))
+    assert all(torch.equal(*both) for both in zip(*read, strict=True))
     folder = text_folder(tmp_path / "pretrained_models")
     assert "is of another model: its dim is 256" in refused(folder, named_parts(drafter=trained))
     lantern = add_drafter(tmp_path / "other")
@@ -120,124 +255,36 @@ def test_a_drafter_that_was_trained_here_is_taken_where_it_fits(tmp_path: Path) 
     assert "drafter.json: grid" in refused(folder, named_parts(drafter=trained))
 
 
-def test_a_tokenizer_of_another_codebook(texts: Path) -> None:
-    write_trained(texts / "vq_ds16_t2i.pt", vq_weights(48))
-    text = refused(texts)
-    assert "another codebook: it has 48 codes" in text and "samples from 64" in text
-
-
 def test_a_file_that_is_not_the_part_it_was_named_as(texts: Path) -> None:
-    gpt = texts / "t2i_tiny_stage1_256.pt"
+    gpt = texts / GPT
     assert "not LlamaGen's image tokenizer (it is a GPT)" in refused(texts, named_parts(vq=gpt))
     assert "not a LANTERN drafter" in refused(texts, named_parts(drafter=gpt))
     assert "no T5 encoder" in refused(texts, named_parts(text_encoder=texts))
 
 
-def test_several_models_in_one_folder(texts: Path) -> None:
-    write_trained(texts / "t2i_tiny_stage2_512.pt", gpt_weights())
-    text = refused(texts)
-    assert "holds 2 models" in text and "name one: --model" in text
-
-
-def test_a_size_that_is_not_published(tmp_path: Path) -> None:
-    path = write_trained(tmp_path / "c2i_256.pt", gpt_weights(classes=5))
-    text = refused(path)
-    assert "2 layers of width 32" in text and "c2i_256.json" in text and "n_head" in text
-    write_sizes(tmp_path / "c2i_256.json", n_head=5)
-    assert "multiple of 4" in refused(path)
-
-
-def test_a_resolution_that_nothing_tells(tmp_path: Path) -> None:
-    path = write_trained(tmp_path / "model.pt", gpt_weights(classes=5))
-    write_sizes(tmp_path / "model.json", n_head=4)
-    assert "256, 384 or 512 pixels" in refused(path)
-    write_sizes(tmp_path / "model.json", n_head=4, block_size=60)
-    assert "60 is not a square" in refused(path)
-
-
 @pytest.mark.parametrize(
-    ("gone", "told"),
+    ("scale", "place", "says"),
     [
-        ("output.weight", "lacks output.weight"),
-        ("cls_embedding.uncond_embedding", "lacks cls_embedding"),
-        ("layers.1.attention.wo.weight", "1 key is missing"),
-        ("layers.0.feed_forward.w1.weight", "lacks layers.0.feed_forward.w1.weight"),
+        (1.0, float("nan"), "the file is damaged"),
+        (1.0, float("-inf"), "the file is damaged"),
+        (1e6, 1.0, "which float16 cannot hold"),
     ],
-)
-def test_a_part_of_the_checkpoint_is_absent(texts: Path, gone: str, told: str) -> None:
-    weights = gpt_weights()
-    del weights[gone]
-    write_trained(texts / "t2i_tiny_stage1_256.pt", weights)
-    report = check(texts)
-    assert not report.usable
-    assert told in report.parts[0].detail
-
-
-def test_a_configuration_that_is_not_of_the_weights(texts: Path) -> None:
-    config = texts / "t2i_tiny_stage1_256.json"
-    write_sizes(config, n_head=4, dim=64)
-    assert "dim 32 by its shapes, but its configuration says 64" in refused(texts)
-    for wrong in ({"n_head": "many"}, {"n_head": 0}, {"n_head": 4, "block_size": [16]}):
-        write_sizes(config, **wrong)
-        assert "which is not an integer above 0" in refused(texts)
-
-
-def test_a_drafters_configuration_that_is_wrong(texts: Path) -> None:
-    folder = add_drafter(texts)
-    config = drafter_config("t2i")
-    # The published code goes by the kind alone, whatever prefix its file says.
-    write_sizes(folder / "config.json", **config, cls_token_num=120)
-    assert find_model(texts).manifest.drafter.prefix_length == 119
-    write_sizes(folder / "config.json", **{**config, "num_attention_heads": 5})
-    assert "dim 32 must be n_head 5 times" in refused(texts)
-    write_sizes(folder / "config.json", **{**config, "rms_norm_eps": "small"})
-    assert "rms_norm_eps 'small'" in refused(texts)
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda t: t.long(), "holds int64"),
-        (lambda t: t.index_fill(0, torch.tensor(3), float("nan")), "the file is damaged"),
-        (lambda t: t.index_fill(0, torch.tensor(3), float("-inf")), "the file is damaged"),
-        (lambda t: t * 1e6, "which float16 cannot hold"),
-    ],
-    ids=["whole", "nan", "inf", "large"],
 )
 def test_weights_that_are_no_numbers_for_the_device(
-    texts: Path, change: Callable[[Tensor], Tensor], told: str
+    texts: Path, scale: float, place: float, says: str
 ) -> None:
-    weights = gpt_weights()
-    weights["layers.1.attention.wo.weight"] = change(weights["layers.1.attention.wo.weight"])
-    write_trained(texts / "t2i_tiny_stage1_256.pt", weights)
-    with pytest.raises(CheckpointError, match=told) as caught:
+    key = "layers.1.attention.wo.weight"
+    weights(lambda w: w[key].mul_(scale).index_fill_(0, torch.tensor(3), place))(texts)
+    with pytest.raises(CheckpointError, match=says) as caught:
         lantern_accel.load(texts, device="cpu", dtype="float16")
-    assert "layers.1.attention.wo.weight" in str(caught.value)
-    if "int64" in told:
-        assert told in check(texts).parts[0].detail
-    if "float16" in told:
+    assert key in str(caught.value)
+    if "float16" in says:
         lantern_accel.load(texts, device="cpu", dtype="bfloat16").close()
-
-
-def test_an_index_that_names_no_files_of_its_folder(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "model", hugging_face(gpt_weights()), 2)
-    index = folder / "model.safetensors.index.json"
-    for name in ("../secrets.bin", "/etc/passwd", "..", ""):
-        index.write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
-        assert "which is not a file in its folder" in refused(folder)
-    for listed in ({"lm_head.weight": 3}, [], "x"):
-        index.write_text(json.dumps({"weight_map": listed}))
-        assert "cannot be read as an index" in refused(folder)
-    index.write_text(json.dumps({"weight_map": {}}))
-    assert "lists no shards" in refused(folder)
 
 
 def test_nothing_known_lies_there(tmp_path: Path) -> None:
     torch.save({"conv1.weight": torch.zeros(3)}, tmp_path / "resnet.pt")
-    told = refused(tmp_path)
-    assert (
-        "holds resnet.pt (conv1.weight, ...), which is not a model that this version knows;" in told
-    )
+    assert "holds resnet.pt (conv1.weight, ...), which is not a model" in refused(tmp_path)
     (tmp_path / "void").mkdir()
     assert "holds no weights; name a folder" in refused(tmp_path / "void")
     assert "there is no" in refused(tmp_path / "absent.pt")
@@ -245,6 +292,8 @@ def test_nothing_known_lies_there(tmp_path: Path) -> None:
     only = tmp_path / "only_vq"
     write_trained(only / "vq_ds16_c2i.pt", vq_weights(64))
     assert "vq_ds16_c2i.pt (vq)" in refused(only)
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        open_checkpoint(tmp_path / "void")
 
 
 def test_class_folders_take_no_text_encoder(tmp_path: Path) -> None:
@@ -253,10 +302,45 @@ def test_class_folders_take_no_text_encoder(tmp_path: Path) -> None:
     assert found.manifest.target.grid == 24
 
 
+CONTENTS: list[tuple[str, bytes | object, str]] = [
+    ("a page", b"<html>404</html>", "is not a PyTorch checkpoint"),
+    ("a word", b"hi", "is not a PyTorch checkpoint"),
+    ("an image", b"\x89PNG", "is not a PyTorch checkpoint"),
+    ("a list", [1, 2], "holds a list, not a state dict"),
+    ("other names", {3: torch.ones(2)}, "of the type int, not text"),
+]
+
+
+@pytest.mark.parametrize(("what", "content", "says"), CONTENTS)
+def test_another_kind_of_file_is_refused_without_torchs_advice(
+    what: str, content: bytes | object, says: str, tmp_path: Path
+) -> None:
+    if isinstance(content, bytes):
+        (tmp_path / "w.pt").write_bytes(content)
+    else:
+        torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(LanternError, match=says) as caught:
+        open_checkpoint(tmp_path / "w.pt")
+    assert "weights_only" not in str(caught.value)
+
+
+@pytest.mark.parametrize("share", [0, 5, 0.5, 0.99])
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_a_truncated_file_is_refused(suffix: str, share: float, tmp_path: Path) -> None:
+    path, state = tmp_path / f"w.{suffix}", gpt_weights()
+    if suffix == "pt":
+        torch.save(state, path)
+    else:
+        save_file(state, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share if share > 1 else len(whole) * share)])
+    with pytest.raises(CheckpointError, match=r"cannot be read as|is empty") as caught:
+        open_checkpoint(path)
+    assert path.name in str(caught.value) and "fetch it again" in str(caught.value)
+
+
 def test_a_folder_of_several_checkpoints_is_not_one(tmp_path: Path) -> None:
     for name in ("a", "b"):
         save_file({"x": torch.zeros(1)}, tmp_path / f"{name}.safetensors")
     with pytest.raises(CheckpointError, match=r"several checkpoints \(a.safetensors, b.safe"):
         open_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match="holds no weights"):
-        open_checkpoint((tmp_path / "empty").mkdir() or tmp_path / "empty")

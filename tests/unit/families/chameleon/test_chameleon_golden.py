@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from support.chameleon import drafter_recipes, target_recipes, write_hf, write_text_tokenizer
+from support.chameleon import drafter_recipes, write_hf, write_text_tokenizer
 from support.golden import golden, golden_metadata
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -16,10 +17,9 @@ import lantern_accel
 from lantern_accel.checkpoints.loading import fill
 from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
-from lantern_accel.families.chameleon.layouts import chameleon_vq_config
-from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
+from lantern_accel.families.chameleon.model import ChameleonGPT
 from lantern_accel.families.chameleon.text import ids_from_vocabulary, image_token_name
-from lantern_accel.families.image_tokenizer import picture_names
+from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.nn.vq import VQModel, chameleon_pixels_to_uint8, pixels_to_uint8
 
 #: Of all tokens; a model keeps the rows of codes alone.
@@ -29,35 +29,36 @@ IDS = json.loads(golden_metadata("chameleon_hf/io")["ids"])
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> ChameleonGPT:
-    """The recorded target, written to disk in shards and read by the public loader."""
-    folder = tmp_path_factory.mktemp("golden") / "hf"
+def pipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    """The recorded target, drafter-less, with its VQGAN and vocabulary: a folder like Anole's."""
+    folder = tmp_path_factory.mktemp("golden") / "anole"
     said = json.loads(golden_metadata("chameleon_hf/weights")["config"])
-    write_hf(folder, golden("chameleon_hf/weights"), said)
-    config = ChameleonConfig(
-        dim=said["hidden_size"],
-        n_layer=said["num_hidden_layers"],
-        n_head=said["num_attention_heads"],
-        ffn_dim=said["intermediate_size"],
-        token_count=said["vocab_size"],
-        norm_eps=said["rms_norm_eps"],
-        image_first=IDS["image_first"],
-        image_codes=IDS["image_last"] - IDS["image_first"] + 1,
-        height=4,
-        width=4,
-        prefix_length=12,
+    picture = {"vq_config": {"resolution": 64, "ch_mult": [1, 1, 1, 2, 2]}}
+    write_hf(folder, golden("chameleon_hf/weights"), {"model_type": "chameleon", **said, **picture})
+    torch.save(
+        {"state_dict": {**golden("chameleon_vq/weights"), "loss.logvar": torch.zeros(1)}},
+        folder / "vqgan.ckpt",
     )
-    checkpoint = open_checkpoint(folder)
-    model = ChameleonGPT(config)
-    fill(
-        model,
-        checkpoint,
-        target_recipes(checkpoint, config),
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        what="target",
-    )
-    return model.eval().requires_grad_(False)
+    names = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<image>": IDS["image_placeholder"]}
+    names.update({image_token_name(c): IDS["image_first"] + c for c in range(64)})
+    names.update({"<eoss>": IDS["eoi"], "<racm3:break>": IDS["boi"]})
+    names["<reserved08706>"] = IDS["eot_sep"]
+    names.update({f"tok{i}": i for i in range(72, 160)})
+    write_text_tokenizer(folder / "text_tokenizer.json", names)
+    with lantern_accel.load(folder, device="cpu", dtype="float32") as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def target(pipe: Pipeline) -> ChameleonGPT:
+    model: ChameleonGPT = pipe.model.target
+    return model
+
+
+@pytest.fixture(scope="module")
+def vq(pipe: Pipeline) -> VQModel:
+    model: VQModel = pipe.model.vq
+    return model
 
 
 def test_hidden_states_and_logits_of_a_line_of_text(target: ChameleonGPT) -> None:
@@ -100,16 +101,9 @@ def test_codes_are_the_recorded_tokens_less_four() -> None:
     names = {image_token_name(c): IDS["image_first"] + c for c in range(64)}
     others = {"<s>": 0, "<pad>": 1, "</s>": 2, "<eoss>": 68, "<racm3:break>": 69}
     ids = ids_from_vocabulary({**names, **others, "<reserved08706>": IDS["eot_sep"]})
-    for field, recorded in (
-        ("bos", "bos"),
-        ("pad", "pad"),
-        ("image_first", "image_first"),
-        ("image_end", "eoi"),
-        ("image_start", "boi"),
-        ("end_of_turn", "eot_sep"),
-    ):
-        assert getattr(ids, field) == IDS[recorded]
-    assert ids.image_codes == 64
+    assert (ids.bos, ids.pad, ids.image_first) == (IDS["bos"], IDS["pad"], IDS["image_first"])
+    assert (ids.image_end, ids.image_start) == (IDS["eoi"], IDS["boi"])
+    assert (ids.end_of_turn, ids.image_codes) == (IDS["eot_sep"], 64)
     codes = golden("chameleon_vq/io")["image_codes"].flatten(1)
     assert torch.equal(golden("chameleon_hf/io")["image_bpe"], (codes + ids.image_first).int())
 
@@ -142,51 +136,13 @@ def test_the_anole_drafter_predicts_the_recorded_features(tmp_path: Path) -> Non
     assert_close(out[seen], io["out_hidden"][seen], **CLOSE)
 
 
-@pytest.fixture(scope="module")
-def vq() -> VQModel:
-    said = golden_metadata("chameleon_vq/weights")
-    sizes = json.loads(said["ddconfig"])
-    config = chameleon_vq_config(
-        ch=sizes["ch"],
-        ch_mult=tuple(sizes["ch_mult"]),
-        num_res_blocks=sizes["num_res_blocks"],
-        z_channels=sizes["z_channels"],
-        codebook_size=int(said["n_embed"]),
-        codebook_dim=int(said["embed_dim"]),
-    )
-    model, weights = VQModel(config, attend=()), golden("chameleon_vq/weights")
-    model.load_state_dict({name: weights[key] for name, key in picture_names(weights).items()})
-    return model.eval().requires_grad_(False)
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recorded target, drafter-less, with its VQGAN and vocabulary: a folder like Anole's."""
-    folder = tmp_path_factory.mktemp("golden") / "anole"
-    said = json.loads(golden_metadata("chameleon_hf/weights")["config"])
-    picture = {"vq_config": {"resolution": 64, "ch_mult": [1, 1, 1, 2, 2]}}
-    write_hf(folder, golden("chameleon_hf/weights"), {"model_type": "chameleon", **said, **picture})
-    torch.save(
-        {"state_dict": {**golden("chameleon_vq/weights"), "loss.logvar": torch.zeros(1)}},
-        folder / "vqgan.ckpt",
-    )
-    names = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<image>": IDS["image_placeholder"]}
-    names.update({image_token_name(c): IDS["image_first"] + c for c in range(64)})
-    names.update({"<eoss>": IDS["eoi"], "<racm3:break>": IDS["boi"]})
-    names["<reserved08706>"] = IDS["eot_sep"]
-    names.update({f"tok{i}": i for i in range(72, 160)})
-    write_text_tokenizer(folder / "text_tokenizer.json", names)
-    return folder
-
-
-def test_the_public_loader_and_pipeline_give_the_recorded_picture(recorded: Path) -> None:
+def test_the_public_loader_and_pipeline_give_the_recorded_picture(pipe: Pipeline) -> None:
     io, vq_io = golden("chameleon_hf/io"), golden("chameleon_vq/io")
     prompt = " ".join(f"tok{i}" for i in io["prompt_ids"].tolist())
-    with lantern_accel.load(recorded, device="cpu", dtype="float32") as pipe:
-        done = pipe.generate(prompt, strategy="vanilla", temperature=0, cfg_scale=3.0)
-        assert torch.equal(done.tokens + IDS["image_first"], io["greedy_cfg3"])
-        assert done.images[0].size == (64, 64)
-        drawn = pipe.pixels(vq_io["codes"].flatten(1)).int()
+    done = pipe.generate(prompt, strategy="vanilla", temperature=0, cfg_scale=3.0)
+    assert torch.equal(done.tokens + IDS["image_first"], io["greedy_cfg3"])
+    assert done.images[0].size == (64, 64)
+    drawn = pipe.pixels(vq_io["codes"].flatten(1)).int()
     theirs = vq_io["pixels_uint8_hwc"].int()
     assert (drawn - theirs).abs().max() <= 1
     assert (drawn != theirs).float().mean() < 1e-3

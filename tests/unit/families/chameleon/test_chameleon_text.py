@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from support.chameleon import vocabulary, write_text_tokenizer
-from torch import Tensor
 
 from lantern_accel.errors import CheckpointError, RequestError
 from lantern_accel.families.chameleon.family import ChameleonText
 from lantern_accel.families.chameleon.layouts import chameleon_vq_config
 from lantern_accel.families.chameleon.manifest import ChameleonManifest, nearest_size
-from lantern_accel.families.chameleon.model import ChameleonConfig
+from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
 from lantern_accel.families.chameleon.text import (
     ChameleonIds,
     anole_image_only,
@@ -107,41 +106,24 @@ def test_prompts(tmp_path: Path) -> None:
         read_tokenizer(tmp_path / "broken.json")
 
 
-def lumina_stream(codes: Tensor, ids: ChameleonIds) -> list[int]:
-    """Return the token ids that Lumina writes for a picture of codes, int ``[rows, columns]``.
-
-    Start, sizes, rows that end in newlines, end of image, end of turn.
-    """
-    rows, columns = codes.shape
-    lines = [[*(ids.image_first + c for c in row), ids.newline] for row in codes.tolist()]
-    flat = [token for line in lines for token in line]
-    return [*manifest("lumina").start(rows, columns), *flat, ids.image_end, ids.end_of_turn]
-
-
 @pytest.mark.parametrize(("rows", "columns"), [(2, 2), (4, 2), (2, 6), (48, 48)])
-def test_luminas_stream_obeys_its_grammar(rows: int, columns: int) -> None:
-    codes = torch.randint(0, 8192, (rows, columns), generator=torch.Generator().manual_seed(rows))
-    stream = lumina_stream(codes, ChameleonIds())
-    assert stream[0] == 8197
-    assert stream[-2:] == [8196, 8710]
-    forced = 0
-    for n in range(3, len(stream) - 1):
-        allowed = official_grammar(stream[:n])
-        assert allowed is not None
-        assert stream[n] in allowed
-        forced += len(allowed) == 1
-    assert forced == rows + 1
-    assert len(stream) - 5 == rows * (columns + 1)
-    # The engine's tokens are what lies between the size tokens and the end.
+def test_a_target_allows_what_luminas_grammar_does(rows: int, columns: int) -> None:
     config = ChameleonConfig(
         dim=8, n_layer=1, n_head=2, ffn_dim=8, newline_id=8803, height=rows, width=columns
     )
-    assert config.num_tokens == rows * (columns + 1)
-    ids = config.token_ids()
-    body = [ids.index(t) for t in stream[3:-2]]
-    kept = torch.tensor(body).view(rows, columns + 1)
-    assert torch.equal(kept[:, :-1], codes)
-    assert (kept[:, -1] == config.newline).all()
+    ids, start = config.token_ids(), manifest("lumina").start(rows, columns)
+    with torch.device("meta"):
+        target = ChameleonGPT(config)
+    target.output.weight = torch.nn.Parameter(torch.empty(0))
+    grammar, written = target.allowed(), list(start)
+    assert grammar is not None and start[0] == 8197
+    for kind in grammar.kind.tolist():
+        allowed = [ids[code] for code in torch.nonzero(grammar.penalty[kind] == 0).flatten()]
+        assert allowed == official_grammar(written)
+        written.append(allowed[0])
+    # The end of the image, which is not generated, follows the last row.
+    assert official_grammar(written) == [8196]
+    assert len(written) - len(start) == config.num_tokens == rows * (columns + 1)
 
 
 def test_padding() -> None:

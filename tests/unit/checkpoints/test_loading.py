@@ -155,15 +155,6 @@ def test_a_strategy_that_needs_a_drafter_is_refused_before_weights_are_read(
         lantern_accel.generate(3, model=folder, device="cpu", strategy="lantern", k=5)
     with pytest.raises(StrategyError, match="no drafter"):
         lantern_accel.load(folder, device="cpu", strategy="eagle2")
-    command = [
-        "generate",
-        "3",
-        "--model",
-        str(folder),
-        "--device",
-        "cpu",
-        "--strategy",
-        "lantern++",
-    ]
+    command = ["generate", "3", "-m", str(folder), "-d", "cpu", "-s", "lantern++"]
     assert main([*command, "-o", str(tmp_path / "a.png")]) == 2
     assert "no drafter" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from lantern_accel.models.locate import find_model
 from lantern_accel.testing import CHECKS, kit, static, tiny
 
 PACKAGE = Path(__file__).parents[2] / "support" / "pebbles"
+OURS = ["llamagen", "emu3", "lumina2", "chameleon", "janus", "glm_image"]
 
 
 def register(folder: Path, name: str, point: str) -> None:
@@ -76,8 +78,7 @@ def beach(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_registers_and_is_recognised_by_its_files(beach: Path) -> None:
-    names = ["llamagen", "emu3", "lumina2", "chameleon", "janus", "glm_image", "pebbles"]
-    assert family_names() == names
+    assert family_names() == [*OURS, "pebbles"]
     assert broken_families() == {}
     assert load_plugins().broken == {}
     assert find_model(beach).manifest.family == "pebbles"
@@ -85,14 +86,18 @@ def test_it_registers_and_is_recognised_by_its_files(beach: Path) -> None:
     assert found.usable and [one.part for one in found.parts] == ["target", "drafter", "vq"]
 
 
-@pytest.mark.parametrize("strategy", ["vanilla", "eagle2", "lantern++"])
-def test_it_draws_rows_that_end_where_they_must(beach: Path, strategy: str) -> None:
-    options = {"model": str(beach), "device": "cpu", "dtype": "float32", "seed": 3, "k": 4}
-    if strategy != "lantern++":
-        options.pop("k")
-    tree = "dynamic:3,2,6" if strategy == "eagle2" else "0,1,00"
-    if strategy != "vanilla":
-        options["drafts"] = tree
+@pytest.mark.parametrize(
+    ("strategy", "asked"),
+    [
+        ("vanilla", {}),
+        ("eagle2", {"drafts": "dynamic:3,2,6"}),
+        ("lantern++", {"drafts": "0,1,00", "k": 4}),
+    ],
+)
+def test_it_generates_rows_that_end_where_they_must(
+    beach: Path, strategy: str, asked: dict[str, Any]
+) -> None:
+    options = {"model": str(beach), "device": "cpu", "dtype": "float32", "seed": 3, **asked}
     done = lantern_accel.generate(["red pebble", "wet pebble"], strategy=strategy, **options)
     assert [image.size for image in done.images] == [(16, 12), (16, 12)]
 
@@ -136,22 +141,8 @@ def test_it_is_profiled_and_reported(
     small_ceilings(monkeypatch)
     run, page = tmp_path / "run.json", tmp_path / "report.md"
     words = ["profile", "--model", str(beach), "--device", "cpu", "--quick", "-o", str(run)]
-    assert (
-        main(
-            [
-                *words,
-                "--strategy",
-                "vanilla",
-                "--samples",
-                "2",
-                "--seconds",
-                "0",
-                "--quality-images",
-                "2",
-            ]
-        )
-        == 0
-    )
+    words += ["--strategy", "vanilla", "--samples", "2", "--seconds", "0", "--quality-images", "2"]
+    assert main(words) == 0
     read = json.loads(run.read_text())
     assert read["settings"]["prompts"]["used"][0] == "grey pebble"
     assert read["cells"][0]["work"]["verify"]["flops"] > 0
@@ -189,14 +180,7 @@ def lantern_accel_families():
     register(site, "gone", "gone = gone_family")
     assert list(broken_families()) == ["gone"]
     assert says in broken_families()["gone"]
-    assert [one.name for one in families()] == [
-        "llamagen",
-        "emu3",
-        "lumina2",
-        "chameleon",
-        "janus",
-        "glm_image",
-    ]
+    assert [one.name for one in families()] == OURS
     with pytest.raises(ModelError, match="'gone' failed to load"):
         family("gone")
     assert open_backend("cpu").name == "cpu"

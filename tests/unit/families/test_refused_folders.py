@@ -30,6 +30,7 @@ from support.lumina2 import write_lumina2
 
 import lantern_accel
 from lantern_accel.errors import CheckpointError, LanternError, RequestError
+from lantern_accel.models.check import check
 
 #: What is done to a folder that is as it should be.
 Change = Callable[[Path], None]
@@ -376,7 +377,8 @@ def write(folder: Path, layout: str) -> Path:
     makers: dict[str, Callable[[Path], Path]] = {
         "lumina2": write_lumina2,
         "glm": write_glm_image,
-        "janus": write_janus,
+        **dict.fromkeys(("janus", "original"), write_janus),
+        "janus_hf": lambda folder: write_janus(folder, "hf"),
         "anole": lambda folder: write_anole(folder, layout="hf"),
     }
     return makers[layout](folder) if layout in makers else write_emu3(folder, layout)
@@ -385,6 +387,22 @@ def write(folder: Path, layout: str) -> Path:
 def usual(layout: str) -> dict[str, Any]:
     sizes = {"lumina2": {"size": (8, 8)}, "glm": {"size": (256, 256)}}
     return {"prompt": "a fox", "strategy": "vanilla", **sizes.get(layout, {})}
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "below"),
+    [
+        ("emu3", "official", ""), ("emu3", "hf", ""), ("emu3", "3.5", ""), ("janus", "original", ""),
+        ("janus", "janus_hf", ""), ("lumina2", "lumina2", ""), ("glm_image", "glm", ""),
+        ("glm_image", "glm", "vision_language_encoder"),
+    ],
+)  # fmt: skip
+def test_check_says_what_is_there(family: str, layout: str, below: str, tmp_path: Path) -> None:
+    report = check(write(tmp_path / "model", layout) / below)
+    assert report.family == family and report.usable
+    assert {one.part: one.state for one in report.parts} == {
+        "target": "found", "vq": "found", "text_tokenizer": "found", "drafter": "missing",
+    }  # fmt: skip
 
 
 def check_said(error: LanternError, kind: type[LanternError], field: str | None, part: str) -> None:

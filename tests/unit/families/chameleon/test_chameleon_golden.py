@@ -154,9 +154,6 @@ def test_decoding_codes_gives_the_official_pixels(vq: VQModel) -> None:
     pixels = vq.decode(io["codes"])
     assert_close(pixels, io["pixels"], **CLOSE)
     assert torch.equal(chameleon_pixels_to_uint8(io["pixels"]), io["pixels_uint8_hwc"])
-    ours, theirs = chameleon_pixels_to_uint8(pixels).int(), io["pixels_uint8_hwc"].int()
-    assert (ours - theirs).abs().max() <= 1
-    assert (ours != theirs).float().mean() < 1e-3
 
 
 def test_encoding_an_image_gives_the_official_codes(vq: VQModel) -> None:

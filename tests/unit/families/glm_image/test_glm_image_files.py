@@ -13,24 +13,10 @@ from support.glm_image import write_glm_image
 import lantern_accel
 from lantern_accel.errors import CheckpointError, LanternWarning, RequestError
 from lantern_accel.memory.plan import planner_for
-from lantern_accel.models.check import check
 from lantern_accel.models.locate import find_model
 from lantern_accel.strategy.values import Sampling
 
 NO_PICTURES = "there are no images, the result is the prior's tokens"
-
-
-def test_check_says_what_is_there(tmp_path: Path) -> None:
-    folder = write_glm_image(tmp_path / "GLM-Image")
-    for path in (folder, folder / "vision_language_encoder"):
-        report = check(path)
-        assert report.family == "glm_image" and report.usable
-        assert {one.part: one.state for one in report.parts} == {
-            "target": "found", "vq": "found", "text_tokenizer": "found", "drafter": "missing",
-        }  # fmt: skip
-        found = find_model(path)
-        assert found.manifest.name == "glm-image"
-        assert found.manifest.defaults.sampling == Sampling(temperature=0.9, top_p=0.75)
 
 
 def test_sampling_is_what_the_folder_asks_for(tmp_path: Path) -> None:
@@ -42,7 +28,9 @@ def test_sampling_is_what_the_folder_asks_for(tmp_path: Path) -> None:
         found = find_model(folder)
     assert found.manifest.defaults.sampling == Sampling(temperature=0.7, top_k=50)
     asked.unlink()
-    assert find_model(folder).manifest.defaults.sampling == Sampling(temperature=0.9, top_p=0.75)
+    found = find_model(folder / "vision_language_encoder")
+    assert found.manifest.name == "glm-image"
+    assert found.manifest.defaults.sampling == Sampling(temperature=0.9, top_p=0.75)
 
 
 def test_the_diffusion_half_without_the_prior(tmp_path: Path) -> None:

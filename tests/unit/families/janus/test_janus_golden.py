@@ -91,20 +91,11 @@ def test_prompts_are_the_official_ones(variant: Any) -> None:
         assert prompt_text(prompt["text"], variant) == prompt[name]
 
 
-def test_a_text_is_drawn_alike_by_all_strategies(tmp_path: Path) -> None:
+def test_a_text_of_the_other_generation_becomes_an_image(tmp_path: Path) -> None:
     folder = write_janus(tmp_path / "Janus-1.3B", "hf")
-    prompts = ["a red cube", " two cats,\nasleep "]
     with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
         assert pipe.model.manifest.variant == "1.3b"
-        assert pipe.model.text is not None
-        ids = pipe.model.text.prompts(prompts)  # type: ignore[attr-defined]
+        ids = pipe.model.text.prompts([" two cats,\nasleep "])  # type: ignore[union-attr]
         assert ids[0][0] == 118 and ids[0][-1] == 121 and 118 not in ids[0][1:]
-        drawn = {
-            name: pipe.generate(prompts, temperature=0, strategy=name, seed=1)
-            for name in ("vanilla", "scd", "sjd")
-        }
-        tokens = [one.tokens for one in drawn.values()]
-        assert all(torch.equal(tokens[0], other) for other in tokens[1:])
-        assert drawn["scd"].images[0].size == (12, 12)
-        for name in ("scd", "sjd"):
-            assert len(pipe.generate(prompts[0], strategy=name, seed=2).images) == 1
+        (image,) = pipe.generate("a red cube", strategy="sjd", seed=2).images
+        assert image.size == (12, 12)

@@ -20,10 +20,12 @@ from support.official import (
     write_trained,
 )
 from support.recorded import drafted_densely
+from torch.nn import functional as F
 from torch.testing import assert_close
 
 import lantern_accel
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.nn.vq import VQModel, pixels_to_uint8
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
 
@@ -55,11 +57,8 @@ def test_class_tokens(classes: Path, name: str, scale: float, interval: int) -> 
     with load(classes) as pipeline:
         result = pipeline.generate(
             io["class_ids"].tolist(),
-            strategy="vanilla",
-            temperature=0,
-            cfg_scale=scale,
-            cfg_interval=interval,
-        )
+            strategy="vanilla", temperature=0, cfg_scale=scale, cfg_interval=interval,
+        )  # fmt: skip
     assert torch.equal(result.tokens, io[name].long())
 
 
@@ -110,15 +109,8 @@ def test_lanterns_converted_layout_in_shards(tmp_path: Path) -> None:
     assert sorted(renamed) == json.loads(golden_metadata("llamagen_t2i/weights")["hf_keys"])
     root = tmp_path / "ckpts" / "llamagen"
     model = write_shards(root / "LlamaGen-T2I", renamed, 3)
-    write_sizes(
-        model / "config.json",
-        num_attention_heads=4,
-        hidden_size=64,
-        num_hidden_layers=3,
-        block_size=64,
-        input_type="t2i",
-        rms_norm_eps=1e-5,
-    )
+    sizes = {"num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 3, "block_size": 64}
+    write_sizes(model / "config.json", **sizes, input_type="t2i", rms_norm_eps=1e-5)
     write_trained(root / "vq_ds16_t2i.pt", vq_weights(128))
     file = t2i_features(tmp_path / "captions.safetensors", left=False)
     for path in (model, root):  # the model's folder, or the one above with a single model
@@ -141,10 +133,27 @@ def test_image_tokenizer(tmp_path: Path) -> None:
         assert vq.config.downsample == 16 and vq.config.codebook_size == codes
         assert torch.equal(vq.encode(io["image"]), io["image_codes"])
         assert_close(vq.encode_latents(io["image"]), io["enc_prequant"], **CLOSE)
-        assert_close(vq.decode(io["codes"].view(2, 4, 4)), io["pixels"], **CLOSE)
+        codes = io["codes"].view(2, 4, 4)
+        assert_close(vq.lookup(codes), io["zq"], rtol=0.0, atol=1e-6)
+        assert_close(vq.decode(codes), io["pixels"], **CLOSE)
         drawn = pipeline.pixels(io["codes"])
     near = (drawn.int() - io["pixels_uint8_hwc"].int()).abs()
     assert near.max() <= 1 and (near > 0).float().mean() < 1e-3
+    assert torch.equal(pixels_to_uint8(io["pixels"]), io["pixels_uint8_hwc"])
+    # The codebook is read on the sphere, although it is not stored there.
+    raw = vq.quantize.embedding.weight
+    assert (raw.norm(dim=-1) - 1).abs().max() > 0.1
+    assert_close(vq.codebook(), F.normalize(raw, dim=-1))
+    plain = VQModel(vq.config.model_copy(update={"l2_norm": False}))
+    plain.load_state_dict(vq.state_dict())
+    assert torch.equal(plain.codebook(), raw)
+    latents = io["enc_prequant"]
+    assert not torch.equal(plain.nearest_code(latents), vq.nearest_code(latents))
+
+
+def test_pixels_are_truncated_and_clamped() -> None:
+    pixels = torch.tensor([-2.0, -1.0, 0.0, 0.003, 1.0, 2.0]).view(1, 1, 1, 6).expand(1, 3, 1, 6)
+    assert pixels_to_uint8(pixels)[0, 0, :, 0].tolist() == [0, 0, 128, 128, 255, 255]
 
 
 def test_published_drafter(tmp_path: Path) -> None:
@@ -174,13 +183,8 @@ def lantern(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("ckpts") / "llamagen"
     target = golden("lantern/target")
     write_shards(root / "LlamaGen-T2I", hugging_face(target), 1)
-    config = {
-        "num_attention_heads": 4,
-        "block_size": 256,
-        "input_type": "t2i",
-        "rms_norm_eps": 1e-5,
-    }
-    write_sizes(root / "LlamaGen-T2I" / "config.json", **config)
+    sizes = {"num_attention_heads": 4, "block_size": 256, "input_type": "t2i", "rms_norm_eps": 1e-5}
+    write_sizes(root / "LlamaGen-T2I" / "config.json", **sizes)
     codebook = {"quantize.embedding.weight": golden("lantern/proximity")["codebook_raw"]}
     write_trained(root / "vq_ds16_t2i.pt", {**vq_weights(1024), **codebook})
     drafter = dict(golden("lantern/drafter"))
@@ -190,13 +194,9 @@ def lantern(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_drafter(root / "trained_drafters" / "llamagen_drafter", drafter, said)
     io = golden("lantern/target_io")
     for cap in ("cap0", "cap1"):
-        save_file(
-            {
-                "embeddings": io[f"{cap}.cond_left_padded"][None].contiguous(),
-                "mask": io[f"{cap}.mask_left"][None].contiguous(),
-            },
-            root / f"{cap}.safetensors",
-        )
+        features, mask = (io[f"{cap}.{name}"][None] for name in ("cond_left_padded", "mask_left"))
+        captions = {"embeddings": features.contiguous(), "mask": mask.contiguous()}
+        save_file(captions, root / f"{cap}.safetensors")
     return root
 
 

@@ -155,16 +155,7 @@ def test_pixels_are_the_recorded_ones_rounded_to_the_nearest(pipe: Any, size: st
 
 
 def test_halves_and_what_is_out_of_range() -> None:
-    rounded = {
-        -1.5: 0,
-        -1.0: 0,
-        0.0: 128,
-        1 / 255: 128,
-        2 / 255: 128,
-        3 / 255: 129,
-        1.0: 255,
-        9.0: 255,
-    }
+    rounded = {-1.5: 0, -1: 0, 0: 128, 1 / 255: 128, 2 / 255: 128, 3 / 255: 129, 1: 255, 9: 255}
     pixels = torch.tensor(list(rounded), dtype=torch.float64).view(1, 1, 1, -1)
     assert nearest_uint8(pixels).flatten().tolist() == list(rounded.values())
 

@@ -136,10 +136,10 @@ class _PickleFile(HeldFile):
         self._storages: dict[int, int] = {}
         first: int | None = None
         with suppress(RuntimeError):  # of a compressed file, and of the format before torch 1.6
-            content = self._unpickled(mapped=True)
+            content = self._unpickle(mapped=True)
             first = self._first_byte()
         if first is None:
-            content = self._unpickled(mapped=False)
+            content = self._unpickle(mapped=False)
         for key, tensor in self._state(content).items():
             if tensor.is_meta or tensor.layout != torch.strided:
                 held = "no numbers" if tensor.is_meta else "sparse numbers"
@@ -152,13 +152,13 @@ class _PickleFile(HeldFile):
             at = tensor.data_ptr() - first
             self.places[key] = (at, None if tensor.is_contiguous() else tensor.stride())
 
-    def _noted(self, storage: Storage, location: str) -> Storage:
+    def _note(self, storage: Storage, location: str) -> Storage:
         if storage.nbytes():
             self._storages[storage.data_ptr()] = storage.nbytes()
         return storage
 
-    def _unpickled(self, mapped: bool) -> object:
-        place = self._noted if mapped else "cpu"
+    def _unpickle(self, mapped: bool) -> object:
+        place = self._note if mapped else "cpu"
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the age of a pickle; the file is judged below
             return torch.load(self.path, map_location=place, weights_only=True, mmap=mapped)
@@ -359,7 +359,7 @@ class Checkpoint:
     def __iter__(self) -> Iterator[str]:
         return iter(self._home)
 
-    def unwrapped(self) -> Checkpoint:
+    def unwrap(self) -> Checkpoint:
         """Return this checkpoint with keys as the module within its wrappers has them."""
         names = bare_names(self)
         self._home = {bare: self._home[key] for bare, key in names.items()}
@@ -442,7 +442,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     run code are refused.
     """
     if not path.is_dir():
-        return Checkpoint(path, [_open_file(path)]).unwrapped()
+        return Checkpoint(path, [_open_file(path)]).unwrap()
     names, listed = shard_names(path)
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
@@ -459,7 +459,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
                 "again"
             )
     _tell_of_others(checkpoint, names)
-    return checkpoint.unwrapped()
+    return checkpoint.unwrap()
 
 
 def _tell_of_others(checkpoint: Checkpoint, names: list[str]) -> None:

@@ -54,12 +54,12 @@ class TokenFamily(Family[TokenManifestT]):
         return CAPTIONS
 
     @abstractmethod
-    def tiny_prompt(self, manifest: TokenManifestT, drawn: random.Random) -> list[int]:
+    def tiny_prompt(self, manifest: TokenManifestT, rng: random.Random) -> list[int]:
         """Return a prompt of random words and length for the tiny model."""
 
     def tiny_conditions(self, model: Model[TokenManifestT], count: int, seed: int) -> Conditions:
-        manifest, drawn = model.manifest, random.Random(seed)
-        prompts = [self.tiny_prompt(manifest, drawn) for _ in range(count)]
+        manifest, rng = model.manifest, random.Random(seed)
+        prompts = [self.tiny_prompt(manifest, rng) for _ in range(count)]
         ids, mask = left_pad(prompts, manifest.target.prefix_length, manifest.ids.pad)
         return Conditions(ids, mask, self.usual_shape(model))
 

@@ -39,7 +39,7 @@ def _check(spec: object) -> FamilySpec:
 
 
 @functools.cache
-def _loaded(spec: FamilySpec) -> Family | str:
+def _load(spec: FamilySpec) -> Family | str:
     """Import a family; return why it cannot be where it cannot."""
     try:
         made = pkgutil.resolve_name(spec.family)()
@@ -55,7 +55,7 @@ def _loaded(spec: FamilySpec) -> Family | str:
 def forget() -> None:
     """Forget every family, so that the next question finds what is installed then."""
     family_specs.cache_clear()
-    _loaded.cache_clear()
+    _load.cache_clear()
 
 
 def family_names() -> list[str]:
@@ -66,7 +66,7 @@ def family_names() -> list[str]:
 def families() -> Iterator[Family]:
     """Go through the families that load; :func:`broken_families` names the others."""
     for spec in family_specs().specs.values():
-        found = _loaded(spec)
+        found = _load(spec)
         if isinstance(found, Family):
             yield found
 
@@ -74,7 +74,7 @@ def families() -> Iterator[Family]:
 def broken_families() -> dict[str, str]:
     """Return why each family that is installed cannot be used, by its or its plug-in's name."""
     offers = family_specs()
-    reasons = {name: _loaded(spec) for name, spec in offers.specs.items()}
+    reasons = {name: _load(spec) for name, spec in offers.specs.items()}
     return {**offers.broken, **{k: v for k, v in reasons.items() if isinstance(v, str)}}
 
 
@@ -82,7 +82,7 @@ def family(name: str) -> Family:
     """Return a family by name; raises :class:`ModelError` where it is absent or broken."""
     offers = family_specs()
     known = name in offers.specs
-    found = _loaded(offers.specs[name]) if known else offers.broken.get(name)
+    found = _load(offers.specs[name]) if known else offers.broken.get(name)
     if found is None:
         raise ModelError(
             f"no model family {name!r} is installed{did_you_mean(name, family_names())}"

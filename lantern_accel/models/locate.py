@@ -118,10 +118,10 @@ def find_model(name: str | Path, parts: Parts | None = None, tell: Tell = log) -
     path = Path(name) if Path(name).exists() else Path(str(name).partition("=")[2] or name)
     named = (path, parts.vq, parts.drafter, parts.text)
     with named_kinds(place for place in named if place is not None):
-        return with_head(_found(name, parts, tell), parts)
+        return with_head(_find(name, parts, tell), parts)
 
 
-def _found(name: str | Path, parts: Parts, tell: Tell) -> Found:
+def _find(name: str | Path, parts: Parts, tell: Tell) -> Found:
     known = bundled_models()
     if str(name) in known:
         return folder_parts(known[str(name)], parts)
@@ -221,7 +221,7 @@ def find_official(path: Path, parts: Parts, asked: Iterable[Family] | None = Non
             return found
     if refused:
         raise refused[0]
-    held = _held(path)
+    held = _list_weights(path)
     if not held and (gguf := next(path.glob("*.gguf"), None)):
         raise quantized(gguf, "GGUF")
     what = "folder" if path.is_dir() else "file"
@@ -244,7 +244,7 @@ def _broken(failed: Mapping[str, str] | None = None) -> str:
     )
 
 
-def _held(path: Path) -> str:
+def _list_weights(path: Path) -> str:
     """Name the weights that lie at a path with their first keys; empty where there are none."""
     held = search([path], lambda checkpoint: ", ".join(list(checkpoint)[:2]))
     names = [

@@ -92,9 +92,9 @@ class ChameleonFamily(VQFamily[ChameleonManifest], TokenFamily[ChameleonManifest
             defaults=DEFAULTS["lumina"].within(target.vocab_size),
         )
 
-    def tiny_prompt(self, manifest: ChameleonManifest, drawn: random.Random) -> list[int]:
+    def tiny_prompt(self, manifest: ChameleonManifest, rng: random.Random) -> list[int]:
         ids, target = manifest.ids, manifest.target
-        words = [drawn.randrange(50, 64) for _ in range(drawn.randint(1, 3))]
+        words = [rng.randrange(50, 64) for _ in range(rng.randint(1, 3))]
         return [ids.bos, *words, ids.end_of_turn, *manifest.start(target.height, target.width)]
 
     def changes(

@@ -56,7 +56,7 @@ def said_of(weights: Path) -> dict[str, object]:
     return found
 
 
-def _said(config: dict[str, object]) -> dict[str, object]:
+def _read_sizes(config: dict[str, object]) -> dict[str, object]:
     """Return what a configuration says that shapes do not."""
     found, names = our_sizes(config), ("norm_eps", "rope_base", "swin_norm", "max_positions")
     return {name: found[name] for name in names if name in found}
@@ -80,7 +80,7 @@ def target_config(
     check_said(checkpoint.path, config, {n: sizes[n] for n in ("dim", "n_layer", "n_head")})
     return ChameleonConfig(
         **sizes,
-        **_said(config),
+        **_read_sizes(config),
         image_first=ids.image_first,
         image_codes=ids.image_codes,
         newline_id=ids.newline if newline else None,
@@ -103,7 +103,9 @@ def published_drafter(path: Path, target: ChameleonConfig) -> ChameleonDrafterCo
             f"the drafter {path} has {sizes['n_layer']} layers, only drafters of one layer are "
             f"supported; {OTHER_DRAFTER}"
         )
-    said = {name: value for name, value in _said(said_of(path)).items() if name != "max_positions"}
+    said = {
+        name: value for name, value in _read_sizes(said_of(path)).items() if name != "max_positions"
+    }
     shared = target.model_dump(include=SHARED)
     with explained(
         f"the config.json of the drafter {path}", "take it from where the drafter is from"
@@ -149,7 +151,7 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
     else:
         files["text_tokenizer"] = text
         ids = ids_from_vocabulary(read_vocabulary(text, _WHERE_TEXT))
-    vq_path = _picture_tokenizer(path, weights, checkpoint, parts)
+    vq_path = _image_tokenizer(path, weights, checkpoint, parts)
     vq = chameleon_vq_config(codebook_size=ids.image_codes)
     if vq_path is None:
         missing["vq"] = (
@@ -288,7 +290,7 @@ def _text_tokenizer(path: Path, parts: Parts) -> Path | None:
     return named or find_file(homes, "tokenizer.json")
 
 
-def _picture_tokenizer(path: Path, weights: Path, target: Checkpoint, parts: Parts) -> Path | None:
+def _image_tokenizer(path: Path, weights: Path, target: Checkpoint, parts: Parts) -> Path | None:
     """Return the file of the image tokenizer: given, near the model, or within its shards."""
     found = find_file(_homes(path) if parts.vq is None else _in(parts.vq), "vqgan.ckpt")
     if found is None and parts.vq is not None:

@@ -27,7 +27,7 @@ from lantern_accel.families.emu3.text import (
     SPECIALS,
     UNCONDITIONAL,
     Emu3Ids,
-    picture_start,
+    image_prefix,
     read_either,
 )
 from lantern_accel.families.image_tokenizer import VQFamily
@@ -55,12 +55,12 @@ class Emu3Text(PromptText[Emu3Manifest]):
 
     def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
         before, behind = PROMPTS[self.manifest.variant]
-        start = picture_start(rows, columns)
+        start = image_prefix(rows, columns)
         return [self.words(f"{before}{text}{behind}{start}") for text in texts]
 
     def unconditional(self, rows: int, columns: int) -> list[int]:
         """Return the ids in front of an image of a size without a prompt."""
-        return self.words(UNCONDITIONAL[self.manifest.variant] + picture_start(rows, columns))
+        return self.words(UNCONDITIONAL[self.manifest.variant] + image_prefix(rows, columns))
 
 
 class IBQ(VQModel):
@@ -70,7 +70,7 @@ class IBQ(VQModel):
         return torch.einsum("bdhw,vd->bhwv", latents, self.codebook()).argmax(dim=-1)
 
 
-class Drawing(MoVQ):
+class MoVQDecoder(MoVQ):
     """Emu3's tokenizer from a file without its encoder: it generates images and reads none."""
 
     def __init__(self, config: MoVQConfig) -> None:
@@ -101,7 +101,7 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
             return super().build(manifest, part, ops)
         if not isinstance(manifest.vq, MoVQConfig):
             return IBQ(manifest.vq)
-        return MoVQ(manifest.vq) if manifest.encodes else Drawing(manifest.vq)
+        return MoVQ(manifest.vq) if manifest.encodes else MoVQDecoder(manifest.vq)
 
     def names(self, part: str, checkpoint: Checkpoint, manifest: Emu3Manifest) -> dict[str, str]:
         named = super().names(part, checkpoint, manifest)
@@ -141,7 +141,7 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
         if isinstance(text, Emu3Text):
             context = text.unconditional(rows, columns)
         else:
-            context = [manifest.ids.bos, *self._sized(manifest, rows, columns)]
+            context = [manifest.ids.bos, *self._size_prefix(manifest, rows, columns)]
         return self.with_contexts(model, conditions, [context] * len(conditions.mask))
 
     def tiny(self) -> Emu3Manifest:
@@ -164,12 +164,12 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
             defaults=DEFAULTS["emu3"].within(40),
         )
 
-    def tiny_prompt(self, manifest: Emu3Manifest, drawn: random.Random) -> list[int]:
+    def tiny_prompt(self, manifest: Emu3Manifest, rng: random.Random) -> list[int]:
         ids, target = manifest.ids, manifest.target
-        words = [drawn.randrange(5) for _ in range(drawn.randint(2, 4))]
-        return [ids.bos, *words, *self._sized(manifest, target.height, target.width)]
+        words = [rng.randrange(5) for _ in range(rng.randint(2, 4))]
+        return [ids.bos, *words, *self._size_prefix(manifest, target.height, target.width)]
 
     @staticmethod
-    def _sized(manifest: Emu3Manifest, rows: int, columns: int) -> list[int]:
+    def _size_prefix(manifest: Emu3Manifest, rows: int, columns: int) -> list[int]:
         """Return what stands before an image of a model without words, its size as two ids."""
         return [manifest.ids.image_start, rows, columns, manifest.ids.image]

@@ -108,15 +108,15 @@ def detect(path: Path, parts: Parts) -> Found[Emu3Manifest] | None:
     if opened is None or not (ours or opened[1].startswith("transformers")):
         return None
     checkpoint, _ = opened
-    _check_draws(path, said)
+    _check_generates(path, said)
     manifest = manifest_of(checkpoint, said)
     found = Found(manifest, {"target": path}, parts)
-    _add_picture_tokenizer(found, folder, checkpoint, said)
+    _add_image_tokenizer(found, folder, checkpoint, said)
     _add_text(found, folder)
     return found
 
 
-def _check_draws(path: Path, said: Mapping[str, Any]) -> None:
+def _check_generates(path: Path, said: Mapping[str, Any]) -> None:
     """Raise :class:`CheckpointError` for the models of this family that are not Emu3-Gen."""
     text = said.get("text_config") or said
     for name, value, one, what in (
@@ -150,8 +150,8 @@ def manifest_of(checkpoint: Checkpoint, said: dict[str, Any]) -> Emu3Manifest:
         raise CheckpointError(f"{path} has biases of queries, which Emu3 has not; use Emu3-Gen")
     first = _first_code(said)
     codes = sizes["token_count"] - first
-    vq = _said_vq(said, codes, variant)
-    ids = _checked_ids(path, {**said, **given}, first)
+    vq = _vq_sizes(said, codes, variant)
+    ids = _check_ids(path, {**said, **given}, first)
     area = said.get("image_area") or GEN_AREA
     height, width = _usual_grid(variant, area, vq.downsample, sizes["max_positions"])
     with explained(path, "its configuration is not of these weights"):
@@ -189,7 +189,7 @@ def _first_code(said: Mapping[str, Any]) -> int:
     return int(end) + 1
 
 
-def _checked_ids(path: Path, said: Mapping[str, object], first: int) -> Emu3Ids:
+def _check_ids(path: Path, said: Mapping[str, object], first: int) -> Emu3Ids:
     with explained(f"the vocabulary of {path} has no place for Emu3's tokens", "use Emu3-Gen"):
         ids = Emu3Ids.before(first)
     by_order = ids.model_dump()
@@ -203,7 +203,7 @@ def _checked_ids(path: Path, said: Mapping[str, object], first: int) -> Emu3Ids:
     return ids
 
 
-def _said_vq(said: Mapping[str, Any], codes: int, variant: Variant) -> MoVQConfig | VQConfig:
+def _vq_sizes(said: Mapping[str, Any], codes: int, variant: Variant) -> MoVQConfig | VQConfig:
     """Return the image tokenizer's sizes: the configuration's in transformers' layout, or published."""
     if variant == "emu3.5":
         return VQConfig(
@@ -228,7 +228,7 @@ def _usual_grid(variant: Variant, area: int, pixels: int, positions: int) -> tup
 # --- other parts --------------------------------------------------------------------------------------
 
 
-def _add_picture_tokenizer(
+def _add_image_tokenizer(
     found: Found[Emu3Manifest], folder: Path, target: Checkpoint, said: Mapping[str, object]
 ) -> None:
     """Add the image tokenizer that was named, or lies near; else say what to get.
@@ -264,7 +264,7 @@ def _add_picture_tokenizer(
         vq = movq_sizes(checkpoint, names, whose)
     else:
         own = said if checkpoint is target else folder_json(path if path.is_dir() else path.parent)
-        vq = _said_vq(own, manifest.target.image_codes, variant)
+        vq = _vq_sizes(own, manifest.target.image_codes, variant)
     if vq.codebook_size != manifest.target.image_codes:
         raise CheckpointError(
             f"{path} is of another codebook: it has {vq.codebook_size} codes, the vocabulary of {folder} "
@@ -307,6 +307,6 @@ def published_manifest(entry: ModelEntry) -> Emu3Manifest:
         **entry.labels,
         variant=variant,
         target=target,
-        vq=_said_vq({}, target.image_codes, variant),
+        vq=_vq_sizes({}, target.image_codes, variant),
         defaults=DEFAULTS[variant],
     )

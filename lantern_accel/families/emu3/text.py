@@ -79,7 +79,7 @@ class Emu3Ids(TokenIds):
         return cls(first=first, **{name: first - back for name, back in BEFORE.items()})
 
 
-def picture_start(rows: int, columns: int) -> str:
+def image_prefix(rows: int, columns: int) -> str:
     """Return what stands between a prompt and the first code: the size in tokens, the height first."""
     return f"{FRAME[1]}{rows}*{columns}{FRAME[0]}"
 

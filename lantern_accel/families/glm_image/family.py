@@ -96,5 +96,5 @@ class GlmImageFamily(PromptedFamily[GlmImageManifest]):
             defaults=DEFAULTS.within(48),
         )
 
-    def tiny_prompt(self, manifest: GlmImageManifest, drawn: random.Random) -> list[int]:
-        return [drawn.randrange(50, 96) for _ in range(drawn.randint(2, 8))]
+    def tiny_prompt(self, manifest: GlmImageManifest, rng: random.Random) -> list[int]:
+        return [rng.randrange(50, 96) for _ in range(rng.randint(2, 8))]

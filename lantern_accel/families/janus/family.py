@@ -84,6 +84,6 @@ class JanusFamily(VQFamily[JanusManifest], PromptedFamily[JanusManifest]):
             defaults=DEFAULTS.within(target.vocab_size),
         )
 
-    def tiny_prompt(self, manifest: JanusManifest, drawn: random.Random) -> list[int]:
-        words = [drawn.randrange(36) for _ in range(drawn.randint(1, 6))]
+    def tiny_prompt(self, manifest: JanusManifest, rng: random.Random) -> list[int]:
+        words = [rng.randrange(36) for _ in range(rng.randint(1, 6))]
         return [manifest.ids.bos, *words, manifest.ids.image_start]

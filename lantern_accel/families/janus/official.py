@@ -118,7 +118,7 @@ def manifest_of(
     with explained(f"the parts of {path} are not of one model", "take them from one release"):
         return JanusManifest(
             name=path.absolute().name if path.is_dir() else path.stem,
-            ids=ids or JanusIds(**_said_ids(said)),
+            ids=ids or JanusIds(**_ids_of_config(said)),
             target=target,
             vq=vq,
             defaults=DEFAULTS.within(target.vocab_size),
@@ -155,7 +155,7 @@ def _grid(checkpoint: Checkpoint, said: dict[str, Any]) -> int:
     return side
 
 
-def _said_ids(said: dict[str, Any]) -> dict[str, int]:
+def _ids_of_config(said: dict[str, Any]) -> dict[str, int]:
     """Return the ids that a configuration says, where there is no tokenizer to say them."""
     text = said.get("text_config") or {}
     named = {"bos": text.get("bos_token_id"), "pad": text.get("pad_token_id")}

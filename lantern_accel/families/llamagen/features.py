@@ -74,7 +74,7 @@ class FeatureFile:
         if not mask.any(1).all():
             raise RequestError(f"{path}: a row of the mask has no token; every prompt needs one")
         self.path = path
-        self.features, self.mask = fit_prefix(*_aligned(path, features, mask), prefix)
+        self.features, self.mask = fit_prefix(*_align(path, features, mask), prefix)
 
     def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return the file's rows; raises :class:`RequestError` where it has another number of them."""
@@ -89,7 +89,7 @@ class FeatureFile:
         """Keep the rows: they are small."""
 
 
-def _aligned(path: Path, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _align(path: Path, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     ordered = mask.int()
     if bool((ordered.diff(dim=1) <= 0).all()):  # ones first
         return left_pad(features, mask)

@@ -317,7 +317,7 @@ def target_config(path: Path, entry: ModelEntry | None = None) -> LlamaGenConfig
     """
     checkpoint = open_checkpoint(path)
     named = keys.renamed(checkpoint, keys.LLAMA)
-    said, layers = _said(path, checkpoint), keys.layer_count(named)
+    said, layers = _read_sizes(path, checkpoint), keys.layer_count(named)
     (vocab, dim), _, (ffn, _) = (
         keys.matrix_shape(checkpoint, named, name)
         for name in ("tok_embeddings.weight", "output.weight", "layers.0.feed_forward.w1.weight")
@@ -355,7 +355,7 @@ def target_config(path: Path, entry: ModelEntry | None = None) -> LlamaGenConfig
         return LlamaGenConfig.model_validate(values)
 
 
-def _said(path: Path, checkpoint: Checkpoint) -> dict[str, object]:
+def _read_sizes(path: Path, checkpoint: Checkpoint) -> dict[str, object]:
     """Return what a configuration, or its trainer's arguments, say about the model, under our names."""
     alone = path.is_dir() or len(list(path.parent.glob(f"*{path.suffix}"))) <= 2
     layouts.check_kinds(path, checkpoint.info)

@@ -125,7 +125,7 @@ class T5Text:
 
     @torch.no_grad()
     def _encode(self, text: str) -> Tensor:
-        tokenizer, encoder = self._loaded()
+        tokenizer, encoder = self._load()
         size = len(tokenizer(text)["input_ids"])
         if size > self.prefix:
             warnings.warn(
@@ -150,7 +150,7 @@ class T5Text:
         kept: Tensor = out[0, :valid].to("cpu").contiguous()
         return kept.clone()
 
-    def _loaded(self) -> tuple[PreTrainedTokenizerBase, nn.Module]:
+    def _load(self) -> tuple[PreTrainedTokenizerBase, nn.Module]:
         try:
             transformers = importlib.import_module("transformers")
         except ImportError:

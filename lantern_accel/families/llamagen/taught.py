@@ -36,7 +36,7 @@ class Taught:
             for word in {*name.split(), *tags.split(",")} - {""}:
                 self._meaning.setdefault(word, []).append(name)
 
-    def spelled(self, prompt: str) -> str:
+    def name_emoji(self, prompt: str) -> str:
         """Return the prompt with each known emoji replaced by its name."""
         if prompt.isascii():
             return prompt

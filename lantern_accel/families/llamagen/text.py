@@ -122,7 +122,7 @@ class WordText:
         self.taught = taught
 
     def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        prompts = [self.taught.spelled(prompt) for prompt in prompts]
+        prompts = [self.taught.name_emoji(prompt) for prompt in prompts]
         words, mask = tokenize(self.tokenizer, prompts, self.encoder.config)
         self.taught.warn(prompts)
         features: Tensor = self.encoder(words, mask)

@@ -74,7 +74,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
         files["text_tokenizer"] = text
     first = first_token(folder_json(home, _TOKENIZER[1])) if not absent else _USUAL_FIRST
     ids = ids_from_vocabulary(known or named, first) if known or named else Lumina2Ids()
-    vq, vq_path = MoVQConfig(codebook_size=ids.image_codes), _picture_decoder(folder, parts)
+    vq, vq_path = MoVQConfig(codebook_size=ids.image_codes), _image_decoder(folder, parts)
     if vq_path is None:
         missing["vq"] = (
             f"an image decoder: put {_WHERE_VQ} into {folder}, or name it with --use vq=PATH"
@@ -121,7 +121,7 @@ def _target(checkpoint: Checkpoint, said: dict[str, object], ids: Lumina2Ids) ->
     return Lumina2Config(**{**sizes, "height": side, "width": side})
 
 
-def _picture_decoder(folder: Path, parts: Parts) -> Path | None:
+def _image_decoder(folder: Path, parts: Parts) -> Path | None:
     """Return the file of the image decoder: the one that was given, or one near the model."""
     given = parts.vq
     if given is not None and given.is_file():

@@ -199,12 +199,12 @@ def test_a_token_is_never_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_family_that_this_build_lacks_is_told_before_anything_is_fetched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = registry._loaded
+    real = registry._load
 
     def loaded(spec: FamilySpec) -> Family | str:
         return "ImportError: gone" if spec.name == "chameleon" else real(spec)
 
-    monkeypatch.setattr(registry, "_loaded", loaded)
+    monkeypatch.setattr(registry, "_load", loaded)
     with pytest.raises(ModelError, match=r"unknown model 'anole-7b'.*'chameleon' could not.*gone"):
         find_model("anole-7b")
     with pytest.raises(ModelError, match="'chameleon' failed to load: ImportError: gone"):

@@ -91,10 +91,10 @@ def test_a_text_encoder_on_the_card_runs_adapted_layers(
 ) -> None:
     device, dtype = torch.device("cpu"), torch.float32
     plain = T5Text(tmp_path, 12, device=device, dtype=dtype)
-    assert plain._loaded()[1](None) == "by transformers"
+    assert plain._load()[1](None) == "by transformers"
     backend = DeviceBackend(Bridge(Gaudi()))
     adapted = T5Text(tmp_path, 12, device=device, dtype=dtype, adapt=backend.text_encoder)
-    assert adapted._loaded()[1](None) == "by optimum-habana"
+    assert adapted._load()[1](None) == "by optimum-habana"
     assert capsys.readouterr().out == "", "it prints, and --json is printed there"
 
 

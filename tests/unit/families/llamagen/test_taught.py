@@ -57,7 +57,7 @@ def test_near_names_are_near_in_meaning_or_spelling(taught, word, near, far):
     ],
 )
 def test_an_emoji_is_its_name(taught, prompt, spelled):
-    assert taught.spelled(prompt).strip() == spelled
+    assert taught.name_emoji(prompt).strip() == spelled
 
 
 def test_only_words_that_the_model_reads_are_looked_up(taught):
@@ -70,7 +70,7 @@ def test_a_model_without_lists_warns_of_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         taught.warn(["zyzzyva"])
-    assert taught.spelled("❤️") == "❤"
+    assert taught.name_emoji("❤️") == "❤"
 
 
 def test_an_emoji_gives_the_image_of_its_name_and_python_warns():

@@ -132,34 +132,22 @@ def test_quantized_weights_and_adapters_are_refused_by_name(
     assert ("merge" if "LoRA" in kind else "--weights int8") in text
 
 
-#: What makes a file or folder of a whole model one that is refused, and what the error names.
+def halves(pattern: str, *names: str) -> State:
+    return {pattern.format(name): torch.ones(2, 2) for name in names}
+
+
+#: What makes a whole model's file one that is refused, and what the error names.
 OTHERS: dict[str, tuple[Callable[[State], State], str]] = {
-    "peft": (
-        lambda s: {f"base_model.model.{key}": value for key, value in s.items()},
-        "base_model",
-    ),
+    "peft": (lambda s: {f"base_model.model.{key}": value for key, value in s.items()}, "base_model"),
     "adapter alone": (
-        lambda s: {
-            f"base_model.model.layers.0.attention.wo.lora_{half}.weight": torch.ones(2, 2)
-            for half in "AB"
-        },
-        "LoRA",
+        lambda s: halves("base_model.model.layers.0.attention.wo.lora_{}.weight", *"AB"), "LoRA"
     ),
+    "diffusers' adapter": (lambda s: halves("layers.0.wo.lora.{}.weight", "up", "down"), "LoRA"),
     **{
-        kind: (lambda s, end=end: {**s, f"layers.0.attention.wo.{end}": torch.ones(2, 2)}, end)
-        for kind, end in {
-            "LoHa": "hada_w1_a",
-            "LoKr": "lokr_w2",
-            "IA3": "ia3_l",
-            "VeRA": "vera_lambda_b",
-            "OFT": "oft_r",
-        }.items()
+        end: (lambda s, end=end: s | halves("layers.0.attention.wo.{}", end), end)
+        for end in ("hada_w1_a", "lokr_w2", "ia3_l", "vera_lambda_b", "oft_r")
     },
-    "diffusers' adapter": (
-        lambda s: {f"layers.0.wo.lora.{half}.weight": torch.ones(2, 2) for half in ("up", "down")},
-        "LoRA",
-    ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", OTHERS)
@@ -185,20 +173,14 @@ def test_a_configuration_names_the_quantization_where_keys_do_not(tmp_path: Path
 
 
 #: Keys that only end like those of quantized weights or adapters, next to a whole model.
-STRAYS: dict[str, Tensor] = {
-    "vision_model.head.weight_scale": torch.ones(3),
-    "vision_model.head.SCB": torch.ones(3),
-    "vision_model.lora_A": torch.ones(3),
-    "vision_model.absmax": torch.ones(3),
-    "vision_model.codes": torch.ones(3, dtype=torch.uint8),
-    "vision_model.head.qweight": torch.ones(3, dtype=torch.int32),
-}
+STRAYS = dict.fromkeys(("head.weight_scale", "head.SCB", "lora_A", "absmax"), torch.float32)
+STRAYS |= {"codes": torch.uint8, "head.qweight": torch.int32}
 
 
 @pytest.mark.parametrize("key", STRAYS)
 def test_a_whole_model_with_a_key_that_ends_like_one_is_loaded(tmp_path: Path, key: str) -> None:
     folder = write_janus(tmp_path / "model") or tmp_path / "model"
-    edit(folder / MODEL, lambda state: {**state, key: STRAYS[key]})
+    edit(folder / MODEL, lambda s: {**s, f"vision_model.{key}": torch.ones(3, dtype=STRAYS[key])})
     assert check(folder).usable
     lantern_accel.load(folder, device="cpu", options={"threads": 1}).close()
 

@@ -56,22 +56,16 @@ def test_a_release_is_called_by_its_folder_wherever_in_it_a_path_points(tmp_path
         assert {"vq", "text_tokenizer", "drafter"} <= set(what.files)
 
 
-def test_anole_in_hugging_faces_layout(tmp_path: Path) -> None:
-    _, manifest = found(write_anole(tmp_path / "Anole-7b-v0.1-hf", layout="hf", side=6))
-    assert manifest.variant == "anole"
-    assert (manifest.target.height, manifest.target.width) == (6, 6)
-    assert manifest.drafter is not None
-    assert manifest.drafter.bias
-
-
 def test_lanterns_folders_have_the_parts_beside_the_model(tmp_path: Path) -> None:
-    folder = write_anole(tmp_path / "anole" / "Anole-7b-v0.1-hf", layout="hf")
+    folder = write_anole(tmp_path / "anole" / "Anole-7b-v0.1-hf", layout="hf", side=6)
     home = folder.parent
     (home / "chameleon").mkdir()
     shutil.move(folder / "tokenizer", home / "chameleon" / "tokenizer")
     (home / "trained_drafters").mkdir()
     shutil.move(folder / "drafter", home / "trained_drafters" / "anole_drafter")
-    what, _ = found(folder)
+    what, manifest = found(folder)
+    assert (manifest.variant, manifest.target.height, manifest.target.width) == ("anole", 6, 6)
+    assert manifest.drafter is not None and manifest.drafter.bias
     assert what.files["vq"] == home / "chameleon" / "tokenizer" / "vqgan.ckpt"
     assert what.files["drafter"] == home / "trained_drafters" / "anole_drafter"
     assert not what.missing

@@ -137,22 +137,13 @@ def test_padding() -> None:
 
 def manifest(variant: str, side: int = 48, ids: ChameleonIds | None = None) -> ChameleonManifest:
     target = ChameleonConfig(
-        dim=8,
-        n_layer=1,
-        n_head=2,
-        ffn_dim=8,
+        dim=8, n_layer=1, n_head=2, ffn_dim=8, height=side, width=side,
         newline_id=8803 if variant == "lumina" else None,
-        height=side,
-        width=side,
-    )
+    )  # fmt: skip
     return ChameleonManifest(
-        name="m",
-        variant=variant,  # type: ignore[arg-type]
-        side=side,
-        ids=ids or ChameleonIds(),
-        target=target,
+        name="m", variant=variant, side=side, ids=ids or ChameleonIds(), target=target,  # type: ignore[arg-type]
         vq=chameleon_vq_config(),
-    )
+    )  # fmt: skip
 
 
 def test_picture_sizes() -> None:

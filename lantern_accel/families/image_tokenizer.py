@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -93,6 +94,17 @@ def movq_sizes(checkpoint: Checkpoint, names: Mapping[str, str], whose: str) -> 
 
 #: The first tensor of an encoder's level.
 _LEVEL = "encoder.conv_blocks.{}.res.0.conv1.weight"
+
+
+def check_codebook(
+    path: Path, vq: VQConfig | MoVQConfig, model: object, codes: int, whose: str
+) -> None:
+    """Raise :class:`CheckpointError` for an image tokenizer whose codes are not those of ``model``."""
+    if vq.codebook_size != codes:
+        raise CheckpointError(
+            f"{path} is of another codebook: it has {vq.codebook_size} codes, {model} has {codes}; name "
+            f"{whose} with --use vq=PATH"
+        )
 
 
 def _count(names: Mapping[str, str], pattern: str) -> int:

@@ -61,8 +61,21 @@ def check_norm(key: str, shape: tuple[int, ...], heads: int, head_dim: int) -> N
         )
 
 
+def code_changes(config: TrunkConfig, split: bool) -> list[keys.Change]:
+    """Return what becomes of queries, keys and their norms, and of the head, of which codes' rows stay.
+
+    ``split``: heads turn in pairs ``(i, i + d/2)``.
+    """
+    changes: list[keys.Change] = [(r"^output\.", keys.SomeRows(torch.tensor(config.token_ids())))]
+    changes += [keys.to_adjacent(config.head_dim)] if split else []
+    for part, heads in (("q_norm", config.n_head), ("k_norm", config.kv_heads)):
+        change = functools.partial(head_norm_rows, heads=heads, split=split)
+        changes.append((rf"\.{part}\.", change))
+    return changes
+
+
 def trunk_changes(checkpoint: Checkpoint, config: TrunkConfig) -> list[keys.Change]:
-    """Return what becomes of queries, keys and their norms, and of the head; nothing of our own files.
+    """Return :func:`code_changes` as a file's norms ask for; nothing for our own files.
 
     Raises :class:`CheckpointError` for another architecture, and for norms of several layouts.
     """
@@ -76,11 +89,7 @@ def trunk_changes(checkpoint: Checkpoint, config: TrunkConfig) -> list[keys.Chan
         )
     mark = checkpoint.shape(named[MARK])
     split = len(mark) == 2
-    changes: list[keys.Change] = [(r"^output\.", keys.SomeRows(torch.tensor(config.token_ids())))]
-    changes += [keys.to_adjacent(config.head_dim)] if split else []
     for part, heads in (("q_norm", config.n_head), ("k_norm", config.kv_heads)):
-        change = functools.partial(head_norm_rows, heads=heads, split=split)
-        changes.append((rf"\.{part}\.", change))
         for key in (key for name, key in named.items() if f".{part}." in name):
             shape = checkpoint.shape(key)
             check_norm(key, shape, heads, config.head_dim)
@@ -89,7 +98,7 @@ def trunk_changes(checkpoint: Checkpoint, config: TrunkConfig) -> list[keys.Chan
                     f"{key} has shape {list(shape)}, but {named[MARK]} {list(mark)}: their rotations "
                     "turn different pairs, so they are of two checkpoints; fetch both again"
                 )
-    return changes
+    return code_changes(config, split)
 
 
 def block_sizes(checkpoint: Checkpoint) -> dict[str, int]:

@@ -32,6 +32,7 @@ from lantern_accel.families.chameleon.layouts import (
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest, Variant
 from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.text import ChameleonIds, ids_from_vocabulary
+from lantern_accel.families.image_tokenizer import check_codebook
 from lantern_accel.families.keys import check_usual, layout_of, open_model
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import ask_for_name, entry_at, parts_of, published
@@ -162,11 +163,7 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
         vq = vq_config(open_checkpoint(vq_path))
         if text is None:  # how many image tokens there are, only the vocabulary says
             ids = ChameleonIds(image_codes=vq.codebook_size)
-        if vq.codebook_size != ids.image_codes:
-            raise CheckpointError(
-                f"{vq_path} is of another codebook: it has {vq.codebook_size} codes, the vocabulary of "
-                f"{path} {ids.image_codes}; name the right tokenizer with --use vq=PATH"
-            )
+        check_codebook(vq_path, vq, path, ids.image_codes, _WHERE_VQ)
     with explained(f"the parts of {path} are not of one model", "take them from one release"):
         target = target_config(checkpoint, config, ids, variant == "lumina", side)
         manifest = ChameleonManifest(

@@ -14,7 +14,7 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError
 from lantern_accel.families import keys
 from lantern_accel.families.base import Conditions, Model, Rows, check_two_way
-from lantern_accel.families.chameleon.layouts import head_norm_rows
+from lantern_accel.families.chameleon.layouts import code_changes
 from lantern_accel.families.chameleon.model import ChameleonGPT
 from lantern_accel.families.emu3 import official
 from lantern_accel.families.emu3.model import DEFAULTS, Emu3Config, Emu3Drafter, Emu3Manifest
@@ -118,17 +118,7 @@ class Emu3Family(VQFamily[Emu3Manifest], PromptedFamily[Emu3Manifest]):
             return ((kernel, lambda rows: rows.reshape(*rows.shape[:2], 1, 1)),)
         if part != "target":
             return ()
-        target = manifest.target
-        codes = torch.tensor(target.token_ids())
-        norms = (("q_norm", target.n_head), ("k_norm", target.kv_heads))
-        return (
-            keys.to_adjacent(target.head_dim),
-            (r"^output\.", keys.SomeRows(codes)),
-            *(
-                (rf"\.{name}\.", lambda rows, heads=heads: head_norm_rows(rows, heads, True))
-                for name, heads in norms
-            ),
-        )
+        return code_changes(manifest.target, split=True)
 
     def rows(self, model: Model[Emu3Manifest], conditions: Conditions, sampling: Sampling) -> Rows:
         """Return ``[cond; uncond]``: without a prompt there are its frame and the same size alone."""

@@ -27,7 +27,12 @@ from lantern_accel.families.emu3.text import (
     Variant,
     vision_tokens,
 )
-from lantern_accel.families.image_tokenizer import movq_sizes, picture_names, vq_sizes
+from lantern_accel.families.image_tokenizer import (
+    check_codebook,
+    movq_sizes,
+    picture_names,
+    vq_sizes,
+)
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.nn.movq import MoVQConfig
 from lantern_accel.nn.vq import VQConfig
@@ -265,11 +270,7 @@ def _add_image_tokenizer(
     else:
         own = said if checkpoint is target else folder_json(path if path.is_dir() else path.parent)
         vq = _vq_sizes(own, manifest.target.image_codes, variant)
-    if vq.codebook_size != manifest.target.image_codes:
-        raise CheckpointError(
-            f"{path} is of another codebook: it has {vq.codebook_size} codes, the vocabulary of {folder} "
-            f"{manifest.target.image_codes}; name {whose} with --use vq=PATH"
-        )
+    check_codebook(path, vq, folder, manifest.target.image_codes, whose)
     grid = _usual_grid(variant, manifest.area, vq.downsample, manifest.target.max_positions)
     sizes = manifest.target.model_copy(update={"height": grid[0], "width": grid[1]})
     encodes = "encoder.conv_in.weight" in names

@@ -19,7 +19,7 @@ from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
 from lantern_accel.families.base import Found, Parts
-from lantern_accel.families.image_tokenizer import vq_sizes
+from lantern_accel.families.image_tokenizer import check_codebook, vq_sizes
 from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import SHAPES, LlamaGenConfig, llamagen_config
@@ -124,10 +124,7 @@ def find_vq(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> None:
     fitting = [p for p, c in configs.items() if c.codebook_size == config.vocab_size]
     if not fitting:
         path, other = next(iter(configs.items()))
-        raise CheckpointError(
-            f"{path} is of another codebook: it has {other.codebook_size} codes, {name} samples from "
-            f"{config.vocab_size}; name the right tokenizer with --use vq=PATH"
-        )
+        check_codebook(path, other, name, config.vocab_size, "the right tokenizer")
     # A folder of the README has the tokenizers of both kinds of models, and one of 8 pixels a token.
     for preferred in (
         [p for p in fitting if configs[p].downsample == 16],

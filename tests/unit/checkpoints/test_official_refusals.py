@@ -136,7 +136,7 @@ FOLDERS: list[tuple[str, str, Change, tuple[str, ...]]] = [
      ("dim 32 must be n_head 5 times",)),
     ("text", "a drafter's eps", drafted({"rms_norm_eps": "small"}), ("rms_norm_eps 'small'",)),
     ("text", "another codebook", lambda at: write_trained(at / "vq_ds16_t2i.pt", vq_weights(48)),
-     ("another codebook: it has 48 codes", "samples from 64")),
+     ("another codebook: it has 48 codes", "has 64;")),
     ("text", "two models", weights(dict.copy, "t2i_tiny_stage2_512.pt"), ("holds 2 models", "--model")),
     ("text", "width", said(SIZES, n_head=4, dim=64),
      ("dim 32 by its shapes, but its configuration says 64",)),

@@ -320,17 +320,14 @@ def _foreign(path: Path) -> CheckpointError:
 def _callable_in(path: Path) -> str:
     """Return the first thing that a plain pickle would import, read without running it; "" if none."""
     strings: list[str] = []
-    try:
-        with path.open("rb") as stream:
-            for opcode, value, _ in pickletools.genops(stream):
-                if opcode.name == "GLOBAL":
-                    return str(value).replace(" ", ".")
-                if opcode.name == "STACK_GLOBAL":
-                    return ".".join(strings[-2:])
-                if isinstance(value, str):
-                    strings.append(value)
-    except Exception:  # not a pickle at all
-        return ""
+    with suppress(Exception), path.open("rb") as stream:  # it may be no pickle at all
+        for opcode, value, _ in pickletools.genops(stream):
+            if opcode.name == "GLOBAL":
+                return str(value).replace(" ", ".")
+            if opcode.name == "STACK_GLOBAL":
+                return ".".join(strings[-2:])
+            if isinstance(value, str):
+                strings.append(value)
     return ""
 
 
@@ -369,10 +366,7 @@ class Checkpoint:
     @property
     def info(self) -> dict[str, object]:
         """What the files say about themselves: safetensors metadata, a trainer's arguments."""
-        merged: dict[str, object] = {}
-        for file in self._files:
-            merged.update(file.info)
-        return merged
+        return {name: value for file in self._files for name, value in file.info.items()}
 
     def shape(self, key: str) -> tuple[int, ...]:
         """Return a tensor's shape without reading it; raises :class:`CheckpointError` if it is absent."""

@@ -34,7 +34,6 @@ from lantern_accel.families.keys import Change, Rule, recipes_of, renamed
 from lantern_accel.families.manifest import Manifest, ManifestT
 from lantern_accel.families.published import ModelEntry, entries_in
 from lantern_accel.nn.drafter import EagleDrafter, EagleSizes
-from lantern_accel.nn.rotary import RotaryNetwork
 from lantern_accel.records import first_wrong
 from lantern_accel.strategy.values import Sampling
 
@@ -96,8 +95,7 @@ class TextSource(Protocol):
         ...
 
     def release(self) -> None:
-        """Free what encoding held: called where decoding needs its memory."""
-        ...
+        """Free what encoding held, if it is large: called where decoding needs its memory."""
 
 
 @dataclass
@@ -409,9 +407,7 @@ class Family(ABC, Generic[ManifestT]):
         sizes = self.drafter_type.sizes.fitting(manifest.target)
         return manifest.model_copy(update={"drafter": sizes})
 
-    def fresh_drafter(
-        self, target: RotaryNetwork, layers: int = 1, taps: Sequence[int] = ()
-    ) -> EagleDrafter:
+    def fresh_drafter(self, target: Any, layers: int = 1, taps: Sequence[int] = ()) -> EagleDrafter:
         """Return an untrained drafter of some blocks that fits a target, in float32.
 
         Its embedding is the target's and stays as it is. ``taps``: blocks of the target that it reads.

@@ -15,9 +15,6 @@ from lantern_accel.records import Frozen
 from lantern_accel.strategy.choose import ModelDefaults
 from lantern_accel.strategy.values import NeighbourSpace
 
-FORMAT: Literal[1] = 1
-
-
 #: A family's own manifest; any where none is named.
 ManifestT = TypeVar("ManifestT", bound="Manifest", default=Any)
 
@@ -29,7 +26,7 @@ class Manifest(Frozen):
     ``n_layer``, ``n_head`` and ``head_dim``.
     """
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     name: str
     family: str
     variant: str | None = Field(None, description="of a family that has several kinds of models")

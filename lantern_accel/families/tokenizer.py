@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.errors import CheckpointError, RequestError, shown
+from lantern_accel.families.base import TextSource
 from lantern_accel.families.controls import Controls
 from lantern_accel.families.manifest import TokenManifestT
 from lantern_accel.files import read_json_file, read_text_file
@@ -106,7 +107,7 @@ def check_vocabulary(tokenizer: Tokenizer, size: int, path: Path) -> None:
         )
 
 
-class PromptText(ABC, Generic[TokenManifestT]):
+class PromptText(TextSource, ABC, Generic[TokenManifestT]):
     """The tokenizer of one model: prompts to token ids; on the host, some megabytes."""
 
     #: What makes a tokenizer of a file.
@@ -149,6 +150,3 @@ class PromptText(ABC, Generic[TokenManifestT]):
         """Return ids ``[n, longest]``, left-padded, and their mask, for the default image size."""
         ids = self.ids(prompts, *self.manifest.grid(None))
         return left_pad(ids, max(len(row) for row in ids), self.manifest.ids.pad)
-
-    def release(self) -> None:
-        """Do nothing: there is nothing on the device."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.filesize import decimal
@@ -179,7 +179,5 @@ def show_licence(entry: ModelEntry, tell: Tell) -> None:
         return
     text = f"{entry.name} ({entry.repo}) is under {entry.licence}: {entry.licence_url}"
     tell(text)
-    try:
+    with suppress(OSError):
         write_whole(marker, text + "\n")
-    except OSError:
-        return

@@ -18,7 +18,6 @@ from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families import keys
 from lantern_accel.families.chameleon.model import TrunkConfig
-from lantern_accel.families.image_tokenizer import picture_names, vq_sizes
 from lantern_accel.nn.rotary import to_adjacent_pairs
 from lantern_accel.nn.vq import VQConfig
 
@@ -62,10 +61,7 @@ def check_norm(key: str, shape: tuple[int, ...], heads: int, head_dim: int) -> N
 
 
 def code_changes(config: TrunkConfig, split: bool) -> list[keys.Change]:
-    """Return what becomes of queries, keys and their norms, and of the head, of which codes' rows stay.
-
-    ``split``: heads turn in pairs ``(i, i + d/2)``.
-    """
+    """Return what becomes of queries, keys, norms and head; ``split``: pairs are ``(i, i + d/2)``."""
     changes: list[keys.Change] = [(r"^output\.", keys.SomeRows(torch.tensor(config.token_ids())))]
     changes += [keys.to_adjacent(config.head_dim)] if split else []
     for part, heads in (("q_norm", config.n_head), ("k_norm", config.kv_heads)):
@@ -111,9 +107,3 @@ def chameleon_vq_config(**changes: object) -> VQConfig:
     """Return the sizes of Meta's ``vqgan.ckpt`` (8192 codes of width 256), with changes."""
     sizes: dict[str, object] = {"codebook_size": 8192, "codebook_dim": 256, "l2_norm": False}
     return VQConfig.model_validate({**sizes, **changes})
-
-
-def vq_config(checkpoint: Checkpoint) -> VQConfig:
-    """Return the sizes of Chameleon's VQGAN, read off shapes."""
-    names = picture_names(checkpoint, VQ_PREFIX)
-    return vq_sizes(checkpoint, names, "Chameleon's VQGAN", attend=False, l2_norm=False)

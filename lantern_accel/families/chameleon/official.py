@@ -27,12 +27,11 @@ from lantern_accel.families.chameleon.layouts import (
     VQ_PREFIX,
     block_sizes,
     chameleon_vq_config,
-    vq_config,
 )
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest, Variant
 from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.text import ChameleonIds, ids_from_vocabulary
-from lantern_accel.families.image_tokenizer import check_codebook
+from lantern_accel.families.image_tokenizer import check_codebook, picture_names, vq_sizes
 from lantern_accel.families.keys import check_usual, layout_of, open_model
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import ask_for_name, entry_at, parts_of, published
@@ -160,7 +159,9 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
         )
     else:
         files["vq"] = vq_path
-        vq = vq_config(open_checkpoint(vq_path))
+        opened_vq = open_checkpoint(vq_path)
+        names = picture_names(opened_vq, VQ_PREFIX)
+        vq = vq_sizes(opened_vq, names, "Chameleon's VQGAN", attend=False, l2_norm=False)
         if text is None:  # how many image tokens there are, only the vocabulary says
             ids = ChameleonIds(image_codes=vq.codebook_size)
         check_codebook(vq_path, vq, path, ids.image_codes, _WHERE_VQ)

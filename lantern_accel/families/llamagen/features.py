@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.errors import RequestError
+from lantern_accel.families.base import TextSource
 
 
 def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,7 +42,7 @@ def fit_prefix(features: Tensor, mask: Tensor, prefix: int) -> tuple[Tensor, Ten
     return F.pad(features, (0, 0, extra, 0)), F.pad(mask, (extra, 0))
 
 
-class FeatureFile:
+class FeatureFile(TextSource):
     """Features of prompts from a ``.safetensors`` or ``.npz`` file, in place of a text encoder.
 
     The file holds ``embeddings [n, T, C]`` and ``mask [n, T]`` (1: a token), padded on either side, a
@@ -84,9 +85,6 @@ class FeatureFile:
                 "give one prompt a row, in the file's order"
             )
         return self.features, self.mask
-
-    def release(self) -> None:
-        """Keep the rows: they are small."""
 
 
 def _align(path: Path, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

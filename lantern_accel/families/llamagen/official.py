@@ -101,11 +101,6 @@ def published_vq(downsample: int = 16) -> VQConfig:
     return VQConfig() if downsample == 16 else VQConfig(ch_mult=(1, 2, 2, 4))
 
 
-def vq_config(checkpoint: Checkpoint) -> VQConfig:
-    """Return the sizes of a tokenizer from its shapes; raises :class:`CheckpointError`."""
-    return vq_sizes(checkpoint, {key: key for key in checkpoint}, "LlamaGen's image tokenizer")
-
-
 def find_vq(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> None:
     """Find the tokenizer of a GPT, named or in the folders.
 
@@ -113,7 +108,10 @@ def find_vq(found: Found[LlamaGenManifest], folders: Sequence[Path]) -> None:
     """
     config, name = found.manifest.target, found.files["target"].name
     near = parts_in("vq", folders) if found.parts.vq is None else [found.parts.vq]
-    configs = {one: vq_config(check_part("vq", one)) for one in near}
+    opened = {one: check_part("vq", one) for one in near}
+    configs = {
+        one: vq_sizes(part, {k: k for k in part}, _WANTED["vq"]) for one, part in opened.items()
+    }
     hint = "t2i" if config.conditioning == "text" else "c2i"
     if not configs:
         found.missing["vq"] = (

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import LanternWarning, RequestError, shown
+from lantern_accel.families.base import TextSource
 from lantern_accel.families.llamagen.taught import Taught
 from lantern_accel.families.llamagen.words import normalise
 from lantern_accel.nn.sizes import Sizes
@@ -113,7 +114,7 @@ def tokenize(
     return ids, ids != PAD_ID
 
 
-class WordText:
+class WordText(TextSource):
     """The bundled model's source of caption features: its word tokenizer and encoder, on the host."""
 
     def __init__(self, encoder: TextEncoder, tokenizer: Tokenizer, taught: Taught) -> None:
@@ -127,6 +128,3 @@ class WordText:
         self.taught.warn(prompts)
         features: Tensor = self.encoder(words, mask)
         return features, mask
-
-    def release(self) -> None:
-        """Keep everything: it is small."""

@@ -14,9 +14,7 @@ from support.official import (
     write_trained,
 )
 
-from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.errors import ModelError
-from lantern_accel.families.llamagen.official import vq_config
 from lantern_accel.models.check import check
 from lantern_accel.models.locate import find_model, named_parts
 
@@ -107,8 +105,8 @@ def test_harmless_extra_keys_are_ignored_and_no_others(texts: Path) -> None:
     assert check(texts).usable
 
 
-def test_tokenizer_sizes_come_from_shapes(tmp_path: Path) -> None:
-    path = write_trained(tmp_path / "vq.pt", vq_weights(96, ch_mult=(1, 2, 2)))
-    config = vq_config(open_checkpoint(path))
-    assert (config.codebook_size, config.codebook_dim, config.ch_mult) == (96, 8, (1, 2, 2))
+def test_tokenizer_sizes_come_from_shapes(texts: Path) -> None:
+    write_trained(texts / "vq_ds16_t2i.pt", vq_weights(64, ch_mult=(1, 2, 2)))
+    config = find_model(texts).manifest.vq
+    assert (config.codebook_size, config.codebook_dim, config.ch_mult) == (64, 8, (1, 2, 2))
     assert config.downsample == 4 and config.num_res_blocks == 1

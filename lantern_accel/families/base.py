@@ -96,6 +96,7 @@ class TextSource(Protocol):
 
     def release(self) -> None:
         """Free what encoding held, if it is large: called where decoding needs its memory."""
+        return None  # most hold little
 
 
 @dataclass

@@ -160,8 +160,8 @@ def detect(path: Path, parts: Parts) -> Found[ChameleonManifest] | None:
     else:
         files["vq"] = vq_path
         opened_vq = open_checkpoint(vq_path)
-        names = picture_names(opened_vq, VQ_PREFIX)
-        vq = vq_sizes(opened_vq, names, "Chameleon's VQGAN", attend=False, l2_norm=False)
+        tensors = picture_names(opened_vq, VQ_PREFIX)
+        vq = vq_sizes(opened_vq, tensors, "Chameleon's VQGAN", attend=False, l2_norm=False)
         if text is None:  # how many image tokens there are, only the vocabulary says
             ids = ChameleonIds(image_codes=vq.codebook_size)
         check_codebook(vq_path, vq, path, ids.image_codes, _WHERE_VQ)

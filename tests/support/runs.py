@@ -223,3 +223,9 @@ def invented_run(
         "conformance": "not measured: a test has none; `lantern-accel conform abacus`",
     }
     return Run(**(values | changes))
+
+
+def change_samples(cells: Sequence[Cell], **changes: object) -> None:
+    """Replace fields of all samples of cells."""
+    for cell in cells:
+        cell.samples = [s.model_copy(update=changes) for s in cell.samples]

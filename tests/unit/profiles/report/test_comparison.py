@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from support.runs import invented_cell, invented_run, strategies
+from support.runs import change_samples, invented_cell, invented_run, strategies
 
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.device.datasheets import DeviceProfile, Figure
@@ -39,9 +39,7 @@ def test_a_row_has_the_figures_of_its_samples() -> None:
     assert row.images_per_second.value == pytest.approx(1 / row.latency["p50"].value, rel=1e-6)
     assert isinstance(row.seconds_per_image, Interval)
     assert row.seconds_per_image.value == pytest.approx(row.latency["p50"].value)
-    assert row.latency["p95"] == (
-        "not measured: 8 samples cannot show the 95th percentile; `--samples 20` can"
-    )
+    assert "`--samples 20`" in str(row.latency["p95"])
     assert row.quality is None
 
 
@@ -74,8 +72,7 @@ def test_a_cell_that_is_not_complete_costs_the_others_no_sample() -> None:
 
 def test_a_speedup_is_of_decoding_where_requests_were_not_timed_whole() -> None:
     run = invented_run()
-    for cell in run.cells:
-        cell.samples = [s.model_copy(update={"total": not_measured("x")}) for s in cell.samples]
+    change_samples(run.cells, total=not_measured("x"))
     rows = rows_of(run)
     speedup = rows["eagle"].speedup
     assert isinstance(speedup, Interval)
@@ -90,10 +87,8 @@ def test_a_run_that_ended_before_its_first_sample_is_reported_as_such() -> None:
         found = compare([run])
         screen = first_screen(found, found.models[0])
         assert screen.devices == []
-        assert screen.warnings == [
-            "Run abacus-1 is running, not complete; "
-            "`lantern-accel profile -o abacus-1.json --resume` continues it."
-        ]
+        (warning,) = screen.warnings
+        assert "`lantern-accel profile -o abacus-1.json --resume`" in warning
         pytest.importorskip("jinja2")
         assert "Nothing was measured yet." in render.page(found)
 
@@ -106,12 +101,9 @@ def test_without_vanilla_there_is_no_speedup() -> None:
 
 def test_energy_is_an_image_and_a_joule() -> None:
     cell = invented_cell(strategies(["vanilla"])[0], 2, 300.0)
-    cell.samples = [s.model_copy(update={"energy_mj": 8000.0}) for s in cell.samples]
-    row = row_of(invented_run(cells=[cell]), cell)
-    assert row.joules_per_image == 4.0
-    assert rows_of(invented_run())["vanilla"].joules_per_image == (
-        "not measured: backend 'abacus' reads no energy meter"
-    )
+    change_samples([cell], energy_mj=8000.0)
+    assert row_of(invented_run(cells=[cell]), cell).joules_per_image == 4.0
+    assert "no energy meter" in str(rows_of(invented_run())["vanilla"].joules_per_image)
 
 
 def test_phases_add_up_to_the_request() -> None:
@@ -126,24 +118,17 @@ def test_phases_add_up_to_the_request() -> None:
 
 
 def test_an_unpriced_relaxed_strategy_shows_no_speedup() -> None:
-    run = invented_run(state="interrupted", quality=[])
-    rows = rows_of(run)
-    for name in ("lantern", "lantern++"):
-        assert str(rows[name].speedup).startswith("not measured: the quality loss")
-        assert rows[name].verdict == rows[name].speedup
-        assert "--resume" in str(rows[name].quality)
-    assert isinstance(rows["eagle"].speedup, Interval)
+    run, lost = invented_run(state="interrupted", quality=[]), invented_run()
+    gap = {"total_variation_per_token": not_measured("lost")}
+    lost.quality = [one.model_copy(update=gap) for one in lost.quality]
+    for rows in (rows_of(run), rows_of(lost)):
+        for name in ("lantern", "lantern++"):
+            assert str(rows[name].speedup).startswith("not measured: the quality loss")
+            assert rows[name].verdict == rows[name].speedup
+        assert isinstance(rows["eagle"].speedup, Interval)
+    assert "--resume" in str(rows_of(run)["lantern"].quality)
     section = compare([run], profiles=[]).models[0]
     assert section.offers[0].point is not None and section.offers[0].point.moved == 0
-
-
-def test_a_price_without_its_moved_mass_is_no_price() -> None:
-    run = invented_run()
-    run.quality = [
-        q.model_copy(update={"total_variation_per_token": not_measured("lost")})
-        for q in run.quality
-    ]
-    assert str(rows_of(run)["lantern++"].speedup).startswith("not measured: the quality loss")
 
 
 def test_a_row_cannot_be_made_with_a_speedup_and_no_price() -> None:
@@ -159,9 +144,7 @@ def test_a_missing_feature_distance_is_told_beside_the_speedup() -> None:
     assert isinstance(rows_of(run)["lantern++"].speedup, Interval)
     found = compare([run], profiles=[])
     gap = next(g for g in found.gaps if "no package" in g.reason)
-    assert gap.command == (
-        "pip install 'lantern-accel[quality]' && lantern-accel profile -o abacus-1.json --resume"
-    )
+    assert gap.command.startswith("pip install 'lantern-accel[quality]' && lantern-accel profile")
 
 
 # --- pairs, rankings, gaps ----------------------------------------------------------------------
@@ -172,22 +155,22 @@ def test_an_unsettled_cell_gets_the_reason_and_no_verdict() -> None:
     for cell in run.cells:
         cell.settled = cell.strategy.name != "eagle"
     rows = rows_of(run)
-    assert rows["eagle"].verdict == "not measured: warm-up of eagle did not settle"
+    assert "did not settle" in str(rows["eagle"].verdict)
     assert rows["lantern++"].verdict == "faster"
     for cell in run.cells:
         cell.settled = False
     (offer,) = compare([run], profiles=[]).models[0].offers
-    assert offer.confidence == "low" and "warm-up of eagle did not settle" in offer.because
+    assert offer.confidence == "low" and "did not settle" in " ".join(offer.because)
 
 
 def test_too_few_samples_are_told_instead_of_a_verdict() -> None:
     cells = [invented_cell(s, 1, 300.0, samples=2) for s in strategies()]
     found = compare([invented_run(cells=cells)], profiles=[])
     rows = {row.strategy: row for row in found.models[0].rows}
-    assert rows["eagle"].verdict == "not measured: too few samples, 2 of 5"
     (device,) = first_screen(found, found.models[0]).devices
-    assert device.short.startswith("Unknown. The best strategy is lantern++: ")
-    assert device.short.endswith("no verdict: too few samples, 2 of 5; TV 0.080 per token.")
+    for text in (str(rows["eagle"].verdict), device.short):
+        assert "too few samples, 2 of 5" in text
+    assert device.short.startswith("Unknown") and "TV 0.080" in device.short
 
 
 def test_models_are_sections_that_do_not_meet() -> None:
@@ -200,13 +183,14 @@ def test_models_are_sections_that_do_not_meet() -> None:
 def test_gaps_name_the_reason_and_what_fills_them() -> None:
     run = invented_run(state="interrupted")
     found = {gap.reason: gap for gap in compare([run], profiles=[]).gaps}
-    meter = found["backend 'abacus' does not read it"]
-    assert meter.what == ["power_w"]
-    assert meter.command == "lantern-accel profile -o abacus-1.json --resume"
-    tail = next(g for reason, g in found.items() if "95th percentile" in reason)
-    assert tail.command == "lantern-accel profile -o abacus-1.json --samples 20 --resume"
-    checks = next(g for reason, g in found.items() if "a test has none" in reason)
-    assert checks.command == "lantern-accel conform abacus"
+    for fragment, command in (
+        ("does not read it", "lantern-accel profile -o abacus-1.json --resume"),
+        ("95th percentile", "lantern-accel profile -o abacus-1.json --samples 20 --resume"),
+        ("a test has none", "lantern-accel conform abacus"),
+    ):
+        (gap,) = [gap for reason, gap in found.items() if fragment in reason]
+        assert gap.command == command
+    assert found["backend 'abacus' does not read it"].what == ["power_w"]
     bare = DeviceProfile(
         name="slate",
         backend="slate",
@@ -240,15 +224,12 @@ def test_a_conformance_file_of_the_device_fills_its_gap() -> None:
 
 def test_noise_on_the_host_is_told() -> None:
     run = invented_run()
-    for cell in run.cells:
-        cell.samples = [s.model_copy(update={"others_cpu": 0.6}) for s in cell.samples]
+    change_samples(run.cells, others_cpu=0.6)
     found = compare([run], profiles=[])
     (device,) = first_screen(found, found.models[0]).devices
-    busy = "the machine was busy: other programs used 60 % of the host"
-    assert f"no verdict: {busy}" in device.short
-    assert {row.verdict for row in device.rows if row.strategy != "vanilla"} == {
-        f"not measured: {busy}"
-    }
+    verdicts = [str(row.verdict) for row in device.rows if row.strategy != "vanilla"]
+    assert all("the machine was busy" in text for text in (device.short, *verdicts))
+    assert all("60 %" in text for text in (device.short, *verdicts))
 
 
 def test_details_name_the_tree_and_the_rule() -> None:

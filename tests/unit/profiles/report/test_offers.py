@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from support.runs import invented_cell, invented_run, strategies
+from support.runs import change_samples, invented_cell, invented_run, strategies
 
 from lantern_accel.device.datasheets import DeviceProfile, Figure
 from lantern_accel.errors import RequestError
@@ -54,14 +54,16 @@ def said(*runs: Run, **terms: object) -> str:
     return headline(compare(runs, profiles=[], terms=asked).models[0], asked)
 
 
+def table_of(*runs: Run, **terms: object) -> ReportTable:
+    asked = Terms.model_validate(terms)
+    return offers_table(compare(runs, profiles=[], terms=asked).models[0], asked)
+
+
+def column(table: ReportTable, name: str) -> list[str]:
+    return [row[table.head.index(name)] for row in table.rows]
+
+
 # --- the best of a device -----------------------------------------------------------------------
-
-
-def test_a_device_is_named_with_its_cores_and_memory() -> None:
-    run = timed("abacus", [1.0, 1.0])
-    known = run.environment.device.model_copy(update={"cores": 2, "memory_bytes": 24 * 2**30})
-    run.environment.device = known
-    assert offered(run).hardware == "2 cores, 24 GiB"
 
 
 def test_a_batch_counts_all_its_images() -> None:
@@ -74,8 +76,11 @@ def test_a_batch_counts_all_its_images() -> None:
 
 def test_a_run_of_one_request_has_a_report() -> None:
     run = timed("gpu", [2.0], batch=4)
-    point = offered(run).point
-    assert point is not None and point.seconds == 2.0
+    known = run.environment.device.model_copy(update={"cores": 2, "memory_bytes": 24 * 2**30})
+    run.environment.device = known
+    found = offered(run)
+    assert found.point is not None and found.point.seconds == 2.0
+    assert found.hardware == "2 cores, 24 GiB"
     for page in (render.page, render.to_markdown):
         assert not re.search(r"\bnan\b", page(compare([run], profiles=[])))
 
@@ -84,10 +89,8 @@ def test_a_bound_is_kept_by_95_of_100_requests() -> None:
     kept = offered(timed("gpu", [1.0] * 38 + [3.0] * 2), latency_s=2.0).point
     assert kept is not None and kept.in_time == 0.95
     (late,) = offers_of(timed("gpu", [1.0] * 36 + [3.0] * 4), latency_s=2.0)
-    assert late == Offer(run="gpu", reason="at most 90 % of its requests took 2 s or less")
-    assert said(timed("gpu", [1.0] * 8), latency_s=0.5).startswith(
-        "No device is recommended. gpu: at most 0 %"
-    )
+    assert late.point is None and "90 %" in late.reason and "2 s" in late.reason
+    assert said(timed("gpu", [1.0] * 8), latency_s=0.5).startswith("No device is recommended")
 
 
 def test_a_short_bound_makes_a_smaller_batch_the_better_offer() -> None:
@@ -109,7 +112,7 @@ def test_quality_is_what_the_buyer_says() -> None:
         assert point is not None and (point.strategy, point.fidelity) == (name, fidelity)
     bare = invented_run(names=["lantern++"], state="interrupted", quality=[])
     (none,) = offers_of(bare, tv_budget=1.0)
-    assert none.reason == "no measured strategy has a TV within the bound"
+    assert "TV within the bound" in none.reason
 
 
 def test_auto_says_what_it_stood_for() -> None:
@@ -117,10 +120,9 @@ def test_auto_says_what_it_stood_for() -> None:
     only = run.cells[0]
     only.strategy = only.strategy.model_copy(update={"name": "auto"})
     only.stands_for = "windows of up to 8 tokens, mostly 4 (exact); predicted 1.4x, not measured"
-    found = compare([run], profiles=[]).models[0]
-    said = cell(offers_table(found, Terms()), 0, "Strategy")
-    assert said == "auto, batch 1, exact: windows of up to 8 tokens, mostly 4"
-    assert "predicted" not in found.rows[0].detail
+    (words,) = column(table_of(run), "Strategy")
+    assert "windows of up to 8 tokens, mostly 4" in words
+    assert "predicted" not in compare([run], profiles=[]).models[0].rows[0].detail
 
 
 # --- which device -------------------------------------------------------------------------------
@@ -128,45 +130,44 @@ def test_auto_says_what_it_stood_for() -> None:
 
 def test_the_fastest_device_is_named_with_its_lead_over_the_next() -> None:
     slow, fast = timed("slow", [1.0] * 8), timed("fast", [0.5] * 8, batch=2)
-    assert said(slow, fast, latency_s=2.0) == (
-        "Within 2 s per image, choose fast: 4.00 images/s, 4.00x the throughput of slow. "
-        "Confidence is low: quick run, one run of 8 requests."
-    )
-    assert said(slow) == "slow makes 1.00 images/s."
-    assert "within 2 s" not in said(slow) and said(slow, latency_s=2).startswith("Within 2 s")
+    words = said(slow, fast, latency_s=2.0)
+    assert words.startswith("Within 2 s") and "choose fast: 4.00 images/s, 4.00x" in words
+    assert "Confidence is low: quick run" in words
+    assert "slow makes 1.00" in said(slow) and "2 s" not in said(slow)
 
 
-def test_devices_that_noise_does_not_tell_apart_are_not_ranked() -> None:
-    same = said(timed("a", [1.0] * 8), timed("b", [1.01] * 8))
-    assert same.startswith("No difference was shown between a and b (1.01x")
-    noisy = [timed(name, [0.5, 1.0, 1.5, 2.0, 1.1, 0.7]) for name in ("a", "b")]
-    assert said(*noisy).startswith("No difference was shown between")
-
-
-def test_too_few_samples_give_no_lead() -> None:
-    words = said(timed("a", [1.0] * 3), timed("b", [3.0] * 3))
-    assert "a and b are not compared: too few samples" in words and " times " not in words
+@pytest.mark.parametrize(
+    ("first", "second", "fragment"),
+    [
+        ([1.0] * 8, [1.01] * 8, "No difference was shown between a and b (1.01x"),
+        ([0.5, 1.0, 1.5, 2.0, 1.1, 0.7], [0.5, 1.0, 1.5, 2.0, 1.1, 0.7], "No difference"),
+        ([1.0] * 3, [3.0] * 3, "a and b are not compared: too few samples"),
+    ],
+)
+def test_devices_that_noise_does_not_tell_apart_are_not_ranked(
+    first: list[float], second: list[float], fragment: str
+) -> None:
+    words = said(timed("a", first), timed("b", second))
+    assert fragment in words and " times " not in words
 
 
 def test_what_else_differs_between_runs_is_said() -> None:
     a, b = timed("a", [1.0] * 8), timed("b", [2.0] * 8)
     a.environment = a.environment.model_copy(update={"threads": 1, "commit": "a" * 40})
     b.environment = b.environment.model_copy(update={"threads": 2})
-    found = compare([a, b], profiles=[])
-    assert "The runs also differ in threads (1 and 2) and commit (aaaaaaa and 0000000)." in notes(
-        found.models[0], found.terms
-    )
+    section = compare([a, b], profiles=[]).models[0]
+    assert section.differences == {"threads": ["1", "2"], "commit": ["aaaaaaa", "0000000"]}
+    assert "threads (1 and 2) and commit" in " ".join(notes(section, Terms()))
 
 
 def test_a_busy_run_is_not_judged_and_has_no_lead() -> None:
     quiet, busy = timed("quiet", [1.0] * 8), timed("busy", [0.1] * 8)
-    for cell in busy.cells:
-        cell.samples = [s.model_copy(update={"others_cpu": 0.6}) for s in cell.samples]
+    change_samples(busy.cells, others_cpu=0.6)
     found = compare([busy, quiet], profiles=[])
     words = headline(found.models[0], found.terms)
     assert words.startswith("quiet makes") and " times " not in words
-    assert "busy: no verdict: the machine was busy: other programs used 60 % of the host" in words
-    assert said(busy).startswith("No device is recommended. busy: no verdict: the machine was busy")
+    assert "the machine was busy" in words and "60 %" in words
+    assert said(busy).startswith("No device is recommended")
     text = render.answer(found)
     assert "choose" not in text and " times " not in text
 
@@ -178,9 +179,9 @@ def test_a_rent_becomes_the_cost_of_a_thousand_images() -> None:
     found = offered(timed("gpu", [0.5] * 8), rent={"gpu": 3.6}, power=9.0).cost
     assert found is not None and found.of_1000.value == pytest.approx(0.5)
     assert (found.covers, found.without) == ("rent", "")  # power is in a rent
-    bare = compare([timed("gpu", [0.5] * 8)], profiles=[]).models[0]
-    assert bare.offers[0].cost is None
-    assert cell(offers_table(bare, Terms()), 0, "Device time of 1,000 images") == "8.3 minutes"
+    bare = timed("gpu", [0.5] * 8)
+    assert offered(bare).cost is None
+    assert column(table_of(bare), "Device time of 1,000 images") == ["8.3 minutes"]
 
 
 def test_a_purchase_is_spread_over_its_years_and_power_comes_from_joules() -> None:
@@ -198,19 +199,14 @@ def test_without_a_meter_power_is_left_out_by_name() -> None:
     bare = timed("a", [0.5] * 8)
     found = offered(bare, **terms)
     assert found.cost is not None and found.cost.without == "power: no meter was read"
-    compared = compare([bare], profiles=[], terms=Terms.model_validate(terms))
-    table = offers_table(compared.models[0], compared.terms)
+    asked = Terms.model_validate(terms)
+    section = compare([bare], profiles=[], terms=asked).models[0]
+    table = offers_table(section, asked)
     assert "Images per kWh" not in table.head
-    assert "without power: no meter was read" in cell(table, 0, "Cost of 1,000 images")
-    assert "energy: no meter" in cell(table, 0, "Not measured")
-    assert "Images per kWh, cost of power: not measured" in " ".join(
-        notes(compared.models[0], compared.terms)
-    )
+    assert "without power: no meter was read" in column(table, "Cost of 1,000 images")[0]
+    assert "no meter" in column(table, "Not measured")[0]
+    assert "Images per kWh, cost of power: not measured" in " ".join(notes(section, asked))
     assert offered(bare, power=0.3).cost is None
-
-
-def cell(table: ReportTable, row: int, name: str) -> str:
-    return table.rows[row][table.head.index(name)]
 
 
 def test_costs_are_ranked_only_where_they_have_the_same_parts() -> None:
@@ -223,27 +219,18 @@ def test_costs_are_ranked_only_where_they_have_the_same_parts() -> None:
     # The power of one alone is known: costs are not compared.
     assert [one.run for one in offers_of(slow, fast, buy=dear, power=0.3)] == ["fast", "slow"]
     assert [one.run for one in offers_of(slow, fast, rent={"slow": 0.1})] == ["fast", "slow"]
-    text = offers_table(
-        compare([slow, fast], profiles=[], terms=Terms(rent={"slow": 0.1})).models[0],
-        Terms(rent={"slow": 0.1}),
-    )
-    assert "no cost given" in [row[text.head.index("Cost of 1,000 images")] for row in text.rows]
+    assert "no cost given" in str(table_of(slow, fast, rent={"slow": 0.1}).rows)
     # A device that nobody gave an amount for is not the cheapest because its power alone is known.
     terms = {"rent": {"fast": 3.6}, "power": 0.3, "currency": "EUR"}
     assert [one.run for one in offers_of(slow, fast, **terms)] == ["fast", "slow"]
     assert "on slow" not in said(fast, slow, **terms)
-    assert "EUR of power, without the device" in str(offers_table_of(slow, fast, **terms).rows)
-
-
-def offers_table_of(*runs: Run, **terms: object) -> ReportTable:
-    asked = Terms.model_validate(terms)
-    return offers_table(compare(runs, profiles=[], terms=asked).models[0], asked)
+    assert "EUR of power, without the device" in str(table_of(slow, fast, **terms).rows)
 
 
 def test_a_narrow_terminal_keeps_columns_that_tables_have() -> None:
     runs = timed("slow", [1.0] * 8), timed("fast", [0.5] * 8)
     text = render.to_markdown(compare(runs, profiles=[]))
-    heads = {*offers_table_of(*runs, rent={"fast": 1.0}).head}
+    heads = {*table_of(*runs, rent={"fast": 1.0}).head}
     heads |= {cell.strip() for line in text.splitlines() for cell in line.split("|")}
     assert set(NARROW) <= heads
     assert {"Device time of 1,000 images", "Slower than #1 by"} <= set(NARROW)
@@ -271,12 +258,14 @@ def test_the_report_states_the_terms_and_the_currency() -> None:
     runs = [timed("slow", [1.0] * 8), timed("fast", [0.5] * 8)]
     terms = Terms(latency_s=0.8, tv_budget=0.02, rent={"fast": 3.6}, currency="EUR")
     found = compare(runs, profiles=[], terms=terms)
+    words = (
+        "TV of at most 0.02",
+        "requests within 0.8 s",
+        "1,000 for 0.500 EUR",
+        "slow: at most 0 %",
+    )
     for text in (render.to_markdown(found), render.page(found)):
-        plain = text.replace("&#39;", "'")
-        assert "a TV of at most 0.02 per token" in plain
-        assert "95 % of the requests within 0.8 s" in plain
-        assert "1,000 for 0.500 EUR" in plain
-        assert "slow: at most 0 % of its requests took 0.8 s or less" in plain
+        assert all(one in text for one in words)
     assert Comparison.model_validate_json(found.model_dump_json()).terms == terms
     bare = render.to_markdown(compare(runs, profiles=[]))
     assert "Cost of 1,000 images" not in bare and "no cost of a device given" in bare
@@ -300,17 +289,7 @@ def test_an_amount_is_of_a_run_or_of_all() -> None:
 
 @pytest.mark.parametrize(
     "word",
-    [
-        "gpu=cheap",
-        "gpu=-1EUR",
-        "gpu=0",
-        "gpu=",
-        "=3",
-        "gpu=1e3",
-        "gpu=nan",
-        "gpu=900",
-        "gpu=" + "9" * 400,
-    ],
+    ["gpu=cheap", "gpu=-1EUR", "gpu=0", "gpu=", "=3", "gpu=1e3", "gpu=nan", "gpu=900", "9" * 400],
 )
 def test_what_is_no_amount_is_refused(word: str) -> None:
     with pytest.raises(RequestError, match="not an amount"):

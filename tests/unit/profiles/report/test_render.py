@@ -97,41 +97,25 @@ def test_the_page_is_made_for_phones_and_for_the_dark(made: tuple[str, Compariso
 
 def test_every_part_that_a_reader_needs_is_there(made: tuple[str, Comparison]) -> None:
     html = made[0]
-    for title in (
-        "Speed and fidelity",
-        "Images per second over seconds per request",
-        "Where the time goes",
-        "TV per token",
-        "Image distance",
-        "Is drafting faster here?",
-        "At equal quality",
-        "Confidence",
-        "Appendix: all figures",
-        "Images",
-        "Efficiency",
-        "Not measured",
-        "Protocol",
-        "Runs and environment",
-    ):
+    for part in ("answer", "drafting", "pictures", "appendix", "efficiency", "gaps", "runs"):
+        assert f'id="{part}"' in html, part
+    for title in ("Speed and fidelity", "Where the time goes", "TV per token", "Image distance"):
         assert title in html, title
     text = re.sub(r"</?span>", "", html)
-    assert "lantern-accel profile --device hpu --model tiny -o gaudi2.json" in text
-    assert "lantern-accel profile --device cuda --model tiny -o rtx3090.json" in text
+    for device, name in (("hpu", "gaudi2"), ("cuda", "rtx3090")):
+        assert f"lantern-accel profile --device {device} --model tiny -o {name}.json" in text
     assert re.search(r"copy [\d.]{1,5} GB/s", html)
 
 
 def test_names_are_text_and_not_markup(made: tuple[str, Comparison]) -> None:
-    assert "two <b>&" not in made[0].replace("two &lt;b&gt;&amp;", "")
-    assert "two &lt;b&gt;&amp;" in made[0]
-
-
-def test_names_are_text_in_markdown_too() -> None:
+    assert "two <b>&" not in made[0] and "two &lt;b&gt;&amp;" in made[0]
     runs = [invented_run("<script>*a*[b](c)"), invented_run("other")]
-    text = re.sub("`[^`]*`", "", render.to_markdown(compare(runs, profiles=[])))
+    runs[0].command = "lantern-accel bench --drafts '[0]*'"
+    text = render.to_markdown(compare(runs, profiles=[]))
+    assert "`lantern-accel bench --drafts '[0]*'`" in text
+    text = re.sub("`[^`]*`", "", text)
     assert "<script>" not in text and "*a*" not in text and "[b]" not in text
     assert "&lt;script>&#42;a&#42;&#91;b](c)" in text
-    runs[0] = runs[0].model_copy(update={"command": "lantern-accel bench --drafts '[0]*'"})
-    assert "`lantern-accel bench --drafts '[0]*'`" in render.to_markdown(compare(runs, profiles=[]))
 
 
 def test_an_unpriced_speedup_is_printed_nowhere() -> None:
@@ -206,14 +190,15 @@ def test_the_ending_decides(tmp_path: Path, made: tuple[str, Comparison]) -> Non
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "a.md").read_text().startswith("# ")
     assert Comparison.model_validate(json.loads((tmp_path / "a.json").read_text())) == comparison
-    with pytest.raises(RequestError, match=r"end it in \.html, \.md, \.json"):
-        render.write(comparison, tmp_path / "a.pdf")
     (tmp_path / "folder.md").mkdir()
-    with pytest.raises(RequestError, match="is a folder; name a file in it"):
-        render.write(comparison, tmp_path / "folder.md")
-    for name in ("b.html", "b.json"):
-        with pytest.raises(RequestError, match=r"cannot be written \(.*\); choose another file"):
-            render.write(comparison, tmp_path / "a.md" / name)
+    for name, fragment in (
+        ("a.pdf", ".html, .md, .json"),
+        ("folder.md", "is a folder"),
+        ("a.md/b.html", "cannot be written"),
+        ("a.md/b.json", "cannot be written"),
+    ):
+        with pytest.raises(RequestError, match=re.escape(fragment)):
+            render.write(comparison, tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["r.md", "r.json"])

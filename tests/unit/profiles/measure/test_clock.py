@@ -82,34 +82,32 @@ def test_a_stopwatch_that_waits_is_right(device: Asynchronous) -> None:
     assert found.stopwatch == Stopwatch.name
 
 
-def test_a_stopwatch_that_does_not_wait_is_caught(
-    device: Asynchronous, monkeypatch: pytest.MonkeyPatch
+class Milliseconds(Stopwatch):
+    name = "events"
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        self.seconds *= 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "fragment"),
+    [
+        ("stopwatch", lambda device: Stopwatch(lambda: None), r"reads 0\.\d\d of the time"),
+        ("stopwatch", lambda device: Milliseconds(device.synchronize), r"\(events\) reads \d{3,4}\."),
+        ("synchronize", lambda device: None, "does not measure the device"),
+    ],
+    ids=["does not wait", "other units", "synchronize does nothing"],
+)  # fmt: skip
+def test_a_stopwatch_that_is_wrong_is_caught(
+    device: Asynchronous,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    wrong: Callable[[Asynchronous], Stopwatch | None],
+    fragment: str,
 ) -> None:
-    monkeypatch.setattr(device, "stopwatch", lambda: Stopwatch(lambda: None))
-    with pytest.raises(BackendError, match=r"reads 0\.\d\d of the time .* nothing is profiled"):
-        check_stopwatch(device, work(device))
-
-
-def test_a_synchronize_that_does_nothing_is_caught(
-    device: Asynchronous, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device, "synchronize", lambda: None)
-    with pytest.raises(BackendError, match="does not measure the device"):
-        check_stopwatch(device, work(device))
-
-
-def test_a_stopwatch_in_other_units_is_caught(
-    device: Asynchronous, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Milliseconds(Stopwatch):
-        name = "events"
-
-        def __exit__(self, *exc: object) -> None:
-            super().__exit__(*exc)
-            self.seconds *= 1000
-
-    monkeypatch.setattr(device, "stopwatch", lambda: Milliseconds(device.synchronize))
-    with pytest.raises(BackendError, match=r"\(events\) reads \d{3,4}\.\d\d of the time"):
+    monkeypatch.setattr(device, name, lambda: wrong(device))
+    with pytest.raises(BackendError, match=fragment):
         check_stopwatch(device, work(device))
 
 

@@ -77,16 +77,16 @@ def test_sizes_by_name_by_pattern_and_from_a_file(tiny: str, tmp_path: Path) -> 
     held = weight_bytes(anole, torch.float32)
     assert (held["target"] + held["drafter"]) / 4 == pytest.approx(numbers, rel=1e-3)
     assert sized(tiny).target.num_tokens == 36
-    with pytest.raises(ModelError, match="no size is named 'llamagen-xs-384'; did you mean"):
-        sized("llamagen-xs-384")
-    with pytest.raises(ModelError, match="no size is named 'llamagen-b-250'"):
-        sized("llamagen-b-250")
     bad = tmp_path / "bad.json"
     bad.write_text('{"dim": 30, "n_layer": 1, "n_head": 4}')
-    with pytest.raises(ModelError, match=r"bad.json: the sizes: .*dim 30 must be n_head 4 times"):
-        sized(str(bad))
-    with pytest.raises(ModelError, match="cannot be read as JSON"):
-        sized(str(tmp_path / "none.json"))
+    for name, fragment in (
+        ("llamagen-xs-384", "did you mean"),
+        ("llamagen-b-250", "no size is named 'llamagen-b-250'"),
+        (str(bad), "bad.json: the sizes: .*dim 30"),
+        (str(tmp_path / "none.json"), "cannot be read as JSON"),
+    ):
+        with pytest.raises(ModelError, match=fragment):
+            sized(name)
 
 
 def test_random_weights_are_seeded_and_of_the_asked_dtype(backend: Backend, tiny: str) -> None:
@@ -153,11 +153,7 @@ def test_a_measurement_goes_on_where_it_stopped(
     seen = steps.StepTimer.ms
 
     def stops(self: steps.StepTimer) -> float:
-        if (
-            self.engine.geometry.nodes == 4
-            and self.engine.geometry.drafted
-            and self.cell.kind == "step"
-        ):
+        if self.cell.kind == "step":
             raise KeyboardInterrupt
         return seen(self)
 
@@ -168,10 +164,7 @@ def test_a_measurement_goes_on_where_it_stopped(
     assert [cell.label for cell in no_passes(stored)] == ["vanilla", "verify 4"]
     # Passes of the usual windows come before, as they decide most.
     assert [cell.label for cell in stored.steps if cell.kind == "pass"] == ["pass 1", "pass 2"]
-    assert (stored.state, stored.sessions[0].reason) == (
-        "interrupted",
-        "interrupted from the keyboard",
-    )
+    assert stored.state == "interrupted" and "keyboard" in stored.sessions[0].reason
     monkeypatch.setattr(steps.StepTimer, "ms", seen)
     # Operators are counted that a native step has none of.
     monkeypatch.setattr(backend, "fused_step", lambda plan: Refused("not here"))
@@ -308,23 +301,18 @@ def test_what_does_not_fit_is_told_before_it_is_made(
     monkeypatch.setattr(backend, "memory", lambda: MemoryUse(limit=2**34, free=next(free, 2000)))
     with pytest.raises(DoesNotFitError, match="a batch of 1 takes"):
         steps.measure(
-            backend,
-            sized(tiny),
-            strategy="eagle",
-            drafts="0",
-            dtype="float32",
-            batches=(64,),
-            repeats=1,
+            backend, sized(tiny), strategy="eagle", drafts="0", dtype="float32", batches=(64,)
         )
 
 
 def test_bad_input(backend: Backend, tiny: str) -> None:
-    with pytest.raises(RequestError, match="give a finite number"):
-        steps.measure(backend, sized(tiny), cfg_scale=float("inf"))
-    with pytest.raises(StrategyError, match="unknown strategy 'lanten'; did you mean lantern"):
-        steps.measure(backend, sized(tiny), strategy="lanten")
-    with pytest.raises(StrategyError, match="too many for a codebook of 128"):
-        steps.measure(backend, sized(tiny), strategy="lantern")
+    for kind, given, fragment in (
+        (RequestError, {"cfg_scale": float("inf")}, "finite"),
+        (StrategyError, {"strategy": "lanten"}, "did you mean lantern"),
+        (StrategyError, {"strategy": "lantern"}, "a codebook of 128"),
+    ):
+        with pytest.raises(kind, match=fragment):
+            steps.measure(backend, sized(tiny), **given)  # type: ignore[arg-type]
 
 
 def test_the_papers_sampling_by_kind_of_model() -> None:
@@ -338,10 +326,7 @@ def test_the_papers_sampling_by_kind_of_model() -> None:
 
 @pytest.mark.parametrize(
     ("name", "drafter"),
-    [
-        ("janus", False),
-        pytest.param("glm_image", True, marks=pytest.mark.long),
-    ],
+    [("janus", False), pytest.param("glm_image", True, marks=pytest.mark.long)],
 )
 def test_models_without_a_drafter_have_windows(name: str, drafter: bool) -> None:
     """Their steps have a floor too; a prior without guidance has one row per image."""
